@@ -21,6 +21,7 @@ build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
 	mkdir -p out
 	install -m 0755 target/$(HOST)/release/istiod out/istiod
+	ln -sf istiod out/pilot-discovery
 
 # $(call step,NAME,COMMAND): runs the command and notes how long it took. The first failure ends the run, after the table.
 STEPS := target/test-steps.txt

@@ -1,0 +1,22 @@
+//! The integration tests, all in one binary, so that the daemon is linked once.
+//!
+//! Each module below lists its trials; what a trial needs (a daemon, an Envoy, an application) it starts itself, and
+//! `support::process` ends every child by its id: when the trial drops it, when the run ends, on a panic and on a signal.
+
+mod golden;
+mod parity;
+mod support;
+mod tidy;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = libtest_mimic::Arguments::from_args();
+    let _children = support::process::end_all_on_drop();
+    support::process::end_all_on_signal();
+    let trials = [tidy::trials(), golden::trials(), parity::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,168 @@
+//! Parity with Istio's own control plane: renders every scenario of the conformance set, which lies beside the project
+//! where it is at hand, and compares with what istiod 1.30.3 answered.
+//!
+//! The share of equal resources may only rise: `parity/floor.txt` holds what has been reached.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libtest_mimic::{Completion, Failed, Trial};
+use serde_json::Value;
+
+use crate::golden::folders;
+use crate::support::{daemon, project};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![Trial::ignorable_test("parity::conformance", conformance)]
+}
+
+fn conformance() -> Result<Completion, Failed> {
+    let set = project().join("../shared/conformance");
+    if !set.is_dir() {
+        let reason = "skipped, the conformance set is not beside the project (../shared/conformance)";
+        println!("parity: {reason}");
+        return Ok(Completion::ignored_with(reason));
+    }
+    let scenarios: Vec<PathBuf> = folders(&set.join("scenarios"))
+        .iter()
+        .flat_map(|group| folders(group))
+        .collect();
+    let out = project().join("target/parity");
+    let crashes = render_all(&set.join("scenarios"), &scenarios, &out);
+    let figures = compare(&set, &out)?;
+    println!("{}", figures.table());
+    if !crashes.is_empty() {
+        return Err(format!("{} scenarios do not render:\n{}", crashes.len(), crashes.join("\n")).into());
+    }
+    let floor = floor();
+    let reached = figures.total().percent();
+    if reached < floor {
+        return Err(format!("{reached:.2} % of resources are equal, {floor:.2} % had been reached before").into());
+    }
+    if reached >= floor + 0.01 {
+        println!(
+            "parity: tests/parity/floor.txt may be raised from {floor:.2} to {:.2}",
+            (reached * 100.0).floor() / 100.0
+        );
+    }
+    Ok(Completion::Completed)
+}
+
+/// Renders on all cores; gives a line for each scenario that failed.
+fn render_all(root: &Path, scenarios: &[PathBuf], out: &Path) -> Vec<String> {
+    if out.exists() {
+        std::fs::remove_dir_all(out).expect("target/parity is ours");
+    }
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let name = scenario.strip_prefix(root).expect("it was found there");
+                    if let Err(error) = daemon::render(scenario, &out.join(name)) {
+                        let line = format!("{}: {error}", name.display());
+                        failures.lock().expect("no thread panics with it").push(line);
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().expect("no thread panicked with it");
+    failures.sort();
+    failures
+}
+
+fn compare(set: &Path, out: &Path) -> Result<Figures, Failed> {
+    let json = out.join("compare.json");
+    let result = Command::new("python3")
+        .arg(set.join("compare.py"))
+        .args(["--quiet", "--json"])
+        .args([&json, &set.join("scenarios"), out])
+        .output()?;
+    let text = std::fs::read_to_string(&json).map_err(|error| {
+        format!(
+            "compare.py wrote no figures ({error}): {}",
+            String::from_utf8_lossy(&result.stderr)
+        )
+    })?;
+    Ok(Figures::read(&serde_json::from_str(&text)?))
+}
+
+fn floor() -> f64 {
+    let text = include_str!("parity/floor.txt");
+    let number = text
+        .lines()
+        .find(|line| !line.starts_with('#'))
+        .expect("floor.txt holds a figure");
+    number.trim().parse().expect("the figure of floor.txt is a percentage")
+}
+
+/// Equal resources, and all resources of both sides.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    equal: u64,
+    all: u64,
+}
+
+impl Share {
+    fn plus(self, other: Share) -> Share {
+        Share {
+            equal: self.equal + other.equal,
+            all: self.all + other.all,
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a few thousand resources")]
+    fn percent(self) -> f64 {
+        if self.all == 0 {
+            100.0
+        } else {
+            self.equal as f64 * 100.0 / self.all as f64
+        }
+    }
+}
+
+/// Shares by group of scenarios.
+struct Figures(BTreeMap<String, Share>);
+
+impl Figures {
+    fn read(json: &Value) -> Figures {
+        let mut groups = BTreeMap::<String, Share>::new();
+        for (name, scenario) in json["scenarios"].as_object().into_iter().flatten() {
+            let count = |key: &str| scenario[key].as_u64().unwrap_or_default();
+            let share = Share {
+                equal: count("match"),
+                all: count("match") + count("differ") + count("missing") + count("extra"),
+            };
+            let group = groups
+                .entry(name.split('/').next().unwrap_or(name).to_owned())
+                .or_default();
+            *group = group.plus(share);
+        }
+        Figures(groups)
+    }
+
+    fn total(&self) -> Share {
+        self.0.values().copied().fold(Share::default(), Share::plus)
+    }
+
+    fn table(&self) -> String {
+        let row = |name: &str, share: Share| {
+            format!(
+                "{name:<18} {:>5} of {:>5} {:>7.2} %\n",
+                share.equal,
+                share.all,
+                share.percent()
+            )
+        };
+        let groups: String = self.0.iter().map(|(name, share)| row(name, *share)).collect();
+        format!(
+            "\nparity with istiod 1.30.3, equal resources by group\n{groups}{}",
+            row("all", self.total())
+        )
+    }
+}

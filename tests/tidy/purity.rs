@@ -1,0 +1,80 @@
+//! What the pure layers may not touch. Purity is what lets a result be shared between proxies, be made again from
+//! scratch and compared, and be tested without a clock.
+
+use libtest_mimic::{Failed, Trial};
+
+use super::source::sources;
+use super::verdict;
+
+const PURE: &[&str] = &["proto", "base", "api", "table", "model", "generate", "template"];
+
+/// Names that pure code may not contain, and what they stand for.
+const IMPURE: &[(&str, &str)] = &[
+    ("tokio", "the runtime"),
+    ("kube_runtime", "Kubernetes' API"),
+    ("Instant::now", "the clock"),
+    ("SystemTime::now", "the clock"),
+    ("now_utc", "the clock"),
+    ("std::env", "the environment"),
+    ("env::var", "the environment"),
+    ("std::fs", "files"),
+    ("std::process", "processes"),
+    ("std::thread", "threads"),
+    ("TcpStream", "sockets"),
+    ("TcpListener", "sockets"),
+    ("UdpSocket", "sockets"),
+    ("rand", "randomness"),
+    ("fastrand", "randomness"),
+    ("getrandom", "randomness"),
+    ("RandomState", "randomness"),
+    ("println", "the terminal"),
+    ("eprintln", "the terminal"),
+    ("debug!", "logging"),
+    ("info!", "logging"),
+    ("warn!", "logging"),
+    ("error!", "logging"),
+];
+
+/// Collections whose order is not that of their keys: one step from reaching the wire.
+const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test(
+            "tidy::purity::pure_layers_touch_nothing_outside",
+            pure_layers_touch_nothing_outside,
+        ),
+        Trial::test("tidy::purity::generation_is_ordered", generation_is_ordered),
+    ]
+}
+
+fn pure_layers_touch_nothing_outside() -> Result<(), Failed> {
+    let mut breaches = Vec::new();
+    for source in sources()
+        .iter()
+        .filter(|source| source.layer().is_some_and(|layer| PURE.contains(&layer)))
+    {
+        for (name, what) in IMPURE {
+            breaches.extend(
+                source
+                    .words(name)
+                    .map(|position| format!("{}: {name} ({what})", source.place(position))),
+            );
+        }
+    }
+    verdict("pure layers take what they need as parameters", breaches)
+}
+
+fn generation_is_ordered() -> Result<(), Failed> {
+    let mut breaches = Vec::new();
+    for source in sources().iter().filter(|source| source.layer() == Some("generate")) {
+        for name in UNORDERED {
+            breaches.extend(
+                source
+                    .words(name)
+                    .map(|position| format!("{}: {name}", source.place(position))),
+            );
+        }
+    }
+    verdict("src/generate uses ordered collections only", breaches)
+}
