@@ -1,0 +1,21 @@
+//! Things that know nothing of Istio: identifiers, shared rows, versions, matching and Go-compatible parsing.
+
+pub mod cidr;
+pub mod duration;
+pub mod hashed;
+pub mod host;
+pub mod ident;
+pub mod message;
+pub mod select;
+pub mod shared;
+pub mod version;
+
+pub use hashed::Hashed;
+pub use ident::{ClusterId, Hostname, Namespace, NetworkId, ObjectKey};
+pub use message::MessageKey;
+pub use shared::Shared;
+pub use smol_str::SmolStr;
+pub use version::Version;
+
+/// Labels or annotations of an object, in key order.
+pub type Labels = std::collections::BTreeMap<SmolStr, SmolStr>;

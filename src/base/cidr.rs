@@ -1,0 +1,59 @@
+//! Addresses and CIDR ranges, parsed as Go's `netip` does (no leading zeros, no zone).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// Parses an IP address.
+pub fn parse_ip(text: &str) -> Option<IpAddr> {
+    text.parse().ok()
+}
+
+/// Parses `address/length`, or a bare address as a range of one; the host bits are kept as written.
+pub fn parse(text: &str) -> Option<IpNet> {
+    if text.contains('/') { text.parse().ok() } else { parse_ip(text).map(IpNet::from) }
+}
+
+/// True if the text is a range of more than one address.
+pub fn is_range(text: &str) -> bool {
+    text.contains('/') && parse(text).is_some_and(|net| net.prefix_len() != net.max_prefix_len())
+}
+
+/// The families that a set of addresses covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum IpMode {
+    /// Only IPv4 (also taken when no address is known).
+    #[default]
+    V4,
+    /// Only IPv6.
+    V6,
+    /// Both.
+    Dual,
+}
+
+impl IpMode {
+    /// The mode of some addresses; texts that are no addresses are passed over.
+    pub fn of<'a>(addresses: impl IntoIterator<Item = &'a str>) -> Self {
+        let (mut v4, mut v6) = (false, false);
+        for ip in addresses.into_iter().filter_map(parse_ip) {
+            match ip {
+                IpAddr::V4(_) => v4 = true,
+                IpAddr::V6(_) => v6 = true,
+            }
+        }
+        match (v4, v6) {
+            (true, true) => Self::Dual,
+            (false, true) => Self::V6,
+            _ => Self::V4,
+        }
+    }
+
+    /// True if the family of the address is served in this mode.
+    pub fn serves(self, ip: &IpAddr) -> bool {
+        match self {
+            Self::V4 => ip.is_ipv4(),
+            Self::V6 => ip.is_ipv6(),
+            Self::Dual => true,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `Version`: the content hash of a resource, as sent on the wire. Equal bytes have equal versions on every replica.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::Xxh3;
+
+/// A 128-bit content hash (xxh3). Not cryptographic: it tells versions of trusted content apart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Version(u128);
+
+impl Version {
+    /// The version of some bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(xxhash_rust::xxh3::xxh3_128(bytes))
+    }
+
+    /// The version of pieces laid end to end.
+    pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let mut hasher = Xxh3::new();
+        for piece in pieces {
+            hasher.update(piece);
+        }
+        Self(hasher.digest128())
+    }
+
+    /// Reads the text form that `Display` writes; `None` if it is not one of ours.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() != 32 {
+            return None;
+        }
+        u128::from_str_radix(text, 16).ok().map(Self)
+    }
+
+    /// The hash itself.
+    pub fn value(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

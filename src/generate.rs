@@ -1,0 +1,21 @@
+//! From a snapshot to Envoy's configuration.
+//!
+//! Three steps, each a memo with recorded reads: [`select`] reduces a proxy to a [`ProxyGroupKey`], a list of parts;
+//! a part lists resources by key; a resource key is built into bytes. A key holds everything about the client that its
+//! result depends on, the rest is read through a [`View`]; so equal keys share one result, whoever asks.
+
+pub mod cluster;
+pub mod encoded;
+pub mod endpoint;
+pub mod group;
+pub mod listener;
+pub mod proxy;
+pub mod route;
+pub mod select;
+pub mod store;
+pub mod view;
+
+pub use encoded::{EncodedResource, ResourceType};
+pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};
+pub use proxy::{Proxy, ProxyType};
+pub use view::View;

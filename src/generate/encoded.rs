@@ -1,0 +1,168 @@
+//! `EncodedResource`: a resource as bytes that were made once and are shared by every connection.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::{Message, Name, encoding};
+use smol_str::SmolStr;
+
+use crate::base::Version;
+
+macro_rules! resource_types {
+    ($($(#[$doc:meta])* $variant:ident => $short:literal, $url:literal, $wildcard:literal;)*) => {
+        /// The types of resources, in the order in which they are pushed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum ResourceType { $($(#[$doc])* $variant,)* }
+
+        impl ResourceType {
+            /// Every type in push order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The short name of metrics and file names: `cds`, `lds`, ….
+            pub fn short_name(self) -> &'static str {
+                match self { $(Self::$variant => $short,)* }
+            }
+
+            /// The type URL on the wire.
+            pub fn url(self) -> &'static str {
+                match self { $(Self::$variant => concat!("type.googleapis.com/", $url),)* }
+            }
+
+            /// The type of a URL; `None` for those that are not served.
+            pub fn of_url(url: &str) -> Option<Self> {
+                match url.strip_prefix("type.googleapis.com/")? { $($url => Some(Self::$variant),)* _ => None }
+            }
+
+            /// True if a request without names means everything.
+            pub fn is_wildcard(self) -> bool {
+                match self { $(Self::$variant => $wildcard,)* }
+            }
+        }
+    };
+}
+
+resource_types! {
+    /// CDS.
+    Cluster => "cds", "envoy.config.cluster.v3.Cluster", true;
+    /// EDS.
+    Endpoint => "eds", "envoy.config.endpoint.v3.ClusterLoadAssignment", false;
+    /// LDS.
+    Listener => "lds", "envoy.config.listener.v3.Listener", true;
+    /// RDS.
+    Route => "rds", "envoy.config.route.v3.RouteConfiguration", false;
+    /// SDS.
+    Secret => "sds", "envoy.extensions.transport_sockets.tls.v3.Secret", false;
+    /// ECDS.
+    Extension => "ecds", "envoy.config.core.v3.TypedExtensionConfig", false;
+    /// NDS.
+    NameTable => "nds", "istio.networking.nds.v1.NameTable", true;
+    /// PCDS.
+    ProxyConfig => "pcds", "istio.mesh.v1alpha1.ProxyConfig", true;
+}
+
+/// A resource: name, version, and its bytes framed for both protocols.
+#[derive(Clone, Debug)]
+pub struct EncodedResource {
+    /// The resource name; empty for types that have a single unnamed resource.
+    pub name: SmolStr,
+    /// Hash of type, name and content.
+    pub version: Version,
+    delta: Bytes,
+    sotw: Bytes,
+}
+
+impl PartialEq for EncodedResource {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+const RESOURCES_FIELD: u32 = 2;
+const RESOURCE_VERSION_FIELD: u32 = 1;
+const RESOURCE_ANY_FIELD: u32 = 2;
+const RESOURCE_NAME_FIELD: u32 = 3;
+
+impl EncodedResource {
+    /// Encodes a message under a name.
+    pub fn new<M: Message + Name>(name: impl Into<SmolStr>, message: &M) -> Self {
+        Self::from_bytes(name.into(), &M::type_url(), &message.encode_to_vec())
+    }
+
+    /// Frames a message that is already encoded.
+    pub fn from_bytes(name: SmolStr, type_url: &str, value: &[u8]) -> Self {
+        let version = Version::of_pieces([type_url.as_bytes(), &[0], name.as_bytes(), &[0], value]);
+        let any_len = field_len(1, type_url.len()) + field_len(2, value.len());
+        let text = version.to_string();
+        let resource_len = field_len(RESOURCE_VERSION_FIELD, text.len())
+            + field_len(RESOURCE_ANY_FIELD, any_len)
+            + if name.is_empty() { 0 } else { field_len(RESOURCE_NAME_FIELD, name.len()) };
+        let mut bytes = BytesMut::with_capacity(field_len(RESOURCES_FIELD, resource_len));
+        put_header(&mut bytes, RESOURCES_FIELD, resource_len);
+        put_field(&mut bytes, RESOURCE_VERSION_FIELD, text.as_bytes());
+        let any_start = bytes.len();
+        put_header(&mut bytes, RESOURCE_ANY_FIELD, any_len);
+        put_field(&mut bytes, 1, type_url.as_bytes());
+        put_field(&mut bytes, 2, value);
+        let any_end = bytes.len();
+        if !name.is_empty() {
+            put_field(&mut bytes, RESOURCE_NAME_FIELD, name.as_bytes());
+        }
+        let delta = bytes.freeze();
+        let sotw = delta.slice(any_start..any_end);
+        Self { name, version, delta, sotw }
+    }
+
+    /// Field 2 of a `DeltaDiscoveryResponse`: the whole `Resource` with tag and length.
+    pub fn delta_frame(&self) -> &Bytes {
+        &self.delta
+    }
+
+    /// Field 2 of a `DiscoveryResponse`: the `Any` with tag and length, a slice of the delta frame.
+    pub fn sotw_frame(&self) -> &Bytes {
+        &self.sotw
+    }
+
+    /// The resource as an `Any`, for dumps.
+    pub fn any(&self) -> crate::proto::Any {
+        let mut slice = self.sotw.clone();
+        let parsed = encoding::decode_key(&mut slice)
+            .and_then(|_| encoding::decode_varint(&mut slice))
+            .map_err(|error| error.to_string())
+            .and_then(|_| crate::proto::Any::decode(slice).map_err(|error| error.to_string()));
+        parsed.expect("because the frame was written by this type")
+    }
+}
+
+fn field_len(tag: u32, len: usize) -> usize {
+    encoding::key_len(tag) + encoding::encoded_len_varint(len as u64) + len
+}
+
+fn put_header(bytes: &mut BytesMut, tag: u32, len: usize) {
+    encoding::encode_key(tag, encoding::WireType::LengthDelimited, bytes);
+    encoding::encode_varint(len as u64, bytes);
+}
+
+fn put_field(bytes: &mut BytesMut, tag: u32, value: &[u8]) {
+    put_header(bytes, tag, value.len());
+    bytes.put_slice(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::envoy::{
+        config::cluster::v3::Cluster,
+        service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse},
+    };
+
+    #[test]
+    fn frames_decode_as_both_responses() {
+        let cluster = Cluster { name: "outbound|80||a.b".into(), ..Default::default() };
+        let resource = EncodedResource::new("outbound|80||a.b", &cluster);
+        let delta = DeltaDiscoveryResponse::decode(resource.delta_frame().clone()).expect("delta");
+        assert_eq!(delta.resources[0].name, cluster.name);
+        assert_eq!(delta.resources[0].version, resource.version.to_string());
+        let sotw = DiscoveryResponse::decode(resource.sotw_frame().clone()).expect("sotw");
+        assert_eq!(Some(&sotw.resources[0]), delta.resources[0].resource.as_ref());
+        assert_eq!(Cluster::decode(sotw.resources[0].value.clone()).expect("cluster"), cluster);
+        assert_eq!(resource.any(), sotw.resources[0]);
+    }
+}

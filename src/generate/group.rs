@@ -1,0 +1,253 @@
+//! Groups: proxies that are sent the same; what they are sent is a list of shared parts.
+
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use smol_str::SmolStr;
+
+use super::{
+    View, cluster, encoded::{EncodedResource, ResourceType}, endpoint, listener, route,
+};
+use crate::{base::{Hashed, Version}, model::Revision};
+
+/// A kind of part with the result of selection that it reads, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Clusters and the endpoints of those that use EDS.
+    Clusters(cluster::ClusterPart),
+    /// Listeners.
+    Listeners(listener::ListenerPart),
+    /// Route configurations.
+    Routes(route::RoutePart),
+}
+
+/// A part's key: hashed once, cheap to compare.
+pub type PartKey = Hashed<Part>;
+
+/// What a resource is built from, besides what it reads through the view.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Resource {
+    /// A cluster.
+    Cluster(cluster::ClusterKey),
+    /// A load assignment.
+    Endpoint(endpoint::EndpointKey),
+    /// A listener.
+    Listener(listener::ListenerKey),
+    /// A route configuration.
+    Route(route::RouteKey),
+}
+
+/// A resource's key: hashed once, cheap to compare.
+pub type ResourceKey = Hashed<Resource>;
+
+/// A resource that a part lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its type.
+    pub resource_type: ResourceType,
+    /// What it is built from.
+    pub key: ResourceKey,
+}
+
+impl Listed {
+    /// Lists a resource.
+    pub fn new(resource_type: ResourceType, resource: Resource) -> Self {
+        Self { resource_type, key: Hashed::new(resource) }
+    }
+}
+
+impl Part {
+    /// The resources of the part, in order; the first of a name wins.
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        match self {
+            Self::Clusters(part) => part.list(view),
+            Self::Listeners(part) => part.list(view),
+            Self::Routes(part) => part.list(view),
+        }
+    }
+}
+
+/// Something noticed while a resource was built, for metrics and debug pages: a conflict, a filter left out, a missing
+/// reference.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Note {
+    /// A stable word, where there is one the name of Istio's push metric (`pilot_duplicate_envoy_clusters`).
+    pub code: &'static str,
+    /// What it is about.
+    pub detail: SmolStr,
+}
+
+/// The outcome of building one resource.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Built {
+    /// The resource; `None` if there is none to send after all.
+    pub resource: Option<Arc<EncodedResource>>,
+    /// What was noticed.
+    pub notes: Vec<Note>,
+}
+
+impl Built {
+    /// A resource without remarks.
+    pub fn new(resource: EncodedResource) -> Self {
+        Self { resource: Some(Arc::new(resource)), notes: Vec::new() }
+    }
+
+    /// No resource.
+    pub fn none() -> Self {
+        Self { resource: None, notes: Vec::new() }
+    }
+
+    /// Adds remarks.
+    pub fn with_notes(mut self, notes: Vec<Note>) -> Self {
+        self.notes = notes;
+        self
+    }
+}
+
+impl Resource {
+    /// Builds the resource.
+    pub fn build(&self, view: &View) -> Built {
+        match self {
+            Self::Cluster(key) => key.build(view),
+            Self::Endpoint(key) => key.build(view),
+            Self::Listener(key) => key.build(view),
+            Self::Route(key) => key.build(view),
+        }
+    }
+}
+
+/// The parts of a group in order. Proxies with an equal key share everything.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProxyGroupKey(pub Arc<[PartKey]>);
+
+/// The resources of one type that one part gives, by name.
+#[derive(Clone, Debug, Default)]
+pub struct PartView {
+    /// The resources.
+    pub resources: OrdMap<SmolStr, Arc<EncodedResource>>,
+    /// Sum of the resources' versions: equal content has an equal digest, in any order.
+    pub digest: u128,
+}
+
+/// All resources of one type that a group may have: one map for each part, the first that has a name wins.
+#[derive(Clone, Debug, Default)]
+pub struct TypeView {
+    /// Part by part.
+    pub parts: Arc<[Arc<PartView>]>,
+}
+
+impl TypeView {
+    /// A resource by name.
+    pub fn get(&self, name: &str) -> Option<&Arc<EncodedResource>> {
+        self.parts.iter().find_map(|part| part.resources.get(name))
+    }
+
+    /// All resources: part by part, each by name, repeated names left out.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<EncodedResource>> {
+        self.parts.iter().enumerate().flat_map(|(index, part)| {
+            let earlier = &self.parts[..index];
+            part.resources
+                .iter()
+                .filter(move |(name, _)| !earlier.iter().any(|part| part.resources.contains_key(name.as_str())))
+                .map(|(_, resource)| resource)
+        })
+    }
+
+    /// The version of the whole view: the same for the same content on every replica.
+    pub fn version(&self) -> Version {
+        let digest = self.parts.iter().fold(0u128, |sum, part| sum.rotate_left(1) ^ part.digest);
+        Version::of(&digest.to_le_bytes())
+    }
+
+    /// True if both are made of the same allocations, so that nothing can differ.
+    pub fn same(&self, other: &Self) -> bool {
+        self.parts.len() == other.parts.len()
+            && self.parts.iter().zip(other.parts.iter()).all(|(a, b)| Arc::ptr_eq(a, b))
+    }
+
+    /// The resources that are new or different in `newer`, and the names that are gone. Costs little where parts or
+    /// their inner nodes are shared.
+    pub fn difference(&self, newer: &Self) -> Difference {
+        let mut changed: OrdMap<SmolStr, Arc<EncodedResource>> = OrdMap::new();
+        let mut removed: std::collections::BTreeSet<SmolStr> = std::collections::BTreeSet::new();
+        let pairs = self.parts.len().max(newer.parts.len());
+        let empty = Arc::new(PartView::default());
+        for index in 0..pairs {
+            let old = self.parts.get(index).unwrap_or(&empty);
+            let new = newer.parts.get(index).unwrap_or(&empty);
+            if Arc::ptr_eq(old, new) {
+                continue;
+            }
+            for item in old.resources.diff(&new.resources) {
+                let name = match item {
+                    imbl::ordmap::DiffItem::Add(name, _) | imbl::ordmap::DiffItem::Remove(name, _) => name,
+                    imbl::ordmap::DiffItem::Update { new: (name, _), .. } => name,
+                };
+                match newer.get(name) {
+                    Some(now) if self.get(name).is_none_or(|before| before.version != now.version) => {
+                        changed.insert(name.clone(), now.clone());
+                    }
+                    Some(_) => {}
+                    None => {
+                        removed.insert(name.clone());
+                    }
+                }
+            }
+        }
+        Difference { changed: changed.into_iter().map(|(_, resource)| resource).collect(), removed: removed.into_iter().collect() }
+    }
+}
+
+/// What has to be sent to get from one view to another.
+#[derive(Clone, Debug, Default)]
+pub struct Difference {
+    /// New or changed resources by name.
+    pub changed: Vec<Arc<EncodedResource>>,
+    /// Names that are gone, sorted.
+    pub removed: Vec<SmolStr>,
+}
+
+/// Everything a group is sent, at one revision.
+#[derive(Clone, Debug)]
+pub struct ResourceSnapshot {
+    /// The revision of the mesh that it was generated from.
+    pub revision: Revision,
+    views: Arc<[TypeView]>,
+    /// What an unknown route name is answered with: gateways get an empty route configuration, sidecars nothing.
+    pub answers_unknown_routes: bool,
+}
+
+impl ResourceSnapshot {
+    /// Assembles a snapshot; `views` are in the order of [`ResourceType::ALL`].
+    pub fn new(revision: Revision, views: Vec<TypeView>, answers_unknown_routes: bool) -> Self {
+        debug_assert_eq!(views.len(), ResourceType::ALL.len());
+        Self { revision, views: views.into(), answers_unknown_routes }
+    }
+
+    /// A snapshot without resources.
+    pub fn empty() -> Self {
+        Self::new(Revision::default(), ResourceType::ALL.iter().map(|_| TypeView::default()).collect(), false)
+    }
+
+    /// The view of a type.
+    pub fn view(&self, resource_type: ResourceType) -> &TypeView {
+        &self.views[resource_type as usize]
+    }
+
+    /// What a client gets that asks for a name which does not exist: an empty load assignment (the cluster is known,
+    /// its endpoints are not), an empty route configuration for gateways, otherwise nothing.
+    pub fn absent(&self, resource_type: ResourceType, name: &str) -> Option<EncodedResource> {
+        use crate::proto::envoy::config::{endpoint::v3::ClusterLoadAssignment, route::v3::RouteConfiguration};
+        match resource_type {
+            ResourceType::Endpoint => Some(EncodedResource::new(
+                name,
+                &ClusterLoadAssignment { cluster_name: name.to_owned(), ..Default::default() },
+            )),
+            ResourceType::Route if self.answers_unknown_routes => Some(EncodedResource::new(
+                name,
+                &RouteConfiguration { name: name.to_owned(), validate_clusters: Some(false), ..Default::default() },
+            )),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The mesh as it is: derived, consistent, per revision.
+
+pub mod change;
+pub mod destination_rule;
+pub mod endpoint;
+pub mod features;
+pub mod graph;
+pub mod installation;
+pub mod inputs;
+pub mod network;
+pub mod service;
+pub mod sidecar_scope;
+pub mod snapshot;
+pub mod virtual_service;
+pub mod workload;
+pub mod world;
+
+pub use change::{Batch, Change, SourceId};
+pub use endpoint::{Endpoint, EndpointTraits, ServiceEndpoints};
+pub use installation::Installation;
+pub use service::{Service, ServiceKey};
+pub use sidecar_scope::{ScopeKey, SidecarScope};
+pub use snapshot::{MeshSnapshot, Revision};
+pub use world::{Commit, World};

@@ -1,0 +1,1 @@
+//! Feature variables (`PILOT_*` and others): read from text once, then plain data.

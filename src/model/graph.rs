@@ -1,0 +1,236 @@
+//! Every index and derived table, in the order in which they are brought up to date.
+//!
+//! A derive function may read what stands above it; what stands below is still that of the last revision.
+
+use smol_str::SmolStr;
+
+use super::{
+    destination_rule::{self, HostRules, RuleKey},
+    endpoint::{self, EndpointTraits, ServiceEndpoints},
+    inputs::{InputTables, Inputs},
+    network::{self, Networks},
+    service::{self, Service, ServiceKey, Visibility},
+    snapshot::MeshSnapshot,
+    virtual_service::{self, VirtualService},
+    workload::{self, Workload, WorkloadKey},
+};
+use crate::{
+    api::{self, Config},
+    base::{ClusterId, Namespace, ObjectKey},
+    proto::istio::{
+        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking, networking::v1beta1 as networking_v1beta1,
+        security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
+    },
+    table::{Derived, Index, IndexWriter, RelationId, Table, Transaction},
+};
+
+macro_rules! graph {
+    (
+        indexes { $($(#[$idoc:meta])* $index:ident: ($entry:ty, $ikey:ty, $irow:ty) = $extract:expr;)* }
+        derived { $($(#[$ddoc:meta])* $table:ident: ($key:ty, $row:ty);)* }
+    ) => {
+        #[allow(non_camel_case_types, clippy::enum_variant_names)]
+        #[derive(Clone, Copy)]
+        enum Relation { $($index,)* $($table,)* }
+
+        impl Relation {
+            fn id(self) -> RelationId {
+                RelationId(1000 + self as u32)
+            }
+        }
+
+        /// The write side of everything derived.
+        pub struct Graph {
+            $($index: IndexWriter<$entry, $ikey, $irow>,)*
+            $($table: Derived<$key, $row>,)*
+        }
+
+        impl Default for Graph {
+            fn default() -> Self {
+                Self {
+                    $($index: IndexWriter::new(Relation::$index.id(), $extract),)*
+                    $($table: Derived::new(Relation::$table.id()),)*
+                }
+            }
+        }
+
+        /// The read side of everything derived; input tables are reached by dereference.
+        #[derive(Clone)]
+        pub struct DerivedTables {
+            inputs: InputTables,
+            $($(#[$idoc])* pub $index: Index<$entry, $ikey, $irow>,)*
+            $($(#[$ddoc])* pub $table: Table<$key, $row>,)*
+        }
+
+        impl Graph {
+            /// The tables as they stand.
+            pub fn tables(&self, inputs: InputTables) -> DerivedTables {
+                DerivedTables {
+                    inputs,
+                    $($index: self.$index.index().clone(),)*
+                    $($table: self.$table.table().clone(),)*
+                }
+            }
+
+            /// How many dependencies are recorded, by table.
+            pub fn recorded_reads(&self) -> Vec<(&'static str, usize)> {
+                vec![$((stringify!($table), self.$table.recorded_reads()),)*]
+            }
+        }
+    };
+}
+
+impl std::ops::Deref for DerivedTables {
+    type Target = InputTables;
+    fn deref(&self) -> &InputTables {
+        &self.inputs
+    }
+}
+
+/// An index of namespaced objects by namespace.
+macro_rules! by_namespace {
+    () => {
+        |key: &ObjectKey, _, emit: &mut dyn FnMut(Namespace)| emit(key.namespace.clone())
+    };
+}
+
+graph! {
+    indexes {
+        /// Kubernetes Services by (namespace, name) over clusters.
+        kube_services_by_name: ((Namespace, SmolStr), ObjectKey, api::kube::Service) =
+            |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
+        /// Kubernetes Services by namespace.
+        kube_services_by_namespace: (Namespace, ObjectKey, api::kube::Service) = by_namespace!();
+        /// EndpointSlices by (cluster, namespace, service name).
+        slices_by_service: ((ClusterId, Namespace, SmolStr), ObjectKey, api::kube::EndpointSlice) =
+            |key, slice, emit| emit((key.cluster.clone(), key.namespace.clone(), slice.service_name.clone()));
+        /// ServiceEntries by host and namespace.
+        service_entries_by_host: (ServiceKey, ObjectKey, Config<networking::ServiceEntry>) = service::entry_keys;
+        /// Pods by (cluster, address).
+        pods_by_address: ((ClusterId, SmolStr), ObjectKey, api::kube::Pod) =
+            |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
+        /// Workloads by namespace.
+        workloads_by_namespace: (Namespace, WorkloadKey, Workload) = |key, _, emit| emit(key.object.namespace.clone());
+        /// Workloads by address.
+        workloads_by_address: (SmolStr, WorkloadKey, Workload) =
+            |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
+        /// Services (rows after merging) by namespace.
+        services_by_namespace: (Namespace, ServiceKey, Service) = |key, _, emit| emit(key.namespace.clone());
+        /// Services by host over namespaces.
+        services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
+        /// Services by the address of an endpoint.
+        services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
+        /// DestinationRules by namespace and resolved host.
+        raw_rules_by_host: (Namespace, ObjectKey, Config<networking::DestinationRule>) = by_namespace!();
+        /// Merged rules by namespace.
+        rules_by_namespace: (Namespace, RuleKey, HostRules) = |key, _, emit| emit(key.namespace.clone());
+        /// Sidecars by namespace.
+        sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
+        /// EnvoyFilters by namespace.
+        envoy_filters_by_namespace: (Namespace, ObjectKey, Config<networking::EnvoyFilter>) = by_namespace!();
+        /// ProxyConfigs by namespace.
+        proxy_configs_by_namespace: (Namespace, ObjectKey, Config<networking_v1beta1::ProxyConfig>) = by_namespace!();
+        /// AuthorizationPolicies by namespace.
+        authorization_policies_by_namespace: (Namespace, ObjectKey, Config<security::AuthorizationPolicy>) = by_namespace!();
+        /// PeerAuthentications by namespace.
+        peer_authentications_by_namespace: (Namespace, ObjectKey, Config<security::PeerAuthentication>) = by_namespace!();
+        /// RequestAuthentications by namespace.
+        request_authentications_by_namespace: (Namespace, ObjectKey, Config<security::RequestAuthentication>) = by_namespace!();
+        /// Telemetries by namespace.
+        telemetries_by_namespace: (Namespace, ObjectKey, Config<telemetry::Telemetry>) = by_namespace!();
+        /// WasmPlugins by namespace.
+        wasm_plugins_by_namespace: (Namespace, ObjectKey, Config<extensions::WasmPlugin>) = by_namespace!();
+        /// TrafficExtensions by namespace.
+        traffic_extensions_by_namespace: (Namespace, ObjectKey, Config<extensions::TrafficExtension>) = by_namespace!();
+    }
+    derived {
+        /// Pods and WorkloadEntries in one form.
+        workloads: (WorkloadKey, Workload);
+        /// Services merged over clusters and registries.
+        services: (ServiceKey, Service);
+        /// What decides whether a service is seen; changes far less often than the service.
+        visibility: (ServiceKey, Visibility);
+        /// Endpoints of services.
+        endpoints: (ServiceKey, ServiceEndpoints);
+        /// What clusters and listeners need to know of endpoints.
+        endpoint_traits: (ServiceKey, EndpointTraits);
+        /// The network gateways.
+        networks: ((), Networks);
+        /// VirtualServices ready for routing.
+        virtual_services: (ObjectKey, VirtualService);
+        /// DestinationRules merged by host.
+        destination_rules: (RuleKey, HostRules);
+    }
+}
+
+/// Copies a table or index to the read side, so that what follows can read it.
+macro_rules! publish {
+    ($self:ident, $mesh:ident, index $($index:ident),*) => { $($mesh.derived.$index = $self.$index.index().clone();)* };
+    ($self:ident, $mesh:ident, table $($table:ident),*) => { $($mesh.derived.$table = $self.$table.table().clone();)* };
+}
+
+/// Updates an index over an input table and publishes it.
+macro_rules! index_inputs {
+    ($self:ident, $tx:ident, $inputs:ident, $mesh:ident: $($index:ident <- $source:ident),* $(,)?) => {
+        $($self.$index.update($tx, &$inputs.$source); publish!($self, $mesh, index $index);)*
+    };
+}
+
+/// Updates an index over a derived table and publishes it.
+macro_rules! index_derived {
+    ($self:ident, $tx:ident, $mesh:ident: $($index:ident <- $source:ident),* $(,)?) => {
+        $($self.$index.update($tx, $self.$source.writer()); publish!($self, $mesh, index $index);)*
+    };
+}
+
+/// Updates a derived table from candidate keys and publishes it.
+macro_rules! derive {
+    ($self:ident, $tx:ident, $mesh:ident: $table:ident <- $candidates:expr, $function:expr) => {{
+        let candidates: Vec<_> = $candidates;
+        $self.$table.update($tx, &candidates, |cx, key| $function(cx, $mesh, key));
+        publish!($self, $mesh, table $table);
+    }};
+}
+
+impl Graph {
+    /// Brings everything up to date with the inputs, in order.
+    pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
+        mesh.derived.inputs = inputs.tables();
+        index_inputs!(self, tx, inputs, mesh:
+            kube_services_by_name <- kube_services,
+            kube_services_by_namespace <- kube_services,
+            slices_by_service <- endpoint_slices,
+            service_entries_by_host <- service_entries,
+            pods_by_address <- pods,
+            raw_rules_by_host <- raw_destination_rules,
+            sidecars_by_namespace <- sidecars,
+            envoy_filters_by_namespace <- envoy_filters,
+            proxy_configs_by_namespace <- proxy_configs,
+            authorization_policies_by_namespace <- authorization_policies,
+            peer_authentications_by_namespace <- peer_authentications,
+            request_authentications_by_namespace <- request_authentications,
+            telemetries_by_namespace <- telemetries,
+            wasm_plugins_by_namespace <- wasm_plugins,
+            traffic_extensions_by_namespace <- traffic_extensions,
+        );
+        let installation = mesh.installation.clone();
+        derive!(self, tx, mesh: workloads <- workload::candidates(inputs), workload::workload);
+        index_derived!(self, tx, mesh: workloads_by_namespace <- workloads, workloads_by_address <- workloads);
+        derive!(self, tx, mesh: services <- service::candidates(
+            &installation, self.kube_services_by_name.changed(), self.service_entries_by_host.changed()), service::service);
+        derive!(self, tx, mesh: visibility <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
+            service::visibility);
+        index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility);
+        derive!(self, tx, mesh: networks <- vec![()], network::networks);
+        derive!(self, tx, mesh: endpoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
+            endpoint::endpoints);
+        index_derived!(self, tx, mesh: services_by_endpoint_address <- endpoints);
+        derive!(self, tx, mesh: endpoint_traits <- self.endpoints.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
+            endpoint::traits);
+        derive!(self, tx, mesh: virtual_services <- inputs.raw_virtual_services.changes().iter().map(|(key, ..)| key.clone()).collect(),
+            virtual_service::virtual_service);
+        derive!(self, tx, mesh: destination_rules <- destination_rule::candidates(&installation, inputs),
+            destination_rule::host_rules);
+        index_derived!(self, tx, mesh: rules_by_namespace <- destination_rules);
+    }
+}

@@ -1,0 +1,115 @@
+//! One raw table for each kind of input.
+
+use crate::{
+    api::{self, Config, Kind, meta::Keyed},
+    base::{ClusterId, ObjectKey, Shared},
+    proto::istio::{
+        extensions::v1alpha1 as extensions, mesh::v1alpha1 as mesh, networking::v1alpha3 as networking,
+        networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
+    },
+    table::{RelationId, Table, TableWriter, Transaction},
+};
+
+macro_rules! inputs {
+    ($($kind:ident, $field:ident: $row:ty;)*) => {
+        /// A row of any kind.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Row {
+            $(#[doc = concat!("A ", stringify!($kind), ".")] $kind(Shared<$row>),)*
+        }
+
+        impl Row {
+            /// The row's kind.
+            pub fn kind(&self) -> Kind {
+                match self { $(Self::$kind(_) => Kind::$kind,)* }
+            }
+
+            /// The row's key.
+            pub fn key(&self) -> &ObjectKey {
+                match self { $(Self::$kind(row) => Keyed::key(&**row),)* }
+            }
+        }
+
+        $(impl From<$row> for Row {
+            fn from(row: $row) -> Self {
+                Self::$kind(Shared::new(row))
+            }
+        })*
+
+        /// The read side: all inputs of one revision.
+        #[derive(Clone)]
+        pub struct InputTables {
+            $(#[doc = concat!("Every ", stringify!($kind), " by its key.")] pub $field: Table<ObjectKey, $row>,)*
+        }
+
+        /// The write side.
+        pub struct Inputs {
+            $(pub(super) $field: TableWriter<ObjectKey, $row>,)*
+        }
+
+        impl Default for Inputs {
+            fn default() -> Self {
+                Self { $($field: TableWriter::new(RelationId(Kind::$kind as u32)),)* }
+            }
+        }
+
+        impl Inputs {
+            /// The tables as they stand.
+            pub fn tables(&self) -> InputTables {
+                InputTables { $($field: self.$field.table().clone(),)* }
+            }
+
+            /// Forgets the row changes of the last transaction.
+            pub fn begin(&mut self) {
+                $(self.$field.begin();)*
+            }
+
+            /// Puts a row. True if it changed anything.
+            pub fn put(&mut self, tx: &mut Transaction, row: Row) -> bool {
+                match row { $(Row::$kind(row) => {
+                    let key = Keyed::key(&*row).clone();
+                    self.$field.put(tx, key, row)
+                })* }
+            }
+
+            /// Removes a row. True if there was one.
+            pub fn remove(&mut self, tx: &mut Transaction, kind: Kind, key: &ObjectKey) -> bool {
+                match kind { $(Kind::$kind => self.$field.remove(tx, key),)* }
+            }
+
+            /// The keys of a kind that a cluster has.
+            pub fn keys(&self, kind: Kind, cluster: &ClusterId) -> Vec<ObjectKey> {
+                let cx = crate::table::Cx::untracked();
+                match kind { $(Kind::$kind => self.$field.table().iter(&cx)
+                    .map(|(key, _)| key).filter(|key| key.cluster == *cluster).cloned().collect(),)* }
+            }
+        }
+    };
+}
+
+inputs! {
+    MeshConfig, mesh_config: Config<mesh::MeshConfig>;
+    MeshNetworks, mesh_networks: Config<mesh::MeshNetworks>;
+    Namespace, namespaces: api::kube::Namespace;
+    Node, nodes: api::kube::Node;
+    Pod, pods: api::kube::Pod;
+    Service, kube_services: api::kube::Service;
+    EndpointSlice, endpoint_slices: api::kube::EndpointSlice;
+    Secret, secrets: api::kube::Secret;
+    ConfigMap, config_maps: api::kube::ConfigMap;
+    DestinationRule, raw_destination_rules: Config<networking::DestinationRule>;
+    EnvoyFilter, envoy_filters: Config<networking::EnvoyFilter>;
+    Gateway, gateways: Config<networking::Gateway>;
+    ProxyConfig, proxy_configs: Config<networking_v1beta1::ProxyConfig>;
+    ServiceEntry, service_entries: Config<networking::ServiceEntry>;
+    Sidecar, sidecars: Config<networking::Sidecar>;
+    VirtualService, raw_virtual_services: Config<networking::VirtualService>;
+    WorkloadEntry, workload_entries: Config<networking::WorkloadEntry>;
+    WorkloadGroup, workload_groups: Config<networking::WorkloadGroup>;
+    AuthorizationPolicy, authorization_policies: Config<security::AuthorizationPolicy>;
+    PeerAuthentication, peer_authentications: Config<security::PeerAuthentication>;
+    RequestAuthentication, request_authentications: Config<security::RequestAuthentication>;
+    Telemetry, telemetries: Config<telemetry::Telemetry>;
+    WasmPlugin, wasm_plugins: Config<extensions::WasmPlugin>;
+    TrafficExtension, traffic_extensions: Config<extensions::TrafficExtension>;
+}

@@ -1,0 +1,33 @@
+//! What is fixed while the process lives: who we are and which features are on. An input of every pure function.
+
+use smol_str::SmolStr;
+
+use super::features::Features;
+use crate::base::{ClusterId, Namespace};
+
+/// The identity of this control plane and its feature variables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Installation {
+    /// `--clusterID`: the config cluster.
+    pub cluster: ClusterId,
+    /// `--domain`: DNS suffix of Kubernetes services.
+    pub domain: SmolStr,
+    /// `POD_NAMESPACE`: where the control plane runs.
+    pub namespace: Namespace,
+    /// `REVISION`.
+    pub revision: SmolStr,
+    /// `PILOT_*` and the like.
+    pub features: Features,
+}
+
+impl Default for Installation {
+    fn default() -> Self {
+        Self {
+            cluster: ClusterId::new_static("Kubernetes"),
+            domain: SmolStr::new_static("cluster.local"),
+            namespace: Namespace::new_static("istio-system"),
+            revision: SmolStr::new_static("default"),
+            features: Features::default(),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `World`: owns everything mutable; lives on one thread; synchronous.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{
+    change::{Batch, Change},
+    graph::Graph,
+    inputs::Inputs,
+    installation::Installation,
+    snapshot::{MeshSnapshot, Revision},
+};
+use crate::{
+    api::Kind,
+    base::Shared,
+    table::{ChangeSet, Transaction},
+};
+
+/// The mutable model.
+pub struct World {
+    inputs: Inputs,
+    graph: Graph,
+    current: MeshSnapshot,
+}
+
+/// The outcome of a commit.
+pub struct Commit {
+    /// The new snapshot; the same revision as before if nothing changed.
+    pub snapshot: Arc<MeshSnapshot>,
+    /// The keys that differ from the revision before.
+    pub changes: ChangeSet,
+}
+
+impl World {
+    /// An empty world.
+    pub fn new(installation: Installation) -> Self {
+        let inputs = Inputs::default();
+        let graph = Graph::default();
+        let current = MeshSnapshot {
+            revision: Revision::default(),
+            installation: Shared::new(installation),
+            derived: graph.tables(inputs.tables()),
+        };
+        Self { inputs, graph, current }
+    }
+
+    /// Applies a batch and brings every derived table up to date.
+    pub fn commit(&mut self, batch: Batch) -> Commit {
+        let mut tx = Transaction::default();
+        self.inputs.begin();
+        for change in batch {
+            self.apply(&mut tx, change);
+        }
+        self.graph.update(&mut tx, &self.inputs, &mut self.current);
+        let changes = tx.finish();
+        if !changes.is_empty() {
+            self.current.revision.0 += 1;
+        }
+        Commit { snapshot: Arc::new(self.current.clone()), changes }
+    }
+
+    /// The snapshot of the last commit.
+    pub fn snapshot(&self) -> Arc<MeshSnapshot> {
+        Arc::new(self.current.clone())
+    }
+
+    fn apply(&mut self, tx: &mut Transaction, change: Change) {
+        match change {
+            Change::Upsert(row) => {
+                self.inputs.put(tx, row);
+            }
+            Change::Remove(kind, key) => {
+                self.inputs.remove(tx, kind, &key);
+            }
+            Change::Replace(source, rows) => {
+                let keep: BTreeSet<_> = rows.iter().map(|row| row.key().clone()).collect();
+                for key in self.inputs.keys(source.kind, &source.cluster) {
+                    if !keep.contains(&key) {
+                        self.inputs.remove(tx, source.kind, &key);
+                    }
+                }
+                for row in rows {
+                    self.inputs.put(tx, row);
+                }
+            }
+            Change::RemoveCluster(cluster) => {
+                for kind in Kind::ALL {
+                    for key in self.inputs.keys(*kind, &cluster) {
+                        self.inputs.remove(tx, *kind, &key);
+                    }
+                }
+            }
+        }
+    }
+}

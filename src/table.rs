@@ -1,0 +1,185 @@
+//! The engine: persistent tables, indexes, and derived tables with recorded dependencies and equality cut-off.
+//!
+//! Everything is written by one thread inside a [`Transaction`]; what readers hold ([`Table`], [`Index`]) are
+//! persistent maps that are cloned in constant time. A read goes through a [`Cx`], which records it, so that a derived
+//! row is evaluated again exactly when something it read has changed. What one would get wrong: recorded reads are
+//! 64-bit hashes, so a collision causes one evaluation too many, never one too few.
+
+mod derive;
+mod index;
+#[cfg(test)]
+mod tests;
+mod transaction;
+
+use std::{
+    cell::RefCell,
+    fmt::Debug,
+    hash::{Hash, Hasher},
+};
+
+pub use derive::{Derived, Evaluated};
+pub use index::{Index, IndexWriter};
+pub use transaction::{ChangeSet, Transaction};
+
+use imbl::OrdMap;
+
+use crate::base::Shared;
+
+/// What can be the key of a table.
+pub trait Key: Ord + Clone + Hash + Debug + Send + Sync + 'static {}
+impl<T: Ord + Clone + Hash + Debug + Send + Sync + 'static> Key for T {}
+
+/// Names a table or an index among all of a world; part of every recorded read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RelationId(pub u32);
+
+/// A recorded read: the hash of (relation, key), or of the relation as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReadKey(u64);
+
+impl ReadKey {
+    /// A read of one key, present or not.
+    pub fn of<K: Hash>(relation: RelationId, key: &K) -> Self {
+        let mut hasher = rustc_hash::FxHasher::default();
+        relation.hash(&mut hasher);
+        key.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+
+    /// A read of the whole relation.
+    pub fn whole(relation: RelationId) -> Self {
+        let mut hasher = rustc_hash::FxHasher::default();
+        (relation, "whole relation").hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// The reading context: records what is read. One per evaluation; it is not shared between threads.
+#[derive(Debug, Default)]
+pub struct Cx {
+    reads: Option<RefCell<Vec<ReadKey>>>,
+}
+
+impl Cx {
+    /// A context that records.
+    pub fn recording() -> Self {
+        Self { reads: Some(RefCell::default()) }
+    }
+
+    /// A context that records nothing, for dumps and tests.
+    pub fn untracked() -> Self {
+        Self { reads: None }
+    }
+
+    fn record(&self, read: ReadKey) {
+        if let Some(reads) = &self.reads {
+            reads.borrow_mut().push(read);
+        }
+    }
+
+    /// The recorded reads, sorted and without repetition.
+    pub fn into_reads(self) -> Box<[ReadKey]> {
+        let mut reads = self.reads.map(RefCell::into_inner).unwrap_or_default();
+        reads.sort_unstable();
+        reads.dedup();
+        reads.into_boxed_slice()
+    }
+}
+
+/// A persistent ordered map of shared rows. Cloning takes constant time; the clone never changes.
+pub struct Table<K, V> {
+    id: RelationId,
+    rows: OrdMap<K, Shared<V>>,
+}
+
+impl<K, V> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        Self { id: self.id, rows: self.rows.clone() }
+    }
+}
+
+impl<K: Key, V> Table<K, V> {
+    /// An empty table with an identity.
+    pub fn new(id: RelationId) -> Self {
+        Self { id, rows: OrdMap::new() }
+    }
+
+    /// The row of a key.
+    pub fn get(&self, cx: &Cx, key: &K) -> Option<&Shared<V>> {
+        cx.record(ReadKey::of(self.id, key));
+        self.rows.get(key)
+    }
+
+    /// All rows in key order. The reader depends on the table as a whole.
+    pub fn iter(&self, cx: &Cx) -> impl Iterator<Item = (&K, &Shared<V>)> {
+        cx.record(ReadKey::whole(self.id));
+        self.rows.iter()
+    }
+
+    /// The persistent map itself; the reader depends on the table as a whole.
+    pub fn rows(&self, cx: &Cx) -> &OrdMap<K, Shared<V>> {
+        cx.record(ReadKey::whole(self.id));
+        &self.rows
+    }
+
+    /// How many rows there are, untracked: for metrics and dumps.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// True if there is no row, untracked.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// One change of a row: the key, the row before, the row after.
+pub type RowChange<K, V> = (K, Option<Shared<V>>, Option<Shared<V>>);
+
+/// The write side of a table, with the row changes of the current transaction.
+pub struct TableWriter<K, V> {
+    table: Table<K, V>,
+    changes: Vec<RowChange<K, V>>,
+}
+
+impl<K: Key, V: PartialEq> TableWriter<K, V> {
+    /// An empty table with an identity.
+    pub fn new(id: RelationId) -> Self {
+        Self { table: Table::new(id), changes: Vec::new() }
+    }
+
+    /// The table as it stands.
+    pub fn table(&self) -> &Table<K, V> {
+        &self.table
+    }
+
+    /// The row changes of this transaction, in the order of writing.
+    pub fn changes(&self) -> &[RowChange<K, V>] {
+        &self.changes
+    }
+
+    /// Puts a row, unless an equal one is there (which then keeps its allocation). True if something changed.
+    pub fn put(&mut self, tx: &mut Transaction, key: K, row: Shared<V>) -> bool {
+        let old = self.table.rows.get(&key);
+        if old.is_some_and(|old| *old == row) {
+            return false;
+        }
+        let old = self.table.rows.insert(key.clone(), row.clone());
+        tx.mark(self.table.id, &key);
+        self.changes.push((key, old, Some(row)));
+        true
+    }
+
+    /// Removes a row. True if there was one.
+    pub fn remove(&mut self, tx: &mut Transaction, key: &K) -> bool {
+        let Some(old) = self.table.rows.remove(key) else { return false };
+        tx.mark(self.table.id, key);
+        self.changes.push((key.clone(), Some(old), None));
+        true
+    }
+
+    /// Forgets the row changes: a transaction begins.
+    pub fn begin(&mut self) {
+        self.changes.clear();
+    }
+}

@@ -1,0 +1,102 @@
+//! Rows by another key.
+
+use std::collections::BTreeSet;
+
+use imbl::OrdMap;
+
+use super::{Cx, Key, ReadKey, RelationId, Transaction, TableWriter};
+use crate::base::Shared;
+
+/// Rows of a table by an extracted key; a row may stand under several keys.
+pub struct Index<I, K, V> {
+    id: RelationId,
+    entries: OrdMap<I, OrdMap<K, Shared<V>>>,
+}
+
+impl<I, K, V> Clone for Index<I, K, V> {
+    fn clone(&self) -> Self {
+        Self { id: self.id, entries: self.entries.clone() }
+    }
+}
+
+impl<I: Key, K: Key, V> Index<I, K, V> {
+    /// An empty index with an identity.
+    pub fn new(id: RelationId) -> Self {
+        Self { id, entries: OrdMap::new() }
+    }
+
+    /// The rows under a key, in order of their own keys.
+    pub fn get(&self, cx: &Cx, key: &I) -> impl Iterator<Item = (&K, &Shared<V>)> {
+        cx.record(ReadKey::of(self.id, key));
+        self.entries.get(key).into_iter().flat_map(OrdMap::iter)
+    }
+
+    /// True if some row stands under the key.
+    pub fn contains(&self, cx: &Cx, key: &I) -> bool {
+        cx.record(ReadKey::of(self.id, key));
+        self.entries.contains_key(key)
+    }
+
+    /// All keys in order. The reader depends on the index as a whole.
+    pub fn keys(&self, cx: &Cx) -> impl Iterator<Item = &I> {
+        cx.record(ReadKey::whole(self.id));
+        self.entries.keys()
+    }
+}
+
+/// How an index finds the keys of a row.
+pub type Extract<I, K, V> = fn(&K, &V, &mut dyn FnMut(I));
+
+/// The write side of an index.
+pub struct IndexWriter<I, K, V> {
+    index: Index<I, K, V>,
+    extract: Extract<I, K, V>,
+    changed: BTreeSet<I>,
+}
+
+impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
+    /// An empty index that extracts its keys by a function.
+    pub fn new(id: RelationId, extract: Extract<I, K, V>) -> Self {
+        Self { index: Index::new(id), extract, changed: BTreeSet::new() }
+    }
+
+    /// The index as it stands.
+    pub fn index(&self) -> &Index<I, K, V> {
+        &self.index
+    }
+
+    /// The index keys whose rows changed in this transaction.
+    pub fn changed(&self) -> &BTreeSet<I> {
+        &self.changed
+    }
+
+    /// Takes over the row changes of the table.
+    pub fn update(&mut self, tx: &mut Transaction, source: &TableWriter<K, V>) {
+        self.changed.clear();
+        for (key, old, new) in source.changes() {
+            if let Some(old) = old {
+                (self.extract)(key, old, &mut |entry| {
+                    remove(&mut self.index.entries, &entry, key);
+                    self.changed.insert(entry);
+                });
+            }
+            if let Some(new) = new {
+                (self.extract)(key, new, &mut |entry| {
+                    self.index.entries.entry(entry.clone()).or_default().insert(key.clone(), new.clone());
+                    self.changed.insert(entry);
+                });
+            }
+        }
+        for entry in &self.changed {
+            tx.mark(self.index.id, entry);
+        }
+    }
+}
+
+fn remove<I: Key, K: Key, V>(entries: &mut OrdMap<I, OrdMap<K, Shared<V>>>, entry: &I, key: &K) {
+    let Some(rows) = entries.get_mut(entry) else { return };
+    rows.remove(key);
+    if rows.is_empty() {
+        entries.remove(entry);
+    }
+}

@@ -1,0 +1,103 @@
+//! The engine against its specification: incremental equals from scratch, equal rows stop the wave.
+
+use std::{cell::Cell, collections::BTreeMap};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const NUMBERS: RelationId = RelationId(1);
+const BY_PARITY: RelationId = RelationId(2);
+const SUMS: RelationId = RelationId(3);
+
+struct Rig {
+    numbers: TableWriter<u8, i64>,
+    by_parity: IndexWriter<bool, u8, i64>,
+    sums: Derived<bool, i64>,
+    evaluations: Cell<usize>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self {
+            numbers: TableWriter::new(NUMBERS),
+            by_parity: IndexWriter::new(BY_PARITY, |_, value, emit| emit(value % 2 == 0)),
+            sums: Derived::new(SUMS),
+            evaluations: Cell::new(0),
+        }
+    }
+
+    fn commit(&mut self, batch: &[(u8, Option<i64>)]) -> ChangeSet {
+        let mut tx = Transaction::default();
+        self.numbers.begin();
+        for (key, value) in batch {
+            match value {
+                Some(value) => self.numbers.put(&mut tx, *key, Shared::new(*value)),
+                None => self.numbers.remove(&mut tx, key),
+            };
+        }
+        self.by_parity.update(&mut tx, &self.numbers);
+        let (index, evaluations) = (self.by_parity.index().clone(), &self.evaluations);
+        self.sums.update(&mut tx, self.by_parity.changed(), |cx, parity| {
+            evaluations.set(evaluations.get() + 1);
+            let mut rows = index.get(cx, parity).peekable();
+            rows.peek()?;
+            Some(rows.map(|(_, value)| **value).sum())
+        });
+        tx.finish()
+    }
+
+    fn content(&self) -> BTreeMap<bool, i64> {
+        self.sums.table().iter(&Cx::untracked()).map(|(k, v)| (*k, **v)).collect()
+    }
+}
+
+proptest! {
+    #[test]
+    fn incremental_equals_from_scratch(batches in prop::collection::vec(
+        prop::collection::vec((0u8..12, prop::option::of(-5i64..5)), 1..6), 1..30)) {
+        let mut rig = Rig::new();
+        let mut model = BTreeMap::new();
+        for batch in &batches {
+            rig.commit(batch);
+            for (key, value) in batch {
+                match value {
+                    Some(value) => model.insert(*key, *value),
+                    None => model.remove(key),
+                };
+            }
+        }
+        let mut scratch = Rig::new();
+        scratch.commit(&model.iter().map(|(k, v)| (*k, Some(*v))).collect::<Vec<_>>());
+        prop_assert_eq!(rig.content(), scratch.content());
+        prop_assert_eq!(rig.sums.recorded_reads(), rig.sums.slots.len());
+    }
+}
+
+#[test]
+fn an_equal_row_stops_the_wave() {
+    let mut rig = Rig::new();
+    rig.commit(&[(1, Some(2)), (2, Some(4)), (3, Some(1))]);
+    let before = rig.evaluations.get();
+    assert!(rig.commit(&[(1, Some(2))]).is_empty());
+    assert_eq!(rig.evaluations.get(), before, "nothing changed, nothing is evaluated");
+    let changes = rig.commit(&[(1, Some(4)), (2, Some(2))]);
+    assert_eq!(rig.evaluations.get(), before + 1, "only the even sum is evaluated");
+    assert!(!changes.touches(&[ReadKey::of(SUMS, &true)]), "an equal sum is not a change");
+    assert!(changes.touches(&[ReadKey::of(NUMBERS, &1u8)]));
+}
+
+#[test]
+fn readers_of_missing_rows_are_told() {
+    let mut sums: Derived<u8, i64> = Derived::new(SUMS);
+    let mut numbers: TableWriter<u8, i64> = TableWriter::new(NUMBERS);
+    let mut tx = Transaction::default();
+    let table = numbers.table().clone();
+    sums.update(&mut tx, [&7], |cx, key| table.get(cx, key).map(|row| **row));
+    assert!(sums.table().is_empty());
+    let mut tx = Transaction::default();
+    numbers.put(&mut tx, 7, Shared::new(70));
+    let table = numbers.table().clone();
+    sums.update(&mut tx, [], |cx, key| table.get(cx, key).map(|row| **row));
+    assert_eq!(sums.table().get(&Cx::untracked(), &7).map(|row| **row), Some(70));
+}

@@ -1,0 +1,63 @@
+//! What a transaction has changed so far, as read keys.
+
+use std::hash::Hash;
+
+use rustc_hash::FxHashSet;
+
+use super::{ReadKey, RelationId};
+
+/// Collects the keys that change while tables and derivations are brought up to date.
+#[derive(Debug, Default)]
+pub struct Transaction {
+    changed: FxHashSet<ReadKey>,
+}
+
+impl Transaction {
+    /// Begins with the changes of an earlier transaction on which this one builds.
+    pub fn after(changes: &ChangeSet) -> Self {
+        Self { changed: changes.changed.clone() }
+    }
+
+    /// Notes that a key of a relation changed.
+    pub fn mark<K: Hash>(&mut self, relation: RelationId, key: &K) {
+        self.changed.insert(ReadKey::of(relation, key));
+        self.changed.insert(ReadKey::whole(relation));
+    }
+
+    /// The changes so far.
+    pub fn changed(&self) -> impl Iterator<Item = ReadKey> + '_ {
+        self.changed.iter().copied()
+    }
+
+    /// Ends the transaction.
+    pub fn finish(self) -> ChangeSet {
+        ChangeSet { changed: self.changed }
+    }
+}
+
+/// The keys that differ between two revisions; computed, never declared.
+#[derive(Clone, Debug, Default)]
+pub struct ChangeSet {
+    changed: FxHashSet<ReadKey>,
+}
+
+impl ChangeSet {
+    /// True if nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+    }
+
+    /// True if any of the reads would give something else now.
+    pub fn touches(&self, reads: &[ReadKey]) -> bool {
+        if self.changed.len() < reads.len() {
+            self.changed.iter().any(|read| reads.binary_search(read).is_ok())
+        } else {
+            reads.iter().any(|read| self.changed.contains(read))
+        }
+    }
+
+    /// Adds the changes of a later revision.
+    pub fn extend(&mut self, later: &Self) {
+        self.changed.extend(later.changed.iter().copied());
+    }
+}
