@@ -12,7 +12,7 @@ pub mod listener;
 pub mod proxy;
 pub mod route;
 pub mod select;
-pub mod store;
+
 pub mod view;
 
 pub use encoded::{EncodedResource, ResourceType};

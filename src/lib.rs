@@ -1,1 +1,8 @@
-//! istiod.
+//! istiod: the control plane of an Istio service mesh.
+
+pub mod api;
+pub mod base;
+pub mod generate;
+pub mod model;
+pub mod proto;
+pub mod table;

@@ -63,7 +63,9 @@ pub struct Cx {
 impl Cx {
     /// A context that records.
     pub fn recording() -> Self {
-        Self { reads: Some(RefCell::default()) }
+        Self {
+            reads: Some(RefCell::default()),
+        }
     }
 
     /// A context that records nothing, for dumps and tests.
@@ -94,14 +96,20 @@ pub struct Table<K, V> {
 
 impl<K, V> Clone for Table<K, V> {
     fn clone(&self) -> Self {
-        Self { id: self.id, rows: self.rows.clone() }
+        Self {
+            id: self.id,
+            rows: self.rows.clone(),
+        }
     }
 }
 
 impl<K: Key, V> Table<K, V> {
     /// An empty table with an identity.
     pub fn new(id: RelationId) -> Self {
-        Self { id, rows: OrdMap::new() }
+        Self {
+            id,
+            rows: OrdMap::new(),
+        }
     }
 
     /// The row of a key.
@@ -145,7 +153,10 @@ pub struct TableWriter<K, V> {
 impl<K: Key, V: PartialEq> TableWriter<K, V> {
     /// An empty table with an identity.
     pub fn new(id: RelationId) -> Self {
-        Self { table: Table::new(id), changes: Vec::new() }
+        Self {
+            table: Table::new(id),
+            changes: Vec::new(),
+        }
     }
 
     /// The table as it stands.
@@ -172,7 +183,9 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
 
     /// Removes a row. True if there was one.
     pub fn remove(&mut self, tx: &mut Transaction, key: &K) -> bool {
-        let Some(old) = self.table.rows.remove(key) else { return false };
+        let Some(old) = self.table.rows.remove(key) else {
+            return false;
+        };
         tx.mark(self.table.id, key);
         self.changes.push((key.clone(), Some(old), None));
         true

@@ -11,7 +11,11 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
 
 /// Parses `address/length`, or a bare address as a range of one; the host bits are kept as written.
 pub fn parse(text: &str) -> Option<IpNet> {
-    if text.contains('/') { text.parse().ok() } else { parse_ip(text).map(IpNet::from) }
+    if text.contains('/') {
+        text.parse().ok()
+    } else {
+        parse_ip(text).map(IpNet::from)
+    }
 }
 
 /// True if the text is a range of more than one address.

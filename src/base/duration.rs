@@ -25,7 +25,9 @@ pub fn parse_nanos(text: &str) -> Result<i64, DurationError> {
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(error)?;
         let (number, tail) = rest.split_at(digits);
-        let unit_len = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let unit_len = tail
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(unit_len);
         let scale: i128 = match unit {
             "ns" => 1,
@@ -40,8 +42,14 @@ pub fn parse_nanos(text: &str) -> Result<i64, DurationError> {
         if whole.is_empty() && fraction.is_empty() || number.len() > 40 {
             return Err(error());
         }
-        let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| error())? };
-        total = total.checked_add(whole.checked_mul(scale).ok_or_else(error)?).ok_or_else(error)?;
+        let whole: i128 = if whole.is_empty() {
+            0
+        } else {
+            whole.parse().map_err(|_| error())?
+        };
+        total = total
+            .checked_add(whole.checked_mul(scale).ok_or_else(error)?)
+            .ok_or_else(error)?;
         let mut unit_part = scale;
         for digit in fraction.bytes() {
             if !digit.is_ascii_digit() {
@@ -58,7 +66,9 @@ pub fn parse_nanos(text: &str) -> Result<i64, DurationError> {
 /// Parses a Go duration that must not be negative.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let nanos = parse_nanos(text)?;
-    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| DurationError(text.to_owned()))
+    u64::try_from(nanos)
+        .map(Duration::from_nanos)
+        .map_err(|_| DurationError(text.to_owned()))
 }
 
 #[cfg(test)]

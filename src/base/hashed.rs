@@ -17,13 +17,19 @@ impl<T: hash::Hash> Hashed<T> {
     pub fn new(value: T) -> Self {
         let mut hasher = Xxh3::new();
         value.hash(&mut hasher);
-        Self { digest: hasher.digest128(), value: Shared::new(value) }
+        Self {
+            digest: hasher.digest128(),
+            value: Shared::new(value),
+        }
     }
 }
 
 impl<T> Clone for Hashed<T> {
     fn clone(&self) -> Self {
-        Self { digest: self.digest, value: self.value.clone() }
+        Self {
+            digest: self.digest,
+            value: self.value.clone(),
+        }
     }
 }
 

@@ -120,12 +120,20 @@ pub struct ObjectKey {
 impl ObjectKey {
     /// Makes a key.
     pub fn new(cluster: &ClusterId, namespace: impl Into<Namespace>, name: impl Into<SmolStr>) -> Self {
-        Self { namespace: namespace.into(), name: name.into(), cluster: cluster.clone() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            cluster: cluster.clone(),
+        }
     }
 }
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.namespace.is_empty() { f.write_str(&self.name) } else { write!(f, "{}/{}", self.namespace, self.name) }
+        if self.namespace.is_empty() {
+            f.write_str(&self.name)
+        } else {
+            write!(f, "{}/{}", self.namespace, self.name)
+        }
     }
 }

@@ -16,13 +16,19 @@ pub struct MessageKey<M> {
 impl<M: Message> MessageKey<M> {
     /// Encodes and shares a message.
     pub fn new(message: M) -> Self {
-        Self { bytes: message.encode_to_vec().into(), message: Shared::new(message) }
+        Self {
+            bytes: message.encode_to_vec().into(),
+            message: Shared::new(message),
+        }
     }
 }
 
 impl<M> Clone for MessageKey<M> {
     fn clone(&self) -> Self {
-        Self { bytes: self.bytes.clone(), message: self.message.clone() }
+        Self {
+            bytes: self.bytes.clone(),
+            message: self.message.clone(),
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use super::Labels;
 
 /// True if every pair of `selector` stands in `labels`; an empty selector matches everything.
 pub fn matches<'a>(selector: impl IntoIterator<Item = (&'a str, &'a str)>, labels: &Labels) -> bool {
-    selector.into_iter().all(|(key, value)| labels.get(key).is_some_and(|have| have == value))
+    selector
+        .into_iter()
+        .all(|(key, value)| labels.get(key).is_some_and(|have| have == value))
 }
 
 /// As [`matches`], for a whole label map.

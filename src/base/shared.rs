@@ -66,7 +66,11 @@ impl<T: ?Sized + Ord> PartialOrd for Shared<T> {
 
 impl<T: ?Sized + Ord> Ord for Shared<T> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        if self.same(other) { std::cmp::Ordering::Equal } else { (**self).cmp(&**other) }
+        if self.same(other) {
+            std::cmp::Ordering::Equal
+        } else {
+            (**self).cmp(&**other)
+        }
     }
 }
 

@@ -93,7 +93,11 @@ impl EncodedResource {
         let text = version.to_string();
         let resource_len = field_len(RESOURCE_VERSION_FIELD, text.len())
             + field_len(RESOURCE_ANY_FIELD, any_len)
-            + if name.is_empty() { 0 } else { field_len(RESOURCE_NAME_FIELD, name.len()) };
+            + if name.is_empty() {
+                0
+            } else {
+                field_len(RESOURCE_NAME_FIELD, name.len())
+            };
         let mut bytes = BytesMut::with_capacity(field_len(RESOURCES_FIELD, resource_len));
         put_header(&mut bytes, RESOURCES_FIELD, resource_len);
         put_field(&mut bytes, RESOURCE_VERSION_FIELD, text.as_bytes());
@@ -107,7 +111,12 @@ impl EncodedResource {
         }
         let delta = bytes.freeze();
         let sotw = delta.slice(any_start..any_end);
-        Self { name, version, delta, sotw }
+        Self {
+            name,
+            version,
+            delta,
+            sotw,
+        }
     }
 
     /// Field 2 of a `DeltaDiscoveryResponse`: the whole `Resource` with tag and length.
@@ -155,14 +164,20 @@ mod tests {
 
     #[test]
     fn frames_decode_as_both_responses() {
-        let cluster = Cluster { name: "outbound|80||a.b".into(), ..Default::default() };
+        let cluster = Cluster {
+            name: "outbound|80||a.b".into(),
+            ..Default::default()
+        };
         let resource = EncodedResource::new("outbound|80||a.b", &cluster);
         let delta = DeltaDiscoveryResponse::decode(resource.delta_frame().clone()).expect("delta");
         assert_eq!(delta.resources[0].name, cluster.name);
         assert_eq!(delta.resources[0].version, resource.version.to_string());
         let sotw = DiscoveryResponse::decode(resource.sotw_frame().clone()).expect("sotw");
         assert_eq!(Some(&sotw.resources[0]), delta.resources[0].resource.as_ref());
-        assert_eq!(Cluster::decode(sotw.resources[0].value.clone()).expect("cluster"), cluster);
+        assert_eq!(
+            Cluster::decode(sotw.resources[0].value.clone()).expect("cluster"),
+            cluster
+        );
         assert_eq!(resource.any(), sotw.resources[0]);
     }
 }

@@ -6,9 +6,14 @@ use imbl::OrdMap;
 use smol_str::SmolStr;
 
 use super::{
-    View, cluster, encoded::{EncodedResource, ResourceType}, endpoint, listener, route,
+    View, cluster,
+    encoded::{EncodedResource, ResourceType},
+    endpoint, listener, route,
 };
-use crate::{base::{Hashed, Version}, model::Revision};
+use crate::{
+    base::{Hashed, Version},
+    model::Revision,
+};
 
 /// A kind of part with the result of selection that it reads, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +57,10 @@ pub struct Listed {
 impl Listed {
     /// Lists a resource.
     pub fn new(resource_type: ResourceType, resource: Resource) -> Self {
-        Self { resource_type, key: Hashed::new(resource) }
+        Self {
+            resource_type,
+            key: Hashed::new(resource),
+        }
     }
 }
 
@@ -89,12 +97,18 @@ pub struct Built {
 impl Built {
     /// A resource without remarks.
     pub fn new(resource: EncodedResource) -> Self {
-        Self { resource: Some(Arc::new(resource)), notes: Vec::new() }
+        Self {
+            resource: Some(Arc::new(resource)),
+            notes: Vec::new(),
+        }
     }
 
     /// No resource.
     pub fn none() -> Self {
-        Self { resource: None, notes: Vec::new() }
+        Self {
+            resource: None,
+            notes: Vec::new(),
+        }
     }
 
     /// Adds remarks.
@@ -155,14 +169,21 @@ impl TypeView {
 
     /// The version of the whole view: the same for the same content on every replica.
     pub fn version(&self) -> Version {
-        let digest = self.parts.iter().fold(0u128, |sum, part| sum.rotate_left(1) ^ part.digest);
+        let digest = self
+            .parts
+            .iter()
+            .fold(0u128, |sum, part| sum.rotate_left(1) ^ part.digest);
         Version::of(&digest.to_le_bytes())
     }
 
     /// True if both are made of the same allocations, so that nothing can differ.
     pub fn same(&self, other: &Self) -> bool {
         self.parts.len() == other.parts.len()
-            && self.parts.iter().zip(other.parts.iter()).all(|(a, b)| Arc::ptr_eq(a, b))
+            && self
+                .parts
+                .iter()
+                .zip(other.parts.iter())
+                .all(|(a, b)| Arc::ptr_eq(a, b))
     }
 
     /// The resources that are new or different in `newer`, and the names that are gone. Costs little where parts or
@@ -194,7 +215,10 @@ impl TypeView {
                 }
             }
         }
-        Difference { changed: changed.into_iter().map(|(_, resource)| resource).collect(), removed: removed.into_iter().collect() }
+        Difference {
+            changed: changed.into_iter().map(|(_, resource)| resource).collect(),
+            removed: removed.into_iter().collect(),
+        }
     }
 }
 
@@ -221,12 +245,20 @@ impl ResourceSnapshot {
     /// Assembles a snapshot; `views` are in the order of [`ResourceType::ALL`].
     pub fn new(revision: Revision, views: Vec<TypeView>, answers_unknown_routes: bool) -> Self {
         debug_assert_eq!(views.len(), ResourceType::ALL.len());
-        Self { revision, views: views.into(), answers_unknown_routes }
+        Self {
+            revision,
+            views: views.into(),
+            answers_unknown_routes,
+        }
     }
 
     /// A snapshot without resources.
     pub fn empty() -> Self {
-        Self::new(Revision::default(), ResourceType::ALL.iter().map(|_| TypeView::default()).collect(), false)
+        Self::new(
+            Revision::default(),
+            ResourceType::ALL.iter().map(|_| TypeView::default()).collect(),
+            false,
+        )
     }
 
     /// The view of a type.
@@ -241,11 +273,18 @@ impl ResourceSnapshot {
         match resource_type {
             ResourceType::Endpoint => Some(EncodedResource::new(
                 name,
-                &ClusterLoadAssignment { cluster_name: name.to_owned(), ..Default::default() },
+                &ClusterLoadAssignment {
+                    cluster_name: name.to_owned(),
+                    ..Default::default()
+                },
             )),
             ResourceType::Route if self.answers_unknown_routes => Some(EncodedResource::new(
                 name,
-                &RouteConfiguration { name: name.to_owned(), validate_clusters: Some(false), ..Default::default() },
+                &RouteConfiguration {
+                    name: name.to_owned(),
+                    validate_clusters: Some(false),
+                    ..Default::default()
+                },
             )),
             _ => None,
         }

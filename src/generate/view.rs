@@ -31,6 +31,9 @@ impl<'a> View<'a> {
 
     /// A scope. Selected scopes exist; an empty one stands in for a Sidecar that was removed in this very revision.
     pub fn scope(&self, key: &ScopeKey) -> Shared<SidecarScope> {
-        self.scopes.get(self.cx, key).cloned().unwrap_or_else(|| Shared::new(SidecarScope::empty(key.clone())))
+        self.scopes
+            .get(self.cx, key)
+            .cloned()
+            .unwrap_or_else(|| Shared::new(SidecarScope::empty(key.clone())))
     }
 }

@@ -1,7 +1,10 @@
 //! The vocabulary of ingestion: what the outside world says about the inputs.
 
 use super::inputs::Row;
-use crate::{api::Kind, base::{ClusterId, ObjectKey}};
+use crate::{
+    api::Kind,
+    base::{ClusterId, ObjectKey},
+};
 
 /// Who says it: one kind of one cluster. Files speak for the config cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,10 +3,10 @@
 use super::{MeshSnapshot, inputs::Inputs, installation::Installation, service::Service};
 use crate::{
     api::Meta,
-    table::Cx,
     base::{Hostname, Namespace, ObjectKey, Shared},
     model::service::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
+    table::Cx,
 };
 
 /// Names the rules of one namespace for one host (fully qualified, may be a wildcard).

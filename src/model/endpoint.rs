@@ -3,8 +3,8 @@
 use smol_str::SmolStr;
 
 use super::{MeshSnapshot, service::ServiceKey};
-use crate::table::Cx;
 use crate::base::{ClusterId, Labels, Namespace, NetworkId, Shared};
+use crate::table::Cx;
 
 /// Health as Istio distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -107,7 +107,10 @@ pub struct HeadlessAddress {
 
 /// The addresses of a service's endpoints: keys of the index by address.
 pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn FnMut(SmolStr)) {
-    endpoints.endpoints.iter().for_each(|endpoint| emit(endpoint.address.clone()));
+    endpoints
+        .endpoints
+        .iter()
+        .for_each(|endpoint| emit(endpoint.address.clone()));
 }
 
 /// Derives the endpoints of one service.

@@ -18,8 +18,8 @@ use crate::{
     api::{self, Config},
     base::{ClusterId, Namespace, ObjectKey},
     proto::istio::{
-        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking, networking::v1beta1 as networking_v1beta1,
-        security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
+        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
+        networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
     },
     table::{Derived, Index, IndexWriter, RelationId, Table, Transaction},
 };

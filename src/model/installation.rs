@@ -3,7 +3,7 @@
 use smol_str::SmolStr;
 
 use super::features::Features;
-use crate::base::{ClusterId, Namespace};
+use crate::base::{ClusterId, Namespace, ObjectKey};
 
 /// The identity of this control plane and its feature variables.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,5 +29,12 @@ impl Default for Installation {
             revision: SmolStr::new_static("default"),
             features: Features::default(),
         }
+    }
+}
+
+impl Installation {
+    /// The key under which the one mesh config and the one set of networks stand.
+    pub fn mesh_config_key(&self) -> ObjectKey {
+        ObjectKey::new(&self.cluster, self.namespace.clone(), "istio")
     }
 }

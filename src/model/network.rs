@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::MeshSnapshot;
-use crate::table::Cx;
 use crate::base::{ClusterId, NetworkId};
+use crate::table::Cx;
 
 /// A gateway into a network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -83,7 +83,10 @@ pub enum Protocol {
 impl Protocol {
     /// HTTP, HTTP/2, gRPC and their kin.
     pub fn is_http(self) -> bool {
-        matches!(self, Self::Http | Self::Http2 | Self::HttpProxy | Self::Grpc | Self::GrpcWeb)
+        matches!(
+            self,
+            Self::Http | Self::Http2 | Self::HttpProxy | Self::Grpc | Self::GrpcWeb
+        )
     }
 
     /// HTTP/2 on the wire.
@@ -98,7 +101,10 @@ impl Protocol {
 
     /// TCP-like: bytes are passed on, TLS included.
     pub fn is_tcp(self) -> bool {
-        matches!(self, Self::Tcp | Self::Https | Self::Tls | Self::Mongo | Self::Redis | Self::Mysql)
+        matches!(
+            self,
+            Self::Tcp | Self::Https | Self::Tls | Self::Mongo | Self::Redis | Self::Mysql
+        )
     }
 
     /// Not declared: the proxy must sniff.
@@ -260,7 +266,10 @@ pub struct Visibility {
 /// The (host, namespace) pairs of a ServiceEntry: keys of the index by host.
 pub fn entry_keys(key: &ObjectKey, entry: &Config<networking::ServiceEntry>, emit: &mut dyn FnMut(ServiceKey)) {
     for host in &entry.spec.hosts {
-        emit(ServiceKey { hostname: Hostname::new(host), namespace: key.namespace.clone() });
+        emit(ServiceKey {
+            hostname: Hostname::new(host),
+            namespace: key.namespace.clone(),
+        });
     }
 }
 

@@ -4,9 +4,9 @@ use smol_str::SmolStr;
 
 use super::MeshSnapshot;
 use crate::{
-    table::Cx,
     base::{Hostname, Namespace, ObjectKey, Shared},
     model::service::ServiceKey,
+    table::Cx,
 };
 
 /// Names a scope.
@@ -79,4 +79,19 @@ pub struct SidecarScope {
 /// Computes a scope; `None` if its Sidecar does not exist.
 pub fn scope(_cx: &Cx, _mesh: &MeshSnapshot, _key: &ScopeKey) -> Option<SidecarScope> {
     None
+}
+
+impl SidecarScope {
+    /// A scope in which nothing is visible.
+    pub fn empty(key: ScopeKey) -> Self {
+        Self {
+            key,
+            egress: Vec::new(),
+            services: Shared::from(Vec::new()),
+            virtual_services: Shared::from(Vec::new()),
+            by_host: Shared::default(),
+            registry_only: false,
+            egress_proxy: SmolStr::default(),
+        }
+    }
 }

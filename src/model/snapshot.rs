@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use super::{graph::DerivedTables, installation::Installation};
-use crate::base::Shared;
+use crate::{base::Shared, proto::istio::mesh::v1alpha1::MeshConfig, table::Cx};
 
 /// Counts commits of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -27,5 +27,16 @@ impl Deref for MeshSnapshot {
     type Target = DerivedTables;
     fn deref(&self) -> &DerivedTables {
         &self.derived
+    }
+}
+
+impl MeshSnapshot {
+    /// The mesh config of the config cluster. Before one is known: all fields unset.
+    pub fn mesh_config(&self, cx: &Cx) -> &MeshConfig {
+        static UNSET: std::sync::OnceLock<MeshConfig> = std::sync::OnceLock::new();
+        match self.derived.mesh_config.get(cx, &self.installation.mesh_config_key()) {
+            Some(config) => &config.spec,
+            None => UNSET.get_or_init(MeshConfig::default),
+        }
     }
 }

@@ -4,9 +4,9 @@ use super::MeshSnapshot;
 use crate::{
     api::Meta,
     base::{Hostname, ObjectKey, Shared},
-    table::Cx,
     model::service::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
+    table::Cx,
 };
 
 /// How paths and rewrites are meant.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{MeshSnapshot, inputs::Inputs};
-use crate::table::Cx;
 use crate::base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared};
+use crate::table::Cx;
 
 /// Names a workload.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,9 +69,20 @@ pub struct Workload {
 
 /// The workloads that a change of Pods or WorkloadEntries concerns.
 pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
-    let of = |source: WorkloadSource, object: &ObjectKey| WorkloadKey { source, object: object.clone() };
-    let pods = inputs.pods.changes().iter().map(|(key, ..)| of(WorkloadSource::Pod, key));
-    let entries = inputs.workload_entries.changes().iter().map(|(key, ..)| of(WorkloadSource::WorkloadEntry, key));
+    let of = |source: WorkloadSource, object: &ObjectKey| WorkloadKey {
+        source,
+        object: object.clone(),
+    };
+    let pods = inputs
+        .pods
+        .changes()
+        .iter()
+        .map(|(key, ..)| of(WorkloadSource::Pod, key));
+    let entries = inputs
+        .workload_entries
+        .changes()
+        .iter()
+        .map(|(key, ..)| of(WorkloadSource::WorkloadEntry, key));
     pods.chain(entries).collect()
 }
 

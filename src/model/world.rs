@@ -55,7 +55,10 @@ impl World {
         if !changes.is_empty() {
             self.current.revision.0 += 1;
         }
-        Commit { snapshot: Arc::new(self.current.clone()), changes }
+        Commit {
+            snapshot: Arc::new(self.current.clone()),
+            changes,
+        }
     }
 
     /// The snapshot of the last commit.

@@ -40,7 +40,11 @@ impl<K: Key, V> Evaluated<K, V> {
     pub fn of(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
         let cx = Cx::recording();
         let row = function(&cx, &key);
-        Self { key, row, reads: cx.into_reads() }
+        Self {
+            key,
+            row,
+            reads: cx.into_reads(),
+        }
     }
 }
 
@@ -134,9 +138,14 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
             None if reads.is_empty() => return,
             None => self.allocate(key.clone()),
         };
-        let entry = self.entries[slot as usize].as_mut().expect("because a slot in the map is occupied");
+        let entry = self.entries[slot as usize]
+            .as_mut()
+            .expect("because a slot in the map is occupied");
         let old = std::mem::replace(&mut entry.reads, reads);
-        let new = &self.entries[slot as usize].as_ref().expect("because it was just written").reads;
+        let new = &self.entries[slot as usize]
+            .as_ref()
+            .expect("because it was just written")
+            .reads;
         for read in old.iter().filter(|read| new.binary_search(read).is_err()) {
             remove_reader(&mut self.readers, *read, slot);
         }
@@ -151,7 +160,10 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
     }
 
     fn allocate(&mut self, key: K) -> u32 {
-        let entry = Some(Entry { key: key.clone(), reads: Box::default() });
+        let entry = Some(Entry {
+            key: key.clone(),
+            reads: Box::default(),
+        });
         let slot = if let Some(slot) = self.free.pop() {
             self.entries[slot as usize] = entry;
             slot

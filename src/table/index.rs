@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use imbl::OrdMap;
 
-use super::{Cx, Key, ReadKey, RelationId, Transaction, TableWriter};
+use super::{Cx, Key, ReadKey, RelationId, TableWriter, Transaction};
 use crate::base::Shared;
 
 /// Rows of a table by an extracted key; a row may stand under several keys.
@@ -15,14 +15,20 @@ pub struct Index<I, K, V> {
 
 impl<I, K, V> Clone for Index<I, K, V> {
     fn clone(&self) -> Self {
-        Self { id: self.id, entries: self.entries.clone() }
+        Self {
+            id: self.id,
+            entries: self.entries.clone(),
+        }
     }
 }
 
 impl<I: Key, K: Key, V> Index<I, K, V> {
     /// An empty index with an identity.
     pub fn new(id: RelationId) -> Self {
-        Self { id, entries: OrdMap::new() }
+        Self {
+            id,
+            entries: OrdMap::new(),
+        }
     }
 
     /// The rows under a key, in order of their own keys.
@@ -45,7 +51,7 @@ impl<I: Key, K: Key, V> Index<I, K, V> {
 }
 
 /// How an index finds the keys of a row.
-pub type Extract<I, K, V> = fn(&K, &V, &mut dyn FnMut(I));
+pub(super) type Extract<I, K, V> = fn(&K, &V, &mut dyn FnMut(I));
 
 /// The write side of an index.
 pub struct IndexWriter<I, K, V> {
@@ -57,7 +63,11 @@ pub struct IndexWriter<I, K, V> {
 impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
     /// An empty index that extracts its keys by a function.
     pub fn new(id: RelationId, extract: Extract<I, K, V>) -> Self {
-        Self { index: Index::new(id), extract, changed: BTreeSet::new() }
+        Self {
+            index: Index::new(id),
+            extract,
+            changed: BTreeSet::new(),
+        }
     }
 
     /// The index as it stands.
@@ -82,7 +92,11 @@ impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
             }
             if let Some(new) = new {
                 (self.extract)(key, new, &mut |entry| {
-                    self.index.entries.entry(entry.clone()).or_default().insert(key.clone(), new.clone());
+                    self.index
+                        .entries
+                        .entry(entry.clone())
+                        .or_default()
+                        .insert(key.clone(), new.clone());
                     self.changed.insert(entry);
                 });
             }

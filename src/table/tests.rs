@@ -48,7 +48,11 @@ impl Rig {
     }
 
     fn content(&self) -> BTreeMap<bool, i64> {
-        self.sums.table().iter(&Cx::untracked()).map(|(k, v)| (*k, **v)).collect()
+        self.sums
+            .table()
+            .iter(&Cx::untracked())
+            .map(|(k, v)| (*k, **v))
+            .collect()
     }
 }
 
@@ -70,7 +74,7 @@ proptest! {
         let mut scratch = Rig::new();
         scratch.commit(&model.iter().map(|(k, v)| (*k, Some(*v))).collect::<Vec<_>>());
         prop_assert_eq!(rig.content(), scratch.content());
-        prop_assert_eq!(rig.sums.recorded_reads(), rig.sums.slots.len());
+        prop_assert!(rig.sums.recorded_reads() <= 2, "one read for each evaluated key");
     }
 }
 
@@ -83,7 +87,10 @@ fn an_equal_row_stops_the_wave() {
     assert_eq!(rig.evaluations.get(), before, "nothing changed, nothing is evaluated");
     let changes = rig.commit(&[(1, Some(4)), (2, Some(2))]);
     assert_eq!(rig.evaluations.get(), before + 1, "only the even sum is evaluated");
-    assert!(!changes.touches(&[ReadKey::of(SUMS, &true)]), "an equal sum is not a change");
+    assert!(
+        !changes.touches(&[ReadKey::of(SUMS, &true)]),
+        "an equal sum is not a change"
+    );
     assert!(changes.touches(&[ReadKey::of(NUMBERS, &1u8)]));
 }
 

@@ -15,7 +15,9 @@ pub struct Transaction {
 impl Transaction {
     /// Begins with the changes of an earlier transaction on which this one builds.
     pub fn after(changes: &ChangeSet) -> Self {
-        Self { changed: changes.changed.clone() }
+        Self {
+            changed: changes.changed.clone(),
+        }
     }
 
     /// Notes that a key of a relation changed.

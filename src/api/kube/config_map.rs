@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use smol_str::SmolStr;
 
-use crate::{api::{Meta, meta::Keyed}, base::{ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{ObjectKey, Shared},
+};
 
 /// A ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,10 @@
 
 use smol_str::SmolStr;
 
-use crate::{api::{Meta, meta::Keyed}, base::{ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{ObjectKey, Shared},
+};
 
 /// An EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,9 @@
 //! core/v1 Namespace.
 
-use crate::{api::{Meta, meta::Keyed}, base::{ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{ObjectKey, Shared},
+};
 
 /// A namespace: only its metadata counts.
 #[derive(Clone, Debug, PartialEq, Eq)]

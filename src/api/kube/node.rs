@@ -2,7 +2,10 @@
 
 use smol_str::SmolStr;
 
-use crate::{api::{Meta, meta::Keyed}, base::{ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{ObjectKey, Shared},
+};
 
 /// A node: locality labels, and addresses for NodePort gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use crate::{api::{Meta, meta::Keyed}, base::{ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{ObjectKey, Shared},
+};
 
 /// A pod.
 #[derive(Clone, Debug, PartialEq, Eq)]

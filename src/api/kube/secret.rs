@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use bytes::Bytes;
 use smol_str::SmolStr;
 
-use crate::{api::{Meta, meta::Keyed}, base::{ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{ObjectKey, Shared},
+};
 
 /// A Secret. Its content never prints.
 #[derive(Clone, PartialEq, Eq)]
@@ -20,7 +23,10 @@ pub struct Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secret").field("meta", &self.meta).field("keys", &self.data.keys()).finish_non_exhaustive()
+        f.debug_struct("Secret")
+            .field("meta", &self.meta)
+            .field("keys", &self.data.keys())
+            .finish_non_exhaustive()
     }
 }
 

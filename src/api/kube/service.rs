@@ -2,7 +2,10 @@
 
 use smol_str::SmolStr;
 
-use crate::{api::{Meta, meta::Keyed}, base::{Labels, ObjectKey, Shared}};
+use crate::{
+    api::{Meta, meta::Keyed},
+    base::{Labels, ObjectKey, Shared},
+};
 
 /// A Kubernetes Service.
 #[derive(Clone, Debug, PartialEq, Eq)]

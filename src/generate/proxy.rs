@@ -1,0 +1,358 @@
+//! `Proxy`: a client, parsed once from its node. The node itself is not kept.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use serde_json::Value;
+use smol_str::SmolStr;
+
+use crate::{
+    base::{
+        ClusterId, Labels, Namespace, NetworkId, Shared,
+        cidr::{self, IpMode},
+    },
+    proto::envoy::config::core::v3 as core,
+};
+
+/// The kinds of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProxyType {
+    /// A sidecar.
+    Sidecar,
+    /// A gateway.
+    Router,
+    /// A waypoint.
+    Waypoint,
+    /// A ztunnel.
+    Ztunnel,
+    /// An agentgateway.
+    Agentgateway,
+}
+
+impl ProxyType {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "sidecar" => Some(Self::Sidecar),
+            "router" => Some(Self::Router),
+            "waypoint" => Some(Self::Waypoint),
+            "ztunnel" => Some(Self::Ztunnel),
+            "agentgateway" => Some(Self::Agentgateway),
+            _ => None,
+        }
+    }
+}
+
+/// How traffic comes into a sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum InterceptionMode {
+    /// iptables REDIRECT.
+    #[default]
+    Redirect,
+    /// iptables TPROXY.
+    Tproxy,
+    /// No interception: listeners bind their ports.
+    None,
+}
+
+/// The optional extensions that a client lacks; an Envoy that lists its extensions may be an upstream build.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Extensions {
+    /// The names that the Node lists; `None`: it lists none and is taken for istio-proxy, which has everything.
+    pub listed: Option<Shared<BTreeSet<SmolStr>>>,
+}
+
+impl Extensions {
+    /// True if the client has the extension of this name (`istio.stats`, `envoy.filters.http.wasm`).
+    pub fn has(&self, name: &str) -> bool {
+        self.listed.as_ref().is_none_or(|listed| listed.contains(name))
+    }
+}
+
+/// The release of the client's istio-proxy; unparsable or absent ones count as the newest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IstioVersion {
+    /// Major.
+    pub major: u32,
+    /// Minor.
+    pub minor: u32,
+    /// Patch.
+    pub patch: u32,
+}
+
+impl IstioVersion {
+    /// Newer than every release.
+    pub const MAX: Self = Self {
+        major: 65535,
+        minor: 65535,
+        patch: 65535,
+    };
+
+    /// Parses `1.30.3`, `release-1.30-…`, `1.30-alpha.xyz`.
+    pub fn parse(text: &str) -> Self {
+        let text = text.strip_prefix("release-").unwrap_or(text);
+        let mut parts = text.split(['.', '-']).map(|part| part.parse::<u32>().ok());
+        match (parts.next().flatten(), parts.next().flatten()) {
+            (Some(major), Some(minor)) => {
+                let patch = parts.next().flatten().unwrap_or(65535);
+                Self { major, minor, patch }
+            }
+            _ => Self::MAX,
+        }
+    }
+
+    /// True for this minor release and later ones.
+    pub fn at_least(self, major: u32, minor: u32) -> bool {
+        (self.major, self.minor) >= (major, minor)
+    }
+}
+
+/// A client of the control plane.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Proxy {
+    /// What it is.
+    pub proxy_type: ProxyType,
+    /// Third part of the node id, usually `pod.namespace`.
+    pub id: SmolStr,
+    /// The whole node id.
+    pub node_id: SmolStr,
+    /// `node.cluster`.
+    pub node_cluster: SmolStr,
+    /// Its addresses, first one first; never empty.
+    pub addresses: Vec<SmolStr>,
+    /// Fourth part of the node id.
+    pub dns_domain: SmolStr,
+    /// Config namespace.
+    pub namespace: Namespace,
+    /// Its cluster.
+    pub cluster: ClusterId,
+    /// `NETWORK`.
+    pub network: NetworkId,
+    /// `LABELS` over `STATIC_LABELS`. The registry's pod labels, where known, take their place in selection.
+    pub labels: Labels,
+    /// `ANNOTATIONS`.
+    pub annotations: Labels,
+    /// `node.locality` as `region/zone/subzone`.
+    pub node_locality: SmolStr,
+    /// `SERVICE_ACCOUNT`.
+    pub service_account: SmolStr,
+    /// `NODE_NAME`.
+    pub node_name: SmolStr,
+    /// `MESH_ID`.
+    pub mesh_id: SmolStr,
+    /// `WORKLOAD_NAME`.
+    pub workload_name: SmolStr,
+    /// `GENERATOR`, empty for Envoys.
+    pub generator: SmolStr,
+    /// `ISTIO_VERSION` as sent (EnvoyFilter `proxyVersion` looks at the text).
+    pub version_text: SmolStr,
+    /// `ISTIO_VERSION` parsed.
+    pub version: IstioVersion,
+    /// `INTERCEPTION_MODE`.
+    pub interception_mode: InterceptionMode,
+    /// `REQUESTED_NETWORK_VIEW`; empty: all networks are visible.
+    pub network_view: BTreeSet<NetworkId>,
+    /// `PROXY_CONFIG`, replaces `mesh.defaultConfig`.
+    pub proxy_config: Option<Shared<Value>>,
+    /// What the client can run.
+    pub extensions: Extensions,
+    /// All other metadata as text or JSON, for rare keys and `proxy.metadata` of EnvoyFilter.
+    pub metadata: Shared<BTreeMap<String, Value>>,
+}
+
+/// Why a node is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NodeError {
+    /// No node, or no id.
+    #[error("missing node information")]
+    Missing,
+    /// The id has not four parts, or an unknown type.
+    #[error(
+        "invalid node id {0:?}, want <type>~<ip>~<id>~<domain> with type sidecar, router, waypoint, ztunnel or agentgateway"
+    )]
+    Id(String),
+    /// No valid address.
+    #[error("no valid IP address in node id {0:?} or INSTANCE_IPS")]
+    Address(String),
+}
+
+impl Proxy {
+    /// Parses a node.
+    pub fn from_node(node: &core::Node) -> Result<Self, NodeError> {
+        let metadata = node.metadata.as_ref().map(|metadata| {
+            metadata
+                .fields
+                .iter()
+                .map(|(key, value)| (key.clone(), json_of(value)))
+                .collect()
+        });
+        let extensions = (!node.extensions.is_empty()).then(|| {
+            Shared::new(
+                node.extensions
+                    .iter()
+                    .filter(|e| !e.disabled)
+                    .map(|e| SmolStr::new(&e.name))
+                    .collect(),
+            )
+        });
+        let locality = node
+            .locality
+            .as_ref()
+            .map(|l| locality_text(&l.region, &l.zone, &l.sub_zone))
+            .unwrap_or_default();
+        Self::new(
+            &node.id,
+            &node.cluster,
+            metadata.unwrap_or_default(),
+            locality,
+            Extensions { listed: extensions },
+        )
+    }
+
+    /// Makes a proxy from the parts of a node; `metadata` is the node metadata as JSON.
+    pub fn new(
+        node_id: &str,
+        node_cluster: &str,
+        metadata: BTreeMap<String, Value>,
+        node_locality: SmolStr,
+        extensions: Extensions,
+    ) -> Result<Self, NodeError> {
+        if node_id.is_empty() {
+            return Err(NodeError::Missing);
+        }
+        let parts: Vec<&str> = node_id.split('~').collect();
+        let &[kind, ip, id, domain] = parts.as_slice() else {
+            return Err(NodeError::Id(node_id.into()));
+        };
+        let proxy_type = ProxyType::parse(kind).ok_or_else(|| NodeError::Id(node_id.into()))?;
+        let text = |key: &str| metadata.get(key).map(scalar_text).unwrap_or_default();
+        let instance_ips = text("INSTANCE_IPS");
+        let addresses = addresses(&instance_ips, ip).ok_or_else(|| NodeError::Address(node_id.into()))?;
+        let namespace = match text("NAMESPACE") {
+            namespace if !namespace.is_empty() => Namespace::from(namespace),
+            _ => domain
+                .split_once('.')
+                .map(|(first, _)| Namespace::new(first))
+                .unwrap_or_default(),
+        };
+        let mut labels = label_map(metadata.get("STATIC_LABELS"));
+        labels.extend(label_map(metadata.get("LABELS")));
+        let version_text = text("ISTIO_VERSION");
+        let view = text("REQUESTED_NETWORK_VIEW");
+        Ok(Self {
+            proxy_type,
+            id: id.into(),
+            node_id: node_id.into(),
+            node_cluster: node_cluster.into(),
+            addresses,
+            dns_domain: domain.into(),
+            namespace,
+            cluster: ClusterId::from(text("CLUSTER_ID")),
+            network: NetworkId::from(text("NETWORK")),
+            labels,
+            annotations: label_map(metadata.get("ANNOTATIONS")),
+            node_locality,
+            service_account: text("SERVICE_ACCOUNT"),
+            node_name: text("NODE_NAME"),
+            mesh_id: text("MESH_ID"),
+            workload_name: text("WORKLOAD_NAME"),
+            generator: text("GENERATOR"),
+            version: IstioVersion::parse(&version_text),
+            version_text,
+            interception_mode: match text("INTERCEPTION_MODE").as_str() {
+                "TPROXY" => InterceptionMode::Tproxy,
+                "NONE" => InterceptionMode::None,
+                _ => InterceptionMode::Redirect,
+            },
+            network_view: if metadata.contains_key("REQUESTED_NETWORK_VIEW") && !view.is_empty() {
+                view.split(',').map(|network| NetworkId::new(network.trim())).collect()
+            } else {
+                BTreeSet::new()
+            },
+            proxy_config: metadata
+                .get("PROXY_CONFIG")
+                .map(|config| Shared::new(parsed_json(config))),
+            extensions,
+            metadata: Shared::new(metadata),
+        })
+    }
+
+    /// A metadata value as text; empty if absent.
+    pub fn text(&self, key: &str) -> SmolStr {
+        self.metadata.get(key).map(scalar_text).unwrap_or_default()
+    }
+
+    /// A metadata value as a boolean: `"true"`, `"1"` and the JSON `true` hold.
+    pub fn flag(&self, key: &str) -> bool {
+        matches!(self.text(key).to_ascii_lowercase().as_str(), "true" | "1" | "t")
+    }
+
+    /// The families of its addresses.
+    pub fn ip_mode(&self) -> IpMode {
+        IpMode::of(self.addresses.iter().map(SmolStr::as_str))
+    }
+}
+
+/// `region/zone/subzone` without trailing empty parts.
+pub fn locality_text(region: &str, zone: &str, subzone: &str) -> SmolStr {
+    let text = format!("{region}/{zone}/{subzone}");
+    SmolStr::new(text.trim_end_matches('/'))
+}
+
+fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
+    let valid = |text: &str| cidr::parse_ip(text).is_some_and(|ip: IpAddr| !ip.is_multicast());
+    let listed: Vec<&str> = instance_ips
+        .split(',')
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+        .collect();
+    if !listed.is_empty() && listed.iter().all(|text| valid(text)) {
+        return Some(listed.into_iter().map(SmolStr::new).collect());
+    }
+    valid(ip).then(|| vec![SmolStr::new(ip)])
+}
+
+/// Labels and annotations come as a struct, or as JSON in a string.
+fn label_map(value: Option<&Value>) -> Labels {
+    let parsed = value.map(parsed_json);
+    let Some(Value::Object(map)) = parsed else {
+        return Labels::new();
+    };
+    map.iter()
+        .map(|(key, value)| (SmolStr::new(key), scalar_text(value)))
+        .collect()
+}
+
+fn parsed_json(value: &Value) -> Value {
+    match value {
+        Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| value.clone()),
+        other => other.clone(),
+    }
+}
+
+fn scalar_text(value: &Value) -> SmolStr {
+    match value {
+        Value::String(text) => SmolStr::new(text),
+        Value::Null => SmolStr::default(),
+        other => SmolStr::from(other.to_string()),
+    }
+}
+
+fn json_of(value: &prost_types::Value) -> Value {
+    use prost_types::value::Kind;
+    match &value.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(flag)) => Value::Bool(*flag),
+        Some(Kind::StringValue(text)) => Value::String(text.clone()),
+        Some(Kind::ListValue(list)) => Value::Array(list.values.iter().map(json_of).collect()),
+        Some(Kind::StructValue(map)) => Value::Object(
+            map.fields
+                .iter()
+                .map(|(key, value)| (key.clone(), json_of(value)))
+                .collect(),
+        ),
+        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 9e15 => Value::from(*number as i64),
+        Some(Kind::NumberValue(number)) => Value::from(*number),
+    }
+}

@@ -1,0 +1,3 @@
+//! The generated messages and their JSON form.
+
+pub use istiod_proto::*;
