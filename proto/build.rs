@@ -5,8 +5,10 @@
 //! All messages are in the descriptor set, so that JSON of any Envoy type can be read and written; Rust types are
 //! generated only for the packages that the daemon builds itself (see `TYPED`), since they are what costs build time.
 
+#![allow(clippy::disallowed_methods, reason = "cargo passes its settings in the environment")]
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     path::{Path, PathBuf},
     process::Command,
@@ -237,7 +239,7 @@ impl Sources {
     /// A relative name such as `config.core.v3.HttpUri` means the innermost scope in which the whole name exists. protox
     /// instead settles for the innermost scope that has a package or message `config` in any file, and then fails.
     fn qualify_names(&mut self) {
-        let mut known = HashSet::new();
+        let mut known = BTreeSet::new();
         for file in self.files.values() {
             for message in &file.message_type {
                 collect_names(&scoped(file.package(), message.name()), message, &mut known);
@@ -339,7 +341,7 @@ fn scoped(scope: &str, name: &str) -> String {
     }
 }
 
-fn collect_names(full_name: &str, message: &DescriptorProto, known: &mut HashSet<String>) {
+fn collect_names(full_name: &str, message: &DescriptorProto, known: &mut BTreeSet<String>) {
     known.insert(full_name.to_owned());
     for nested in &message.nested_type {
         collect_names(&scoped(full_name, nested.name()), nested, known);
@@ -349,7 +351,7 @@ fn collect_names(full_name: &str, message: &DescriptorProto, known: &mut HashSet
     }
 }
 
-fn qualify_message(full_name: &str, message: &mut DescriptorProto, known: &HashSet<String>) {
+fn qualify_message(full_name: &str, message: &mut DescriptorProto, known: &BTreeSet<String>) {
     for field in &mut message.field {
         qualify(full_name, field.type_name.as_mut(), known);
     }
@@ -358,7 +360,7 @@ fn qualify_message(full_name: &str, message: &mut DescriptorProto, known: &HashS
     }
 }
 
-fn qualify(scope: &str, name: Option<&mut String>, known: &HashSet<String>) {
+fn qualify(scope: &str, name: Option<&mut String>, known: &BTreeSet<String>) {
     let Some(name) = name.filter(|name| !name.starts_with('.')) else {
         return;
     };
