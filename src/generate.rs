@@ -12,6 +12,7 @@ pub mod listener;
 pub mod proxy;
 pub mod route;
 pub mod select;
+pub mod store;
 
 pub mod view;
 

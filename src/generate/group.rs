@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     base::{Hashed, Version},
-    model::Revision,
+    model::{Revision, ScopeKey},
 };
 
 /// A kind of part with the result of selection that it reads, and nothing else.
@@ -130,9 +130,19 @@ impl Resource {
     }
 }
 
-/// The parts of a group in order. Proxies with an equal key share everything.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProxyGroupKey(pub Arc<[PartKey]>);
+/// What selection found, and all of it. Proxies with an equal key share everything.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Selection {
+    /// The scope that the parts read.
+    pub scope: ScopeKey,
+    /// The parts in order.
+    pub parts: Vec<PartKey>,
+    /// Gateways are answered with an empty route configuration when they ask for one that does not exist.
+    pub answers_unknown_routes: bool,
+}
+
+/// A group's key: hashed once, cheap to compare.
+pub type ProxyGroupKey = Hashed<Selection>;
 
 /// The resources of one type that one part gives, by name.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@ use smol_str::SmolStr;
 
 use super::{
     View, cluster,
-    group::{Part, PartKey, ProxyGroupKey},
+    group::{Part, ProxyGroupKey, Selection},
     listener,
     proxy::{Proxy, ProxyType},
     route,
@@ -63,8 +63,11 @@ pub fn select(view: &View, proxy: &Proxy) -> ProxyGroupKey {
         }
         ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
     }
-    let keys: Vec<PartKey> = parts.into_iter().map(Hashed::new).collect();
-    ProxyGroupKey(keys.into())
+    Hashed::new(Selection {
+        scope: selected.scope,
+        parts: parts.into_iter().map(Hashed::new).collect(),
+        answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
+    })
 }
 
 impl<'a> Selected<'a> {

@@ -1,5 +1,7 @@
 //! Derived tables: rows computed from other tables, evaluated again only when something they read has changed.
 
+use std::panic::AssertUnwindSafe;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Cx, Key, ReadKey, RelationId, Table, TableWriter, Transaction};
@@ -31,20 +33,48 @@ enum Readers {
 /// The outcome of one evaluation.
 pub struct Evaluated<K, V> {
     key: K,
-    row: Option<V>,
+    outcome: Outcome<V>,
     reads: Box<[ReadKey]>,
+}
+
+enum Outcome<V> {
+    Row(Option<V>),
+    Panicked,
 }
 
 impl<K: Key, V> Evaluated<K, V> {
     /// Evaluates one key, recording what is read.
     pub fn of(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
         let cx = Cx::recording();
-        let row = function(&cx, &key);
+        let outcome = Outcome::Row(function(&cx, &key));
         Self {
             key,
-            row,
+            outcome,
             reads: cx.into_reads(),
         }
+    }
+
+    /// As [`Evaluated::of`], but a panic of the function keeps the row that was there before. It is evaluated again
+    /// when anything changes that it read before the panic.
+    pub fn guarded(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
+        let cx = Cx::recording();
+        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| function(&cx, &key)));
+        let outcome = attempt.map_or(Outcome::Panicked, Outcome::Row);
+        Self {
+            key,
+            outcome,
+            reads: cx.into_reads(),
+        }
+    }
+
+    /// True if the function panicked.
+    pub fn panicked(&self) -> bool {
+        matches!(self.outcome, Outcome::Panicked)
+    }
+
+    /// The key.
+    pub fn key(&self) -> &K {
+        &self.key
     }
 }
 
@@ -104,11 +134,12 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
 
     /// Writes one outcome. The reads of an absent row are kept too: it may come to be when they change.
     pub fn apply(&mut self, tx: &mut Transaction, evaluated: Evaluated<K, V>) {
-        let Evaluated { key, row, reads } = evaluated;
+        let Evaluated { key, outcome, reads } = evaluated;
         self.record(&key, reads);
-        match row {
-            Some(row) => self.rows.put(tx, key, Shared::new(row)),
-            None => self.rows.remove(tx, &key),
+        match outcome {
+            Outcome::Row(Some(row)) => self.rows.put(tx, key, Shared::new(row)),
+            Outcome::Row(None) => self.rows.remove(tx, &key),
+            Outcome::Panicked => false,
         };
     }
 
