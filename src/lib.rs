@@ -5,4 +5,5 @@ pub mod base;
 pub mod generate;
 pub mod model;
 pub mod proto;
+pub mod push;
 pub mod table;

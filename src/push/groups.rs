@@ -1,0 +1,106 @@
+//! Connections join here and are handed what their group is sent.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use rayon::prelude::*;
+use tokio::sync::{mpsc, watch};
+
+use crate::generate::{
+    Proxy, ResourceSnapshot,
+    store::{Executor, MemberId},
+};
+
+/// What a connection is to hold, and why.
+#[derive(Clone, Debug)]
+pub struct Publication {
+    /// The resources; `None` until the first configuration is generated.
+    pub resources: Option<Arc<ResourceSnapshot>>,
+    /// When the oldest change in it arrived; `None` for a first configuration.
+    pub since: Option<Instant>,
+}
+
+/// What connections tell the pump.
+pub(super) enum Membership {
+    Join {
+        id: MemberId,
+        proxy: Arc<Proxy>,
+        sender: watch::Sender<Publication>,
+    },
+    Leave(MemberId),
+}
+
+/// The way in for connections. Cheap to clone.
+#[derive(Clone)]
+pub struct Groups {
+    events: mpsc::UnboundedSender<Membership>,
+    next: Arc<AtomicU64>,
+}
+
+impl Groups {
+    /// Makes the way in and what the pump reads from it. The channel holds at most one joining and one leaving message
+    /// for each connection, so it is bounded by the bound on connections.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "bounded by the number of connections; leaving must never fail"
+    )]
+    pub(super) fn channel() -> (Self, mpsc::UnboundedReceiver<Membership>) {
+        let (events, receiver) = mpsc::unbounded_channel();
+        (
+            Self {
+                events,
+                next: Arc::default(),
+            },
+            receiver,
+        )
+    }
+
+    /// Joins as a proxy. Dropping the member leaves.
+    pub fn join(&self, proxy: Arc<Proxy>) -> Member {
+        let id = MemberId(self.next.fetch_add(1, Ordering::Relaxed));
+        let (sender, receiver) = watch::channel(Publication {
+            resources: None,
+            since: None,
+        });
+        // A closed channel means shutdown: the receiver then reports that its sender is gone.
+        let _ = self.events.send(Membership::Join { id, proxy, sender });
+        Member {
+            id,
+            receiver,
+            events: self.events.clone(),
+        }
+    }
+}
+
+/// A connection's place in its group.
+pub struct Member {
+    /// Names it in debug pages.
+    pub id: MemberId,
+    /// Follows what the proxy is to hold.
+    pub receiver: watch::Receiver<Publication>,
+    events: mpsc::UnboundedSender<Membership>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.events.send(Membership::Leave(self.id));
+    }
+}
+
+/// Evaluates on all cores.
+pub struct Parallel;
+
+impl Executor for Parallel {
+    fn map<T: Send, R: Send>(&self, items: Vec<T>, function: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
+        // A handful of items is not worth the hand-over.
+        if items.len() < 8 {
+            return items.into_iter().map(function).collect();
+        }
+        items.into_par_iter().map(function).collect()
+    }
+}

@@ -1,0 +1,291 @@
+//! The loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in between.
+
+use std::{
+    collections::HashMap,
+    hash::BuildHasherDefault,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustc_hash::FxHasher;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{
+    debounce::{Pending, Timing},
+    groups::{Groups, Membership, Parallel, Publication},
+};
+use crate::{
+    generate::{
+        ResourceSnapshot,
+        store::{self, MemberId, Store},
+    },
+    model::{Batch, Change, MeshSnapshot, World},
+    table::ChangeSet,
+};
+
+/// How the pump works.
+#[derive(Clone, Copy, Debug)]
+pub struct PushOptions {
+    /// When batches leave.
+    pub timing: Timing,
+}
+
+/// What the pump tells about its work; counted and logged by whoever built it.
+pub trait Observer: Send + 'static {
+    /// A batch was committed and published.
+    fn pushed(&self, push: &PushReport);
+}
+
+/// One push.
+#[derive(Clone)]
+pub struct PushReport {
+    /// The snapshot.
+    pub mesh: Arc<MeshSnapshot>,
+    /// Changes that were merged into it; 0 when only proxies came or went.
+    pub events: usize,
+    /// How long the oldest of them waited before the commit began.
+    pub waited: Duration,
+    /// How long commit and generation took.
+    pub worked: Duration,
+    /// Evaluations of resources.
+    pub built: usize,
+    /// Groups with a new snapshot.
+    pub groups: usize,
+    /// Proxies that got their first configuration.
+    pub first: usize,
+    /// Generators that panicked, described.
+    pub panics: Vec<String>,
+}
+
+/// A question to the thread that owns the store, for debug pages.
+pub type Inspect = Box<dyn FnOnce(&World, &Store) + Send>;
+
+/// The handles of a running pump.
+pub struct Pump {
+    /// Where sources send changes. Bounded: a source that is faster than the pump waits.
+    pub changes: mpsc::Sender<Vec<Change>>,
+    /// Where connections join.
+    pub groups: Groups,
+    /// The latest snapshot.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Where debug pages ask.
+    pub inspect: mpsc::Sender<Inspect>,
+}
+
+/// What the pump's thread reads.
+pub struct PumpLoop {
+    world: World,
+    store: Store,
+    options: PushOptions,
+    changes: mpsc::Receiver<Vec<Change>>,
+    membership: mpsc::UnboundedReceiver<Membership>,
+    inspect: mpsc::Receiver<Inspect>,
+    mesh: watch::Sender<Arc<MeshSnapshot>>,
+    members: HashMap<MemberId, watch::Sender<Publication>, BuildHasherDefault<FxHasher>>,
+    pending: Pending,
+    clock: fn() -> Instant,
+}
+
+impl Pump {
+    /// Makes a pump and its loop, which the caller runs on a thread of its own.
+    pub fn new(world: World, options: PushOptions, clock: fn() -> Instant) -> (Self, PumpLoop) {
+        let (changes, changes_in) = mpsc::channel(64);
+        let (inspect, inspect_in) = mpsc::channel(16);
+        let (groups, membership) = Groups::channel();
+        let (mesh_out, mesh) = watch::channel(world.snapshot());
+        let pump = Self {
+            changes,
+            groups,
+            mesh,
+            inspect,
+        };
+        let run = PumpLoop {
+            world,
+            store: Store::default(),
+            options,
+            changes: changes_in,
+            membership,
+            inspect: inspect_in,
+            mesh: mesh_out,
+            members: HashMap::default(),
+            pending: Pending::default(),
+            clock,
+        };
+        (pump, run)
+    }
+
+    /// Asks the thread that owns the store; `None` after shutdown.
+    pub async fn ask<R: Send + 'static>(
+        inspect: &mpsc::Sender<Inspect>,
+        question: impl FnOnce(&World, &Store) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (answer, answered) = oneshot::channel();
+        let ask: Inspect = Box::new(move |world, store| {
+            let _ = answer.send(question(world, store));
+        });
+        inspect.send(ask).await.ok()?;
+        answered.await.ok()
+    }
+}
+
+enum Event {
+    Changes(Vec<Change>),
+    Membership(Membership),
+    Inspect(Inspect),
+    Due,
+    Closed,
+}
+
+impl PumpLoop {
+    /// Runs until every source of changes is gone. Blocks: the work between two waits is synchronous.
+    pub async fn run(mut self, observer: impl Observer) {
+        loop {
+            match self.next().await {
+                Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
+                Event::Membership(first) => self.admit(first, &observer),
+                Event::Inspect(question) => question(&self.world, &self.store),
+                Event::Due => self.push(&observer),
+                Event::Closed => return,
+            }
+        }
+    }
+
+    /// Proxies come before changes: a first configuration is worth more than an update.
+    async fn next(&mut self) -> Event {
+        let due = self.pending.due(&self.options.timing);
+        let wait = due.map(|due| due.saturating_duration_since((self.clock)()));
+        tokio::select! {
+            biased;
+            Some(event) = self.membership.recv() => Event::Membership(event),
+            Some(question) = self.inspect.recv() => Event::Inspect(question),
+            () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due,
+            changes = self.changes.recv() => changes.map_or(Event::Closed, Event::Changes),
+            () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due,
+        }
+    }
+
+    fn admit(&mut self, first: Membership, observer: &impl Observer) {
+        let mut membership = store::Membership::default();
+        let mut next = Some(first);
+        while let Some(event) = next {
+            match event {
+                Membership::Join { id, proxy, sender } => {
+                    self.members.insert(id, sender);
+                    membership.joined.push((id, proxy));
+                }
+                Membership::Leave(id) => {
+                    self.members.remove(&id);
+                    match membership.joined.iter().position(|(joined, _)| *joined == id) {
+                        Some(index) => drop(membership.joined.swap_remove(index)),
+                        None => membership.left.push(id),
+                    }
+                }
+            }
+            next = self.membership.try_recv().ok();
+        }
+        let started = (self.clock)();
+        let mesh = self.world.snapshot();
+        self.regenerate(
+            &mesh,
+            &ChangeSet::default(),
+            membership,
+            Timeline {
+                started,
+                since: None,
+                events: 0,
+            },
+            observer,
+        );
+    }
+
+    fn push(&mut self, observer: &impl Observer) {
+        let events = self.pending.events();
+        let Some((batch, since)) = self.pending.take() else {
+            return;
+        };
+        let started = (self.clock)();
+        let (mesh, changes) = self.commit(batch);
+        let timeline = Timeline {
+            started,
+            since: Some(since),
+            events,
+        };
+        self.regenerate(&mesh, &changes, store::Membership::default(), timeline, observer);
+        self.mesh.send_replace(mesh);
+    }
+
+    fn commit(&mut self, batch: Batch) -> (Arc<MeshSnapshot>, ChangeSet) {
+        let commit = self.world.commit(batch);
+        (commit.snapshot, commit.changes)
+    }
+
+    fn regenerate(
+        &mut self,
+        mesh: &Arc<MeshSnapshot>,
+        changes: &ChangeSet,
+        membership: store::Membership,
+        timeline: Timeline,
+        observer: &impl Observer,
+    ) {
+        let first = membership.joined.len();
+        let update = self.store.update(mesh, changes, membership, &Parallel);
+        for (member, key) in &update.moved {
+            if let Some(snapshot) = self.store.snapshot(key) {
+                self.publish(*member, snapshot.clone(), timeline.since);
+            }
+        }
+        let changed: HashMap<_, _, BuildHasherDefault<FxHasher>> = update.groups.iter().cloned().collect();
+        if !changed.is_empty() {
+            for member in self.members.keys().copied().collect::<Vec<_>>() {
+                let snapshot = self.store.group_of(member).and_then(|key| changed.get(key));
+                if let Some(snapshot) = snapshot {
+                    self.publish(member, snapshot.clone(), timeline.since);
+                }
+            }
+        }
+        observer.pushed(&PushReport {
+            mesh: mesh.clone(),
+            events: timeline.events,
+            waited: timeline
+                .since
+                .map(|since| timeline.started.saturating_duration_since(since))
+                .unwrap_or_default(),
+            worked: (self.clock)().saturating_duration_since(timeline.started),
+            built: update.built,
+            groups: update.groups.len(),
+            first,
+            panics: update.panics,
+        });
+    }
+
+    fn publish(&self, member: MemberId, resources: Arc<ResourceSnapshot>, since: Option<Instant>) {
+        let Some(sender) = self.members.get(&member) else {
+            return;
+        };
+        sender.send_if_modified(|publication| {
+            let same = publication
+                .resources
+                .as_ref()
+                .is_some_and(|held| Arc::ptr_eq(held, &resources));
+            if same {
+                return false;
+            }
+            // What has not been taken yet keeps the time of its oldest change.
+            let since = match (publication.since, since) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => b.or(a),
+            };
+            *publication = Publication {
+                resources: Some(resources.clone()),
+                since,
+            };
+            true
+        });
+    }
+}
+
+struct Timeline {
+    started: Instant,
+    since: Option<Instant>,
+    events: usize,
+}
