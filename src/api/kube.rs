@@ -15,3 +15,6 @@ pub use node::Node;
 pub use pod::Pod;
 pub use secret::Secret;
 pub use service::Service;
+
+#[cfg(test)]
+mod tests;

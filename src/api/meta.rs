@@ -1,7 +1,10 @@
 //! The part that all objects share: kind, name, labels, age.
 
+use serde_json::Value;
 use smol_str::SmolStr;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
+use super::field::{FieldError, FieldErrors, Fields};
 use crate::base::{ClusterId, Labels, Namespace, ObjectKey, Shared};
 
 macro_rules! kinds {
@@ -90,6 +93,16 @@ kinds! {
     TrafficExtension => "extensions.istio.io", "v1alpha1", "traffic-extension";
 }
 
+impl Kind {
+    /// True if objects of the kind belong to no namespace.
+    pub fn is_cluster_scoped(self) -> bool {
+        matches!(self, Self::Namespace | Self::Node)
+    }
+}
+
+/// The age of objects that do not tell it: 2024-01-01T00:00:00Z in seconds since 1970.
+pub const DEFAULT_CREATION: i64 = 1_704_067_200;
+
 /// Metadata of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Meta {
@@ -108,6 +121,45 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// Parses `metadata` of a whole object (a manifest). What is left out takes the defaults of a mesh folder:
+    /// namespace `default`, creation [`DEFAULT_CREATION`], resource version `1`.
+    pub fn parse(kind: Kind, cluster: &ClusterId, object: &Value) -> Result<Self, Vec<FieldError>> {
+        let errors = FieldErrors::default();
+        let meta = Fields::root(object, &errors).object("metadata");
+        let name = meta.text("name");
+        if name.is_empty() {
+            meta.error("name", "is required");
+        }
+        let namespace = match meta.text("namespace") {
+            _ if kind.is_cluster_scoped() => SmolStr::default(),
+            namespace if namespace.is_empty() => SmolStr::new_static("default"),
+            namespace => namespace,
+        };
+        let creation = match meta.optional_text("creationTimestamp") {
+            None => DEFAULT_CREATION,
+            Some(text) => OffsetDateTime::parse(&text, &Rfc3339).map_or_else(
+                |_| {
+                    meta.error(
+                        "creationTimestamp",
+                        format!("{text:?} is no time, want one like 2024-01-01T00:00:00Z"),
+                    );
+                    DEFAULT_CREATION
+                },
+                OffsetDateTime::unix_timestamp,
+            ),
+        };
+        let resource_version = meta.optional_text("resourceVersion").filter(|text| !text.is_empty());
+        let parsed = Self {
+            kind,
+            key: ObjectKey::new(cluster, namespace, name),
+            labels: meta.labels("labels"),
+            annotations: meta.labels("annotations"),
+            creation,
+            resource_version: resource_version.unwrap_or(SmolStr::new_static("1")),
+        };
+        errors.finish(parsed)
+    }
+
     /// The namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.key.namespace
@@ -148,6 +200,8 @@ pub struct Config<T> {
     pub meta: Shared<Meta>,
     /// The specification.
     pub spec: T,
+    /// `status` as written, where something reads it (ServiceEntry addresses, WorkloadEntry health); else `None`.
+    pub status: Option<Shared<Value>>,
 }
 
 /// A row that knows its key.

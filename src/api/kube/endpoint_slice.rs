@@ -1,9 +1,14 @@
 //! discovery.k8s.io/v1 EndpointSlice.
 
+use serde_json::Value;
 use smol_str::SmolStr;
 
 use crate::{
-    api::{Meta, meta::Keyed},
+    api::{
+        FieldError, Meta,
+        field::{FieldErrors, Fields},
+        meta::Keyed,
+    },
     base::{ObjectKey, Shared},
 };
 
@@ -39,6 +44,47 @@ pub struct SliceEndpoint {
     pub node_name: SmolStr,
     /// `targetRef` when it names a Pod: (namespace, name).
     pub pod: Option<(SmolStr, SmolStr)>,
+}
+
+impl EndpointSlice {
+    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
+        let errors = FieldErrors::default();
+        let root = Fields::root(object, &errors);
+        let ports = root
+            .objects("ports")
+            .iter()
+            .map(|port| (port.text("name"), port.port("port")))
+            .collect();
+        let endpoints = root.objects("endpoints").iter().map(SliceEndpoint::parse).collect();
+        // Slices that mirror another cluster belong to no Service of this one.
+        let mirrored = meta.labels.contains_key("multicluster.kubernetes.io/service-name");
+        let service_name = meta.labels.get("kubernetes.io/service-name").filter(|_| !mirrored);
+        let service_name = service_name.cloned().unwrap_or_default();
+        errors.finish(Self {
+            meta,
+            service_name,
+            address_type: root.text("addressType"),
+            ports,
+            endpoints,
+        })
+    }
+}
+
+impl SliceEndpoint {
+    fn parse(fields: &Fields<'_>) -> Self {
+        let conditions = fields.object("conditions");
+        let target = fields.object("targetRef");
+        Self {
+            addresses: fields.texts("addresses"),
+            ready: conditions.flag("ready"),
+            serving: conditions.flag("serving"),
+            terminating: conditions.flag("terminating"),
+            hostname: fields.text("hostname"),
+            node_name: fields.text("nodeName"),
+            pod: (target.text("kind") == "Pod").then(|| (target.text("namespace"), target.text("name"))),
+        }
+    }
 }
 
 impl Keyed for EndpointSlice {

@@ -1,7 +1,9 @@
 //! core/v1 Namespace.
 
+use serde_json::Value;
+
 use crate::{
-    api::{Meta, meta::Keyed},
+    api::{FieldError, Meta, meta::Keyed},
     base::{ObjectKey, Shared},
 };
 
@@ -10,6 +12,13 @@ use crate::{
 pub struct Namespace {
     /// Metadata; `key.namespace` is empty, `key.name` is the namespace.
     pub meta: Shared<Meta>,
+}
+
+impl Namespace {
+    /// Parses the object; only its metadata counts.
+    pub fn parse(meta: Shared<Meta>, _object: &Value) -> Result<Self, Vec<FieldError>> {
+        Ok(Self { meta })
+    }
 }
 
 impl Keyed for Namespace {

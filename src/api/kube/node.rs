@@ -1,9 +1,14 @@
 //! core/v1 Node.
 
+use serde_json::Value;
 use smol_str::SmolStr;
 
 use crate::{
-    api::{Meta, meta::Keyed},
+    api::{
+        FieldError, Meta,
+        field::{FieldErrors, Fields},
+        meta::Keyed,
+    },
     base::{ObjectKey, Shared},
 };
 
@@ -16,6 +21,25 @@ pub struct Node {
     pub external_ips: Vec<SmolStr>,
     /// `status.addresses` of type `InternalIP`.
     pub internal_ips: Vec<SmolStr>,
+}
+
+impl Node {
+    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
+        let errors = FieldErrors::default();
+        let root = Fields::root(object, &errors);
+        let addresses = root.object("status").objects("addresses");
+        let of_type = |kind: &str| -> Vec<SmolStr> {
+            let matching = addresses.iter().filter(|address| address.text("type") == kind);
+            matching.map(|address| address.text("address")).collect()
+        };
+        let (external_ips, internal_ips) = (of_type("ExternalIP"), of_type("InternalIP"));
+        errors.finish(Self {
+            meta,
+            external_ips,
+            internal_ips,
+        })
+    }
 }
 
 impl Keyed for Node {

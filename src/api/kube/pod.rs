@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
 use smol_str::SmolStr;
 
 use crate::{
-    api::{Meta, meta::Keyed},
+    api::{
+        FieldError, Meta,
+        field::{FieldErrors, Fields},
+        meta::Keyed,
+    },
     base::{ObjectKey, Shared},
 };
 
@@ -39,6 +44,105 @@ pub struct Pod {
     pub phase: SmolStr,
     /// `metadata.deletionTimestamp` is set.
     pub terminating: bool,
+}
+
+impl Pod {
+    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
+        let errors = FieldErrors::default();
+        let root = Fields::root(object, &errors);
+        let metadata = root.object("metadata");
+        let (spec, status) = (root.object("spec"), root.object("status"));
+        let mut ips: Vec<SmolStr> = status.objects("podIPs").iter().map(|entry| entry.text("ip")).collect();
+        ips.retain(|ip| !ip.is_empty());
+        if ips.is_empty() {
+            ips.extend(status.optional_text("podIP").filter(|ip| !ip.is_empty()));
+        }
+        let conditions = status.objects("conditions");
+        let ready = conditions
+            .iter()
+            .any(|c| c.text("type") == "Ready" && c.text("status") == "True");
+        let (workload_name, workload_kind) = owner(&meta, &metadata);
+        let pod = Self {
+            meta,
+            ips,
+            node_name: spec.text("nodeName"),
+            service_account: spec.text("serviceAccountName"),
+            hostname: spec.text("hostname"),
+            subdomain: spec.text("subdomain"),
+            host_network: spec.flag("hostNetwork").unwrap_or_default(),
+            named_ports: named_ports(&spec),
+            workload_name,
+            workload_kind,
+            ready,
+            phase: status.text("phase"),
+            terminating: metadata.has("deletionTimestamp"),
+        };
+        errors.finish(pod)
+    }
+
+    /// Ready, with an address, neither finished nor being deleted: such pods stand for their addresses.
+    pub fn is_serving(&self) -> bool {
+        self.ready && !self.terminating && !self.ips.is_empty() && self.phase != "Failed" && self.phase != "Succeeded"
+    }
+}
+
+/// Named ports of the containers; init containers count if they keep running beside them.
+fn named_ports(spec: &Fields<'_>) -> BTreeMap<SmolStr, (u32, SmolStr)> {
+    let mut containers = spec.objects("containers");
+    let sidecars = spec.objects("initContainers").into_iter();
+    containers.extend(sidecars.filter(|container| container.text("restartPolicy") == "Always"));
+    let mut named = BTreeMap::new();
+    for port in containers.iter().flat_map(|container| container.objects("ports")) {
+        let name = port.text("name");
+        if name.is_empty() {
+            continue;
+        }
+        let protocol = match port.text("protocol") {
+            protocol if protocol.is_empty() => SmolStr::new_static("TCP"),
+            protocol => protocol,
+        };
+        named.entry(name).or_insert((port.port("containerPort"), protocol));
+    }
+    named
+}
+
+/// Name and kind of the workload that made the pod. A pod that nobody generated stands for itself; the hash that a
+/// Deployment or Rollout appends to its ReplicaSet, and the time that a CronJob appends to its Job, are cut off.
+fn owner(meta: &Meta, metadata: &Fields<'_>) -> (SmolStr, SmolStr) {
+    let itself = || (meta.name().clone(), SmolStr::new_static("Pod"));
+    if metadata.text("generateName").is_empty() {
+        return itself();
+    }
+    let owners = metadata.objects("ownerReferences");
+    let Some(owner) = owners.iter().find(|owner| owner.flag("controller") == Some(true)) else {
+        return itself();
+    };
+    let (name, kind) = (owner.text("name"), owner.text("kind"));
+    let trimmed = |label: &str| {
+        let hash = meta.labels.get(label).filter(|hash| !hash.is_empty())?;
+        let stem = name.strip_suffix(hash.as_str())?;
+        Some(SmolStr::new(stem.strip_suffix('-').unwrap_or(stem)))
+    };
+    let (name, kind) = match kind.as_str() {
+        "ReplicaSet" => match (trimmed("pod-template-hash"), trimmed("rollouts-pod-template-hash")) {
+            (Some(stem), _) => (stem, SmolStr::new_static("Deployment")),
+            (None, Some(stem)) => (stem, SmolStr::new_static("Rollout")),
+            (None, None) => (name, kind),
+        },
+        "ReplicationController" => match meta.labels.get("deploymentconfig") {
+            Some(config) => (config.clone(), SmolStr::new_static("DeploymentConfig")),
+            None => (name, kind),
+        },
+        "Job" => match name.rsplit_once('-') {
+            Some((stem, digits)) if digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit()) => {
+                (SmolStr::new(stem), SmolStr::new_static("CronJob"))
+            }
+            _ => (name, kind),
+        },
+        _ => (name, kind),
+    };
+    if name.is_empty() { itself() } else { (name, kind) }
 }
 
 impl Keyed for Pod {

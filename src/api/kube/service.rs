@@ -1,9 +1,14 @@
 //! core/v1 Service.
 
+use serde_json::Value;
 use smol_str::SmolStr;
 
 use crate::{
-    api::{Meta, meta::Keyed},
+    api::{
+        FieldError, Meta,
+        field::{FieldErrors, Fields},
+        meta::Keyed,
+    },
     base::{Labels, ObjectKey, Shared},
 };
 
@@ -32,6 +37,83 @@ pub struct Service {
     pub traffic_distribution: SmolStr,
     /// `spec.publishNotReadyAddresses`.
     pub publish_not_ready: bool,
+}
+
+impl Service {
+    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
+        let errors = FieldErrors::default();
+        let root = Fields::root(object, &errors);
+        let spec = root.object("spec");
+        let mut cluster_ips = spec.texts("clusterIPs");
+        if cluster_ips.is_empty() {
+            cluster_ips.extend(spec.optional_text("clusterIP").filter(|ip| !ip.is_empty()));
+        }
+        let ingress = root.object("status").object("loadBalancer").objects("ingress");
+        let load_balancer = ingress
+            .iter()
+            .map(|ingress| match ingress.text("ip") {
+                ip if ip.is_empty() => ingress.text("hostname"),
+                ip => ip,
+            })
+            .filter(|address| !address.is_empty())
+            .collect();
+        let service_type = spec.text("type");
+        let service = Self {
+            meta,
+            service_type: if service_type.is_empty() {
+                SmolStr::new_static("ClusterIP")
+            } else {
+                service_type
+            },
+            cluster_ips,
+            ports: spec.objects("ports").iter().map(Port::parse).collect(),
+            selector: spec.labels("selector"),
+            external_name: spec.text("externalName"),
+            external_ips: spec.texts("externalIPs"),
+            load_balancer,
+            node_local: spec.text("internalTrafficPolicy") == "Local",
+            traffic_distribution: spec.text("trafficDistribution"),
+            publish_not_ready: spec.flag("publishNotReadyAddresses").unwrap_or_default(),
+        };
+        errors.finish(service)
+    }
+
+    /// `clusterIP: None`.
+    pub fn is_headless(&self) -> bool {
+        self.cluster_ips.first().is_some_and(|ip| ip == "None")
+    }
+
+    /// `type: ExternalName`.
+    pub fn is_external_name(&self) -> bool {
+        self.service_type == "ExternalName"
+    }
+}
+
+impl Port {
+    fn parse(fields: &Fields<'_>) -> Self {
+        let protocol = fields.text("protocol");
+        let target = match fields.raw("targetPort") {
+            Some(Value::String(name)) => TargetPort::Name(SmolStr::new(name)),
+            _ => TargetPort::Number(fields.port("targetPort")),
+        };
+        let number = fields.port("port");
+        if number == 0 && !fields.has("port") {
+            fields.error("port", "is required");
+        }
+        Self {
+            name: fields.text("name"),
+            number,
+            protocol: if protocol.is_empty() {
+                SmolStr::new_static("TCP")
+            } else {
+                protocol
+            },
+            app_protocol: fields.optional_text("appProtocol"),
+            target,
+            node_port: fields.port("nodePort"),
+        }
+    }
 }
 
 /// One port of a Service.

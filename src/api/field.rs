@@ -1,0 +1,210 @@
+//! Reading JSON objects field by field: what is absent or null is empty, what has a wrong type is an error with its path.
+
+use std::cell::RefCell;
+
+use serde_json::{Map, Value};
+use smol_str::SmolStr;
+
+use crate::base::Labels;
+
+/// What is wrong with one field of an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct FieldError {
+    /// The field as a path, such as `spec.ports[0].port`; empty for the object as a whole.
+    pub field: String,
+    /// What is wrong with it, for people.
+    pub message: String,
+}
+
+/// Collects the errors of one object.
+#[derive(Debug, Default)]
+pub struct FieldErrors {
+    errors: RefCell<Vec<FieldError>>,
+}
+
+impl FieldErrors {
+    /// Records an error.
+    pub fn add(&self, field: impl Into<String>, message: impl Into<String>) {
+        self.errors.borrow_mut().push(FieldError {
+            field: field.into(),
+            message: message.into(),
+        });
+    }
+
+    /// The value, or the recorded errors (which are then forgotten).
+    pub fn finish<T>(&self, value: T) -> Result<T, Vec<FieldError>> {
+        let errors = self.errors.take();
+        if errors.is_empty() { Ok(value) } else { Err(errors) }
+    }
+}
+
+/// One JSON object and where it stands. An absent object reads as an empty one.
+#[derive(Clone, Debug)]
+pub struct Fields<'a> {
+    path: String,
+    map: Option<&'a Map<String, Value>>,
+    errors: &'a FieldErrors,
+}
+
+impl<'a> Fields<'a> {
+    /// The object that a document holds.
+    pub fn root(value: &'a Value, errors: &'a FieldErrors) -> Self {
+        Self::new(String::new(), value, errors)
+    }
+
+    fn new(path: String, value: &'a Value, errors: &'a FieldErrors) -> Self {
+        let map = match value {
+            Value::Object(map) => Some(map),
+            Value::Null => None,
+            other => {
+                errors.add(path.as_str(), format!("expected an object, got {}", type_of(other)));
+                None
+            }
+        };
+        Self { path, map, errors }
+    }
+
+    fn path_of(&self, name: &str) -> String {
+        if self.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}.{name}", self.path)
+        }
+    }
+
+    fn value(&self, name: &str) -> Option<&'a Value> {
+        self.map?.get(name).filter(|value| !value.is_null())
+    }
+
+    /// True if the field is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.value(name).is_some()
+    }
+
+    /// Records an error about a field.
+    pub fn error(&self, name: &str, message: impl Into<String>) {
+        self.errors.add(self.path_of(name), message);
+    }
+
+    fn wrong<T>(&self, name: &str, expected: &str, value: &Value) -> Option<T> {
+        self.error(name, format!("expected {expected}, got {}", type_of(value)));
+        None
+    }
+
+    /// The object in a field.
+    pub fn object(&self, name: &str) -> Self {
+        match self.value(name) {
+            Some(value) => Self::new(self.path_of(name), value, self.errors),
+            None => Self {
+                path: self.path_of(name),
+                map: None,
+                errors: self.errors,
+            },
+        }
+    }
+
+    /// The objects of a list.
+    pub fn objects(&self, name: &str) -> Vec<Self> {
+        self.list(name)
+            .iter()
+            .enumerate()
+            .map(|(i, value)| Self::new(format!("{}[{i}]", self.path_of(name)), value, self.errors))
+            .collect()
+    }
+
+    fn list(&self, name: &str) -> &'a [Value] {
+        match self.value(name) {
+            Some(Value::Array(values)) => values,
+            Some(other) => self.wrong(name, "a list", other).unwrap_or_default(),
+            None => &[],
+        }
+    }
+
+    /// The texts of a list.
+    pub fn texts(&self, name: &str) -> Vec<SmolStr> {
+        let texts = self.list(name).iter().enumerate();
+        texts
+            .filter_map(|(i, value)| match value {
+                Value::String(text) => Some(SmolStr::new(text)),
+                other => self.wrong(&format!("{name}[{i}]"), "a string", other),
+            })
+            .collect()
+    }
+
+    /// A text; `None` when absent.
+    pub fn optional_text(&self, name: &str) -> Option<SmolStr> {
+        match self.value(name)? {
+            Value::String(text) => Some(SmolStr::new(text)),
+            other => self.wrong(name, "a string", other),
+        }
+    }
+
+    /// A text; empty when absent.
+    pub fn text(&self, name: &str) -> SmolStr {
+        self.optional_text(name).unwrap_or_default()
+    }
+
+    /// A number that is not negative and fits 32 bits.
+    pub fn number(&self, name: &str) -> Option<u32> {
+        let value = self.value(name)?;
+        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+        match (number, value) {
+            (Some(number), _) => Some(number),
+            (None, Value::Number(other)) => {
+                self.error(name, format!("{other} is out of range, want 0 to {}", u32::MAX));
+                None
+            }
+            (None, other) => self.wrong(name, "a number", other),
+        }
+    }
+
+    /// A port number (0 to 65535); 0 when absent.
+    pub fn port(&self, name: &str) -> u32 {
+        match self.number(name) {
+            Some(port) if port > 65_535 => {
+                self.error(name, format!("{port} is no port, want 0 to 65535"));
+                0
+            }
+            port => port.unwrap_or_default(),
+        }
+    }
+
+    /// A boolean; `None` when absent.
+    pub fn flag(&self, name: &str) -> Option<bool> {
+        match self.value(name)? {
+            Value::Bool(flag) => Some(*flag),
+            other => self.wrong(name, "a boolean", other),
+        }
+    }
+
+    /// A map of texts.
+    pub fn labels(&self, name: &str) -> Labels {
+        let Some(map) = self.object(name).map else {
+            return Labels::new();
+        };
+        map.iter()
+            .filter_map(|(key, value)| match value {
+                Value::String(text) => Some((SmolStr::new(key), SmolStr::new(text))),
+                Value::Null => Some((SmolStr::new(key), SmolStr::default())),
+                other => self.wrong(&format!("{name}.{key}"), "a string", other),
+            })
+            .collect()
+    }
+
+    /// A field that may hold a number or a text, as Kubernetes' `IntOrString`.
+    pub fn raw(&self, name: &str) -> Option<&'a Value> {
+        self.value(name)
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,194 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{service::TargetPort, *};
+use crate::{
+    api::{FieldError, Kind, Meta},
+    base::{ClusterId, Shared},
+};
+
+fn meta(kind: Kind, object: &Value) -> Shared<Meta> {
+    Shared::new(Meta::parse(kind, &ClusterId::new("c1"), object).expect("because the metadata is fine"))
+}
+
+fn fields(errors: &[FieldError]) -> Vec<&str> {
+    errors.iter().map(|error| error.field.as_str()).collect()
+}
+
+#[test]
+fn metadata_has_the_defaults_of_a_mesh_folder() {
+    let object = json!({"metadata": {"name": "a", "labels": {"x": "y"}}});
+    let pod = Meta::parse(Kind::Pod, &ClusterId::new("c1"), &object).unwrap();
+    assert_eq!((pod.namespace().as_str(), pod.name().as_str()), ("default", "a"));
+    assert_eq!((pod.creation, pod.resource_version.as_str()), (1_704_067_200, "1"));
+    let node = Meta::parse(Kind::Node, &ClusterId::new("c1"), &object).unwrap();
+    assert_eq!(node.namespace().as_str(), "");
+}
+
+#[test]
+fn wrong_metadata_is_named() {
+    let object = json!({"metadata": {"namespace": 1, "creationTimestamp": "yesterday", "labels": {"v": 1}}});
+    let errors = Meta::parse(Kind::Pod, &ClusterId::new("c1"), &object).unwrap_err();
+    let want = [
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.creationTimestamp",
+        "metadata.labels.v",
+    ];
+    assert_eq!(fields(&errors), want);
+    assert_eq!(
+        fields(&Meta::parse(Kind::Pod, &ClusterId::new("c1"), &json!([])).unwrap_err()),
+        ["", "metadata.name"]
+    );
+}
+
+#[test]
+fn a_service_is_read() {
+    let object = json!({"metadata": {"name": "a"}, "spec": {
+        "clusterIP": "10.0.0.1", "selector": {"app": "a"}, "internalTrafficPolicy": "Local",
+        "ports": [{"port": 80, "name": "http", "targetPort": "web"}, {"port": 81, "protocol": "UDP", "nodePort": 3000}]},
+        "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}, {"hostname": "lb.example.com"}]}}});
+    let service = Service::parse(meta(Kind::Service, &object), &object).unwrap();
+    assert_eq!(service.cluster_ips, ["10.0.0.1"]);
+    assert_eq!(service.load_balancer, ["1.2.3.4", "lb.example.com"]);
+    assert!(service.node_local && !service.is_headless() && !service.is_external_name());
+    assert_eq!(service.ports[0].target, TargetPort::Name("web".into()));
+    assert_eq!(service.ports[1].target, TargetPort::Number(0));
+    assert_eq!(
+        (service.ports[1].protocol.as_str(), service.ports[1].node_port),
+        ("UDP", 3000)
+    );
+}
+
+#[test]
+fn wrong_types_name_their_paths() {
+    let object = json!({"metadata": {"name": "a"}, "spec": {
+        "clusterIPs": ["10.0.0.1", 5], "selector": [], "ports": [{"port": "80"}, {"port": 70000}, "x", {}]}});
+    let errors = Service::parse(meta(Kind::Service, &object), &object).unwrap_err();
+    let want = [
+        "spec.clusterIPs[1]",
+        "spec.ports[2]",
+        "spec.ports[0].port",
+        "spec.ports[1].port",
+        "spec.ports[2].port",
+        "spec.ports[3].port",
+        "spec.selector",
+    ];
+    assert_eq!(fields(&errors), want);
+}
+
+#[test]
+fn a_pod_knows_its_workload() {
+    let owned = |kind: &str, name: &str, labels: Value| {
+        let object = json!({"metadata": {"name": "p", "generateName": "x-", "labels": labels,
+            "ownerReferences": [{"kind": "Other", "name": "o"}, {"kind": kind, "name": name, "controller": true}]}});
+        let pod = Pod::parse(meta(Kind::Pod, &object), &object).unwrap();
+        format!("{}/{}", pod.workload_kind, pod.workload_name)
+    };
+    assert_eq!(
+        owned("ReplicaSet", "web-5d", json!({"pod-template-hash": "5d"})),
+        "Deployment/web"
+    );
+    assert_eq!(
+        owned("ReplicaSet", "web-5d", json!({"rollouts-pod-template-hash": "5d"})),
+        "Rollout/web"
+    );
+    assert_eq!(owned("ReplicaSet", "web-5d", json!({})), "ReplicaSet/web-5d");
+    assert_eq!(owned("Job", "tick-28391040", json!({})), "CronJob/tick");
+    assert_eq!(owned("Job", "once-7", json!({})), "Job/once-7");
+    assert_eq!(owned("StatefulSet", "db", json!({})), "StatefulSet/db");
+}
+
+#[test]
+fn named_ports_and_readiness_of_a_pod() {
+    let object = json!({"metadata": {"name": "p"}, "spec": {
+        "containers": [{"ports": [{"name": "web", "containerPort": 8080}, {"containerPort": 9}]},
+            {"ports": [{"name": "web", "containerPort": 1}]}],
+        "initContainers": [{"ports": [{"name": "once", "containerPort": 2}]},
+            {"restartPolicy": "Always", "ports": [{"name": "side", "containerPort": 3}]}]},
+        "status": {"phase": "Running", "podIP": "10.1.1.1", "conditions": [{"type": "Ready", "status": "True"}]}});
+    let pod = Pod::parse(meta(Kind::Pod, &object), &object).unwrap();
+    let ports: Vec<_> = pod
+        .named_ports
+        .iter()
+        .map(|(name, port)| (name.as_str(), port.0))
+        .collect();
+    assert_eq!(ports, [("side", 3), ("web", 8080)]);
+    assert!(pod.is_serving());
+    assert_eq!((pod.workload_kind.as_str(), pod.workload_name.as_str()), ("Pod", "p"));
+}
+
+#[test]
+fn secrets_are_decoded_and_do_not_print() {
+    let object = json!({"metadata": {"name": "s"}, "data": {"a": "aGVsbG8=\n"}, "stringData": {"b": "plain"}});
+    let secret = Secret::parse(meta(Kind::Secret, &object), &object).unwrap();
+    assert_eq!(
+        (&secret.data["a"][..], &secret.data["b"][..]),
+        (&b"hello"[..], &b"plain"[..])
+    );
+    assert!(!format!("{secret:?}").contains("hello"));
+    let bad = json!({"metadata": {"name": "s"}, "data": {"a": "?secret?"}});
+    let errors = Secret::parse(meta(Kind::Secret, &bad), &bad).unwrap_err();
+    assert_eq!(fields(&errors), ["data.a"]);
+    assert!(!errors[0].message.contains("secret"));
+}
+
+#[test]
+fn slices_nodes_and_config_maps_are_read() {
+    let object = json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": 80}, {}],
+        "endpoints": [{"addresses": ["10.1.1.1"], "conditions": {"ready": true, "serving": null},
+            "targetRef": {"kind": "Pod", "name": "p", "namespace": "n"}}, {"targetRef": {"kind": "Node"}}]});
+    let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &object), &object).unwrap();
+    assert_eq!(slice.service_name, "web");
+    assert_eq!(slice.ports, [("http".into(), 80), ("".into(), 0)]);
+    assert_eq!(slice.endpoints[0].pod, Some(("n".into(), "p".into())));
+    assert_eq!(
+        (slice.endpoints[0].ready, slice.endpoints[0].serving),
+        (Some(true), None)
+    );
+    assert_eq!(slice.endpoints[1].pod, None);
+    let object = json!({"metadata": {"name": "n"}, "status": {"addresses": [
+        {"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "10.0.0.9"}]}});
+    let node = Node::parse(meta(Kind::Node, &object), &object).unwrap();
+    assert_eq!(
+        (node.internal_ips, node.external_ips),
+        (vec!["10.0.0.9".into()], vec![])
+    );
+    let object = json!({"metadata": {"name": "m"}, "data": {"mesh": "x: y"}, "binaryData": {"b": "AAE="}});
+    let map = ConfigMap::parse(meta(Kind::ConfigMap, &object), &object).unwrap();
+    assert_eq!((&map.data["mesh"][..], &map.data["b"][..]), (&b"x: y"[..], &[0, 1][..]));
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let keys = "metadata|name|namespace|labels|spec|status|ports|port|targetPort|selector|podIPs|conditions|containers\
+        |data|stringData|addresses|endpoints|targetRef|ownerReferences|creationTimestamp";
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "[a-z0-9.=]{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(5, 40, 5, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(keys, inner, 0..5).prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_object_gives_a_row_or_named_errors(object in any_json()) {
+        let cluster = ClusterId::new("c1");
+        let mut found: Vec<FieldError> = Meta::parse(Kind::Pod, &cluster, &object).err().unwrap_or_default();
+        let meta = meta(Kind::Pod, &json!({"metadata": {"name": "x"}}));
+        found.extend(Pod::parse(meta.clone(), &object).err().unwrap_or_default());
+        found.extend(Service::parse(meta.clone(), &object).err().unwrap_or_default());
+        found.extend(EndpointSlice::parse(meta.clone(), &object).err().unwrap_or_default());
+        found.extend(Secret::parse(meta.clone(), &object).err().unwrap_or_default());
+        found.extend(ConfigMap::parse(meta.clone(), &object).err().unwrap_or_default());
+        found.extend(Node::parse(meta, &object).err().unwrap_or_default());
+        prop_assert!(found.iter().all(|error| !error.message.is_empty()));
+    }
+}
