@@ -3,6 +3,7 @@
 //! Each module below lists its trials; what a trial needs (a daemon, an Envoy, an application) it starts itself, and
 //! `support::process` ends every child by its id: when the trial drops it, when the run ends, on a panic and on a signal.
 
+mod e2e;
 mod golden;
 mod parity;
 mod support;
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
     let _children = support::process::end_all_on_drop();
     support::process::end_all_on_signal();
-    let trials = [tidy::trials(), golden::trials(), parity::trials()]
+    let trials = [tidy::trials(), golden::trials(), parity::trials(), e2e::trials()]
         .into_iter()
         .flatten()
         .collect();

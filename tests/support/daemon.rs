@@ -1,10 +1,12 @@
 //! The daemon's binary, as the trials run it.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use super::process::Process;
+use super::{http, ports, wait};
 
 /// The daemon with an empty environment, so that no variable of the caller reaches its settings.
 pub(crate) fn istiod() -> Command {
@@ -23,5 +25,55 @@ pub(crate) fn render(folder: &Path, out: &Path) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!("{status}\n{}", process.log_tail()))
+    }
+}
+
+/// A daemon that serves a mesh folder, on free ports of 127.0.0.1; dropping it kills it.
+pub(crate) struct Daemon {
+    pub(crate) process: Process,
+    /// Where proxies ask for their configuration.
+    pub(crate) xds: u16,
+    /// Readiness and debug pages.
+    pub(crate) http: SocketAddr,
+    /// Metrics, version and debug pages.
+    pub(crate) monitoring: SocketAddr,
+}
+
+impl Daemon {
+    /// Starts `istiod discovery --configDir folder` and waits until it is ready.
+    pub(crate) fn start(folder: &Path, log: &Path) -> Result<Daemon, String> {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        Daemon::listening(ports::free(), local(ports::free()), local(ports::free()), folder, log)
+    }
+
+    /// Ends the daemon at once and starts another in its place.
+    pub(crate) fn replace(&mut self, folder: &Path, log: &Path) -> Result<(), String> {
+        self.process.kill();
+        *self = Daemon::listening(self.xds, self.http, self.monitoring, folder, log)?;
+        Ok(())
+    }
+
+    fn listening(xds: u16, http: SocketAddr, monitoring: SocketAddr, folder: &Path, log: &Path) -> Result<Daemon, String> {
+        let mut command = istiod();
+        command.arg("discovery").arg("--configDir").arg(folder);
+        command.arg(format!("--grpcAddr=127.0.0.1:{xds}"));
+        command.arg(format!("--httpAddr={http}"));
+        command.arg(format!("--monitoringAddr={monitoring}"));
+        command.args(["--secureGRPCAddr=", "--httpsAddr=", "--ctrlz_port=0"]);
+        let process = Process::start(&mut command, log);
+        let daemon = Daemon { process, xds, http, monitoring };
+        daemon.ready().map_err(|error| format!("{error}\n{}", daemon.process.log_tail()))?;
+        Ok(daemon)
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        wait::until("a ready daemon", Duration::from_mins(1), || {
+            if let Some(status) = self.process.ended() {
+                return Some(Err(format!("the daemon ended: {status}")));
+            }
+            let answer = http::get(self.http, "istiod", "/ready").ok()?;
+            answer.status.is_success().then_some(Ok(()))
+        })
+        .flatten()
     }
 }

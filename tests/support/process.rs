@@ -66,10 +66,20 @@ impl Process {
         );
     }
 
+    /// Ends the child at once, if it still runs.
+    pub(crate) fn kill(&self) {
+        let child = children().remove(&self.id);
+        child.into_iter().for_each(end);
+    }
+
+    /// What the child has written so far.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
     /// The last lines of the child's output.
     pub(crate) fn log_tail(&self) -> String {
-        let bytes = std::fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
+        let text = self.log();
         let lines: Vec<&str> = text.lines().collect();
         let tail = lines[lines.len().saturating_sub(25)..].join("\n");
         format!("--- last lines of {}\n{tail}", self.log.display())
@@ -78,8 +88,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let child = children().remove(&self.id);
-        child.into_iter().for_each(end);
+        self.kill();
     }
 }
 

@@ -1,0 +1,138 @@
+//! The daemon with real Envoys and real requests.
+
+mod bed;
+mod sample;
+
+use std::time::Duration;
+
+use libtest_mimic::{Completion, Failed, Trial};
+
+use crate::support::envoy::{self, Protocol};
+use crate::support::{http, missing, wait};
+use bed::{Bed, SOON, WEB, answered_by, answers};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let both: [(&str, fn(&str, Protocol) -> Result<(), Failed>); 4] = [
+        ("sidecar_is_configured_and_routes", sidecar_is_configured_and_routes),
+        ("gateway_is_configured_and_routes", gateway_is_configured_and_routes),
+        ("new_weights_arrive_and_nothing_else", new_weights_arrive_and_nothing_else),
+        ("removed_endpoint_drains", removed_endpoint_drains),
+    ];
+    let mut trials: Vec<Trial> = both
+        .into_iter()
+        .flat_map(|(name, trial)| {
+            [("sotw", Protocol::StateOfTheWorld), ("delta", Protocol::Delta)]
+                .map(|(form, protocol)| with_envoy(format!("e2e::{name}::{form}"), move |name| trial(name, protocol)))
+        })
+        .collect();
+    trials.push(with_envoy("e2e::bad_file_changes_nothing".to_owned(), bad_file_changes_nothing));
+    trials.push(with_envoy("e2e::daemon_restarts_unseen".to_owned(), daemon_restarts_unseen));
+    trials.push(Trial::test("e2e::daemon_ends_when_asked", daemon_ends_when_asked));
+    trials.push(with_envoy("e2e::sample_runs_once".to_owned(), sample::runs_once));
+    trials
+}
+
+/// A trial that is skipped where there is no Envoy; it is told its name, for its folder.
+fn with_envoy(name: String, trial: impl FnOnce(&str) -> Result<(), Failed> + Send + 'static) -> Trial {
+    let folder = name.replace("::", "/");
+    Trial::ignorable_test(name, move || {
+        if envoy::binary().is_none() {
+            return missing("there is no Envoy; `make tools` installs it");
+        }
+        trial(&folder).map(|()| Completion::Completed)
+    })
+}
+
+fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    let bed = Bed::start(name)?;
+    let sidecar = bed.sidecar(protocol)?;
+    sidecar.refused_nothing()?;
+    let names = sidecar.names();
+    for cluster in [bed.cluster(""), bed.cluster("v1"), bed.cluster("v2")] {
+        assert!(names.contains(&cluster), "no {cluster} among {names:?}");
+    }
+    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
+    assert_eq!(answers(bed.inbound(), "client", 1)?, ["v1"], "the sidecar's own port leads to the application behind it");
+    Ok(())
+}
+
+fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    let bed = Bed::start(name)?;
+    let gateway = bed.gateway(protocol)?;
+    gateway.refused_nothing()?;
+    assert_eq!(answers(bed.edge(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
+    let unknown = http::get(bed.edge(), "unknown.example.com", "/")?;
+    assert_eq!(unknown.status, 404, "no route leads to a host that no VirtualService names");
+    Ok(())
+}
+
+fn new_weights_arrive_and_nothing_else(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    const CLUSTERS_AND_ENDPOINTS: &str = r"^(cluster_manager\.cds|cluster\..*)\.update_success$";
+    let bed = Bed::start(name)?;
+    let sidecar = bed.sidecar(protocol)?;
+    answered_by("v1", bed.outbound(), WEB)?;
+    let before = sidecar.sum(CLUSTERS_AND_ENDPOINTS);
+    bed.divide(0, 100);
+    answered_by("v2", bed.outbound(), WEB)?;
+    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v2"; 10], "all weight is on v2");
+    assert_eq!(sidecar.sum(CLUSTERS_AND_ENDPOINTS), before, "weights are a matter of routes alone");
+    sidecar.refused_nothing()?;
+    Ok(())
+}
+
+fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    let bed = Bed::start(name)?;
+    let sidecar = bed.sidecar(protocol)?;
+    bed.divide(0, 100);
+    answered_by("v2", bed.outbound(), WEB)?;
+    let address = bed.outbound();
+    let held = http::RUNTIME.spawn(async move { http::request("GET", address, WEB, "/hold").await });
+    wait::until("the request that v2 holds", SOON, || (bed.v2.held() == 1).then_some(()))?;
+
+    bed.remove_v2();
+    let endpoints = wait::until("a service without v2", SOON, || {
+        let endpoints = sidecar.endpoints(&bed.cluster(""));
+        (endpoints.len() == 1).then_some(endpoints)
+    })?;
+    assert_eq!(endpoints, [bed.v1.address.to_string()], "v1 stays");
+    bed.divide(100, 0);
+    answered_by("v1", bed.outbound(), WEB)?;
+
+    bed.v2.release();
+    let answer = http::RUNTIME.block_on(held)??;
+    assert_eq!(answer.application().as_deref(), Some("v2"), "a request under way is not cut off");
+    sidecar.refused_nothing()?;
+    Ok(())
+}
+
+fn bad_file_changes_nothing(name: &str) -> Result<(), Failed> {
+    let bed = Bed::start(name)?;
+    let sidecar = bed.sidecar(Protocol::Delta)?;
+    bed.spoil();
+    wait::until("the bad file in the log", SOON, || bed.daemon.process.log().contains("spoilt.yaml").then_some(()))?;
+    assert_eq!(answers(bed.outbound(), WEB, 5)?, ["v1"; 5], "the proxies keep what they had");
+    bed.divide(0, 100);
+    answered_by("v2", bed.outbound(), WEB)?;
+    sidecar.refused_nothing()?;
+    Ok(())
+}
+
+fn daemon_restarts_unseen(name: &str) -> Result<(), Failed> {
+    let mut bed = Bed::start(name)?;
+    let sidecar = bed.sidecar(Protocol::Delta)?;
+    answered_by("v1", bed.outbound(), WEB)?;
+    bed.restart()?;
+    assert_eq!(answers(bed.outbound(), WEB, 5)?, ["v1"; 5], "an Envoy without a control plane goes on");
+    bed.divide(0, 100);
+    answered_by("v2", bed.outbound(), WEB)?;
+    sidecar.refused_nothing()?;
+    Ok(())
+}
+
+fn daemon_ends_when_asked() -> Result<(), Failed> {
+    let bed = Bed::start("e2e/daemon_ends_when_asked")?;
+    bed.daemon.process.terminate();
+    let status = bed.daemon.process.end_of(Duration::from_secs(20))?;
+    assert!(status.success(), "SIGTERM is a request like any other: {status}");
+    Ok(())
+}

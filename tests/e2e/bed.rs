@@ -1,0 +1,265 @@
+//! The mesh of the end-to-end trials: a client with a sidecar, a service `web` with two versions, and a gateway. All of
+//! it listens on loopback addresses; the sidecar captures nothing and is spoken to directly.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::daemon::Daemon;
+use crate::support::envoy::{Envoy, Node, Protocol};
+use crate::support::http::{self, Application};
+use crate::support::{ports, scratch, wait};
+
+/// How the service is named in requests.
+pub(super) const WEB: &str = "web.shop.svc.cluster.local";
+
+/// Long enough for a slow machine, and never waited for in full when all is well.
+pub(super) const SOON: Duration = Duration::from_secs(30);
+
+/// The applications, the mesh folder that tells of them, and the daemon that serves it.
+pub(super) struct Bed {
+    pub(super) folder: PathBuf,
+    mesh: PathBuf,
+    pub(super) v1: Application,
+    pub(super) v2: Application,
+    /// Port of the service, and of the sidecar's listener for it.
+    service_port: u16,
+    ingress_port: u16,
+    gateway_port: u16,
+    pub(super) daemon: Daemon,
+}
+
+impl Bed {
+    /// Starts everything but the proxies; all requests go to v1.
+    pub(super) fn start(name: &str) -> Result<Bed, String> {
+        let folder = scratch(name);
+        let mesh = folder.join("mesh");
+        std::fs::create_dir(&mesh).map_err(|error| error.to_string())?;
+        let (v1, v2) = (Application::start("v1", "127.0.0.2"), Application::start("v2", "127.0.0.3"));
+        let [service_port, ingress_port, gateway_port] = [ports::free(), ports::free(), ports::free()];
+        write(&mesh, "services.yaml", &services(&v1, &v2, service_port));
+        write(&mesh, "slice-v2.yaml", &slice("v2", v2.address));
+        write(&mesh, "routing.yaml", &routing(100, 0));
+        write(&mesh, "client.yaml", &client(service_port, ingress_port, v1.address));
+        write(&mesh, "gateway.yaml", &gateway(gateway_port));
+        let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
+        Ok(Bed { folder, mesh, v1, v2, service_port, ingress_port, gateway_port, daemon })
+    }
+
+    /// The client's sidecar.
+    pub(super) fn sidecar(&self, protocol: Protocol) -> Result<Envoy, String> {
+        let node = Node {
+            id: "sidecar~127.0.0.1~client.shop~shop.svc.cluster.local".to_owned(),
+            metadata: json!({
+                "NAMESPACE": "shop",
+                "SERVICE_ACCOUNT": "client",
+                "CLUSTER_ID": "Kubernetes",
+                "ISTIO_VERSION": "1.30.3",
+                "INSTANCE_IPS": "127.0.0.1",
+                "INTERCEPTION_MODE": "NONE",
+                "LABELS": { "app": "client" },
+            }),
+        };
+        Envoy::start(&self.folder, "sidecar", &node, self.daemon.xds, protocol)
+    }
+
+    /// The gateway.
+    pub(super) fn gateway(&self, protocol: Protocol) -> Result<Envoy, String> {
+        let node = Node {
+            id: "router~127.0.0.4~gateway.shop~shop.svc.cluster.local".to_owned(),
+            metadata: json!({
+                "NAMESPACE": "shop",
+                "SERVICE_ACCOUNT": "gateway",
+                "CLUSTER_ID": "Kubernetes",
+                "ISTIO_VERSION": "1.30.3",
+                "INSTANCE_IPS": "127.0.0.4",
+                "LABELS": { "istio": "gateway" },
+            }),
+        };
+        Envoy::start(&self.folder, "gateway", &node, self.daemon.xds, protocol)
+    }
+
+    /// Where the sidecar listens for requests to the service.
+    pub(super) fn outbound(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.service_port))
+    }
+
+    /// Where the sidecar listens for requests to the client itself.
+    pub(super) fn inbound(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.ingress_port))
+    }
+
+    /// Where the gateway listens.
+    pub(super) fn edge(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 4], self.gateway_port))
+    }
+
+    /// The cluster of the service, or of one subset of it.
+    pub(super) fn cluster(&self, subset: &str) -> String {
+        format!("outbound|{}|{subset}|{WEB}", self.service_port)
+    }
+
+    /// Kills the daemon and starts another on the same ports.
+    pub(super) fn restart(&mut self) -> Result<(), String> {
+        self.daemon.replace(&self.mesh, &self.folder.join("istiod-again.log"))
+    }
+
+    /// Edits the folder: how the service's requests are divided.
+    pub(super) fn divide(&self, v1: u32, v2: u32) {
+        write(&self.mesh, "routing.yaml", &routing(v1, v2));
+    }
+
+    /// Edits the folder: v2 is no endpoint of the service any more.
+    pub(super) fn remove_v2(&self) {
+        std::fs::remove_file(self.mesh.join("slice-v2.yaml")).expect("the file was written at the start");
+    }
+
+    /// Edits the folder: a file that is no YAML.
+    pub(super) fn spoil(&self) {
+        write(&self.mesh, "spoilt.yaml", "kind: [never closed\n");
+    }
+}
+
+/// Asks `count` times, each of which has to succeed, and tells which application answered each.
+pub(super) fn answers(address: SocketAddr, host: &str, count: usize) -> Result<Vec<String>, String> {
+    (0..count)
+        .map(|_| {
+            let answer = http::get(address, host, "/")?;
+            answer.application().ok_or_else(|| format!("{} {}", answer.status, answer.body))
+        })
+        .collect()
+}
+
+/// Asks until `application` answers.
+pub(super) fn answered_by(application: &str, address: SocketAddr, host: &str) -> Result<(), String> {
+    wait::until(&format!("an answer of {application} at {address}"), SOON, || {
+        (http::get(address, host, "/").ok()?.application()? == application).then_some(())
+    })
+}
+
+/// Replaces a file in one step, as editors and Kubernetes do.
+fn write(mesh: &Path, name: &str, text: &str) {
+    let draft = mesh.join(format!(".{name}.draft"));
+    std::fs::write(&draft, text).expect("the folder is ours");
+    std::fs::rename(&draft, mesh.join(name)).expect("the folder is ours");
+}
+
+fn services(v1: &Application, v2: &Application, port: u16) -> String {
+    let pod = |version: &str, address: SocketAddr| {
+        format!(
+            "---
+apiVersion: v1
+kind: Pod
+metadata: {{name: web-{version}, namespace: shop, labels: {{app: web, version: {version}}}}}
+spec: {{serviceAccountName: web}}
+status: {{phase: Running, podIP: {ip}, podIPs: [{{ip: {ip}}}], conditions: [{{type: Ready, status: 'True'}}]}}
+",
+            ip = address.ip()
+        )
+    };
+    let head = format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: shop}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: shop}}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  selector: {{app: web}}
+  ports: [{{name: http, port: {port}, targetPort: 8080, protocol: TCP}}]
+"
+    );
+    head + &pod("v1", v1.address) + &pod("v2", v2.address) + "---\n" + &slice("v1", v1.address)
+}
+
+fn slice(version: &str, address: SocketAddr) -> String {
+    format!(
+        "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-{version}, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+endpoints:
+- addresses: [{ip}]
+  conditions: {{ready: true}}
+  targetRef: {{kind: Pod, name: web-{version}, namespace: shop}}
+ports: [{{name: http, port: {port}, protocol: TCP}}]
+",
+        ip = address.ip(),
+        port = address.port()
+    )
+}
+
+fn routing(v1: u32, v2: u32) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: web, namespace: shop}}
+spec:
+  host: {WEB}
+  subsets:
+  - {{name: v1, labels: {{version: v1}}}}
+  - {{name: v2, labels: {{version: v2}}}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: web, namespace: shop}}
+spec:
+  hosts: [{WEB}]
+  gateways: [mesh, edge]
+  http:
+  - route:
+    - {{destination: {{host: {WEB}, subset: v1}}, weight: {v1}}}
+    - {{destination: {{host: {WEB}, subset: v2}}, weight: {v2}}}
+"
+    )
+}
+
+/// What the client's sidecar listens on. Its own traffic is plain: these trials have no certificates.
+fn client(service_port: u16, ingress_port: u16, behind: SocketAddr) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {{name: client, namespace: shop}}
+spec:
+  workloadSelector: {{labels: {{app: client}}}}
+  egress:
+  - port: {{number: {service_port}, protocol: HTTP, name: http}}
+    bind: 127.0.0.1
+    captureMode: NONE
+    hosts: ['./*']
+  ingress:
+  - port: {{number: {ingress_port}, protocol: HTTP, name: http}}
+    bind: 127.0.0.1
+    captureMode: NONE
+    defaultEndpoint: 127.0.0.1:{port}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {{name: client, namespace: shop}}
+spec:
+  selector: {{matchLabels: {{app: client}}}}
+  mtls: {{mode: DISABLE}}
+",
+        port = behind.port()
+    )
+}
+
+fn gateway(port: u16) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: edge, namespace: shop}}
+spec:
+  selector: {{istio: gateway}}
+  servers:
+  - port: {{number: {port}, protocol: HTTP, name: http}}
+    bind: 127.0.0.4
+    hosts: ['*']
+"
+    )
+}

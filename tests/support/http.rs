@@ -1,0 +1,146 @@
+//! HTTP as the trials need it: one request at a time, and applications that say who they are.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Carries all sockets of the trials, which themselves are plain threads.
+pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime can be made"));
+
+static CLIENT: LazyLock<Client<HttpConnector, Empty<Bytes>>> =
+    // A pooled connection would stick to the listener of a proxy that a trial has just replaced.
+    LazyLock::new(|| Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http());
+
+/// What a server answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// The name of the application that answered, if one did.
+    pub(crate) fn application(&self) -> Option<String> {
+        let body: Value = serde_json::from_str(&self.body).ok()?;
+        Some(body["application"].as_str()?.to_owned())
+    }
+}
+
+/// `GET http://address/path` with that `Host`; the error is in words.
+pub(crate) fn get(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
+    RUNTIME.block_on(request("GET", address, host, path))
+}
+
+/// `POST`, without a body, as Envoy's administration wants it for what changes something.
+pub(crate) fn post(address: SocketAddr, path: &str) -> Result<Answer, String> {
+    RUNTIME.block_on(request("POST", address, &address.to_string(), path))
+}
+
+/// The request behind [`get`] and [`post`].
+pub(crate) async fn request(method: &str, address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"))
+        .header("host", host)
+        .body(Empty::new())
+        .map_err(|error| error.to_string())?;
+    let exchange = async {
+        let response = CLIENT.request(request).await.map_err(|error| format!("{error:?}"))?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| format!("{error:?}"))?.to_bytes();
+        Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+    };
+    match tokio::time::timeout(Duration::from_secs(20), exchange).await {
+        Ok(answer) => answer,
+        Err(_) => Err(format!("{address}{path} does not answer within 20 s")),
+    }
+}
+
+/// An application that answers every request with its name and what it was asked; `/hold` waits for [`Self::release`].
+pub(crate) struct Application {
+    pub(crate) address: SocketAddr,
+    held: Arc<watch::Sender<u32>>,
+    released: watch::Sender<bool>,
+    server: JoinHandle<()>,
+}
+
+impl Application {
+    /// Listens on a free port of `ip`, which may be any loopback address.
+    pub(crate) fn start(name: &str, ip: &str) -> Application {
+        let listener = RUNTIME.block_on(TcpListener::bind((ip, 0))).expect("a loopback address can be bound");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let held = Arc::new(watch::Sender::new(0));
+        let (released, release) = watch::channel(false);
+        let server = RUNTIME.spawn(serve(listener, name.to_owned(), Arc::clone(&held), release));
+        Application { address, held, released, server }
+    }
+
+    /// How many requests to `/hold` have arrived.
+    pub(crate) fn held(&self) -> u32 {
+        *self.held.borrow()
+    }
+
+    /// Answers the requests to `/hold`.
+    pub(crate) fn release(&self) {
+        self.released.send_replace(true);
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, name: String, held: Arc<watch::Sender<u32>>, release: watch::Receiver<bool>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (name, held, release) = (name.clone(), Arc::clone(&held), release.clone());
+        let answers = service_fn(move |request| {
+            let answer = answer(request, name.clone());
+            let (held, mut release) = (Arc::clone(&held), release.clone());
+            async move {
+                let (path, answer) = answer.await;
+                if path == "/hold" {
+                    held.send_modify(|count| *count += 1);
+                    // An error says that the application is gone, and then nobody waits for the answer.
+                    let _ = release.wait_for(|released| *released).await;
+                }
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answers);
+        RUNTIME.spawn(quietly(connection));
+    }
+}
+
+/// The peer may end a connection as it likes.
+async fn quietly(connection: impl Future<Output = hyper::Result<()>>) {
+    let _ = connection.await;
+}
+
+async fn answer(request: Request<Incoming>, name: String) -> (String, Response<Full<Bytes>>) {
+    let path = request.uri().path().to_owned();
+    let headers: serde_json::Map<String, Value> = request
+        .headers()
+        .iter()
+        .map(|(name, value)| (name.to_string(), json!(String::from_utf8_lossy(value.as_bytes()))))
+        .collect();
+    let body = json!({ "application": name, "path": path, "headers": headers });
+    (path, Response::new(Full::from(body.to_string())))
+}
