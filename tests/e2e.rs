@@ -11,11 +11,17 @@ use crate::support::envoy::{self, Protocol};
 use crate::support::{http, missing, wait};
 use bed::{Bed, SOON, WEB, answered_by, answers};
 
+/// A trial that is run with either form of the protocol.
+type InBothForms = fn(&str, Protocol) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
-    let both: [(&str, fn(&str, Protocol) -> Result<(), Failed>); 4] = [
+    let both: [(&str, InBothForms); 4] = [
         ("sidecar_is_configured_and_routes", sidecar_is_configured_and_routes),
         ("gateway_is_configured_and_routes", gateway_is_configured_and_routes),
-        ("new_weights_arrive_and_nothing_else", new_weights_arrive_and_nothing_else),
+        (
+            "new_weights_arrive_and_nothing_else",
+            new_weights_arrive_and_nothing_else,
+        ),
         ("removed_endpoint_drains", removed_endpoint_drains),
     ];
     let mut trials: Vec<Trial> = both
@@ -25,8 +31,14 @@ pub(crate) fn trials() -> Vec<Trial> {
                 .map(|(form, protocol)| with_envoy(format!("e2e::{name}::{form}"), move |name| trial(name, protocol)))
         })
         .collect();
-    trials.push(with_envoy("e2e::bad_file_changes_nothing".to_owned(), bad_file_changes_nothing));
-    trials.push(with_envoy("e2e::daemon_restarts_unseen".to_owned(), daemon_restarts_unseen));
+    trials.push(with_envoy(
+        "e2e::bad_file_changes_nothing".to_owned(),
+        bad_file_changes_nothing,
+    ));
+    trials.push(with_envoy(
+        "e2e::daemon_restarts_unseen".to_owned(),
+        daemon_restarts_unseen,
+    ));
     trials.push(Trial::test("e2e::daemon_ends_when_asked", daemon_ends_when_asked));
     trials.push(with_envoy("e2e::sample_runs_once".to_owned(), sample::runs_once));
     trials
@@ -52,7 +64,11 @@ fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
         assert!(names.contains(&cluster), "no {cluster} among {names:?}");
     }
     assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
-    assert_eq!(answers(bed.inbound(), "client", 1)?, ["v1"], "the sidecar's own port leads to the application behind it");
+    assert_eq!(
+        answers(bed.inbound(), "client", 1)?,
+        ["v1"],
+        "the sidecar's own port leads to the application behind it"
+    );
     Ok(())
 }
 
@@ -62,7 +78,10 @@ fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
     gateway.refused_nothing()?;
     assert_eq!(answers(bed.edge(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
     let unknown = http::get(bed.edge(), "unknown.example.com", "/")?;
-    assert_eq!(unknown.status, 404, "no route leads to a host that no VirtualService names");
+    assert_eq!(
+        unknown.status, 404,
+        "no route leads to a host that no VirtualService names"
+    );
     Ok(())
 }
 
@@ -75,7 +94,11 @@ fn new_weights_arrive_and_nothing_else(name: &str, protocol: Protocol) -> Result
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
     assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v2"; 10], "all weight is on v2");
-    assert_eq!(sidecar.sum(CLUSTERS_AND_ENDPOINTS), before, "weights are a matter of routes alone");
+    assert_eq!(
+        sidecar.sum(CLUSTERS_AND_ENDPOINTS),
+        before,
+        "weights are a matter of routes alone"
+    );
     sidecar.refused_nothing()?;
     Ok(())
 }
@@ -86,7 +109,7 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
     let address = bed.outbound();
-    let held = http::RUNTIME.spawn(async move { http::request("GET", address, WEB, "/hold").await });
+    let held = http::RUNTIME.spawn(async move { http::request(address, WEB, "/hold").await });
     wait::until("the request that v2 holds", SOON, || (bed.v2.held() == 1).then_some(()))?;
 
     bed.remove_v2();
@@ -100,7 +123,11 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
 
     bed.v2.release();
     let answer = http::RUNTIME.block_on(held)??;
-    assert_eq!(answer.application().as_deref(), Some("v2"), "a request under way is not cut off");
+    assert_eq!(
+        answer.application().as_deref(),
+        Some("v2"),
+        "a request under way is not cut off"
+    );
     sidecar.refused_nothing()?;
     Ok(())
 }
@@ -109,8 +136,14 @@ fn bad_file_changes_nothing(name: &str) -> Result<(), Failed> {
     let bed = Bed::start(name)?;
     let sidecar = bed.sidecar(Protocol::Delta)?;
     bed.spoil();
-    wait::until("the bad file in the log", SOON, || bed.daemon.process.log().contains("spoilt.yaml").then_some(()))?;
-    assert_eq!(answers(bed.outbound(), WEB, 5)?, ["v1"; 5], "the proxies keep what they had");
+    wait::until("the bad file in the log", SOON, || {
+        bed.daemon.process.log().contains("spoilt.yaml").then_some(())
+    })?;
+    assert_eq!(
+        answers(bed.outbound(), WEB, 5)?,
+        ["v1"; 5],
+        "the proxies keep what they had"
+    );
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
     sidecar.refused_nothing()?;
@@ -122,7 +155,11 @@ fn daemon_restarts_unseen(name: &str) -> Result<(), Failed> {
     let sidecar = bed.sidecar(Protocol::Delta)?;
     answered_by("v1", bed.outbound(), WEB)?;
     bed.restart()?;
-    assert_eq!(answers(bed.outbound(), WEB, 5)?, ["v1"; 5], "an Envoy without a control plane goes on");
+    assert_eq!(
+        answers(bed.outbound(), WEB, 5)?,
+        ["v1"; 5],
+        "an Envoy without a control plane goes on"
+    );
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
     sidecar.refused_nothing()?;

@@ -37,7 +37,10 @@ impl Bed {
         let folder = scratch(name);
         let mesh = folder.join("mesh");
         std::fs::create_dir(&mesh).map_err(|error| error.to_string())?;
-        let (v1, v2) = (Application::start("v1", "127.0.0.2"), Application::start("v2", "127.0.0.3"));
+        let (v1, v2) = (
+            Application::start("v1", "127.0.0.2"),
+            Application::start("v2", "127.0.0.3"),
+        );
         let [service_port, ingress_port, gateway_port] = [ports::free(), ports::free(), ports::free()];
         write(&mesh, "services.yaml", &services(&v1, &v2, service_port));
         write(&mesh, "slice-v2.yaml", &slice("v2", v2.address));
@@ -45,7 +48,16 @@ impl Bed {
         write(&mesh, "client.yaml", &client(service_port, ingress_port, v1.address));
         write(&mesh, "gateway.yaml", &gateway(gateway_port));
         let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
-        Ok(Bed { folder, mesh, v1, v2, service_port, ingress_port, gateway_port, daemon })
+        Ok(Bed {
+            folder,
+            mesh,
+            v1,
+            v2,
+            service_port,
+            ingress_port,
+            gateway_port,
+            daemon,
+        })
     }
 
     /// The client's sidecar.
@@ -127,7 +139,9 @@ pub(super) fn answers(address: SocketAddr, host: &str, count: usize) -> Result<V
     (0..count)
         .map(|_| {
             let answer = http::get(address, host, "/")?;
-            answer.application().ok_or_else(|| format!("{} {}", answer.status, answer.body))
+            answer
+                .application()
+                .ok_or_else(|| format!("{} {}", answer.status, answer.body))
         })
         .collect()
 }

@@ -11,7 +11,10 @@ use crate::support::{project, scratch};
 /// Runs the sample to its end, with the daemon of this test run.
 pub(super) fn runs_once(name: &str) -> Result<(), Failed> {
     let mut command = Command::new("python3");
-    command.current_dir(project()).arg("samples/helloworld/run.py").arg("--once");
+    command
+        .current_dir(project())
+        .arg("samples/helloworld/run.py")
+        .arg("--once");
     command.arg("--istiod").arg(env!("CARGO_BIN_EXE_istiod"));
     let process = Process::start(&mut command, &scratch(name).join("run.log"));
     let status = process.end_of(Duration::from_mins(3))?;

@@ -53,7 +53,13 @@ impl Daemon {
         Ok(())
     }
 
-    fn listening(xds: u16, http: SocketAddr, monitoring: SocketAddr, folder: &Path, log: &Path) -> Result<Daemon, String> {
+    fn listening(
+        xds: u16,
+        http: SocketAddr,
+        monitoring: SocketAddr,
+        folder: &Path,
+        log: &Path,
+    ) -> Result<Daemon, String> {
         let mut command = istiod();
         command.arg("discovery").arg("--configDir").arg(folder);
         command.arg(format!("--grpcAddr=127.0.0.1:{xds}"));
@@ -61,8 +67,15 @@ impl Daemon {
         command.arg(format!("--monitoringAddr={monitoring}"));
         command.args(["--secureGRPCAddr=", "--httpsAddr=", "--ctrlz_port=0"]);
         let process = Process::start(&mut command, log);
-        let daemon = Daemon { process, xds, http, monitoring };
-        daemon.ready().map_err(|error| format!("{error}\n{}", daemon.process.log_tail()))?;
+        let daemon = Daemon {
+            process,
+            xds,
+            http,
+            monitoring,
+        };
+        daemon
+            .ready()
+            .map_err(|error| format!("{error}\n{}", daemon.process.log_tail()))?;
         Ok(daemon)
     }
 

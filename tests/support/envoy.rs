@@ -51,8 +51,10 @@ impl Envoy {
         });
         let admin = address.map_err(|error| format!("{error}\n{}", process.log_tail()))?;
         let envoy = Envoy { process, admin };
-        wait::until("a ready Envoy", Duration::from_secs(60), || {
-            http::get(admin, "admin", "/ready").ok().filter(|answer| answer.status.is_success())
+        wait::until("a ready Envoy", Duration::from_mins(1), || {
+            http::get(admin, "admin", "/ready")
+                .ok()
+                .filter(|answer| answer.status.is_success())
         })
         .map_err(|error| format!("{error}\n{}", envoy.process.log_tail()))?;
         Ok(envoy)
@@ -72,7 +74,8 @@ impl Envoy {
     pub(crate) fn stats(&self, filter: &str) -> Vec<(String, u64)> {
         let stats = self.json(&format!("/stats?format=json&filter={filter}"));
         let rows = stats["stats"].as_array().into_iter().flatten();
-        rows.filter_map(|row| Some((row["name"].as_str()?.to_owned(), row["value"].as_u64()?))).collect()
+        rows.filter_map(|row| Some((row["name"].as_str()?.to_owned(), row["value"].as_u64()?)))
+            .collect()
     }
 
     /// The sum of the counters whose name matches `filter`.
@@ -82,8 +85,16 @@ impl Envoy {
 
     /// Fails if Envoy has refused anything that it was sent, with its reasons.
     pub(crate) fn refused_nothing(&self) -> Result<(), String> {
-        let refused: Vec<_> = self.stats("update_rejected").into_iter().filter(|(_, count)| *count > 0).collect();
-        if refused.is_empty() { Ok(()) } else { Err(format!("refused: {refused:?}\n{}", self.process.log_tail())) }
+        let refused: Vec<_> = self
+            .stats("update_rejected")
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        if refused.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("refused: {refused:?}\n{}", self.process.log_tail()))
+        }
     }
 
     /// The names of the clusters, listeners and routes that Envoy has from the daemon.
@@ -93,7 +104,11 @@ impl Envoy {
             let dynamic = ["dynamic_active_clusters", "dynamic_listeners", "dynamic_route_configs"];
             let entries = dynamic.iter().filter_map(|key| config[key].as_array()).flatten();
             let name = |entry: &Value| {
-                let named = [&entry["cluster"]["name"], &entry["name"], &entry["route_config"]["name"]];
+                let named = [
+                    &entry["cluster"]["name"],
+                    &entry["name"],
+                    &entry["route_config"]["name"],
+                ];
                 named.into_iter().find_map(Value::as_str).map(str::to_owned)
             };
             names.extend(entries.filter_map(name));
@@ -105,10 +120,18 @@ impl Envoy {
     pub(crate) fn endpoints(&self, cluster: &str) -> Vec<String> {
         let clusters = self.json("/clusters?format=json");
         let statuses = clusters["cluster_statuses"].as_array().into_iter().flatten();
-        let hosts = statuses.filter(|status| status["name"] == cluster).filter_map(|status| status["host_statuses"].as_array());
+        let hosts = statuses
+            .filter(|status| status["name"] == cluster)
+            .filter_map(|status| status["host_statuses"].as_array());
         let addresses = hosts.flatten().map(|host| &host["address"]["socket_address"]);
         addresses
-            .map(|socket| format!("{}:{}", socket["address"].as_str().unwrap_or_default(), socket["port_value"]))
+            .map(|socket| {
+                format!(
+                    "{}:{}",
+                    socket["address"].as_str().unwrap_or_default(),
+                    socket["port_value"]
+                )
+            })
             .collect()
     }
 }

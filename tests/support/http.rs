@@ -25,7 +25,11 @@ pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().e
 
 static CLIENT: LazyLock<Client<HttpConnector, Empty<Bytes>>> =
     // A pooled connection would stick to the listener of a proxy that a trial has just replaced.
-    LazyLock::new(|| Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http());
+    LazyLock::new(|| {
+        Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(0)
+            .build_http()
+    });
 
 /// What a server answered.
 #[derive(Debug)]
@@ -44,18 +48,12 @@ impl Answer {
 
 /// `GET http://address/path` with that `Host`; the error is in words.
 pub(crate) fn get(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
-    RUNTIME.block_on(request("GET", address, host, path))
+    RUNTIME.block_on(request(address, host, path))
 }
 
-/// `POST`, without a body, as Envoy's administration wants it for what changes something.
-pub(crate) fn post(address: SocketAddr, path: &str) -> Result<Answer, String> {
-    RUNTIME.block_on(request("POST", address, &address.to_string(), path))
-}
-
-/// The request behind [`get`] and [`post`].
-pub(crate) async fn request(method: &str, address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
+/// The request behind [`get`].
+pub(crate) async fn request(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
     let request = Request::builder()
-        .method(method)
         .uri(format!("http://{address}{path}"))
         .header("host", host)
         .body(Empty::new())
@@ -63,8 +61,16 @@ pub(crate) async fn request(method: &str, address: SocketAddr, host: &str, path:
     let exchange = async {
         let response = CLIENT.request(request).await.map_err(|error| format!("{error:?}"))?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|error| format!("{error:?}"))?.to_bytes();
-        Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| format!("{error:?}"))?
+            .to_bytes();
+        Ok(Answer {
+            status,
+            body: String::from_utf8_lossy(&body).into_owned(),
+        })
     };
     match tokio::time::timeout(Duration::from_secs(20), exchange).await {
         Ok(answer) => answer,
@@ -83,12 +89,19 @@ pub(crate) struct Application {
 impl Application {
     /// Listens on a free port of `ip`, which may be any loopback address.
     pub(crate) fn start(name: &str, ip: &str) -> Application {
-        let listener = RUNTIME.block_on(TcpListener::bind((ip, 0))).expect("a loopback address can be bound");
+        let listener = RUNTIME
+            .block_on(TcpListener::bind((ip, 0)))
+            .expect("a loopback address can be bound");
         let address = listener.local_addr().expect("a bound socket has an address");
         let held = Arc::new(watch::Sender::new(0));
         let (released, release) = watch::channel(false);
         let server = RUNTIME.spawn(serve(listener, name.to_owned(), Arc::clone(&held), release));
-        Application { address, held, released, server }
+        Application {
+            address,
+            held,
+            released,
+            server,
+        }
     }
 
     /// How many requests to `/hold` have arrived.
@@ -112,11 +125,10 @@ async fn serve(listener: TcpListener, name: String, held: Arc<watch::Sender<u32>
     while let Ok((stream, _)) = listener.accept().await {
         let (name, held, release) = (name.clone(), Arc::clone(&held), release.clone());
         let answers = service_fn(move |request| {
-            let answer = answer(request, name.clone());
             let (held, mut release) = (Arc::clone(&held), release.clone());
+            let answer = answer(&request, &name);
             async move {
-                let (path, answer) = answer.await;
-                if path == "/hold" {
+                if request.uri().path() == "/hold" {
                     held.send_modify(|count| *count += 1);
                     // An error says that the application is gone, and then nobody waits for the answer.
                     let _ = release.wait_for(|released| *released).await;
@@ -134,13 +146,11 @@ async fn quietly(connection: impl Future<Output = hyper::Result<()>>) {
     let _ = connection.await;
 }
 
-async fn answer(request: Request<Incoming>, name: String) -> (String, Response<Full<Bytes>>) {
-    let path = request.uri().path().to_owned();
-    let headers: serde_json::Map<String, Value> = request
-        .headers()
-        .iter()
-        .map(|(name, value)| (name.to_string(), json!(String::from_utf8_lossy(value.as_bytes()))))
-        .collect();
-    let body = json!({ "application": name, "path": path, "headers": headers });
-    (path, Response::new(Full::from(body.to_string())))
+fn answer(request: &Request<Incoming>, name: &str) -> Response<Full<Bytes>> {
+    let header = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+        (name.to_string(), json!(String::from_utf8_lossy(value.as_bytes())))
+    };
+    let headers: serde_json::Map<String, Value> = request.headers().iter().map(header).collect();
+    let body = json!({ "application": name, "path": request.uri().path(), "headers": headers });
+    Response::new(Full::from(body.to_string()))
 }

@@ -96,9 +96,9 @@ fn code_only(text: &str) -> String {
         let (length, keep) = token(rest, first, &code);
         let (taken, left) = rest.split_at(length);
         if keep {
-            code.push_str(taken)
+            code.push_str(taken);
         } else {
-            blank(taken, &mut code)
+            blank(taken, &mut code);
         }
         rest = left;
     }
