@@ -1,5 +1,6 @@
 //! The mesh as it is: derived, consistent, per revision.
 
+pub mod authentication;
 pub mod change;
 pub mod destination_rule;
 pub mod endpoint;
@@ -8,6 +9,7 @@ pub mod graph;
 pub mod inputs;
 pub mod installation;
 pub mod network;
+pub mod policy;
 pub mod service;
 pub mod sidecar_scope;
 pub mod snapshot;

@@ -1,0 +1,198 @@
+//! Policy attachment: which AuthorizationPolicies, RequestAuthentications, Telemetries, Wasm plugins, traffic extensions
+//! and EnvoyFilters concern a workload.
+//!
+//! What one would get wrong: a Gateway-API gateway obeys selectors and `targetRefs`, a waypoint only `targetRefs`, all
+//! other workloads only selectors. PeerAuthentication knows no references and is not attached by these rules.
+
+use std::collections::BTreeMap;
+
+use smol_str::SmolStr;
+
+use super::{MeshSnapshot, service::Registry, service::Service};
+use crate::{
+    api::{Config, Meta},
+    base::{Labels, Namespace, ObjectKey, select},
+    proto::istio::{
+        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking, security::v1beta1 as security,
+        telemetry::v1alpha1 as telemetry, r#type::v1beta1::PolicyTargetReference,
+    },
+    table::{Cx, Index},
+};
+
+/// The label of workloads that are made for a Gateway of the Gateway API; its value is the Gateway's name.
+pub const GATEWAY_NAME_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+
+/// The GatewayClass of waypoints.
+const WAYPOINT_CLASS: &str = "istio-waypoint";
+
+/// The namespace whose configuration is for the whole mesh: `rootNamespace`, else the control plane's own.
+pub fn root_namespace(cx: &Cx, mesh: &MeshSnapshot) -> Namespace {
+    match mesh.mesh_config(cx).root_namespace.as_str() {
+        "" => mesh.installation.namespace.clone(),
+        root => Namespace::new(root),
+    }
+}
+
+/// What policies are matched against: a workload, and for waypoints the services in question.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// The namespace of the workload.
+    pub namespace: Namespace,
+    /// The labels of the workload.
+    pub labels: Labels,
+    /// It is a waypoint.
+    pub is_waypoint: bool,
+    /// The services that a listener or chain serves; looked at for waypoints only.
+    pub services: Vec<TargetService>,
+}
+
+/// A service that a policy may refer to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetService {
+    /// Kubernetes: `kind: Service`; External: `kind: ServiceEntry`.
+    pub registry: Registry,
+    /// The namespace of the object.
+    pub namespace: Namespace,
+    /// The name of the object.
+    pub name: SmolStr,
+}
+
+impl Subject {
+    /// A workload that is no waypoint.
+    pub fn workload(namespace: Namespace, labels: Labels) -> Self {
+        Self {
+            namespace,
+            labels,
+            is_waypoint: false,
+            services: Vec::new(),
+        }
+    }
+
+    /// The same with one more service in question.
+    pub fn with_service(mut self, service: &Service) -> Self {
+        self.services.push(TargetService {
+            registry: service.registry,
+            namespace: service.key.namespace.clone(),
+            name: service.name.clone(),
+        });
+        self
+    }
+}
+
+/// A kind of policy that attaches to workloads.
+pub trait Attach {
+    /// The labels that a workload must have; `None`: every workload of the namespace.
+    fn selector(&self) -> Option<&BTreeMap<String, String>>;
+    /// `targetRefs`, else the deprecated `targetRef`.
+    fn target_refs(&self) -> &[PolicyTargetReference];
+}
+
+macro_rules! attach {
+    ($($kind:ty, $selector:ident . $labels:ident, $($single:ident)?;)*) => { $(
+        impl Attach for $kind {
+            fn selector(&self) -> Option<&BTreeMap<String, String>> {
+                self.$selector.as_ref().map(|selector| &selector.$labels)
+            }
+            fn target_refs(&self) -> &[PolicyTargetReference] {
+                $(if self.target_refs.is_empty() {
+                    return self.$single.as_slice();
+                })?
+                &self.target_refs
+            }
+        }
+    )* };
+}
+
+attach! {
+    security::AuthorizationPolicy, selector.match_labels, target_ref;
+    security::RequestAuthentication, selector.match_labels, target_ref;
+    telemetry::Telemetry, selector.match_labels, target_ref;
+    extensions::WasmPlugin, selector.match_labels, target_ref;
+    extensions::TrafficExtension, selector.match_labels,;
+    networking::EnvoyFilter, workload_selector.labels,;
+}
+
+/// The policies of a kind that concern the subject: those of the root namespace first, then those of its own namespace,
+/// then those of the services' namespaces; oldest first within each.
+pub fn attached<T: Attach + Send + Sync + 'static>(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    index: &Index<Namespace, ObjectKey, Config<T>>,
+    subject: &Subject,
+) -> Vec<ObjectKey> {
+    let root = root_namespace(cx, mesh);
+    let selector_on_gateways = mesh.installation.features.enable_selector_based_k8s_gateway_policy;
+    let mut keys = Vec::new();
+    for namespace in namespaces(&root, subject) {
+        let mut rows: Vec<_> = index.get(cx, namespace).map(|(_, row)| row).collect();
+        rows.sort_by_key(|row| row.meta.age_order());
+        let matching = rows
+            .into_iter()
+            .filter(|row| concerns(&row.meta, &row.spec, subject, &root, selector_on_gateways));
+        keys.extend(matching.map(|row| row.meta.key.clone()));
+    }
+    keys
+}
+
+/// The namespaces whose policies may concern the subject, each once.
+fn namespaces<'a>(root: &'a Namespace, subject: &'a Subject) -> Vec<&'a Namespace> {
+    let mut namespaces = vec![root];
+    let services = subject.services.iter().map(|service| &service.namespace);
+    for namespace in std::iter::once(&subject.namespace).chain(services) {
+        if !namespaces.contains(&namespace) {
+            namespaces.push(namespace);
+        }
+    }
+    namespaces
+}
+
+fn concerns(meta: &Meta, policy: &impl Attach, subject: &Subject, root: &Namespace, selector_on_gateways: bool) -> bool {
+    let targets = policy.target_refs();
+    match subject.labels.get(GATEWAY_NAME_LABEL) {
+        None => targets.is_empty() && selected(policy, &subject.labels),
+        Some(_) if targets.is_empty() => {
+            !subject.is_waypoint && selector_on_gateways && selected(policy, &subject.labels)
+        }
+        Some(gateway) => targets
+            .iter()
+            .any(|target| refers(meta.namespace(), target, subject, root, gateway)),
+    }
+}
+
+/// True if the policy's selector, if any, picks the labels.
+pub fn selected(policy: &impl Attach, labels: &Labels) -> bool {
+    policy.selector().is_none_or(|selector| {
+        let pairs = selector.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        select::matches(pairs, labels)
+    })
+}
+
+/// True if a reference in a policy of `namespace` leads to the subject.
+fn refers(
+    namespace: &Namespace,
+    target: &PolicyTargetReference,
+    subject: &Subject,
+    root: &Namespace,
+    gateway: &str,
+) -> bool {
+    // The core group may be written out.
+    let group = if target.group == "core" { "" } else { target.group.as_str() };
+    let serves = |registry: Registry| {
+        let of = |service: &TargetService| {
+            service.registry == registry && service.name == target.name && service.namespace == *namespace
+        };
+        subject.is_waypoint && subject.services.iter().any(of)
+    };
+    match (group, target.kind.as_str()) {
+        ("", "Service") => serves(Registry::Kubernetes),
+        ("networking.istio.io", "ServiceEntry") => serves(Registry::External),
+        ("gateway.networking.k8s.io", "GatewayClass") => {
+            subject.is_waypoint && namespace == root && target.name == WAYPOINT_CLASS
+        }
+        ("gateway.networking.k8s.io", "Gateway") => {
+            let same = target.namespace.is_empty() || subject.namespace == target.namespace.as_str();
+            subject.namespace == *namespace && same && target.name == gateway
+        }
+        _ => false,
+    }
+}
