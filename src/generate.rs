@@ -15,8 +15,10 @@ pub mod select;
 pub mod store;
 
 pub mod view;
+pub mod vip;
 
 pub use encoded::{EncodedResource, ResourceType};
 pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};
 pub use proxy::{Proxy, ProxyType};
 pub use view::View;
+pub use vip::VipView;

@@ -1,0 +1,116 @@
+//! Which addresses of a service a client uses: those of its own cluster and of its address families.
+
+use std::net::IpAddr;
+
+use smol_str::SmolStr;
+
+use super::Proxy;
+use crate::{
+    base::{
+        ClusterId,
+        cidr::{self, IpMode},
+    },
+    model::{
+        Service,
+        features::Features,
+        service::{Registry, UNSPECIFIED_IP},
+    },
+};
+
+/// What the choice of a service's addresses depends on; small enough to be part of keys.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VipView {
+    /// The client's cluster; empty when it names none.
+    pub cluster: ClusterId,
+    /// The client's address families.
+    pub ip_mode: IpMode,
+    /// The client answers DNS itself, so it can use auto-allocated addresses.
+    pub auto_allocated: bool,
+    /// A client with both families is given addresses of both (`ISTIO_DUAL_STACK`, ambient).
+    pub both_families: bool,
+}
+
+impl VipView {
+    /// The view of a client.
+    pub fn of(proxy: &Proxy, features: &Features) -> Self {
+        Self {
+            cluster: proxy.cluster.clone(),
+            ip_mode: proxy.ip_mode(),
+            auto_allocated: proxy.flag("DNS_CAPTURE")
+                && (features.pilot_enable_ip_autoallocate || proxy.flag("DNS_AUTO_ALLOCATE")),
+            both_families: features.istio_dual_stack || features.pilot_enable_ambient,
+        }
+    }
+
+    /// The one address that stands for a service; [`UNSPECIFIED_IP`] when it has none.
+    #[doc(alias = "GetAddressForProxy")]
+    pub fn address(&self, service: &Service) -> SmolStr {
+        if let Some(first) = self.of_family(self.cluster_vips(service)).into_iter().next() {
+            return first;
+        }
+        if self.auto_allocated && service.default_address == UNSPECIFIED_IP {
+            if self.serves_v4() && !service.auto_ipv4.is_empty() {
+                return service.auto_ipv4.clone();
+            }
+            if self.serves_v6() && !service.auto_ipv6.is_empty() {
+                return service.auto_ipv6.clone();
+            }
+        }
+        service.default_address.clone()
+    }
+
+    /// All addresses of a service, the main one first.
+    #[doc(alias = "GetAllAddressesForProxy")]
+    pub fn addresses(&self, service: &Service) -> Vec<SmolStr> {
+        let mut addresses = self.cluster_vips(service).to_vec();
+        if addresses.is_empty() && self.auto_allocated {
+            addresses.extend(
+                [&service.auto_ipv4, &service.auto_ipv6]
+                    .into_iter()
+                    .filter(|ip| !ip.is_empty())
+                    .cloned(),
+            );
+        }
+        if !(self.both_families && self.ip_mode == IpMode::Dual) {
+            addresses = self.of_family(&addresses);
+        }
+        if !addresses.is_empty() || service.default_address.is_empty() {
+            return addresses;
+        }
+        let default = vec![service.default_address.clone()];
+        // A Kubernetes service without an address in the client's cluster: the default address is that of another
+        // cluster and may be of a family that the client has not. Addresses of ServiceEntries are only matched on.
+        if service.registry == Registry::Kubernetes && !service.cluster_vips.is_empty() {
+            return self.of_family(&default);
+        }
+        default
+    }
+
+    fn cluster_vips<'a>(&self, service: &'a Service) -> &'a [SmolStr] {
+        service.cluster_vips.get(&self.cluster).map_or(&[], Vec::as_slice)
+    }
+
+    fn serves_v4(&self) -> bool {
+        self.ip_mode != IpMode::V6
+    }
+
+    fn serves_v6(&self) -> bool {
+        self.ip_mode != IpMode::V4
+    }
+
+    /// The addresses that the client can reach. One that has both families gets those of the first address's family.
+    fn of_family(&self, addresses: &[SmolStr]) -> Vec<SmolStr> {
+        let family = |text: &SmolStr| cidr::parse(text).map(|net| net.addr());
+        let wanted = match self.ip_mode {
+            IpMode::V4 => Some(true),
+            IpMode::V6 => Some(false),
+            IpMode::Dual => addresses.first().and_then(family).map(|ip| ip.is_ipv4()),
+        };
+        let is_wanted = |ip: IpAddr| wanted.is_none_or(|v4| v4 == ip.is_ipv4());
+        addresses
+            .iter()
+            .filter(|text| family(text).is_some_and(is_wanted))
+            .cloned()
+            .collect()
+    }
+}
