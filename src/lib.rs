@@ -6,4 +6,6 @@ pub mod generate;
 pub mod model;
 pub mod proto;
 pub mod push;
+pub mod settings;
 pub mod table;
+pub mod task;

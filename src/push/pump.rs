@@ -1,13 +1,11 @@
 //! The loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in between.
 
 use std::{
-    collections::HashMap,
-    hash::BuildHasherDefault,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustc_hash::FxHasher;
+use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
@@ -81,7 +79,7 @@ pub struct PumpLoop {
     membership: mpsc::UnboundedReceiver<Membership>,
     inspect: mpsc::Receiver<Inspect>,
     mesh: watch::Sender<Arc<MeshSnapshot>>,
-    members: HashMap<MemberId, watch::Sender<Publication>, BuildHasherDefault<FxHasher>>,
+    members: FxHashMap<MemberId, watch::Sender<Publication>>,
     pending: Pending,
     clock: fn() -> Instant,
 }
@@ -107,7 +105,7 @@ impl Pump {
             membership,
             inspect: inspect_in,
             mesh: mesh_out,
-            members: HashMap::default(),
+            members: FxHashMap::default(),
             pending: Pending::default(),
             clock,
         };
@@ -234,7 +232,7 @@ impl PumpLoop {
                 self.publish(*member, snapshot.clone(), timeline.since);
             }
         }
-        let changed: HashMap<_, _, BuildHasherDefault<FxHasher>> = update.groups.iter().cloned().collect();
+        let changed: FxHashMap<_, _> = update.groups.iter().cloned().collect();
         if !changed.is_empty() {
             for member in self.members.keys().copied().collect::<Vec<_>>() {
                 let snapshot = self.store.group_of(member).and_then(|key| changed.get(key));

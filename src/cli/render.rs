@@ -1,0 +1,215 @@
+//! `istiod render FOLDER --out DIR`: writes what each proxy of a mesh folder would be sent, without serving.
+//!
+//! It goes through the same commit, selection and encoding as serving does; only the subscriptions are played: every
+//! cluster and listener, the endpoints of EDS clusters, the routes and extensions that listeners name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+use smol_str::SmolStr;
+
+use crate::{
+    api::{Diagnostic, folder::{self, Folder}},
+    generate::{
+        EncodedResource, Proxy, ResourceSnapshot, ResourceType,
+        proxy::{Extensions, NodeError, locality_text},
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{Installation, World, features::Features},
+    proto::json,
+};
+
+/// Why a folder could not be rendered. Invalid objects are no error: they are in the report.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    /// A file or folder could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// An entry of `proxies.yaml` is not a proxy.
+    #[error("proxies.yaml: proxy {name:?}: {reason}")]
+    Proxy {
+        /// Its `name`.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// What was rendered.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Resources written, by proxy and type.
+    pub written: BTreeMap<String, BTreeMap<ResourceType, usize>>,
+    /// What is wrong in the folder.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Generators that panicked, described.
+    pub panics: Vec<String>,
+}
+
+/// Reads the YAML files of a folder.
+pub fn read_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| RenderError::Io { path, source }
+    };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(io(path))? {
+        let file = entry.map_err(io(path))?.path();
+        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if folder::is_config_file(&name) && file.is_file() {
+            files.push((name, fs::read(&file).map_err(io(&file))?));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Renders a mesh folder into another folder.
+pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
+    let files = read_files(input)?;
+    let mut installation = Installation::default();
+    let folder = folder::read(&files, &installation);
+    let (features, _) = Features::parse(&folder.env);
+    installation.features = features;
+    let mut report = Report { diagnostics: folder.diagnostics.clone(), ..Report::default() };
+    let mut world = World::new(installation);
+    let proxies = proxies(&folder)?;
+    let mesh = world.commit(folder.changes()).snapshot;
+    let mut store = Store::default();
+    let joined = proxies.iter().enumerate().map(|(index, (_, proxy))| (MemberId(index as u64), proxy.clone())).collect();
+    let membership = Membership { joined, left: Vec::new() };
+    let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
+    report.panics = update.panics;
+    for (index, (name, _)) in proxies.iter().enumerate() {
+        let key = store.group_of(MemberId(index as u64)).cloned();
+        let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else { continue };
+        report.written.insert(name.clone(), write_proxy(&snapshot, &out.join(name))?);
+    }
+    Ok(report)
+}
+
+fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
+    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    folder
+        .proxies
+        .iter()
+        .map(|entry| {
+            let name = text(entry, "name");
+            let error = |reason: String| RenderError::Proxy { name: name.clone(), reason };
+            if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
+                return Err(error("needs a name that can be a folder's".into()));
+            }
+            let metadata = entry.get("metadata").and_then(Value::as_object);
+            let metadata = metadata.map(|map| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect());
+            let locality = entry.get("locality").map(|locality| {
+                locality_text(&text(locality, "region"), &text(locality, "zone"), &text(locality, "subZone"))
+            });
+            let listed = entry.get("extensions").and_then(Value::as_array).map(|names| {
+                crate::base::Shared::new(names.iter().filter_map(Value::as_str).map(SmolStr::new).collect())
+            });
+            let proxy = Proxy::new(
+                &text(entry, "node"),
+                &text(entry, "cluster"),
+                metadata.unwrap_or_default(),
+                locality.unwrap_or_default(),
+                Extensions { listed },
+            );
+            let proxy = proxy.map_err(|reason: NodeError| error(reason.to_string()))?;
+            Ok((name, Arc::new(proxy)))
+        })
+        .collect()
+}
+
+/// The types that are asked for as a whole, or by the names that other types mention.
+fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<ResourceType, usize>, RenderError> {
+    let mut counts = BTreeMap::new();
+    let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
+    for resource_type in ResourceType::ALL {
+        let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() {
+            snapshot.view(*resource_type).iter().map(|resource| document(resource)).collect()
+        } else {
+            let names = named.get(resource_type).cloned().unwrap_or_default();
+            names.iter().filter_map(|name| answer(snapshot, *resource_type, name)).collect()
+        };
+        for (_, body) in &documents {
+            mention(body, &mut named);
+        }
+        // Extensions are mentioned by listeners and may mention secrets; both come later in push order but for SDS.
+        if !documents.is_empty() {
+            counts.insert(*resource_type, documents.len());
+            write(folder, *resource_type, documents)?;
+        }
+    }
+    Ok(counts)
+}
+
+fn answer(snapshot: &ResourceSnapshot, resource_type: ResourceType, name: &str) -> Option<(SmolStr, Value)> {
+    match snapshot.view(resource_type).get(name) {
+        Some(resource) => Some(document(resource)),
+        None => snapshot.absent(resource_type, name).map(|resource| document(&resource)),
+    }
+}
+
+fn document(resource: &EncodedResource) -> (SmolStr, Value) {
+    let mut body = json::any_to_json(&resource.any());
+    if let Some(map) = body.as_object_mut() {
+        map.remove("@type");
+    }
+    (resource.name.clone(), body)
+}
+
+/// Notes the names that a resource mentions.
+fn mention(value: &Value, named: &mut BTreeMap<ResourceType, BTreeSet<String>>) {
+    let mut note = |resource_type, name: &str| {
+        named.entry(resource_type).or_default().insert(name.to_owned());
+    };
+    match value {
+        Value::Object(map) => {
+            let text = |key: &str| map.get(key).and_then(Value::as_str);
+            if let Some(eds) = map.get("edsClusterConfig") {
+                let service = eds.get("serviceName").and_then(Value::as_str);
+                if let Some(name) = service.or_else(|| text("name")) {
+                    note(ResourceType::Endpoint, name);
+                }
+            }
+            if let Some(name) = text("routeConfigName") {
+                note(ResourceType::Route, name);
+            }
+            if map.contains_key("configDiscovery")
+                && let Some(name) = text("name")
+            {
+                note(ResourceType::Extension, name);
+            }
+            if map.contains_key("sdsConfig")
+                && let Some(name) = text("name")
+                && (name.starts_with("kubernetes") || name.starts_with("configmap"))
+            {
+                note(ResourceType::Secret, name);
+            }
+            map.values().for_each(|value| mention(value, named));
+        }
+        Value::Array(values) => values.iter().for_each(|value| mention(value, named)),
+        _ => {}
+    }
+}
+
+fn write(folder: &Path, resource_type: ResourceType, mut documents: Vec<(SmolStr, Value)>) -> Result<(), RenderError> {
+    documents.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let resources: Vec<Value> =
+        documents.into_iter().map(|(name, resource)| json!({ "name": name.as_str(), "resource": resource })).collect();
+    let path = folder.join(format!("{}.json", resource_type.short_name()));
+    let io = |source| RenderError::Io { path: path.clone(), source };
+    fs::create_dir_all(folder).map_err(io)?;
+    let text = serde_json::to_string_pretty(&json!({ "resources": resources })).expect("because JSON values can be written");
+    fs::write(&path, text + "\n").map_err(io)
+}

@@ -1,0 +1,47 @@
+//! Named tasks, joined at shutdown. The only caller of `tokio::spawn`, so that nothing outlives the process's end.
+
+use std::{future::Future, time::Duration};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Starts tasks and waits for them. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Tasks {
+    tracker: TaskTracker,
+    shutdown: CancellationToken,
+}
+
+impl Tasks {
+    /// Starts a task. A panic in it ends the task alone and is logged with its name.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let guarded = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(task));
+        self.tracker.spawn(async move {
+            if guarded.await.is_err() {
+                tracing::error!(task = name, "a task panicked; this is a defect of istiod");
+            }
+        });
+    }
+
+    /// Starts a task that ends at shutdown, wherever it is.
+    pub fn spawn_until_shutdown(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let shutdown = self.shutdown.clone();
+        self.spawn(name, async move {
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+
+    /// The token that is cancelled at shutdown.
+    pub fn shutdown(&self) -> &CancellationToken {
+        &self.shutdown
+    }
+
+    /// Cancels the token and waits for all tasks, at most this long. True if all ended.
+    pub async fn end(&self, patience: Duration) -> bool {
+        self.shutdown.cancel();
+        self.tracker.close();
+        tokio::time::timeout(patience, self.tracker.wait()).await.is_ok()
+    }
+}
