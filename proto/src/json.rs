@@ -158,6 +158,3 @@ fn descriptor_of<M: Name>() -> MessageDescriptor {
         .get_message_by_name(&M::full_name())
         .expect("because every generated message has a descriptor")
 }
-
-#[cfg(test)]
-mod tests;

@@ -406,14 +406,10 @@ impl<'v> Reader<'v> {
         let mut path = String::new();
         for step in &self.path {
             match step {
-                Step::Name(name) => {
-                    if !path.is_empty() {
-                        path.push('.');
-                    }
-                    path.push_str(name);
-                }
-                Step::Index(index) => path.push_str(&format!("[{index}]")),
-                Step::Key(key) => path.push_str(&format!("[{key:?}]")),
+                Step::Name(name) if path.is_empty() => path.push_str(name),
+                Step::Name(name) => path.extend([".", name]),
+                Step::Index(index) => path.extend(["[", &index.to_string(), "]"]),
+                Step::Key(key) => path.extend(["[\"", key, "\"]"]),
             }
         }
         JsonError { path, message }
