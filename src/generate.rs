@@ -5,10 +5,12 @@
 //! result depends on, the rest is read through a [`View`]; so equal keys share one result, whoever asks.
 
 pub mod cluster;
+pub mod constant;
 pub mod encoded;
 pub mod endpoint;
 pub mod group;
 pub mod listener;
+pub mod name;
 pub mod proxy;
 pub mod route;
 pub mod select;

@@ -146,7 +146,13 @@ fn namespaces<'a>(root: &'a Namespace, subject: &'a Subject) -> Vec<&'a Namespac
     namespaces
 }
 
-fn concerns(meta: &Meta, policy: &impl Attach, subject: &Subject, root: &Namespace, selector_on_gateways: bool) -> bool {
+fn concerns(
+    meta: &Meta,
+    policy: &impl Attach,
+    subject: &Subject,
+    root: &Namespace,
+    selector_on_gateways: bool,
+) -> bool {
     let targets = policy.target_refs();
     match subject.labels.get(GATEWAY_NAME_LABEL) {
         None => targets.is_empty() && selected(policy, &subject.labels),
@@ -176,7 +182,11 @@ fn refers(
     gateway: &str,
 ) -> bool {
     // The core group may be written out.
-    let group = if target.group == "core" { "" } else { target.group.as_str() };
+    let group = if target.group == "core" {
+        ""
+    } else {
+        target.group.as_str()
+    };
     let serves = |registry: Registry| {
         let of = |service: &TargetService| {
             service.registry == registry && service.name == target.name && service.namespace == *namespace

@@ -1,0 +1,91 @@
+//! Names that other resources and the proxies' extensions parse: clusters, SNI, statistics.
+
+use std::fmt::Display;
+
+use crate::model::{
+    Service,
+    service::{Registry, ServicePort},
+};
+
+/// The cluster of a service port or of a subset: `outbound|80|v1|host`.
+pub fn outbound_cluster(port: u32, subset: &str, host: impl Display) -> String {
+    format!("outbound|{port}|{subset}|{host}")
+}
+
+/// The cluster of a port of the workload itself: `inbound|8080||`.
+pub fn inbound_cluster(port: u32) -> String {
+    format!("inbound|{port}||")
+}
+
+/// The SNI of mutual TLS to a service, which is the cluster's name on gateways that pass it through:
+/// `outbound_.80_.v1_.host`.
+pub fn sni_cluster(port: u32, subset: &str, host: impl Display) -> String {
+    format!("outbound_.{port}_.{subset}_.{host}")
+}
+
+/// What statistics of a cluster or listener are kept under: the delimiter tells proxies where the name ends.
+pub fn delimited_stat(name: &str) -> String {
+    format!("{name};")
+}
+
+/// Fills a pattern such as `%SERVICE_FQDN%_%SERVICE_PORT%`; unknown placeholders stay. Not delimited.
+pub fn stat_prefix(
+    pattern: &str,
+    host: &str,
+    subset: &str,
+    port: &ServicePort,
+    target_port: u32,
+    service: Option<&Service>,
+) -> String {
+    let kubernetes = service.filter(|service| service.registry == Registry::Kubernetes);
+    let short = kubernetes.map_or_else(
+        || host.to_owned(),
+        |service| format!("{}.{}", service.name, service.key.namespace),
+    );
+    let name = kubernetes.map_or(host, |service| service.name.as_str());
+    pattern
+        .replace("%SERVICE%", &short)
+        .replace("%SERVICE_NAME%", name)
+        .replace("%SERVICE_FQDN%", host)
+        .replace("%SUBSET_NAME%", subset)
+        .replace("%TARGET_PORT%", &target_port.to_string())
+        .replace("%SERVICE_PORT%", &port.number.to_string())
+        .replace("%SERVICE_PORT_NAME%", &port.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::kube::service::TargetPort, model::service::Protocol};
+
+    #[test]
+    fn fills_patterns() {
+        let port = ServicePort {
+            name: "http".into(),
+            number: 8000,
+            target: TargetPort::Number(8080),
+            protocol: Protocol::Http,
+        };
+        let filled = stat_prefix(
+            "%SERVICE%_%SERVICE_PORT%_%TARGET_PORT%_%WHAT%",
+            "a.example.com",
+            "",
+            &port,
+            8080,
+            None,
+        );
+        assert_eq!(filled, "a.example.com_8000_8080_%WHAT%");
+        assert_eq!(
+            stat_prefix(
+                "%SERVICE_FQDN%_%SERVICE_PORT_NAME%_%SUBSET_NAME%",
+                "h",
+                "v1",
+                &port,
+                0,
+                None
+            ),
+            "h_http_v1"
+        );
+        assert_eq!(outbound_cluster(80, "", "a.b"), "outbound|80||a.b");
+    }
+}
