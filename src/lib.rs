@@ -9,3 +9,4 @@ pub mod push;
 pub mod settings;
 pub mod table;
 pub mod task;
+pub mod xds;

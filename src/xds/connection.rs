@@ -1,0 +1,421 @@
+//! `Connection`: the state of one ADS stream, without IO. Requests and snapshots go in, responses come out.
+//!
+//! One response of a type is in flight at a time; a type that waits for its ACK is skipped and taken from the newest
+//! snapshot later, so a slow client costs nobody else anything and its memory is bounded.
+
+use std::sync::Arc;
+
+use smol_str::{SmolStr, format_smolstr};
+
+use super::{
+    delta, order, sotw,
+    watched::{InFlight, WatchedResource},
+};
+use crate::{
+    base::Version,
+    generate::{EncodedResource, ResourceSnapshot, ResourceType},
+};
+
+/// The most names that a connection may subscribe to, over all types.
+const MAX_NAMES: usize = 100_000;
+/// The most bytes that these names may have.
+const MAX_NAME_BYTES: usize = 16 << 20;
+
+/// Which of the two protocols a stream speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// State of the world.
+    Sotw,
+    /// Incremental.
+    Delta,
+}
+
+/// A request, reduced to what matters.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The type.
+    pub resource_type: ResourceType,
+    /// `response_nonce`; empty for a spontaneous request.
+    pub nonce: SmolStr,
+    /// `error_detail.message` of a NACK.
+    pub error: Option<String>,
+    /// What is asked for.
+    pub wish: Wish,
+}
+
+/// What a request asks for.
+#[derive(Clone, Debug)]
+pub enum Wish {
+    /// State of the world: exactly these names.
+    Names(Vec<SmolStr>),
+    /// Incremental: changes of the subscription, and what the client holds already.
+    Change {
+        /// `resource_names_subscribe`; `*` means everything.
+        subscribe: Vec<SmolStr>,
+        /// `resource_names_unsubscribe`.
+        unsubscribe: Vec<SmolStr>,
+        /// `initial_resource_versions`.
+        initial: Vec<(SmolStr, String)>,
+    },
+}
+
+/// A response to be written.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// The type.
+    pub resource_type: ResourceType,
+    /// The nonce that the client answers with.
+    pub nonce: SmolStr,
+    /// Version of the whole view.
+    pub version: Version,
+    /// What is sent, by name.
+    pub resources: Vec<Arc<EncodedResource>>,
+    /// What is gone (incremental protocol only).
+    pub removed: Vec<SmolStr>,
+}
+
+/// What a request was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A new or changed subscription.
+    Subscribed,
+    /// The last response was accepted.
+    Acked,
+    /// The last response was refused, for this reason.
+    Nacked(String),
+    /// It answers a response that is not the last one, and is ignored.
+    Stale,
+    /// The type is not wanted any more.
+    Unsubscribed,
+}
+
+/// What follows from a request.
+#[derive(Debug)]
+pub struct Reaction {
+    /// What the request was.
+    pub outcome: Outcome,
+    /// What is to be sent.
+    pub responses: Vec<Response>,
+}
+
+/// Why a stream is ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Too many names, or names too long.
+    #[error(
+        "too many resource names: {names} names of {bytes} bytes, at most {MAX_NAMES} of {MAX_NAME_BYTES} are served"
+    )]
+    TooManyNames {
+        /// How many names.
+        names: usize,
+        /// How many bytes.
+        bytes: usize,
+    },
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Connection {
+    protocol: Protocol,
+    latest: Option<Arc<ResourceSnapshot>>,
+    types: [Option<Box<WatchedResource>>; ResourceType::ALL.len()],
+    responses: u64,
+}
+
+impl Connection {
+    /// A connection that has not asked for anything.
+    pub fn new(protocol: Protocol) -> Self {
+        Self {
+            protocol,
+            latest: None,
+            types: Default::default(),
+            responses: 0,
+        }
+    }
+
+    /// What the connection holds of a type, for debug pages.
+    pub fn watched(&self, resource_type: ResourceType) -> Option<&WatchedResource> {
+        self.types[resource_type as usize].as_deref()
+    }
+
+    /// True if something was asked for and the first snapshot has not come yet.
+    pub fn is_waiting(&self) -> bool {
+        self.latest.is_none() && self.types.iter().any(Option::is_some)
+    }
+
+    /// A newer snapshot of the connection's group (or of another group that it belongs to now).
+    pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
+        self.latest = Some(resources);
+        self.settle()
+    }
+
+    /// A request of the client.
+    pub fn on_request(&mut self, request: Request) -> Result<Reaction, Refusal> {
+        let outcome = match request.wish {
+            Wish::Names(names) => self.sotw_request(request.resource_type, &request.nonce, request.error, names),
+            Wish::Change {
+                subscribe,
+                unsubscribe,
+                initial,
+            } => {
+                let Request {
+                    resource_type,
+                    nonce,
+                    error,
+                    ..
+                } = request;
+                self.delta_request(resource_type, &nonce, error, subscribe, unsubscribe, initial)
+            }
+        };
+        self.check_names()?;
+        Ok(Reaction {
+            outcome,
+            responses: self.settle(),
+        })
+    }
+
+    fn sotw_request(
+        &mut self,
+        resource_type: ResourceType,
+        nonce: &SmolStr,
+        error: Option<String>,
+        names: Vec<SmolStr>,
+    ) -> Outcome {
+        let slot = &mut self.types[resource_type as usize];
+        if let Some(error) = error {
+            match slot {
+                Some(watched) if watched.nonce_sent == *nonce => watched.refuse(error.clone()),
+                Some(_) => return Outcome::Stale,
+                None => {}
+            }
+            return Outcome::Nacked(error);
+        }
+        let wildcard = resource_type.is_wildcard() && (names.is_empty() || names.iter().any(|name| name == "*"));
+        if names.is_empty() && !wildcard {
+            *slot = None;
+            return Outcome::Unsubscribed;
+        }
+        let names = names.into_iter().filter(|name| name != "*").collect();
+        match slot {
+            Some(watched) if !nonce.is_empty() => {
+                if watched.nonce_sent != *nonce {
+                    return Outcome::Stale;
+                }
+                watched.accept();
+                let before = std::mem::replace(&mut watched.names, names);
+                watched.wildcard = wildcard;
+                let added: Vec<SmolStr> = watched.names.difference(&before).cloned().collect();
+                let outcome = if added.is_empty() {
+                    Outcome::Acked
+                } else {
+                    Outcome::Subscribed
+                };
+                watched.owed.extend(added);
+                let names = &watched.names;
+                watched.owed.retain(|name| wildcard || names.contains(name));
+                outcome
+            }
+            _ => {
+                *slot = Some(Box::new(WatchedResource {
+                    wildcard,
+                    names,
+                    owed_all: true,
+                    must_answer: true,
+                    ..WatchedResource::default()
+                }));
+                if resource_type == ResourceType::Cluster {
+                    self.warm_everything();
+                }
+                Outcome::Subscribed
+            }
+        }
+    }
+
+    fn delta_request(
+        &mut self,
+        resource_type: ResourceType,
+        nonce: &SmolStr,
+        error: Option<String>,
+        subscribe: Vec<SmolStr>,
+        unsubscribe: Vec<SmolStr>,
+        initial: Vec<(SmolStr, String)>,
+    ) -> Outcome {
+        let slot = &mut self.types[resource_type as usize];
+        let first = slot.is_none();
+        let watched = slot.get_or_insert_default();
+        let mut outcome = Outcome::Acked;
+        if let Some(error) = error {
+            if watched.nonce_sent != *nonce {
+                return Outcome::Stale;
+            }
+            watched.refuse(error.clone());
+            outcome = Outcome::Nacked(error);
+        } else if !nonce.is_empty() && !first {
+            if watched.nonce_sent != *nonce {
+                outcome = Outcome::Stale;
+            } else {
+                watched.accept();
+            }
+        }
+        // Changes of the subscription count even in a request whose nonce is stale: they are said only once.
+        if first {
+            let claims_only = subscribe.is_empty();
+            watched.wildcard = resource_type.is_wildcard() && claims_only;
+            watched.must_answer = true;
+            watched.claimed = initial
+                .into_iter()
+                .map(|(name, version)| (name, Version::parse(&version)))
+                .collect();
+            if !watched.wildcard && claims_only {
+                watched.names.extend(watched.claimed.keys().cloned());
+            }
+        }
+        if first || !subscribe.is_empty() || !unsubscribe.is_empty() {
+            if matches!(outcome, Outcome::Acked) {
+                outcome = Outcome::Subscribed;
+            }
+            watched.change(subscribe, &unsubscribe, first);
+        }
+        if first && resource_type == ResourceType::Cluster {
+            self.warm_everything();
+        }
+        outcome
+    }
+
+    /// A client that asks for clusters anew warms them all, so an existing subscription to endpoints is answered again.
+    fn warm_everything(&mut self) {
+        if let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] {
+            endpoints.owed_all = true;
+        }
+    }
+
+    fn check_names(&self) -> Result<(), Refusal> {
+        let names = || {
+            self.types
+                .iter()
+                .flatten()
+                .flat_map(|watched| watched.names.iter().chain(&watched.owed))
+        };
+        let count = names().count();
+        if count <= MAX_NAMES / 10 {
+            return Ok(());
+        }
+        let bytes = names().map(SmolStr::len).sum();
+        if count > MAX_NAMES || bytes > MAX_NAME_BYTES {
+            Err(Refusal::TooManyNames { names: count, bytes })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Sends what can be sent: each type once, in order, all from the latest snapshot; removals last.
+    fn settle(&mut self) -> Vec<Response> {
+        let Some(latest) = self.latest.clone() else {
+            return Vec::new();
+        };
+        let mut responses = Vec::new();
+        for resource_type in ResourceType::ALL {
+            let Some(watched) = &mut self.types[*resource_type as usize] else {
+                continue;
+            };
+            if watched.in_flight.is_some() || watched.is_settled(latest.view(*resource_type)) {
+                continue;
+            }
+            let content = match self.protocol {
+                Protocol::Sotw => sotw::content(watched, *resource_type, &latest),
+                Protocol::Delta => delta::content(watched, *resource_type, &latest),
+            };
+            let Some(content) = content else { continue };
+            if *resource_type == ResourceType::Cluster {
+                self.warm(&content.resources);
+            }
+            responses.push(self.respond(*resource_type, content, &latest));
+        }
+        responses.extend(self.removals(&latest));
+        responses
+    }
+
+    /// Changed clusters wait for their endpoints.
+    fn warm(&mut self, clusters: &[Arc<EncodedResource>]) {
+        let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] else {
+            return;
+        };
+        for cluster in clusters {
+            if let Some(name) = endpoints.names.get(&cluster.name) {
+                endpoints.owed.insert(name.clone());
+            }
+        }
+    }
+
+    fn removals(&mut self, latest: &Arc<ResourceSnapshot>) -> Vec<Response> {
+        let referring_is_behind = order::REFERRING.iter().any(|resource_type| {
+            let watched = self.types[*resource_type as usize].as_ref();
+            watched.is_some_and(|watched| !watched.is_settled(latest.view(*resource_type)))
+        });
+        let mut responses = Vec::new();
+        if referring_is_behind {
+            return responses;
+        }
+        for resource_type in ResourceType::ALL {
+            let Some(watched) = &mut self.types[*resource_type as usize] else {
+                continue;
+            };
+            if watched.in_flight.is_some() || watched.removed_later.is_empty() {
+                continue;
+            }
+            let removed = std::mem::take(&mut watched.removed_later).into_iter().collect();
+            responses.push(self.respond(
+                *resource_type,
+                InFlight {
+                    resources: Vec::new(),
+                    removed,
+                },
+                latest,
+            ));
+        }
+        responses
+    }
+
+    fn respond(&mut self, resource_type: ResourceType, content: InFlight, latest: &ResourceSnapshot) -> Response {
+        self.responses += 1;
+        let nonce = format_smolstr!("{}-{}", latest.revision.0, self.responses);
+        let response = Response {
+            resource_type,
+            nonce: nonce.clone(),
+            version: latest.view(resource_type).version(),
+            resources: content.resources.clone(),
+            removed: content.removed.clone(),
+        };
+        if let Some(watched) = &mut self.types[resource_type as usize] {
+            watched.nonce_sent = nonce;
+            watched.in_flight = Some(content);
+        }
+        response
+    }
+}
+
+impl WatchedResource {
+    /// Changes an incremental subscription. Every name in `subscribe` is answered, also one that is held already.
+    fn change(&mut self, subscribe: Vec<SmolStr>, unsubscribe: &[SmolStr], first: bool) {
+        for name in subscribe {
+            if name == "*" {
+                self.owed_all |= !first && !self.wildcard;
+                self.wildcard = true;
+            } else {
+                if !first {
+                    self.owed.insert(name.clone());
+                }
+                self.names.insert(name);
+            }
+        }
+        for name in unsubscribe {
+            if name == "*" {
+                self.wildcard = false;
+            }
+            self.names.remove(name);
+            self.owed.remove(name);
+            self.refused.remove(name);
+            self.removed_later.remove(name);
+        }
+    }
+}

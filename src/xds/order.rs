@@ -1,0 +1,24 @@
+//! In which order types are sent, and what Envoy needs to be sent again.
+//!
+//! Types go in the order of `ResourceType::ALL`: clusters before their endpoints, listeners before their routes, so that
+//! nothing refers to what the client does not have yet; what is gone goes last, when nothing refers to it any more.
+
+use crate::generate::ResourceType;
+
+/// Envoy warms a changed cluster until it gets its endpoints again, even if they did not change
+/// (<https://github.com/envoyproxy/envoy/issues/13009>).
+pub(super) const WARMED_BY_CLUSTERS: ResourceType = ResourceType::Endpoint;
+
+/// Types whose removals wait until listeners and routes of the same revision were sent.
+pub(super) fn removed_last(resource_type: ResourceType) -> bool {
+    matches!(resource_type, ResourceType::Cluster | ResourceType::Endpoint)
+}
+
+/// Types that refer to clusters: while one of them is behind, no cluster is removed.
+pub(super) const REFERRING: [ResourceType; 2] = [ResourceType::Listener, ResourceType::Route];
+
+/// Envoy never recovers from the removal of an extension that a filter chain still refers to, so those are not removed
+/// (<https://github.com/envoyproxy/envoy/issues/32823>).
+pub(super) fn is_removed(resource_type: ResourceType) -> bool {
+    resource_type != ResourceType::Extension
+}

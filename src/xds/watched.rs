@@ -1,0 +1,88 @@
+//! What one connection holds of one type, and what it is owed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use smol_str::SmolStr;
+
+use crate::{
+    base::Version,
+    generate::{EncodedResource, group::TypeView},
+};
+
+/// One type on one connection.
+///
+/// What the client holds is the view last sent, restricted to the subscription, but for a small overlay: what it
+/// claimed when it reconnected, what it refused, and what was not sent yet.
+#[derive(Debug, Default)]
+pub struct WatchedResource {
+    /// Everything of the type is wanted.
+    pub wildcard: bool,
+    /// Names that are wanted one by one.
+    pub names: BTreeSet<SmolStr>,
+    /// The view last sent; `None` before the first answer.
+    pub sent: Option<TypeView>,
+    /// What the client said it holds when it reconnected; used up by the first answer.
+    pub claimed: BTreeMap<SmolStr, Option<Version>>,
+    /// Names to be sent whatever the difference says: newly subscribed, or to be warmed again.
+    pub owed: BTreeSet<SmolStr>,
+    /// Everything is to be sent, whatever the difference says.
+    pub owed_all: bool,
+    /// The client waits for an answer, if need be an empty one.
+    pub must_answer: bool,
+    /// What was refused: sent again with the next change of the type.
+    pub refused: BTreeSet<SmolStr>,
+    /// Clusters and endpoints that are gone: named once routes no longer refer to them.
+    pub removed_later: BTreeSet<SmolStr>,
+    /// The response that is not answered yet.
+    pub in_flight: Option<InFlight>,
+    /// Nonce of the last response.
+    pub nonce_sent: SmolStr,
+    /// Nonce of the last response that was accepted.
+    pub nonce_acked: SmolStr,
+    /// Why the last response was refused, if it was.
+    pub last_error: Option<String>,
+}
+
+/// A response that waits for its ACK or NACK.
+#[derive(Debug, Default)]
+pub struct InFlight {
+    /// What it holds.
+    pub resources: Vec<Arc<EncodedResource>>,
+    /// What it removes.
+    pub removed: Vec<SmolStr>,
+}
+
+impl WatchedResource {
+    /// True if the client wants the resource.
+    pub fn wants(&self, name: &SmolStr) -> bool {
+        self.wildcard || self.names.contains(name)
+    }
+
+    /// The client accepted the last response.
+    pub(super) fn accept(&mut self) {
+        self.nonce_acked = self.nonce_sent.clone();
+        self.last_error = None;
+        self.in_flight = None;
+    }
+
+    /// The client refused the last response: what was in it is uncertain now.
+    pub(super) fn refuse(&mut self, error: String) {
+        self.last_error = Some(error);
+        if let Some(in_flight) = self.in_flight.take() {
+            self.refused
+                .extend(in_flight.resources.iter().map(|resource| resource.name.clone()));
+            self.refused.extend(in_flight.removed);
+        }
+    }
+
+    /// True if the view is what was sent and nothing is owed.
+    pub(super) fn is_settled(&self, view: &TypeView) -> bool {
+        self.sent.as_ref().is_some_and(|sent| sent.same(view))
+            && self.owed.is_empty()
+            && !self.owed_all
+            && !self.must_answer
+    }
+}
