@@ -4,7 +4,10 @@ pub mod authentication;
 pub mod change;
 pub mod destination_rule;
 pub mod endpoint;
+pub mod export;
 pub mod features;
+#[cfg(test)]
+pub(crate) mod fixture;
 pub mod graph;
 pub mod inputs;
 pub mod installation;

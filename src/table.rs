@@ -118,6 +118,12 @@ impl<K: Key, V> Table<K, V> {
         self.rows.get(key)
     }
 
+    /// The row of a key, with the key as the table holds it.
+    pub fn get_key_value(&self, cx: &Cx, key: &K) -> Option<(&K, &Shared<V>)> {
+        cx.record(ReadKey::of(self.id, key));
+        self.rows.get_key_value(key)
+    }
+
     /// All rows in key order. The reader depends on the table as a whole.
     pub fn iter(&self, cx: &Cx) -> impl Iterator<Item = (&K, &Shared<V>)> {
         cx.record(ReadKey::whole(self.id));

@@ -1,9 +1,23 @@
 //! DestinationRules merged by host, and the order in which a client looks them up.
+//!
+//! Rules of one host are merged once for clients of the same namespace and once for others, since each sees a different
+//! selection. What one would get wrong: the first namespace that has any rule for a host ends the search, even if a
+//! workload selector then leaves none of them.
 
-use super::{MeshSnapshot, inputs::Inputs, installation::Installation, service::Service};
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use super::{
+    MeshSnapshot, export,
+    inputs::Inputs,
+    installation::Installation,
+    policy,
+    service::{Service, ServiceKey},
+};
 use crate::{
-    api::Meta,
-    base::{Hostname, Namespace, ObjectKey, Shared},
+    api::{Config, Meta},
+    base::{Hostname, Labels, Namespace, ObjectKey, Shared, cidr, host, select},
     model::service::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
@@ -18,11 +32,38 @@ pub struct RuleKey {
     pub host: Hostname,
 }
 
-/// The rules of one (namespace, host) after merging: several remain when exportTo or workloadSelector differ.
+/// The rules of one (namespace, host) after merging: several remain when exportTo or workloadSelector differ. In order
+/// of precedence: with workloadSelector first, then older ones.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct HostRules {
-    /// In order of precedence: with workloadSelector first, then older ones.
-    pub rules: Vec<Shared<DestinationRule>>,
+    /// For clients of the own namespace.
+    pub local: Vec<Shared<DestinationRule>>,
+    /// For clients of other namespaces.
+    pub exported: Vec<Shared<DestinationRule>>,
+    /// Those of `local` that nobody else may see: what clients in the root namespace begin with.
+    pub private: Vec<Shared<DestinationRule>>,
+}
+
+/// One of the lists of [`HostRules`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pool {
+    /// [`HostRules::local`].
+    Local,
+    /// [`HostRules::exported`].
+    Exported,
+    /// [`HostRules::private`].
+    Private,
+}
+
+impl HostRules {
+    /// The rules of a pool.
+    pub fn pool(&self, pool: Pool) -> &[Shared<DestinationRule>] {
+        match pool {
+            Pool::Local => &self.local,
+            Pool::Exported => &self.exported,
+            Pool::Private => &self.private,
+        }
+    }
 }
 
 /// One DestinationRule after merging.
@@ -40,6 +81,17 @@ pub struct DestinationRule {
     pub spec: networking::DestinationRule,
 }
 
+/// Where a rule was found: a small key that names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleRef {
+    /// Namespace and host of the rule (the host may be a wildcard that covers the service).
+    pub key: RuleKey,
+    /// The list that it stands in.
+    pub pool: Pool,
+    /// The first of the objects that it was merged from.
+    pub first: ObjectKey,
+}
+
 /// The (namespace, host) pairs that a change of DestinationRules concerns.
 pub fn candidates(installation: &Installation, inputs: &Inputs) -> Vec<RuleKey> {
     let rules = inputs.raw_destination_rules.changes().iter();
@@ -55,25 +107,297 @@ pub fn candidates(installation: &Installation, inputs: &Inputs) -> Vec<RuleKey> 
 
 /// A host as written in a namespace, fully qualified: names without a dot are services of that namespace.
 pub fn resolve_host(installation: &Installation, host: &str, namespace: &Namespace) -> Hostname {
-    if host.contains('.') || host.starts_with('*') {
+    if host.is_empty() || host.contains('.') || host == "*" || cidr::parse_ip(host).is_some() {
         Hostname::new(host)
     } else {
         Hostname::from(format!("{host}.{namespace}.svc.{}", installation.domain))
     }
 }
 
+/// Index key of raw rules: namespace and host as written.
+pub fn raw_key(
+    key: &ObjectKey,
+    rule: &Config<networking::DestinationRule>,
+    emit: &mut dyn FnMut((Namespace, SmolStr)),
+) {
+    emit((key.namespace.clone(), SmolStr::new(&rule.spec.host)));
+}
+
+/// Index key of merged rules for a wildcard host: the namespace. Exact hosts are found by their key.
+pub fn wildcard_key(key: &RuleKey, _: &HostRules, emit: &mut dyn FnMut(Namespace)) {
+    if host::is_wildcard(&key.host) {
+        emit(key.namespace.clone());
+    }
+}
+
 /// Derives the merged rules of one (namespace, host).
-pub fn host_rules(_cx: &Cx, _mesh: &MeshSnapshot, _key: &RuleKey) -> Option<HostRules> {
-    None
+pub fn host_rules(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<HostRules> {
+    let mut raw = raw_rules(cx, mesh, key);
+    if raw.is_empty() {
+        return None;
+    }
+    raw.sort_by_key(|rule| (rule.spec.workload_selector.is_none(), rule.meta.age_order()));
+    let private_by_default = has(&mesh.mesh_config(cx).default_destination_rule_export_to, ".");
+    let enhanced = mesh.installation.features.enable_enhanced_destinationrule_merge;
+    let [mut local, mut exported, mut private] = [(); 3].map(|()| Merger::new(enhanced));
+    for rule in raw {
+        let candidate = Candidate::new(rule, key);
+        if candidate.is_local(&key.namespace) {
+            local.add(&candidate);
+        }
+        if candidate.is_private(&key.namespace, private_by_default) {
+            private.add(&candidate);
+        } else {
+            exported.add(&candidate);
+        }
+    }
+    Some(HostRules {
+        local: local.finish(),
+        exported: exported.finish(),
+        private: private.finish(),
+    })
+}
+
+/// The raw rules whose host resolves to that of the key: written in full, or as the short name of the own namespace.
+fn raw_rules<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    key: &RuleKey,
+) -> Vec<&'a Shared<Config<networking::DestinationRule>>> {
+    let suffix = format!(".{}.svc.{}", key.namespace, mesh.installation.domain);
+    let short = key.host.strip_suffix(suffix.as_str());
+    let forms = std::iter::once(&*key.host).chain(short);
+    forms
+        .filter(|form| resolve_host(&mesh.installation, form, &key.namespace) == key.host)
+        .flat_map(|form| {
+            let index = &mesh.raw_rules_by_host;
+            index.get(cx, &(key.namespace.clone(), SmolStr::new(form)))
+        })
+        .map(|(_, rule)| rule)
+        .collect()
+}
+
+fn has(values: &[String], wanted: &str) -> bool {
+    values.iter().any(|value| value == wanted)
+}
+
+/// A raw rule with its `exportTo` as a set of the values as written: this is what merging compares.
+struct Candidate {
+    rule: Shared<DestinationRule>,
+    written: BTreeSet<String>,
+}
+
+impl Candidate {
+    fn new(raw: &Config<networking::DestinationRule>, key: &RuleKey) -> Self {
+        // A rule with a selector is for workloads of its own namespace, whatever it says.
+        let written: Vec<String> = match raw.spec.workload_selector {
+            None => raw.spec.export_to.clone(),
+            Some(_) => vec![".".to_owned()],
+        };
+        // `~` names no namespace, so it needs no case of its own.
+        let export_to = if written.is_empty() || has(&written, "*") {
+            ExportTo::Public
+        } else {
+            ExportTo::Namespaces(export::namespaces(&written, &key.namespace))
+        };
+        let mut spec = raw.spec.clone();
+        spec.host = key.host.to_string();
+        Self {
+            rule: Shared::new(DestinationRule {
+                meta: raw.meta.clone(),
+                from: vec![raw.meta.key.clone()],
+                host: key.host.clone(),
+                export_to,
+                spec,
+            }),
+            written: written.into_iter().collect(),
+        }
+    }
+
+    fn names(&self, value: &str) -> bool {
+        self.written.contains(value)
+    }
+
+    /// Seen from its own namespace; the mesh's default does not matter here.
+    fn is_local(&self, own: &Namespace) -> bool {
+        self.written.is_empty() || ["*", ".", own].into_iter().any(|value| self.names(value))
+    }
+
+    /// Seen from its own namespace only.
+    fn is_private(&self, own: &Namespace, private_by_default: bool) -> bool {
+        match self.written.len() {
+            0 => private_by_default,
+            1 => self.names(".") || self.names(own),
+            _ => false,
+        }
+    }
+}
+
+/// Merges the rules of one pool, in order of precedence.
+struct Merger {
+    enhanced: bool,
+    merged: Vec<(BTreeSet<String>, DestinationRule)>,
+}
+
+impl Merger {
+    fn new(enhanced: bool) -> Self {
+        Self {
+            enhanced,
+            merged: Vec::new(),
+        }
+    }
+
+    /// Merges a rule into every earlier one that it may join, and keeps it apart as well where nobody took it in whole.
+    fn add(&mut self, candidate: &Candidate) {
+        let mut apart = true;
+        for (written, existing) in &mut self.merged {
+            if self.enhanced {
+                let same = candidate.written == *written;
+                let wider = !written.is_empty() && candidate.written.is_superset(written);
+                apart = !same;
+                if !same && !wider {
+                    continue;
+                }
+            }
+            match (&candidate.rule.spec.workload_selector, &existing.spec.workload_selector) {
+                (Some(a), Some(b)) if a.match_labels != b.match_labels => {
+                    apart = true;
+                    continue;
+                }
+                (Some(_), Some(_)) | (None, None) => apart = false,
+                _ => {}
+            }
+            merge(existing, &candidate.rule);
+        }
+        if apart {
+            let rule = DestinationRule::clone(&candidate.rule);
+            self.merged.push((candidate.written.clone(), rule));
+        }
+    }
+
+    fn finish(self) -> Vec<Shared<DestinationRule>> {
+        self.merged.into_iter().map(|(_, rule)| Shared::new(rule)).collect()
+    }
+}
+
+/// Takes over subsets that are not there yet, and the traffic policy if there is none.
+fn merge(into: &mut DestinationRule, rule: &DestinationRule) {
+    into.from.extend(rule.from.iter().cloned());
+    for subset in &rule.spec.subsets {
+        if into.spec.subsets.iter().all(|known| known.name != subset.name) {
+            into.spec.subsets.push(subset.clone());
+        }
+    }
+    if into.spec.traffic_policy.is_none() {
+        into.spec.traffic_policy.clone_from(&rule.spec.traffic_policy);
+    }
 }
 
 /// The rule that a client in a namespace uses for a service; `labels` are the client's, for rules with a selector.
 pub fn lookup(
-    _cx: &Cx,
-    _mesh: &MeshSnapshot,
-    _client: &Namespace,
-    _labels: &crate::base::Labels,
-    _service: &Service,
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    client: &Namespace,
+    labels: &Labels,
+    service: &Service,
 ) -> Option<Shared<DestinationRule>> {
-    None
+    find(cx, mesh, client, Some(labels), &service.key).map(|(_, rule)| rule)
 }
+
+/// The rule that a server in a namespace uses for a service of its own: selectors do not count.
+pub fn lookup_inbound(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    server: &Namespace,
+    service: &Service,
+) -> Option<Shared<DestinationRule>> {
+    find(cx, mesh, server, None, &service.key).map(|(_, rule)| rule)
+}
+
+/// A rule by its reference.
+pub fn rule(cx: &Cx, mesh: &MeshSnapshot, found: &RuleRef) -> Option<Shared<DestinationRule>> {
+    let rules = mesh.destination_rules.get(cx, &found.key)?;
+    let mut rules = rules.pool(found.pool).iter();
+    rules.find(|rule| rule.from.first() == Some(&found.first)).cloned()
+}
+
+/// As [`lookup`], with the reference; without labels, rules with a selector are passed over.
+///
+/// Order: what the client's own namespace says (in the root namespace: what is private there, since its other rules are
+/// meant for everybody), what the service's namespace exports, what the root namespace exports.
+pub fn find(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    client: &Namespace,
+    labels: Option<&Labels>,
+    service: &ServiceKey,
+) -> Option<(RuleRef, Shared<DestinationRule>)> {
+    let root = policy::root_namespace(cx, mesh);
+    let own_pool = if *client == root { Pool::Private } else { Pool::Local };
+    if let Some((key, rules)) = most_specific(cx, mesh, client, &service.hostname, own_pool) {
+        return choose(client, labels, rules.pool(own_pool).iter()).map(|rule| reference(key, own_pool, rule));
+    }
+    [&service.namespace, &root].into_iter().find_map(|namespace| {
+        let (key, rules) = most_specific(cx, mesh, namespace, &service.hostname, Pool::Exported)?;
+        let seen = rules.exported.iter().filter(|rule| rule.export_to.visible_to(client));
+        choose(client, labels, seen).map(|rule| reference(key, Pool::Exported, rule))
+    })
+}
+
+fn reference(key: &RuleKey, pool: Pool, rule: &Shared<DestinationRule>) -> (RuleRef, Shared<DestinationRule>) {
+    let found = RuleRef {
+        key: key.clone(),
+        pool,
+        first: rule.meta.key.clone(),
+    };
+    (found, rule.clone())
+}
+
+/// The rules of a namespace for the most specific host that covers this one: the host itself, else the longest wildcard.
+fn most_specific<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+    hostname: &Hostname,
+    pool: Pool,
+) -> Option<(&'a RuleKey, &'a Shared<HostRules>)> {
+    let exact = RuleKey {
+        namespace: namespace.clone(),
+        host: hostname.clone(),
+    };
+    let table = &mesh.destination_rules;
+    if let Some((key, rules)) = table.get_key_value(cx, &exact)
+        && !rules.pool(pool).is_empty()
+    {
+        return Some((key, rules));
+    }
+    let wildcards = mesh.wildcard_rules_by_namespace.get(cx, namespace);
+    wildcards
+        .filter(|(key, rules)| host::subset_of(hostname, &key.host) && !rules.pool(pool).is_empty())
+        .min_by(|(a, _), (b, _)| host::more_specific(&a.host, &b.host))
+}
+
+/// Among the rules of one host: the first whose selector picks the client, else the last without a selector.
+fn choose<'a>(
+    client: &Namespace,
+    labels: Option<&Labels>,
+    rules: impl Iterator<Item = &'a Shared<DestinationRule>>,
+) -> Option<&'a Shared<DestinationRule>> {
+    let mut general = None;
+    for rule in rules {
+        match (&rule.spec.workload_selector, labels) {
+            (None, _) => general = Some(rule),
+            (Some(selector), Some(labels)) if rule.meta.namespace() == client => {
+                let pairs = selector.match_labels.iter();
+                if select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), labels) {
+                    return Some(rule);
+                }
+            }
+            _ => {}
+        }
+    }
+    general
+}
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use super::{
     network::{self, Networks},
     service::{self, Service, ServiceKey, Visibility},
     snapshot::MeshSnapshot,
-    virtual_service::{self, VirtualService},
+    virtual_service::{self, Audience, Reach, VirtualService},
     workload::{self, Workload, WorkloadKey},
 };
 use crate::{
@@ -120,10 +120,12 @@ graph! {
         services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
         /// Services by the address of an endpoint.
         services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
-        /// DestinationRules by namespace and resolved host.
-        raw_rules_by_host: (Namespace, ObjectKey, Config<networking::DestinationRule>) = by_namespace!();
-        /// Merged rules by namespace.
-        rules_by_namespace: (Namespace, RuleKey, HostRules) = |key, _, emit| emit(key.namespace.clone());
+        /// VirtualServices by who may see them and gateway.
+        virtual_services_by_gateway: ((Audience, SmolStr), ObjectKey, Reach) = virtual_service::audience_keys;
+        /// DestinationRules by namespace and host as written.
+        raw_rules_by_host: ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>) = destination_rule::raw_key;
+        /// Merged rules for wildcard hosts by namespace.
+        wildcard_rules_by_namespace: (Namespace, RuleKey, HostRules) = destination_rule::wildcard_key;
         /// Sidecars by namespace.
         sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
         /// EnvoyFilters by namespace.
@@ -158,6 +160,8 @@ graph! {
         networks: ((), Networks);
         /// VirtualServices ready for routing.
         virtual_services: (ObjectKey, VirtualService);
+        /// What decides who sees a VirtualService and where it leads.
+        virtual_service_reach: (ObjectKey, Reach);
         /// DestinationRules merged by host.
         destination_rules: (RuleKey, HostRules);
     }
@@ -229,8 +233,11 @@ impl Graph {
             endpoint::traits);
         derive!(self, tx, mesh: virtual_services <- inputs.raw_virtual_services.changes().iter().map(|(key, ..)| key.clone()).collect(),
             virtual_service::virtual_service);
+        derive!(self, tx, mesh: virtual_service_reach <- self.virtual_services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
+            virtual_service::reach);
+        index_derived!(self, tx, mesh: virtual_services_by_gateway <- virtual_service_reach);
         derive!(self, tx, mesh: destination_rules <- destination_rule::candidates(&installation, inputs),
             destination_rule::host_rules);
-        index_derived!(self, tx, mesh: rules_by_namespace <- destination_rules);
+        index_derived!(self, tx, mesh: wildcard_rules_by_namespace <- destination_rules);
     }
 }

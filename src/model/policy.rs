@@ -81,6 +81,8 @@ impl Subject {
 
 /// A kind of policy that attaches to workloads.
 pub trait Attach {
+    /// Policies of the workload's own namespace come before those of the root namespace.
+    const OWN_FIRST: bool;
     /// The labels that a workload must have; `None`: every workload of the namespace.
     fn selector(&self) -> Option<&BTreeMap<String, String>>;
     /// `targetRefs`, else the deprecated `targetRef`.
@@ -88,8 +90,9 @@ pub trait Attach {
 }
 
 macro_rules! attach {
-    ($($kind:ty, $selector:ident . $labels:ident, $($single:ident)?;)*) => { $(
+    ($($kind:ty, $own_first:literal, $selector:ident . $labels:ident, $($single:ident)?;)*) => { $(
         impl Attach for $kind {
+            const OWN_FIRST: bool = $own_first;
             fn selector(&self) -> Option<&BTreeMap<String, String>> {
                 self.$selector.as_ref().map(|selector| &selector.$labels)
             }
@@ -104,16 +107,16 @@ macro_rules! attach {
 }
 
 attach! {
-    security::AuthorizationPolicy, selector.match_labels, target_ref;
-    security::RequestAuthentication, selector.match_labels, target_ref;
-    telemetry::Telemetry, selector.match_labels, target_ref;
-    extensions::WasmPlugin, selector.match_labels, target_ref;
-    extensions::TrafficExtension, selector.match_labels,;
-    networking::EnvoyFilter, workload_selector.labels,;
+    security::AuthorizationPolicy, false, selector.match_labels, target_ref;
+    security::RequestAuthentication, true, selector.match_labels, target_ref;
+    telemetry::Telemetry, false, selector.match_labels, target_ref;
+    extensions::WasmPlugin, true, selector.match_labels, target_ref;
+    extensions::TrafficExtension, true, selector.match_labels,;
+    networking::EnvoyFilter, false, workload_selector.labels,;
 }
 
-/// The policies of a kind that concern the subject: those of the root namespace first, then those of its own namespace,
-/// then those of the services' namespaces; oldest first within each.
+/// The policies of a kind that concern the subject: those of the root and of its own namespace (which comes first
+/// depends on the kind, [`Attach::OWN_FIRST`]), then those of the services' namespaces; oldest first within each.
 pub fn attached<T: Attach + Send + Sync + 'static>(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -123,7 +126,7 @@ pub fn attached<T: Attach + Send + Sync + 'static>(
     let root = root_namespace(cx, mesh);
     let selector_on_gateways = mesh.installation.features.enable_selector_based_k8s_gateway_policy;
     let mut keys = Vec::new();
-    for namespace in namespaces(&root, subject) {
+    for namespace in namespaces(&root, subject, T::OWN_FIRST) {
         let mut rows: Vec<_> = index.get(cx, namespace).map(|(_, row)| row).collect();
         rows.sort_by_key(|row| row.meta.age_order());
         let matching = rows
@@ -135,10 +138,15 @@ pub fn attached<T: Attach + Send + Sync + 'static>(
 }
 
 /// The namespaces whose policies may concern the subject, each once.
-fn namespaces<'a>(root: &'a Namespace, subject: &'a Subject) -> Vec<&'a Namespace> {
-    let mut namespaces = vec![root];
+fn namespaces<'a>(root: &'a Namespace, subject: &'a Subject, own_first: bool) -> Vec<&'a Namespace> {
+    let first = if own_first {
+        [&subject.namespace, root]
+    } else {
+        [root, &subject.namespace]
+    };
     let services = subject.services.iter().map(|service| &service.namespace);
-    for namespace in std::iter::once(&subject.namespace).chain(services) {
+    let mut namespaces: Vec<&Namespace> = Vec::new();
+    for namespace in first.into_iter().chain(services) {
         if !namespaces.contains(&namespace) {
             namespaces.push(namespace);
         }

@@ -1,13 +1,27 @@
 //! VirtualServices with delegates merged, short names resolved and `exportTo` read.
 
-use super::MeshSnapshot;
+mod delegate;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use super::{MeshSnapshot, destination_rule::resolve_host, export, installation::Installation};
 use crate::{
-    api::Meta,
-    base::{Hostname, ObjectKey, Shared},
+    api::{Config, Meta},
+    base::{Hostname, Namespace, ObjectKey, Shared},
     model::service::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
 };
+
+/// The gateway that stands for all sidecars.
+pub const MESH_GATEWAY: &str = "mesh";
+
+/// Tells conversions from other APIs apart from what users write.
+const SEMANTICS_ANNOTATION: &str = "internal.istio.io/route-semantics";
 
 /// How paths and rewrites are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +51,259 @@ pub struct VirtualService {
     pub destinations: Vec<Hostname>,
 }
 
-/// Derives one VirtualService; delegates (without hosts) and unresolved ones give none.
-pub fn virtual_service(_cx: &Cx, _mesh: &MeshSnapshot, _key: &ObjectKey) -> Option<VirtualService> {
-    None
+/// What decides whether and in which order a VirtualService is seen, and which services it leads to; changes far less
+/// often than weights and matches do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Metadata: age, name, namespace.
+    pub meta: Shared<Meta>,
+    /// Who may see it.
+    pub export_to: ExportTo,
+    /// Fully qualified hosts.
+    pub hosts: Vec<Hostname>,
+    /// `namespace/name` or `mesh`.
+    pub gateways: Vec<SmolStr>,
+    /// How it was made.
+    pub semantics: Semantics,
+    /// Where it leads.
+    pub destinations: BTreeSet<Destination>,
+}
+
+/// A host and port that a route leads to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Destination {
+    /// The host.
+    pub host: Hostname,
+    /// The port; 0: any.
+    pub port: u32,
+    /// The namespaces of clients that the route is for (`sourceNamespace`); empty: all.
+    pub sources: Vec<Namespace>,
+}
+
+/// A namespace that an object is shown to; `None`: everybody.
+pub type Audience = Option<Namespace>;
+
+/// Index keys of a VirtualService: audience and gateway.
+pub fn audience_keys(_: &ObjectKey, reach: &Reach, emit: &mut dyn FnMut((Audience, SmolStr))) {
+    for gateway in reach.gateways.iter().collect::<BTreeSet<_>>() {
+        audiences(&reach.export_to, &mut |audience| emit((audience, gateway.clone())));
+    }
+}
+
+/// Those who may see an object.
+pub(super) fn audiences(export_to: &ExportTo, emit: &mut dyn FnMut(Audience)) {
+    match export_to {
+        ExportTo::Public => emit(None),
+        ExportTo::Nobody => {}
+        ExportTo::Namespaces(namespaces) => namespaces.iter().for_each(|namespace| emit(Some(namespace.clone()))),
+    }
+}
+
+/// The VirtualServices of a gateway (`namespace/name` or `mesh`) that a namespace may see. Order: private ones, those
+/// shown to this namespace by another, public ones; among these, routes of the Gateway API from the own namespace come
+/// first, so that consumers can override; oldest first within each.
+pub fn for_gateway<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+    gateway: &str,
+) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
+    let index = &mesh.virtual_services_by_gateway;
+    let of = |audience: Audience| index.get(cx, &(audience, SmolStr::new(gateway)));
+    let mut rows: Vec<_> = of(Some(namespace.clone())).chain(of(None)).collect();
+    rows.sort_by_key(|(_, reach)| {
+        let own = reach.meta.namespace() == namespace;
+        let class = match &reach.export_to {
+            ExportTo::Namespaces(_) => u8::from(!own),
+            _ => 2,
+        };
+        let overrides = own && reach.semantics == Semantics::Gateway;
+        (class, !overrides, reach.meta.age_order())
+    });
+    rows
+}
+
+/// Derives one VirtualService; delegates (without hosts) give none.
+pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualService> {
+    let raw = mesh.raw_virtual_services.get(cx, key)?;
+    if raw.spec.hosts.is_empty() {
+        return None;
+    }
+    let semantics = semantics_of(&raw.meta);
+    let mut spec = raw.spec.clone();
+    if semantics != Semantics::Gateway {
+        Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
+    }
+    if semantics == Semantics::Istio && spec.http.iter().any(|route| route.delegate.is_some()) {
+        spec.http = delegated(cx, mesh, key, &spec.http);
+    }
+    if spec.gateways.is_empty() {
+        spec.gateways.push(MESH_GATEWAY.to_owned());
+    }
+    let destinations = destinations(&spec).into_iter().map(|destination| destination.host);
+    Some(VirtualService {
+        meta: raw.meta.clone(),
+        hosts: spec.hosts.iter().map(Hostname::new).collect(),
+        export_to: exported(cx, mesh, raw),
+        semantics,
+        destinations: destinations.collect::<BTreeSet<_>>().into_iter().collect(),
+        spec,
+    })
+}
+
+/// Derives the reach of one VirtualService.
+pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
+    let row = mesh.virtual_services.get(cx, key)?;
+    Some(Reach {
+        meta: row.meta.clone(),
+        export_to: row.export_to.clone(),
+        hosts: row.hosts.clone(),
+        gateways: row.spec.gateways.iter().map(SmolStr::new).collect(),
+        semantics: row.semantics,
+        destinations: destinations(&row.spec),
+    })
+}
+
+fn exported(cx: &Cx, mesh: &MeshSnapshot, raw: &Config<networking::VirtualService>) -> ExportTo {
+    let default = &mesh.mesh_config(cx).default_virtual_service_export_to;
+    export::read(&raw.spec.export_to, default, raw.meta.namespace())
+}
+
+fn semantics_of(meta: &Meta) -> Semantics {
+    match meta.annotations.get(SEMANTICS_ANNOTATION).map(SmolStr::as_str) {
+        Some("ingress") => Semantics::Ingress,
+        Some("gateway") => Semantics::Gateway,
+        _ => Semantics::Istio,
+    }
+}
+
+/// The routes with those of visible delegates in place; a route whose delegate is not there is left out.
+fn delegated(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    root: &ObjectKey,
+    routes: &[networking::HttpRoute],
+) -> Vec<networking::HttpRoute> {
+    let mut merged = Vec::new();
+    for route in routes {
+        let Some(delegate) = &route.delegate else {
+            merged.push(route.clone());
+            continue;
+        };
+        let namespace = match delegate.namespace.as_str() {
+            "" => root.namespace.clone(),
+            namespace => Namespace::new(namespace),
+        };
+        let key = ObjectKey::new(&root.cluster, namespace, delegate.name.as_str());
+        let Some(raw) = mesh.raw_virtual_services.get(cx, &key) else {
+            continue;
+        };
+        if !raw.spec.hosts.is_empty() || !exported(cx, mesh, raw).visible_to(&root.namespace) {
+            continue;
+        }
+        let mut spec = raw.spec.clone();
+        Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
+        merged.extend(delegate::merged(route, &spec.http));
+    }
+    merged
+}
+
+/// Writes names out in full, as seen from the namespace of an object.
+struct Resolver<'a> {
+    installation: &'a Installation,
+    namespace: &'a Namespace,
+}
+
+impl<'a> Resolver<'a> {
+    fn new(installation: &'a Installation, meta: &'a Meta) -> Self {
+        Self {
+            installation,
+            namespace: meta.namespace(),
+        }
+    }
+
+    fn resolve(&self, spec: &mut networking::VirtualService) {
+        spec.hosts.iter_mut().for_each(|host| self.host(host));
+        self.gateways(&mut spec.gateways);
+        for route in &mut spec.http {
+            route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+            let mirrors = route
+                .mirrors
+                .iter_mut()
+                .filter_map(|mirror| mirror.destination.as_mut());
+            let weighted = route.route.iter_mut().filter_map(|route| route.destination.as_mut());
+            weighted
+                .chain(route.mirror.as_mut())
+                .chain(mirrors)
+                .for_each(|destination| self.host(&mut destination.host));
+        }
+        for route in &mut spec.tcp {
+            route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+            self.destinations(&mut route.route);
+        }
+        for route in &mut spec.tls {
+            route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+            self.destinations(&mut route.route);
+        }
+    }
+
+    fn destinations(&self, routes: &mut [networking::RouteDestination]) {
+        let destinations = routes.iter_mut().filter_map(|route| route.destination.as_mut());
+        destinations.for_each(|destination| self.host(&mut destination.host));
+    }
+
+    fn host(&self, host: &mut String) {
+        *host = resolve_host(self.installation, host, self.namespace).to_string();
+    }
+
+    fn gateways(&self, gateways: &mut [String]) {
+        for gateway in gateways {
+            if gateway != MESH_GATEWAY {
+                *gateway = resolve_gateway(gateway, self.namespace);
+            }
+        }
+    }
+}
+
+/// `namespace/name` of a gateway as written: a plain name is of the own namespace, a host name (an old form) names the
+/// service of the gateway.
+pub fn resolve_gateway(gateway: &str, namespace: &Namespace) -> String {
+    if let Some((of, name)) = gateway.split_once('/') {
+        let of = if of == "." { namespace } else { of };
+        return format!("{of}/{name}");
+    }
+    let mut labels = gateway.split('.');
+    match (labels.next(), labels.next()) {
+        (Some(name), Some(of)) => format!("{of}/{name}"),
+        _ => format!("{namespace}/{gateway}"),
+    }
+}
+
+/// Every destination of the routes. Only HTTP routes are limited to source namespaces here.
+fn destinations(spec: &networking::VirtualService) -> BTreeSet<Destination> {
+    let mut found = BTreeSet::new();
+    let mut add = |destination: &networking::Destination, sources: &[Namespace]| {
+        found.insert(Destination {
+            host: Hostname::new(&destination.host),
+            port: destination.port.as_ref().map_or(0, |port| port.number),
+            sources: sources.to_vec(),
+        });
+    };
+    for route in &spec.http {
+        let named = route.r#match.iter().filter(|m| !m.source_namespace.is_empty());
+        let sources: BTreeSet<Namespace> = named.map(|m| Namespace::new(&m.source_namespace)).collect();
+        let sources: Vec<Namespace> = sources.into_iter().collect();
+        let weighted = route.route.iter().filter_map(|route| route.destination.as_ref());
+        let mirrors = route.mirrors.iter().filter_map(|mirror| mirror.destination.as_ref());
+        weighted
+            .chain(route.mirror.as_ref())
+            .chain(mirrors)
+            .for_each(|destination| add(destination, &sources));
+    }
+    let tcp = spec.tcp.iter().flat_map(|route| &route.route);
+    let tls = spec.tls.iter().flat_map(|route| &route.route);
+    tcp.chain(tls)
+        .filter_map(|route| route.destination.as_ref())
+        .for_each(|destination| add(destination, &[]));
+    found
 }

@@ -32,7 +32,7 @@ impl<I: Key, K: Key, V> Index<I, K, V> {
     }
 
     /// The rows under a key, in order of their own keys.
-    pub fn get(&self, cx: &Cx, key: &I) -> impl Iterator<Item = (&K, &Shared<V>)> {
+    pub fn get<'a>(&'a self, cx: &Cx, key: &I) -> impl Iterator<Item = (&'a K, &'a Shared<V>)> + use<'a, I, K, V> {
         cx.record(ReadKey::of(self.id, key));
         self.entries.get(key).into_iter().flat_map(OrdMap::iter)
     }

@@ -1,0 +1,135 @@
+use super::*;
+use crate::{
+    api::Kind,
+    model::{
+        Commit,
+        fixture::{config, labels, world},
+    },
+    proto::istio::{
+        networking::v1alpha3::{Subset, TrafficPolicy},
+        r#type::v1beta1::WorkloadSelector,
+    },
+};
+
+const HOST: &str = "reviews.shop.svc.cluster.local";
+
+fn rule(host: &str, export_to: &[&str], subsets: &[&str]) -> networking::DestinationRule {
+    networking::DestinationRule {
+        host: host.into(),
+        export_to: export_to.iter().map(|value| (*value).to_owned()).collect(),
+        subsets: subsets
+            .iter()
+            .map(|name| Subset {
+                name: (*name).into(),
+                ..Default::default()
+            })
+            .collect(),
+        ..Default::default()
+    }
+}
+
+fn with_selector(mut rule: networking::DestinationRule, label: (&str, &str)) -> networking::DestinationRule {
+    rule.workload_selector = Some(WorkloadSelector {
+        match_labels: [(label.0.to_owned(), label.1.to_owned())].into(),
+    });
+    rule
+}
+
+fn commit(rules: Vec<(&str, networking::DestinationRule)>) -> Commit {
+    let rows = rules.into_iter().zip(0..);
+    world(
+        rows.map(|((name, spec), age)| config(Kind::DestinationRule, name, age, spec).into())
+            .collect(),
+    )
+}
+
+fn found(commit: &Commit, client: &str, client_labels: &[(&str, &str)]) -> Option<String> {
+    let service = ServiceKey {
+        hostname: HOST.into(),
+        namespace: "shop".into(),
+    };
+    let client = Namespace::new(client);
+    let labels = labels(client_labels);
+    let cx = Cx::untracked();
+    let (reference, rule) = find(&cx, &commit.snapshot, &client, Some(&labels), &service)?;
+    assert_eq!(super::rule(&cx, &commit.snapshot, &reference), Some(rule.clone()));
+    Some(rule.from.iter().map(ToString::to_string).collect::<Vec<_>>().join("+"))
+}
+
+#[test]
+fn rules_of_one_host_are_merged() {
+    let mut first = rule("reviews", &[], &["v1"]);
+    let mut second = rule(HOST, &[], &["v1", "v2"]);
+    second.traffic_policy = Some(TrafficPolicy::default());
+    first.traffic_policy = None;
+    let commit = commit(vec![("shop/a", first), ("shop/b", second)]);
+    let key = RuleKey {
+        namespace: "shop".into(),
+        host: HOST.into(),
+    };
+    let rules = commit.snapshot.destination_rules.get(&Cx::untracked(), &key).unwrap();
+    let [merged] = rules.local.as_slice() else { panic!() };
+    let subsets: Vec<_> = merged.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
+    assert_eq!(subsets, ["v1", "v2"]);
+    assert!(merged.spec.traffic_policy.is_some());
+    assert_eq!(merged.meta.name(), "a");
+}
+
+#[test]
+fn the_clients_namespace_comes_first_then_the_services_then_the_root() {
+    let all = vec![
+        ("istio-system/r", rule("*.local", &[], &[])),
+        ("shop/s", rule(HOST, &[], &[])),
+        ("web/w", rule("*.shop.svc.cluster.local", &[], &[])),
+    ];
+    let rules = commit(all.clone());
+    assert_eq!(found(&rules, "web", &[]).as_deref(), Some("web/w"));
+    assert_eq!(found(&rules, "other", &[]).as_deref(), Some("shop/s"));
+    assert_eq!(found(&rules, "istio-system", &[]).as_deref(), Some("shop/s"));
+    let rules = commit(all[..1].to_vec());
+    assert_eq!(found(&rules, "other", &[]).as_deref(), Some("istio-system/r"));
+}
+
+#[test]
+fn private_rules_are_for_their_namespace() {
+    let rules = commit(vec![
+        ("istio-system/own", rule("*.local", &["."], &[])),
+        ("shop/private", rule(HOST, &["."], &[])),
+        ("shop/shown", rule("*.shop.svc.cluster.local", &["web"], &[])),
+    ]);
+    assert_eq!(found(&rules, "shop", &[]).as_deref(), Some("shop/private"));
+    assert_eq!(found(&rules, "web", &[]).as_deref(), Some("shop/shown"));
+    assert_eq!(found(&rules, "other", &[]), None);
+    assert_eq!(found(&rules, "istio-system", &[]).as_deref(), Some("istio-system/own"));
+}
+
+#[test]
+fn a_selector_wins_over_rules_without() {
+    let rules = commit(vec![
+        ("shop/general", rule(HOST, &[], &[])),
+        ("shop/picky", with_selector(rule(HOST, &[], &[]), ("app", "web"))),
+    ]);
+    assert_eq!(found(&rules, "shop", &[("app", "web")]).as_deref(), Some("shop/picky"));
+    assert_eq!(found(&rules, "shop", &[("app", "db")]).as_deref(), Some("shop/general"));
+    assert_eq!(
+        found(&rules, "other", &[("app", "web")]).as_deref(),
+        Some("shop/general")
+    );
+}
+
+#[test]
+fn a_wider_audience_joins_a_narrower_one() {
+    let wider = commit(vec![
+        ("shop/narrow", rule(HOST, &["web"], &["v1"])),
+        ("shop/wide", rule(HOST, &["web", "app"], &["v2"])),
+    ]);
+    assert_eq!(found(&wider, "web", &[]).as_deref(), Some("shop/narrow+shop/wide"));
+    // Parity: the rule that joined does not stand apart as well, so those whom only it names are left without.
+    assert_eq!(found(&wider, "app", &[]), None);
+    let apart = commit(vec![
+        ("shop/narrow", rule(HOST, &["web"], &["v1"])),
+        ("shop/other", rule(HOST, &["app"], &["v2"])),
+    ]);
+    assert_eq!(found(&apart, "web", &[]).as_deref(), Some("shop/narrow"));
+    assert_eq!(found(&apart, "app", &[]).as_deref(), Some("shop/other"));
+}

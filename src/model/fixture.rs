@@ -1,0 +1,56 @@
+//! Rows for tests, made by hand.
+
+use super::{Change, Commit, Installation, World, inputs::Row};
+use crate::{
+    api::{Config, Kind, Meta},
+    base::{ClusterId, Labels, ObjectKey, Shared},
+    proto::istio::mesh::v1alpha1::MeshConfig,
+};
+
+/// The cluster of all rows.
+pub(crate) const CLUSTER: ClusterId = ClusterId::new_static("Kubernetes");
+
+/// Metadata of an object of the config cluster; `name` is `namespace/name`, `age` its creation time.
+pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
+    let (namespace, name) = name.split_once('/').expect("because a name is namespace/name");
+    Shared::new(Meta {
+        kind,
+        key: ObjectKey::new(&CLUSTER, namespace, name),
+        labels: Labels::new(),
+        annotations: Labels::new(),
+        creation: age,
+        resource_version: "1".into(),
+    })
+}
+
+/// An Istio object.
+pub(crate) fn config<T>(kind: Kind, name: &str, age: i64, spec: T) -> Config<T> {
+    Config {
+        meta: meta(kind, name, age),
+        spec,
+        status: None,
+    }
+}
+
+/// The mesh config of the installation.
+pub(crate) fn mesh_config(spec: MeshConfig) -> Config<MeshConfig> {
+    config(Kind::MeshConfig, "istio-system/istio", 0, spec)
+}
+
+/// The key of an object of the config cluster, from `namespace/name`.
+pub(crate) fn key(name: &str) -> ObjectKey {
+    meta(Kind::Pod, name, 0).key.clone()
+}
+
+/// Commits rows to an empty world.
+pub(crate) fn world(rows: Vec<Row>) -> Commit {
+    World::new(Installation::default()).commit(rows.into_iter().map(Change::Upsert).collect())
+}
+
+/// Labels from pairs.
+pub(crate) fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).into(), (*value).into()))
+        .collect()
+}

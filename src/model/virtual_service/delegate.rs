@@ -1,0 +1,154 @@
+//! Delegation: a route of a root VirtualService that hands over to the routes of another.
+//!
+//! A delegate's route survives only if its matches can be narrower than the root's; what it leaves unset it takes from
+//! the root's route.
+
+use std::collections::BTreeMap;
+
+use crate::proto::istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute, StringMatch, string_match::MatchType};
+
+/// The delegate's routes as they apply below one route of the root.
+pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl Iterator<Item = HttpRoute> + use<'a> {
+    delegate.iter().filter_map(|route| merged_route(root, route))
+}
+
+fn merged_route(root: &HttpRoute, delegate: &HttpRoute) -> Option<HttpRoute> {
+    let mut route = delegate.clone();
+    route.r#match = merged_matches(&root.r#match, &delegate.r#match)?;
+    route.name = joined_name(&root.name, &delegate.name);
+    inherit(&mut route.rewrite, &root.rewrite);
+    inherit(&mut route.direct_response, &root.direct_response);
+    inherit(&mut route.timeout, &root.timeout);
+    inherit(&mut route.retries, &root.retries);
+    inherit(&mut route.fault, &root.fault);
+    inherit(&mut route.mirror, &root.mirror);
+    inherit(&mut route.mirror_percent, &root.mirror_percent);
+    inherit(&mut route.mirror_percentage, &root.mirror_percentage);
+    inherit(&mut route.cors_policy, &root.cors_policy);
+    inherit(&mut route.headers, &root.headers);
+    if route.mirrors.is_empty() {
+        route.mirrors.clone_from(&root.mirrors);
+    }
+    Some(route)
+}
+
+fn inherit<T: Clone>(own: &mut Option<T>, root: &Option<T>) {
+    if own.is_none() {
+        own.clone_from(root);
+    }
+}
+
+fn joined_name(root: &str, delegate: &str) -> String {
+    match (root, delegate) {
+        (name, "") | ("", name) => name.to_owned(),
+        _ => format!("{root}-{delegate}"),
+    }
+}
+
+/// Every match of the delegate with every match of the root that it agrees with; `None` if one agrees with none.
+fn merged_matches(root: &[HttpMatchRequest], delegate: &[HttpMatchRequest]) -> Option<Vec<HttpMatchRequest>> {
+    if root.is_empty() || delegate.is_empty() {
+        return Some([root, delegate].concat());
+    }
+    let mut merged = Vec::new();
+    for narrow in delegate {
+        let before = merged.len();
+        let agreeing = root.iter().filter(|wide| agree(wide, narrow));
+        merged.extend(agreeing.map(|wide| merged_match(wide, narrow)));
+        if merged.len() == before {
+            return None;
+        }
+    }
+    Some(merged)
+}
+
+fn merged_match(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> HttpMatchRequest {
+    let mut merged = delegate.clone();
+    merged.name = joined_name(&root.name, &delegate.name);
+    inherit(&mut merged.uri, &root.uri);
+    inherit(&mut merged.scheme, &root.scheme);
+    inherit(&mut merged.method, &root.method);
+    inherit(&mut merged.authority, &root.authority);
+    add_missing(&mut merged.headers, &root.headers);
+    add_missing(&mut merged.without_headers, &root.without_headers);
+    add_missing(&mut merged.query_params, &root.query_params);
+    add_missing(&mut merged.source_labels, &root.source_labels);
+    if merged.port == 0 {
+        merged.port = root.port;
+    }
+    if merged.source_namespace.is_empty() {
+        merged.source_namespace.clone_from(&root.source_namespace);
+    }
+    if merged.gateways.is_empty() {
+        merged.gateways.clone_from(&root.gateways);
+    }
+    if merged.stat_prefix.is_empty() {
+        merged.stat_prefix.clone_from(&root.stat_prefix);
+    }
+    merged
+}
+
+fn add_missing<T: Clone>(own: &mut BTreeMap<String, T>, root: &BTreeMap<String, T>) {
+    for (key, value) in root {
+        own.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+}
+
+/// True if the delegate's match may be narrower than the root's.
+fn agree(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> bool {
+    let texts = [
+        (&root.uri, &delegate.uri),
+        (&root.scheme, &delegate.scheme),
+        (&root.method, &delegate.method),
+        (&root.authority, &delegate.authority),
+    ];
+    let maps = [
+        (&root.headers, &delegate.headers),
+        (&root.without_headers, &delegate.without_headers),
+        (&root.query_params, &delegate.query_params),
+    ];
+    let ports_differ = root.port > 0 && delegate.port > 0 && root.port != delegate.port;
+    // A root that names a source namespace wants the delegate to name the same one.
+    let sources_differ = !root.source_namespace.is_empty() && root.source_namespace != delegate.source_namespace;
+    let mut labels = delegate.source_labels.iter();
+    let labels_agree = labels.all(|(key, value)| root.source_labels.get(key).is_none_or(|wanted| wanted == value));
+    root.ignore_uri_case == delegate.ignore_uri_case
+        && !ports_differ
+        && !sources_differ
+        && labels_agree
+        && gateways_agree(&root.gateways, &delegate.gateways)
+        && texts
+            .iter()
+            .all(|(wide, narrow)| text_agrees(wide.as_ref(), narrow.as_ref()))
+        && maps.iter().all(|(wide, narrow)| {
+            let mut pairs = narrow.iter();
+            pairs.all(|(key, value)| text_agrees(wide.get(key), Some(value)))
+        })
+}
+
+fn gateways_agree(root: &[String], delegate: &[String]) -> bool {
+    root.is_empty()
+        || delegate.is_empty()
+        || (root.len() >= delegate.len() && delegate.iter().all(|gateway| root.contains(gateway)))
+}
+
+/// Regular expressions agree with nothing but absence; an exact text must be the same; a prefix must be continued.
+fn text_agrees(root: Option<&StringMatch>, delegate: Option<&StringMatch>) -> bool {
+    let (Some(root), Some(delegate)) = (root, delegate) else {
+        return true;
+    };
+    match (given(root), given(delegate)) {
+        (Some(MatchType::Exact(wide)), Some(MatchType::Exact(narrow))) => wide == narrow,
+        (Some(MatchType::Prefix(wide)), Some(MatchType::Prefix(narrow) | MatchType::Exact(narrow))) => {
+            narrow.starts_with(wide.as_str())
+        }
+        _ => false,
+    }
+}
+
+/// An empty text counts as not given.
+fn given(text: &StringMatch) -> Option<&MatchType> {
+    text.match_type.as_ref().filter(|kind| match kind {
+        MatchType::Exact(text) | MatchType::Prefix(text) | MatchType::Regex(text) => !text.is_empty(),
+    })
+}

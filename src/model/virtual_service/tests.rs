@@ -1,0 +1,135 @@
+use super::*;
+use crate::{
+    api::Kind,
+    model::fixture::{config, key, world},
+    proto::istio::networking::v1alpha3::{
+        Delegate, Destination as Target, HttpMatchRequest, HttpRoute, HttpRouteDestination, StringMatch,
+        string_match::MatchType,
+    },
+};
+
+fn prefix(path: &str) -> HttpMatchRequest {
+    HttpMatchRequest {
+        uri: Some(StringMatch {
+            match_type: Some(MatchType::Prefix(path.into())),
+        }),
+        ..Default::default()
+    }
+}
+
+fn route(name: &str, path: &str, host: &str) -> HttpRoute {
+    HttpRoute {
+        name: name.into(),
+        r#match: vec![prefix(path)],
+        route: vec![HttpRouteDestination {
+            destination: Some(Target {
+                host: host.into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
+fn delegating(name: &str, path: &str, to: &str) -> HttpRoute {
+    let (namespace, delegate) = to.split_once('/').unwrap();
+    HttpRoute {
+        delegate: Some(Delegate {
+            name: delegate.into(),
+            namespace: namespace.into(),
+        }),
+        route: Vec::new(),
+        ..route(name, path, "")
+    }
+}
+
+fn service(name: &str, age: i64, spec: networking::VirtualService) -> crate::model::inputs::Row {
+    config(Kind::VirtualService, name, age, spec).into()
+}
+
+fn spec(hosts: &[&str], http: Vec<HttpRoute>) -> networking::VirtualService {
+    networking::VirtualService {
+        hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        http,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn short_names_are_of_the_own_namespace() {
+    let mut written = spec(&["reviews"], vec![route("", "/", "ratings")]);
+    written.gateways = vec![
+        "mesh".into(),
+        "front".into(),
+        "./side".into(),
+        "old.edge.svc.cluster.local".into(),
+    ];
+    let commit = world(vec![service("shop/a", 0, written)]);
+    let row = commit
+        .snapshot
+        .virtual_services
+        .get(&Cx::untracked(), &key("shop/a"))
+        .unwrap();
+    assert_eq!(row.hosts, vec![Hostname::new("reviews.shop.svc.cluster.local")]);
+    assert_eq!(row.spec.gateways, ["mesh", "shop/front", "shop/side", "edge/old"]);
+    assert_eq!(row.destinations, vec![Hostname::new("ratings.shop.svc.cluster.local")]);
+}
+
+#[test]
+fn delegates_are_merged_where_they_agree() {
+    let root = spec(
+        &["shop.example"],
+        vec![
+            delegating("root", "/shop", "sub/cart"),
+            delegating("gone", "/x", "sub/none"),
+            route("rest", "/", "web"),
+        ],
+    );
+    let cart = spec(
+        &[],
+        vec![route("cart", "/shop/cart", "cart"), route("other", "/other", "cart")],
+    );
+    let commit = world(vec![service("shop/root", 0, root), service("sub/cart", 1, cart)]);
+    let cx = Cx::untracked();
+    assert!(commit.snapshot.virtual_services.get(&cx, &key("sub/cart")).is_none());
+    let row = commit.snapshot.virtual_services.get(&cx, &key("shop/root")).unwrap();
+    let names: Vec<_> = row.spec.http.iter().map(|route| route.name.as_str()).collect();
+    assert_eq!(names, ["root-cart", "rest"]);
+    assert_eq!(row.spec.http[0].r#match, [prefix("/shop/cart")]);
+    assert_eq!(
+        row.spec.http[0].route[0].destination.as_ref().unwrap().host,
+        "cart.sub.svc.cluster.local"
+    );
+}
+
+#[test]
+fn a_delegate_must_be_exported_to_its_root() {
+    let root = spec(&["shop.example"], vec![delegating("root", "/shop", "sub/cart")]);
+    let mut cart = spec(&[], vec![route("cart", "/shop/cart", "cart")]);
+    cart.export_to = vec![".".into()];
+    let commit = world(vec![service("shop/root", 0, root), service("sub/cart", 1, cart)]);
+    let row = commit
+        .snapshot
+        .virtual_services
+        .get(&Cx::untracked(), &key("shop/root"))
+        .unwrap();
+    assert!(row.spec.http.is_empty());
+}
+
+#[test]
+fn a_gateway_lists_private_then_shown_then_public_ones() {
+    let with = |hosts: &[&str], export: &[&str]| networking::VirtualService {
+        export_to: export.iter().map(|value| (*value).to_owned()).collect(),
+        ..spec(hosts, Vec::new())
+    };
+    let commit = world(vec![
+        service("a/public", 1, with(&["x"], &[])),
+        service("b/shown", 2, with(&["x"], &["a"])),
+        service("a/private", 3, with(&["x"], &["."])),
+        service("b/hidden", 0, with(&["x"], &["."])),
+    ]);
+    let rows = for_gateway(&Cx::untracked(), &commit.snapshot, &Namespace::new("a"), MESH_GATEWAY);
+    let names: Vec<_> = rows.iter().map(|(key, _)| key.to_string()).collect();
+    assert_eq!(names, ["a/private", "b/shown", "a/public"]);
+}
