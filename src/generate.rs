@@ -8,11 +8,14 @@ pub mod cluster;
 pub mod constant;
 pub mod encoded;
 pub mod endpoint;
+pub mod extension;
 pub mod group;
 pub mod listener;
 pub mod name;
+pub mod patch;
 pub mod proxy;
 pub mod route;
+pub mod security;
 pub mod select;
 pub mod store;
 

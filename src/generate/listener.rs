@@ -1,5 +1,18 @@
 //! Listeners.
 
+pub mod access_log;
+pub mod client;
+pub mod hcm;
+pub mod http_filters;
+pub mod stack;
+pub mod stats;
+pub mod tcp;
+pub mod telemetry;
+pub mod tracing;
+
+pub use client::{FilterClient, ListenerClass};
+pub use stack::FilterStack;
+
 use super::{
     View,
     group::{Built, Listed},

@@ -1,0 +1,186 @@
+//! What filter stacks depend on of a client: small projections, shared by all proxies of one kind.
+
+use std::time::Duration;
+
+use smol_str::SmolStr;
+
+use crate::{
+    api::Config,
+    base::{Hashed, Labels, MessageKey, Namespace, ObjectKey, Shared, duration},
+    generate::{
+        View,
+        proxy::{Extensions, IstioVersion, Proxy, ProxyType},
+        security::SecurityPolicies,
+        select::Selected,
+    },
+    model::policy::{self, Attach, Subject},
+    proto::istio::{
+        mesh::v1alpha1::{Tracing, proxy_config::ProxyHeaders},
+        telemetry::v1alpha1::Telemetry,
+    },
+};
+
+/// Which way the traffic of a filter chain goes, seen from the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ListenerClass {
+    /// To the workload beside a sidecar.
+    SidecarInbound,
+    /// From the workload beside a sidecar.
+    SidecarOutbound,
+    /// Through a gateway.
+    Gateway,
+}
+
+/// The part of a client that its filters depend on, whatever the listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FilterClient {
+    /// What it is.
+    pub proxy_type: ProxyType,
+    /// Its release, for what older ones reject.
+    pub version: IstioVersion,
+    /// What it can run.
+    pub extensions: Extensions,
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// `IDLE_TIMEOUT` of the node, if it can be read.
+    pub idle_timeout: Option<Duration>,
+    /// `HTTP10=1` of the node.
+    pub http10: bool,
+    /// `proxyHeaders` of the effective ProxyConfig.
+    pub proxy_headers: MessageKey<ProxyHeaders>,
+    /// `tracing` of the effective ProxyConfig.
+    pub tracing: MessageKey<Tracing>,
+    /// The literal tags of traces.
+    pub tags: ServiceTags,
+    /// The service's name in traces: the node's cluster.
+    pub service_cluster: SmolStr,
+    /// The service's name in traces under OpenTelemetry's semantic conventions.
+    pub otel_service_name: SmolStr,
+    /// Telemetries that apply: of the root namespace, of its own, then those with a selector.
+    pub telemetries: Shared<[ObjectKey]>,
+    /// Security policies that apply.
+    pub security: SecurityPolicies,
+    /// WasmPlugins and TrafficExtensions that apply, in order.
+    pub extension_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilters that apply, in order.
+    pub envoy_filters: Shared<[ObjectKey]>,
+}
+
+/// Tags with which a proxy names itself in traces.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceTags {
+    /// Label `service.istio.io/canonical-revision`, else `latest`.
+    pub revision: SmolStr,
+    /// Label `service.istio.io/canonical-name`, else `unknown`.
+    pub service: SmolStr,
+    /// The mesh, else `unknown`.
+    pub mesh: SmolStr,
+    /// The namespace, else `default`.
+    pub namespace: SmolStr,
+    /// The cluster, else `unknown`.
+    pub cluster: SmolStr,
+}
+
+impl FilterClient {
+    /// What filters depend on of a selected proxy.
+    pub fn of(view: &View, selected: &Selected) -> Hashed<Self> {
+        let proxy = selected.proxy;
+        let subject = Subject {
+            is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
+            ..Subject::workload(proxy.namespace.clone(), Labels::clone(&selected.labels))
+        };
+        Hashed::new(Self {
+            proxy_type: proxy.proxy_type,
+            version: proxy.version,
+            extensions: proxy.extensions.clone(),
+            namespace: proxy.namespace.clone(),
+            idle_timeout: idle_timeout(proxy),
+            http10: proxy.text("HTTP10") == "1",
+            proxy_headers: MessageKey::new(selected.proxy_config.proxy_headers.clone().unwrap_or_default()),
+            tracing: MessageKey::new(selected.proxy_config.tracing.clone().unwrap_or_default()),
+            tags: ServiceTags::of(proxy, &selected.labels),
+            service_cluster: proxy.node_cluster.clone(),
+            otel_service_name: otel_service_name(proxy, &selected.labels),
+            telemetries: telemetries(view, &subject),
+            security: SecurityPolicies::of(view, &subject),
+            extension_filters: extension_filters(view, &subject),
+            envoy_filters: selected.envoy_filters.clone(),
+        })
+    }
+}
+
+/// The Telemetries for a workload: the oldest general one of the root namespace and of its own, then those of its own
+/// that name it.
+fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
+    let index = &view.mesh.telemetries_by_namespace;
+    let attached = policy::attached(view.cx, view.mesh, index, subject);
+    let root = policy::root_namespace(view.cx, view.mesh);
+    let is_general = |key: &ObjectKey| {
+        let row: Option<&Shared<Config<Telemetry>>> = view.mesh.telemetries.get(view.cx, key);
+        row.is_some_and(|row| {
+            let selector = row.spec.selector();
+            selector.is_none_or(std::collections::BTreeMap::is_empty) && row.spec.target_refs().is_empty()
+        })
+    };
+    let (general, special): (Vec<_>, Vec<_>) = attached.into_iter().partition(is_general);
+    let of_root = general.iter().find(|key| key.namespace == root);
+    let of_own = general
+        .iter()
+        .find(|key| key.namespace != root && key.namespace == subject.namespace);
+    let special = special.iter().filter(|key| key.namespace == subject.namespace);
+    let keys: Vec<ObjectKey> = of_root.into_iter().chain(of_own).chain(special).cloned().collect();
+    keys.into()
+}
+
+/// WasmPlugins, then TrafficExtensions.
+fn extension_filters(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
+    let plugins = policy::attached(view.cx, view.mesh, &view.mesh.wasm_plugins_by_namespace, subject);
+    let index = &view.mesh.traffic_extensions_by_namespace;
+    let extensions = policy::attached(view.cx, view.mesh, index, subject);
+    [plugins, extensions].concat().into()
+}
+
+/// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.
+fn idle_timeout(proxy: &Proxy) -> Option<Duration> {
+    let text = proxy.text("IDLE_TIMEOUT");
+    (!text.is_empty()).then(|| duration::parse(&text).ok()).flatten()
+}
+
+impl ServiceTags {
+    fn of(proxy: &Proxy, labels: &Labels) -> Self {
+        let label = |key: &str, default: &'static str| or(labels.get(key).cloned().unwrap_or_default(), default);
+        Self {
+            revision: label("service.istio.io/canonical-revision", "latest"),
+            service: label("service.istio.io/canonical-name", "unknown"),
+            mesh: or(proxy.mesh_id.clone(), "unknown"),
+            namespace: or(proxy.text("NAMESPACE"), "default"),
+            cluster: or(SmolStr::new(proxy.cluster.as_str()), "unknown"),
+        }
+    }
+}
+
+fn or(text: SmolStr, default: &'static str) -> SmolStr {
+    if text.is_empty() {
+        SmolStr::new_static(default)
+    } else {
+        text
+    }
+}
+
+/// `service.name` as OpenTelemetry's conventions for Kubernetes derive it.
+fn otel_service_name(proxy: &Proxy, labels: &Labels) -> SmolStr {
+    let containers = proxy.text("APP_CONTAINERS");
+    let pod = proxy.id.split_once('.').map(|(pod, _)| SmolStr::new(pod));
+    [
+        proxy.annotations.get("resource.opentelemetry.io/service.name").cloned(),
+        labels.get("app.kubernetes.io/instance").cloned(),
+        labels.get("app.kubernetes.io/name").cloned(),
+        Some(proxy.workload_name.clone()),
+        pod,
+        (!containers.contains(',')).then_some(containers),
+    ]
+    .into_iter()
+    .flatten()
+    .find(|name| !name.is_empty())
+    .unwrap_or(SmolStr::new_static("unknown_service"))
+}

@@ -1,0 +1,335 @@
+//! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
+
+use prost_types::Duration;
+
+use super::{
+    access_log::LogPlace, client::ListenerClass, http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER,
+};
+use crate::{
+    base::Hostname,
+    generate::{
+        constant::METADATA_EXCHANGE,
+        extension::{self, ExtensionPhase},
+        security::{self, SecurityStage},
+    },
+    model::service::Protocol,
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                cluster::v3::cluster::DnsLookupFamily,
+                listener::v3::{Filter, filter::ConfigType},
+            },
+            extensions::{
+                common::dynamic_forward_proxy::v3::DnsCacheConfig,
+                filters::network::{
+                    mongo_proxy::v3::MongoProxy,
+                    redis_proxy::v3::{
+                        RedisProxy,
+                        redis_proxy::{ConnPoolSettings, PrefixRoutes, prefix_routes::Route},
+                    },
+                    sni_dynamic_forward_proxy::v3::{self as sni_forward_proxy, filter_config::PortSpecifier},
+                    tcp_proxy::v3::{
+                        TcpProxy,
+                        tcp_proxy::{
+                            ClusterSpecifier, TunnelingConfig, WeightedCluster, weighted_cluster::ClusterWeight,
+                        },
+                    },
+                },
+            },
+            r#type::v3::{HashPolicy, hash_policy},
+        },
+        istio::networking::v1alpha3::{
+            DestinationRule, TrafficPolicy,
+            load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
+        },
+    },
+};
+
+/// The name of the TCP proxy filter.
+pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
+/// Where traffic ends that leads nowhere.
+pub const BLACK_HOLE: &str = "BlackHoleCluster";
+
+/// Where a TCP chain leads.
+pub struct TcpUpstream<'r> {
+    /// The prefix of its statistics.
+    pub stat_prefix: String,
+    /// The clusters.
+    pub clusters: TcpClusters,
+    /// The subset, if a single destination names one.
+    pub subset: &'r str,
+    /// The DestinationRule of the (first) destination.
+    pub rule: Option<&'r DestinationRule>,
+    /// Tunnel settings of the rule are honoured.
+    pub may_tunnel: bool,
+    /// The wildcard host whose upstream is resolved from the SNI.
+    pub dynamic_dns: Option<Hostname>,
+}
+
+/// The clusters that a TCP chain leads to.
+pub enum TcpClusters {
+    /// One takes all.
+    Single(String),
+    /// Each takes a share by its weight. Never empty.
+    Weighted(Vec<(String, u32)>),
+}
+
+impl TcpClusters {
+    /// The first cluster.
+    pub fn first(&self) -> &str {
+        match self {
+            Self::Single(cluster) => cluster,
+            Self::Weighted(clusters) => &clusters[0].0,
+        }
+    }
+
+    fn specifier(&self) -> ClusterSpecifier {
+        match self {
+            Self::Single(cluster) => ClusterSpecifier::Cluster(cluster.clone()),
+            Self::Weighted(clusters) => ClusterSpecifier::WeightedClusters(WeightedCluster {
+                clusters: clusters
+                    .iter()
+                    .map(|(name, weight)| ClusterWeight {
+                        name: name.clone(),
+                        weight: *weight,
+                        ..Default::default()
+                    })
+                    .collect(),
+            }),
+        }
+    }
+}
+
+/// What stands around the terminal filters of a TCP chain.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TcpChain {
+    /// The port that extensions match.
+    pub port: u32,
+    /// Peers exchange metadata.
+    pub exchanges_metadata: bool,
+    /// The traffic comes out of an HBONE tunnel.
+    pub tunneled: bool,
+}
+
+impl FilterStack<'_> {
+    /// A whole chain to an upstream.
+    pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> Vec<Filter> {
+        let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_ref());
+        let tcp = rule_policy
+            .and_then(|policy| policy.connection_pool.as_ref())
+            .and_then(|pool| pool.tcp.as_ref());
+        let proxy = TcpProxy {
+            stat_prefix: upstream.stat_prefix.clone(),
+            cluster_specifier: Some(upstream.clusters.specifier()),
+            idle_timeout: tcp.and_then(|tcp| tcp.idle_timeout),
+            max_downstream_connection_duration: tcp.and_then(|tcp| tcp.max_connection_duration),
+            hash_policy: hash_policy(upstream.rule, upstream.subset),
+            tunneling_config: upstream
+                .may_tunnel
+                .then(|| tunnel(upstream.rule, upstream.subset))
+                .flatten(),
+            ..Default::default()
+        };
+        let terminal = self.protocol_filters(protocol, proxy, upstream.clusters.first());
+        self.complete_tcp_chain(chain, upstream.dynamic_dns.as_ref(), terminal)
+    }
+
+    /// The terminal filters with everything that stands before them.
+    pub fn complete_tcp_chain(
+        &self,
+        chain: TcpChain,
+        dynamic_dns: Option<&Hostname>,
+        terminal: Vec<Filter>,
+    ) -> Vec<Filter> {
+        let mut filters = self.metadata_exchange_filter(chain.exchanges_metadata);
+        let extension = |phase| extension::network_filters(self, phase, chain.port);
+        let security = |stage| {
+            if self.class == ListenerClass::SidecarOutbound {
+                Vec::new()
+            } else {
+                security::network_filters(self, stage, chain.tunneled)
+            }
+        };
+        filters.extend(security(SecurityStage::Custom));
+        filters.extend(extension(ExtensionPhase::Authentication));
+        filters.extend(extension(ExtensionPhase::Authorization));
+        filters.extend(security(SecurityStage::Authorization));
+        filters.extend(extension(ExtensionPhase::Stats));
+        filters.extend(extension(ExtensionPhase::Unspecified));
+        filters.extend(self.stats_network_filters());
+        filters.extend(dynamic_dns.map(|host| sni_forward_proxy(host, chain.port)));
+        filters.extend(terminal);
+        filters
+    }
+
+    /// What stands before a connection manager: metadata exchange and the network extensions.
+    pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> Vec<Filter> {
+        let mut filters = self.metadata_exchange_filter(exchanges_metadata);
+        for phase in ExtensionPhase::ALL {
+            filters.extend(extension::network_filters(self, phase, port));
+        }
+        filters
+    }
+
+    /// The stats filters of network chains.
+    pub fn stats_network_filters(&self) -> Vec<Filter> {
+        let configs = self.stats_configs().into_iter();
+        configs.map(|config| filter(STATS_FILTER, config)).collect()
+    }
+
+    /// The TCP metadata exchange, if it is wanted and the client has it.
+    pub fn metadata_exchange_filter(&self, wanted: bool) -> Vec<Filter> {
+        if wanted && self.has_metadata_exchange() {
+            vec![filter(METADATA_EXCHANGE, self.tcp_metadata_exchange())]
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The terminal filters for a protocol: the TCP proxy, and what reads the protocol before it.
+    pub fn protocol_filters(&self, protocol: Protocol, proxy: TcpProxy, cluster: &str) -> Vec<Filter> {
+        let features = self.features();
+        let stat_prefix = proxy.stat_prefix.clone();
+        match protocol {
+            Protocol::Mongo if features.pilot_enable_mongo_filter => {
+                let mongo = MongoProxy {
+                    stat_prefix,
+                    ..Default::default()
+                };
+                let mongo = filter("envoy.filters.network.mongo_proxy", Any::pack(&mongo));
+                vec![mongo, self.tcp_proxy(proxy)]
+            }
+            Protocol::Redis if features.pilot_enable_redis_filter => vec![redis(stat_prefix, cluster)],
+            Protocol::Mysql if features.pilot_enable_mysql_filter => {
+                let mysql = filter("envoy.filters.network.mysql_proxy", mysql(stat_prefix));
+                vec![mysql, self.tcp_proxy(proxy)]
+            }
+            _ => vec![self.tcp_proxy(proxy)],
+        }
+    }
+
+    /// A TCP proxy with the client's idle timeout and the access logs.
+    pub fn tcp_proxy(&self, mut proxy: TcpProxy) -> Filter {
+        proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
+        proxy.access_log = self.access_logs(LogPlace::Tcp);
+        filter(TCP_PROXY, Any::pack(&proxy))
+    }
+}
+
+/// A network filter with its configuration.
+pub fn filter(name: &str, config: Any) -> Filter {
+    Filter {
+        name: name.to_owned(),
+        config_type: Some(ConfigType::TypedConfig(config)),
+    }
+}
+
+/// A TCP proxy to one cluster, with nothing else.
+pub fn plain_proxy(cluster: &str) -> TcpProxy {
+    TcpProxy {
+        stat_prefix: cluster.to_owned(),
+        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+        ..Default::default()
+    }
+}
+
+/// The end of traffic that would come back to the listener itself. It is not logged.
+pub fn black_hole() -> Filter {
+    filter(TCP_PROXY, Any::pack(&plain_proxy(BLACK_HOLE)))
+}
+
+fn subset_policy<'r>(rule: &'r DestinationRule, subset: &str) -> Option<&'r TrafficPolicy> {
+    let found = rule.subsets.iter().find(|candidate| candidate.name == subset);
+    found.and_then(|subset| subset.traffic_policy.as_ref())
+}
+
+fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> {
+    let uses_source_ip = |policy: &TrafficPolicy| {
+        let balancer = policy.load_balancer.as_ref()?;
+        Some(matches!(
+            &balancer.lb_policy,
+            Some(LbPolicy::ConsistentHash(ConsistentHashLb {
+                hash_key: Some(HashKey::UseSourceIp(true)),
+                ..
+            }))
+        ))
+    };
+    let of_rule = rule
+        .and_then(|rule| rule.traffic_policy.as_ref())
+        .and_then(uses_source_ip);
+    let of_subset = rule
+        .and_then(|rule| subset_policy(rule, subset))
+        .and_then(uses_source_ip);
+    if !of_subset.or(of_rule).unwrap_or_default() {
+        return Vec::new();
+    }
+    vec![HashPolicy {
+        policy_specifier: Some(hash_policy::PolicySpecifier::SourceIp(hash_policy::SourceIp {})),
+    }]
+}
+
+fn tunnel(rule: Option<&DestinationRule>, subset: &str) -> Option<TunnelingConfig> {
+    let policy = if subset.is_empty() {
+        rule?.traffic_policy.as_ref()?
+    } else {
+        subset_policy(rule?, subset)?
+    };
+    let tunnel = policy.tunnel.as_ref()?;
+    let host = if tunnel.target_host.contains(':') {
+        format!("[{}]", tunnel.target_host)
+    } else {
+        tunnel.target_host.clone()
+    };
+    Some(TunnelingConfig {
+        hostname: format!("{host}:{}", tunnel.target_port),
+        use_post: tunnel.protocol == "POST",
+        ..Default::default()
+    })
+}
+
+fn redis(stat_prefix: String, cluster: &str) -> Filter {
+    let redis = RedisProxy {
+        stat_prefix,
+        latency_in_micros: true,
+        settings: Some(ConnPoolSettings {
+            op_timeout: Some(Duration { seconds: 5, nanos: 0 }),
+            ..Default::default()
+        }),
+        prefix_routes: Some(PrefixRoutes {
+            catch_all_route: Some(Route {
+                cluster: cluster.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    filter("envoy.filters.network.redis_proxy", Any::pack(&redis))
+}
+
+/// The MySQL filter's configuration, of which only the first field is used.
+fn mysql(stat_prefix: String) -> Any {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct MySqlProxy {
+        #[prost(string, tag = "1")]
+        stat_prefix: String,
+    }
+    Any {
+        type_url: "type.googleapis.com/envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy".to_owned(),
+        value: prost::Message::encode_to_vec(&MySqlProxy { stat_prefix }).into(),
+    }
+}
+
+fn sni_forward_proxy(host: &Hostname, port: u32) -> Filter {
+    let config = sni_forward_proxy::FilterConfig {
+        dns_cache_config: Some(DnsCacheConfig {
+            name: dns_cache_name(host),
+            dns_lookup_family: DnsLookupFamily::V4Only as i32,
+            ..Default::default()
+        }),
+        port_specifier: Some(PortSpecifier::PortValue(port)),
+        ..Default::default()
+    };
+    filter("envoy.filters.network.sni_dynamic_forward_proxy", Any::pack(&config))
+}
