@@ -3,10 +3,20 @@
 //! Nothing here fails as a whole: an invalid object is a diagnostic that names it, beside the rows that are fine.
 
 pub mod diagnostics;
+pub mod document;
 pub mod field;
+pub mod folder;
+pub mod istio;
 pub mod kube;
+pub mod mesh_config;
+pub mod mesh_networks;
 pub mod meta;
+pub mod names;
+pub mod row;
+pub mod unknown;
+pub mod yaml;
 
 pub use diagnostics::{Diagnostic, Severity};
 pub use field::FieldError;
 pub use meta::{Config, Kind, Meta};
+pub use row::Row;

@@ -94,6 +94,11 @@ kinds! {
 }
 
 impl Kind {
+    /// True for kinds that are written as objects with `kind:`; false for the files of the mesh.
+    pub fn is_object(self) -> bool {
+        !matches!(self, Self::MeshConfig | Self::MeshNetworks)
+    }
+
     /// True if objects of the kind belong to no namespace.
     pub fn is_cluster_scoped(self) -> bool {
         matches!(self, Self::Namespace | Self::Node)

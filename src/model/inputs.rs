@@ -2,7 +2,7 @@
 
 use crate::{
     api::{self, Config, Kind, meta::Keyed},
-    base::{ClusterId, ObjectKey, Shared},
+    base::{ClusterId, ObjectKey},
     proto::istio::{
         extensions::v1alpha1 as extensions, mesh::v1alpha1 as mesh, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
@@ -10,32 +10,10 @@ use crate::{
     table::{RelationId, Table, TableWriter, Transaction},
 };
 
+pub use crate::api::Row;
+
 macro_rules! inputs {
     ($($kind:ident, $field:ident: $row:ty;)*) => {
-        /// A row of any kind.
-        #[derive(Clone, Debug, PartialEq)]
-        pub enum Row {
-            $(#[doc = concat!("A ", stringify!($kind), ".")] $kind(Shared<$row>),)*
-        }
-
-        impl Row {
-            /// The row's kind.
-            pub fn kind(&self) -> Kind {
-                match self { $(Self::$kind(_) => Kind::$kind,)* }
-            }
-
-            /// The row's key.
-            pub fn key(&self) -> &ObjectKey {
-                match self { $(Self::$kind(row) => Keyed::key(&**row),)* }
-            }
-        }
-
-        $(impl From<$row> for Row {
-            fn from(row: $row) -> Self {
-                Self::$kind(Shared::new(row))
-            }
-        })*
-
         /// The read side: all inputs of one revision.
         #[derive(Clone)]
         pub struct InputTables {

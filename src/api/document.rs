@@ -1,0 +1,182 @@
+//! One document to rows and diagnostics, by its `apiVersion` and `kind`.
+
+use serde_json::Value;
+
+use super::{Diagnostic, FieldError, Kind, Meta, Row, Severity, istio, kube};
+use crate::base::{ClusterId, Namespace, ObjectKey, Shared, SmolStr};
+
+/// What a document gives.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parsed {
+    /// The objects that count.
+    pub rows: Vec<Row>,
+    /// The objects that are there but do not count.
+    pub rejected: Vec<(Kind, ObjectKey)>,
+    /// What is wrong.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Parsed {
+    fn error(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            diagnostics: vec![Diagnostic::of_document("", code, message)],
+            ..Self::default()
+        }
+    }
+
+    /// Adds what another document gives.
+    pub fn extend(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        self.rejected.extend(other.rejected);
+        self.diagnostics.extend(other.diagnostics);
+    }
+}
+
+/// Parses a document. Lists are taken apart; kinds that are no input are passed over.
+pub fn parse(cluster: &ClusterId, value: &Value) -> Parsed {
+    if value.is_null() {
+        return Parsed::default();
+    }
+    if !value.is_object() {
+        return Parsed::error("NotAnObject", "the document is no object with apiVersion and kind");
+    }
+    let (Some(api_version), Some(kind)) = (text(value, "apiVersion"), text(value, "kind")) else {
+        return Parsed::error("MissingKind", "the document has no apiVersion and kind");
+    };
+    if let (Some(item_kind), Value::Array(items)) = (kind.strip_suffix("List"), &value["items"]) {
+        return items_of_list(cluster, api_version, item_kind, items);
+    }
+    object(cluster, api_version, kind, value)
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
+    value.get(name)?.as_str().filter(|text| !text.is_empty())
+}
+
+/// Items of a `List` are whole objects, those of a `PodList` may leave out what the list says.
+fn items_of_list(cluster: &ClusterId, api_version: &str, item_kind: &str, items: &[Value]) -> Parsed {
+    let mut parsed = Parsed::default();
+    for (position, item) in items.iter().enumerate() {
+        let version = text(item, "apiVersion").or((!item_kind.is_empty()).then_some(api_version));
+        let kind = text(item, "kind").or((!item_kind.is_empty()).then_some(item_kind));
+        parsed.extend(match (version, kind) {
+            (Some(version), Some(kind)) => object(cluster, version, kind, item),
+            _ => Parsed::error("MissingKind", format!("items[{position}] has no apiVersion and kind")),
+        });
+    }
+    parsed
+}
+
+fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value) -> Parsed {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let known = Kind::ALL
+        .iter()
+        .copied()
+        .find(|kind| kind.is_object() && kind.name() == kind_name && kind.group() == group);
+    let Some(kind) = known else {
+        return unknown_kind(group, kind_name, value);
+    };
+    if !versions(kind).contains(&version) {
+        let message = format!(
+            "{api_version} is not served, want one of: {}",
+            versions(kind).join(", ")
+        );
+        return rejected(
+            cluster,
+            kind,
+            value,
+            "UnknownVersion",
+            vec![error("apiVersion", message)],
+        );
+    }
+    let meta = match Meta::parse(kind, cluster, value) {
+        Ok(meta) => Shared::new(meta),
+        Err(errors) => return rejected(cluster, kind, value, "InvalidField", errors),
+    };
+    row(meta, value)
+}
+
+fn versions(kind: Kind) -> &'static [&'static str] {
+    match istio::served_versions(kind) {
+        [] => &["v1"],
+        versions => versions,
+    }
+}
+
+/// Groups of which every kind is an input; a kind that they do not have is a mistake, not somebody else's.
+const ISTIO_GROUPS: [&str; 4] = [
+    "networking.istio.io",
+    "security.istio.io",
+    "telemetry.istio.io",
+    "extensions.istio.io",
+];
+
+fn unknown_kind(group: &str, kind_name: &str, value: &Value) -> Parsed {
+    if !ISTIO_GROUPS.contains(&group) {
+        return Parsed::default();
+    }
+    let name = value["metadata"]["name"].as_str().unwrap_or_default();
+    let mut parsed = Parsed::error(
+        "UnknownKind",
+        format!("{group} has no kind {kind_name} (object {name:?})"),
+    );
+    parsed.diagnostics[0].severity = Severity::Warning;
+    parsed
+}
+
+fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
+    let (kind, key) = (meta.kind, meta.key.clone());
+    macro_rules! kube_row {
+        ($type:ident) => {
+            kube::$type::parse(meta, value).map(Row::from)
+        };
+    }
+    let parsed: Result<Row, Vec<FieldError>> = match kind {
+        Kind::Namespace => kube_row!(Namespace),
+        Kind::Node => kube_row!(Node),
+        Kind::Pod => kube_row!(Pod),
+        Kind::Service => kube_row!(Service),
+        Kind::EndpointSlice => kube_row!(EndpointSlice),
+        Kind::Secret => kube_row!(Secret),
+        Kind::ConfigMap => kube_row!(ConfigMap),
+        _ => {
+            let (row, diagnostics) = istio::parse(meta, value);
+            return Parsed {
+                rejected: if row.is_none() { vec![(kind, key)] } else { Vec::new() },
+                rows: row.into_iter().collect(),
+                diagnostics,
+            };
+        }
+    };
+    match parsed {
+        Ok(row) => Parsed {
+            rows: vec![row],
+            ..Parsed::default()
+        },
+        Err(errors) => rejected(&key.cluster, kind, value, "InvalidField", errors),
+    }
+}
+
+fn error(field: &str, message: String) -> FieldError {
+    FieldError {
+        field: field.to_owned(),
+        message,
+    }
+}
+
+/// An object that does not count, named as well as it names itself.
+fn rejected(cluster: &ClusterId, kind: Kind, value: &Value, code: &'static str, errors: Vec<FieldError>) -> Parsed {
+    let metadata = |name: &str| value["metadata"][name].as_str().unwrap_or_default();
+    let namespace = match metadata("namespace") {
+        _ if kind.is_cluster_scoped() => Namespace::default(),
+        "" => Namespace::new_static("default"),
+        namespace => Namespace::new(namespace),
+    };
+    let key = ObjectKey::new(cluster, namespace, SmolStr::new(metadata("name")));
+    let diagnostic = |error| Diagnostic::of_object(kind, key.clone(), Severity::Error, code, error);
+    Parsed {
+        rows: Vec::new(),
+        diagnostics: errors.into_iter().map(diagnostic).collect(),
+        rejected: vec![(kind, key)],
+    }
+}

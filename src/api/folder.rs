@@ -1,0 +1,328 @@
+//! The mesh folder: file names and contents to everything that they declare. Pure: whoever calls has read the files.
+//!
+//! A file's name decides what it is: `mesh.yaml`, `meshnetworks.yaml`, `env.yaml`, `proxies.yaml` and `scenario.yaml`
+//! are not read as objects, `kube-<id>.yaml` belongs to the cluster `<id>`, everything else to the config cluster.
+//! Reading goes in two steps, so that one changed file is parsed alone: [`FileContent::read`], then [`Folder::of`].
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{
+    Config, Diagnostic, FieldError, Kind, Meta, Row, Severity, document, mesh_config, mesh_networks,
+    meta::DEFAULT_CREATION,
+    yaml::{self, YamlError},
+};
+use crate::{
+    base::{ClusterId, Labels, ObjectKey, Shared, SmolStr},
+    proto::istio::mesh::v1alpha1::{MeshConfig, MeshNetworks},
+};
+
+/// What a file is, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Objects of a cluster; `None`: the config cluster.
+    Objects(Option<ClusterId>),
+    /// MeshConfig.
+    Mesh,
+    /// MeshNetworks.
+    Networks,
+    /// Feature variables.
+    Environment,
+    /// The proxies that `render` writes for.
+    Proxies,
+    /// Of no concern.
+    Ignored,
+}
+
+impl Role {
+    /// The role of a file of the folder itself; only `*.yaml` and `*.yml` that do not begin with a dot count.
+    pub fn of(file_name: &str) -> Self {
+        let stem = file_name
+            .strip_suffix(".yaml")
+            .or_else(|| file_name.strip_suffix(".yml"));
+        match stem {
+            None | Some("scenario") => Self::Ignored,
+            Some(_) if file_name.starts_with('.') => Self::Ignored,
+            Some("mesh") => Self::Mesh,
+            Some("meshnetworks") => Self::Networks,
+            Some("env") => Self::Environment,
+            Some("proxies") => Self::Proxies,
+            Some(stem) => match stem.strip_prefix("kube-") {
+                Some(id) if !id.is_empty() => Self::Objects(Some(ClusterId::new(id))),
+                _ => Self::Objects(None),
+            },
+        }
+    }
+}
+
+/// What one file declares.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FileContent {
+    /// Objects, each with the place that declares it, in the order of the file.
+    pub objects: Vec<(Row, SmolStr)>,
+    /// Objects that are there but do not count.
+    pub rejected: Vec<(Kind, ObjectKey)>,
+    /// True if a part of the file could not be read at all, so that nobody knows which objects it declares.
+    pub unreadable: bool,
+    /// MeshConfig.
+    pub mesh_config: Option<Shared<MeshConfig>>,
+    /// MeshNetworks.
+    pub networks: Option<Shared<MeshNetworks>>,
+    /// Feature variables.
+    pub env: BTreeMap<String, String>,
+    /// Entries of `proxies`.
+    pub proxies: Vec<Value>,
+    /// What is wrong.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl FileContent {
+    /// Reads a file of the folder. `cluster` is the config cluster.
+    pub fn read(file_name: &str, bytes: &[u8], cluster: &ClusterId) -> Self {
+        let mut content = Self::default();
+        let role = Role::of(file_name);
+        if role == Role::Ignored {
+            return content;
+        }
+        let text = match yaml::text(bytes) {
+            Ok(text) => text,
+            Err(error) => {
+                content.unreadable(file_name, &error);
+                return content;
+            }
+        };
+        for document in yaml::documents(text) {
+            match document.parse() {
+                Ok(value) => content.document(&role, &value, &place(file_name, document.line), cluster),
+                Err(error) => content.unreadable(file_name, &error),
+            }
+        }
+        content
+    }
+
+    /// A file whose bytes cannot be had.
+    pub fn absent(file_name: &str, message: &str) -> Self {
+        Self {
+            unreadable: true,
+            diagnostics: vec![Diagnostic::of_document(file_name, "UnreadableFile", message)],
+            ..Self::default()
+        }
+    }
+
+    fn unreadable(&mut self, file_name: &str, error: &YamlError) {
+        self.unreadable = true;
+        let place = SmolStr::new(format!("{file_name}:{}:{}", error.line, error.column));
+        self.diagnostics
+            .push(Diagnostic::of_document(place, "InvalidYaml", error.message.clone()));
+    }
+
+    fn document(&mut self, role: &Role, value: &Value, place: &SmolStr, cluster: &ClusterId) {
+        match role {
+            Role::Objects(None) => self.objects(cluster, value, place),
+            Role::Objects(Some(id)) if id == cluster => self.objects(cluster, value, place),
+            Role::Objects(Some(id)) => self.remote_objects(id, value, place),
+            Role::Mesh => match mesh_config::parse(value) {
+                Ok(parsed) => {
+                    self.findings(place, Kind::MeshConfig, Severity::Warning, parsed.warnings);
+                    self.mesh_config = Some(Shared::new(parsed.config));
+                }
+                Err(errors) => self.broken(place, Kind::MeshConfig, errors),
+            },
+            Role::Networks => match mesh_networks::parse(value) {
+                Ok(parsed) => {
+                    self.findings(place, Kind::MeshNetworks, Severity::Warning, parsed.warnings);
+                    self.networks = Some(Shared::new(parsed.networks));
+                }
+                Err(errors) => self.broken(place, Kind::MeshNetworks, errors),
+            },
+            Role::Environment => self.variables(value, place),
+            Role::Proxies => match &value["proxies"] {
+                Value::Array(proxies) => self.proxies.extend(proxies.iter().cloned()),
+                _ => self.wrong(place, "InvalidProxies", "has no list `proxies`"),
+            },
+            Role::Ignored => {}
+        }
+    }
+
+    fn objects(&mut self, cluster: &ClusterId, value: &Value, place: &SmolStr) {
+        let parsed = document::parse(cluster, value);
+        self.objects
+            .extend(parsed.rows.into_iter().map(|row| (row, place.clone())));
+        self.rejected.extend(parsed.rejected);
+        let diagnostics = parsed.diagnostics.into_iter();
+        self.diagnostics
+            .extend(diagnostics.map(|diagnostic| diagnostic.at(place)));
+    }
+
+    /// Further clusters give services and endpoints, but no config.
+    fn remote_objects(&mut self, cluster: &ClusterId, value: &Value, place: &SmolStr) {
+        let first = self.objects.len();
+        self.objects(cluster, value, place);
+        for (row, _) in self.objects.split_off(first) {
+            if row.kind().group().ends_with("istio.io") {
+                let finding = FieldError {
+                    field: String::new(),
+                    message: "config counts only in the config cluster".to_owned(),
+                };
+                let key = row.key().clone();
+                let diagnostic = Diagnostic::of_object(row.kind(), key, Severity::Warning, "RemoteConfig", finding);
+                self.diagnostics.push(diagnostic.at(place));
+            } else {
+                self.objects.push((row, place.clone()));
+            }
+        }
+    }
+
+    fn variables(&mut self, value: &Value, place: &SmolStr) {
+        let Value::Object(variables) = value else {
+            return self.wrong(place, "InvalidVariables", "is no object of names and values");
+        };
+        for (name, value) in variables {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                Value::Bool(flag) => flag.to_string(),
+                Value::Number(number) => number.to_string(),
+                Value::Null => String::new(),
+                Value::Array(_) | Value::Object(_) => {
+                    self.wrong(place, "InvalidVariables", &format!("the value of {name} is no text"));
+                    continue;
+                }
+            };
+            self.env.insert(name.clone(), text);
+        }
+    }
+
+    fn wrong(&mut self, place: &SmolStr, code: &'static str, message: &str) {
+        self.unreadable = true;
+        self.diagnostics
+            .push(Diagnostic::of_document(place.clone(), code, message));
+    }
+
+    fn broken(&mut self, place: &SmolStr, kind: Kind, errors: Vec<FieldError>) {
+        self.unreadable = true;
+        self.findings(place, kind, Severity::Error, errors);
+    }
+
+    fn findings(&mut self, place: &SmolStr, kind: Kind, severity: Severity, findings: Vec<FieldError>) {
+        let code = if severity == Severity::Error {
+            "InvalidField"
+        } else {
+            "Suspicious"
+        };
+        let key = ObjectKey {
+            name: SmolStr::new_static("istio"),
+            ..ObjectKey::default()
+        };
+        let diagnostic = |finding| Diagnostic::of_object(kind, key.clone(), severity, code, finding).at(place);
+        self.diagnostics.extend(findings.into_iter().map(diagnostic));
+    }
+
+    /// This content with what must not be lost by a mistake in an edit: a file that cannot be read keeps all that it
+    /// declared before, an object that became invalid keeps its last good form.
+    pub fn after(mut self, previous: &Self) -> Self {
+        if self.unreadable {
+            return Self {
+                diagnostics: self.diagnostics,
+                unreadable: true,
+                ..previous.clone()
+            };
+        }
+        for (kind, key) in &self.rejected {
+            let kept = previous
+                .objects
+                .iter()
+                .find(|(row, _)| row.kind() == *kind && row.key() == key);
+            self.objects.extend(kept.cloned());
+        }
+        self
+    }
+}
+
+fn place(file_name: &str, line: u64) -> SmolStr {
+    SmolStr::new(format!("{file_name}:{line}"))
+}
+
+/// Everything that a folder declares.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Folder {
+    /// All rows by the cluster that they come from, in the order of their kinds and keys. Mesh config and networks are
+    /// among those of the config cluster; the mesh config always is.
+    pub rows: BTreeMap<ClusterId, Vec<Row>>,
+    /// Feature variables.
+    pub env: BTreeMap<String, String>,
+    /// Entries of `proxies.yaml`, as written.
+    pub proxies: Vec<Value>,
+    /// What is wrong, by file.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// Reads a whole folder. `cluster` is the config cluster, `mesh_key` the key of mesh config and networks.
+pub fn read(files: &[(String, impl AsRef<[u8]>)], cluster: &ClusterId, mesh_key: &ObjectKey) -> Folder {
+    let contents = files
+        .iter()
+        .map(|(name, bytes)| (name.clone(), FileContent::read(name, bytes.as_ref(), cluster)))
+        .collect();
+    Folder::of(&contents, cluster, mesh_key)
+}
+
+impl Folder {
+    /// Puts files together. Of objects that are declared twice the last one counts, in the order of file names.
+    pub fn of(files: &BTreeMap<String, FileContent>, cluster: &ClusterId, mesh_key: &ObjectKey) -> Self {
+        let mut folder = Self::default();
+        let mut objects: BTreeMap<(ClusterId, Kind, ObjectKey), (&Row, &SmolStr)> = BTreeMap::new();
+        let (mut mesh_config, mut networks) = (None, None);
+        for content in files.values() {
+            folder.diagnostics.extend(content.diagnostics.iter().cloned());
+            for (row, place) in &content.objects {
+                let key = (row.key().cluster.clone(), row.kind(), row.key().clone());
+                if let Some((_, earlier)) = objects.insert(key, (row, place)) {
+                    folder.diagnostics.push(declared_twice(row, earlier, place));
+                }
+            }
+            mesh_config = content.mesh_config.clone().or(mesh_config);
+            networks = content.networks.clone().or(networks);
+            let variables = content.env.iter().map(|(name, value)| (name.clone(), value.clone()));
+            folder.env.extend(variables);
+            folder.proxies.extend(content.proxies.iter().cloned());
+        }
+        for ((cluster, ..), (row, _)) in objects {
+            folder.rows.entry(cluster).or_default().push(row.clone());
+        }
+        let own = folder.rows.entry(cluster.clone()).or_default();
+        let mesh_config = mesh_config.map_or_else(mesh_config::defaults, |config| (*config).clone());
+        own.push(mesh_row(Kind::MeshConfig, mesh_key, mesh_config).into());
+        if let Some(networks) = networks {
+            own.push(mesh_row(Kind::MeshNetworks, mesh_key, (*networks).clone()).into());
+        }
+        folder
+    }
+}
+
+fn declared_twice(row: &Row, earlier: &SmolStr, place: &SmolStr) -> Diagnostic {
+    let finding = FieldError {
+        field: String::new(),
+        message: format!("is declared twice; {place} counts, {earlier} does not"),
+    };
+    Diagnostic::of_object(row.kind(), row.key().clone(), Severity::Error, "DeclaredTwice", finding).at(place)
+}
+
+/// A row of mesh config or networks.
+pub fn mesh_row<T>(kind: Kind, key: &ObjectKey, spec: T) -> Config<T> {
+    let meta = Meta {
+        kind,
+        key: key.clone(),
+        labels: Labels::new(),
+        annotations: Labels::new(),
+        creation: DEFAULT_CREATION,
+        resource_version: SmolStr::default(),
+    };
+    Config {
+        meta: Shared::new(meta),
+        spec,
+        status: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+use super::*;
+
+fn folder(files: &[(&str, &str)]) -> Folder {
+    let files: Vec<_> = files
+        .iter()
+        .map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec()))
+        .collect();
+    read(&files, &cluster(), &mesh_key())
+}
+
+fn cluster() -> ClusterId {
+    ClusterId::new_static("Kubernetes")
+}
+
+fn mesh_key() -> ObjectKey {
+    ObjectKey::new(&cluster(), "istio-system", "istio")
+}
+
+fn names(folder: &Folder, cluster: &str) -> Vec<String> {
+    assert!(folder.rows.contains_key(cluster), "{:?}", messages(folder));
+    folder.rows[cluster]
+        .iter()
+        .map(|row| format!("{} {}", row.kind().name(), row.key()))
+        .collect()
+}
+
+fn messages(folder: &Folder) -> Vec<String> {
+    folder.diagnostics.iter().map(ToString::to_string).collect()
+}
+
+const SIDECAR: &str =
+    "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a}\nspec: {egress: [{hosts: ['*/*']}]}\n";
+
+#[test]
+fn names_of_files_say_what_they_are() {
+    assert_eq!(Role::of("kube.yaml"), Role::Objects(None));
+    assert_eq!(Role::of("kube-west.yml"), Role::Objects(Some(ClusterId::new("west"))));
+    for other in [".hidden.yaml", "notes.txt", "scenario.yaml", "a.yaml~", "yaml"] {
+        assert_eq!(Role::of(other), Role::Ignored, "{other}");
+    }
+}
+
+#[test]
+fn a_folder_is_read_whole() {
+    let folder = folder(&[
+        ("config.yaml", SIDECAR),
+        (
+            "kube.yaml",
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: apps/v1\nkind: Deployment\n",
+        ),
+        (
+            "kube-west.yaml",
+            &format!("apiVersion: v1\nkind: Node\nmetadata: {{name: node}}\n---\n{SIDECAR}"),
+        ),
+        ("mesh.yaml", "enableAutoMtls: false\ndefaultConfig: {meshId: m}\n"),
+        (
+            "meshnetworks.yaml",
+            "networks: {n1: {endpoints: [{fromRegistry: west}]}}\n",
+        ),
+        (
+            "env.yaml",
+            "PILOT_HTTP10: 'true'\nMAX_CONNECTIONS_PER_SOCKET_EVENT_LOOP: 3\n",
+        ),
+        ("proxies.yaml", "proxies: [{name: p}]\n"),
+        ("scenario.yaml", "description: [\n"),
+    ]);
+    assert_eq!(
+        names(&folder, "Kubernetes"),
+        [
+            "Namespace a",
+            "Sidecar default/a",
+            "MeshConfig istio-system/istio",
+            "MeshNetworks istio-system/istio"
+        ]
+    );
+    assert_eq!(names(&folder, "west"), ["Node node"], "{:?}", messages(&folder));
+    assert_eq!(
+        messages(&folder),
+        ["kube-west.yaml:4: Sidecar default/a: config counts only in the config cluster"]
+    );
+    assert_eq!(folder.env["MAX_CONNECTIONS_PER_SOCKET_EVENT_LOOP"], "3");
+    assert_eq!(folder.proxies.len(), 1);
+    let Row::MeshConfig(config) = &folder.rows["Kubernetes"][2] else {
+        panic!()
+    };
+    let proxy_config = config.spec.default_config.as_ref().unwrap();
+    assert_eq!(
+        (config.spec.enable_auto_mtls, proxy_config.mesh_id.as_str()),
+        (Some(false), "m")
+    );
+    assert_eq!(proxy_config.status_port, 15020);
+}
+
+#[test]
+fn what_is_wrong_is_named_and_hides_nothing() {
+    let folder = folder(&[
+        ("a.yaml", &format!("a: 1\n---\nb:\n - c\nd\n---\n{SIDECAR}")),
+        (
+            "b.yaml",
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: bad}\nspec:\n  http: [{timeout: soon}]\n",
+        ),
+        (
+            "c.yaml",
+            "apiVersion: networking.istio.io/v2\nkind: Gateway\nmetadata: {name: g, namespace: x}\n",
+        ),
+        (
+            "d.yaml",
+            "apiVersion: networking.istio.io/v1\nkind: Gatewey\nmetadata: {name: g}\n",
+        ),
+    ]);
+    assert_eq!(
+        names(&folder, "Kubernetes"),
+        ["Sidecar default/a", "MeshConfig istio-system/istio"]
+    );
+    let messages = messages(&folder);
+    assert_eq!(messages[0], "a.yaml:1: the document has no apiVersion and kind");
+    assert!(messages[1].starts_with("a.yaml:"), "{messages:?}");
+    assert!(
+        messages[2].starts_with("b.yaml:1: VirtualService default/bad: spec.http[0].timeout: "),
+        "{messages:?}"
+    );
+    assert!(messages[3].starts_with("c.yaml:1: Gateway x/g: apiVersion: networking.istio.io/v2 is not served"));
+    assert!(messages[4].contains("has no kind Gatewey"));
+}
+
+#[test]
+fn of_two_declarations_the_last_file_counts() {
+    let other = SIDECAR.replace("*/*", "./*");
+    let folder = folder(&[("b.yaml", SIDECAR), ("a.yaml", &other)]);
+    let Row::Sidecar(sidecar) = &folder.rows["Kubernetes"][0] else {
+        panic!()
+    };
+    assert_eq!(sidecar.spec.egress[0].hosts, ["*/*"]);
+    assert_eq!(
+        messages(&folder),
+        ["b.yaml:1: Sidecar default/a: is declared twice; b.yaml:1 counts, a.yaml:1 does not"]
+    );
+}
+
+#[test]
+fn a_bad_edit_keeps_what_was_there() {
+    let read = |text: &str| FileContent::read("a.yaml", text.as_bytes(), &cluster());
+    let two = format!("{SIDECAR}---\n{}", SIDECAR.replace("name: a", "name: b"));
+    let good = read(&two);
+    let unreadable = read(&two.replace("kind", "\tkind")).after(&good);
+    assert_eq!(unreadable.objects, good.objects);
+    assert!(unreadable.unreadable && !unreadable.diagnostics.is_empty());
+    let invalid = read(&SIDECAR.replace("egress", "outboundTrafficPolicy")).after(&good);
+    assert_eq!(invalid.objects, good.objects[..1]);
+    assert_eq!(read(SIDECAR).after(&invalid).diagnostics, []);
+}
+
+#[test]
+fn lists_are_taken_apart() {
+    let folder = folder(&[(
+        "list.yaml",
+        "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {metadata: {name: b}}\n\
+         ---\napiVersion: v1\nkind: NamespaceList\nitems: [{metadata: {name: c}}]\n",
+    )]);
+    assert_eq!(names(&folder, "Kubernetes")[..2], ["Namespace a", "Namespace c"]);
+    assert_eq!(messages(&folder), ["list.yaml:1: items[1] has no apiVersion and kind"]);
+}
+
+#[test]
+fn a_file_of_20_000_documents_loads() {
+    let mut text = String::new();
+    let filler = "x".repeat(600);
+    for number in 0..10_000 {
+        text.push_str(&format!(
+            "apiVersion: v1\nkind: Service\nmetadata:\n  name: service-{number}\n  namespace: n{}\n  annotations: {{note: {filler}}}\n\
+             spec:\n  clusterIP: 10.{}.{}.1\n  selector: {{app: service-{number}}}\n  ports:\n  - {{name: http, port: 80, targetPort: 8080}}\n---\n",
+            number % 100, number / 250, number % 250,
+        ));
+        text.push_str(&format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata:\n  name: service-{number}\n  annotations: {{note: {filler}}}\n\
+             spec:\n  hosts: [service-{number}.n{}.svc.cluster.local]\n  http:\n  - route:\n    - destination: {{host: service-{number}}}\n      weight: 100\n---\n",
+            number % 100,
+        ));
+    }
+    assert!(text.len() > 16_000_000, "{}", text.len());
+    let folder = folder(&[("mesh-of-10000.yaml", &text)]);
+    assert_eq!(folder.rows["Kubernetes"].len(), 20_001);
+    assert!(folder.diagnostics.is_empty(), "{:?}", folder.diagnostics.first());
+}

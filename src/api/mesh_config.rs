@@ -1,0 +1,251 @@
+//! MeshConfig: its defaults, and what a mesh file lays over them.
+//!
+//! A field that the file names replaces the default as a whole, with Istio's exceptions: `defaultConfig` is merged field
+//! by field (`proxyMetadata` and `proxyHeaders` one level deeper), `defaultProviders` field by field,
+//! `extensionProviders` by name, and `trustDomainAliases` are joined.
+
+mod validate;
+
+use std::sync::LazyLock;
+
+use prost::{Message, Name};
+use prost_reflect::MessageDescriptor;
+use serde_json::{Map, Value, json};
+
+use super::{FieldError, istio::Findings, unknown::unknown_fields};
+use crate::proto::{
+    descriptor_pool,
+    istio::{
+        mesh::v1alpha1::{MeshConfig, ProxyConfig},
+        networking::v1beta1::ProxyConfig as ProxyConfigResource,
+    },
+    json::{JsonError, Unknown, from_json, to_json},
+};
+
+/// The mesh config where nobody has written one.
+pub fn defaults() -> MeshConfig {
+    from_json(&default_values(), Unknown::Deny).expect("because a test reads the defaults")
+}
+
+/// The proxy config where nobody has written one.
+pub fn default_proxy_config() -> ProxyConfig {
+    defaults().default_config.unwrap_or_default()
+}
+
+fn default_values() -> Value {
+    json!({
+        "enableTracing": true,
+        "protocolDetectionTimeout": "0s",
+        "ingressService": "istio-ingressgateway",
+        "ingressControllerMode": "STRICT",
+        "ingressClass": "istio",
+        "trustDomain": "cluster.local",
+        "enableAutoMtls": true,
+        "outboundTrafficPolicy": {"mode": "ALLOW_ANY"},
+        "inboundTrafficPolicy": {"mode": "PASSTHROUGH"},
+        "localityLbSetting": {"enabled": true},
+        "rootNamespace": "istio-system",
+        "proxyListenPort": 15001,
+        "proxyInboundListenPort": 15006,
+        "connectTimeout": "10s",
+        "dnsRefreshRate": "60s",
+        "defaultServiceExportTo": ["*"],
+        "defaultVirtualServiceExportTo": ["*"],
+        "defaultDestinationRuleExportTo": ["*"],
+        "enablePrometheusMerge": true,
+        "defaultProviders": {},
+        "extensionProviders": [
+            {"name": "prometheus", "prometheus": {}},
+            {"name": "stackdriver", "stackdriver": {}},
+            {"name": "envoy", "envoyFileAccessLog": {"path": "/dev/stdout"}},
+        ],
+        "defaultConfig": {
+            "configPath": "./etc/istio/proxy",
+            "binaryPath": "/usr/local/bin/envoy",
+            "serviceCluster": "istio-proxy",
+            "drainDuration": "45s",
+            "terminationDrainDuration": "5s",
+            "proxyAdminPort": 15000,
+            "controlPlaneAuthPolicy": "MUTUAL_TLS",
+            "discoveryAddress": "istiod.istio-system.svc:15012",
+            "statNameLength": 189,
+            "statusPort": 15020,
+        },
+    })
+}
+
+/// A mesh config and what its file should be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parsed {
+    /// The merged config.
+    pub config: MeshConfig,
+    /// What has no effect or is likely a mistake.
+    pub warnings: Vec<FieldError>,
+}
+
+/// Lays the content of a mesh file over the defaults and checks the result. After an error the caller keeps what it has.
+pub fn parse(file: &Value) -> Result<Parsed, Vec<FieldError>> {
+    let mut findings = Findings::default();
+    for path in unknown_fields(&descriptor::<MeshConfig>(), file) {
+        findings.warning(path, "is no field of the mesh config and has no effect");
+    }
+    let config = lay_over(&defaults(), file).map_err(|error| vec![field_error(error)])?;
+    validate::mesh_config(&config, &mut findings);
+    if findings.errors.is_empty() {
+        Ok(Parsed {
+            config,
+            warnings: findings.warnings,
+        })
+    } else {
+        Err(findings.errors)
+    }
+}
+
+/// Lays the content of a mesh file over a mesh config.
+pub fn lay_over(base: &MeshConfig, file: &Value) -> Result<MeshConfig, JsonError> {
+    let overlay = object(file)?;
+    let mut merged = values(base);
+    let before = merged.clone();
+    set_fields(&descriptor::<MeshConfig>(), &mut merged, overlay);
+    if let Some(proxy_config) = overlay.get("defaultConfig").filter(|value| !value.is_null()) {
+        let mut values = inner(&before, "defaultConfig");
+        set_proxy_config(
+            &mut values,
+            object(proxy_config).map_err(|error| within("defaultConfig", error))?,
+        );
+        merged.insert("defaultConfig".to_owned(), Value::Object(values));
+    }
+    if let Some(Value::Object(providers)) = overlay.get("defaultProviders") {
+        let mut values = inner(&before, "defaultProviders");
+        set_named(&mut values, providers);
+        merged.insert("defaultProviders".to_owned(), Value::Object(values));
+    }
+    let mut config: MeshConfig = from_json(&Value::Object(merged), Unknown::Ignore)?;
+    merge_lists(base, &mut config);
+    Ok(config)
+}
+
+/// Lays a proxy config (an annotation, a `PROXY_CONFIG` text) over another.
+pub fn lay_over_proxy_config(base: &ProxyConfig, overlay: &Value) -> Result<ProxyConfig, JsonError> {
+    let mut merged = values(base);
+    set_proxy_config(&mut merged, object(overlay)?);
+    from_json(&Value::Object(merged), Unknown::Ignore)
+}
+
+/// `PROXY_CONFIG` of a proxy's node metadata. It stands in place of `defaultConfig`, nothing is merged into it.
+pub fn node_proxy_config(metadata: &Value) -> Result<ProxyConfig, JsonError> {
+    from_json(metadata, Unknown::Ignore)
+}
+
+/// The config of a workload: the mesh's `defaultConfig`, then ProxyConfig resources from the widest to the narrowest.
+pub fn effective_proxy_config(default: &ProxyConfig, resources: &[&ProxyConfigResource]) -> ProxyConfig {
+    let mut config = default.clone();
+    for resource in resources {
+        if resource.concurrency.is_some() {
+            config.concurrency = resource.concurrency;
+        }
+        if resource.image.is_some() {
+            config.image.clone_from(&resource.image);
+        }
+        let variables = resource.environment_variables.iter();
+        config
+            .proxy_metadata
+            .extend(variables.map(|(name, value)| (name.clone(), value.clone())));
+    }
+    config
+}
+
+/// Providers by name: a known name takes the new provider in its old place. Aliases: all, sorted.
+fn merge_lists(base: &MeshConfig, config: &mut MeshConfig) {
+    let named = std::mem::replace(&mut config.extension_providers, base.extension_providers.clone());
+    // Unnamed by the file, the list is the base's own, and this changes nothing.
+    for provider in named {
+        match config
+            .extension_providers
+            .iter_mut()
+            .find(|known| known.name == provider.name)
+        {
+            Some(known) => *known = provider,
+            None => config.extension_providers.push(provider),
+        }
+    }
+    config
+        .trust_domain_aliases
+        .extend(base.trust_domain_aliases.iter().cloned());
+    config.trust_domain_aliases.sort();
+    config.trust_domain_aliases.dedup();
+}
+
+fn set_proxy_config(base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
+    let before = base.clone();
+    set_fields(&descriptor::<ProxyConfig>(), base, overlay);
+    for name in ["proxyMetadata", "proxyHeaders"] {
+        if let Some(Value::Object(part)) = overlay.get(name) {
+            let mut values = inner(&before, name);
+            set_named(&mut values, part);
+            base.insert(name.to_owned(), Value::Object(values));
+        }
+    }
+}
+
+/// Sets every field that the overlay names, whatever its spelling; other members of its oneof go.
+fn set_fields(descriptor: &MessageDescriptor, base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
+    for (name, value) in overlay.iter().filter(|(_, value)| !value.is_null()) {
+        let field = descriptor
+            .get_field_by_json_name(name)
+            .or_else(|| descriptor.get_field_by_name(name));
+        let Some(field) = field else { continue };
+        for other in field.containing_oneof().iter().flat_map(|oneof| oneof.fields()) {
+            base.remove(other.json_name());
+        }
+        base.insert(field.json_name().to_owned(), value.clone());
+    }
+}
+
+fn set_named(base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
+    let named = overlay.iter().filter(|(_, value)| !value.is_null());
+    base.extend(named.map(|(name, value)| (name.clone(), value.clone())));
+}
+
+fn descriptor<M: Name>() -> MessageDescriptor {
+    descriptor_pool()
+        .get_message_by_name(&M::full_name())
+        .expect("because every message of the API is in the pool")
+}
+
+fn values<M: Message + Name>(message: &M) -> Map<String, Value> {
+    match to_json(message) {
+        Value::Object(values) => values,
+        _ => Map::new(),
+    }
+}
+
+fn inner(values: &Map<String, Value>, name: &str) -> Map<String, Value> {
+    values.get(name).and_then(Value::as_object).cloned().unwrap_or_default()
+}
+
+fn object(value: &Value) -> Result<&Map<String, Value>, JsonError> {
+    static EMPTY: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+    match value {
+        Value::Object(object) => Ok(object),
+        Value::Null => Ok(&EMPTY),
+        _ => Err(JsonError {
+            path: String::new(),
+            message: "is no object".to_owned(),
+        }),
+    }
+}
+
+fn within(path: &str, error: JsonError) -> JsonError {
+    JsonError {
+        path: path.to_owned(),
+        ..error
+    }
+}
+
+pub(super) fn field_error(error: JsonError) -> FieldError {
+    FieldError {
+        field: error.path,
+        message: error.message,
+    }
+}

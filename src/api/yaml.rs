@@ -1,0 +1,278 @@
+//! YAML text to JSON values, with limits. The only user of the YAML library.
+//!
+//! A file is split on its document markers before anything is parsed, so that one bad document does not hide the rest,
+//! and limits hold for each document and not for the sum. Scalars are read as `sigs.k8s.io/yaml` reads them: `yes` and
+//! `on` are booleans, `014` is twelve, and of equal keys the last one counts.
+
+use serde_json::Value;
+use serde_saphyr::{
+    Error, Options,
+    budget::BudgetBreach,
+    options::{DuplicateKeyPolicy, NonFiniteFloatPolicy},
+};
+
+/// The largest file that is read, in bytes.
+pub const MAX_FILE_BYTES: usize = 32 << 20;
+/// The most nodes (mappings, lists and scalars, those that aliases repeat included) of one document.
+pub const MAX_NODES: usize = 250_000;
+/// The deepest nesting of one document.
+pub const MAX_DEPTH: usize = 64;
+/// The most bytes in scalars of one document, those that aliases repeat included.
+pub const MAX_SCALAR_BYTES: usize = 1 << 20;
+
+/// Why text is not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, column {column}: {message}")]
+pub struct YamlError {
+    /// The line in the file, from 1.
+    pub line: u64,
+    /// The column, from 1.
+    pub column: u64,
+    /// What is wrong there.
+    pub message: String,
+}
+
+/// A document as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Document<'a> {
+    /// The line of the file on which it begins, from 1.
+    pub line: u64,
+    /// Its text, from its marker on.
+    pub text: &'a str,
+}
+
+/// Reads the bytes of a file as text: UTF-8, at most [`MAX_FILE_BYTES`], a byte order mark is left out.
+pub fn text(bytes: &[u8]) -> Result<&str, YamlError> {
+    let at = |line, column, message| YamlError { line, column, message };
+    if bytes.len() > MAX_FILE_BYTES {
+        let message = format!("the file has {} bytes, the most is {MAX_FILE_BYTES}", bytes.len());
+        return Err(at(1, 1, message));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let before = &bytes[..error.valid_up_to()];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+        let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() as u64 + 1;
+        at(line, column, "the file is not UTF-8".to_owned())
+    })?;
+    Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
+}
+
+/// The documents of a text. A marker (`---` or `...`) counts only at the beginning of a line, as YAML has it.
+pub fn documents(text: &str) -> Vec<Document<'_>> {
+    let mut documents = Vec::new();
+    let (mut start, mut start_line) = (0, 1);
+    let (mut position, mut line) = (0, 1);
+    let mut add = |from: usize, to: usize, line: u64| {
+        let document = Document {
+            line,
+            text: &text[from..to],
+        };
+        if document.has_content() {
+            documents.push(document);
+        }
+    };
+    for text_line in text.split_inclusive('\n') {
+        match marker(text_line) {
+            Some("---") if !only_directives(&text[start..position]) => {
+                add(start, position, start_line);
+                (start, start_line) = (position, line);
+            }
+            Some("...") => {
+                add(start, position, start_line);
+                (start, start_line) = (position + text_line.len(), line + 1);
+            }
+            _ => {}
+        }
+        position += text_line.len();
+        line += 1;
+    }
+    add(start, text.len(), start_line);
+    documents
+}
+
+fn marker(line: &str) -> Option<&str> {
+    let (head, rest) = line.split_at_checked(3)?;
+    let ends = rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']);
+    (ends && matches!(head, "---" | "...")).then_some(head)
+}
+
+/// True for `%YAML 1.2` and the like, which belong to the marker that follows.
+fn only_directives(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !is_blank(line)).peekable();
+    lines.peek().is_some() && lines.all(|line| line.starts_with('%'))
+}
+
+fn is_blank(line: &str) -> bool {
+    let line = line.trim();
+    line.is_empty() || line.starts_with('#')
+}
+
+impl Document<'_> {
+    fn has_content(&self) -> bool {
+        self.text
+            .lines()
+            .map(|line| marker(line).map_or(line, |_| &line[3..]))
+            .any(|line| !is_blank(line))
+    }
+
+    /// Parses the document.
+    pub fn parse(&self) -> Result<Value, YamlError> {
+        serde_saphyr::from_str_with_options(self.text, options()).map_err(|error| self.error(&error))
+    }
+
+    fn error(&self, error: &Error) -> YamlError {
+        let (line, column) = error
+            .location()
+            .map_or((1, 1), |location| (location.line(), location.column()));
+        YamlError {
+            line: self.line + line.saturating_sub(1),
+            column,
+            message: message(error),
+        }
+    }
+}
+
+/// What is wrong, without the place, which stands beside it.
+fn message(error: &Error) -> String {
+    if let Error::Budget { breach, .. } = error.without_snippet() {
+        return match breach {
+            BudgetBreach::Nodes { .. } | BudgetBreach::Events { .. } => {
+                format!("the document has more than {MAX_NODES} nodes")
+            }
+            BudgetBreach::Depth { .. } => format!("the document is nested deeper than {MAX_DEPTH}"),
+            BudgetBreach::ScalarBytes { .. } => {
+                format!("the texts of the document have more than {MAX_SCALAR_BYTES} bytes")
+            }
+            BudgetBreach::Aliases { .. }
+            | BudgetBreach::Anchors { .. }
+            | BudgetBreach::RecordedAnchorEvents { .. }
+            | BudgetBreach::RecordedAnchorBytes { .. } => "the document has too many aliases".to_owned(),
+            _ => "the document is too large".to_owned(),
+        };
+    }
+    let text = error.without_snippet().render();
+    if text.starts_with("recursion limit") {
+        return format!("the document is nested deeper than {MAX_DEPTH}");
+    }
+    let end = [" at line ", " (defined at line "]
+        .iter()
+        .filter_map(|place| text.find(place))
+        .min()
+        .unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_events: 2 * MAX_NODES,
+            max_nodes: MAX_NODES,
+            max_depth: MAX_DEPTH,
+            max_total_scalar_bytes: MAX_SCALAR_BYTES,
+            flow_nesting_limit: MAX_DEPTH,
+            // The limits above hold for what aliases repeat too; how many there are does not matter.
+            enforce_alias_anchor_ratio: false,
+        },
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        non_finite_float_policy: NonFiniteFloatPolicy::Reject,
+        legacy_octal_numbers: true,
+        emit_comments: false,
+        with_snippet: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn values(text: &str) -> Vec<Result<Value, YamlError>> {
+        documents(text).iter().map(Document::parse).collect()
+    }
+
+    fn error(text: &str) -> YamlError {
+        values(text).pop().unwrap().unwrap_err()
+    }
+
+    #[test]
+    fn documents_begin_at_markers_only() {
+        let text = "a: 1\n---\n# nothing\n---\nb: |\n  ---\n  x\n--- {c: 3}\n...\n---\r\nd: '---'\n";
+        let read: Vec<_> = values(text).into_iter().map(Result::unwrap).collect();
+        assert_eq!(
+            read,
+            [
+                json!({"a": 1}),
+                json!({"b": "---\nx\n"}),
+                json!({"c": 3}),
+                json!({"d": "---"})
+            ]
+        );
+        let lines: Vec<_> = documents(text).iter().map(|document| document.line).collect();
+        assert_eq!(lines, [1, 4, 8, 10]);
+        assert_eq!(values("# c\n%YAML 1.2\n---\na: 1\n"), [Ok(json!({"a": 1}))]);
+        assert!(values("").is_empty() && values("---\n---\n# only\n").is_empty());
+    }
+
+    #[test]
+    fn scalars_are_read_as_kubernetes_reads_them() {
+        let text = "a: 014\nb: yes\nc: 2024-01-01T00:00:00Z\nd: ~\ne: 0x1F\nf: 1.5\ng: '1'\nh: 1\nh: 2\n";
+        let want =
+            json!({"a": 12, "b": true, "c": "2024-01-01T00:00:00Z", "d": null, "e": 31, "f": 1.5, "g": "1", "h": 2});
+        assert_eq!(values(text), [Ok(want)]);
+        assert_eq!(
+            values("a: &x {b: 1}\nc: {<<: *x}"),
+            [Ok(json!({"a": {"b": 1}, "c": {"b": 1}}))]
+        );
+    }
+
+    #[test]
+    fn one_bad_document_leaves_the_others() {
+        let read = values("a: 1\n---\nb:\n  - c\n d: e\n---\nf: 2\n");
+        assert!(read[0].is_ok() && read[2].is_ok());
+        let error = read[1].clone().unwrap_err();
+        assert_eq!((error.line, error.column), (5, 2));
+        assert!(!error.message.contains("line"), "{error}");
+    }
+
+    #[test]
+    fn a_document_has_limits() {
+        assert!(error(&"[".repeat(20_000)).message.contains("nested"));
+        assert!(error(&format!("{}x: 1", "- ".repeat(70))).message.contains("nested"));
+        assert!(
+            error(&format!("[{}]", "1,".repeat(MAX_NODES)))
+                .message
+                .contains("nodes")
+        );
+        assert!(
+            error(&format!("a: {}", "x".repeat(MAX_SCALAR_BYTES + 1)))
+                .message
+                .contains("bytes")
+        );
+        let mut bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for (from, to) in ["ab", "bc", "cd", "de", "ef", "fg", "gh"]
+            .iter()
+            .map(|pair| pair.split_at(1))
+        {
+            let uses = format!("*{from},").repeat(10);
+            bomb.push_str(&format!("{to}: &{to} [{uses}]\n"));
+        }
+        assert!(error(&bomb).message.contains("nodes"));
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(100_000), "*a, ".repeat(1000));
+        assert!(error(&long).message.contains("bytes"));
+    }
+
+    #[test]
+    fn bytes_are_checked_before_they_are_parsed() {
+        assert_eq!(text(b"\xef\xbb\xbfa: 1"), Ok("a: 1"));
+        let error = text(b"a: 1\nb: \xff").unwrap_err();
+        assert_eq!((error.line, error.column), (2, 4));
+        assert!(text(&vec![b' '; MAX_FILE_BYTES]).is_ok());
+        assert!(
+            text(&vec![b' '; MAX_FILE_BYTES + 1])
+                .unwrap_err()
+                .message
+                .contains("33554433 bytes")
+        );
+    }
+}
