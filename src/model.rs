@@ -1,6 +1,7 @@
 //! The mesh as it is: derived, consistent, per revision.
 
 pub mod authentication;
+pub mod canonical;
 pub mod change;
 pub mod destination_rule;
 pub mod endpoint;

@@ -9,7 +9,10 @@ use super::{
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     inputs::{InputTables, Inputs},
     network::{self, Networks},
-    service::{self, Service, ServiceKey, Visibility},
+    service::{
+        self, Service, ServiceKey, Visibility,
+        auto_allocation::{self, AutoAddresses, AutoAllocation},
+    },
     snapshot::MeshSnapshot,
     virtual_service::{self, Audience, Reach, VirtualService},
     workload::{self, Workload, WorkloadKey},
@@ -101,6 +104,9 @@ graph! {
             |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
         /// Kubernetes Services by namespace.
         kube_services_by_namespace: (Namespace, ObjectKey, api::kube::Service) = by_namespace!();
+        /// ExternalName Services by the name they stand for.
+        aliases_by_target: (crate::base::Hostname, ObjectKey, api::kube::Service) =
+            |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
         /// EndpointSlices by (cluster, namespace, service name).
         slices_by_service: ((ClusterId, Namespace, SmolStr), ObjectKey, api::kube::EndpointSlice) =
             |key, slice, emit| emit((key.cluster.clone(), key.namespace.clone(), slice.service_name.clone()));
@@ -148,6 +154,10 @@ graph! {
     derived {
         /// Pods and WorkloadEntries in one form.
         workloads: (WorkloadKey, Workload);
+        /// Addresses computed for ServiceEntries that have none, as a whole.
+        auto_allocation: ((), AutoAllocation);
+        /// The same for each service.
+        auto_addresses: (ServiceKey, AutoAddresses);
         /// Services merged over clusters and registries.
         services: (ServiceKey, Service);
         /// What decides whether a service is seen; changes far less often than the service.
@@ -203,6 +213,7 @@ impl Graph {
         index_inputs!(self, tx, inputs, mesh:
             kube_services_by_name <- kube_services,
             kube_services_by_namespace <- kube_services,
+            aliases_by_target <- kube_services,
             slices_by_service <- endpoint_slices,
             service_entries_by_host <- service_entries,
             pods_by_address <- pods,
@@ -220,12 +231,17 @@ impl Graph {
         let installation = mesh.installation.clone();
         derive!(self, tx, mesh: workloads <- workload::candidates(inputs), workload::workload);
         index_derived!(self, tx, mesh: workloads_by_namespace <- workloads, workloads_by_address <- workloads);
+        // Rows for the mesh as a whole are evaluated once; afterwards what they read decides.
+        let whole_mesh = if mesh.revision.0 == 0 { vec![()] } else { Vec::new() };
+        derive!(self, tx, mesh: auto_allocation <- whole_mesh.clone(), auto_allocation::allocation);
+        derive!(self, tx, mesh: auto_addresses <- self.service_entries_by_host.changed().iter().cloned().collect(),
+            auto_allocation::addresses);
         derive!(self, tx, mesh: services <- service::candidates(
             &installation, self.kube_services_by_name.changed(), self.service_entries_by_host.changed()), service::service);
         derive!(self, tx, mesh: visibility <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             service::visibility);
         index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility);
-        derive!(self, tx, mesh: networks <- vec![()], network::networks);
+        derive!(self, tx, mesh: networks <- whole_mesh, network::networks);
         derive!(self, tx, mesh: endpoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             endpoint::endpoints);
         index_derived!(self, tx, mesh: services_by_endpoint_address <- endpoints);

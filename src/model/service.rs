@@ -1,16 +1,29 @@
 //! Services: one row for each (namespace, host name), merged over clusters and registries.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod alias;
+pub mod auto_allocation;
+mod entry;
+mod kube;
+mod protocol;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use smol_str::SmolStr;
 
 use super::{MeshSnapshot, installation::Installation};
 use crate::{
-    api::{Config, kube::service::TargetPort},
+    api::{Config, Meta, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey},
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
 };
+
+pub use protocol::Protocol;
 
 /// Names a service: host first, so that rows of one host stand together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,92 +60,6 @@ pub enum Resolution {
     DynamicDns,
 }
 
-/// A port's application protocol (`protocol.Instance`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// Not declared: sniffed.
-    Unsupported,
-    /// HTTP/1.1.
-    Http,
-    /// HTTP proxy (egress listener).
-    HttpProxy,
-    /// HTTP/2.
-    Http2,
-    /// HTTPS passed through (SNI routing).
-    Https,
-    /// gRPC.
-    Grpc,
-    /// gRPC-Web.
-    GrpcWeb,
-    /// Opaque TCP.
-    Tcp,
-    /// TLS passed through (SNI routing).
-    Tls,
-    /// UDP: not served.
-    Udp,
-    /// MongoDB.
-    Mongo,
-    /// Redis.
-    Redis,
-    /// MySQL.
-    Mysql,
-    /// HBONE (gateway listeners).
-    Hbone,
-}
-
-impl Protocol {
-    /// HTTP, HTTP/2, gRPC and their kin.
-    pub fn is_http(self) -> bool {
-        matches!(
-            self,
-            Self::Http | Self::Http2 | Self::HttpProxy | Self::Grpc | Self::GrpcWeb
-        )
-    }
-
-    /// HTTP/2 on the wire.
-    pub fn is_http2(self) -> bool {
-        matches!(self, Self::Http2 | Self::Grpc | Self::GrpcWeb)
-    }
-
-    /// HTTPS or TLS: routed by SNI.
-    pub fn is_tls(self) -> bool {
-        matches!(self, Self::Https | Self::Tls)
-    }
-
-    /// TCP-like: bytes are passed on, TLS included.
-    pub fn is_tcp(self) -> bool {
-        matches!(
-            self,
-            Self::Tcp | Self::Https | Self::Tls | Self::Mongo | Self::Redis | Self::Mysql
-        )
-    }
-
-    /// Not declared: the proxy must sniff.
-    pub fn is_unsupported(self) -> bool {
-        self == Self::Unsupported
-    }
-
-    /// Parses a protocol name (`http`, `GRPC`, `grpc-web`, …), in any case; unknown ones are [`Protocol::Unsupported`].
-    pub fn parse(name: &str) -> Self {
-        match name.to_ascii_lowercase().as_str() {
-            "tcp" => Self::Tcp,
-            "udp" => Self::Udp,
-            "grpc" => Self::Grpc,
-            "grpc-web" => Self::GrpcWeb,
-            "http" => Self::Http,
-            "http_proxy" => Self::HttpProxy,
-            "http2" => Self::Http2,
-            "https" => Self::Https,
-            "tls" => Self::Tls,
-            "mongo" => Self::Mongo,
-            "redis" => Self::Redis,
-            "mysql" => Self::Mysql,
-            "hbone" => Self::Hbone,
-            _ => Self::Unsupported,
-        }
-    }
-}
-
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePort {
@@ -158,6 +85,22 @@ pub enum ExportTo {
 }
 
 impl ExportTo {
+    /// Reads the entries of `exportTo` of an object in a namespace: `*` wins over everything, then `~`. No entry: public.
+    pub fn read<'a>(entries: impl IntoIterator<Item = &'a str>, own: &Namespace) -> Self {
+        let entries: BTreeSet<&str> = entries.into_iter().collect();
+        if entries.is_empty() || entries.contains("*") {
+            return Self::Public;
+        }
+        if entries.contains("~") {
+            return Self::Nobody;
+        }
+        let named = entries.into_iter().map(|entry| match entry {
+            "." => own.clone(),
+            other => Namespace::new(other),
+        });
+        Self::Namespaces(named.collect())
+    }
+
     /// True if the namespace may see the object.
     pub fn visible_to(&self, namespace: &Namespace) -> bool {
         match self {
@@ -195,14 +138,18 @@ pub struct Service {
     pub creation: i64,
     /// The ports, in declared order.
     pub ports: Vec<ServicePort>,
-    /// Virtual IPs by cluster; a ServiceEntry has its `addresses` (IPs or CIDRs) under the config cluster.
+    /// Virtual IPs of a Kubernetes Service by cluster ([`UNSPECIFIED_IP`] where it has none); empty for ServiceEntries,
+    /// whose addresses are in `default_address` and `variants`.
     pub cluster_vips: BTreeMap<ClusterId, Vec<SmolStr>>,
-    /// `0.0.0.0` when the service has no address of its own; else the first address.
+    /// `0.0.0.0` when the service has no address of its own; else the first address (a ServiceEntry may give a CIDR).
     pub default_address: SmolStr,
     /// Auto-allocated IPv4 address (ServiceEntries without addresses), empty when none.
     pub auto_ipv4: SmolStr,
     /// Auto-allocated IPv6 address, empty when none.
     pub auto_ipv6: SmolStr,
+    /// For a host that has several addresses, or that several ServiceEntries declare: each address with the ports
+    /// there, oldest first; otherwise empty. See [`Service::variants`].
+    pub variants: Vec<Variant>,
     /// How endpoints are found.
     pub resolution: Resolution,
     /// Outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
@@ -235,13 +182,50 @@ pub struct Service {
     pub external_ports: BTreeMap<ClusterId, BTreeMap<u32, u32>>,
 }
 
+/// One address of a host, with what is served there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// The address: an IP, a CIDR, or [`UNSPECIFIED_IP`].
+    pub address: SmolStr,
+    /// Auto-allocated IPv4 address, empty when none.
+    pub auto_ipv4: SmolStr,
+    /// Auto-allocated IPv6 address, empty when none.
+    pub auto_ipv6: SmolStr,
+    /// The ports.
+    pub ports: Vec<ServicePort>,
+    /// How endpoints are found.
+    pub resolution: Resolution,
+}
+
 /// The address of services that have none.
 pub const UNSPECIFIED_IP: &str = "0.0.0.0";
 
 impl Service {
-    /// The port with this number.
+    /// The port with this number; UDP is not served and does not count.
     pub fn port(&self, number: u32) -> Option<&ServicePort> {
-        self.ports.iter().find(|port| port.number == number)
+        self.ports
+            .iter()
+            .find(|port| port.number == number && port.protocol != Protocol::Udp)
+    }
+
+    /// The service once for each of its addresses, with the ports of that address: what listeners, virtual hosts and
+    /// the name table are made from. Clusters are made from the service itself, which has the ports of all.
+    pub fn variants(&self) -> Vec<Cow<'_, Self>> {
+        if self.variants.is_empty() {
+            return vec![Cow::Borrowed(self)];
+        }
+        let variants = self.variants.iter().map(|variant| {
+            Cow::Owned(Self {
+                default_address: variant.address.clone(),
+                auto_ipv4: variant.auto_ipv4.clone(),
+                auto_ipv6: variant.auto_ipv6.clone(),
+                ports: variant.ports.clone(),
+                resolution: variant.resolution,
+                variants: Vec::new(),
+                ..self.clone()
+            })
+        });
+        variants.collect()
     }
 
     /// The value of a label, if it is there.
@@ -286,9 +270,49 @@ pub fn candidates(
     kube.chain(entries.iter().cloned()).collect()
 }
 
-/// Derives one service.
-pub fn service(_cx: &Cx, _mesh: &MeshSnapshot, _key: &ServiceKey) -> Option<Service> {
-    None
+/// Derives one service: the Kubernetes Services of this name in all clusters, else the ServiceEntries of the namespace
+/// that declare the host. A Kubernetes Service wins over ServiceEntries, so that nobody can occupy its name.
+pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
+    let mut service = kube::service(cx, mesh, key).or_else(|| entry::service(cx, mesh, key))?;
+    if service.resolution != Resolution::Alias {
+        service.aliases = alias::aliases(cx, mesh, &key.hostname);
+    }
+    Some(service)
+}
+
+/// The reading of `exportTo` with the mesh's default for objects that give none.
+fn export_to<'a>(cx: &Cx, mesh: &MeshSnapshot, given: impl Iterator<Item = &'a str>, own: &Namespace) -> ExportTo {
+    let given: Vec<&str> = given.collect();
+    if given.is_empty() {
+        let default = &mesh.mesh_config(cx).default_service_export_to;
+        return ExportTo::read(default.iter().map(String::as_str), own);
+    }
+    ExportTo::read(given, own)
+}
+
+/// The traffic distribution: the Service's field, else the object's annotation, else that of its namespace.
+fn traffic_distribution(cx: &Cx, mesh: &MeshSnapshot, spec: &str, meta: &Meta) -> TrafficDistribution {
+    const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
+    match spec {
+        "PreferSameZone" | "PreferClose" => return TrafficDistribution::PreferSameZone,
+        "PreferSameNode" => return TrafficDistribution::PreferSameNode,
+        _ => {}
+    }
+    let of = |annotations: &Labels| {
+        let value = annotations.get(ANNOTATION).filter(|value| !value.is_empty())?;
+        Some(match value.to_ascii_lowercase().as_str() {
+            "prefersamezone" | "preferclose" => TrafficDistribution::PreferSameZone,
+            "prefersamenode" => TrafficDistribution::PreferSameNode,
+            _ => TrafficDistribution::Any,
+        })
+    };
+    of(&meta.annotations).unwrap_or_else(|| {
+        let namespace = ObjectKey::new(meta.cluster(), "", SmolStr::new(meta.namespace().as_str()));
+        let namespace = mesh.namespaces.get(cx, &namespace);
+        namespace
+            .and_then(|namespace| of(&namespace.meta.annotations))
+            .unwrap_or_default()
+    })
 }
 
 /// Derives the visibility of one service.

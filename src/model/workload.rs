@@ -86,6 +86,12 @@ pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
     pods.chain(entries).collect()
 }
 
+/// The SPIFFE identity of a service account. Parity: written even where the account is empty.
+pub fn spiffe_id(trust_domain: &str, namespace: &str, account: &str) -> SmolStr {
+    let trust_domain = trust_domain.replace('@', ".");
+    SmolStr::from(format!("spiffe://{trust_domain}/ns/{namespace}/sa/{account}"))
+}
+
 /// Derives one workload.
 pub fn workload(_cx: &Cx, _mesh: &MeshSnapshot, _key: &WorkloadKey) -> Option<Workload> {
     None

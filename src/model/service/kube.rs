@@ -1,0 +1,164 @@
+//! Services from Kubernetes Services of one name in any number of clusters.
+
+use smol_str::SmolStr;
+
+use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP};
+use crate::{
+    api::kube,
+    base::{Hostname, Labels, Namespace, Shared, select},
+    model::{MeshSnapshot, workload},
+    table::Cx,
+};
+
+/// Limits the nodes whose addresses stand for a NodePort service, as JSON labels.
+const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
+
+/// The service that the Kubernetes Services of this name make together. The first cluster decides everything but the
+/// addresses and accounts, which are collected from all.
+pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
+    let name = object_name(mesh, key)?;
+    let objects = objects(cx, mesh, &key.namespace, &name);
+    let mut merged = converted(cx, mesh, key, objects.first()?);
+    for object in &objects[1..] {
+        let other = converted(cx, mesh, key, object);
+        merged.cluster_vips.extend(other.cluster_vips);
+        merged.external_addresses.extend(other.external_addresses);
+        merged.external_ports.extend(other.external_ports);
+        merged.service_accounts.extend(other.service_accounts);
+    }
+    merged.service_accounts.sort_unstable();
+    merged.service_accounts.dedup();
+    Some(merged)
+}
+
+/// The name of the Kubernetes Service that has this host name; `None` if it is no such name.
+fn object_name(mesh: &MeshSnapshot, key: &ServiceKey) -> Option<SmolStr> {
+    let rest = key.hostname.strip_suffix(mesh.installation.domain.as_str())?;
+    let rest = rest.strip_suffix(".svc.")?.strip_suffix(key.namespace.as_str())?;
+    let name = rest.strip_suffix('.')?;
+    (!name.is_empty() && !name.contains('.')).then(|| SmolStr::new(name))
+}
+
+/// The Services of one name over clusters: the config cluster first, then by cluster id.
+pub(super) fn objects<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+    name: &SmolStr,
+) -> Vec<&'a Shared<kube::Service>> {
+    let rows = mesh.kube_services_by_name.get(cx, &(namespace.clone(), name.clone()));
+    let mut objects: Vec<_> = rows.map(|(_, row)| row).collect();
+    objects.sort_by_key(|object| *object.meta.cluster() != mesh.installation.cluster);
+    objects
+}
+
+/// The service that one object makes in its cluster.
+fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Service) -> Service {
+    let meta = &object.meta;
+    let external_name = if object.is_external_name() {
+        object.external_name.as_str()
+    } else {
+        ""
+    };
+    let resolution = if object.is_headless() {
+        Resolution::Passthrough
+    } else if external_name.is_empty() {
+        Resolution::ClientSideLb
+    } else {
+        Resolution::Alias
+    };
+    let vips = if object.is_headless() || object.cluster_ips.is_empty() {
+        vec![SmolStr::new_static(UNSPECIFIED_IP)]
+    } else {
+        object.cluster_ips.clone()
+    };
+    let annotation = |name: &str| meta.annotations.get(name).map_or("", SmolStr::as_str);
+    let export_to = listed(annotation("networking.istio.io/exportTo"));
+    let cluster = meta.cluster().clone();
+    let (addresses, ports) = external_addresses(cx, mesh, object);
+    Service {
+        key: key.clone(),
+        name: meta.name().clone(),
+        registry: Registry::Kubernetes,
+        service_entry: None,
+        creation: meta.creation,
+        ports: object.ports.iter().map(port).collect(),
+        default_address: vips[0].clone(),
+        cluster_vips: [(cluster.clone(), vips)].into(),
+        auto_ipv4: SmolStr::default(),
+        auto_ipv6: SmolStr::default(),
+        variants: Vec::new(),
+        resolution,
+        mesh_external: !external_name.is_empty(),
+        export_to: super::export_to(cx, mesh, export_to, meta.namespace()),
+        service_accounts: service_accounts(cx, mesh, object),
+        labels: meta.labels.clone(),
+        selector: object.selector.clone(),
+        aliases: Vec::new(),
+        external_name: Hostname::new(external_name),
+        node_local: object.node_local,
+        traffic_distribution: super::traffic_distribution(cx, mesh, &object.traffic_distribution, meta),
+        publish_not_ready: object.publish_not_ready,
+        race_first_tcp_connect: false,
+        headless: object.is_headless(),
+        external_addresses: addresses.into_iter().map(|list| (cluster.clone(), list)).collect(),
+        external_ports: ports.into_iter().map(|map| (cluster.clone(), map)).collect(),
+    }
+}
+
+fn port(port: &kube::service::Port) -> ServicePort {
+    ServicePort {
+        name: port.name.clone(),
+        number: port.number,
+        target: port.target.clone(),
+        protocol: Protocol::of_kube_port(port),
+    }
+}
+
+/// The entries of a comma-separated list; none if it is empty.
+fn listed(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').filter(move |_| !text.is_empty()).map(str::trim)
+}
+
+/// Accounts that annotations add to those of the endpoints.
+fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec<SmolStr> {
+    let list = |name: &str| {
+        let text = object.meta.annotations.get(name).map_or("", SmolStr::as_str);
+        text.split(',').filter(move |_| !text.is_empty())
+    };
+    let mut accounts: Vec<SmolStr> = list("alpha.istio.io/canonical-serviceaccounts")
+        .map(SmolStr::new)
+        .collect();
+    let trust_domain = &mesh.mesh_config(cx).trust_domain;
+    accounts.extend(
+        list("alpha.istio.io/kubernetes-serviceaccounts")
+            .map(|account| workload::spiffe_id(trust_domain, object.meta.namespace(), account)),
+    );
+    accounts
+}
+
+type Addresses = Option<Vec<SmolStr>>;
+type NodePorts = Option<std::collections::BTreeMap<u32, u32>>;
+
+/// Where the service is reached from outside its cluster, and by which node ports.
+fn external_addresses(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> (Addresses, NodePorts) {
+    let mut addresses = Vec::new();
+    if object.service_type == "LoadBalancer" {
+        addresses.extend(object.load_balancer.iter().cloned());
+    }
+    addresses.extend(object.external_ips.iter().cloned());
+    let selector = object.meta.annotations.get(NODE_SELECTOR);
+    let Some(selector) = selector.filter(|_| object.service_type == "NodePort") else {
+        return ((!addresses.is_empty()).then_some(addresses), None);
+    };
+    if addresses.is_empty() {
+        // A selector that cannot be read selects every node, as an empty one does.
+        let selector: Labels = serde_json::from_str(selector).unwrap_or_default();
+        let nodes = mesh.nodes.iter(cx).filter(|(key, node)| {
+            key.cluster == *object.meta.cluster() && select::subset(&selector, &node.meta.labels)
+        });
+        addresses.extend(nodes.filter_map(|(_, node)| node.external_ips.first().cloned()));
+    }
+    let ports = object.ports.iter().map(|port| (port.number, port.node_port)).collect();
+    ((!addresses.is_empty()).then_some(addresses), Some(ports))
+}

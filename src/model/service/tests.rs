@@ -1,0 +1,341 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    api::{Kind, kube as raw},
+    base::Shared,
+    model::{Batch, Change, World, inputs::Row, installation::Installation},
+    proto::istio::mesh::v1alpha1::MeshConfig,
+};
+
+fn meta(kind: Kind, cluster: &str, object: &Value) -> Shared<Meta> {
+    Shared::new(Meta::parse(kind, &ClusterId::new(cluster), object).unwrap())
+}
+
+fn kube(cluster: &str, name: &str, spec: &Value, annotations: &Value) -> Row {
+    let object = json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec});
+    raw::Service::parse(meta(Kind::Service, cluster, &object), &object)
+        .unwrap()
+        .into()
+}
+
+fn entry(name: &str, spec: &Value, status: Value) -> Row {
+    entry_created(name, spec, status, "2024-01-01T00:00:00Z")
+}
+
+fn entry_created(name: &str, spec: &Value, status: Value, time: &str) -> Row {
+    let object = json!({"metadata": {"name": name, "creationTimestamp": time}});
+    let mut message = networking::ServiceEntry {
+        hosts: texts(&spec["hosts"]),
+        addresses: texts(&spec["addresses"]),
+        export_to: texts(&spec["exportTo"]),
+        ..Default::default()
+    };
+    for port in spec["ports"].as_array().into_iter().flatten() {
+        message.ports.push(networking::ServicePort {
+            number: u32::try_from(port.as_u64().unwrap()).unwrap(),
+            name: format!("http-{port}"),
+            protocol: "HTTP".into(),
+            target_port: 0,
+        });
+    }
+    let given = spec["resolution"].as_str().unwrap_or("NONE");
+    message.set_resolution(networking::service_entry::Resolution::from_str_name(given).unwrap());
+    Config {
+        meta: meta(Kind::ServiceEntry, "Kubernetes", &object),
+        spec: message,
+        status: (!status.is_null()).then(|| Shared::new(status)),
+    }
+    .into()
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    let list = value.as_array().into_iter().flatten();
+    list.map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+fn world(rows: Vec<Row>) -> World {
+    world_with(Installation::default(), rows)
+}
+
+fn world_with(installation: Installation, rows: Vec<Row>) -> World {
+    let mut world = World::new(installation);
+    let batch: Batch = rows.into_iter().map(Change::Upsert).collect();
+    world.commit(batch);
+    world
+}
+
+fn find(world: &World, host: &str) -> Option<Shared<Service>> {
+    let key = ServiceKey {
+        hostname: host.into(),
+        namespace: "default".into(),
+    };
+    world.snapshot().services.get(&Cx::untracked(), &key).cloned()
+}
+
+fn service_of(world: &World, host: &str) -> Shared<Service> {
+    find(world, host).expect("because the service is there")
+}
+
+const A: &str = "a.default.svc.cluster.local";
+
+#[test]
+fn clusters_merge_with_the_config_cluster_first() {
+    let spec = |ip: &str, port: u32| json!({"clusterIP": ip, "ports": [{"name": "http", "port": port}]});
+    let world = world(vec![
+        kube(
+            "aaa",
+            "a",
+            &spec("10.9.0.1", 81),
+            &json!({"alpha.istio.io/canonical-serviceaccounts": "x,y"}),
+        ),
+        kube(
+            "Kubernetes",
+            "a",
+            &spec("10.0.0.1", 80),
+            &json!({"alpha.istio.io/kubernetes-serviceaccounts": "sa"}),
+        ),
+    ]);
+    let service = service_of(&world, A);
+    assert_eq!(service.ports[0].number, 80);
+    assert_eq!(service.default_address, "10.0.0.1");
+    let vips: Vec<_> = service
+        .cluster_vips
+        .iter()
+        .map(|(id, ips)| (id.as_str(), ips[0].as_str()))
+        .collect();
+    assert_eq!(vips, [("Kubernetes", "10.0.0.1"), ("aaa", "10.9.0.1")]);
+    assert_eq!(service.service_accounts, ["spiffe:///ns/default/sa/sa", "x", "y"]);
+}
+
+#[test]
+fn a_kubernetes_service_wins_over_an_entry() {
+    let spec = json!({"hosts": [A], "ports": [9], "resolution": "STATIC"});
+    let mut world = world(vec![
+        entry_created("old", &spec, Value::Null, "2001-01-01T00:00:00Z"),
+        kube("Kubernetes", "a", &json!({"clusterIP": "10.0.0.1"}), &json!({})),
+    ]);
+    assert_eq!(service_of(&world, A).registry, Registry::Kubernetes);
+    let key = ObjectKey::new(&"Kubernetes".into(), "default", "a");
+    world.commit(vec![Change::Remove(Kind::Service, key)]);
+    assert_eq!(service_of(&world, A).registry, Registry::External);
+}
+
+#[test]
+fn headless_and_external_names() {
+    let world = world(vec![
+        kube("Kubernetes", "a", &json!({"clusterIP": "None"}), &json!({})),
+        kube(
+            "Kubernetes",
+            "b",
+            &json!({"type": "ExternalName", "externalName": A}),
+            &json!({}),
+        ),
+        kube(
+            "Kubernetes",
+            "c",
+            &json!({"type": "ExternalName", "externalName": "b.default.svc.cluster.local"}),
+            &json!({}),
+        ),
+        kube(
+            "Kubernetes",
+            "x",
+            &json!({"type": "ExternalName", "externalName": "y.default.svc.cluster.local"}),
+            &json!({}),
+        ),
+        kube(
+            "Kubernetes",
+            "y",
+            &json!({"type": "ExternalName", "externalName": "x.default.svc.cluster.local"}),
+            &json!({}),
+        ),
+    ]);
+    let service = service_of(&world, A);
+    assert!(service.headless);
+    assert_eq!(
+        (service.resolution, service.default_address.as_str()),
+        (Resolution::Passthrough, UNSPECIFIED_IP)
+    );
+    let aliases: Vec<_> = service.aliases.iter().map(|key| key.hostname.as_str()).collect();
+    assert_eq!(aliases, ["b.default.svc.cluster.local", "c.default.svc.cluster.local"]);
+    let alias = service_of(&world, "x.default.svc.cluster.local");
+    assert_eq!(
+        (alias.resolution, alias.mesh_external, alias.aliases.len()),
+        (Resolution::Alias, true, 0)
+    );
+}
+
+#[test]
+fn an_alias_chain_is_followed_when_its_middle_changes() {
+    let external = |name: &str, target: &str| {
+        let target = format!("{target}.default.svc.cluster.local");
+        kube(
+            "Kubernetes",
+            name,
+            &json!({"type": "ExternalName", "externalName": target}),
+            &json!({}),
+        )
+    };
+    let concrete = |name: &str| kube("Kubernetes", name, &json!({"clusterIP": "10.0.0.1"}), &json!({}));
+    let mut world = world(vec![
+        concrete("a"),
+        concrete("d"),
+        external("b", "a"),
+        external("c", "b"),
+    ]);
+    assert_eq!(service_of(&world, A).aliases.len(), 2);
+    world.commit(vec![Change::Upsert(external("b", "d"))]);
+    assert_eq!(service_of(&world, A).aliases.len(), 0);
+    assert_eq!(service_of(&world, "d.default.svc.cluster.local").aliases.len(), 2);
+    world.commit(vec![Change::Upsert(concrete("b"))]);
+    assert_eq!(service_of(&world, "d.default.svc.cluster.local").aliases.len(), 0);
+    assert_eq!(service_of(&world, "b.default.svc.cluster.local").aliases.len(), 1);
+}
+
+#[test]
+fn export_to_is_read_with_the_meshs_default() {
+    let plain = kube("Kubernetes", "a", &json!({}), &json!({}));
+    let own = kube(
+        "Kubernetes",
+        "b",
+        &json!({}),
+        &json!({"networking.istio.io/exportTo": ". , other"}),
+    );
+    let mut world = world(vec![plain, own]);
+    assert_eq!(service_of(&world, A).export_to, ExportTo::Public);
+    let named = ["default", "other"].map(Namespace::new).into();
+    assert_eq!(
+        service_of(&world, "b.default.svc.cluster.local").export_to,
+        ExportTo::Namespaces(named)
+    );
+    let object = json!({"metadata": {"name": "istio", "namespace": "istio-system"}});
+    let config = Config {
+        meta: meta(Kind::MeshConfig, "Kubernetes", &object),
+        spec: MeshConfig {
+            default_service_export_to: vec!["~".into()],
+            ..Default::default()
+        },
+        status: None,
+    };
+    world.commit(vec![Change::Upsert(config.into())]);
+    assert_eq!(service_of(&world, A).export_to, ExportTo::Nobody);
+}
+
+#[test]
+fn load_balancers_and_nodes_give_external_addresses() {
+    let node = |name: &str, ip: &str, zone: &str| {
+        let object = json!({"metadata": {"name": name, "labels": {"zone": zone}},
+            "status": {"addresses": [{"type": "InternalIP", "address": "10.1.1.1"}, {"type": "ExternalIP", "address": ip}]}});
+        Row::from(raw::Node::parse(meta(Kind::Node, "Kubernetes", &object), &object).unwrap())
+    };
+    let spec = json!({"type": "NodePort", "ports": [{"port": 15443, "nodePort": 30443}]});
+    let mut world = world(vec![
+        node("n1", "1.1.1.1", "a"),
+        node("n2", "2.2.2.2", "b"),
+        kube(
+            "Kubernetes",
+            "a",
+            &spec,
+            &json!({"traffic.istio.io/nodeSelector": "{\"zone\":\"a\"}"}),
+        ),
+    ]);
+    let cluster = ClusterId::new("Kubernetes");
+    assert_eq!(service_of(&world, A).external_addresses[&cluster], ["1.1.1.1"]);
+    assert_eq!(service_of(&world, A).external_ports[&cluster][&15443], 30443);
+    world.commit(vec![Change::Upsert(node("n3", "3.3.3.3", "a"))]);
+    assert_eq!(
+        service_of(&world, A).external_addresses[&cluster],
+        ["1.1.1.1", "3.3.3.3"]
+    );
+}
+
+#[test]
+fn an_entry_has_a_service_for_each_host_and_a_variant_for_each_address() {
+    let spec = json!({"hosts": ["x.com", "y.com"], "addresses": ["1.1.1.1/32", "nonsense", "2.0.0.0/8"],
+        "ports": [80], "resolution": "STATIC", "exportTo": ["."]});
+    let world = world(vec![entry("e", &spec, Value::Null)]);
+    let service = service_of(&world, "y.com");
+    assert_eq!(service.default_address, "1.1.1.1");
+    let variants = service.variants();
+    let addresses: Vec<_> = variants.iter().map(|v| v.default_address.as_str()).collect();
+    assert_eq!(addresses, ["1.1.1.1", "2.0.0.0/8"]);
+    assert!(find(&world, "x.com").is_some());
+}
+
+#[test]
+fn entries_of_one_host_merge_and_the_oldest_decides() {
+    let spec = |port: u32, resolution: &str| json!({"hosts": ["x.com"], "ports": [port], "resolution": resolution});
+    let world = world(vec![
+        entry("young", &spec(80, "DNS"), Value::Null),
+        entry_created("old", &spec(81, "STATIC"), Value::Null, "2020-01-01T00:00:00Z"),
+    ]);
+    let service = service_of(&world, "x.com");
+    assert_eq!(
+        (service.name.as_str(), service.resolution),
+        ("old", Resolution::ClientSideLb)
+    );
+    assert_eq!(
+        service.ports.iter().map(|port| port.number).collect::<Vec<_>>(),
+        [81, 80]
+    );
+    let variants = service.variants();
+    assert_eq!(variants.iter().map(|v| v.ports[0].number).collect::<Vec<_>>(), [81, 80]);
+}
+
+#[test]
+fn allocated_addresses_come_from_the_status() {
+    let spec = json!({"hosts": ["x.com"], "ports": [80], "resolution": "DNS"});
+    let status = json!({"addresses": [{"value": "240.240.0.7", "host": "x.com"}, {"value": "2001:2::7", "host": "x.com"},
+        {"value": "240.240.0.8", "host": "y.com"}]});
+    let service = service_of(&world(vec![entry("e", &spec, status.clone())]), "x.com");
+    assert_eq!(
+        (service.auto_ipv4.as_str(), service.auto_ipv6.as_str()),
+        ("240.240.0.7", "2001:2::7")
+    );
+    let none = json!({"hosts": ["x.com"], "ports": [80], "resolution": "NONE"});
+    assert_eq!(
+        service_of(&world(vec![entry("e", &none, status)]), "x.com").auto_ipv4,
+        ""
+    );
+}
+
+#[test]
+fn computed_addresses_follow_the_set_of_hosts() {
+    let mut installation = Installation::default();
+    installation.features.pilot_enable_ip_autoallocate = false;
+    let spec = |host: &str| json!({"hosts": [host], "ports": [80], "resolution": "DNS"});
+    let mut world = world_with(installation, vec![entry("e", &spec("x.com"), Value::Null)]);
+    let first = service_of(&world, "x.com").auto_ipv4.clone();
+    assert!(first.starts_with("240.240."), "{first}");
+    world.commit(vec![Change::Upsert(entry("f", &spec("*.y.com"), Value::Null))]);
+    assert_eq!(service_of(&world, "*.y.com").auto_ipv4, "");
+    world.commit(vec![Change::Upsert(entry(
+        "f",
+        &spec("auto1.example.com"),
+        Value::Null,
+    ))]);
+    // Observed: these two hosts have these addresses in any mesh without collisions.
+    assert_eq!(service_of(&world, "auto1.example.com").auto_ipv4, "240.240.80.153");
+    world.commit(vec![Change::Upsert(entry(
+        "g",
+        &spec("auto2.example.com"),
+        Value::Null,
+    ))]);
+    assert_eq!(service_of(&world, "auto2.example.com").auto_ipv4, "240.240.27.89");
+    assert_eq!(service_of(&world, "x.com").auto_ipv4, first);
+}
+
+proptest! {
+    #[test]
+    fn export_to_hides_nothing_that_is_public(entries in prop::collection::vec("[*~.ab]", 0..5)) {
+        let own = Namespace::new("own");
+        let read = ExportTo::read(entries.iter().map(String::as_str), &own);
+        let public = entries.is_empty() || entries.iter().any(|e| e == "*");
+        prop_assert_eq!(read == ExportTo::Public, public);
+        if !public {
+            let hidden = entries.iter().any(|e| e == "~");
+            prop_assert_eq!(read.visible_to(&own), !hidden && entries.iter().any(|e| e == "."));
+        }
+    }
+}
