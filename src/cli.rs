@@ -1,3 +1,57 @@
 //! The subcommands, one file each.
 
 pub mod render;
+pub mod request;
+pub mod version;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::settings::{DiscoveryFlags, without_unknown_flags};
+
+/// The control plane of an Istio service mesh.
+#[derive(Parser)]
+#[command(name = "istiod", version)]
+struct Line {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs the control plane.
+    Discovery(Box<DiscoveryFlags>),
+    /// Prints the version.
+    Version(version::VersionFlags),
+    /// Asks the running istiod on this machine: metrics and debug pages.
+    Request(request::RequestFlags),
+    /// Writes what each proxy of a mesh folder would be sent, without serving.
+    Render {
+        /// The mesh folder.
+        folder: PathBuf,
+        /// Where the files go: OUT/<proxy>/<type>.json.
+        #[arg(long)]
+        out: PathBuf,
+    },
+}
+
+/// Runs the command line; gives the exit code.
+pub fn run(mut words: Vec<String>) -> ExitCode {
+    if let Some(index) = words.iter().position(|word| word == "discovery") {
+        let command = <Line as clap::CommandFactory>::command();
+        if let Some(discovery) = command.find_subcommand("discovery") {
+            let (kept, unknown) = without_unknown_flags(discovery, words.split_off(index + 1));
+            words.extend(kept);
+            if !unknown.is_empty() {
+                eprintln!("warning: unknown flags are ignored: {}", unknown.join(" "));
+            }
+        }
+    }
+    match Line::parse_from(words).command {
+        Command::Discovery(_) => ExitCode::FAILURE,
+        Command::Version(flags) => version::run(&flags),
+        Command::Request(flags) => request::run(&flags),
+        Command::Render { folder, out } => render::run(&folder, &out),
+    }
+}

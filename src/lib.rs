@@ -1,7 +1,10 @@
 //! istiod: the control plane of an Istio service mesh.
 
+pub mod admin;
 pub mod api;
 pub mod base;
+pub mod cli;
+pub mod environment;
 pub mod generate;
 pub mod model;
 pub mod proto;

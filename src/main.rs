@@ -1,3 +1,7 @@
-//! The daemon.
+//! The `istiod` binary: arguments in, exit code out.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    istiod::cli::run(std::env::args().collect())
+}

@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::Arc,
 };
 
@@ -14,13 +15,16 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 
 use crate::{
-    api::{Diagnostic, folder::{self, Folder}},
+    api::{
+        Diagnostic,
+        folder::{self, Folder},
+    },
     generate::{
         EncodedResource, Proxy, ResourceSnapshot, ResourceType,
         proxy::{Extensions, NodeError, locality_text},
         store::{MemberId, Membership, Serial, Store},
     },
-    model::{Installation, World, features::Features},
+    model::{Change, Installation, World, features::Features},
     proto::json,
 };
 
@@ -65,8 +69,11 @@ pub fn read_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(io(path))? {
         let file = entry.map_err(io(path))?.path();
-        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if folder::is_config_file(&name) && file.is_file() {
+        let name = file
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        if folder::Role::of(&name) != folder::Role::Ignored && file.is_file() {
             files.push((name, fs::read(&file).map_err(io(&file))?));
         }
     }
@@ -78,22 +85,38 @@ pub fn read_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>, RenderError> {
 pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let files = read_files(input)?;
     let mut installation = Installation::default();
-    let folder = folder::read(&files, &installation);
+    let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
     let (features, _) = Features::parse(&folder.env);
     installation.features = features;
-    let mut report = Report { diagnostics: folder.diagnostics.clone(), ..Report::default() };
+    let mut report = Report {
+        diagnostics: folder.diagnostics.clone(),
+        ..Report::default()
+    };
     let mut world = World::new(installation);
     let proxies = proxies(&folder)?;
-    let mesh = world.commit(folder.changes()).snapshot;
+    let mesh = world
+        .commit(folder.rows.into_values().flatten().map(Change::Upsert).collect())
+        .snapshot;
     let mut store = Store::default();
-    let joined = proxies.iter().enumerate().map(|(index, (_, proxy))| (MemberId(index as u64), proxy.clone())).collect();
-    let membership = Membership { joined, left: Vec::new() };
+    let joined = proxies
+        .iter()
+        .enumerate()
+        .map(|(index, (_, proxy))| (MemberId(index as u64), proxy.clone()))
+        .collect();
+    let membership = Membership {
+        joined,
+        left: Vec::new(),
+    };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
     report.panics = update.panics;
     for (index, (name, _)) in proxies.iter().enumerate() {
         let key = store.group_of(MemberId(index as u64)).cloned();
-        let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else { continue };
-        report.written.insert(name.clone(), write_proxy(&snapshot, &out.join(name))?);
+        let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else {
+            continue;
+        };
+        report
+            .written
+            .insert(name.clone(), write_proxy(&snapshot, &out.join(name))?);
     }
     Ok(report)
 }
@@ -105,14 +128,21 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
         .iter()
         .map(|entry| {
             let name = text(entry, "name");
-            let error = |reason: String| RenderError::Proxy { name: name.clone(), reason };
+            let error = |reason: String| RenderError::Proxy {
+                name: name.clone(),
+                reason,
+            };
             if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
                 return Err(error("needs a name that can be a folder's".into()));
             }
             let metadata = entry.get("metadata").and_then(Value::as_object);
             let metadata = metadata.map(|map| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect());
             let locality = entry.get("locality").map(|locality| {
-                locality_text(&text(locality, "region"), &text(locality, "zone"), &text(locality, "subZone"))
+                locality_text(
+                    &text(locality, "region"),
+                    &text(locality, "zone"),
+                    &text(locality, "subZone"),
+                )
             });
             let listed = entry.get("extensions").and_then(Value::as_array).map(|names| {
                 crate::base::Shared::new(names.iter().filter_map(Value::as_str).map(SmolStr::new).collect())
@@ -136,10 +166,17 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
     for resource_type in ResourceType::ALL {
         let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() {
-            snapshot.view(*resource_type).iter().map(|resource| document(resource)).collect()
+            snapshot
+                .view(*resource_type)
+                .iter()
+                .map(|resource| document(resource))
+                .collect()
         } else {
             let names = named.get(resource_type).cloned().unwrap_or_default();
-            names.iter().filter_map(|name| answer(snapshot, *resource_type, name)).collect()
+            names
+                .iter()
+                .filter_map(|name| answer(snapshot, *resource_type, name))
+                .collect()
         };
         for (_, body) in &documents {
             mention(body, &mut named);
@@ -205,11 +242,47 @@ fn mention(value: &Value, named: &mut BTreeMap<ResourceType, BTreeSet<String>>) 
 
 fn write(folder: &Path, resource_type: ResourceType, mut documents: Vec<(SmolStr, Value)>) -> Result<(), RenderError> {
     documents.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let resources: Vec<Value> =
-        documents.into_iter().map(|(name, resource)| json!({ "name": name.as_str(), "resource": resource })).collect();
+    let resources: Vec<Value> = documents
+        .into_iter()
+        .map(|(name, resource)| json!({ "name": name.as_str(), "resource": resource }))
+        .collect();
     let path = folder.join(format!("{}.json", resource_type.short_name()));
-    let io = |source| RenderError::Io { path: path.clone(), source };
+    let io = |source| RenderError::Io {
+        path: path.clone(),
+        source,
+    };
     fs::create_dir_all(folder).map_err(io)?;
-    let text = serde_json::to_string_pretty(&json!({ "resources": resources })).expect("because JSON values can be written");
+    let text =
+        serde_json::to_string_pretty(&json!({ "resources": resources })).expect("because JSON values can be written");
     fs::write(&path, text + "\n").map_err(io)
+}
+
+/// The subcommand: renders, prints a table, tells what is wrong.
+pub fn run(folder: &Path, out: &Path) -> ExitCode {
+    let report = match render(folder, out) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for diagnostic in &report.diagnostics {
+        eprintln!("{:?}: {diagnostic}", diagnostic.severity);
+    }
+    for panic in &report.panics {
+        eprintln!("a generator panicked; this is a defect of istiod: {panic}");
+    }
+    println!("{:<40} {}", "PROXY", "RESOURCES");
+    for (proxy, types) in &report.written {
+        let counts: Vec<String> = types
+            .iter()
+            .map(|(t, count)| format!("{}={count}", t.short_name()))
+            .collect();
+        println!("{proxy:<40} {}", counts.join(" "));
+    }
+    if report.panics.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

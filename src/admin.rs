@@ -1,0 +1,4 @@
+//! What operators ask: readiness, metrics, version, debug pages.
+
+pub mod metrics;
+pub mod server;

@@ -1,0 +1,119 @@
+//! Metrics of the push path and of the process, under Istio's names.
+
+use prometheus::{Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+use crate::push::pump::{Observer, PushReport};
+
+/// The release of Istio whose behaviour is served; `/version` and `istio_build` tell it.
+pub const ISTIO_VERSION: &str = "1.30.3";
+
+/// Metrics of the push path.
+pub struct PushMetrics {
+    debounce_time: Histogram,
+    init_seconds: Histogram,
+    services: IntGauge,
+    virtual_services: IntGauge,
+    built: prometheus::IntCounter,
+    panics: prometheus::IntCounter,
+    groups: IntCounterVec,
+}
+
+fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
+    let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+    registry.register(Box::new(histogram.clone()))?;
+    Ok(histogram)
+}
+
+impl PushMetrics {
+    /// Registers the metrics.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let services = IntGauge::new("pilot_services", "Services known to the control plane.")?;
+        let virtual_services = IntGauge::new("pilot_virt_services", "VirtualServices known to the control plane.")?;
+        let built = prometheus::IntCounter::new("istiod_resources_built_total", "Resources that were generated.")?;
+        let panics = prometheus::IntCounter::new(
+            "istiod_generation_panics_total",
+            "Generators that panicked; what they generated before stays. Always a defect.",
+        )?;
+        let groups = IntCounterVec::new(
+            Opts::new(
+                "istiod_groups_published_total",
+                "Groups of proxies that were given a new snapshot.",
+            ),
+            &["cause"],
+        )?;
+        registry.register(Box::new(services.clone()))?;
+        registry.register(Box::new(virtual_services.clone()))?;
+        registry.register(Box::new(built.clone()))?;
+        registry.register(Box::new(panics.clone()))?;
+        registry.register(Box::new(groups.clone()))?;
+        let debounce = [0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0];
+        Ok(Self {
+            debounce_time: histogram(
+                registry,
+                "pilot_debounce_time",
+                "How long changes waited to be merged, seconds.",
+                &debounce,
+            )?,
+            init_seconds: histogram(
+                registry,
+                "pilot_pushcontext_init_seconds",
+                "How long commit and generation of a push took, seconds.",
+                &[0.01, 0.1, 0.5, 1.0, 3.0, 5.0],
+            )?,
+            services,
+            virtual_services,
+            built,
+            panics,
+            groups,
+        })
+    }
+}
+
+impl Observer for PushMetrics {
+    fn pushed(&self, push: &PushReport) {
+        self.built.inc_by(push.built as u64);
+        self.panics.inc_by(push.panics.len() as u64);
+        for panic in &push.panics {
+            tracing::error!(resource = %panic, "a generator panicked, the last good resource stays; this is a defect of istiod");
+        }
+        let cause = if push.events == 0 { "proxy" } else { "config" };
+        self.groups.with_label_values(&[cause]).inc_by(push.groups as u64);
+        if push.events == 0 {
+            tracing::debug!(revision = push.mesh.revision.0, proxies = push.first, built = push.built, groups = push.groups, worked = ?push.worked, "first configurations");
+            return;
+        }
+        self.debounce_time.observe(push.waited.as_secs_f64());
+        self.init_seconds.observe(push.worked.as_secs_f64());
+        self.services.set(push.mesh.services.len() as i64);
+        self.virtual_services.set(push.mesh.virtual_services.len() as i64);
+        tracing::info!(
+            revision = push.mesh.revision.0,
+            changes = push.events,
+            built = push.built,
+            groups = push.groups,
+            waited = ?push.waited,
+            worked = ?push.worked,
+            "push"
+        );
+    }
+}
+
+/// Registers what tells about the process as a whole.
+pub fn register_process(registry: &Registry) -> Result<Gauge, prometheus::Error> {
+    let build = IntGaugeVec::new(
+        Opts::new("istio_build", "Istio component build info"),
+        &["component", "tag"],
+    )?;
+    build.with_label_values(&["pilot", ISTIO_VERSION]).set(1);
+    registry.register(Box::new(build))?;
+    let info = IntGaugeVec::new(
+        Opts::new("pilot_info", "Pilot version and build information."),
+        &["version"],
+    )?;
+    info.with_label_values(&[ISTIO_VERSION]).set(1);
+    registry.register(Box::new(info))?;
+    let uptime = Gauge::new("istiod_uptime_seconds", "Current istiod server uptime in seconds")?;
+    registry.register(Box::new(uptime.clone()))?;
+    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    Ok(uptime)
+}

@@ -1,0 +1,72 @@
+//! The HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request, State},
+    http::{StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use prometheus::{Encoder, Gauge, TextEncoder};
+
+use super::metrics::{self, ISTIO_VERSION};
+use crate::environment::{self, Environment};
+
+/// What the pages are made from.
+struct Pages {
+    environment: Arc<Environment>,
+    uptime: Gauge,
+}
+
+/// Readiness: 200 when every source is synced and the first snapshot stands, else 503.
+pub fn readiness(environment: &Arc<Environment>) -> Router {
+    let ready = environment.ready.subscribe();
+    let page = move || async move {
+        if *ready.borrow() {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    };
+    Router::new().route("/ready", get(page))
+}
+
+/// `/metrics` and `/version`.
+pub fn monitoring(environment: &Arc<Environment>) -> Result<Router, prometheus::Error> {
+    let uptime = metrics::register_process(&environment.registry)?;
+    let pages = Arc::new(Pages {
+        environment: environment.clone(),
+        uptime,
+    });
+    Ok(Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/version", get(|| async { ISTIO_VERSION }))
+        .with_state(pages))
+}
+
+/// Debug pages, for callers on this machine only: until callers are authenticated nobody else may read them.
+pub fn local_only(pages: Router) -> Router {
+    pages.layer(middleware::from_fn(|ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request, next: Next| async move {
+        if peer.ip().to_canonical().is_loopback() {
+            return next.run(request).await;
+        }
+        let hint = "debug pages are served to callers on this machine only; hint: kubectl port-forward, or istiod request\n";
+        (StatusCode::FORBIDDEN, hint).into_response()
+    }))
+}
+
+async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
+    let started = pages.environment.started;
+    pages
+        .uptime
+        .set(environment::now().saturating_duration_since(started).as_secs_f64());
+    let mut text = Vec::new();
+    let encoder = TextEncoder::new();
+    match encoder.encode(&pages.environment.registry.gather(), &mut text) {
+        Ok(()) => ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}

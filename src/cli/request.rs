@@ -1,0 +1,90 @@
+//! `istiod request METHOD PATH [BODY]`: asks the running istiod on this machine.
+
+use std::{process::ExitCode, time::Duration};
+
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+
+/// Arguments of `request`.
+#[derive(Args)]
+pub struct RequestFlags {
+    /// GET, POST, ….
+    method: String,
+    /// The path, such as /debug/syncz.
+    path: String,
+    /// The body.
+    body: Option<String>,
+    /// Port of the monitoring address.
+    #[arg(long, default_value_t = 15014)]
+    port: u16,
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Why there is no answer to print.
+#[derive(Debug, thiserror::Error)]
+enum RequestError {
+    #[error("{0:?} is no method or path: {1}")]
+    Invalid(String, http::Error),
+    #[error("no answer from {0}: {1}; hint: is istiod running here?")]
+    Unreachable(String, String),
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Timeout,
+    #[error("received unsuccessful status code {0}: {1}")]
+    Status(u16, String),
+}
+
+/// Sends the request and prints the answer.
+pub fn run(flags: &RequestFlags) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let answer = match runtime {
+        Ok(runtime) => runtime.block_on(async {
+            tokio::time::timeout(PATIENCE, send(flags))
+                .await
+                .unwrap_or(Err(RequestError::Timeout))
+        }),
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match answer {
+        Ok(body) => {
+            println!("{body}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn send(flags: &RequestFlags) -> Result<String, RequestError> {
+    let uri = format!("http://127.0.0.1:{}/{}", flags.port, flags.path.trim_start_matches('/'));
+    let request = http::Request::builder()
+        .method(flags.method.as_str())
+        .uri(&uri)
+        .body(Full::new(Bytes::from(flags.body.clone().unwrap_or_default())))
+        .map_err(|error| RequestError::Invalid(format!("{} {}", flags.method, flags.path), error))?;
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let response = client
+        .request(request)
+        .await
+        .map_err(|error| RequestError::Unreachable(uri.clone(), error.to_string()))?;
+    let status = response.status().as_u16();
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|error| RequestError::Unreachable(uri, error.to_string()))?;
+    let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+    // Parity: a page that does not exist is printed, not an error.
+    if status > 399 && status != 404 {
+        Err(RequestError::Status(status, text))
+    } else {
+        Ok(text)
+    }
+}

@@ -1,0 +1,48 @@
+//! `istiod version`.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use crate::admin::metrics::ISTIO_VERSION;
+
+/// Flags of `version`.
+#[derive(Args)]
+pub struct VersionFlags {
+    /// Print the version number alone.
+    #[arg(short, long)]
+    short: bool,
+    /// Print as yaml or json.
+    #[arg(short, long, value_enum)]
+    output: Option<Format>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Yaml,
+    Json,
+}
+
+/// Prints what this build is.
+pub fn run(flags: &VersionFlags) -> ExitCode {
+    let own = env!("CARGO_PKG_VERSION");
+    if flags.short {
+        println!("{ISTIO_VERSION}");
+        return ExitCode::SUCCESS;
+    }
+    let info = json!({ "clientVersion": {
+        "version": ISTIO_VERSION, "revision": own, "golang_version": "", "status": "Clean", "tag": ISTIO_VERSION } });
+    match flags.output {
+        Some(Format::Json) => println!("{info:#}"),
+        Some(Format::Yaml) => {
+            println!(
+                "clientVersion:\n  golang_version: \"\"\n  revision: {own}\n  status: Clean\n  tag: {ISTIO_VERSION}\n  version: {ISTIO_VERSION}"
+            );
+        }
+        None => println!(
+            "version.BuildInfo{{Version:\"{ISTIO_VERSION}\", GitRevision:\"{own}\", BuildStatus:\"Clean\", GitTag:\"{ISTIO_VERSION}\"}}"
+        ),
+    }
+    ExitCode::SUCCESS
+}
