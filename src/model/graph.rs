@@ -124,6 +124,8 @@ graph! {
         services_by_namespace: (Namespace, ServiceKey, Service) = |key, _, emit| emit(key.namespace.clone());
         /// Services by host over namespaces.
         services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
+        /// Services by who may see them, and by the namespace that declares them (`None`: all).
+        services_by_audience: ((Audience, Option<Namespace>), ServiceKey, Visibility) = service::audience_keys;
         /// Services by the address of an endpoint.
         services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
         /// VirtualServices by who may see them and gateway.
@@ -240,7 +242,8 @@ impl Graph {
             &installation, self.kube_services_by_name.changed(), self.service_entries_by_host.changed()), service::service);
         derive!(self, tx, mesh: visibility <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             service::visibility);
-        index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility);
+        index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility,
+            services_by_audience <- visibility);
         derive!(self, tx, mesh: networks <- whole_mesh, network::networks);
         derive!(self, tx, mesh: endpoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             endpoint::endpoints);

@@ -243,8 +243,31 @@ pub struct Visibility {
     pub registry: Registry,
     /// Age.
     pub creation: i64,
+    /// Settles the order among services of one age: the object's name, for ServiceEntries the host.
+    pub name: SmolStr,
     /// The port numbers, sorted (an egress listener may name one).
     pub ports: Vec<u32>,
+    /// ExternalName services that resolve to this one.
+    pub aliases: Vec<ServiceKey>,
+    /// The external name of a Kubernetes ExternalName service, empty otherwise.
+    pub external_name: Hostname,
+}
+
+/// Index keys of a service: who may see it, from all namespaces and from its own.
+pub fn audience_keys(
+    key: &ServiceKey,
+    visibility: &Visibility,
+    emit: &mut dyn FnMut((Option<Namespace>, Option<Namespace>)),
+) {
+    let mut both = |audience: Option<Namespace>| {
+        emit((audience.clone(), None));
+        emit((audience, Some(key.namespace.clone())));
+    };
+    match &visibility.export_to {
+        ExportTo::Public => both(None),
+        ExportTo::Nobody => {}
+        ExportTo::Namespaces(namespaces) => namespaces.iter().for_each(|namespace| both(Some(namespace.clone()))),
+    }
 }
 
 /// The (host, namespace) pairs of a ServiceEntry: keys of the index by host.
@@ -324,6 +347,12 @@ pub fn visibility(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Visi
         export_to: service.export_to.clone(),
         registry: service.registry,
         creation: service.creation,
+        name: match service.registry {
+            Registry::Kubernetes => service.name.clone(),
+            Registry::External => SmolStr::new(&*key.hostname),
+        },
         ports,
+        aliases: service.aliases.clone(),
+        external_name: service.external_name.clone(),
     })
 }

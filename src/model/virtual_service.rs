@@ -100,24 +100,46 @@ pub(super) fn audiences(export_to: &ExportTo, emit: &mut dyn FnMut(Audience)) {
 }
 
 /// The VirtualServices of a gateway (`namespace/name` or `mesh`) that a namespace may see. Order: private ones, those
-/// shown to this namespace by another, public ones; among these, routes of the Gateway API from the own namespace come
-/// first, so that consumers can override; oldest first within each.
+/// shown to this namespace by another, public ones; among the public ones, routes of the Gateway API from the own
+/// namespace come first, so that consumers can override; oldest first within each.
 pub fn for_gateway<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
     gateway: &str,
 ) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
+    ordered(cx, mesh, namespace, gateway, true, false)
+}
+
+/// As [`for_gateway`] for sidecars, where overriding routes come first among the private ones as well.
+pub(super) fn for_sidecars<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
+    let unified = mesh.installation.features.pilot_unified_sidecar_scope;
+    ordered(cx, mesh, namespace, MESH_GATEWAY, unified, unified)
+}
+
+fn ordered<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+    gateway: &str,
+    public_override: bool,
+    private_override: bool,
+) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
     let index = &mesh.virtual_services_by_gateway;
     let of = |audience: Audience| index.get(cx, &(audience, SmolStr::new(gateway)));
     let mut rows: Vec<_> = of(Some(namespace.clone())).chain(of(None)).collect();
     rows.sort_by_key(|(_, reach)| {
         let own = reach.meta.namespace() == namespace;
-        let class = match &reach.export_to {
-            ExportTo::Namespaces(_) => u8::from(!own),
-            _ => 2,
+        let (class, may_override) = match &reach.export_to {
+            ExportTo::Namespaces(_) if own => (0, private_override),
+            ExportTo::Namespaces(_) => (1, false),
+            _ => (2, public_override),
         };
-        let overrides = own && reach.semantics == Semantics::Gateway;
+        let overrides = own && may_override && reach.semantics == Semantics::Gateway;
         (class, !overrides, reach.meta.age_order())
     });
     rows

@@ -16,25 +16,25 @@ fn merged_route(root: &HttpRoute, delegate: &HttpRoute) -> Option<HttpRoute> {
     let mut route = delegate.clone();
     route.r#match = merged_matches(&root.r#match, &delegate.r#match)?;
     route.name = joined_name(&root.name, &delegate.name);
-    inherit(&mut route.rewrite, &root.rewrite);
-    inherit(&mut route.direct_response, &root.direct_response);
-    inherit(&mut route.timeout, &root.timeout);
-    inherit(&mut route.retries, &root.retries);
-    inherit(&mut route.fault, &root.fault);
-    inherit(&mut route.mirror, &root.mirror);
-    inherit(&mut route.mirror_percent, &root.mirror_percent);
-    inherit(&mut route.mirror_percentage, &root.mirror_percentage);
-    inherit(&mut route.cors_policy, &root.cors_policy);
-    inherit(&mut route.headers, &root.headers);
+    inherit(&mut route.rewrite, root.rewrite.as_ref());
+    inherit(&mut route.direct_response, root.direct_response.as_ref());
+    inherit(&mut route.timeout, root.timeout.as_ref());
+    inherit(&mut route.retries, root.retries.as_ref());
+    inherit(&mut route.fault, root.fault.as_ref());
+    inherit(&mut route.mirror, root.mirror.as_ref());
+    inherit(&mut route.mirror_percent, root.mirror_percent.as_ref());
+    inherit(&mut route.mirror_percentage, root.mirror_percentage.as_ref());
+    inherit(&mut route.cors_policy, root.cors_policy.as_ref());
+    inherit(&mut route.headers, root.headers.as_ref());
     if route.mirrors.is_empty() {
         route.mirrors.clone_from(&root.mirrors);
     }
     Some(route)
 }
 
-fn inherit<T: Clone>(own: &mut Option<T>, root: &Option<T>) {
+fn inherit<T: Clone>(own: &mut Option<T>, root: Option<&T>) {
     if own.is_none() {
-        own.clone_from(root);
+        *own = root.cloned();
     }
 }
 
@@ -65,10 +65,10 @@ fn merged_matches(root: &[HttpMatchRequest], delegate: &[HttpMatchRequest]) -> O
 fn merged_match(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> HttpMatchRequest {
     let mut merged = delegate.clone();
     merged.name = joined_name(&root.name, &delegate.name);
-    inherit(&mut merged.uri, &root.uri);
-    inherit(&mut merged.scheme, &root.scheme);
-    inherit(&mut merged.method, &root.method);
-    inherit(&mut merged.authority, &root.authority);
+    inherit(&mut merged.uri, root.uri.as_ref());
+    inherit(&mut merged.scheme, root.scheme.as_ref());
+    inherit(&mut merged.method, root.method.as_ref());
+    inherit(&mut merged.authority, root.authority.as_ref());
     add_missing(&mut merged.headers, &root.headers);
     add_missing(&mut merged.without_headers, &root.without_headers);
     add_missing(&mut merged.query_params, &root.query_params);

@@ -1,0 +1,155 @@
+//! The union of what listeners and VirtualServices bring into a scope: one service for each host.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{SidecarScope, Trim};
+use crate::{
+    base::{Hostname, Namespace, Shared},
+    model::{
+        MeshSnapshot,
+        service::{Registry, ServiceKey, Visibility},
+        virtual_service::Reach,
+    },
+    table::Cx,
+};
+
+/// The services so far, in order of arrival.
+#[derive(Default)]
+pub(super) struct Collector<'m> {
+    entries: Vec<Entry<'m>>,
+    by_host: BTreeMap<&'m Hostname, usize>,
+}
+
+struct Entry<'m> {
+    key: &'m ServiceKey,
+    registry: Registry,
+    /// `None`: all.
+    ports: Option<BTreeSet<u32>>,
+}
+
+impl<'m> Collector<'m> {
+    /// Adds a service, or some ports of it. The first service of a host stays, but for Kubernetes ones, which outrank
+    /// ServiceEntries; the same service again brings its ports.
+    pub(super) fn add(&mut self, key: &'m ServiceKey, visibility: &'m Visibility, ports: Option<&[u32]>) {
+        let entry = Entry {
+            key,
+            registry: visibility.registry,
+            ports: ports.map(|ports| ports.iter().copied().collect()),
+        };
+        let Some(index) = self.by_host.get(&key.hostname) else {
+            self.by_host.insert(&key.hostname, self.entries.len());
+            self.entries.push(entry);
+            return;
+        };
+        let current = &mut self.entries[*index];
+        if current.key == key {
+            current.ports = match (current.ports.take(), entry.ports) {
+                (Some(mut all), Some(more)) => {
+                    all.extend(more);
+                    Some(all)
+                }
+                _ => None,
+            };
+        } else if current.registry != Registry::Kubernetes && entry.registry == Registry::Kubernetes {
+            *current = entry;
+        }
+    }
+
+    /// Adds the services that a VirtualService leads clients of a namespace to: the one of that namespace, whoever may see
+    /// it, else the best of those that may be seen.
+    pub(super) fn add_destinations(
+        &mut self,
+        cx: &Cx,
+        mesh: &'m MeshSnapshot,
+        own: &Namespace,
+        reach: &Reach,
+        listener_port: Option<u32>,
+    ) {
+        let mut ports_by_host: BTreeMap<&Hostname, BTreeSet<u32>> = BTreeMap::new();
+        for destination in &reach.destinations {
+            if destination.sources.is_empty() || destination.sources.contains(own) {
+                ports_by_host
+                    .entry(&destination.host)
+                    .or_default()
+                    .insert(destination.port);
+            }
+        }
+        for (host, ports) in ports_by_host {
+            let Some((key, visibility)) = best_service(cx, mesh, own, host) else {
+                continue;
+            };
+            let wanted = match listener_port {
+                Some(port) => BTreeSet::from([port]),
+                None if ports.contains(&0) => BTreeSet::new(),
+                None => ports,
+            };
+            if wanted.is_empty() {
+                self.add(key, visibility, None);
+                continue;
+            }
+            let found: Vec<u32> = visibility
+                .ports
+                .iter()
+                .copied()
+                .filter(|port| wanted.contains(port))
+                .collect();
+            if found.len() == visibility.ports.len() {
+                self.add(key, visibility, None);
+            } else if !found.is_empty() {
+                self.add(key, visibility, Some(&found));
+            }
+        }
+    }
+
+    /// Puts the services into a scope.
+    pub(super) fn finish(self, scope: SidecarScope) -> SidecarScope {
+        let mut trims = BTreeMap::new();
+        for entry in &self.entries {
+            if let Some(ports) = &entry.ports {
+                let trim = Trim {
+                    ports: Some(ports.iter().copied().collect()),
+                    aliases: None,
+                };
+                trims.insert(entry.key.clone(), trim);
+            }
+        }
+        let by_host = self
+            .entries
+            .iter()
+            .map(|entry| (entry.key.hostname.clone(), entry.key.clone()));
+        SidecarScope {
+            by_host: Shared::new(by_host.collect()),
+            trims: Shared::new(trims),
+            services: self
+                .entries
+                .iter()
+                .map(|entry| entry.key.clone())
+                .collect::<Vec<_>>()
+                .into(),
+            ..scope
+        }
+    }
+}
+
+/// The service that a host means for clients of a namespace that did not import any.
+fn best_service<'m>(
+    cx: &Cx,
+    mesh: &'m MeshSnapshot,
+    own: &Namespace,
+    host: &Hostname,
+) -> Option<(&'m ServiceKey, &'m Visibility)> {
+    let rows: Vec<_> = mesh
+        .services_by_host
+        .get(cx, host)
+        .map(|(key, row)| (key, &**row))
+        .collect();
+    if let Some(found) = rows.iter().find(|(key, _)| key.namespace == *own) {
+        return Some(*found);
+    }
+    let mut visible = rows.into_iter().filter(|(_, row)| row.export_to.visible_to(own));
+    if mesh.installation.features.pilot_sidecar_pick_best_service_namespace {
+        visible.min_by_key(|(key, row)| (row.registry != Registry::Kubernetes, row.creation, &key.namespace))
+    } else {
+        visible.next()
+    }
+}

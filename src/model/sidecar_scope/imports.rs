@@ -1,0 +1,206 @@
+//! The `hosts` of an egress listener, and what they select.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Trim, Trims};
+use crate::{
+    base::{Hostname, Namespace, ObjectKey, Shared, host},
+    model::{
+        MeshSnapshot,
+        service::{ExportTo, Registry, ServiceKey, Visibility},
+        virtual_service::{self, Reach, Semantics},
+    },
+    table::Cx,
+};
+
+/// Any namespace, in `namespace/host`.
+const ANY_NAMESPACE: &str = "*";
+
+/// Hosts by the namespace that they are imported from.
+#[derive(Default)]
+pub(super) struct Imports<'a> {
+    by_namespace: BTreeMap<&'a str, Hosts<'a>>,
+}
+
+#[derive(Default)]
+struct Hosts<'a> {
+    exact: BTreeSet<&'a str>,
+    wildcards: Vec<&'a str>,
+}
+
+/// A service that a listener reaches.
+pub(super) struct Import<'a> {
+    pub(super) key: &'a ServiceKey,
+    pub(super) visibility: &'a Visibility,
+    pub(super) trim: Trim,
+}
+
+impl<'a> Imports<'a> {
+    /// Reads hosts of the form `namespace/host`; others are passed over.
+    pub(super) fn of(written: &'a [String], own: &'a Namespace) -> Self {
+        let mut imports = Self::default();
+        for entry in written {
+            let Some((namespace, host)) = entry.split_once('/').filter(|(_, host)| !host.contains('/')) else {
+                continue;
+            };
+            let namespace = if namespace == "." { own.as_str() } else { namespace };
+            let hosts = imports.by_namespace.entry(namespace).or_default();
+            if host::is_wildcard(host) {
+                hosts.wildcards.push(host);
+            } else {
+                hosts.exact.insert(host);
+            }
+        }
+        imports
+    }
+
+    /// The namespaces that are imported from; `None` if from any.
+    fn namespaces(&self) -> Option<Vec<Namespace>> {
+        let all = self.by_namespace.contains_key(ANY_NAMESPACE);
+        (!all).then(|| self.by_namespace.keys().map(Namespace::new).collect())
+    }
+
+    /// The hosts that may be imported from a namespace: those that name it, then those for any.
+    fn for_namespace(&self, namespace: &str) -> impl Iterator<Item = &Hosts<'a>> {
+        let named = self.by_namespace.get(namespace);
+        named.into_iter().chain(self.by_namespace.get(ANY_NAMESPACE))
+    }
+
+    /// The services that are seen from `own` and imported, one namespace for each host; with a port, only services that
+    /// have it, and that port of them.
+    pub(super) fn services<'m>(
+        &self,
+        cx: &Cx,
+        mesh: &'m MeshSnapshot,
+        own: &Namespace,
+        port: Option<u32>,
+    ) -> Vec<Import<'m>> {
+        let visible = visible_services(cx, mesh, own, self.namespaces());
+        let imports: Vec<Import> = visible
+            .into_iter()
+            .filter_map(|(key, visibility)| self.import(key, visibility, port))
+            .collect();
+        let unified = mesh.installation.features.pilot_unified_sidecar_scope;
+        let mut chosen: BTreeMap<&Hostname, (&Namespace, Registry)> = BTreeMap::new();
+        for Import { key, visibility, .. } in &imports {
+            let candidate = (&key.namespace, visibility.registry);
+            match chosen.get_mut(&key.hostname) {
+                None => {
+                    chosen.insert(&key.hostname, candidate);
+                }
+                Some(current) if is_preferred(candidate, *current, own, unified) => *current = candidate,
+                Some(_) => {}
+            }
+        }
+        let keep: BTreeSet<(&Hostname, &Namespace)> = chosen
+            .iter()
+            .map(|(host, (namespace, _))| (*host, *namespace))
+            .collect();
+        imports
+            .into_iter()
+            .filter(|import| keep.contains(&(&import.key.hostname, &import.key.namespace)))
+            .collect()
+    }
+
+    fn import<'m>(&self, key: &'m ServiceKey, visibility: &'m Visibility, port: Option<u32>) -> Option<Import<'m>> {
+        let hosts = self
+            .for_namespace(&key.namespace)
+            .find(|hosts| hosts.cover(&key.hostname))?;
+        let ports = match port {
+            None => None,
+            Some(port) if !visibility.ports.contains(&port) => return None,
+            Some(_) if visibility.ports.len() == 1 => None,
+            Some(port) => Some(vec![port]),
+        };
+        let covered = |alias: &&ServiceKey| hosts.cover(&alias.hostname);
+        let aliases: Vec<ServiceKey> = visibility.aliases.iter().filter(covered).cloned().collect();
+        Some(Import {
+            key,
+            visibility,
+            trim: Trim {
+                ports,
+                aliases: (aliases.len() != visibility.aliases.len()).then_some(aliases),
+            },
+        })
+    }
+
+    /// The VirtualServices of gateway `mesh` that are seen from `own` and have an imported host.
+    pub(super) fn virtual_services<'m>(
+        &self,
+        cx: &Cx,
+        mesh: &'m MeshSnapshot,
+        own: &Namespace,
+    ) -> Vec<(&'m ObjectKey, &'m Shared<Reach>)> {
+        let mut rows = virtual_service::for_sidecars(cx, mesh, own);
+        rows.retain(|(key, reach)| {
+            let mut hosts = self.for_namespace(&key.namespace);
+            hosts.any(|hosts| reach.hosts.iter().any(|host| hosts.meet(host, reach.semantics)))
+        });
+        rows
+    }
+}
+
+impl Hosts<'_> {
+    /// True if every name of the host is imported.
+    fn cover(&self, host: &str) -> bool {
+        self.exact.contains(host) || self.wildcards.iter().any(|wildcard| host::subset_of(host, wildcard))
+    }
+
+    /// True if a host of a VirtualService is imported, be it in part; for the Gateway API in whole.
+    fn meet(&self, host: &str, semantics: Semantics) -> bool {
+        if semantics == Semantics::Gateway {
+            return self.cover(host);
+        }
+        self.exact.contains(host)
+            || self.wildcards.iter().any(|wildcard| host::overlaps(host, wildcard))
+            || (host::is_wildcard(host) && self.exact.iter().any(|exact| host::overlaps(host, exact)))
+    }
+}
+
+/// Whether another namespace's service of the same host takes the place of the current one: the own namespace's does, and
+/// otherwise a Kubernetes service that of a ServiceEntry; the older one stays.
+fn is_preferred(
+    (namespace, registry): (&Namespace, Registry),
+    (current_namespace, current_registry): (&Namespace, Registry),
+    own: &Namespace,
+    unified: bool,
+) -> bool {
+    let outranks = current_registry != Registry::Kubernetes && registry == Registry::Kubernetes;
+    namespace == own || (unified && outranks && current_namespace != own)
+}
+
+/// The services that a namespace may see, of all namespaces or of some: those shown to it alone first, then public ones,
+/// by age, name and namespace.
+pub(super) fn visible_services<'m>(
+    cx: &Cx,
+    mesh: &'m MeshSnapshot,
+    own: &Namespace,
+    declared_in: Option<Vec<Namespace>>,
+) -> Vec<(&'m ServiceKey, &'m Visibility)> {
+    let from: Vec<Option<Namespace>> = match declared_in {
+        None => vec![None],
+        Some(namespaces) => namespaces.into_iter().map(Some).collect(),
+    };
+    let mut rows: Vec<(&ServiceKey, &Visibility)> = Vec::new();
+    for audience in [Some(own.clone()), None] {
+        for namespace in &from {
+            let index = &mesh.services_by_audience;
+            let found = index.get(cx, &(audience.clone(), namespace.clone()));
+            rows.extend(found.map(|(key, row)| (key, &**row)));
+        }
+    }
+    rows.sort_by_key(|(key, row)| {
+        let public = matches!(row.export_to, ExportTo::Public);
+        (public, row.creation, &row.name, &key.namespace, &key.hostname)
+    });
+    rows
+}
+
+/// The trims of imports that are not shown whole.
+pub(super) fn trims(imports: &[Import]) -> Trims {
+    let trimmed = imports.iter().filter(|import| import.trim != Trim::default());
+    let map: BTreeMap<ServiceKey, Trim> = trimmed
+        .map(|import| (import.key.clone(), import.trim.clone()))
+        .collect();
+    Shared::new(map)
+}
