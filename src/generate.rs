@@ -10,6 +10,7 @@ pub mod encoded;
 pub mod endpoint;
 pub mod extension;
 pub mod group;
+pub mod labels;
 pub mod listener;
 pub mod name;
 pub mod patch;
@@ -18,7 +19,6 @@ pub mod route;
 pub mod security;
 pub mod select;
 pub mod store;
-
 pub mod view;
 pub mod vip;
 

@@ -9,6 +9,7 @@ pub mod export;
 pub mod features;
 #[cfg(test)]
 pub(crate) mod fixture;
+pub mod gateway;
 pub mod graph;
 pub mod inputs;
 pub mod installation;

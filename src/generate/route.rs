@@ -1,34 +1,128 @@
-//! Routes.
+//! Route configurations.
+//!
+//! A part finds out which route configurations there are and which services and VirtualServices each of them is made
+//! of; a key then names just these, so that building one reads few rows. What one would get wrong: the key of a
+//! sidecar's route does not hold routes, only the rows that they come from.
+
+mod action;
+mod destination;
+mod domains;
+mod filters;
+mod gateway;
+mod hash;
+mod headers;
+mod http;
+mod matches;
+mod retry;
+mod sidecar;
+mod virtual_host;
 
 use super::{
-    View,
-    group::{Built, Listed},
+    EncodedResource, ProxyType, ResourceType, View, VipView,
+    group::{Built, Listed, Resource},
+    labels,
     select::Selected,
+};
+use crate::{
+    base::{Hashed, Labels, Namespace, Shared, SmolStr},
+    proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
 };
 
 /// What a part of this kind is selected by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RoutePart {}
+pub enum RoutePart {
+    /// The outbound routes of a sidecar.
+    Sidecar(sidecar::SidecarPart),
+    /// The routes of a gateway.
+    Gateway(gateway::GatewayPart),
+}
 
-/// What one resource is built from, besides what it reads.
+/// What one route configuration is built from, besides what it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RouteKey {}
+pub enum RouteKey {
+    /// A sidecar's.
+    Sidecar(sidecar::SidecarRoutes),
+    /// A gateway's.
+    Gateway(gateway::GatewayRoutes),
+}
+
+/// What route configurations depend on of a client.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Client {
+    /// Its namespace.
+    namespace: Namespace,
+    /// Its labels that some rule asks for.
+    labels: Shared<Labels>,
+    /// `<namespace>.svc.<suffix>`: decides about short names.
+    dns_domain: SmolStr,
+    /// How it sees addresses.
+    vip: VipView,
+    /// Upstreams are told how often a request was tried.
+    include_attempt_count: bool,
+    /// A rewritten host is kept in `x-forwarded-host`.
+    append_forwarded_host: bool,
+}
+
+impl Client {
+    fn of(view: &View, selected: &Selected) -> Self {
+        let headers = selected.proxy_config.proxy_headers.as_ref();
+        let attempts = headers.and_then(|headers| headers.attempt_count.as_ref());
+        let forwarded = headers.and_then(|headers| headers.x_forwarded_host.as_ref());
+        Self {
+            namespace: selected.scope.namespace().clone(),
+            labels: labels::asked(view, selected),
+            dns_domain: selected.proxy.dns_domain.clone(),
+            vip: VipView::of(selected.proxy, &view.mesh.installation.features),
+            include_attempt_count: attempts.and_then(|attempts| attempts.disabled) != Some(true),
+            append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
+        }
+    }
+}
 
 /// The parts of this kind that a proxy gets.
-pub fn select(_view: &View, _selected: &Selected) -> Vec<RoutePart> {
-    vec![RoutePart {}]
+pub fn select(view: &View, selected: &Selected) -> Vec<RoutePart> {
+    let client = Hashed::new(Client::of(view, selected));
+    match selected.proxy.proxy_type {
+        ProxyType::Sidecar => vec![RoutePart::Sidecar(sidecar::SidecarPart::of(selected, client))],
+        ProxyType::Router => vec![RoutePart::Gateway(gateway::GatewayPart::of(view, selected, client))],
+        ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
+    }
 }
 
 impl RoutePart {
     /// The resources of the part, in order.
-    pub fn list(&self, _view: &View) -> Vec<Listed> {
-        Vec::new()
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        let keys = match self {
+            Self::Sidecar(part) => part.list(view).into_iter().map(RouteKey::Sidecar).collect::<Vec<_>>(),
+            Self::Gateway(part) => part.list(view).into_iter().map(RouteKey::Gateway).collect(),
+        };
+        keys.into_iter()
+            .map(|key| Listed::new(ResourceType::Route, Resource::Route(key)))
+            .collect()
     }
 }
 
 impl RouteKey {
     /// Builds the resource.
-    pub fn build(&self, _view: &View) -> Built {
-        Built::none()
+    pub fn build(&self, view: &View) -> Built {
+        match self {
+            Self::Sidecar(routes) => routes.build(view),
+            Self::Gateway(routes) => routes.build(view),
+        }
     }
+}
+
+const MAX_DIRECT_RESPONSE_BYTES: u32 = 1024 * 1024;
+
+/// A route configuration for outbound traffic.
+fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedResource {
+    let message = RouteConfiguration {
+        name: name.to_owned(),
+        virtual_hosts,
+        validate_clusters: Some(false),
+        max_direct_response_body_size_bytes: Some(MAX_DIRECT_RESPONSE_BYTES),
+        ignore_port_in_host_matching: true,
+        ..Default::default()
+    };
+    EncodedResource::new(name, &message)
 }

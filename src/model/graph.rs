@@ -134,6 +134,10 @@ graph! {
         raw_rules_by_host: ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>) = destination_rule::raw_key;
         /// Merged rules for wildcard hosts by namespace.
         wildcard_rules_by_namespace: (Namespace, RuleKey, HostRules) = destination_rule::wildcard_key;
+        /// VirtualServices by the labels of clients that they ask for.
+        virtual_services_by_source_label: (SmolStr, ObjectKey, VirtualService) = virtual_service::source_labels;
+        /// Merged rules by namespace and the labels of clients that they ask for.
+        rules_by_selector_label: ((Namespace, SmolStr), RuleKey, HostRules) = destination_rule::selector_labels;
         /// Sidecars by namespace.
         sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
         /// EnvoyFilters by namespace.
@@ -254,9 +258,11 @@ impl Graph {
             virtual_service::virtual_service);
         derive!(self, tx, mesh: virtual_service_reach <- self.virtual_services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             virtual_service::reach);
-        index_derived!(self, tx, mesh: virtual_services_by_gateway <- virtual_service_reach);
+        index_derived!(self, tx, mesh: virtual_services_by_gateway <- virtual_service_reach,
+            virtual_services_by_source_label <- virtual_services);
         derive!(self, tx, mesh: destination_rules <- destination_rule::candidates(&installation, inputs),
             destination_rule::host_rules);
-        index_derived!(self, tx, mesh: wildcard_rules_by_namespace <- destination_rules);
+        index_derived!(self, tx, mesh: wildcard_rules_by_namespace <- destination_rules,
+            rules_by_selector_label <- destination_rules);
     }
 }

@@ -90,6 +90,19 @@ pub fn audience_keys(_: &ObjectKey, reach: &Reach, emit: &mut dyn FnMut((Audienc
     }
 }
 
+/// Index keys of a VirtualService: the labels of clients that its matches name.
+pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(SmolStr)) {
+    let http = row.spec.http.iter().flat_map(|route| &route.r#match);
+    let tls = row.spec.tls.iter().flat_map(|route| &route.r#match);
+    let tcp = row.spec.tcp.iter().flat_map(|route| &route.r#match);
+    let labels = http
+        .map(|one| &one.source_labels)
+        .chain(tls.map(|one| &one.source_labels))
+        .chain(tcp.map(|one| &one.source_labels));
+    let names: BTreeSet<&String> = labels.flat_map(|labels| labels.keys()).collect();
+    names.into_iter().for_each(|name| emit(SmolStr::new(name)));
+}
+
 /// Those who may see an object.
 pub(super) fn audiences(export_to: &ExportTo, emit: &mut dyn FnMut(Audience)) {
     match export_to {

@@ -1,0 +1,192 @@
+//! Domains of virtual hosts: every name by which a client may call a service.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    base::cidr,
+    generate::VipView,
+    model::{
+        Service,
+        service::{Registry, Resolution, UNSPECIFIED_IP},
+    },
+};
+
+/// Whether domains are repeated with the port behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortForms {
+    /// The route configuration ignores ports.
+    Ignored,
+    /// Each domain is followed by `domain:port`.
+    With(u32),
+}
+
+/// The domains of one virtual host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Domains {
+    /// In order, with repetitions.
+    pub(crate) all: Vec<String>,
+    /// Those that are short or absolute forms; another host's full name takes precedence over them.
+    pub(crate) alternative: BTreeSet<String>,
+}
+
+/// What names the client's resolver completes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NameSpace<'a> {
+    /// The client's DNS domain, `<namespace>.svc.<suffix>` in Kubernetes.
+    pub(crate) dns_domain: &'a str,
+    /// Names with a final dot are served too.
+    pub(crate) absolute: bool,
+}
+
+/// The domains of a service.
+pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, ports: PortForms) -> Domains {
+    let mut domains = Domains::default();
+    let aliases = service.aliases.iter().map(|alias| alias.hostname.as_str());
+    for host in std::iter::once(service.key.hostname.as_str()).chain(aliases) {
+        let alternative = alternatives(host, names, ports);
+        push(&mut domains.all, host, ports);
+        domains.all.extend(alternative.iter().cloned());
+        domains.alternative.extend(alternative);
+    }
+    if service.resolution == Resolution::Passthrough && service.registry == Registry::Kubernetes {
+        let pods: Vec<String> = domains.all.iter().map(|domain| format!("*.{domain}")).collect();
+        domains.all.extend(pods);
+    }
+    for address in vip.addresses(service) {
+        if !address.is_empty() && address != UNSPECIFIED_IP {
+            push(&mut domains.all, &address, ports);
+        }
+    }
+    domains
+}
+
+/// `host:port`, IPv6 addresses in brackets.
+pub(crate) fn host_port(host: &str, port: u32) -> String {
+    format!("{}:{port}", bracketed(host))
+}
+
+/// A host as a domain: IPv6 addresses in brackets.
+pub(crate) fn bracketed(host: &str) -> String {
+    if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    }
+}
+
+fn push(domains: &mut Vec<String>, domain: &str, ports: PortForms) {
+    domains.push(bracketed(domain));
+    if let PortForms::With(port) = ports {
+        domains.push(host_port(domain, port));
+    }
+}
+
+/// Short and absolute forms of a host.
+fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Vec<String> {
+    let mut result = Vec::new();
+    if names.absolute {
+        let absolute = format!("{host}.");
+        if cidr::parse_ip(host).is_none() {
+            result.push(absolute.clone());
+        }
+        if let PortForms::With(port) = ports {
+            result.push(host_port(&absolute, port));
+        }
+    }
+    if let Some((namespace, suffix)) = names.dns_domain.split_once(".svc.") {
+        // Hosts outside of the cluster's domain are not shortened: they could hide a service of that name.
+        if host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc.")) {
+            for form in kubernetes_forms(host, namespace) {
+                push(&mut result, &form, ports);
+            }
+        }
+        return result;
+    }
+    for form in shared_suffix_forms(host, names.dns_domain) {
+        push(&mut result, &form, ports);
+    }
+    result
+}
+
+/// `svc`, `svc.ns.svc` and `svc.ns`, as far as they are unique in the client's namespace.
+fn kubernetes_forms(host: &str, client_namespace: &str) -> Vec<String> {
+    let Some((qualified, _)) = host.split_once(".svc.") else {
+        return Vec::new();
+    };
+    let Some((name, namespace)) = qualified.split_once('.') else {
+        return Vec::new();
+    };
+    let with_svc = format!("{qualified}.svc");
+    if namespace == client_namespace {
+        vec![name.to_owned(), with_svc, qualified.to_owned()]
+    } else {
+        vec![qualified.to_owned(), with_svc]
+    }
+}
+
+/// Outside Kubernetes: the host without what it shares with the client's domain.
+fn shared_suffix_forms(host: &str, dns_domain: &str) -> Vec<String> {
+    let labels: Vec<&str> = host.split('.').collect();
+    let shared = labels.iter().rev().zip(dns_domain.rsplit('.')).take_while(|(a, b)| *a == b).count();
+    if shared == 0 {
+        return Vec::new();
+    }
+    let (unique, common) = labels.split_at(labels.len() - shared);
+    let short = unique.join(".");
+    let longer = (unique.len() == 2).then(|| format!("{short}.{}", common[0]));
+    std::iter::once(short).chain(longer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forms(host: &str, dns_domain: &str) -> Vec<String> {
+        let names = NameSpace {
+            dns_domain,
+            absolute: true,
+        };
+        alternatives(host, names, PortForms::Ignored)
+    }
+
+    #[test]
+    fn services_of_the_own_namespace_have_their_bare_name() {
+        assert_eq!(
+            forms("a.ns.svc.cluster.local", "ns.svc.cluster.local"),
+            ["a.ns.svc.cluster.local.", "a", "a.ns.svc", "a.ns"]
+        );
+        assert_eq!(
+            forms("a.other.svc.cluster.local", "ns.svc.cluster.local"),
+            ["a.other.svc.cluster.local.", "a.other", "a.other.svc"]
+        );
+    }
+
+    #[test]
+    fn foreign_hosts_are_not_shortened_in_kubernetes() {
+        assert_eq!(forms("a.example.com", "ns.svc.cluster.local"), ["a.example.com."]);
+        assert_eq!(forms("cluster.local", "ns.svc.cluster.local"), ["cluster.local."]);
+    }
+
+    #[test]
+    fn shared_suffixes_are_cut_elsewhere() {
+        assert_eq!(
+            forms("foo.local.campus.net", "remote.campus.net"),
+            ["foo.local.campus.net.", "foo.local", "foo.local.campus"]
+        );
+        assert_eq!(forms("foo.local.campus.net", "local.campus.net"), ["foo.local.campus.net.", "foo"]);
+        assert_eq!(forms("foo.com", "campus.net"), ["foo.com."]);
+    }
+
+    #[test]
+    fn ports_follow_each_form() {
+        let names = NameSpace {
+            dns_domain: "ns.svc.cluster.local",
+            absolute: false,
+        };
+        assert_eq!(
+            alternatives("a.ns.svc.cluster.local", names, PortForms::With(80)),
+            ["a", "a:80", "a.ns.svc", "a.ns.svc:80", "a.ns", "a.ns:80"]
+        );
+        assert_eq!(host_port("::1", 80), "[::1]:80");
+    }
+}

@@ -1,0 +1,187 @@
+//! Per-route configuration of HTTP filters: fault, CORS, stateful session.
+
+use crate::{
+    model::{Service, features::Features},
+    proto::{
+        Any,
+        envoy::{
+            config::core::v3::{RuntimeFractionalPercent, TypedExtensionConfig},
+            extensions::{
+                filters::{
+                    common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
+                    http::{
+                        cors::v3::CorsPolicy as EnvoyCors,
+                        fault::v3::{FaultAbort, HttpFault, fault_abort::ErrorType},
+                        stateful_session::v3::{
+                            StatefulSession, StatefulSessionPerRoute, stateful_session_per_route::Override,
+                        },
+                    },
+                },
+                http::stateful_session::{
+                    cookie::v3::CookieBasedSessionState, header::v3::HeaderBasedSessionState,
+                },
+            },
+            r#type::{
+                http::v3::Cookie,
+                matcher::v3::{StringMatcher, string_matcher::MatchPattern},
+                v3::{FractionalPercent, fractional_percent::DenominatorType},
+            },
+        },
+        istio::networking::v1alpha3::{
+            CorsPolicy, HttpFaultInjection, Percent,
+            cors_policy::UnmatchedPreflights,
+            http_fault_injection::{Abort, Delay, abort, delay},
+        },
+    },
+};
+
+use super::matches;
+
+/// The name of the fault filter.
+pub(crate) const FAULT: &str = "envoy.filters.http.fault";
+/// The name of the CORS filter.
+pub(crate) const CORS: &str = "envoy.filters.http.cors";
+/// The name of the session filter.
+pub(crate) const STATEFUL_SESSION: &str = "envoy.filters.http.stateful_session";
+
+/// A percentage with four decimals, cut off as Envoy's millionths.
+pub(crate) fn percent(declared: Percent) -> FractionalPercent {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    // Validated to lie between 0 and 100; the cast saturates.
+    let numerator = (declared.value * 10_000.0) as u32;
+    FractionalPercent {
+        numerator,
+        denominator: DenominatorType::Million.into(),
+    }
+}
+
+/// Whole percents.
+pub(crate) fn whole_percent(numerator: u32) -> FractionalPercent {
+    FractionalPercent {
+        numerator,
+        denominator: DenominatorType::Hundred.into(),
+    }
+}
+
+/// Fault injection.
+pub(crate) fn fault(declared: &HttpFaultInjection) -> Any {
+    Any::pack(&HttpFault {
+        delay: declared.delay.as_ref().and_then(fault_delay),
+        abort: declared.abort.as_ref().and_then(fault_abort),
+        ..Default::default()
+    })
+}
+
+/// A fixed delay; others are not supported by Envoy and left out.
+fn fault_delay(declared: &Delay) -> Option<FaultDelay> {
+    let Some(delay::HttpDelayType::FixedDelay(fixed)) = declared.http_delay_type else {
+        return None;
+    };
+    #[allow(deprecated)]
+    let whole = u32::try_from(declared.percent).unwrap_or_default();
+    Some(FaultDelay {
+        percentage: Some(declared.percentage.map_or_else(|| whole_percent(whole), percent)),
+        fault_delay_secifier: Some(FaultDelaySecifier::FixedDelay(fixed)),
+    })
+}
+
+fn fault_abort(declared: &Abort) -> Option<FaultAbort> {
+    let error = match declared.error_type.as_ref()? {
+        abort::ErrorType::HttpStatus(status) => ErrorType::HttpStatus(u32::try_from(*status).unwrap_or_default()),
+        abort::ErrorType::GrpcStatus(name) => ErrorType::GrpcStatus(grpc_status(name)),
+        abort::ErrorType::Http2Error(_) => return None,
+    };
+    Some(FaultAbort {
+        percentage: declared.percentage.map(percent),
+        error_type: Some(error),
+        ..Default::default()
+    })
+}
+
+/// The number of a gRPC status name; unknown names (refused by validation) are 0.
+fn grpc_status(name: &str) -> u32 {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    let position = NAMES.iter().position(|known| *known == name).unwrap_or(0);
+    u32::try_from(position).expect("because there are 17 names")
+}
+
+/// A CORS policy.
+pub(crate) fn cors(declared: &CorsPolicy) -> Any {
+    let exact = |origin: &String| StringMatcher {
+        match_pattern: Some(MatchPattern::Exact(origin.clone())),
+        ..Default::default()
+    };
+    #[allow(deprecated)]
+    let origins = if declared.allow_origins.is_empty() {
+        declared.allow_origin.iter().map(exact).collect()
+    } else {
+        declared.allow_origins.iter().filter_map(matches::string_matcher).collect()
+    };
+    Any::pack(&EnvoyCors {
+        allow_origin_string_match: origins,
+        allow_methods: declared.allow_methods.join(","),
+        allow_headers: declared.allow_headers.join(","),
+        expose_headers: declared.expose_headers.join(","),
+        max_age: declared.max_age.map(|age| age.seconds.to_string()).unwrap_or_default(),
+        allow_credentials: declared.allow_credentials,
+        filter_enabled: Some(RuntimeFractionalPercent {
+            default_value: Some(whole_percent(100)),
+            ..Default::default()
+        }),
+        forward_not_matching_preflights: Some(
+            declared.unmatched_preflights() != UnmatchedPreflights::Ignore,
+        ),
+        ..Default::default()
+    })
+}
+
+/// The session configuration that a service's labels ask for.
+pub(crate) fn stateful_session(service: &Service, features: &Features) -> Option<Any> {
+    if !features.pilot_enable_persistent_session_filter {
+        return None;
+    }
+    let label = |key: &str| service.label(key).filter(|value| !value.is_empty());
+    let state = if let Some(cookie) = label(&features.pilot_persistent_session_label) {
+        let (name, path) = cookie.split_once(':').unwrap_or((cookie, "/"));
+        TypedExtensionConfig {
+            name: "envoy.http.stateful_session.cookie".to_owned(),
+            typed_config: Some(Any::pack(&CookieBasedSessionState {
+                cookie: Some(Cookie {
+                    name: name.to_owned(),
+                    path: path.to_owned(),
+                    ..Default::default()
+                }),
+            })),
+        }
+    } else {
+        let name = label(&features.pilot_persistent_session_header_label)?;
+        TypedExtensionConfig {
+            name: "envoy.http.stateful_session.header".to_owned(),
+            typed_config: Some(Any::pack(&HeaderBasedSessionState { name: name.to_string() })),
+        }
+    };
+    Some(Any::pack(&StatefulSessionPerRoute {
+        r#override: Some(Override::StatefulSession(StatefulSession {
+            session_state: Some(state),
+            ..Default::default()
+        })),
+    }))
+}

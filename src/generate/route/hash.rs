@@ -1,0 +1,83 @@
+//! Hash policies: how a consistent-hash DestinationRule finds the key in a request.
+
+use crate::proto::{
+    envoy::config::route::v3::route_action::{
+        HashPolicy,
+        hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
+    },
+    istio::networking::v1alpha3::{
+        Destination, DestinationRule, LoadBalancerSettings, TrafficPolicy,
+        load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
+    },
+};
+
+/// The consistent hash that a rule sets for a destination: subset port, subset, port, rule, the first that has one.
+pub(crate) fn of_destination<'a>(
+    rule: &'a DestinationRule,
+    destination: &Destination,
+) -> Option<&'a ConsistentHashLb> {
+    let port = destination.port.map(|port| port.number);
+    let of_port = |policy: Option<&'a TrafficPolicy>| port.and_then(|port| of_port_settings(policy, port));
+    let subset = rule.subsets.iter().find(|subset| subset.name == destination.subset);
+    let subset = subset.and_then(|subset| subset.traffic_policy.as_ref());
+    let whole = rule.traffic_policy.as_ref();
+    of_port(subset)
+        .or_else(|| of_policy(subset))
+        .or_else(|| of_port(whole))
+        .or_else(|| of_policy(whole))
+}
+
+/// The consistent hash that a rule sets for a service port: port, rule, the first that has one.
+pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
+    let whole = rule.traffic_policy.as_ref();
+    of_port_settings(whole, port).or_else(|| of_policy(whole))
+}
+
+fn of_policy(policy: Option<&TrafficPolicy>) -> Option<&ConsistentHashLb> {
+    of_load_balancer(policy?.load_balancer.as_ref())
+}
+
+/// Only the first entry for a port counts.
+fn of_port_settings(policy: Option<&TrafficPolicy>, port: u32) -> Option<&ConsistentHashLb> {
+    let mut settings = policy?.port_level_settings.iter();
+    let setting = settings.find(|setting| setting.port.is_some_and(|selector| selector.number == port))?;
+    of_load_balancer(setting.load_balancer.as_ref())
+}
+
+fn of_load_balancer(settings: Option<&LoadBalancerSettings>) -> Option<&ConsistentHashLb> {
+    match settings?.lb_policy.as_ref()? {
+        LbPolicy::ConsistentHash(hash) => Some(hash),
+        LbPolicy::Simple(_) => None,
+    }
+}
+
+/// The policy of a consistent hash; `None` if it names no key.
+pub(crate) fn policy(hash: &ConsistentHashLb) -> Option<HashPolicy> {
+    let specifier = match hash.hash_key.as_ref()? {
+        HashKey::HttpHeaderName(name) => PolicySpecifier::Header(Header {
+            header_name: name.clone(),
+            ..Default::default()
+        }),
+        HashKey::HttpCookie(cookie) => PolicySpecifier::Cookie(Cookie {
+            name: cookie.name.clone(),
+            ttl: cookie.ttl,
+            path: cookie.path.clone(),
+            attributes: cookie
+                .attributes
+                .iter()
+                .map(|attribute| CookieAttribute {
+                    name: attribute.name.clone(),
+                    value: attribute.value.clone(),
+                })
+                .collect(),
+        }),
+        HashKey::UseSourceIp(source_ip) => {
+            PolicySpecifier::ConnectionProperties(ConnectionProperties { source_ip: *source_ip })
+        }
+        HashKey::HttpQueryParameterName(name) => PolicySpecifier::QueryParameter(QueryParameter { name: name.clone() }),
+    };
+    Some(HashPolicy {
+        policy_specifier: Some(specifier),
+        ..Default::default()
+    })
+}

@@ -1,0 +1,87 @@
+//! Header operations.
+
+use crate::proto::{
+    envoy::config::core::v3::{HeaderValue, HeaderValueOption, header_value_option::HeaderAppendAction},
+    istio::networking::v1alpha3::{Headers, headers::HeaderOperations},
+};
+
+/// Header operations in Envoy's form.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct HeaderChanges {
+    /// Set, then added.
+    pub(crate) request_add: Vec<HeaderValueOption>,
+    /// Removed.
+    pub(crate) request_remove: Vec<String>,
+    /// Set, then added.
+    pub(crate) response_add: Vec<HeaderValueOption>,
+    /// Removed.
+    pub(crate) response_remove: Vec<String>,
+    /// What `host` or `:authority` is set to: a rewrite of the host, not a header.
+    pub(crate) authority: Option<String>,
+}
+
+impl HeaderChanges {
+    /// Translates declared operations.
+    pub(crate) fn of(declared: Option<&Headers>) -> Self {
+        let none = HeaderOperations::default();
+        let request = declared.and_then(|headers| headers.request.as_ref()).unwrap_or(&none);
+        let response = declared.and_then(|headers| headers.response.as_ref()).unwrap_or(&none);
+        Self {
+            request_add: additions(request),
+            request_remove: removals(request),
+            response_add: additions(response),
+            response_remove: removals(response),
+            authority: authority(request),
+        }
+    }
+}
+
+/// A header that is set or added.
+pub(crate) fn header(key: &str, value: &str, action: HeaderAppendAction) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            ..Default::default()
+        }),
+        append_action: action.into(),
+        ..Default::default()
+    }
+}
+
+/// Headers that are set come before those that are added, each sorted by key.
+fn additions(operations: &HeaderOperations) -> Vec<HeaderValueOption> {
+    let set = operations
+        .set
+        .iter()
+        .map(|pair| (pair, HeaderAppendAction::OverwriteIfExistsOrAdd));
+    let add = operations
+        .add
+        .iter()
+        .map(|pair| (pair, HeaderAppendAction::AppendIfExistsOrAdd));
+    set.chain(add)
+        .filter(|((key, _), _)| !is_internal(key))
+        .map(|((key, value), action)| header(key, value, action))
+        .collect()
+}
+
+fn removals(operations: &HeaderOperations) -> Vec<String> {
+    operations.remove.iter().filter(|key| !is_internal(key)).cloned().collect()
+}
+
+fn authority(operations: &HeaderOperations) -> Option<String> {
+    let find = |map: &std::collections::BTreeMap<String, String>| {
+        let mut values = map.iter().filter(|(key, _)| is_authority(key)).map(|(_, value)| value);
+        values.next_back().filter(|value| !value.is_empty()).cloned()
+    };
+    find(&operations.set).or_else(|| find(&operations.add))
+}
+
+/// Pseudo headers and `host`: Envoy refuses operations on them.
+fn is_internal(key: &str) -> bool {
+    key.starts_with(':') || key.eq_ignore_ascii_case("host")
+}
+
+fn is_authority(key: &str) -> bool {
+    key.eq_ignore_ascii_case(":authority") || key.eq_ignore_ascii_case("host")
+}

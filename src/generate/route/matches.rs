@@ -1,0 +1,213 @@
+//! Route matches.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    model::virtual_service::Semantics,
+    proto::{
+        envoy::{
+            config::route::v3::{
+                HeaderMatcher, QueryParameterMatcher, RouteMatch, header_matcher::HeaderMatchSpecifier,
+                query_parameter_matcher::QueryParameterMatchSpecifier, route_match::PathSpecifier,
+            },
+            r#type::matcher::v3::{
+                ListMatcher, MetadataMatcher, OrMatcher, RegexMatcher, StringMatcher, ValueMatcher,
+                list_matcher, metadata_matcher::{PathSegment, path_segment::Segment}, string_matcher::MatchPattern,
+                value_matcher,
+            },
+        },
+        istio::networking::v1alpha3::{HttpMatchRequest, StringMatch, string_match::MatchType},
+    },
+};
+
+/// The prefix of header names that mean claims of a validated JWT.
+const CLAIMS: &str = "@request.auth.claims";
+const JWT_FILTER: &str = "envoy.filters.http.jwt_authn";
+
+/// The match of a route; without conditions every path.
+pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semantics) -> RouteMatch {
+    let mut result = RouteMatch {
+        path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
+        ..Default::default()
+    };
+    let Some(declared) = declared else {
+        return result;
+    };
+    add_headers(&mut result, &declared.headers, Sense::Present);
+    add_headers(&mut result, &declared.without_headers, Sense::Absent);
+    result.headers.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(uri) = &declared.uri
+        && let Some(path) = path(uri, semantics)
+    {
+        result.path_specifier = Some(path);
+    }
+    result.case_sensitive = Some(!declared.ignore_uri_case);
+    let pseudo = [
+        (":method", &declared.method),
+        (":authority", &declared.authority),
+        (":scheme", &declared.scheme),
+    ];
+    for (name, condition) in pseudo {
+        if let Some(condition) = condition {
+            result.headers.push(header(name, condition));
+        }
+    }
+    result.query_parameters = declared
+        .query_params
+        .iter()
+        .map(|(name, condition)| query_parameter(name, condition))
+        .collect();
+    result
+}
+
+/// True if a request of any path matches and nothing else is asked: later routes are never reached.
+pub(crate) fn is_catch_all(declared: &RouteMatch) -> bool {
+    let any_path = match &declared.path_specifier {
+        Some(PathSpecifier::Prefix(prefix) | PathSpecifier::PathSeparatedPrefix(prefix)) => prefix == "/",
+        Some(PathSpecifier::SafeRegex(regex)) => regex.regex == ".*",
+        _ => false,
+    };
+    any_path
+        && declared.headers.is_empty()
+        && declared.query_parameters.is_empty()
+        && declared.dynamic_metadata.is_empty()
+}
+
+/// A string condition in Envoy's form; `None` if it says nothing.
+pub(crate) fn string_matcher(condition: &StringMatch) -> Option<StringMatcher> {
+    let pattern = match condition.match_type.as_ref()? {
+        MatchType::Exact(text) => MatchPattern::Exact(text.clone()),
+        MatchType::Prefix(text) => MatchPattern::Prefix(text.clone()),
+        MatchType::Regex(text) => MatchPattern::SafeRegex(regex(text)),
+    };
+    Some(StringMatcher {
+        match_pattern: Some(pattern),
+        ..Default::default()
+    })
+}
+
+/// A regular expression.
+pub(crate) fn regex(text: &str) -> RegexMatcher {
+    RegexMatcher {
+        regex: text.to_owned(),
+        ..Default::default()
+    }
+}
+
+fn path(uri: &StringMatch, semantics: Semantics) -> Option<PathSpecifier> {
+    Some(match uri.match_type.as_ref()? {
+        MatchType::Exact(path) => PathSpecifier::Path(path.clone()),
+        MatchType::Prefix(prefix) if semantics != Semantics::Istio && prefix != "/" => {
+            PathSpecifier::PathSeparatedPrefix(prefix.strip_suffix('/').unwrap_or(prefix).to_owned())
+        }
+        MatchType::Prefix(prefix) => PathSpecifier::Prefix(prefix.clone()),
+        MatchType::Regex(text) => PathSpecifier::SafeRegex(regex(text)),
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sense {
+    Present,
+    Absent,
+}
+
+fn add_headers(result: &mut RouteMatch, conditions: &BTreeMap<String, StringMatch>, sense: Sense) {
+    for (name, condition) in conditions {
+        if let Some(claim) = claim_path(name) {
+            let mut matcher = claim_matcher(&claim, condition);
+            matcher.invert = sense == Sense::Absent;
+            result.dynamic_metadata.push(matcher);
+        } else {
+            let mut matcher = header(name, condition);
+            if sense == Sense::Absent {
+                matcher.invert_match = true;
+                // Envoy refuses it together with a match on presence.
+                matcher.treat_missing_header_as_empty = !is_presence(condition);
+            }
+            result.headers.push(matcher);
+        }
+    }
+}
+
+fn header(name: &str, condition: &StringMatch) -> HeaderMatcher {
+    HeaderMatcher {
+        name: name.to_owned(),
+        header_match_specifier: if is_presence(condition) {
+            Some(HeaderMatchSpecifier::PresentMatch(true))
+        } else {
+            string_matcher(condition).map(HeaderMatchSpecifier::StringMatch)
+        },
+        ..Default::default()
+    }
+}
+
+fn query_parameter(name: &str, condition: &StringMatch) -> QueryParameterMatcher {
+    QueryParameterMatcher {
+        name: name.to_owned(),
+        query_parameter_match_specifier: if is_presence(condition) {
+            Some(QueryParameterMatchSpecifier::PresentMatch(true))
+        } else {
+            string_matcher(condition).map(QueryParameterMatchSpecifier::StringMatch)
+        },
+    }
+}
+
+/// Nothing asked, or the regex `*`, which is no RE2 but has always meant "is there".
+fn is_presence(condition: &StringMatch) -> bool {
+    match &condition.match_type {
+        None => true,
+        Some(MatchType::Regex(text)) => text == "*",
+        Some(_) => false,
+    }
+}
+
+/// The claims that a header name means: `@request.auth.claims.group.id` or `@request.auth.claims[group][id]`.
+fn claim_path(name: &str) -> Option<Vec<&str>> {
+    let head = name.get(..CLAIMS.len())?;
+    if !head.eq_ignore_ascii_case(CLAIMS) {
+        return None;
+    }
+    let rest = &name[CLAIMS.len()..];
+    if let Some(dotted) = rest.strip_prefix('.').filter(|dotted| !dotted.is_empty()) {
+        return Some(dotted.split('.').collect());
+    }
+    let bracketed = rest.strip_prefix('[')?.strip_suffix(']')?;
+    (!bracketed.is_empty()).then(|| bracketed.split("][").collect())
+}
+
+/// A claim may be a text or a list of texts.
+fn claim_matcher(claim: &[&str], condition: &StringMatch) -> MetadataMatcher {
+    let segment = |key: &str| PathSegment {
+        segment: Some(Segment::Key(key.to_owned())),
+    };
+    let value = |pattern: value_matcher::MatchPattern| ValueMatcher {
+        match_pattern: Some(pattern),
+    };
+    let text = value(value_matcher::MatchPattern::StringMatch(
+        string_matcher(condition).unwrap_or_default(),
+    ));
+    let list = value(value_matcher::MatchPattern::ListMatch(Box::new(ListMatcher {
+        match_pattern: Some(list_matcher::MatchPattern::OneOf(Box::new(text.clone()))),
+    })));
+    MetadataMatcher {
+        filter: JWT_FILTER.to_owned(),
+        path: std::iter::once("payload").chain(claim.iter().copied()).map(segment).collect(),
+        value: Some(value(value_matcher::MatchPattern::OrMatch(OrMatcher {
+            value_matchers: vec![list, text],
+        }))),
+        invert: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_have_two_forms() {
+        assert_eq!(claim_path("@request.auth.claims.a.b"), Some(vec!["a", "b"]));
+        assert_eq!(claim_path("@Request.Auth.Claims[a.c][b]"), Some(vec!["a.c", "b"]));
+        assert_eq!(claim_path("@request.auth.claims"), None);
+        assert_eq!(claim_path("x-header"), None);
+    }
+}

@@ -1,0 +1,392 @@
+//! Which route configurations a sidecar may ask for, and the rows that each is made of.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
+    generate::View,
+    model::{
+        Service, ServiceKey, SidecarScope,
+        service::{Protocol, Resolution, ServicePort, UNSPECIFIED_IP},
+        sidecar_scope::EgressListener,
+        virtual_service::{Reach, Semantics},
+    },
+};
+
+use super::{Binding, CatchAll, HTTP_PORT, SidecarPart, SidecarRoutes, Target, is_routed};
+
+/// The route configuration of HTTP proxy listeners.
+const HTTP_PROXY: &str = "http_proxy";
+const PASSTHROUGH_CLUSTER: &str = "PassthroughCluster";
+
+/// The services of one route configuration.
+#[derive(Clone, Copy)]
+enum Extent {
+    /// All that have the port; 0: all.
+    Port(u32),
+    /// The service at this position, on this port.
+    Sniffed(usize, u32),
+}
+
+impl SidecarPart {
+    /// All route configurations, by name. The first egress listener that answers to a name makes it.
+    pub(in super::super) fn list(&self, view: &View) -> Vec<SidecarRoutes> {
+        let scope = view.scope(&self.scope);
+        let mut result: BTreeMap<SmolStr, SidecarRoutes> = BTreeMap::new();
+        let catch_all = catch_all(&scope);
+        let listeners: Vec<Visible> = scope.egress.iter().map(|egress| Visible::of(view, &scope, egress)).collect();
+        for visible in &listeners {
+            for (name, port, extent) in self.names(view, visible) {
+                // The listener that asks may be another than the one that answers: a declared port comes first.
+                let Some(answering) = answering(&listeners, port, &name) else {
+                    continue;
+                };
+                let Some(extent) = extent.within(visible, answering) else {
+                    continue;
+                };
+                if !result.contains_key(&name) {
+                    let routes = self.routes(name.clone(), answering, extent, &catch_all);
+                    result.insert(name, routes);
+                }
+            }
+        }
+        result.into_values().collect()
+    }
+
+    /// The names that the listeners of an egress listener use, with the port in them.
+    fn names(&self, view: &View, visible: &Visible) -> Vec<(SmolStr, u32, Extent)> {
+        let mut names = Vec::new();
+        if self.http_proxy || view.mesh_config().proxy_http_port != 0 {
+            names.push((SmolStr::new_static(HTTP_PROXY), 0, Extent::Port(0)));
+        }
+        let Some(declared) = &visible.egress.port else {
+            for (index, service) in visible.services.iter().enumerate() {
+                for port in &service.ports {
+                    names.extend(self.names_of_port(service, port).into_iter().map(|(name, sniffed)| {
+                        let extent = if sniffed {
+                            Extent::Sniffed(index, port.number)
+                        } else {
+                            Extent::Port(port.number)
+                        };
+                        (name, port.number, extent)
+                    }));
+                }
+            }
+            return names;
+        };
+        let number = declared.number;
+        let protocol = Protocol::parse(&declared.protocol);
+        if !is_routed(protocol) {
+            return names;
+        }
+        if number == 0 {
+            names.push((visible.egress.bind.clone(), 0, Extent::Port(0)));
+            return names;
+        }
+        names.push((number_name(number), number, Extent::Port(number)));
+        if protocol.is_unsupported() {
+            let sniffed = visible.services.iter().enumerate();
+            names.extend(sniffed.map(|(index, service)| {
+                (sniffed_name(service, number), number, Extent::Sniffed(index, number))
+            }));
+        }
+        names
+    }
+
+    /// The names for a service port behind a catch-all egress listener, and whether they are of this service alone.
+    fn names_of_port(&self, service: &Service, port: &ServicePort) -> Vec<(SmolStr, bool)> {
+        if port.protocol.is_http() {
+            return vec![(number_name(port.number), false)];
+        }
+        if !port.protocol.is_unsupported() || service.resolution == Resolution::Alias {
+            return Vec::new();
+        }
+        let mut names = vec![(sniffed_name(service, port.number), true)];
+        let address = self.client.vip.address(service);
+        let is_wildcard = address.is_empty() || address == UNSPECIFIED_IP || cidr::is_range(&address);
+        if is_wildcard || service.resolution == Resolution::Passthrough {
+            names.push((number_name(port.number), false));
+        }
+        names
+    }
+
+    fn routes(&self, name: SmolStr, visible: &Visible, extent: Extent, catch_all: &CatchAll) -> SidecarRoutes {
+        // HTTP proxies choose among all services and ports.
+        let port = if visible.is_http_proxy() { 0 } else { extent.port() };
+        let mut bindings = visible.bindings(port, &self.client.namespace);
+        let mut services = visible.default_services(port);
+        if let Extent::Sniffed(index, _) = extent {
+            let only = &visible.services[index].key;
+            services.retain(|key| key == only);
+            for binding in &mut bindings {
+                binding.services.retain(|key| key == only);
+                binding.hosts.clear();
+            }
+            bindings.retain(|binding| !binding.services.is_empty());
+        }
+        SidecarRoutes {
+            name,
+            port,
+            client: self.client.clone(),
+            catch_all: matches!(extent, Extent::Port(_)).then(|| catch_all.clone()),
+            bindings,
+            services,
+        }
+    }
+}
+
+impl Extent {
+    fn port(self) -> u32 {
+        match self {
+            Self::Port(port) | Self::Sniffed(_, port) => port,
+        }
+    }
+
+    /// The same extent in the terms of another listener; `None` if that one does not see the service.
+    fn within(self, asking: &Visible, answering: &Visible) -> Option<Self> {
+        match self {
+            Self::Sniffed(index, port) => {
+                let host = asking.services[index].key.hostname.to_ascii_lowercase();
+                answering.by_host.get(&host).map(|index| Self::Sniffed(*index, port))
+            }
+            port @ Self::Port(_) => Some(port),
+        }
+    }
+}
+
+fn number_name(port: u32) -> SmolStr {
+    SmolStr::from(port.to_string())
+}
+
+fn sniffed_name(service: &Service, port: u32) -> SmolStr {
+    SmolStr::from(format!("{}:{port}", service.key.hostname))
+}
+
+fn catch_all(scope: &SidecarScope) -> CatchAll {
+    if scope.registry_only {
+        CatchAll::BlockAll
+    } else if scope.egress_proxy.is_empty() {
+        CatchAll::AllowAny(SmolStr::new_static(PASSTHROUGH_CLUSTER))
+    } else {
+        CatchAll::AllowAny(scope.egress_proxy.clone())
+    }
+}
+
+/// The listener whose services and VirtualServices a name is answered from.
+fn answering<'a, 'v>(listeners: &'a [Visible<'v>], port: u32, name: &str) -> Option<&'a Visible<'v>> {
+    listeners.iter().find(|visible| match &visible.egress.port {
+        None => true,
+        Some(declared) => declared.number == port && (port != 0 || visible.egress.bind == name),
+    })
+}
+
+/// What one egress listener reaches, with the relations between hosts of services and of VirtualServices.
+struct Visible<'a> {
+    egress: &'a EgressListener,
+    scope: &'a SidecarScope,
+    services: Vec<&'a Shared<Service>>,
+    /// Position by host in lower case.
+    by_host: BTreeMap<String, usize>,
+    virtual_services: Vec<Declared<'a>>,
+    /// Positions of the VirtualServices that concern some service of a port.
+    by_port: BTreeMap<u32, BTreeSet<usize>>,
+    /// Position of the VirtualService that speaks most specifically of a service, by position of the service.
+    most_specific: Vec<Option<usize>>,
+}
+
+/// A VirtualService with its hosts related to the services.
+struct Declared<'a> {
+    key: &'a ObjectKey,
+    reach: &'a Shared<Reach>,
+    /// Hosts in lower case.
+    hosts: Vec<Hostname>,
+    /// For each host the services that it overlaps with.
+    overlapping: Vec<Vec<usize>>,
+}
+
+impl<'a> Visible<'a> {
+    fn of(view: &View<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
+        let services: Vec<_> = egress.services.iter().filter_map(|key| view.service(key)).collect();
+        let host_of = |service: &Service| service.key.hostname.to_ascii_lowercase();
+        let by_host: BTreeMap<_, _> =
+            services.iter().enumerate().map(|(index, service)| (host_of(service), index)).collect();
+        let wildcards: Vec<usize> =
+            by_host.iter().filter(|(name, _)| host::is_wildcard(name)).map(|(_, index)| *index).collect();
+        let rows = egress
+            .virtual_services
+            .iter()
+            .filter_map(|key| Some((key, view.mesh.virtual_service_reach.get(view.cx, key)?)));
+        let virtual_services: Vec<_> = rows
+            .map(|(key, reach)| Declared::of(key, reach, &services, &by_host, &wildcards))
+            .collect();
+        let mut by_port: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
+        for (position, declared) in virtual_services.iter().enumerate() {
+            for index in declared.overlapping.iter().flatten() {
+                for port in &services[*index].ports {
+                    by_port.entry(port.number).or_default().insert(position);
+                }
+                by_port.entry(0).or_default().insert(position);
+            }
+        }
+        let most_specific = most_specific(&services, &virtual_services);
+        Self {
+            egress,
+            scope,
+            services,
+            by_host,
+            virtual_services,
+            by_port,
+            most_specific,
+        }
+    }
+
+    fn is_http_proxy(&self) -> bool {
+        let declared = self.egress.port.as_ref();
+        declared.is_some_and(|declared| Protocol::parse(&declared.protocol) == Protocol::HttpProxy)
+    }
+
+    fn has_port(&self, index: usize, port: u32) -> bool {
+        port == 0 || self.services[index].port(port).is_some()
+    }
+
+    /// True if the service speaks HTTP, or may, on the port.
+    fn is_routed(&self, index: usize, port: u32) -> bool {
+        let service = self.services[index];
+        match port {
+            0 => service.ports.iter().any(|port| is_routed(port.protocol)),
+            number => service.port(number).is_some_and(|port| is_routed(port.protocol)),
+        }
+    }
+
+    /// The services that have routes of their own, by host.
+    fn default_services(&self, port: u32) -> Vec<ServiceKey> {
+        let routed = self.by_host.values().filter(|index| self.is_routed(**index, port));
+        let keys = routed.map(|index| self.services[*index]);
+        // An alias is served under the service that it stands for.
+        keys.filter(|service| service.resolution != Resolution::Alias)
+            .map(|service| service.key.clone())
+            .collect()
+    }
+
+    /// The VirtualServices of a port. Only on port 80 one counts that has no service.
+    fn bindings(&self, port: u32, client: &str) -> Vec<Binding> {
+        if port == HTTP_PORT {
+            let all = 0..self.virtual_services.len();
+            return all.filter_map(|position| self.binding(position, port, client)).collect();
+        }
+        let concerned = self.by_port.get(&port).into_iter().flatten();
+        concerned.filter_map(|position| self.binding(*position, port, client)).collect()
+    }
+
+    fn binding(&self, position: usize, port: u32, client: &str) -> Option<Binding> {
+        let declared = &self.virtual_services[position];
+        let mut services: Vec<usize> = Vec::new();
+        let mut hosts = Vec::new();
+        for (name, overlapping) in declared.hosts.iter().zip(&declared.overlapping) {
+            if !host::is_wildcard(name) {
+                match self.by_host.get(name.as_str()).filter(|index| self.has_port(**index, port)) {
+                    Some(index) => services.push(*index),
+                    None => hosts.push(name.clone()),
+                }
+                continue;
+            }
+            let mut on_port = overlapping.iter().filter(|index| self.has_port(**index, port)).peekable();
+            if declared.reach.semantics == Semantics::Gateway || on_port.peek().is_none() {
+                hosts.push(name.clone());
+                continue;
+            }
+            services.extend(on_port.filter(|index| self.most_specific[**index] == Some(position)));
+        }
+        if declared.reach.semantics == Semantics::Gateway && !self.is_allowed(declared, &services, client) {
+            return None;
+        }
+        services.retain(|index| self.is_routed(*index, port));
+        if services.is_empty() && (port != HTTP_PORT || hosts.is_empty()) {
+            return None;
+        }
+        let mut seen = BTreeSet::new();
+        services.retain(|index| seen.insert(*index));
+        Some(Binding {
+            virtual_service: declared.key.clone(),
+            services: services.into_iter().map(|index| self.services[index].key.clone()).collect(),
+            hosts,
+            targets: self.targets(declared, port),
+        })
+    }
+
+    /// Routes of the Gateway API come from the namespace of the client or of the service.
+    fn is_allowed(&self, declared: &Declared, services: &[usize], client: &str) -> bool {
+        let namespace = declared.reach.meta.namespace();
+        services
+            .iter()
+            .any(|index| self.services[*index].key.namespace == *namespace || *namespace == client)
+    }
+
+    fn targets(&self, declared: &Declared, port: u32) -> Vec<Target> {
+        let hosts: BTreeSet<&Hostname> = declared.reach.destinations.iter().map(|one| &one.host).collect();
+        hosts
+            .into_iter()
+            .map(|host| {
+                let index = self.by_host.get(host.as_str()).filter(|index| self.has_port(**index, port));
+                Target {
+                    host: host.clone(),
+                    service: index.map(|index| self.services[*index].key.clone()),
+                    ruled: self.scope.by_host.get(host).cloned(),
+                }
+            })
+            .collect()
+    }
+}
+
+impl<'a> Declared<'a> {
+    fn of(
+        key: &'a ObjectKey,
+        reach: &'a Shared<Reach>,
+        services: &[&Shared<Service>],
+        by_host: &BTreeMap<String, usize>,
+        wildcards: &[usize],
+    ) -> Self {
+        let hosts: Vec<Hostname> =
+            reach.hosts.iter().map(|host| Hostname::from(host.to_ascii_lowercase())).collect();
+        let overlapping = hosts
+            .iter()
+            .map(|name| {
+                if host::is_wildcard(name) {
+                    let all = by_host.iter().filter(|(service, _)| host::overlaps(name, service));
+                    return all.map(|(_, index)| *index).collect();
+                }
+                let exact = by_host.get(name.as_str()).copied();
+                let wild = wildcards.iter().copied();
+                let wild = wild.filter(|index| host::overlaps(name, &services[*index].key.hostname));
+                exact.into_iter().chain(wild).collect()
+            })
+            .collect();
+        Self {
+            key,
+            reach,
+            hosts,
+            overlapping,
+        }
+    }
+}
+
+/// For each service the VirtualService that names its host, else the one with the longest wildcard that covers it; the
+/// first of those with the same host.
+fn most_specific(services: &[&Shared<Service>], virtual_services: &[Declared]) -> Vec<Option<usize>> {
+    let mut exact: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut wild: BTreeMap<&str, usize> = BTreeMap::new();
+    for (position, declared) in virtual_services.iter().enumerate() {
+        for name in &declared.hosts {
+            let map = if host::is_wildcard(name) { &mut wild } else { &mut exact };
+            map.entry(name.as_str()).or_insert(position);
+        }
+    }
+    let mut ordered: Vec<(&str, usize)> = wild.into_iter().collect();
+    ordered.sort_by(|a, b| host::more_specific(a.0, b.0));
+    let of = |service: &Service| {
+        let name = service.key.hostname.to_ascii_lowercase();
+        let covering = || ordered.iter().find(|(pattern, _)| host::subset_of(&name, pattern));
+        exact.get(name.as_str()).copied().or_else(|| covering().map(|(_, position)| *position))
+    };
+    services.iter().map(|service| of(service)).collect()
+}

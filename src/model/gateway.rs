@@ -1,0 +1,435 @@
+//! The Gateways that select one router, merged: which listeners it opens, which servers stand behind each route name.
+//!
+//! Servers of several Gateways meet on one port. Plaintext HTTP servers share a listener and a route configuration; TLS
+//! servers share a listener and are told apart by SNI, so no host may stand there twice; anything else on an occupied
+//! port is refused, unless it binds another address. The oldest Gateway wins.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use smol_str::SmolStr;
+
+use super::{
+    MeshSnapshot,
+    service::{Protocol, ServiceKey},
+};
+use crate::{
+    api::{Config, Meta},
+    base::{ObjectKey, Shared},
+    proto::istio::networking::v1alpha3::{self as networking, ServerTlsSettings, server_tls_settings::TlSmode},
+    table::Cx,
+};
+
+/// Restricts a Gateway made from the Gateway API to these services (host names, separated by commas).
+const SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
+/// The namespace of the Gateway API object, where it is not the Gateway's.
+const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
+/// A service with this label does not translate the ports of Gateways.
+pub const NO_TRANSLATION_LABEL: &str = "experimental.istio.io/disable-gateway-port-translation";
+
+/// A port of a service that the router serves.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExposedPort {
+    /// The service.
+    pub service: ServiceKey,
+    /// The service's port.
+    pub number: u32,
+    /// The port that the router listens on.
+    pub target: u32,
+    /// The port is for UDP.
+    pub udp: bool,
+    /// The service has the label that turns translation off.
+    pub untranslated: bool,
+}
+
+/// A server of a Gateway.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayServer {
+    /// Metadata of the Gateway.
+    pub gateway: Shared<Meta>,
+    /// The server; hosts are `namespace/host` or `host` (any namespace).
+    pub server: networking::Server,
+    /// The protocol of its port.
+    pub protocol: Protocol,
+    /// Its route configuration; empty for servers without HTTP.
+    pub route: SmolStr,
+}
+
+/// A port of a router as servers declare it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerPort {
+    /// The port that is listened on.
+    pub number: u32,
+    /// The protocol, as written.
+    pub protocol: SmolStr,
+    /// The address to bind; empty: all.
+    pub bind: SmolStr,
+}
+
+/// The servers of one [`ServerPort`], as positions in [`MergedGateway::servers`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortServers {
+    /// The servers.
+    pub servers: Vec<usize>,
+    /// The route configuration of plaintext HTTP servers.
+    pub route: SmolStr,
+    /// The servers that are served over QUIC too.
+    pub quic: Vec<usize>,
+}
+
+/// What a router serves.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MergedGateway {
+    /// All accepted servers. A server that is resolved to several ports stands here once for each.
+    pub servers: Vec<GatewayServer>,
+    /// Ports in the order in which they were opened.
+    pub ports: Vec<(ServerPort, PortServers)>,
+    /// Servers by route configuration.
+    pub routes: BTreeMap<SmolStr, Vec<usize>>,
+    /// Route configurations whose responses advertise HTTP/3.
+    pub http3_routes: BTreeSet<SmolStr>,
+    /// Gateways (`namespace/name`) that had a server refused, once for each server.
+    pub rejected: Vec<SmolStr>,
+}
+
+impl GatewayServer {
+    /// `namespace/name` of the Gateway, as VirtualServices name it.
+    pub fn gateway_name(&self) -> SmolStr {
+        gateway_name(&self.gateway)
+    }
+
+    /// The number of the port as declared.
+    pub fn port(&self) -> u32 {
+        self.server.port.as_ref().map_or(0, |port| port.number)
+    }
+
+    /// The TLS settings.
+    pub fn tls(&self) -> Option<&ServerTlsSettings> {
+        self.server.tls.as_ref()
+    }
+
+    /// True if TLS is passed on unread.
+    pub fn is_passthrough(&self) -> bool {
+        is_passthrough(&self.server)
+    }
+
+    /// True for HTTPS servers that terminate TLS.
+    pub fn terminates_https(&self) -> bool {
+        self.server.tls.is_some() && self.protocol == Protocol::Https && !self.is_passthrough()
+    }
+
+    /// True for HTTP, in plaintext or terminated.
+    pub fn is_http(&self) -> bool {
+        self.protocol.is_http() || self.protocol == Protocol::Https && !self.is_passthrough()
+    }
+
+    /// True for anything with TLS settings but HTTP (where they are about redirection).
+    pub fn is_tls(&self) -> bool {
+        self.server.tls.is_some() && !self.protocol.is_http()
+    }
+
+    /// The hosts without namespaces, sorted: what SNI is matched with.
+    pub fn sni_hosts(&self) -> Vec<SmolStr> {
+        let bare = self.server.hosts.iter().map(|host| SmolStr::new(bare_host(host)));
+        bare.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+}
+
+impl MergedGateway {
+    /// Merges the Gateways, oldest first, for a router that serves these ports.
+    pub fn of(cx: &Cx, mesh: &MeshSnapshot, gateways: &[ObjectKey], exposed: &[ExposedPort]) -> Self {
+        let mut merge = Merge {
+            quic: mesh.installation.features.pilot_enable_quic_listeners,
+            ..Default::default()
+        };
+        for gateway in gateways.iter().filter_map(|key| mesh.gateways.get(cx, key)) {
+            let Some(ports) = PortMap::of(gateway, exposed) else {
+                continue;
+            };
+            for server in &gateway.spec.servers {
+                merge.add_server(&gateway.meta, server, &ports);
+            }
+        }
+        merge.result
+    }
+
+    /// True if some server routes by the SNI of clusters.
+    pub fn has_auto_passthrough(&self) -> bool {
+        let is_auto = |server: &GatewayServer| server.tls().is_some_and(|tls| tls.mode() == TlSmode::AutoPassthrough);
+        self.servers.iter().any(is_auto)
+    }
+
+    /// The names of the Gateways, sorted.
+    pub fn gateway_names(&self) -> BTreeSet<SmolStr> {
+        self.servers.iter().map(GatewayServer::gateway_name).collect()
+    }
+}
+
+/// `namespace/name`.
+fn gateway_name(meta: &Meta) -> SmolStr {
+    SmolStr::from(format!("{}/{}", meta.namespace(), meta.name()))
+}
+
+/// The host of `namespace/host` or `host`.
+pub fn bare_host(host: &str) -> &str {
+    host.split_once('/').map_or(host, |(_, host)| host)
+}
+
+fn is_passthrough(server: &networking::Server) -> bool {
+    let mode = server.tls.as_ref().map(ServerTlsSettings::mode);
+    matches!(mode, Some(TlSmode::Passthrough | TlSmode::AutoPassthrough))
+}
+
+/// How the ports of one Gateway are translated.
+struct PortMap<'a> {
+    exposed: Vec<&'a ExposedPort>,
+    /// The Gateway names its services, so its ports are always theirs.
+    by_service: bool,
+}
+
+impl<'a> PortMap<'a> {
+    /// `None` if the Gateway names services and the router serves none of them.
+    fn of(gateway: &Config<networking::Gateway>, exposed: &'a [ExposedPort]) -> Option<Self> {
+        let Some(services) = gateway.meta.annotations.get(SERVICE_ANNOTATION) else {
+            return Some(Self {
+                exposed: exposed.iter().collect(),
+                by_service: false,
+            });
+        };
+        let parent = gateway.meta.annotations.get(PARENT_NAMESPACE_ANNOTATION);
+        let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+        let hosts: BTreeSet<&str> = services.split(',').collect();
+        let is_named = |port: &&ExposedPort| {
+            port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str())
+        };
+        let exposed: Vec<_> = exposed.iter().filter(is_named).collect();
+        (!exposed.is_empty()).then_some(Self {
+            exposed,
+            by_service: true,
+        })
+    }
+
+    /// The ports to listen on for a server port.
+    fn resolve(&self, number: u32) -> Vec<u32> {
+        let mut same = self.exposed.iter().filter(|port| port.number == number);
+        if self.by_service {
+            let targets: BTreeSet<u32> = same.map(|port| port.target).collect();
+            return targets.into_iter().collect();
+        }
+        let first = same.find(|port| !port.untranslated);
+        vec![first.map_or(number, |port| port.target)]
+    }
+
+    fn exposes_udp(&self, number: u32) -> bool {
+        self.exposed.iter().any(|port| port.number == number && port.udp)
+    }
+}
+
+/// The state of merging.
+#[derive(Default)]
+struct Merge {
+    quic: bool,
+    result: MergedGateway,
+    /// Ports on which some server stands.
+    occupied: BTreeSet<u32>,
+    /// The plaintext server that decides about a port.
+    plaintext: BTreeMap<u32, ServerPort>,
+    /// Hosts of TLS servers by port, with the address that they were last taken on.
+    tls_hosts: BTreeMap<u32, BTreeMap<String, SmolStr>>,
+}
+
+impl Merge {
+    fn add_server(&mut self, gateway: &Shared<Meta>, declared: &networking::Server, ports: &PortMap) {
+        let Some(port) = &declared.port else {
+            self.result.rejected.push(gateway_name(gateway));
+            return;
+        };
+        let mut server = declared.clone();
+        qualify_hosts(&mut server.hosts, gateway.namespace());
+        for number in ports.resolve(port.number) {
+            let mut server = GatewayServer {
+                gateway: gateway.clone(),
+                server: server.clone(),
+                protocol: Protocol::parse(&port.protocol),
+                route: SmolStr::default(),
+            };
+            server.route = route_name(&server, number);
+            let at = ServerPort {
+                number,
+                protocol: SmolStr::new(&port.protocol),
+                bind: SmolStr::new(&server.server.bind),
+            };
+            let http3 = self.quic
+                && server.protocol == Protocol::Https
+                && !server.is_passthrough()
+                && ports.exposes_udp(port.number);
+            if !self.place(server, at, http3) {
+                self.result.rejected.push(gateway_name(gateway));
+            }
+        }
+    }
+
+    /// Finds a place for a server; false if there is none.
+    fn place(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
+        if server.server.tls.is_some() && !self.take_hosts(&server.server.hosts, &at) {
+            return false;
+        }
+        if self.occupied.insert(at.number) {
+            let is_http = server.is_http();
+            self.open(server, at, is_http && http3);
+            return true;
+        }
+        match self.plaintext.get(&at.number).cloned() {
+            Some(current) => self.join_plaintext(server, at, &current, http3),
+            None if !server.is_tls() => {
+                self.open(server, at, false);
+                true
+            }
+            None => self.join_tls(server, at, http3),
+        }
+    }
+
+    /// Notes the hosts of a TLS server; false if one of them is taken on the same address.
+    fn take_hosts(&mut self, hosts: &[String], at: &ServerPort) -> bool {
+        let known = self.tls_hosts.entry(at.number).or_default();
+        if hosts.iter().any(|host| known.get(host) == Some(&at.bind)) {
+            return false;
+        }
+        known.extend(hosts.iter().map(|host| (host.clone(), at.bind.clone())));
+        true
+    }
+
+    /// Opens a port for a server.
+    fn open(&mut self, server: GatewayServer, at: ServerPort, http3: bool) {
+        if !server.is_tls() {
+            self.plaintext.insert(at.number, at.clone());
+        }
+        let route = server.route.clone();
+        let is_http = server.is_http();
+        let index = self.push(server);
+        if is_http {
+            self.result.routes.insert(route.clone(), vec![index]);
+        }
+        let servers = PortServers {
+            servers: vec![index],
+            route: route.clone(),
+            quic: Vec::new(),
+        };
+        match self.port_mut(&at) {
+            Some(existing) => *existing = servers,
+            None => self.result.ports.push((at.clone(), servers)),
+        }
+        if http3 {
+            self.advertise(index, &at, route);
+        }
+    }
+
+    /// A server meets a plaintext one.
+    fn join_plaintext(&mut self, server: GatewayServer, at: ServerPort, current: &ServerPort, http3: bool) -> bool {
+        let same_bind = current.bind == at.bind;
+        let both_http = server.protocol.is_http() && Protocol::parse(&current.protocol).is_http();
+        if same_bind && (!both_http || server.route.is_empty()) {
+            return false;
+        }
+        let route = server.route.clone();
+        if same_bind {
+            let index = self.push(server);
+            if let Some(port) = self.port_mut(current) {
+                port.servers.push(index);
+            }
+            self.result.routes.entry(route).or_default().push(index);
+            return true;
+        }
+        let is_http = server.is_http();
+        if self.port_mut(&at).is_none() {
+            self.open(server, at, is_http && http3);
+            return true;
+        }
+        let index = self.push(server);
+        if let Some(port) = self.port_mut(&at) {
+            port.servers.push(index);
+            port.route = route.clone();
+        }
+        self.result.routes.entry(route.clone()).or_default().push(index);
+        if is_http && http3 {
+            self.advertise(index, &at, route);
+        }
+        true
+    }
+
+    /// A TLS server meets others.
+    fn join_tls(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
+        let route = server.route.clone();
+        let is_http = server.is_http();
+        // Two HTTPS servers of one route configuration could not be told apart.
+        if is_http && (route.is_empty() || self.result.routes.contains_key(&route)) {
+            return false;
+        }
+        let index = self.push(server);
+        if is_http {
+            self.result.routes.insert(route.clone(), vec![index]);
+        }
+        match self.port_mut(&at) {
+            Some(port) => port.servers.push(index),
+            None => {
+                let servers = PortServers {
+                    servers: vec![index],
+                    ..Default::default()
+                };
+                self.result.ports.push((at.clone(), servers));
+            }
+        }
+        if http3 {
+            self.advertise(index, &at, route);
+        }
+        true
+    }
+
+    fn advertise(&mut self, index: usize, at: &ServerPort, route: SmolStr) {
+        if let Some(port) = self.port_mut(at) {
+            port.quic.push(index);
+        }
+        self.result.http3_routes.insert(route);
+    }
+
+    fn push(&mut self, server: GatewayServer) -> usize {
+        self.result.servers.push(server);
+        self.result.servers.len() - 1
+    }
+
+    fn port_mut(&mut self, at: &ServerPort) -> Option<&mut PortServers> {
+        let ports = self.result.ports.iter_mut();
+        ports.filter(|(port, _)| port == at).map(|(_, servers)| servers).next()
+    }
+}
+
+/// `./h` means the Gateway's namespace, `*/h` any. Parity: `*/*` among the hosts leaves it alone.
+fn qualify_hosts(hosts: &mut Vec<String>, namespace: &str) {
+    if hosts.iter().any(|host| host == "*/*") {
+        *hosts = vec!["*".to_owned()];
+        return;
+    }
+    for host in hosts {
+        if let Some(bare) = host.strip_prefix("./") {
+            *host = format!("{namespace}/{bare}");
+        } else if let Some(bare) = host.strip_prefix("*/") {
+            *host = bare.to_owned();
+        }
+    }
+}
+
+/// The route configuration of a server; `number` is the port that is listened on.
+fn route_name(server: &GatewayServer, number: u32) -> SmolStr {
+    let bind = match server.server.bind.as_str() {
+        "" => String::new(),
+        bind => format!(".{bind}"),
+    };
+    if server.protocol.is_http() {
+        return SmolStr::from(format!("http.{number}{bind}"));
+    }
+    if server.protocol == Protocol::Https && !server.is_passthrough() {
+        let port_name = server.server.port.as_ref().map_or("", |port| port.name.as_str());
+        let (name, namespace) = (server.gateway.name(), server.gateway.namespace());
+        return SmolStr::from(format!("https.{}.{port_name}.{name}.{namespace}{bind}", server.port()));
+    }
+    SmolStr::default()
+}
