@@ -9,7 +9,10 @@ pub fn asked(view: &View, selected: &Selected) -> Shared<Labels> {
     let namespace = selected.scope.namespace();
     let is_asked = |key: &smol_str::SmolStr| {
         view.mesh.virtual_services_by_source_label.contains(view.cx, key)
-            || view.mesh.rules_by_selector_label.contains(view.cx, &(namespace.clone(), key.clone()))
+            || view
+                .mesh
+                .rules_by_selector_label
+                .contains(view.cx, &(namespace.clone(), key.clone()))
     };
     let asked = selected.labels.iter().filter(|(key, _)| is_asked(key));
     Shared::new(asked.map(|(key, value)| (key.clone(), value.clone())).collect())

@@ -295,9 +295,14 @@ fn merge(into: &mut DestinationRule, rule: &DestinationRule) {
 
 /// Index keys of the rules of a host: the labels of clients that their selectors name.
 pub fn selector_labels(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut((Namespace, SmolStr))) {
-    let selectors = rules.local.iter().filter_map(|rule| rule.spec.workload_selector.as_ref());
+    let selectors = rules
+        .local
+        .iter()
+        .filter_map(|rule| rule.spec.workload_selector.as_ref());
     let names: BTreeSet<&String> = selectors.flat_map(|selector| selector.match_labels.keys()).collect();
-    names.into_iter().for_each(|name| emit((key.namespace.clone(), SmolStr::new(name))));
+    for name in names {
+        emit((key.namespace.clone(), SmolStr::new(name)));
+    }
 }
 
 /// The rule that a client in a namespace uses for a service; `labels` are the client's, for rules with a selector.

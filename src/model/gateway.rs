@@ -198,9 +198,8 @@ impl<'a> PortMap<'a> {
         let parent = gateway.meta.annotations.get(PARENT_NAMESPACE_ANNOTATION);
         let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
         let hosts: BTreeSet<&str> = services.split(',').collect();
-        let is_named = |port: &&ExposedPort| {
-            port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str())
-        };
+        let is_named =
+            |port: &&ExposedPort| port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str());
         let exposed: Vec<_> = exposed.iter().filter(is_named).collect();
         (!exposed.is_empty()).then_some(Self {
             exposed,

@@ -100,7 +100,9 @@ pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(S
         .chain(tls.map(|one| &one.source_labels))
         .chain(tcp.map(|one| &one.source_labels));
     let names: BTreeSet<&String> = labels.flat_map(|labels| labels.keys()).collect();
-    names.into_iter().for_each(|name| emit(SmolStr::new(name)));
+    for name in names {
+        emit(SmolStr::new(name));
+    }
 }
 
 /// Those who may see an object.

@@ -142,10 +142,16 @@ pub(crate) fn forward(
     action.retry_policy = retry::policy(declared.retries.as_ref().or(mesh_default), balancing);
     route.action = Some(Action::Route(action));
 
-    let reached = declared.route.iter().filter(|one| declared.route.len() == 1 || one.weight != 0);
+    let reached = declared
+        .route
+        .iter()
+        .filter(|one| declared.route.len() == 1 || one.weight != 0);
     reached
         .map(|one| {
-            let host = one.destination.as_ref().map_or("", |destination| destination.host.as_str());
+            let host = one
+                .destination
+                .as_ref()
+                .map_or("", |destination| destination.host.as_str());
             translation.targets.get(host).and_then(|rows| rows.service.clone())
         })
         .collect()
@@ -156,7 +162,10 @@ fn rewrite(action: &mut RouteAction, declared: &HttpRewrite, route: &Route, sema
         action.regex_rewrite = Some(substitution(&declared.r#match, &declared.rewrite));
     } else if declared.uri == "/" && semantics == Semantics::Gateway {
         // Removing a prefix must leave a slash even if the whole path goes.
-        let specifier = route.r#match.as_ref().and_then(|declared| declared.path_specifier.as_ref());
+        let specifier = route
+            .r#match
+            .as_ref()
+            .and_then(|declared| declared.path_specifier.as_ref());
         let prefix = match specifier {
             Some(PathSpecifier::PathSeparatedPrefix(prefix)) => prefix.as_str(),
             _ => "",
@@ -281,7 +290,9 @@ fn weighted_destinations(action: &mut RouteAction, declared: &[HttpRouteDestinat
             request_headers_to_remove: changes.request_remove,
             response_headers_to_add: changes.response_add,
             response_headers_to_remove: changes.response_remove,
-            host_rewrite_specifier: changes.authority.map(cluster_weight::HostRewriteSpecifier::HostRewriteLiteral),
+            host_rewrite_specifier: changes
+                .authority
+                .map(cluster_weight::HostRewriteSpecifier::HostRewriteLiteral),
             ..Default::default()
         });
         let hash = consistent_hash(destination, translation);

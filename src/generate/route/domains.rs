@@ -127,7 +127,12 @@ fn kubernetes_forms(host: &str, client_namespace: &str) -> Vec<String> {
 /// Outside Kubernetes: the host without what it shares with the client's domain.
 fn shared_suffix_forms(host: &str, dns_domain: &str) -> Vec<String> {
     let labels: Vec<&str> = host.split('.').collect();
-    let shared = labels.iter().rev().zip(dns_domain.rsplit('.')).take_while(|(a, b)| *a == b).count();
+    let shared = labels
+        .iter()
+        .rev()
+        .zip(dns_domain.rsplit('.'))
+        .take_while(|(a, b)| *a == b)
+        .count();
     if shared == 0 {
         return Vec::new();
     }
@@ -173,7 +178,10 @@ mod tests {
             forms("foo.local.campus.net", "remote.campus.net"),
             ["foo.local.campus.net.", "foo.local", "foo.local.campus"]
         );
-        assert_eq!(forms("foo.local.campus.net", "local.campus.net"), ["foo.local.campus.net.", "foo"]);
+        assert_eq!(
+            forms("foo.local.campus.net", "local.campus.net"),
+            ["foo.local.campus.net.", "foo"]
+        );
         assert_eq!(forms("foo.com", "campus.net"), ["foo.com."]);
     }
 

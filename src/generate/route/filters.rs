@@ -17,9 +17,7 @@ use crate::{
                         },
                     },
                 },
-                http::stateful_session::{
-                    cookie::v3::CookieBasedSessionState, header::v3::HeaderBasedSessionState,
-                },
+                http::stateful_session::{cookie::v3::CookieBasedSessionState, header::v3::HeaderBasedSessionState},
             },
             r#type::{
                 http::v3::Cookie,
@@ -133,7 +131,11 @@ pub(crate) fn cors(declared: &CorsPolicy) -> Any {
     let origins = if declared.allow_origins.is_empty() {
         declared.allow_origin.iter().map(exact).collect()
     } else {
-        declared.allow_origins.iter().filter_map(matches::string_matcher).collect()
+        declared
+            .allow_origins
+            .iter()
+            .filter_map(matches::string_matcher)
+            .collect()
     };
     Any::pack(&EnvoyCors {
         allow_origin_string_match: origins,
@@ -146,9 +148,7 @@ pub(crate) fn cors(declared: &CorsPolicy) -> Any {
             default_value: Some(whole_percent(100)),
             ..Default::default()
         }),
-        forward_not_matching_preflights: Some(
-            declared.unmatched_preflights() != UnmatchedPreflights::Ignore,
-        ),
+        forward_not_matching_preflights: Some(declared.unmatched_preflights() != UnmatchedPreflights::Ignore),
         ..Default::default()
     })
 }

@@ -99,7 +99,10 @@ impl GatewayPart {
         let destinations: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
         Some(Binding {
             virtual_service: key.clone(),
-            hosts: hosts.into_iter().map(|host| Hostname::from(host.to_ascii_lowercase())).collect(),
+            hosts: hosts
+                .into_iter()
+                .map(|host| Hostname::from(host.to_ascii_lowercase()))
+                .collect(),
             targets: destinations
                 .into_iter()
                 .map(|host| self.target(view, scope, host, reach))
@@ -272,7 +275,11 @@ impl GatewayRoutes {
             by_host, route_lists, ..
         } = drafts;
         let finish = |draft: Draft| {
-            let mut routes: Vec<Route> = draft.routes.iter().flat_map(|list| route_lists[*list].iter().cloned()).collect();
+            let mut routes: Vec<Route> = draft
+                .routes
+                .iter()
+                .flat_map(|list| route_lists[*list].iter().cloned())
+                .collect();
             // Stable: a route for everything must not hide those of VirtualServices that come later.
             routes.sort_by_key(|route| route.r#match.as_ref().is_some_and(matches::is_catch_all));
             VirtualHost {
@@ -352,7 +359,11 @@ pub(crate) fn hosts_for_namespace<'a>(hosts: &'a [String], namespace: &str) -> V
         Some((owner, _)) => owner == namespace || owner == "*",
         None => true,
     };
-    hosts.iter().filter(is_offered).map(|host| gateway::bare_host(host)).collect()
+    hosts
+        .iter()
+        .filter(is_offered)
+        .map(|host| gateway::bare_host(host))
+        .collect()
 }
 
 /// What two lists of hosts have in common: of each overlapping pair the more specific host.

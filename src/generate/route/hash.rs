@@ -12,10 +12,7 @@ use crate::proto::{
 };
 
 /// The consistent hash that a rule sets for a destination: subset port, subset, port, rule, the first that has one.
-pub(crate) fn of_destination<'a>(
-    rule: &'a DestinationRule,
-    destination: &Destination,
-) -> Option<&'a ConsistentHashLb> {
+pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destination) -> Option<&'a ConsistentHashLb> {
     let port = destination.port.map(|port| port.number);
     let of_port = |policy: Option<&'a TrafficPolicy>| port.and_then(|port| of_port_settings(policy, port));
     let subset = rule.subsets.iter().find(|subset| subset.name == destination.subset);

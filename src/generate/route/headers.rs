@@ -66,7 +66,12 @@ fn additions(operations: &HeaderOperations) -> Vec<HeaderValueOption> {
 }
 
 fn removals(operations: &HeaderOperations) -> Vec<String> {
-    operations.remove.iter().filter(|key| !is_internal(key)).cloned().collect()
+    operations
+        .remove
+        .iter()
+        .filter(|key| !is_internal(key))
+        .cloned()
+        .collect()
 }
 
 fn authority(operations: &HeaderOperations) -> Option<String> {

@@ -1,9 +1,11 @@
 //! The HTTP routes of a VirtualService, in order, for one listener port and one kind of client.
 
 use crate::{
-    base::select,
-    generate::View,
+    api::Meta,
+    base::{Shared, select},
+    generate::{View, constant},
     model::{
+        Service,
         features::Features,
         virtual_service::{Semantics, VirtualService},
     },
@@ -97,6 +99,15 @@ pub(crate) fn default_route(view: &View, cluster: String, operation: String) -> 
     }
 }
 
+/// Names the object that a route comes from.
+fn config_metadata(meta: &Meta) -> Metadata {
+    let config = constant::structure([("config", constant::text(meta.config_path()))]);
+    Metadata {
+        filter_metadata: [(constant::ISTIO_METADATA.to_owned(), config)].into(),
+        ..Default::default()
+    }
+}
+
 fn decorator(operation: String) -> Decorator {
     Decorator {
         operation,
@@ -118,8 +129,10 @@ fn route(
     let mut route = Route {
         name: route_name(declared, condition),
         r#match: Some(matches::route_match(condition, semantics)),
-        metadata: Some(config_metadata(virtual_service.meta.config_path())),
-        stat_prefix: condition.map(|condition| condition.stat_prefix.clone()).unwrap_or_default(),
+        metadata: Some(config_metadata(&virtual_service.meta)),
+        stat_prefix: condition
+            .map(|condition| condition.stat_prefix.clone())
+            .unwrap_or_default(),
         request_headers_to_add: changes.request_add,
         request_headers_to_remove: changes.request_remove,
         response_headers_to_add: changes.response_add,
@@ -134,20 +147,26 @@ fn route(
     } else {
         services = action::forward(&mut route, declared, translation, semantics, changes.authority);
     }
-    route.decorator = Some(decorator(operation(&route, virtual_service.meta.name(), translation.port)));
+    route.decorator = Some(decorator(operation(
+        &route,
+        virtual_service.meta.name(),
+        translation.port,
+    )));
     add_filters(&mut route, declared);
-    let sessions = |service: &Option<_>| {
-        let service: &crate::model::Service = Option::as_deref(service.as_ref())?;
+    let session_of = |service: &Option<Shared<Service>>| {
+        let service = service.as_ref()?;
         filters::stateful_session(service, translation.features())
     };
-    if let Some(session) = pick_session(services.iter().map(sessions)) {
+    if let Some(session) = pick_session(services.iter().map(session_of)) {
         let filters = &mut route.typed_per_filter_config;
         filters.insert(filters::STATEFUL_SESSION.to_owned(), session);
     }
     if translation.advertise_http3 {
         let value = format!("h3=\":{}\"; ma=86400", translation.port);
         let append = HeaderAppendAction::AppendIfExistsOrAdd;
-        route.response_headers_to_add.push(headers::header("alt-svc", &value, append));
+        route
+            .response_headers_to_add
+            .push(headers::header("alt-svc", &value, append));
     }
     Some(route)
 }
@@ -169,8 +188,10 @@ fn applies(translation: &Translation, condition: &HttpMatchRequest) -> bool {
     }
     let labels = condition.source_labels.iter();
     let namespace = &condition.source_namespace;
-    select::matches(labels.map(|(key, value)| (key.as_str(), value.as_str())), &translation.client.labels)
-        && (namespace.is_empty() || translation.client.namespace == namespace.as_str())
+    select::matches(
+        labels.map(|(key, value)| (key.as_str(), value.as_str())),
+        &translation.client.labels,
+    ) && (namespace.is_empty() || translation.client.namespace == namespace.as_str())
 }
 
 fn add_filters(route: &mut Route, declared: &HttpRoute) {

@@ -11,8 +11,9 @@ use crate::{
                 query_parameter_matcher::QueryParameterMatchSpecifier, route_match::PathSpecifier,
             },
             r#type::matcher::v3::{
-                ListMatcher, MetadataMatcher, OrMatcher, RegexMatcher, StringMatcher, ValueMatcher,
-                list_matcher, metadata_matcher::{PathSegment, path_segment::Segment}, string_matcher::MatchPattern,
+                ListMatcher, MetadataMatcher, OrMatcher, RegexMatcher, StringMatcher, ValueMatcher, list_matcher,
+                metadata_matcher::{PathSegment, path_segment::Segment},
+                string_matcher::MatchPattern,
                 value_matcher,
             },
         },
@@ -191,7 +192,10 @@ fn claim_matcher(claim: &[&str], condition: &StringMatch) -> MetadataMatcher {
     })));
     MetadataMatcher {
         filter: JWT_FILTER.to_owned(),
-        path: std::iter::once("payload").chain(claim.iter().copied()).map(segment).collect(),
+        path: std::iter::once("payload")
+            .chain(claim.iter().copied())
+            .map(segment)
+            .collect(),
         value: Some(value(value_matcher::MatchPattern::OrMatch(OrMatcher {
             value_matchers: vec![list, text],
         }))),

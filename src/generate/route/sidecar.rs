@@ -8,8 +8,7 @@ use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
     generate::{View, group::Built, name, select::Selected},
     model::{
-        ScopeKey, Service, ServiceKey,
-        destination_rule,
+        ScopeKey, Service, ServiceKey, destination_rule,
         service::{Protocol, ServicePort},
     },
     proto::envoy::config::route::v3::{Route, VirtualHost, route::Action},

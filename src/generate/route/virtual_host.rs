@@ -56,7 +56,13 @@ impl<'a> VirtualHosts<'a> {
     }
 
     /// The virtual host of a service port, unless there is one already or none of its names is left.
-    pub(crate) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms, routes: &[Route]) -> Option<VirtualHost> {
+    pub(crate) fn of_service(
+        &mut self,
+        service: &Service,
+        port: u32,
+        forms: PortForms,
+        routes: &[Route],
+    ) -> Option<VirtualHost> {
         let features = &self.view.mesh.installation.features;
         let names = NameSpace {
             dns_domain: &self.client.dns_domain,

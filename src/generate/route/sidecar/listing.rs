@@ -1,6 +1,6 @@
 //! Which route configurations a sidecar may ask for, and the rows that each is made of.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
@@ -34,7 +34,11 @@ impl SidecarPart {
         let scope = view.scope(&self.scope);
         let mut result: BTreeMap<SmolStr, SidecarRoutes> = BTreeMap::new();
         let catch_all = catch_all(&scope);
-        let listeners: Vec<Visible> = scope.egress.iter().map(|egress| Visible::of(view, &scope, egress)).collect();
+        let listeners: Vec<Visible> = scope
+            .egress
+            .iter()
+            .map(|egress| Visible::of(view, &scope, egress))
+            .collect();
         for visible in &listeners {
             for (name, port, extent) in self.names(view, visible) {
                 // The listener that asks may be another than the one that answers: a declared port comes first.
@@ -44,9 +48,9 @@ impl SidecarPart {
                 let Some(extent) = extent.within(visible, answering) else {
                     continue;
                 };
-                if !result.contains_key(&name) {
-                    let routes = self.routes(name.clone(), answering, extent, &catch_all);
-                    result.insert(name, routes);
+                if let Entry::Vacant(entry) = result.entry(name) {
+                    let routes = self.routes(entry.key().clone(), answering, extent, &catch_all);
+                    entry.insert(routes);
                 }
             }
         }
@@ -86,9 +90,9 @@ impl SidecarPart {
         names.push((number_name(number), number, Extent::Port(number)));
         if protocol.is_unsupported() {
             let sniffed = visible.services.iter().enumerate();
-            names.extend(sniffed.map(|(index, service)| {
-                (sniffed_name(service, number), number, Extent::Sniffed(index, number))
-            }));
+            names.extend(
+                sniffed.map(|(index, service)| (sniffed_name(service, number), number, Extent::Sniffed(index, number))),
+            );
         }
         names
     }
@@ -208,10 +212,16 @@ impl<'a> Visible<'a> {
     fn of(view: &View<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
         let services: Vec<_> = egress.services.iter().filter_map(|key| view.service(key)).collect();
         let host_of = |service: &Service| service.key.hostname.to_ascii_lowercase();
-        let by_host: BTreeMap<_, _> =
-            services.iter().enumerate().map(|(index, service)| (host_of(service), index)).collect();
-        let wildcards: Vec<usize> =
-            by_host.iter().filter(|(name, _)| host::is_wildcard(name)).map(|(_, index)| *index).collect();
+        let by_host: BTreeMap<_, _> = services
+            .iter()
+            .enumerate()
+            .map(|(index, service)| (host_of(service), index))
+            .collect();
+        let wildcards: Vec<usize> = by_host
+            .iter()
+            .filter(|(name, _)| host::is_wildcard(name))
+            .map(|(_, index)| *index)
+            .collect();
         let rows = egress
             .virtual_services
             .iter()
@@ -272,10 +282,14 @@ impl<'a> Visible<'a> {
     fn bindings(&self, port: u32, client: &str) -> Vec<Binding> {
         if port == HTTP_PORT {
             let all = 0..self.virtual_services.len();
-            return all.filter_map(|position| self.binding(position, port, client)).collect();
+            return all
+                .filter_map(|position| self.binding(position, port, client))
+                .collect();
         }
         let concerned = self.by_port.get(&port).into_iter().flatten();
-        concerned.filter_map(|position| self.binding(*position, port, client)).collect()
+        concerned
+            .filter_map(|position| self.binding(*position, port, client))
+            .collect()
     }
 
     fn binding(&self, position: usize, port: u32, client: &str) -> Option<Binding> {
@@ -284,13 +298,20 @@ impl<'a> Visible<'a> {
         let mut hosts = Vec::new();
         for (name, overlapping) in declared.hosts.iter().zip(&declared.overlapping) {
             if !host::is_wildcard(name) {
-                match self.by_host.get(name.as_str()).filter(|index| self.has_port(**index, port)) {
+                match self
+                    .by_host
+                    .get(name.as_str())
+                    .filter(|index| self.has_port(**index, port))
+                {
                     Some(index) => services.push(*index),
                     None => hosts.push(name.clone()),
                 }
                 continue;
             }
-            let mut on_port = overlapping.iter().filter(|index| self.has_port(**index, port)).peekable();
+            let mut on_port = overlapping
+                .iter()
+                .filter(|index| self.has_port(**index, port))
+                .peekable();
             if declared.reach.semantics == Semantics::Gateway || on_port.peek().is_none() {
                 hosts.push(name.clone());
                 continue;
@@ -308,7 +329,10 @@ impl<'a> Visible<'a> {
         services.retain(|index| seen.insert(*index));
         Some(Binding {
             virtual_service: declared.key.clone(),
-            services: services.into_iter().map(|index| self.services[index].key.clone()).collect(),
+            services: services
+                .into_iter()
+                .map(|index| self.services[index].key.clone())
+                .collect(),
             hosts,
             targets: self.targets(declared, port),
         })
@@ -327,7 +351,10 @@ impl<'a> Visible<'a> {
         hosts
             .into_iter()
             .map(|host| {
-                let index = self.by_host.get(host.as_str()).filter(|index| self.has_port(**index, port));
+                let index = self
+                    .by_host
+                    .get(host.as_str())
+                    .filter(|index| self.has_port(**index, port));
                 Target {
                     host: host.clone(),
                     service: index.map(|index| self.services[*index].key.clone()),
@@ -346,8 +373,11 @@ impl<'a> Declared<'a> {
         by_host: &BTreeMap<String, usize>,
         wildcards: &[usize],
     ) -> Self {
-        let hosts: Vec<Hostname> =
-            reach.hosts.iter().map(|host| Hostname::from(host.to_ascii_lowercase())).collect();
+        let hosts: Vec<Hostname> = reach
+            .hosts
+            .iter()
+            .map(|host| Hostname::from(host.to_ascii_lowercase()))
+            .collect();
         let overlapping = hosts
             .iter()
             .map(|name| {
@@ -386,7 +416,10 @@ fn most_specific(services: &[&Shared<Service>], virtual_services: &[Declared]) -
     let of = |service: &Service| {
         let name = service.key.hostname.to_ascii_lowercase();
         let covering = || ordered.iter().find(|(pattern, _)| host::subset_of(&name, pattern));
-        exact.get(name.as_str()).copied().or_else(|| covering().map(|(_, position)| *position))
+        exact
+            .get(name.as_str())
+            .copied()
+            .or_else(|| covering().map(|(_, position)| *position))
     };
     services.iter().map(|service| of(service)).collect()
 }
