@@ -1,4 +1,5 @@
 //! What operators ask: readiness, metrics, version, debug pages.
 
+pub mod debug;
 pub mod metrics;
 pub mod server;

@@ -1,0 +1,305 @@
+//! The JSON forms of debug pages, as Istio's clients read them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use smol_str::SmolStr;
+
+use super::ConnectionInfo;
+use crate::{
+    api::{Config, Kind},
+    base::ObjectKey,
+    generate::{Proxy, ProxyType, ResourceSnapshot, ResourceType},
+    model::{
+        MeshSnapshot,
+        service::{ExportTo, Registry, Resolution, Service},
+    },
+    proto::json,
+    table::{Cx, Table},
+};
+
+fn time(seconds: i64) -> Value {
+    let time = time::OffsetDateTime::from_unix_timestamp(seconds).ok();
+    let text = time.and_then(|time| time.format(&time::format_description::well_known::Rfc3339).ok());
+    text.map_or(Value::Null, Value::String)
+}
+
+/// `model.Service` of every service.
+pub(super) fn registry(mesh: &MeshSnapshot) -> Value {
+    mesh.services
+        .iter(&Cx::untracked())
+        .map(|(_, service)| self::service(service))
+        .collect()
+}
+
+fn service(service: &Service) -> Value {
+    let export_to: Vec<&str> = match &service.export_to {
+        ExportTo::Public => vec!["*"],
+        ExportTo::Nobody => vec!["~"],
+        ExportTo::Namespaces(namespaces) => namespaces.iter().map(|namespace| namespace.as_str()).collect(),
+    };
+    let resolution = match service.resolution {
+        Resolution::ClientSideLb => 0,
+        Resolution::DnsLb => 1,
+        Resolution::Passthrough => 2,
+        Resolution::DnsRoundRobinLb => 3,
+        Resolution::Alias => 4,
+        Resolution::DynamicDns => 5,
+    };
+    let ports: Vec<Value> = service
+        .ports
+        .iter()
+        .map(|port| json!({ "name": port.name, "port": port.number, "protocol": format!("{:?}", port.protocol) }))
+        .collect();
+    let addresses: Map<String, Value> = service
+        .cluster_vips
+        .iter()
+        .map(|(cluster, vips)| (cluster.to_string(), json!(vips)))
+        .collect();
+    json!({
+        "Attributes": {
+            "ServiceRegistry": registry_name(service.registry),
+            "Name": service.name,
+            "Namespace": service.key.namespace.as_str(),
+            "Labels": service.labels,
+            "ExportTo": export_to,
+            "LabelSelectors": service.selector,
+        },
+        "ports": ports,
+        "serviceAccounts": service.service_accounts,
+        "creationTime": time(service.creation),
+        "hostname": service.key.hostname.as_str(),
+        "clusterVIPs": { "Addresses": addresses },
+        "defaultAddress": service.default_address,
+        "Resolution": resolution,
+        "MeshExternal": service.mesh_external,
+    })
+}
+
+fn registry_name(registry: Registry) -> &'static str {
+    match registry {
+        Registry::Kubernetes => "Kubernetes",
+        Registry::External => "External",
+    }
+}
+
+/// Host → namespace → shards by cluster and provider.
+pub(super) fn endpoint_shards(mesh: &MeshSnapshot) -> Value {
+    let cx = Cx::untracked();
+    let mut hosts: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
+    for (key, endpoints) in mesh.endpoints.iter(&cx) {
+        let registry = mesh
+            .services
+            .get(&cx, key)
+            .map_or("Kubernetes", |service| registry_name(service.registry));
+        let mut shards: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for endpoint in &endpoints.endpoints {
+            shards.entry(format!("{registry}/{}", endpoint.cluster)).or_default().push(json!({
+                "Labels": *endpoint.labels,
+                "Addresses": std::iter::once(&endpoint.address).chain(&endpoint.extra_addresses).collect::<Vec<_>>(),
+                "ServicePortName": endpoint.port_name,
+                "EndpointPort": endpoint.port,
+                "ServiceAccount": endpoint.identity,
+                "Network": endpoint.network.as_str(),
+                "Locality": { "Label": endpoint.locality, "ClusterID": endpoint.cluster.as_str() },
+                "LbWeight": endpoint.weight,
+                "TLSMode": endpoint.tls_mode,
+                "Namespace": endpoint.namespace.as_str(),
+                "WorkloadName": endpoint.workload_name,
+                "HostName": endpoint.hostname,
+                "SubDomain": endpoint.subdomain,
+                "HealthStatus": format!("{:?}", endpoint.health),
+                "NodeName": endpoint.node_name,
+            }));
+        }
+        let accounts: std::collections::BTreeSet<&SmolStr> = endpoints
+            .endpoints
+            .iter()
+            .map(|endpoint| &endpoint.identity)
+            .filter(|identity| !identity.is_empty())
+            .collect();
+        let accounts: Map<String, Value> = accounts
+            .into_iter()
+            .map(|identity| (identity.to_string(), json!({})))
+            .collect();
+        hosts.entry(key.hostname.as_str()).or_default().insert(
+            key.namespace.to_string(),
+            json!({ "Shards": shards, "ServiceAccounts": accounts }),
+        );
+    }
+    json!(hosts)
+}
+
+/// Every Istio object, in the form of a manifest.
+pub(super) fn configs(mesh: &MeshSnapshot) -> Value {
+    let mut rows = Vec::new();
+    objects(&mesh.raw_destination_rules, Kind::DestinationRule, &mut rows);
+    objects(&mesh.envoy_filters, Kind::EnvoyFilter, &mut rows);
+    objects(&mesh.gateways, Kind::Gateway, &mut rows);
+    objects(&mesh.proxy_configs, Kind::ProxyConfig, &mut rows);
+    objects(&mesh.service_entries, Kind::ServiceEntry, &mut rows);
+    objects(&mesh.sidecars, Kind::Sidecar, &mut rows);
+    objects(&mesh.raw_virtual_services, Kind::VirtualService, &mut rows);
+    objects(&mesh.workload_entries, Kind::WorkloadEntry, &mut rows);
+    objects(&mesh.workload_groups, Kind::WorkloadGroup, &mut rows);
+    objects(&mesh.authorization_policies, Kind::AuthorizationPolicy, &mut rows);
+    objects(&mesh.peer_authentications, Kind::PeerAuthentication, &mut rows);
+    objects(&mesh.request_authentications, Kind::RequestAuthentication, &mut rows);
+    objects(&mesh.telemetries, Kind::Telemetry, &mut rows);
+    objects(&mesh.wasm_plugins, Kind::WasmPlugin, &mut rows);
+    objects(&mesh.traffic_extensions, Kind::TrafficExtension, &mut rows);
+    Value::Array(rows)
+}
+
+fn objects<M: prost::Message + prost::Name>(table: &Table<ObjectKey, Config<M>>, kind: Kind, rows: &mut Vec<Value>) {
+    rows.extend(table.iter(&Cx::untracked()).map(|(key, config)| {
+        json!({
+            "kind": kind.name(),
+            "apiVersion": format!("{}/{}", kind.group(), kind.version()),
+            "metadata": {
+                "name": key.name,
+                "namespace": key.namespace.as_str(),
+                "labels": config.meta.labels,
+                "annotations": config.meta.annotations,
+                "resourceVersion": config.meta.resource_version,
+                "creationTimestamp": time(config.meta.creation),
+            },
+            "spec": json::to_json(&config.spec),
+        })
+    }));
+}
+
+/// The network gateways.
+pub(super) fn networks(mesh: &MeshSnapshot) -> Value {
+    let networks = mesh.networks.get(&Cx::untracked(), &());
+    let gateways = networks
+        .iter()
+        .flat_map(|networks| networks.by_network.values().flatten());
+    let rows = gateways.map(|gateway| {
+        json!({
+            "Network": gateway.network.as_str(),
+            "Cluster": gateway.cluster.as_str(),
+            "Addr": gateway.address,
+            "Port": gateway.port,
+            "HBONEPort": gateway.hbone_port,
+            "ServiceAccount": gateway.service_account,
+        })
+    });
+    rows.collect()
+}
+
+/// A client of `adsz`.
+pub(super) fn client(info: &ConnectionInfo, proxy: Option<&Proxy>) -> Value {
+    let watches: Map<String, Value> = info
+        .watches
+        .iter()
+        .map(|(t, watch)| (t.url().to_owned(), json!(watch.names)))
+        .collect();
+    json!({
+        "connectionId": info.id,
+        "connectedAt": info.connected_at,
+        "address": info.peer,
+        "labels": proxy.map(|proxy| &proxy.labels),
+        "metadata": proxy.map(|proxy| &*proxy.metadata),
+        "locality": proxy.map(|proxy| proxy.node_locality.as_str()),
+        "watches": watches,
+    })
+}
+
+/// A row of `syncz`: nonces, those that are empty left out.
+pub(super) fn sync(info: &ConnectionInfo, proxy: &Proxy) -> Value {
+    let proxy_type = match proxy.proxy_type {
+        ProxyType::Sidecar => "sidecar",
+        ProxyType::Router => "router",
+        ProxyType::Waypoint => "waypoint",
+        ProxyType::Ztunnel => "ztunnel",
+        ProxyType::Agentgateway => "agentgateway",
+    };
+    let mut row = Map::new();
+    let mut put = |key: &str, value: &str| {
+        if !value.is_empty() {
+            row.insert(key.to_owned(), json!(value));
+        }
+    };
+    put("cluster_id", &proxy.cluster);
+    put("proxy", &proxy.id);
+    put("proxy_type", proxy_type);
+    put("istio_version", &proxy.version_text);
+    put("proxy_version", &proxy.version_text);
+    let fields = [
+        (ResourceType::Cluster, "cluster"),
+        (ResourceType::Listener, "listener"),
+        (ResourceType::Route, "route"),
+        (ResourceType::Endpoint, "endpoint"),
+        (ResourceType::Extension, "extensionconfig"),
+    ];
+    for (resource_type, field) in fields {
+        if let Some(watch) = info.watches.get(&resource_type) {
+            put(&format!("{field}_sent"), &watch.sent);
+            put(&format!("{field}_acked"), &watch.acked);
+        }
+    }
+    let resources: Map<String, Value> = info
+        .watches
+        .iter()
+        .map(|(resource_type, watch)| {
+            let mut entry = json!({ "sent": watch.sent, "acked": watch.acked, "sentTime": watch.sent_at });
+            if !watch.error.is_empty() {
+                entry["lastError"] = json!(watch.error);
+            }
+            (resource_type.url().to_owned(), entry)
+        })
+        .collect();
+    row.insert("resources".to_owned(), Value::Object(resources));
+    Value::Object(row)
+}
+
+/// The resources of a type as JSON with their types.
+pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) -> Vec<Value> {
+    resources
+        .view(resource_type)
+        .iter()
+        .map(|resource| json::any_to_json(&resource.any()))
+        .collect()
+}
+
+/// Envoy's `admin.v3.ConfigDump`, as the control plane would have the proxy show it.
+pub(super) fn config_dump(resources: &ResourceSnapshot, types: &[&str], include_endpoints: bool) -> Value {
+    let wanted = |resource_type: ResourceType| {
+        types.is_empty() && (resource_type != ResourceType::Endpoint || include_endpoints)
+            || types.contains(&resource_type.short_name())
+            || types.contains(&resource_type.url())
+    };
+    let wrap = |resource_type, field: &str| -> Vec<Value> {
+        bodies(resources, resource_type)
+            .into_iter()
+            .map(|body| json!({ field: body }))
+            .collect()
+    };
+    let kind = |name: &str| format!("type.googleapis.com/envoy.admin.v3.{name}");
+    let mut configs = Vec::new();
+    if wanted(ResourceType::Cluster) {
+        let clusters = wrap(ResourceType::Cluster, "cluster");
+        configs.push(json!({ "@type": kind("ClustersConfigDump"), "dynamic_active_clusters": clusters }));
+    }
+    if wanted(ResourceType::Endpoint) {
+        let endpoints = wrap(ResourceType::Endpoint, "endpoint_config");
+        configs.push(json!({ "@type": kind("EndpointsConfigDump"), "dynamic_endpoint_configs": endpoints }));
+    }
+    if wanted(ResourceType::Listener) {
+        let listeners: Vec<Value> = bodies(resources, ResourceType::Listener)
+            .into_iter()
+            .map(|body| json!({ "name": body.get("name"), "active_state": { "listener": body } }))
+            .collect();
+        configs.push(json!({ "@type": kind("ListenersConfigDump"), "dynamic_listeners": listeners }));
+    }
+    if wanted(ResourceType::Route) {
+        let routes = wrap(ResourceType::Route, "route_config");
+        configs.push(json!({ "@type": kind("RoutesConfigDump"), "dynamic_route_configs": routes }));
+    }
+    if wanted(ResourceType::Extension) {
+        let filters = wrap(ResourceType::Extension, "ecds_filter");
+        configs.push(json!({ "@type": kind("EcdsConfigDump"), "ecds_filters": filters }));
+    }
+    json!({ "configs": configs })
+}
