@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Diagnostic, FieldError, Kind, Meta, Row, Severity, istio, kube};
-use crate::base::{ClusterId, Namespace, ObjectKey, Shared, SmolStr};
+use super::{Diagnostic, FieldError, Kind, Meta, Row, Severity, field::scalar_text, istio, kube};
+use crate::base::{ClusterId, Namespace, ObjectKey, Shared};
 
 /// What a document gives.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -166,13 +166,13 @@ fn error(field: &str, message: String) -> FieldError {
 
 /// An object that does not count, named as well as it names itself.
 fn rejected(cluster: &ClusterId, kind: Kind, value: &Value, code: &'static str, errors: Vec<FieldError>) -> Parsed {
-    let metadata = |name: &str| value["metadata"][name].as_str().unwrap_or_default();
+    let metadata = |name: &str| scalar_text(&value["metadata"][name]).unwrap_or_default();
     let namespace = match metadata("namespace") {
         _ if kind.is_cluster_scoped() => Namespace::default(),
-        "" => Namespace::new_static("default"),
-        namespace => Namespace::new(namespace),
+        namespace if namespace.is_empty() => Namespace::new_static("default"),
+        namespace => Namespace::from(namespace),
     };
-    let key = ObjectKey::new(cluster, namespace, SmolStr::new(metadata("name")));
+    let key = ObjectKey::new(cluster, namespace, metadata("name"));
     let diagnostic = |error| Diagnostic::of_object(kind, key.clone(), Severity::Error, code, error);
     Parsed {
         rows: Vec::new(),

@@ -125,19 +125,16 @@ impl<'a> Fields<'a> {
     pub fn texts(&self, name: &str) -> Vec<SmolStr> {
         let texts = self.list(name).iter().enumerate();
         texts
-            .filter_map(|(i, value)| match value {
-                Value::String(text) => Some(SmolStr::new(text)),
-                other => self.wrong(&format!("{name}[{i}]"), "a string", other),
+            .filter_map(|(i, value)| {
+                scalar_text(value).or_else(|| self.wrong(&format!("{name}[{i}]"), "a string", value))
             })
             .collect()
     }
 
     /// A text; `None` when absent.
     pub fn optional_text(&self, name: &str) -> Option<SmolStr> {
-        match self.value(name)? {
-            Value::String(text) => Some(SmolStr::new(text)),
-            other => self.wrong(name, "a string", other),
-        }
+        let value = self.value(name)?;
+        scalar_text(value).or_else(|| self.wrong(name, "a string", value))
     }
 
     /// A text; empty when absent.
@@ -184,10 +181,12 @@ impl<'a> Fields<'a> {
             return Labels::new();
         };
         map.iter()
-            .filter_map(|(key, value)| match value {
-                Value::String(text) => Some((SmolStr::new(key), SmolStr::new(text))),
-                Value::Null => Some((SmolStr::new(key), SmolStr::default())),
-                other => self.wrong(&format!("{name}.{key}"), "a string", other),
+            .filter_map(|(key, value)| {
+                let text = match value {
+                    Value::Null => Some(SmolStr::default()),
+                    value => scalar_text(value).or_else(|| self.wrong(&format!("{name}.{key}"), "a string", value)),
+                };
+                Some((SmolStr::new(key), text?))
             })
             .collect()
     }
@@ -195,6 +194,22 @@ impl<'a> Fields<'a> {
     /// A field that may hold a number or a text, as Kubernetes' `IntOrString`.
     pub fn raw(&self, name: &str) -> Option<&'a Value> {
         self.value(name)
+    }
+}
+
+/// A scalar as text. In YAML `name: off` is a boolean and `version: 1` a number; where text is wanted they are text, in
+/// the spelling that they have in JSON (`false`, `1`), as `sigs.k8s.io/yaml` makes it.
+pub(super) fn scalar_text(value: &Value) -> Option<SmolStr> {
+    match value {
+        Value::String(text) => Some(SmolStr::new(text)),
+        Value::Bool(flag) => Some(SmolStr::new_static(if *flag { "true" } else { "false" })),
+        Value::Number(number) => Some(match number.as_f64() {
+            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 1e6 => {
+                SmolStr::new(format!("{float:.0}"))
+            }
+            _ => SmolStr::new(number.to_string()),
+        }),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
     }
 }
 

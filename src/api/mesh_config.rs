@@ -9,7 +9,7 @@ mod validate;
 use std::sync::LazyLock;
 
 use prost::{Message, Name};
-use prost_reflect::MessageDescriptor;
+use prost_reflect::{MessageDescriptor, OneofDescriptor};
 use serde_json::{Map, Value, json};
 
 use super::{FieldError, istio::Findings, unknown::unknown_fields};
@@ -195,7 +195,7 @@ fn set_fields(descriptor: &MessageDescriptor, base: &mut Map<String, Value>, ove
             .get_field_by_json_name(name)
             .or_else(|| descriptor.get_field_by_name(name));
         let Some(field) = field else { continue };
-        for other in field.containing_oneof().iter().flat_map(|oneof| oneof.fields()) {
+        for other in field.containing_oneof().iter().flat_map(OneofDescriptor::fields) {
             base.remove(other.json_name());
         }
         base.insert(field.json_name().to_owned(), value.clone());

@@ -50,7 +50,7 @@ pub fn text(bytes: &[u8]) -> Result<&str, YamlError> {
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let before = &bytes[..error.valid_up_to()];
-        let line = before.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+        let line = before.split(|byte| *byte == b'\n').count() as u64;
         let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() as u64 + 1;
         at(line, column, "the file is not UTF-8".to_owned())
     })?;
@@ -255,7 +255,7 @@ mod tests {
             .map(|pair| pair.split_at(1))
         {
             let uses = format!("*{from},").repeat(10);
-            bomb.push_str(&format!("{to}: &{to} [{uses}]\n"));
+            bomb = format!("{bomb}{to}: &{to} [{uses}]\n");
         }
         assert!(error(&bomb).message.contains("nodes"));
         let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(100_000), "*a, ".repeat(1000));

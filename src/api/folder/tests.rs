@@ -1,3 +1,5 @@
+use std::fmt::Write;
+
 use super::*;
 
 fn folder(files: &[(&str, &str)]) -> Folder {
@@ -50,7 +52,9 @@ fn a_folder_is_read_whole() {
         ),
         (
             "kube-west.yaml",
-            &format!("apiVersion: v1\nkind: Node\nmetadata: {{name: node}}\n---\n{SIDECAR}"),
+            &format!(
+                "apiVersion: v1\nkind: Node\nmetadata: {{name: off, labels: {{version: 1.10, n: 7}}}}\n---\n{SIDECAR}"
+            ),
         ),
         ("mesh.yaml", "enableAutoMtls: false\ndefaultConfig: {meshId: m}\n"),
         (
@@ -73,10 +77,17 @@ fn a_folder_is_read_whole() {
             "MeshNetworks istio-system/istio"
         ]
     );
-    assert_eq!(names(&folder, "west"), ["Node node"], "{:?}", messages(&folder));
+    assert_eq!(names(&folder, "west"), ["Node false"], "{:?}", messages(&folder));
     assert_eq!(
         messages(&folder),
         ["kube-west.yaml:4: Sidecar default/a: config counts only in the config cluster"]
+    );
+    let Row::Node(node) = &folder.rows["west"][0] else {
+        panic!()
+    };
+    assert_eq!(
+        (node.meta.labels["version"].as_str(), node.meta.labels["n"].as_str()),
+        ("1.1", "7")
     );
     assert_eq!(folder.env["MAX_CONNECTIONS_PER_SOCKET_EVENT_LOOP"], "3");
     assert_eq!(folder.proxies.len(), 1);
@@ -166,16 +177,20 @@ fn a_file_of_20_000_documents_loads() {
     let mut text = String::new();
     let filler = "x".repeat(600);
     for number in 0..10_000 {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "apiVersion: v1\nkind: Service\nmetadata:\n  name: service-{number}\n  namespace: n{}\n  annotations: {{note: {filler}}}\n\
              spec:\n  clusterIP: 10.{}.{}.1\n  selector: {{app: service-{number}}}\n  ports:\n  - {{name: http, port: 80, targetPort: 8080}}\n---\n",
-            number % 100, number / 250, number % 250,
-        ));
-        text.push_str(&format!(
+            number % 100,
+            number / 250,
+            number % 250,
+        );
+        let _ = write!(
+            text,
             "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata:\n  name: service-{number}\n  annotations: {{note: {filler}}}\n\
              spec:\n  hosts: [service-{number}.n{}.svc.cluster.local]\n  http:\n  - route:\n    - destination: {{host: service-{number}}}\n      weight: 100\n---\n",
             number % 100,
-        ));
+        );
     }
     assert!(text.len() > 16_000_000, "{}", text.len());
     let folder = folder(&[("mesh-of-10000.yaml", &text)]);

@@ -27,7 +27,7 @@ fn metadata_has_the_defaults_of_a_mesh_folder() {
 
 #[test]
 fn wrong_metadata_is_named() {
-    let object = json!({"metadata": {"namespace": 1, "creationTimestamp": "yesterday", "labels": {"v": 1}}});
+    let object = json!({"metadata": {"namespace": [], "creationTimestamp": "yesterday", "labels": {"v": {}}}});
     let errors = Meta::parse(Kind::Pod, &ClusterId::new("c1"), &object).unwrap_err();
     let want = [
         "metadata.name",
@@ -63,7 +63,7 @@ fn a_service_is_read() {
 #[test]
 fn wrong_types_name_their_paths() {
     let object = json!({"metadata": {"name": "a"}, "spec": {
-        "clusterIPs": ["10.0.0.1", 5], "selector": [], "ports": [{"port": "80"}, {"port": 70000}, "x", {}]}});
+        "clusterIPs": ["10.0.0.1", []], "selector": [], "ports": [{"port": "80"}, {"port": 70000}, "x", {}]}});
     let errors = Service::parse(meta(Kind::Service, &object), &object).unwrap_err();
     let want = [
         "spec.clusterIPs[1]",
