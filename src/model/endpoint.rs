@@ -1,10 +1,21 @@
 //! Endpoints of services, and the traits of the whole set that clusters and listeners depend on.
 
+mod entry;
+mod kube;
+
+use std::collections::BTreeSet;
+
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, service::ServiceKey};
-use crate::base::{ClusterId, Labels, Namespace, NetworkId, Shared};
-use crate::table::Cx;
+use super::{
+    MeshSnapshot,
+    service::{Registry, Resolution, Service, ServiceKey},
+    workload::Workload,
+};
+use crate::{
+    base::{ClusterId, Labels, Namespace, NetworkId, Shared},
+    table::Cx,
+};
 
 /// Health as Istio distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -25,7 +36,7 @@ pub enum Health {
 /// One endpoint of one service port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// IP address, host name (DNS services) or `unix://` path.
+    /// IP address, host name (DNS services) or `unix://` path; empty for one that only a network gateway can reach.
     pub address: SmolStr,
     /// Further addresses of the same pod (dual stack).
     pub extra_addresses: Vec<SmolStr>,
@@ -55,7 +66,7 @@ pub struct Endpoint {
     pub namespace: Namespace,
     /// The node that runs it, empty when unknown.
     pub node_name: SmolStr,
-    /// `hostname` of the pod, for names of headless services.
+    /// The pod's name under its subdomain, for names of headless services; empty without a subdomain.
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
@@ -64,7 +75,7 @@ pub struct Endpoint {
 /// All endpoints of a service in all clusters, in a fixed order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ServiceEndpoints {
-    /// Sorted by cluster, then as the registry lists them.
+    /// Those of ServiceEntries first, then by cluster, each as the registry lists them.
     pub endpoints: Vec<Shared<Endpoint>>,
 }
 
@@ -91,6 +102,8 @@ pub struct EndpointTraits {
 pub struct HeadlessAddress {
     /// The address.
     pub address: SmolStr,
+    /// Further addresses of the same pod (dual stack).
+    pub extra_addresses: Vec<SmolStr>,
     /// The service port's name.
     pub port_name: SmolStr,
     /// The cluster.
@@ -110,15 +123,116 @@ pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn
     endpoints
         .endpoints
         .iter()
-        .for_each(|endpoint| emit(endpoint.address.clone()));
+        .flat_map(|endpoint| std::iter::once(&endpoint.address).chain(&endpoint.extra_addresses))
+        .for_each(|address| emit(address.clone()));
 }
 
 /// Derives the endpoints of one service.
-pub fn endpoints(_cx: &Cx, _mesh: &MeshSnapshot, _key: &ServiceKey) -> Option<ServiceEndpoints> {
-    None
+pub fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceEndpoints> {
+    let service = mesh.services.get(cx, key)?;
+    // A ServiceEntry adds endpoints even to a Kubernetes Service that has taken its host.
+    let mut endpoints = entry::endpoints(cx, mesh, key);
+    if service.registry == Registry::Kubernetes {
+        endpoints.extend(kube::endpoints(cx, mesh, service));
+    }
+    let endpoints = endpoints.into_iter().map(Shared::new).collect();
+    Some(ServiceEndpoints { endpoints })
 }
 
 /// Derives the traits of one service's endpoints.
-pub fn traits(_cx: &Cx, _mesh: &MeshSnapshot, _key: &ServiceKey) -> Option<EndpointTraits> {
-    None
+pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<EndpointTraits> {
+    let service = mesh.services.get(cx, key)?;
+    let endpoints = &mesh.endpoints.get(cx, key)?.endpoints;
+    let identities: BTreeSet<&SmolStr> = endpoints.iter().map(|endpoint| &endpoint.identity).collect();
+    let is_dns = matches!(service.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb);
+    let headless = if service.resolution == Resolution::Passthrough {
+        endpoints.as_slice()
+    } else {
+        &[]
+    };
+    Some(EndpointTraits {
+        identities: identities
+            .into_iter()
+            .filter(|identity| !identity.is_empty())
+            .cloned()
+            .collect(),
+        any: !endpoints.is_empty(),
+        any_plaintext: endpoints.iter().any(|endpoint| endpoint.tls_mode != "istio"),
+        all_tunnel: !endpoints.is_empty() && endpoints.iter().all(|endpoint| endpoint.supports_tunnel()),
+        inline: if is_dns { endpoints.clone() } else { Vec::new() },
+        addresses: headless
+            .iter()
+            .map(|endpoint| HeadlessAddress::of(endpoint, service))
+            .collect(),
+    })
+}
+
+impl Endpoint {
+    /// True if the endpoint is reached by HBONE on its own account.
+    pub fn supports_tunnel(&self) -> bool {
+        let label = self.labels.get("networking.istio.io/tunnel");
+        label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == "http"))
+    }
+
+    /// An endpoint of a workload for one service port.
+    fn of_workload(workload: &Workload, port_name: &SmolStr, port: u32, health: Health) -> Self {
+        Self {
+            address: workload.addresses.first().cloned().unwrap_or_default(),
+            extra_addresses: Vec::new(),
+            port_name: port_name.clone(),
+            port,
+            labels: workload.endpoint_labels.clone(),
+            identity: workload.identity.clone(),
+            network: workload.network.clone(),
+            cluster: workload.cluster.clone(),
+            locality: workload.locality.clone(),
+            weight: workload.weight,
+            tls_mode: workload.tls_mode.clone(),
+            health,
+            workload_name: workload.workload_name.clone(),
+            namespace: workload.namespace.clone(),
+            node_name: workload.node_name.clone(),
+            hostname: dns_hostname(workload),
+            subdomain: workload.subdomain.clone(),
+        }
+    }
+
+    /// Gives the endpoint the addresses of a pod with several; an IPv4 address is the main one.
+    fn with_addresses(mut self, addresses: &[SmolStr]) -> Self {
+        let is_v6 = |text: &SmolStr| text.contains(':');
+        let mut ordered = addresses.to_vec();
+        ordered.sort_by_key(is_v6);
+        let mut ordered = ordered.into_iter();
+        if let Some(first) = ordered.next() {
+            self.address = first;
+            self.extra_addresses = ordered.collect();
+        }
+        self
+    }
+}
+
+/// The name of a pod under its subdomain: its hostname, by default its own name.
+fn dns_hostname(workload: &Workload) -> SmolStr {
+    if workload.subdomain.is_empty() {
+        SmolStr::default()
+    } else if workload.hostname.is_empty() {
+        workload.key.object.name.clone()
+    } else {
+        workload.hostname.clone()
+    }
+}
+
+impl HeadlessAddress {
+    fn of(endpoint: &Endpoint, service: &Service) -> Self {
+        Self {
+            address: endpoint.address.clone(),
+            extra_addresses: endpoint.extra_addresses.clone(),
+            port_name: endpoint.port_name.clone(),
+            cluster: endpoint.cluster.clone(),
+            network: endpoint.network.clone(),
+            hostname: endpoint.hostname.clone(),
+            subdomain: endpoint.subdomain.clone(),
+            healthy: service.publish_not_ready || endpoint.health == Health::Healthy,
+        }
+    }
 }

@@ -117,6 +117,12 @@ graph! {
             |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
         /// Workloads by namespace.
         workloads_by_namespace: (Namespace, WorkloadKey, Workload) = |key, _, emit| emit(key.object.namespace.clone());
+        /// Workloads of WorkloadEntries by namespace.
+        entry_workloads_by_namespace: (Namespace, WorkloadKey, Workload) = |key, _, emit| {
+            if key.source == workload::WorkloadSource::WorkloadEntry {
+                emit(key.object.namespace.clone());
+            }
+        };
         /// Workloads by address.
         workloads_by_address: (SmolStr, WorkloadKey, Workload) =
             |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
@@ -236,7 +242,8 @@ impl Graph {
         );
         let installation = mesh.installation.clone();
         derive!(self, tx, mesh: workloads <- workload::candidates(inputs), workload::workload);
-        index_derived!(self, tx, mesh: workloads_by_namespace <- workloads, workloads_by_address <- workloads);
+        index_derived!(self, tx, mesh: workloads_by_namespace <- workloads,
+            entry_workloads_by_namespace <- workloads, workloads_by_address <- workloads);
         // Rows for the mesh as a whole are evaluated once; afterwards what they read decides.
         let whole_mesh = if mesh.revision.0 == 0 { vec![()] } else { Vec::new() };
         derive!(self, tx, mesh: auto_allocation <- whole_mesh.clone(), auto_allocation::allocation);

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use ipnet::IpNet;
 use smol_str::SmolStr;
 
 use super::MeshSnapshot;
-use crate::base::{ClusterId, NetworkId};
-use crate::table::Cx;
+use crate::{
+    base::{ClusterId, Labels, NetworkId, ObjectKey, cidr},
+    proto::istio::mesh::v1alpha1::{Network, network::network_endpoints::Ne},
+    table::Cx,
+};
 
 /// A gateway into a network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +45,57 @@ impl Networks {
     pub fn is_multi_network(&self) -> bool {
         !self.by_network.is_empty()
     }
+}
+
+/// The label that names the network of a workload, of a cluster (on its system namespace), or of a gateway.
+pub const LABEL: &str = "topology.istio.io/network";
+
+/// The network of an endpoint: its label, else that of its cluster's system namespace, else what meshNetworks says of
+/// the cluster, else the network whose range holds the address.
+pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &Labels, address: &str) -> NetworkId {
+    if let Some(network) = labels.get(LABEL).filter(|network| !network.is_empty()) {
+        return NetworkId::from(network.clone());
+    }
+    let system = ObjectKey::new(cluster, "", SmolStr::new(mesh.installation.namespace.as_str()));
+    let system = mesh.namespaces.get(cx, &system);
+    let label = system.and_then(|namespace| namespace.meta.labels.get(LABEL));
+    if let Some(network) = label.filter(|network| !network.is_empty()) {
+        return NetworkId::from(network.clone());
+    }
+    let Some(networks) = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key()) else {
+        return NetworkId::default();
+    };
+    let networks = &networks.spec.networks;
+    let of_cluster = networks.iter().find(|(_, network)| lists_registry(network, cluster));
+    let found = of_cluster.map(|(id, _)| id).or_else(|| by_range(networks, address));
+    found.map(NetworkId::new).unwrap_or_default()
+}
+
+/// True if endpoints of the cluster belong to the network.
+fn lists_registry(network: &Network, cluster: &ClusterId) -> bool {
+    network.endpoints.iter().any(|endpoints| match &endpoints.ne {
+        Some(Ne::FromRegistry(registry)) => cluster == registry.as_str(),
+        _ => false,
+    })
+}
+
+/// The network with the widest range that holds the address.
+fn by_range<'a>(networks: &'a BTreeMap<String, Network>, address: &str) -> Option<&'a String> {
+    let ip = cidr::parse_ip(address)?;
+    let ranges = networks
+        .iter()
+        .flat_map(|(id, network)| network.endpoints.iter().map(move |entry| (id, entry)));
+    let holding = ranges.filter_map(|(id, entry)| match &entry.ne {
+        Some(Ne::FromCidr(range)) => range
+            .parse::<IpNet>()
+            .ok()
+            .filter(|net| net.contains(&ip))
+            .map(|net| (net, id)),
+        _ => None,
+    });
+    holding
+        .min_by_key(|(net, id)| (net.prefix_len(), *id))
+        .map(|(_, id)| id)
 }
 
 /// Derives the network gateways.

@@ -2,8 +2,8 @@
 
 mod alias;
 pub mod auto_allocation;
-mod entry;
-mod kube;
+pub(super) mod entry;
+pub(super) mod kube;
 mod protocol;
 #[cfg(test)]
 mod tests;

@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, inputs::Inputs};
-use crate::base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared};
-use crate::table::Cx;
+use super::{MeshSnapshot, inputs::Inputs, network};
+use crate::{
+    api::{Config, Meta, kube::Pod},
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
+    proto::istio::networking::v1alpha3::WorkloadEntry,
+    table::Cx,
+};
 
 /// Names a workload.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,13 +45,13 @@ pub struct Workload {
     pub labels: Shared<Labels>,
     /// Labels with cluster, network, locality and host name laid over (kube.md section 3). Subsets look here.
     pub endpoint_labels: Shared<Labels>,
-    /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`; empty if there is no account.
+    /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`; empty for WorkloadEntries without an account.
     pub identity: SmolStr,
     /// The service account's name.
     pub service_account: SmolStr,
     /// The network, empty when unknown.
     pub network: NetworkId,
-    /// `region/zone/subzone` (trailing parts may be missing), empty when unknown.
+    /// `region/zone/subzone` (trailing parts may be missing or empty), empty when unknown.
     pub locality: SmolStr,
     /// Label `security.istio.io/tlsMode`, else `disabled` (WorkloadEntry with service account: `istio`).
     pub tls_mode: SmolStr,
@@ -59,11 +63,12 @@ pub struct Workload {
     pub hostname: SmolStr,
     /// `spec.subdomain` of the pod.
     pub subdomain: SmolStr,
-    /// Named ports: of containers, or of the WorkloadEntry.
+    /// Named ports: TCP ports of containers, or those of the WorkloadEntry.
     pub named_ports: BTreeMap<SmolStr, u32>,
     /// `weight` of the WorkloadEntry, 0 when absent.
     pub weight: u32,
-    /// Ready, running, not being deleted; a WorkloadEntry is ready unless its health condition says no.
+    /// Ready, running, not being deleted; a WorkloadEntry is ready unless its health condition says no. Who looks for
+    /// workloads by address or label passes over those that are not ready.
     pub ready: bool,
 }
 
@@ -93,6 +98,201 @@ pub fn spiffe_id(trust_domain: &str, namespace: &str, account: &str) -> SmolStr 
 }
 
 /// Derives one workload.
-pub fn workload(_cx: &Cx, _mesh: &MeshSnapshot, _key: &WorkloadKey) -> Option<Workload> {
-    None
+pub fn workload(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey) -> Option<Workload> {
+    match key.source {
+        WorkloadSource::Pod => Some(of_pod(cx, mesh, key, mesh.pods.get(cx, &key.object)?)),
+        WorkloadSource::WorkloadEntry => {
+            let entry = mesh.workload_entries.get(cx, &key.object)?;
+            let mut labels = label_map(&entry.spec.labels);
+            labels.extend(entry.meta.labels.clone());
+            let name = entry_name(&entry.meta);
+            let ready = !mesh.installation.features.pilot_enable_workload_entry_healthchecks || is_healthy(entry);
+            let workload = of_entry(cx, mesh, key, &entry.spec, labels, name);
+            Some(Workload { ready, ..workload })
+        }
+    }
+}
+
+fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workload {
+    let meta = &pod.meta;
+    let locality = locality_label(&meta.labels).unwrap_or_else(|| node_locality(cx, mesh, pod));
+    let ip = pod.ips.first().map_or("", SmolStr::as_str);
+    let network = network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip);
+    let endpoint_labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
+    let trust_domain = &mesh.mesh_config(cx).trust_domain;
+    Workload {
+        key: key.clone(),
+        namespace: meta.namespace().clone(),
+        cluster: meta.cluster().clone(),
+        addresses: pod.ips.clone(),
+        labels: Shared::new(meta.labels.clone()),
+        endpoint_labels: Shared::new(endpoint_labels),
+        identity: spiffe_id(trust_domain, meta.namespace(), &pod.service_account),
+        service_account: pod.service_account.clone(),
+        network,
+        locality,
+        tls_mode: tls_mode(&meta.labels, ""),
+        workload_name: pod.workload_name.clone(),
+        node_name: pod.node_name.clone(),
+        hostname: pod.hostname.clone(),
+        subdomain: pod.subdomain.clone(),
+        named_ports: tcp_ports(pod),
+        weight: 0,
+        ready: pod.is_serving(),
+    }
+}
+
+fn tcp_ports(pod: &Pod) -> BTreeMap<SmolStr, u32> {
+    let tcp = pod.named_ports.iter().filter(|(_, (_, protocol))| protocol == "TCP");
+    tcp.map(|(name, (number, _))| (name.clone(), *number)).collect()
+}
+
+/// A workload from the specification of a WorkloadEntry: an object of its own, or an endpoint of a ServiceEntry.
+pub(super) fn of_entry(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    key: &WorkloadKey,
+    entry: &WorkloadEntry,
+    labels: Labels,
+    workload_name: SmolStr,
+) -> Workload {
+    let object = &key.object;
+    let locality = match entry.locality.as_str() {
+        "" => locality_label(&labels).unwrap_or_default(),
+        given => SmolStr::new(given),
+    };
+    // Parity: only a network that the entry names counts when gateways are chosen; one that is known otherwise shows
+    // in the labels alone.
+    let known_network = match entry.network.as_str() {
+        "" => network::of_endpoint(cx, mesh, &object.cluster, &labels, &entry.address),
+        given => NetworkId::new(given),
+    };
+    let trust_domain = &mesh.mesh_config(cx).trust_domain;
+    let identity = match entry.service_account.as_str() {
+        "" => SmolStr::default(),
+        account => spiffe_id(trust_domain, &object.namespace, account),
+    };
+    Workload {
+        key: key.clone(),
+        namespace: object.namespace.clone(),
+        cluster: object.cluster.clone(),
+        addresses: vec![SmolStr::new(&entry.address)],
+        endpoint_labels: Shared::new(augmented(&labels, &object.cluster, &locality, "", &known_network)),
+        identity,
+        service_account: SmolStr::new(&entry.service_account),
+        network: NetworkId::new(&entry.network),
+        locality,
+        tls_mode: tls_mode(&labels, &entry.service_account),
+        labels: Shared::new(labels),
+        workload_name,
+        node_name: SmolStr::default(),
+        hostname: SmolStr::default(),
+        subdomain: SmolStr::default(),
+        named_ports: entry
+            .ports
+            .iter()
+            .map(|(name, port)| (SmolStr::new(name), *port))
+            .collect(),
+        weight: entry.weight,
+        ready: true,
+    }
+}
+
+/// A map of a message as labels.
+pub(super) fn label_map<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
+    map.into_iter()
+        .map(|(key, value)| (SmolStr::new(key), SmolStr::new(value)))
+        .collect()
+}
+
+/// The name that telemetry shows for a WorkloadEntry: of its group, of its label, or its own.
+fn entry_name(meta: &Meta) -> SmolStr {
+    let group = meta.annotations.get("istio.io/autoRegistrationGroup");
+    let label = meta.labels.get("service.istio.io/workload-name");
+    group.or(label).unwrap_or(meta.name()).clone()
+}
+
+/// With health checks on, an entry is ready once its condition `Healthy` says so.
+fn is_healthy(entry: &Config<WorkloadEntry>) -> bool {
+    let checked = entry.meta.annotations.get("proxy.istio.io/health-checks-enabled");
+    if !checked.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True")) {
+        return true;
+    }
+    let conditions = entry
+        .status
+        .as_ref()
+        .and_then(|status| status.get("conditions")?.as_array());
+    let healthy = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == "Healthy");
+    healthy.is_some_and(|condition| condition["status"] == "True")
+}
+
+/// The mutual TLS that a workload takes part in: as its label says, else by whether an entry has an account.
+fn tls_mode(labels: &Labels, entry_account: &str) -> SmolStr {
+    let default = if entry_account.is_empty() { "disabled" } else { "istio" };
+    let label = labels.get("security.istio.io/tlsMode");
+    label.cloned().unwrap_or(SmolStr::new_static(default))
+}
+
+/// The locality that a label gives; labels cannot hold `/`, so `.` stands for it.
+fn locality_label(labels: &Labels) -> Option<SmolStr> {
+    let label = labels
+        .get("topology.istio.io/locality")
+        .or_else(|| labels.get("istio-locality"))?;
+    match label.as_str() {
+        "" => None,
+        text if text.contains('/') => Some(label.clone()),
+        text => Some(SmolStr::from(text.replace('.', "/"))),
+    }
+}
+
+fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
+    let key = ObjectKey::new(pod.meta.cluster(), "", pod.node_name.clone());
+    let Some(node) = mesh.nodes.get(cx, &key) else {
+        return SmolStr::default();
+    };
+    let label = |names: [&str; 2]| {
+        let found = names
+            .iter()
+            .find_map(|name| node.meta.labels.get(*name).filter(|value| !value.is_empty()));
+        found.map_or("", SmolStr::as_str)
+    };
+    let region = label([
+        "topology.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/region",
+    ]);
+    let zone = label(["topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"]);
+    let subzone = label(["topology.istio.io/subzone", "topology.istio.io/subzone"]);
+    if region.is_empty() && zone.is_empty() && subzone.is_empty() {
+        return SmolStr::default();
+    }
+    SmolStr::from(format!("{region}/{zone}/{subzone}"))
+}
+
+/// Labels with cluster, locality, node and network laid over, as subsets and failover priorities see them.
+pub(super) fn augmented(
+    labels: &Labels,
+    cluster: &ClusterId,
+    locality: &str,
+    node: &str,
+    network: &NetworkId,
+) -> Labels {
+    let mut out = labels.clone();
+    let mut put = |key: &'static str, value: &str| {
+        if !value.is_empty() {
+            out.insert(SmolStr::new_static(key), SmolStr::new(value));
+        }
+    };
+    let mut parts = locality.split('/');
+    put("topology.kubernetes.io/region", parts.next().unwrap_or_default());
+    put("topology.kubernetes.io/zone", parts.next().unwrap_or_default());
+    put("topology.istio.io/subzone", parts.next().unwrap_or_default());
+    put("topology.istio.io/cluster", cluster);
+    put("kubernetes.io/hostname", node);
+    if labels.get(network::LABEL).is_none_or(|given| given.is_empty()) {
+        put(network::LABEL, network);
+    }
+    out
 }

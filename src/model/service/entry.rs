@@ -65,6 +65,14 @@ pub(in crate::model) fn resolution(entry: &ServiceEntry) -> Resolution {
     }
 }
 
+/// How many variants an entry has: one for each of its addresses, one if it gives none.
+pub(in crate::model) fn address_count(entry: &ServiceEntry) -> usize {
+    match entry.addresses.as_slice() {
+        [] => 1,
+        given => given.iter().filter(|text| address(text).is_some()).count(),
+    }
+}
+
 /// True if an address may be allocated to the host: it has none, is no wildcard, and is resolved by someone.
 pub(super) fn wants_address(entry: &ServiceEntry, hostname: &Hostname) -> bool {
     entry.addresses.is_empty() && entry.resolution() != Given::None && !host::is_wildcard(hostname)

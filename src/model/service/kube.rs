@@ -40,7 +40,7 @@ fn object_name(mesh: &MeshSnapshot, key: &ServiceKey) -> Option<SmolStr> {
 }
 
 /// The Services of one name over clusters: the config cluster first, then by cluster id.
-pub(super) fn objects<'a>(
+pub(in crate::model) fn objects<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,

@@ -1,0 +1,167 @@
+//! Endpoints from ServiceEntries: written inline, selected by labels, or the host itself.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use super::{Endpoint, Health};
+use crate::{
+    api::Config,
+    base::{Labels, ObjectKey, Shared, cidr, select},
+    model::{
+        MeshSnapshot,
+        service::{Resolution, ServiceKey, entry},
+        workload::{self, Workload, WorkloadKey, WorkloadSource},
+    },
+    proto::istio::networking::v1alpha3::{ServiceEntry, ServicePort, WorkloadEntry},
+    table::Cx,
+};
+
+/// What begins the address of a Unix socket.
+const UNIX: &str = "unix://";
+
+/// The endpoints of all entries that declare the host, oldest entry first.
+pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Endpoint> {
+    let mut endpoints = Vec::new();
+    let mut ports_served: BTreeSet<u32> = BTreeSet::new();
+    for config in entry::entries(cx, mesh, key) {
+        let single = entry::resolution(&config.spec) == Resolution::DnsRoundRobinLb;
+        let own = of_entry(cx, mesh, key, config);
+        // Parity: an entry counts once for each of its addresses, so its endpoints repeat; Envoy drops repetitions.
+        for _ in 0..entry::address_count(&config.spec) {
+            for (number, endpoint) in &own {
+                // Round robin over DNS has room for one endpoint at each port.
+                let first = ports_served.insert(*number);
+                if first || !single {
+                    endpoints.push(endpoint.clone());
+                }
+            }
+        }
+    }
+    endpoints
+}
+
+/// The endpoints of one entry with the number of the port that each serves.
+fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, config: &Config<ServiceEntry>) -> Vec<(u32, Endpoint)> {
+    let spec = &config.spec;
+    let is_dns = matches!(entry::resolution(spec), Resolution::DnsLb | Resolution::DnsRoundRobinLb);
+    if let Some(selector) = &spec.workload_selector {
+        let selector = workload::label_map(&selector.labels);
+        let selected = selected(cx, mesh, config, &selector, is_dns);
+        let served = selected.iter().flat_map(|workload| serve(mesh, workload, &spec.ports));
+        return served.collect();
+    }
+    if spec.endpoints.is_empty() && is_dns {
+        let ports = spec.ports.iter();
+        return ports
+            .map(|port| (port.number, host_itself(key, config, port)))
+            .collect();
+    }
+    let inline = spec.endpoints.iter().enumerate();
+    let inline = inline.map(|(index, endpoint)| inline_workload(cx, mesh, config, index, endpoint));
+    inline
+        .flat_map(|workload| serve(mesh, &workload, &spec.ports))
+        .collect()
+}
+
+fn inline_workload(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    config: &Config<ServiceEntry>,
+    index: usize,
+    endpoint: &WorkloadEntry,
+) -> Workload {
+    let name = SmolStr::from(format!("{}-{index}", config.meta.name()));
+    let object = ObjectKey::new(config.meta.cluster(), config.meta.namespace().clone(), name.clone());
+    let key = WorkloadKey {
+        source: WorkloadSource::WorkloadEntry,
+        object,
+    };
+    workload::of_entry(cx, mesh, &key, endpoint, workload::label_map(&endpoint.labels), name)
+}
+
+/// The ready pods and WorkloadEntries of the entry's namespace that its selector chooses, pods first, then by name.
+fn selected<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    config: &Config<ServiceEntry>,
+    selector: &Labels,
+    is_dns: bool,
+) -> Vec<&'a Shared<Workload>> {
+    let pods = mesh.installation.features.pilot_enable_serviceentry_select_pods;
+    let index = if pods {
+        &mesh.workloads_by_namespace
+    } else {
+        &mesh.entry_workloads_by_namespace
+    };
+    let rows = index.get(cx, config.meta.namespace()).map(|(_, workload)| workload);
+    let selected = rows.filter(|workload| {
+        workload.ready && select::subset(selector, &workload.endpoint_labels) && (is_dns || !needs_dns(workload))
+    });
+    selected.collect()
+}
+
+/// True if the workload is reached by a host name or a Unix socket, which only DNS ServiceEntries can use.
+pub(super) fn needs_dns(workload: &Workload) -> bool {
+    let address = workload.addresses.first().map_or("", SmolStr::as_str);
+    !address.is_empty() && cidr::parse_ip(address).is_none()
+}
+
+/// The endpoints of a workload at the entry's ports. The workload's own port of that name comes first, then the
+/// entry's target port, then the port itself.
+fn serve(mesh: &MeshSnapshot, workload: &Workload, ports: &[ServicePort]) -> Vec<(u32, Endpoint)> {
+    let is_pod = workload.key.source == WorkloadSource::Pod;
+    let unix = workload
+        .addresses
+        .first()
+        .is_some_and(|address| address.starts_with(UNIX));
+    let health = if is_pod { Health::Healthy } else { Health::Unknown };
+    let served = ports.iter().map(|port| {
+        let named = workload
+            .named_ports
+            .get(port.name.as_str())
+            .copied()
+            .unwrap_or_default();
+        let number = match (named, port.target_port) {
+            _ if unix => 0,
+            (0, 0) => port.number,
+            (0, target) => target,
+            (named, _) => named,
+        };
+        let endpoint = Endpoint::of_workload(workload, &SmolStr::new(&port.name), number, health);
+        let endpoint = if is_pod && mesh.installation.features.istio_dual_stack {
+            endpoint.with_addresses(&workload.addresses)
+        } else {
+            endpoint
+        };
+        (port.number, endpoint)
+    });
+    served.collect()
+}
+
+/// A DNS host without endpoints: the proxy resolves the host.
+fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePort) -> Endpoint {
+    Endpoint {
+        address: SmolStr::new(key.hostname.as_str()),
+        extra_addresses: Vec::new(),
+        port_name: SmolStr::new(&port.name),
+        port: if port.target_port > 0 {
+            port.target_port
+        } else {
+            port.number
+        },
+        labels: Shared::default(),
+        identity: SmolStr::default(),
+        network: Default::default(),
+        cluster: config.meta.cluster().clone(),
+        locality: SmolStr::default(),
+        weight: 0,
+        tls_mode: SmolStr::new_static("disabled"),
+        health: Health::Unknown,
+        workload_name: config.meta.name().clone(),
+        namespace: config.meta.namespace().clone(),
+        node_name: SmolStr::default(),
+        hostname: SmolStr::default(),
+        subdomain: SmolStr::default(),
+    }
+}
