@@ -27,13 +27,14 @@ const TABLE: &[Rule] = &[
     rule("table", &["base"]),
     rule("api", &["base", "proto"]),
     rule("model", &["base", "proto", "api", "table"]),
+    // The engine's read side records what a generator reads, and its memos are derived tables.
     Rule {
         module: "generate",
-        may: &["base", "proto", "api", "model"],
+        may: &["base", "proto", "api", "table", "model"],
         not: &["model::world"],
     },
     rule("template", &["base"]),
-    rule("settings", &[]),
+    rule("settings", &["base"]),
     rule("task", &[]),
     rule(
         "environment",
@@ -55,7 +56,16 @@ const TABLE: &[Rule] = &[
     ),
     rule(
         "push",
-        &["base", "settings", "task", "environment", "model", "generate"],
+        &[
+            "base",
+            "api::Kind",
+            "table::ChangeSet",
+            "settings",
+            "task",
+            "environment",
+            "model",
+            "generate",
+        ],
     ),
     rule("auth", &["base", "proto", "settings", "task", "environment", "kube"]),
     rule(
@@ -67,6 +77,9 @@ const TABLE: &[Rule] = &[
             "task",
             "environment",
             "auth",
+            "generate::EncodedResource",
+            "generate::ResourceSnapshot",
+            "generate::ResourceType",
             "generate::encoded",
             "generate::group",
             "generate::proxy",
