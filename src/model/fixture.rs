@@ -2,7 +2,7 @@
 
 use super::{Change, Commit, Installation, World, inputs::Row};
 use crate::{
-    api::{Config, Kind, Meta},
+    api::{Config, Kind, Meta, folder},
     base::{ClusterId, Labels, ObjectKey, Shared},
     proto::istio::mesh::v1alpha1::MeshConfig,
 };
@@ -45,6 +45,25 @@ pub(crate) fn key(name: &str) -> ObjectKey {
 /// Commits rows to an empty world.
 pub(crate) fn world(rows: Vec<Row>) -> Commit {
     World::new(Installation::default()).commit(rows.into_iter().map(Change::Upsert).collect())
+}
+
+/// The rows of a mesh folder.
+pub(crate) fn folder(installation: &Installation, files: &[(&str, &str)]) -> Vec<Row> {
+    let files: Vec<(String, &[u8])> = files
+        .iter()
+        .map(|(name, text)| ((*name).into(), text.as_bytes()))
+        .collect();
+    let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
+    assert!(folder.diagnostics.is_empty(), "{:?}", folder.diagnostics);
+    folder.rows.into_values().flatten().collect()
+}
+
+/// A world that holds a mesh folder.
+pub(crate) fn folder_world(installation: Installation, files: &[(&str, &str)]) -> World {
+    let rows = folder(&installation, files);
+    let mut world = World::new(installation);
+    world.commit(rows.into_iter().map(Change::Upsert).collect());
+    world
 }
 
 /// Labels from pairs.

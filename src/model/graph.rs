@@ -104,6 +104,9 @@ graph! {
             |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
         /// Kubernetes Services by namespace.
         kube_services_by_namespace: (Namespace, ObjectKey, api::kube::Service) = by_namespace!();
+        /// Services that are labelled as gateways of a network.
+        network_services: ((), ObjectKey, api::kube::Service) =
+            |_, service, emit| if network::network_label(service).is_some() { emit(()) };
         /// ExternalName Services by the name they stand for.
         aliases_by_target: (crate::base::Hostname, ObjectKey, api::kube::Service) =
             |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
@@ -226,6 +229,7 @@ impl Graph {
             kube_services_by_name <- kube_services,
             kube_services_by_namespace <- kube_services,
             aliases_by_target <- kube_services,
+            network_services <- kube_services,
             slices_by_service <- endpoint_slices,
             service_entries_by_host <- service_entries,
             pods_by_address <- pods,

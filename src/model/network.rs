@@ -1,21 +1,25 @@
 //! Networks: which gateways lead into each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::MeshSnapshot;
+use super::{MeshSnapshot, service::kube as registry};
 use crate::{
-    base::{ClusterId, Labels, NetworkId, ObjectKey, cidr},
-    proto::istio::mesh::v1alpha1::{Network, network::network_endpoints::Ne},
+    api::kube,
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
+    proto::istio::mesh::v1alpha1::{
+        Network,
+        network::{istio_network_gateway::Gw, network_endpoints::Ne},
+    },
     table::Cx,
 };
 
 /// A gateway into a network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetworkGateway {
-    /// Its address (an IP; host names are resolved before).
+    /// Its address: an IP, or a host name among the unresolved ones.
     pub address: SmolStr,
     /// The mTLS passthrough port, 15443 by default; 0: none.
     pub port: u32,
@@ -25,13 +29,29 @@ pub struct NetworkGateway {
     pub network: NetworkId,
     /// The cluster of the gateway, empty for addresses from meshNetworks.
     pub cluster: ClusterId,
-    /// The identity for double HBONE: (namespace, service account), empty when unknown.
+    /// The identity for double HBONE as `namespace/account`, empty when unknown.
     pub service_account: SmolStr,
 }
 
-/// All gateways.
+/// All gateways. Reads as the resolved ones.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Networks {
+    /// Gateways with an IP address; those given by host name are left out unless their address is known.
+    pub resolved: GatewayIndex,
+    /// All gateways as given, host names included: for clusters that the proxy resolves by DNS.
+    pub unresolved: GatewayIndex,
+}
+
+impl std::ops::Deref for Networks {
+    type Target = GatewayIndex;
+    fn deref(&self) -> &GatewayIndex {
+        &self.resolved
+    }
+}
+
+/// Gateways by what they lead into.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct GatewayIndex {
     /// By network, sorted by address and port.
     pub by_network: BTreeMap<NetworkId, Vec<NetworkGateway>>,
     /// By network and cluster, sorted by address and port.
@@ -40,11 +60,48 @@ pub struct Networks {
     pub scale: u32,
 }
 
-impl Networks {
+impl GatewayIndex {
+    /// Indexes a set of gateways.
+    pub fn of(gateways: impl IntoIterator<Item = NetworkGateway>) -> Self {
+        let mut index = Self {
+            scale: 1,
+            ..Self::default()
+        };
+        for gateway in gateways.into_iter().collect::<BTreeSet<_>>() {
+            let in_cluster = (gateway.network.clone(), gateway.cluster.clone());
+            index
+                .by_network
+                .entry(gateway.network.clone())
+                .or_default()
+                .push(gateway.clone());
+            index
+                .by_network_and_cluster
+                .entry(in_cluster)
+                .or_default()
+                .push(gateway);
+        }
+        let sizes = index
+            .by_network
+            .values()
+            .chain(index.by_network_and_cluster.values())
+            .map(Vec::len);
+        index.scale = sizes.fold(1, |scale, size| lcm(scale, u32::try_from(size).unwrap_or(u32::MAX)));
+        index
+    }
+
     /// True if any gateway is known.
     pub fn is_multi_network(&self) -> bool {
         !self.by_network.is_empty()
     }
+}
+
+/// Least common multiple; saturates rather than wrapping.
+fn lcm(a: u32, b: u32) -> u32 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x.max(1)).saturating_mul(b)
 }
 
 /// The label that names the network of a workload, of a cluster (on its system namespace), or of a gateway.
@@ -98,7 +155,104 @@ fn by_range<'a>(networks: &'a BTreeMap<String, Network>, address: &str) -> Optio
         .map(|(_, id)| id)
 }
 
-/// Derives the network gateways.
-pub fn networks(_cx: &Cx, _mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
-    None
+/// Derives the network gateways: addresses and services that meshNetworks names, and labelled services.
+pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
+    let mut gateways: Vec<NetworkGateway> = Vec::new();
+    for (_, service) in mesh.network_services.get(cx, &()) {
+        gateways.extend(
+            labelled(service)
+                .into_iter()
+                .flat_map(|template| reached(cx, mesh, service, &template)),
+        );
+    }
+    let config = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key());
+    for (id, network) in config.iter().flat_map(|config| &config.spec.networks) {
+        for gateway in &network.gateways {
+            match &gateway.gw {
+                Some(Gw::Address(address)) if !address.is_empty() => gateways.push(NetworkGateway {
+                    address: SmolStr::new(address),
+                    ..template(id, gateway.port)
+                }),
+                Some(Gw::RegistryServiceName(host)) => {
+                    let services = registry_services(cx, mesh, host);
+                    let named = services.into_iter().filter(|service| {
+                        network_label(service).is_none() && lists_registry(network, service.meta.cluster())
+                    });
+                    gateways.extend(named.flat_map(|service| reached(cx, mesh, service, &template(id, gateway.port))));
+                }
+                _ => {}
+            }
+        }
+    }
+    let with_ip = gateways
+        .iter()
+        .filter(|gateway| cidr::parse_ip(&gateway.address).is_some());
+    Some(Networks {
+        resolved: GatewayIndex::of(with_ip.cloned()),
+        unresolved: GatewayIndex::of(gateways),
+    })
 }
+
+/// A gateway without address and cluster.
+fn template(network: &str, port: u32) -> NetworkGateway {
+    NetworkGateway {
+        address: SmolStr::default(),
+        port,
+        hbone_port: 0,
+        network: NetworkId::new(network),
+        cluster: ClusterId::default(),
+        service_account: SmolStr::default(),
+    }
+}
+
+/// The label that makes a Service a gateway, unless it is empty.
+pub(super) fn network_label(service: &kube::Service) -> Option<&SmolStr> {
+    service.meta.labels.get(LABEL).filter(|network| !network.is_empty())
+}
+
+/// What a labelled Service offers; none if it serves neither the passthrough port nor the HBONE port.
+fn labelled(service: &kube::Service) -> Option<NetworkGateway> {
+    const PASSTHROUGH: u32 = 15443;
+    const HBONE: u32 = 15008;
+    let network = network_label(service)?;
+    let given = service.meta.labels.get("networking.istio.io/gatewayPort");
+    let port = given.and_then(|text| text.parse().ok()).unwrap_or(PASSTHROUGH);
+    let served = |number: u32| {
+        let found = service
+            .ports
+            .iter()
+            .any(|port| port.number == number && port.protocol != "UDP");
+        if found { number } else { 0 }
+    };
+    let gateway = NetworkGateway {
+        hbone_port: served(HBONE),
+        ..template(network, served(port))
+    };
+    (gateway.port > 0 || gateway.hbone_port > 0).then_some(gateway)
+}
+
+/// The Services of all clusters that have this host name.
+fn registry_services<'a>(cx: &Cx, mesh: &'a MeshSnapshot, host: &str) -> Vec<&'a Shared<kube::Service>> {
+    let suffix = format!(".svc.{}", mesh.installation.domain);
+    let parts = host.strip_suffix(&suffix).and_then(|rest| rest.split_once('.'));
+    let Some((name, namespace)) = parts else {
+        return Vec::new();
+    };
+    registry::objects(cx, mesh, &Namespace::new(namespace), &SmolStr::new(name))
+}
+
+/// The gateway at each external address of the Service; a node port takes the place of the port where there is one.
+fn reached(cx: &Cx, mesh: &MeshSnapshot, service: &kube::Service, template: &NetworkGateway) -> Vec<NetworkGateway> {
+    let (addresses, node_ports) = registry::external_addresses(cx, mesh, service);
+    let node_port = node_ports.and_then(|ports| ports.get(&template.port).copied());
+    let gateways = addresses.into_iter().flatten().map(|address| NetworkGateway {
+        address,
+        port: node_port.unwrap_or(template.port),
+        cluster: service.meta.cluster().clone(),
+        ..template.clone()
+    });
+    gateways.collect()
+}
+
+#[cfg(test)]
+mod tests;

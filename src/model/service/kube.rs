@@ -137,11 +137,15 @@ fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec
     accounts
 }
 
-type Addresses = Option<Vec<SmolStr>>;
-type NodePorts = Option<std::collections::BTreeMap<u32, u32>>;
+pub(in crate::model) type Addresses = Option<Vec<SmolStr>>;
+pub(in crate::model) type NodePorts = Option<std::collections::BTreeMap<u32, u32>>;
 
 /// Where the service is reached from outside its cluster, and by which node ports.
-fn external_addresses(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> (Addresses, NodePorts) {
+pub(in crate::model) fn external_addresses(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    object: &kube::Service,
+) -> (Addresses, NodePorts) {
     let mut addresses = Vec::new();
     if object.service_type == "LoadBalancer" {
         addresses.extend(object.load_balancer.iter().cloned());

@@ -1,0 +1,137 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{MeshSnapshot, fixture, installation::Installation};
+
+/// The snapshot of a mesh folder.
+fn mesh(files: &[(&str, &str)]) -> std::sync::Arc<MeshSnapshot> {
+    fixture::folder_world(Installation::default(), files).snapshot()
+}
+
+fn gateways(mesh: &MeshSnapshot) -> (Vec<String>, u32) {
+    let networks = mesh
+        .networks
+        .get(&Cx::untracked(), &())
+        .expect("because there is one row");
+    let listed = networks.by_network.values().flatten();
+    let text = listed.map(|g| format!("{} {}:{} {}", g.network, g.address, g.port, g.cluster));
+    (text.collect(), networks.scale)
+}
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: gw, namespace: istio-system, labels: {topology.istio.io/network: n2}}
+spec: {type: LoadBalancer, ports: [{port: 15443, name: tls, nodePort: 31000}]}
+status: {loadBalancer: {ingress: [{ip: 2.2.2.2}, {hostname: gw.example.com}, {ip: 1.1.1.1}]}}
+";
+
+#[test]
+fn labelled_services_and_addresses_are_gateways() {
+    let networks = "
+networks:
+  n1: {endpoints: [{fromRegistry: Kubernetes}], gateways: [{address: 9.9.9.9, port: 443}]}
+  n3: {endpoints: [{fromCidr: 10.0.0.0/8}], gateways: [{address: 8.8.8.8, port: 443}, {address: 7.7.7.7, port: 443},
+       {address: 6.6.6.6, port: 443}]}
+";
+    let mesh = mesh(&[("kube-c2.yaml", SERVICE), ("meshnetworks.yaml", networks)]);
+    let (listed, scale) = gateways(&mesh);
+    let want = [
+        "n1 9.9.9.9:443 ",
+        "n2 1.1.1.1:15443 c2",
+        "n2 2.2.2.2:15443 c2",
+        "n3 6.6.6.6:443 ",
+        "n3 7.7.7.7:443 ",
+        "n3 8.8.8.8:443 ",
+    ];
+    assert_eq!(listed, want);
+    assert_eq!(scale, 6);
+    let unresolved = &mesh.networks.get(&Cx::untracked(), &()).unwrap().unresolved;
+    assert_eq!(unresolved.by_network[&NetworkId::new("n2")].len(), 3);
+}
+
+#[test]
+fn a_label_wins_over_a_registry_service_name() {
+    let networks = "
+networks:
+  n1:
+    endpoints: [{fromRegistry: c2}]
+    gateways: [{registryServiceName: gw.istio-system.svc.cluster.local, port: 443}]
+";
+    let labelled = mesh(&[("kube-c2.yaml", SERVICE), ("meshnetworks.yaml", networks)]);
+    assert_eq!(gateways(&labelled).0, ["n2 1.1.1.1:15443 c2", "n2 2.2.2.2:15443 c2"]);
+    let plain = SERVICE.replace("topology.istio.io/network", "x");
+    let named = mesh(&[("kube-c2.yaml", &plain), ("meshnetworks.yaml", networks)]);
+    assert_eq!(gateways(&named).0, ["n1 1.1.1.1:443 c2", "n1 2.2.2.2:443 c2"]);
+    let elsewhere = mesh(&[("kube-c3.yaml", &plain), ("meshnetworks.yaml", networks)]);
+    assert!(gateways(&elsewhere).0.is_empty());
+}
+
+#[test]
+fn node_ports_and_other_ports() {
+    let nodes = "
+apiVersion: v1
+kind: Node
+metadata: {name: n, labels: {role: gw}}
+status: {addresses: [{type: ExternalIP, address: 3.3.3.3}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: m}
+status: {addresses: [{type: ExternalIP, address: 4.4.4.4}]}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: gw
+  labels: {topology.istio.io/network: n2, networking.istio.io/gatewayPort: '443'}
+  annotations: {traffic.istio.io/nodeSelector: '{\"role\":\"gw\"}'}
+spec: {type: NodePort, ports: [{port: 443, nodePort: 31443}]}
+";
+    assert_eq!(gateways(&mesh(&[("kube-c2.yaml", nodes)])).0, ["n2 3.3.3.3:31443 c2"]);
+    let other = nodes.replace("port: 443,", "port: 444,");
+    assert!(gateways(&mesh(&[("kube-c2.yaml", &other)])).0.is_empty());
+}
+
+#[test]
+fn the_network_of_an_endpoint() {
+    let networks = "
+networks:
+  wide: {endpoints: [{fromCidr: 10.0.0.0/8}]}
+  narrow: {endpoints: [{fromCidr: 10.1.0.0/16}]}
+  registry: {endpoints: [{fromRegistry: c2}]}
+";
+    let namespace = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {topology.istio.io/network: system}}
+";
+    let mesh = mesh(&[("meshnetworks.yaml", networks), ("kube-c3.yaml", namespace)]);
+    let of = |cluster: &str, label: &str, address: &str| {
+        let labels = [(SmolStr::new(LABEL), SmolStr::new(label))].into();
+        of_endpoint(&Cx::untracked(), &mesh, &ClusterId::new(cluster), &labels, address).to_string()
+    };
+    assert_eq!(of("c1", "own", "10.1.0.1"), "own");
+    assert_eq!(of("c3", "", "10.1.0.1"), "system");
+    assert_eq!(of("c2", "", "10.1.0.1"), "registry");
+    assert_eq!(of("c1", "", "10.1.0.1"), "wide");
+    assert_eq!(of("c1", "", "11.1.0.1"), "");
+    assert_eq!(of("c1", "", "host.name"), "");
+}
+
+proptest! {
+    #[test]
+    fn every_list_divides_the_scale(networks in prop::collection::vec((0..4_u8, 0..3_u8, any::<u8>()), 0..12)) {
+        let gateways = networks.iter().map(|(network, cluster, address)| NetworkGateway {
+            address: SmolStr::from(format!("1.1.1.{address}")),
+            cluster: ClusterId::from(format!("c{cluster}")),
+            ..template(&format!("n{network}"), 15443)
+        });
+        let index = GatewayIndex::of(gateways);
+        for list in index.by_network.values().map(Vec::len).chain(index.by_network_and_cluster.values().map(Vec::len)) {
+            prop_assert_eq!(index.scale as usize % list, 0);
+        }
+        let in_clusters: usize = index.by_network_and_cluster.values().map(Vec::len).sum();
+        prop_assert_eq!(in_clusters, index.by_network.values().map(Vec::len).sum::<usize>());
+    }
+}
