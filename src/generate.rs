@@ -9,6 +9,7 @@ pub mod constant;
 pub mod encoded;
 pub mod endpoint;
 pub mod extension;
+pub mod gateway;
 pub mod group;
 pub mod labels;
 pub mod listener;
@@ -23,6 +24,7 @@ pub mod view;
 pub mod vip;
 
 pub use encoded::{EncodedResource, ResourceType};
+pub use gateway::GatewayView;
 pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};
 pub use proxy::{Proxy, ProxyType};
 pub use view::View;

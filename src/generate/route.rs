@@ -5,7 +5,7 @@
 //! sidecar's route does not hold routes, only the rows that they come from.
 
 mod action;
-mod destination;
+pub(crate) mod destination;
 mod domains;
 mod filters;
 mod gateway;

@@ -108,7 +108,15 @@ impl GatewayServer {
     }
 
     /// True if TLS is passed on unread.
-    pub fn is_passthrough(&self) -> bool {
+    pub fn hosts_for_namespace<'a>(hosts: &'a [String], namespace: &str) -> Vec<&'a str> {
+    let is_offered = |host: &&String| match host.split_once('/') {
+        Some((owner, _)) => owner == namespace || owner == "*",
+        None => true,
+    };
+    hosts.iter().filter(is_offered).map(|host| bare_host(host)).collect()
+}
+
+fn is_passthrough(&self) -> bool {
         is_passthrough(&self.server)
     }
 
@@ -125,6 +133,11 @@ impl GatewayServer {
     /// True for anything with TLS settings but HTTP (where they are about redirection).
     pub fn is_tls(&self) -> bool {
         self.server.tls.is_some() && !self.protocol.is_http()
+    }
+
+    /// The hosts that VirtualServices of a namespace may use, without namespaces.
+    pub fn hosts_for(&self, namespace: &str) -> Vec<&str> {
+        hosts_for_namespace(&self.server.hosts, namespace)
     }
 
     /// The hosts without namespaces, sorted: what SNI is matched with.
@@ -170,7 +183,7 @@ fn gateway_name(meta: &Meta) -> SmolStr {
 }
 
 /// The host of `namespace/host` or `host`.
-pub fn bare_host(host: &str) -> &str {
+fn bare_host(host: &str) -> &str {
     host.split_once('/').map_or(host, |(_, host)| host)
 }
 
@@ -431,4 +444,24 @@ fn route_name(server: &GatewayServer, number: u32) -> SmolStr {
         return SmolStr::from(format!("https.{}.{port_name}.{name}.{namespace}{bind}", server.port()));
     }
     SmolStr::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_offer_hosts_to_namespaces() {
+        let mut hosts = ["./a.com", "*/b.com", "ns3/c.com"].map(str::to_owned).to_vec();
+        qualify_hosts(&mut hosts, "ns1");
+        assert_eq!(hosts_for_namespace(&hosts, "ns1"), ["a.com", "b.com"]);
+        assert_eq!(hosts_for_namespace(&hosts, "ns3"), ["b.com", "c.com"]);
+    }
+
+    #[test]
+    fn a_host_for_everybody_stands_alone() {
+        let mut hosts = ["./a.com", "*/*"].map(str::to_owned).to_vec();
+        qualify_hosts(&mut hosts, "ns1");
+        assert_eq!(hosts, ["*"]);
+    }
 }

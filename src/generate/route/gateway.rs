@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
-    generate::{View, group::Built, select::Selected},
+    base::{Hashed, Hostname, ObjectKey, SmolStr, host},
+    generate::{GatewayView, View, group::Built, select::Selected},
     model::{
         ScopeKey, ServiceKey, SidecarScope,
-        gateway::{self, ExposedPort, GatewayServer, MergedGateway, NO_TRANSLATION_LABEL},
-        service::Protocol,
+        gateway::GatewayServer,
         virtual_service::{self, Reach},
     },
     proto::{
@@ -30,10 +29,8 @@ use super::{
 pub struct GatewayPart {
     /// What it can see.
     scope: ScopeKey,
-    /// The Gateways that select it, oldest first.
-    gateways: Shared<[ObjectKey]>,
-    /// The ports that its services expose.
-    exposed: Shared<[ExposedPort]>,
+    /// What it serves.
+    gateways: GatewayView,
     /// The rest that is read of it.
     client: Hashed<Client>,
 }
@@ -42,8 +39,7 @@ impl GatewayPart {
     pub(super) fn of(view: &View, selected: &Selected, client: Hashed<Client>) -> Self {
         Self {
             scope: selected.scope.clone(),
-            gateways: selected.gateways.clone(),
-            exposed: exposed_ports(view, selected),
+            gateways: GatewayView::of(view, selected),
             client,
         }
     }
@@ -51,7 +47,7 @@ impl GatewayPart {
     /// All route configurations, by name.
     pub(super) fn list(&self, view: &View) -> Vec<GatewayRoutes> {
         let scope = view.scope(&self.scope);
-        let merged = MergedGateway::of(view.cx, view.mesh, &self.gateways, &self.exposed);
+        let merged = self.gateways.merged(view);
         let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| GatewayRoutes {
             name: name.clone(),
             client: self.client.clone(),
@@ -91,7 +87,7 @@ impl GatewayPart {
         key: &ObjectKey,
         reach: &Reach,
     ) -> Option<Binding> {
-        let offered = hosts_for_namespace(&server.server.hosts, reach.meta.namespace());
+        let offered = server.hosts_for(reach.meta.namespace());
         let hosts = intersection(&offered, &reach.hosts);
         if hosts.is_empty() {
             return None;
@@ -125,22 +121,6 @@ impl GatewayPart {
             ruled,
         }
     }
-}
-
-/// The ports of the services that a router serves.
-pub(crate) fn exposed_ports(view: &View, selected: &Selected) -> Shared<[ExposedPort]> {
-    let of_target = |target: &crate::generate::select::ServiceTarget| {
-        let service = view.service(&target.service)?;
-        let port = service.port(target.port)?;
-        Some(ExposedPort {
-            service: target.service.clone(),
-            number: target.port,
-            target: target.target_port,
-            udp: port.protocol == Protocol::Udp,
-            untranslated: service.label(NO_TRANSLATION_LABEL).is_some(),
-        })
-    };
-    selected.targets.iter().filter_map(of_target).collect::<Vec<_>>().into()
 }
 
 /// One route configuration of a gateway.
@@ -353,19 +333,6 @@ fn collapsed(drafts: Vec<Draft>) -> Vec<Draft> {
     result
 }
 
-/// The hosts of a server that VirtualServices of a namespace may use, without the namespace.
-pub(crate) fn hosts_for_namespace<'a>(hosts: &'a [String], namespace: &str) -> Vec<&'a str> {
-    let is_offered = |host: &&String| match host.split_once('/') {
-        Some((owner, _)) => owner == namespace || owner == "*",
-        None => true,
-    };
-    hosts
-        .iter()
-        .filter(is_offered)
-        .map(|host| gateway::bare_host(host))
-        .collect()
-}
-
 /// What two lists of hosts have in common: of each overlapping pair the more specific host.
 fn intersection<'a>(offered: &[&'a str], wanted: &'a [Hostname]) -> Vec<&'a str> {
     let mut result = Vec::new();
@@ -395,12 +362,5 @@ mod tests {
         let wanted = ["*.com", "bar.net"].map(Hostname::new);
         assert_eq!(intersection(&["foo.com", "*.net"], &wanted), ["foo.com", "bar.net"]);
         assert!(intersection(&["foo.org"], &wanted).is_empty());
-    }
-
-    #[test]
-    fn servers_offer_hosts_to_namespaces() {
-        let hosts = ["ns1/a.com", "b.com"].map(str::to_owned);
-        assert_eq!(hosts_for_namespace(&hosts, "ns1"), ["a.com", "b.com"]);
-        assert_eq!(hosts_for_namespace(&hosts, "ns2"), ["b.com"]);
     }
 }

@@ -1,0 +1,45 @@
+//! What the configuration of a router is merged from: the part of keys that clusters, listeners and routes share.
+
+use super::{View, select::Selected};
+use crate::{
+    base::{ObjectKey, Shared},
+    model::{
+        gateway::{ExposedPort, MergedGateway, NO_TRANSLATION_LABEL},
+        service::Protocol,
+    },
+};
+
+/// The Gateways of a router and the ports of its services.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatewayView {
+    /// The Gateways that select it, oldest first.
+    pub gateways: Shared<[ObjectKey]>,
+    /// The ports that its services expose, in the order in which they are looked up.
+    pub exposed: Shared<[ExposedPort]>,
+}
+
+impl GatewayView {
+    /// The view of a selected router.
+    pub fn of(view: &View, selected: &Selected) -> Self {
+        let exposed = selected.targets.iter().filter_map(|target| {
+            let service = view.service(&target.service)?;
+            let port = service.port(target.port)?;
+            Some(ExposedPort {
+                service: target.service.clone(),
+                number: target.port,
+                target: target.target_port,
+                udp: port.protocol == Protocol::Udp,
+                untranslated: service.label(NO_TRANSLATION_LABEL).is_some(),
+            })
+        });
+        Self {
+            gateways: selected.gateways.clone(),
+            exposed: exposed.collect::<Vec<_>>().into(),
+        }
+    }
+
+    /// What the router serves.
+    pub fn merged(&self, view: &View) -> MergedGateway {
+        MergedGateway::of(view.cx, view.mesh, &self.gateways, &self.exposed)
+    }
+}
