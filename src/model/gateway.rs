@@ -108,15 +108,7 @@ impl GatewayServer {
     }
 
     /// True if TLS is passed on unread.
-    pub fn hosts_for_namespace<'a>(hosts: &'a [String], namespace: &str) -> Vec<&'a str> {
-    let is_offered = |host: &&String| match host.split_once('/') {
-        Some((owner, _)) => owner == namespace || owner == "*",
-        None => true,
-    };
-    hosts.iter().filter(is_offered).map(|host| bare_host(host)).collect()
-}
-
-fn is_passthrough(&self) -> bool {
+    pub fn is_passthrough(&self) -> bool {
         is_passthrough(&self.server)
     }
 
@@ -185,6 +177,14 @@ fn gateway_name(meta: &Meta) -> SmolStr {
 /// The host of `namespace/host` or `host`.
 fn bare_host(host: &str) -> &str {
     host.split_once('/').map_or(host, |(_, host)| host)
+}
+
+fn hosts_for_namespace<'a>(hosts: &'a [String], namespace: &str) -> Vec<&'a str> {
+    let is_offered = |host: &&String| match host.split_once('/') {
+        Some((owner, _)) => owner == namespace || owner == "*",
+        None => true,
+    };
+    hosts.iter().filter(is_offered).map(|host| bare_host(host)).collect()
 }
 
 fn is_passthrough(server: &networking::Server) -> bool {
