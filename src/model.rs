@@ -14,6 +14,7 @@ pub mod graph;
 pub mod inputs;
 pub mod installation;
 pub mod network;
+pub mod place;
 pub mod policy;
 pub mod service;
 pub mod sidecar_scope;

@@ -1,34 +1,87 @@
-//! Clusters.
+//! Clusters: the outbound ones of a scope, the inbound ones of a workload, and the fixed ones.
+//!
+//! A cluster key names the service port, the subset and the rule, and of the client only what shows in the cluster; so
+//! that all scopes that see a service share its clusters. What one would get wrong: whether a cluster exists at all
+//! (DNS clusters without endpoints do not) is known only when it is built.
+
+pub mod client;
+mod connection_pool;
+mod discovery;
+mod draft;
+pub mod dynamic;
+mod inbound;
+mod load_balancer;
+mod outbound;
+mod outlier;
+pub mod rule;
+mod service;
+mod static_clusters;
+mod tls;
+
+pub use inbound::{InboundKey, InboundPart};
+pub use outbound::{ClusterMode, OutboundKey, OutboundPart};
+pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
 
 use super::{
     View,
     group::{Built, Listed},
+    proxy::ProxyType,
     select::Selected,
 };
 
 /// What a part of this kind is selected by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ClusterPart {}
+pub enum ClusterPart {
+    /// Clusters of what a scope sees, and their endpoints.
+    Outbound(OutboundPart),
+    /// Clusters of the workload's own ports.
+    Inbound(InboundPart),
+    /// Clusters that do not depend on services.
+    Static(StaticPart),
+}
 
 /// What one resource is built from, besides what it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ClusterKey {}
+pub enum ClusterKey {
+    /// A service port or subset.
+    Outbound(OutboundKey),
+    /// A port of the workload.
+    Inbound(InboundKey),
+    /// One that does not depend on services.
+    Static(StaticKey),
+}
 
 /// The parts of this kind that a proxy gets.
-pub fn select(_view: &View, _selected: &Selected) -> Vec<ClusterPart> {
-    vec![ClusterPart {}]
+pub fn select(view: &View, selected: &Selected) -> Vec<ClusterPart> {
+    let outbound = OutboundPart::select(view, selected)
+        .into_iter()
+        .map(ClusterPart::Outbound);
+    let mut parts: Vec<ClusterPart> = outbound.collect();
+    if selected.proxy.proxy_type == ProxyType::Sidecar {
+        parts.extend(InboundPart::select(view, selected).map(ClusterPart::Inbound));
+    }
+    parts.push(ClusterPart::Static(StaticPart::select(view, selected)));
+    parts
 }
 
 impl ClusterPart {
     /// The resources of the part, in order.
-    pub fn list(&self, _view: &View) -> Vec<Listed> {
-        Vec::new()
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        match self {
+            Self::Outbound(part) => part.list(view),
+            Self::Inbound(part) => part.list(view),
+            Self::Static(part) => part.list(),
+        }
     }
 }
 
 impl ClusterKey {
     /// Builds the resource.
-    pub fn build(&self, _view: &View) -> Built {
-        Built::none()
+    pub fn build(&self, view: &View) -> Built {
+        match self {
+            Self::Outbound(key) => key.build(view),
+            Self::Inbound(key) => key.build(view),
+            Self::Static(key) => key.build(view),
+        }
     }
 }

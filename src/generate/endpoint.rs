@@ -1,14 +1,155 @@
-//! Load assignments. Which there are follows from the clusters: the cluster part lists them.
+//! Endpoints: the load assignment of an EDS cluster, and the one that stands inside a DNS cluster.
+//!
+//! Three steps: which endpoints a client may use, by locality ([`assignment`]); those in other networks replaced by the
+//! gateways that lead there ([`network`]); and what locality load balancing makes of the groups ([`locality`]).
 
-use super::{View, group::Built};
+mod assignment;
+mod cluster_local;
+mod locality;
+mod network;
 
-/// What one load assignment is built from, besides what it reads.
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+pub use assignment::Target;
+pub use locality::{LocalityLb, Needs, locality_setting, needs};
+
+use super::{
+    EncodedResource, View,
+    cluster::{
+        ClusterMode,
+        client::{OutboundClient, Place},
+    },
+    group::Built,
+    name,
+};
+use crate::{
+    base::{ClusterId, Labels, NetworkId, Shared, cidr::IpMode},
+    model::{
+        Service, ServiceKey,
+        destination_rule::{self, RuleRef},
+    },
+    proto::envoy::config::endpoint::v3::ClusterLoadAssignment,
+};
+
+/// What one resource is built from, besides what it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EndpointKey {}
+pub struct EndpointKey {
+    /// The service.
+    pub service: ServiceKey,
+    /// The service port.
+    pub port: u32,
+    /// The subset, empty for the default cluster.
+    pub subset: SmolStr,
+    /// What the cluster is for.
+    pub mode: ClusterMode,
+    /// The rule, if there is one.
+    pub rule: Option<RuleRef>,
+    /// The client.
+    pub client: EndpointClient,
+}
+
+/// What endpoints depend on of a client; each field is filled only where it makes a difference.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct EndpointClient {
+    /// The networks that it asked to see; empty: all.
+    pub network_view: Option<Shared<BTreeSet<NetworkId>>>,
+    /// Its network, where gateways lead into networks.
+    pub network: Option<NetworkClient>,
+    /// Its cluster, for services whose endpoints are for clients of the same cluster.
+    pub cluster: Option<ClusterId>,
+    /// Its node, for node-local services.
+    pub node: Option<SmolStr>,
+    /// Its `region/zone/subzone`, for services with locality load balancing.
+    pub locality: Option<SmolStr>,
+    /// Its labels that failover priorities compare; `None`: it has no labels, or none is compared.
+    pub labels: Option<Labels>,
+}
+
+/// What the choice of network gateways depends on of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NetworkClient {
+    /// The network, empty when unknown.
+    pub network: NetworkId,
+    /// The address families.
+    pub ip_mode: IpMode,
+}
+
+impl EndpointClient {
+    /// The projection of a client for one service. `place`: where it is, for services that need to know.
+    pub fn of(view: &View, service: &Service, client: &OutboundClient, place: Option<(&Place, &Needs)>) -> Self {
+        let networks = view.mesh.networks.get(view.cx, &());
+        let is_multi_network = networks.is_some_and(|networks| networks.is_multi_network());
+        let cluster_local = service.node_local || cluster_local::is_cluster_local(view, &service.key.hostname);
+        let mut projection = Self {
+            network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
+            network: is_multi_network.then(|| NetworkClient {
+                network: client.network.clone(),
+                ip_mode: client.ip_mode,
+            }),
+            cluster: cluster_local.then(|| client.cluster.clone()),
+            ..Self::default()
+        };
+        if let Some((place, needs)) = place {
+            let compared = |labels: &Labels| {
+                let compared = labels.iter().filter(|(key, _)| needs.labels.contains(*key));
+                compared.map(|(key, value)| (key.clone(), value.clone())).collect()
+            };
+            projection.node = needs.node.then(|| place.node.clone());
+            projection.locality = needs.locality.then(|| place.locality.clone());
+            projection.labels = place.labels.as_ref().filter(|_| !needs.labels.is_empty()).map(compared);
+        }
+        projection
+    }
+}
 
 impl EndpointKey {
-    /// Builds the load assignment.
-    pub fn build(&self, _view: &View) -> Built {
-        Built::none()
+    /// The name of the cluster that the endpoints are for.
+    pub fn name(&self) -> String {
+        match self.mode {
+            ClusterMode::Default => name::outbound_cluster(self.port, &self.subset, &self.service.hostname),
+            ClusterMode::SniDnat => name::sni_cluster(self.port, &self.subset, &self.service.hostname),
+        }
     }
+
+    /// Builds the resource; it is there, without endpoints, even if the service is gone.
+    pub fn build(&self, view: &View) -> Built {
+        let name = self.name();
+        let rule = self.rule.as_ref();
+        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+        let target = view.service(&self.service).and_then(|service| {
+            let port = service.port(self.port)?;
+            Some(Target {
+                service,
+                port,
+                subset: &self.subset,
+                mode: self.mode,
+                rule: rule.as_ref(),
+            })
+        });
+        let assignment = ClusterLoadAssignment {
+            endpoints: target
+                .map(|target| target.discovered(view, &self.client))
+                .unwrap_or_default(),
+            cluster_name: name,
+            ..Default::default()
+        };
+        Built::new(EncodedResource::new(assignment.cluster_name.as_str(), &assignment))
+    }
+}
+
+/// The endpoints inside a DNS cluster; `None` if there are none.
+pub fn inline_assignment(
+    view: &View,
+    cluster: &str,
+    target: &Target,
+    client: &EndpointClient,
+) -> Option<ClusterLoadAssignment> {
+    let endpoints = target.inline(view, client);
+    (!endpoints.is_empty()).then(|| ClusterLoadAssignment {
+        cluster_name: cluster.to_owned(),
+        endpoints,
+        ..Default::default()
+    })
 }

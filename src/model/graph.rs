@@ -9,6 +9,7 @@ use super::{
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     inputs::{InputTables, Inputs},
     network::{self, Networks},
+    place::{self, PlaceNeeds},
     service::{
         self, Service, ServiceKey, Visibility,
         auto_allocation::{self, AutoAddresses, AutoAllocation},
@@ -147,6 +148,10 @@ graph! {
         virtual_services_by_source_label: (SmolStr, ObjectKey, VirtualService) = virtual_service::source_labels;
         /// Merged rules by namespace and the labels of clients that they ask for.
         rules_by_selector_label: ((Namespace, SmolStr), RuleKey, HostRules) = destination_rule::selector_labels;
+        /// Services whose endpoints depend on where the client is.
+        placed_services: ((), ServiceKey, Service) = place::service_entry;
+        /// Rules by which endpoints may depend on where the client is.
+        placed_rules: ((), RuleKey, HostRules) = place::rule_entry;
         /// Sidecars by namespace.
         sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
         /// EnvoyFilters by namespace.
@@ -189,6 +194,8 @@ graph! {
         virtual_service_reach: (ObjectKey, Reach);
         /// DestinationRules merged by host.
         destination_rules: (RuleKey, HostRules);
+        /// Whether anything depends on where a client is.
+        place_needs: ((), PlaceNeeds);
     }
 }
 
@@ -274,6 +281,15 @@ impl Graph {
         derive!(self, tx, mesh: destination_rules <- destination_rule::candidates(&installation, inputs),
             destination_rule::host_rules);
         index_derived!(self, tx, mesh: wildcard_rules_by_namespace <- destination_rules,
-            rules_by_selector_label <- destination_rules);
+            rules_by_selector_label <- destination_rules,
+            placed_rules <- destination_rules,
+            placed_services <- services);
+        // Later evaluations are due to what it reads.
+        let first = if self.place_needs.table().is_empty() {
+            vec![()]
+        } else {
+            Vec::new()
+        };
+        derive!(self, tx, mesh: place_needs <- first, place::needs);
     }
 }

@@ -1,0 +1,134 @@
+//! What clusters and endpoints depend on of a client.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use crate::{
+    base::{ClusterId, Hashed, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr::IpMode},
+    generate::{
+        View,
+        constant::{ALPN_FILTER, METADATA_EXCHANGE},
+        proxy::{Proxy, ProxyType},
+        select::Selected,
+    },
+};
+
+/// What sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SocketClient {
+    /// A gateway: headless services use EDS, undeclared protocols are not followed.
+    pub is_router: bool,
+    /// It runs the TCP metadata exchange, and so offers the ALPN of it.
+    pub metadata_exchange: bool,
+    /// It runs the HTTP filter that sets the ALPN of each request; without it the TLS context has to.
+    pub alpn_filter: bool,
+    /// Certificates in files that take the place of the workload's own.
+    pub certificates: Option<ClientCertificates>,
+    /// It has the socket of an SDS provider of its own.
+    pub credential_socket: bool,
+}
+
+/// `TLS_CLIENT_CERT_CHAIN`, `TLS_CLIENT_KEY` and `TLS_CLIENT_ROOT_CERT` of the node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ClientCertificates {
+    /// Path of the certificate chain.
+    pub chain: SmolStr,
+    /// Path of the private key.
+    pub key: SmolStr,
+    /// Path of the certificate authorities.
+    pub root: SmolStr,
+}
+
+/// What the outbound part of a client depends on, besides the scope.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutboundClient {
+    /// Goes into every cluster key.
+    pub socket: Hashed<SocketClient>,
+    /// The address families; matter to DNS clusters and network gateways.
+    pub ip_mode: IpMode,
+    /// The network; matters when gateways lead into networks.
+    pub network: NetworkId,
+    /// The networks that it asked to see; empty: all.
+    pub network_view: Shared<BTreeSet<NetworkId>>,
+    /// The cluster; matters to cluster-local services.
+    pub cluster: ClusterId,
+    /// The labels that some DestinationRule of the namespace selects clients by.
+    pub rule_labels: Labels,
+    /// EnvoyFilters that apply.
+    pub envoy_filters: Shared<[ObjectKey]>,
+}
+
+impl OutboundClient {
+    /// The projection of a proxy.
+    pub fn of(view: &View, selected: &Selected) -> Hashed<Self> {
+        let proxy = selected.proxy;
+        Hashed::new(Self {
+            socket: Hashed::new(SocketClient::of(view, proxy)),
+            ip_mode: proxy.ip_mode(),
+            network: selected.network.clone(),
+            network_view: Shared::new(proxy.network_view.clone()),
+            cluster: proxy.cluster.clone(),
+            rule_labels: rule_labels(view, selected.scope.namespace(), &selected.labels),
+            envoy_filters: selected.envoy_filters.clone(),
+        })
+    }
+}
+
+impl SocketClient {
+    fn of(view: &View, proxy: &Proxy) -> Self {
+        let features = &view.mesh.installation.features;
+        let chain = proxy.text("TLS_CLIENT_CERT_CHAIN");
+        Self {
+            is_router: proxy.proxy_type == ProxyType::Router,
+            metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
+            alpn_filter: proxy.extensions.has(ALPN_FILTER),
+            certificates: (!chain.is_empty()).then(|| ClientCertificates {
+                chain,
+                key: proxy.text("TLS_CLIENT_KEY"),
+                root: proxy.text("TLS_CLIENT_ROOT_CERT"),
+            }),
+            credential_socket: has_credential_socket(proxy),
+        }
+    }
+}
+
+/// True if the node says that an SDS provider listens beside it.
+pub fn has_credential_socket(proxy: &Proxy) -> bool {
+    proxy.text("credential") == "true"
+}
+
+/// The client's labels, as far as DestinationRules of the namespace look at them.
+fn rule_labels(view: &View, namespace: &Namespace, labels: &Labels) -> Labels {
+    let index = &view.mesh.rules_by_selector_label;
+    let asked = labels
+        .iter()
+        .filter(|(key, _)| index.contains(view.cx, &(namespace.clone(), (*key).clone())));
+    asked.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// What only some endpoints depend on: those of node-local services, and those with locality load balancing. It has
+/// parts of its own, so that everything else is shared by clients wherever they run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Place {
+    /// The node; empty unless some service is node-local.
+    pub node: SmolStr,
+    /// `region/zone/subzone`; empty unless locality matters to some service.
+    pub locality: SmolStr,
+    /// The labels that some failover priority compares; `None` if the client has no labels at all.
+    pub labels: Option<Labels>,
+}
+
+impl Place {
+    /// Where a client is, if that matters to anything.
+    pub fn of(view: &View, selected: &Selected) -> Option<Self> {
+        let needs = view.mesh.place_needs.get(view.cx, &())?;
+        let labels = needs.labels.iter().filter_map(|key| selected.labels.get_key_value(key));
+        let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+        (needs.node || needs.locality).then(|| Self {
+            node: needs.node.then(|| selected.proxy.node_name.clone()).unwrap_or_default(),
+            locality: needs.locality.then(|| selected.locality.clone()).unwrap_or_default(),
+            labels: (!selected.labels.is_empty()).then_some(labels),
+        })
+    }
+}

@@ -1,0 +1,86 @@
+//! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
+
+use smol_str::SmolStr;
+
+use super::{draft::Draft, service::Context, static_clusters::exchange_filter};
+use crate::{
+    model::service::Protocol,
+    proto::{
+        Any,
+        envoy::{
+            config::cluster::v3::cluster::{ClusterDiscoveryType, CustomClusterType, DnsLookupFamily, LbPolicy},
+            extensions::{
+                clusters::dynamic_forward_proxy::v3::{ClusterConfig, cluster_config::ClusterImplementationSpecifier},
+                common::dynamic_forward_proxy::v3::DnsCacheConfig,
+            },
+        },
+        istio::mesh::v1alpha1::mesh_config::{ExtensionProvider, extension_provider::Provider},
+    },
+};
+
+const DYNAMIC_CLUSTER: &str = "envoy.clusters.dynamic_forward_proxy";
+
+/// The cache of resolved names of a wildcard host; the listener's filter names it too.
+pub fn dns_cache(host: &str) -> DnsCacheConfig {
+    DnsCacheConfig {
+        name: format!("{host}_dfp_dns_cache"),
+        dns_lookup_family: DnsLookupFamily::V4Only as i32,
+        ..Default::default()
+    }
+}
+
+/// The protocols in which a request says which host it wants.
+pub(super) fn serves(protocol: Protocol) -> bool {
+    matches!(
+        protocol,
+        Protocol::Http | Protocol::Tls | Protocol::Grpc | Protocol::Http2
+    )
+}
+
+/// The cluster of a wildcard host.
+pub(super) fn cluster(context: &Context) -> Draft {
+    let config = ClusterConfig {
+        cluster_implementation_specifier: Some(ClusterImplementationSpecifier::DnsCacheConfig(dns_cache(
+            &context.service.key.hostname,
+        ))),
+        ..Default::default()
+    };
+    let kind = ClusterDiscoveryType::ClusterType(CustomClusterType {
+        name: DYNAMIC_CLUSTER.to_owned(),
+        typed_config: Some(Any::pack(&config)),
+    });
+    let mut draft = Draft::of(context.key.name(), kind);
+    context.set_statistics(&mut draft);
+    draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+    context.set_protocol(&mut draft);
+    context.apply_pool(&mut draft);
+    context.apply_tls(&mut draft);
+    draft
+        .cluster
+        .filters
+        .extend(exchange_filter(context.key.client.metadata_exchange));
+    context.set_metadata(&mut draft, false);
+    draft
+}
+
+/// The host of the service behind an extension provider.
+pub(super) fn provider_host(provider: &ExtensionProvider) -> Option<SmolStr> {
+    let service = match provider.provider.as_ref()? {
+        Provider::EnvoyExtAuthzHttp(provider) => &provider.service,
+        Provider::EnvoyExtAuthzGrpc(provider) => &provider.service,
+        Provider::Zipkin(provider) => &provider.service,
+        Provider::Lightstep(provider) => &provider.service,
+        Provider::Datadog(provider) => &provider.service,
+        Provider::Opencensus(provider) => &provider.service,
+        Provider::Skywalking(provider) => &provider.service,
+        Provider::Opentelemetry(provider) => &provider.service,
+        Provider::EnvoyHttpAls(provider) => &provider.service,
+        Provider::EnvoyTcpAls(provider) => &provider.service,
+        Provider::EnvoyOtelAls(provider) => &provider.service,
+        Provider::Sds(provider) => &provider.service,
+        Provider::Stackdriver(_) | Provider::Prometheus(_) | Provider::EnvoyFileAccessLog(_) => return None,
+    };
+    // `namespace/host` or the host alone.
+    let host = service.split_once('/').map_or(service.as_str(), |(_, host)| host);
+    Some(SmolStr::new(host))
+}

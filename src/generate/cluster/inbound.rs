@@ -1,0 +1,383 @@
+//! Inbound clusters: from the sidecar to its own workload, one for each port that a service or a Sidecar names.
+
+use std::collections::BTreeMap;
+
+use smol_str::SmolStr;
+
+use super::{
+    ClusterKey, connection_pool,
+    draft::Draft,
+    rule,
+    service::{service_metadata, set_protocol},
+    static_clusters::{bind_config, fixed_endpoint},
+};
+use crate::{
+    api::kube::service::TargetPort,
+    base::{Namespace, ObjectKey, Shared, cidr::IpMode},
+    generate::{
+        EncodedResource, ResourceType, View,
+        constant::{self, loopbacks},
+        group::{Built, Listed, Resource},
+        name,
+        proxy::{InterceptionMode, Proxy},
+        select::{Selected, ServiceTarget},
+    },
+    model::{
+        ScopeKey, Service, ServiceKey,
+        destination_rule::{self, RuleRef},
+        service::{Protocol, ServicePort},
+    },
+    proto::{
+        envoy::config::cluster::v3::{
+            Cluster,
+            cluster::{CommonLbConfig, DiscoveryType, LbPolicy},
+        },
+        istio::{
+            mesh::v1alpha1::mesh_config::inbound_traffic_policy,
+            networking::v1alpha3::{ConnectionPoolSettings, IstioIngressListener, Sidecar},
+        },
+    },
+};
+
+/// Never: the longest time that Envoy takes, in seconds. Connections to the workload are not cleaned up.
+const NO_CLEANUP_SECONDS: i64 = 9_223_372_035;
+
+/// The inbound clusters of a workload.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InboundPart {
+    /// The workload's namespace.
+    pub namespace: Namespace,
+    /// The service ports that it serves.
+    pub targets: Shared<[ServiceTarget]>,
+    /// The Sidecar, if one selects it.
+    pub sidecar: Option<ObjectKey>,
+    /// The address families.
+    pub ip_mode: IpMode,
+    /// Ports are bound, not intercepted: only those of the Sidecar are served.
+    pub bound_ports: bool,
+    /// The instance's first IPv4 address; empty unless the Sidecar sends traffic there.
+    pub instance_v4: SmolStr,
+    /// The instance's first IPv6 address; empty unless the Sidecar sends traffic there.
+    pub instance_v6: SmolStr,
+    /// EnvoyFilters that apply.
+    pub envoy_filters: Shared<[ObjectKey]>,
+}
+
+/// One inbound cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InboundKey {
+    /// The port in the cluster's name: that of the workload, or of the Sidecar's listener.
+    pub port: u32,
+    /// Where traffic goes: address and port; `None`: where it was going.
+    pub endpoint: Option<(SmolStr, u32)>,
+    /// The services with their port numbers, the one that the cluster belongs to first. None for a Sidecar's listener
+    /// on a port that no service has.
+    pub services: Shared<[(ServiceKey, u32)]>,
+    /// The Sidecar, whose connection pools count.
+    pub sidecar: Option<ObjectKey>,
+    /// The cluster is that of a listener of the Sidecar.
+    pub is_listener: bool,
+    /// The rule of the first service.
+    pub rule: Option<RuleRef>,
+    /// The address families, for the source address.
+    pub ip_mode: IpMode,
+    /// EnvoyFilters that apply.
+    pub envoy_filters: Shared<[ObjectKey]>,
+}
+
+impl InboundPart {
+    /// The part of a sidecar, if it has one.
+    pub fn select(view: &View, selected: &Selected) -> Option<Self> {
+        let proxy = selected.proxy;
+        let sidecar = match &selected.scope {
+            ScopeKey::Sidecar(_, key) => Some(key.clone()),
+            ScopeKey::Default(_) | ScopeKey::Gateway(_) => None,
+        };
+        let (instance_v4, instance_v6) = instance_addresses(view, proxy, sidecar.as_ref());
+        let part = Self {
+            namespace: selected.scope.namespace().clone(),
+            targets: selected.targets.clone(),
+            sidecar,
+            ip_mode: proxy.ip_mode(),
+            bound_ports: proxy.interception_mode == InterceptionMode::None,
+            instance_v4,
+            instance_v6,
+            envoy_filters: selected.envoy_filters.clone(),
+        };
+        (part.sidecar.is_some() || !part.targets.is_empty()).then_some(part)
+    }
+
+    /// The clusters of the part.
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        let sidecar = self
+            .sidecar
+            .as_ref()
+            .and_then(|key| view.mesh.sidecars.get(view.cx, key));
+        let ingress = sidecar.map_or(&[][..], |sidecar| &sidecar.spec.ingress);
+        let mut keys = Vec::new();
+        if ingress.is_empty() {
+            if !self.bound_ports {
+                keys = self.service_keys(view, &[]);
+            }
+        } else {
+            if view
+                .mesh
+                .installation
+                .features
+                .pilot_allow_sidecar_service_inbound_listener_merge
+            {
+                keys = self.service_keys(view, ingress);
+            }
+            keys.extend(ingress.iter().filter_map(|listener| self.listener_key(view, listener)));
+        }
+        let resources = keys.into_iter().map(|key| Resource::Cluster(ClusterKey::Inbound(key)));
+        resources
+            .map(|resource| Listed::new(ResourceType::Cluster, resource))
+            .collect()
+    }
+
+    /// One for each port of the workload that services lead to, unless a listener of the Sidecar has it.
+    fn service_keys(&self, view: &View, ingress: &[IstioIngressListener]) -> Vec<InboundKey> {
+        let mut ports: BTreeMap<u32, Vec<(ServiceKey, u32)>> = BTreeMap::new();
+        for target in self.targets.iter() {
+            let services = ports.entry(target.target_port).or_default();
+            services.push((target.service.clone(), target.port));
+        }
+        let policy = view.mesh_config().inbound_traffic_policy.unwrap_or_default();
+        let endpoint = match policy.mode() {
+            inbound_traffic_policy::Mode::Passthrough => None,
+            inbound_traffic_policy::Mode::Localhost => Some(SmolStr::new(loopbacks(self.ip_mode)[0])),
+        };
+        let free = ports
+            .into_iter()
+            .filter(|(port, _)| !ingress.iter().any(|listener| port_of(listener) == *port));
+        free.map(|(port, services)| InboundKey {
+            rule: services.first().and_then(|(service, _)| self.rule(view, service)),
+            services: services.into(),
+            is_listener: false,
+            ..self.key(port, endpoint.clone().map(|address| (address, port)))
+        })
+        .collect()
+    }
+
+    fn listener_key(&self, view: &View, listener: &IstioIngressListener) -> Option<InboundKey> {
+        let port = port_of(listener);
+        let endpoint = self.endpoint(&listener.default_endpoint)?;
+        // The first service that leads to the listener's port owns the cluster.
+        let owner = self.targets.iter().find(|target| target.target_port == port);
+        Some(InboundKey {
+            rule: owner.and_then(|target| self.rule(view, &target.service)),
+            services: owner
+                .map(|target| (target.service.clone(), port))
+                .into_iter()
+                .collect::<Vec<_>>()
+                .into(),
+            is_listener: true,
+            ..self.key(port, endpoint)
+        })
+    }
+
+    fn key(&self, port: u32, endpoint: Option<(SmolStr, u32)>) -> InboundKey {
+        InboundKey {
+            port,
+            endpoint,
+            services: Shared::from(Vec::new()),
+            sidecar: self.sidecar.clone(),
+            is_listener: false,
+            rule: None,
+            ip_mode: self.ip_mode,
+            envoy_filters: self.envoy_filters.clone(),
+        }
+    }
+
+    /// A rule that selects its clients does not count for servers.
+    fn rule(&self, view: &View, service: &ServiceKey) -> Option<RuleRef> {
+        destination_rule::find(view.cx, view.mesh, &self.namespace, None, service).map(|(found, _)| found)
+    }
+
+    /// Reads `defaultEndpoint`. The outer `None`: it cannot be read, there is no cluster; the inner one: it is not
+    /// given, traffic goes where it was going.
+    #[allow(
+        clippy::option_option,
+        reason = "the two cases differ, and a type of its own would say no more"
+    )]
+    fn endpoint(&self, text: &str) -> Option<Option<(SmolStr, u32)>> {
+        if text.is_empty() {
+            return Some(None);
+        }
+        if text.starts_with("unix://") {
+            return Some(Some((SmolStr::new(text), 0)));
+        }
+        let (host, port) = text.rsplit_once(':')?;
+        let port: u32 = port.parse().ok()?;
+        let either = |first: &str, second: &str| SmolStr::new(if first.is_empty() { second } else { first });
+        let local = loopbacks(self.ip_mode);
+        let of_family = |family: &str| {
+            let own = local.iter().find(|address| **address == family);
+            SmolStr::new(own.unwrap_or(&local[0]))
+        };
+        let address = match host.trim_start_matches('[').trim_end_matches(']') {
+            "0.0.0.0" => either(&self.instance_v4, "127.0.0.1"),
+            "::" => either(&self.instance_v6, "::1"),
+            "127.0.0.1" => of_family("127.0.0.1"),
+            "::1" => of_family("::1"),
+            _ => return Some(None),
+        };
+        Some(Some((address, port)))
+    }
+}
+
+/// The instance's addresses, as far as the Sidecar sends traffic to them.
+fn instance_addresses(view: &View, proxy: &Proxy, sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
+    let row = sidecar.and_then(|key| view.mesh.sidecars.get(view.cx, key));
+    let endpoints = || {
+        row.into_iter()
+            .flat_map(|row| &row.spec.ingress)
+            .map(|listener| listener.default_endpoint.as_str())
+    };
+    let first = |wildcard: &str, is_v6: bool| {
+        let wanted = endpoints().any(|endpoint| endpoint.starts_with(wildcard));
+        let address = proxy.addresses.iter().find(|address| address.contains(':') == is_v6);
+        address.filter(|_| wanted).cloned().unwrap_or_default()
+    };
+    (first("0.0.0.0:", false), first("[::]:", true))
+}
+
+fn port_of(listener: &IstioIngressListener) -> u32 {
+    listener.port.as_ref().map_or(0, |port| port.number)
+}
+
+impl InboundKey {
+    /// Builds the cluster.
+    pub fn build(&self, view: &View) -> Built {
+        match self.cluster(view) {
+            Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
+            None => Built::none(),
+        }
+    }
+
+    fn cluster(&self, view: &View) -> Option<Cluster> {
+        let sidecar = self
+            .sidecar
+            .as_ref()
+            .and_then(|key| view.mesh.sidecars.get(view.cx, key));
+        let owner = self.services.first().and_then(|(key, _)| view.service(key));
+        let port = self.port(sidecar.map(|sidecar| &sidecar.spec), owner.map(|owner| &**owner))?;
+        let kind = match self.endpoint {
+            Some(_) => DiscoveryType::Static,
+            None => DiscoveryType::OriginalDst,
+        };
+        let mut draft = Draft::new(name::inbound_cluster(self.port), kind);
+        draft.cluster.common_lb_config = Some(CommonLbConfig::default());
+        self.set_destination(&mut draft);
+        let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
+        let pattern = &view.mesh_config().inbound_cluster_stat_name;
+        if !pattern.is_empty() {
+            let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner.map(|owner| &**owner));
+            draft.cluster.alt_stat_name = name::delimited_stat(&filled);
+        }
+        set_protocol(&mut draft, port.protocol, true);
+        self.set_metadata(&mut draft, view, port.number);
+        let pool = self.pool(&mut draft, view, sidecar.map(|sidecar| &sidecar.spec), port.number);
+        connection_pool::apply(&mut draft, view, &pool.settings, pool.budget.as_ref());
+        self.set_source(&mut draft, view);
+        Some(draft.finish())
+    }
+
+    /// The port as declared: by the listener of the Sidecar, else by the service.
+    fn port(&self, sidecar: Option<&Sidecar>, owner: Option<&Service>) -> Option<ServicePort> {
+        if !self.is_listener {
+            let number = self.services.first()?.1;
+            return owner?.port(number).cloned();
+        }
+        let mut listeners = sidecar?.ingress.iter().filter_map(|listener| listener.port.as_ref());
+        let port = listeners.find(|port| port.number == self.port)?;
+        Some(ServicePort {
+            name: SmolStr::new(&port.name),
+            number: port.number,
+            target: TargetPort::Number(0),
+            protocol: Protocol::parse(&port.protocol),
+        })
+    }
+
+    /// A listener on a port that no service has is a service of its own to statistics.
+    fn synthetic_host(&self) -> String {
+        let key = self.sidecar.as_ref();
+        key.map(|key| format!("{}.{}", key.name, key.namespace))
+            .unwrap_or_default()
+    }
+
+    fn set_destination(&self, draft: &mut Draft) {
+        let cluster = &mut draft.cluster;
+        match &self.endpoint {
+            Some((address, port)) => cluster.load_assignment = Some(fixed_endpoint(&cluster.name, address, *port)),
+            None => {
+                cluster.set_lb_policy(LbPolicy::ClusterProvided);
+                cluster.cleanup_interval = Some(prost_types::Duration {
+                    seconds: NO_CLEANUP_SECONDS,
+                    nanos: 0,
+                });
+            }
+        }
+    }
+
+    /// All services that lead here by the same port of theirs.
+    fn set_metadata(&self, draft: &mut Draft, view: &View, port: u32) {
+        if !view.mesh.installation.features.pilot_enable_telemetry_label {
+            return;
+        }
+        let mut hosts = Vec::new();
+        let mut services = Vec::new();
+        for (key, number) in self.services.iter() {
+            if let Some(service) = view.service(key)
+                && *number == port
+                && !hosts.contains(&&key.hostname)
+            {
+                hosts.push(&key.hostname);
+                services.push(service_metadata(service));
+            }
+        }
+        if !services.is_empty() {
+            draft.set_metadata("services", constant::list(services));
+        }
+    }
+
+    /// The connection pool: of the rule, unless the Sidecar has one for the port or for all.
+    fn pool(&self, draft: &mut Draft, view: &View, sidecar: Option<&Sidecar>, port: u32) -> Pool {
+        let rule = self
+            .rule
+            .as_ref()
+            .and_then(|rule| destination_rule::rule(view.cx, view.mesh, rule));
+        let policy = rule.filter(|rule| rule.spec.traffic_policy.is_some());
+        if let Some(rule) = &policy
+            && draft.cluster.metadata.is_some()
+        {
+            draft.set_metadata("config", constant::text(rule.meta.config_path()));
+        }
+        let policy = policy.and_then(|rule| rule::policy_of(&rule, port, ""));
+        let of_listener = |sidecar: &Sidecar| {
+            let mut listeners = sidecar.ingress.iter().filter(|listener| port_of(listener) == self.port);
+            listeners.find_map(|listener| listener.connection_pool)
+        };
+        let own = sidecar.and_then(|sidecar| of_listener(sidecar).or(sidecar.inbound_connection_pool));
+        let of_rule = policy.as_ref().and_then(|policy| policy.connection_pool);
+        Pool {
+            settings: own.or(of_rule).unwrap_or_default(),
+            budget: policy.and_then(|policy| policy.retry_budget),
+        }
+    }
+
+    /// Connections that are not to the loopback come from an address that interception passes over.
+    fn set_source(&self, draft: &mut Draft, view: &View) {
+        let is_loopback = |(address, _): &(SmolStr, u32)| address == "127.0.0.1" || address == "::1";
+        if !self.endpoint.as_ref().is_some_and(is_loopback) {
+            let both = view.mesh.installation.features.istio_dual_stack;
+            draft.cluster.upstream_bind_config = Some(bind_config(self.ip_mode, both));
+        }
+    }
+}
+
+struct Pool {
+    settings: ConnectionPoolSettings,
+    budget: Option<crate::proto::istio::networking::v1alpha3::traffic_policy::RetryBudget>,
+}

@@ -1,0 +1,325 @@
+//! One outbound cluster, made from a service port and the policy for it.
+
+use std::collections::BTreeSet;
+
+use super::{
+    connection_pool,
+    discovery::{self, Kinds},
+    draft::Draft,
+    dynamic, load_balancer,
+    outbound::{ClusterMode, OutboundKey},
+    outlier, rule,
+    static_clusters::exchange_filter,
+    tls::{self, TlsInputs},
+};
+use crate::{
+    api::kube::service::TargetPort,
+    base::{Shared, cidr::IpMode},
+    generate::{View, constant, endpoint, name},
+    model::{
+        EndpointTraits, Service,
+        authentication::{self, MtlsMode},
+        destination_rule::DestinationRule,
+        service::{Protocol, Resolution, ServicePort},
+    },
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                cluster::v3::{
+                    Cluster,
+                    cluster::{
+                        CommonLbConfig, DiscoveryType, DnsLookupFamily, EdsClusterConfig, LbConfig, LbPolicy,
+                        OriginalDstLbConfig,
+                    },
+                },
+                core::v3::{HealthStatus, HealthStatusSet, TypedExtensionConfig},
+            },
+            extensions::network::dns_resolver::cares::v3::CaresDnsResolverConfig,
+        },
+        istio::networking::v1alpha3::{TrafficPolicy, client_tls_settings::TlSmode, load_balancer_settings::SimpleLb},
+    },
+};
+
+const CARES_RESOLVER: &str = "envoy.network.dns_resolver.cares";
+
+/// Everything that one outbound cluster is made of.
+pub(super) struct Context<'a> {
+    pub(super) key: &'a OutboundKey,
+    pub(super) view: &'a View<'a>,
+    pub(super) service: &'a Service,
+    pub(super) port: &'a ServicePort,
+    pub(super) rule: Option<&'a Shared<DestinationRule>>,
+    pub(super) policy: Option<TrafficPolicy>,
+}
+
+impl Context<'_> {
+    pub(super) fn cluster(&self) -> Option<Cluster> {
+        if self.service.resolution == Resolution::DynamicDns {
+            return Some(dynamic::cluster(self).finish());
+        }
+        let mut draft = self.discovery()?;
+        self.set_statistics(&mut draft);
+        self.set_protocol(&mut draft);
+        self.apply_policy(&mut draft);
+        draft
+            .cluster
+            .filters
+            .extend(exchange_filter(self.key.client.metadata_exchange));
+        self.set_metadata(&mut draft, true);
+        Some(draft.finish())
+    }
+
+    /// The cluster with its way of finding endpoints.
+    fn discovery(&self) -> Option<Draft> {
+        let name = self.key.name();
+        let kinds = Kinds::new(self.view, self.service, self.port, self.rule, self.key.client.is_router);
+        let kind = kinds.of(self.rule, &self.key.subset);
+        let mut draft = Draft::new(name, kind);
+        draft.cluster.common_lb_config = Some(CommonLbConfig::default());
+        match kind {
+            DiscoveryType::Eds => {
+                draft.cluster.eds_cluster_config = Some(EdsClusterConfig {
+                    eds_config: Some(constant::ads_source()),
+                    service_name: draft.cluster.name.clone(),
+                });
+            }
+            DiscoveryType::StrictDns | DiscoveryType::LogicalDns => self.set_dns(&mut draft)?,
+            DiscoveryType::OriginalDst => self.set_port_override(&mut draft),
+            DiscoveryType::Static => {}
+        }
+        if self.key.subset.is_empty() && self.key.mode == ClusterMode::Default && self.has_persistent_sessions() {
+            let statuses = [
+                HealthStatus::Healthy,
+                HealthStatus::Draining,
+                HealthStatus::Unknown,
+                HealthStatus::Degraded,
+            ];
+            draft
+                .cluster
+                .common_lb_config
+                .get_or_insert_default()
+                .override_host_status = Some(HealthStatusSet {
+                statuses: statuses.into_iter().map(|status| status as i32).collect(),
+            });
+        }
+        Some(draft)
+    }
+
+    fn has_persistent_sessions(&self) -> bool {
+        let features = &self.view.mesh.installation.features;
+        let labels = [
+            &features.pilot_persistent_session_label,
+            &features.pilot_persistent_session_header_label,
+        ];
+        let mut values = labels.into_iter().filter(|label| !label.is_empty());
+        values.any(|label| self.service.label(label).is_some_and(|value| !value.is_empty()))
+    }
+
+    fn set_dns(&self, draft: &mut Draft) -> Option<()> {
+        let inline = self.key.inline.as_ref()?;
+        let features = &self.view.mesh.installation.features;
+        let cluster = &mut draft.cluster;
+        let family = match inline.ip_mode {
+            _ if self.service.resolution == Resolution::DnsLb && self.service.race_first_tcp_connect => {
+                DnsLookupFamily::All
+            }
+            IpMode::V4 => DnsLookupFamily::V4Only,
+            IpMode::V6 if features.istio_enable_ipv4_outbound_listener_for_ipv6_clusters => DnsLookupFamily::All,
+            IpMode::V6 => DnsLookupFamily::V6Only,
+            IpMode::Dual if features.istio_dual_stack => DnsLookupFamily::All,
+            IpMode::Dual => DnsLookupFamily::V4Only,
+        };
+        cluster.set_dns_lookup_family(family);
+        cluster.dns_refresh_rate = self.view.mesh_config().dns_refresh_rate;
+        cluster.respect_dns_ttl = true;
+        cluster.dns_jitter = Some(constant::duration(features.pilot_dns_jitter_duration));
+        cluster.typed_dns_resolver_config = Some(TypedExtensionConfig {
+            name: CARES_RESOLVER.to_owned(),
+            typed_config: Some(Any::pack(&CaresDnsResolverConfig {
+                udp_max_queries: Some(features.pilot_dns_cares_udp_max_queries),
+                ..Default::default()
+            })),
+        });
+        let assignment = endpoint::inline_assignment(
+            self.view,
+            &cluster.name,
+            &endpoint::Target {
+                service: self.service,
+                port: self.port,
+                subset: &self.key.subset,
+                mode: self.key.mode,
+                rule: self.rule,
+            },
+            &inline.endpoints,
+        )?;
+        cluster.load_assignment = Some(assignment);
+        Some(())
+    }
+
+    /// Services without an address of their own, whose port differs from that of the endpoints.
+    fn set_port_override(&self, draft: &mut Draft) {
+        if let TargetPort::Number(target) = self.port.target
+            && target != 0
+            && target != self.port.number
+            && self.service.resolution == Resolution::Passthrough
+        {
+            draft.cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
+                upstream_port_override: Some(target),
+                ..Default::default()
+            }));
+        }
+    }
+
+    pub(super) fn set_statistics(&self, draft: &mut Draft) {
+        let pattern = &self.view.mesh_config().outbound_cluster_stat_name;
+        if !pattern.is_empty() {
+            let host = &self.service.key.hostname;
+            let filled = name::stat_prefix(pattern, host, &self.key.subset, self.port, 0, Some(self.service));
+            draft.cluster.alt_stat_name = name::delimited_stat(&filled);
+        }
+    }
+
+    pub(super) fn set_protocol(&self, draft: &mut Draft) {
+        set_protocol(draft, self.port.protocol, !self.key.client.is_router);
+    }
+
+    fn apply_policy(&self, draft: &mut Draft) {
+        let features = &self.view.mesh.installation.features;
+        let policy = self.policy.as_ref();
+        self.apply_pool(draft);
+        let sends_unhealthy = outlier::sends_unhealthy(self.service, features);
+        if let Some(settings) = policy.and_then(|policy| policy.outlier_detection.as_ref()) {
+            outlier::apply(draft, settings, sends_unhealthy);
+        }
+        if sends_unhealthy {
+            outlier::set_panic_threshold(draft, 0.0);
+        }
+        let locality = endpoint::locality_setting(self.view, self.service, policy);
+        if features.enable_locality_weighted_lb_config || locality.is_some_and(|locality| locality.weighs()) {
+            load_balancer::weigh_localities(draft);
+        }
+        let settings = policy.and_then(|policy| policy.load_balancer.as_ref());
+        load_balancer::apply(draft, settings, discovery::is_redis(self.view, self.port));
+        if self.key.mode == ClusterMode::Default {
+            self.apply_tls(draft);
+        }
+        if draft.is_original_dst() {
+            draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+        }
+    }
+
+    pub(super) fn apply_pool(&self, draft: &mut Draft) {
+        let policy = self.policy.as_ref();
+        let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
+        let pool = pool.copied().unwrap_or_default();
+        connection_pool::upgrade(draft, self.view.mesh_config(), &pool, self.port.protocol);
+        let budget = policy.and_then(|policy| policy.retry_budget.as_ref());
+        connection_pool::apply(draft, self.view, &pool, budget);
+    }
+
+    pub(super) fn apply_tls(&self, draft: &mut Draft) {
+        let features = &self.view.mesh.installation.features;
+        let mesh = self.view.mesh_config();
+        let inputs = TlsInputs {
+            client: &self.key.client,
+            registry: self.service.registry,
+            mesh_external: self.service.mesh_external,
+            prefer_rule: features.prefer_destinationrule_tls_for_external_services,
+            auto_mtls: mesh.enable_auto_mtls.unwrap_or(false) && self.peers_accept_mtls(),
+            identities: self.identities(),
+            default_sni: name::sni_cluster(self.key.port, &self.key.subset, &self.service.key.hostname),
+            rule_selects: self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
+            exchange_alpn: self.key.client.metadata_exchange && !features.pilot_disable_mx_alpn,
+            is_http: self.port.protocol.is_http(),
+            defaults: mesh.tls_defaults.as_ref(),
+        };
+        let policy = self.policy.as_ref();
+        tls::apply(draft, &inputs, policy.and_then(|policy| policy.tls.as_ref()));
+        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
+            tls::apply_proxy_protocol(draft, settings);
+        }
+    }
+
+    /// Whether the service's peers may be assumed to accept mutual TLS. Where the client picks the address itself,
+    /// nothing tells it apart from plaintext ones; so all must accept it.
+    fn peers_accept_mtls(&self) -> bool {
+        let own_policy = self.rule.and_then(|rule| match self.key.subset.as_str() {
+            "" => rule.spec.traffic_policy.as_ref(),
+            name => rule::subset(rule, name)?.traffic_policy.as_ref(),
+        });
+        let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_ref()));
+        if self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough {
+            let traits = self.traits();
+            if traits.is_none_or(|traits| !traits.any || traits.any_plaintext) {
+                return false;
+            }
+        }
+        let namespace = &self.service.key.namespace;
+        authentication::namespace_mode(self.view.cx, self.view.mesh, namespace) != MtlsMode::Disable
+    }
+
+    fn traits(&self) -> Option<&EndpointTraits> {
+        let traits = self.view.mesh.endpoint_traits.get(self.view.cx, &self.service.key);
+        traits.map(|traits| &**traits)
+    }
+
+    /// The identities of the service's endpoints, each under every trust domain of the mesh.
+    fn identities(&self) -> Vec<String> {
+        let known = self.traits().map_or(&[][..], |traits| &traits.identities);
+        let aliases = &self.view.mesh_config().trust_domain_aliases;
+        let mut identities: BTreeSet<String> = BTreeSet::new();
+        for identity in known.iter().chain(&self.service.service_accounts) {
+            identities.insert(identity.to_string());
+            let workload = identity.strip_prefix("spiffe://").and_then(|rest| rest.split_once('/'));
+            if let Some((_, workload)) = workload.filter(|(_, workload)| workload.starts_with("ns/")) {
+                identities.extend(aliases.iter().map(|domain| format!("spiffe://{domain}/{workload}")));
+            }
+        }
+        identities.into_iter().collect()
+    }
+
+    /// Metadata: the service, whether it is external, the rule and the subset.
+    pub(super) fn set_metadata(&self, draft: &mut Draft, with_service: bool) {
+        if with_service && self.view.mesh.installation.features.pilot_enable_telemetry_label {
+            draft.set_metadata("services", constant::list(vec![service_metadata(self.service)]));
+        }
+        let is_default = self.key.subset.is_empty();
+        if self.service.mesh_external && is_default {
+            draft.set_metadata("external", constant::boolean(true));
+        }
+        let Some(rule) = self.rule else {
+            return;
+        };
+        draft.set_metadata("config", constant::text(rule.meta.config_path()));
+        if !is_default {
+            draft.set_metadata("subset", constant::text(self.key.subset.as_str()));
+        }
+        let tls = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
+        if tls.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
+            draft.set_metadata("alpn_override", constant::text("false"));
+        }
+    }
+}
+
+/// The protocol that the port's declaration calls for; `sniffs`: the client follows undeclared ones.
+pub(super) fn set_protocol(draft: &mut Draft, protocol: Protocol, sniffs: bool) {
+    if protocol.is_http2() {
+        draft.use_http2();
+    } else if protocol.is_unsupported() && sniffs {
+        draft.use_client_protocol();
+    }
+}
+
+/// An element of `services` in metadata.
+pub(super) fn service_metadata(service: &Service) -> prost_types::Value {
+    let fields = [
+        ("host", service.key.hostname.as_str()),
+        ("name", rule::service_name(service)),
+        ("namespace", service.key.namespace.as_str()),
+    ];
+    let fields = fields
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), constant::text(value)));
+    constant::object(fields.collect())
+}

@@ -1,0 +1,208 @@
+//! Clusters that do not depend on services: where traffic goes that belongs to none.
+
+use super::{ClusterKey, client, connection_pool, draft::Draft};
+use crate::{
+    base::{ObjectKey, Shared, cidr::IpMode},
+    generate::{
+        EncodedResource, ResourceType, View,
+        constant::{self, METADATA_EXCHANGE, metadata_exchange, passthrough_sources, socket_address},
+        group::{Built, Listed, Resource},
+        proxy::ProxyType,
+        select::Selected,
+    },
+    proto::envoy::config::{
+        cluster::v3::{
+            Filter,
+            cluster::{DiscoveryType, LbPolicy},
+        },
+        core::v3::{BindConfig, ExtraSourceAddress},
+        endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier},
+    },
+};
+
+/// Traffic to nowhere.
+pub const BLACK_HOLE: &str = "BlackHoleCluster";
+/// Traffic to whatever address the workload asked for.
+pub const PASSTHROUGH: &str = "PassthroughCluster";
+/// Traffic to ports of the workload that belong to no service.
+pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
+/// The SDS provider beside the proxy.
+const EXTERNAL_SDS: &str = "sds-external";
+const EXTERNAL_SDS_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
+/// How long connections to unknown destinations may be idle, in seconds.
+const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
+
+/// Which of the clusters a client gets, and what they depend on of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StaticPart {
+    /// A sidecar passes unknown traffic through; a gateway has no original destinations.
+    pub is_sidecar: bool,
+    /// The address families, for inbound connections.
+    pub ip_mode: IpMode,
+    /// The client runs the TCP metadata exchange.
+    pub metadata_exchange: bool,
+    /// The client has an SDS provider of its own.
+    pub credential_socket: bool,
+    /// EnvoyFilters that apply.
+    pub envoy_filters: Shared<[ObjectKey]>,
+}
+
+/// One of the clusters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StaticKey {
+    /// Which one.
+    pub kind: StaticCluster,
+    /// EnvoyFilters that apply.
+    pub envoy_filters: Shared<[ObjectKey]>,
+}
+
+/// Which cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StaticCluster {
+    /// [`BLACK_HOLE`].
+    BlackHole,
+    /// [`PASSTHROUGH`], with the metadata exchange or without.
+    Passthrough {
+        /// The client runs the TCP metadata exchange.
+        metadata_exchange: bool,
+    },
+    /// [`INBOUND_PASSTHROUGH`] for the address families.
+    InboundPassthrough(IpMode),
+    /// The SDS provider beside the proxy.
+    ExternalSds,
+}
+
+impl StaticPart {
+    /// The part of a proxy.
+    pub fn select(view: &View, selected: &Selected) -> Self {
+        let proxy = selected.proxy;
+        let features = &view.mesh.installation.features;
+        let is_sidecar = proxy.proxy_type == ProxyType::Sidecar;
+        Self {
+            is_sidecar,
+            ip_mode: if is_sidecar { proxy.ip_mode() } else { IpMode::default() },
+            metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
+            credential_socket: client::has_credential_socket(proxy),
+            envoy_filters: selected.envoy_filters.clone(),
+        }
+    }
+
+    /// The clusters of the part.
+    pub fn list(&self) -> Vec<Listed> {
+        let mut kinds = vec![StaticCluster::BlackHole];
+        if self.is_sidecar {
+            kinds.push(StaticCluster::Passthrough {
+                metadata_exchange: self.metadata_exchange,
+            });
+            kinds.push(StaticCluster::InboundPassthrough(self.ip_mode));
+        }
+        if self.credential_socket {
+            kinds.push(StaticCluster::ExternalSds);
+        }
+        let keys = kinds.into_iter().map(|kind| {
+            ClusterKey::Static(StaticKey {
+                kind,
+                envoy_filters: self.envoy_filters.clone(),
+            })
+        });
+        keys.map(|key| Listed::new(ResourceType::Cluster, Resource::Cluster(key)))
+            .collect()
+    }
+}
+
+impl StaticKey {
+    /// Builds the cluster.
+    pub fn build(&self, view: &View) -> Built {
+        let cluster = match self.kind {
+            StaticCluster::BlackHole => black_hole(view),
+            StaticCluster::Passthrough { metadata_exchange } => {
+                let mut draft = passthrough(view, PASSTHROUGH);
+                draft.cluster.filters.extend(exchange_filter(metadata_exchange));
+                draft
+            }
+            StaticCluster::InboundPassthrough(ip_mode) => {
+                let mut draft = passthrough(view, INBOUND_PASSTHROUGH);
+                draft.cluster.upstream_bind_config = Some(bind_config(ip_mode, true));
+                draft
+            }
+            StaticCluster::ExternalSds => external_sds(view),
+        }
+        .finish();
+        Built::new(EncodedResource::new(cluster.name.as_str(), &cluster))
+    }
+}
+
+/// The TCP metadata exchange as a filter of a cluster.
+pub(super) fn exchange_filter(enabled: bool) -> Option<Filter> {
+    enabled.then(|| Filter {
+        name: METADATA_EXCHANGE.to_owned(),
+        typed_config: Some(metadata_exchange()),
+        config_discovery: None,
+    })
+}
+
+/// Connections to the workload come from an address that interception passes over; `extra`: of both families.
+pub(super) fn bind_config(ip_mode: IpMode, extra: bool) -> BindConfig {
+    let sources = passthrough_sources(ip_mode);
+    let more = sources
+        .iter()
+        .skip(1)
+        .filter(|_| extra)
+        .map(|source| ExtraSourceAddress {
+            address: Some(socket_address(source, 0)),
+            socket_options: None,
+        });
+    BindConfig {
+        source_address: Some(socket_address(sources[0], 0)),
+        extra_source_addresses: more.collect(),
+        ..Default::default()
+    }
+}
+
+fn black_hole(view: &View) -> Draft {
+    let mut draft = Draft::new(BLACK_HOLE.to_owned(), DiscoveryType::Static);
+    draft.cluster.connect_timeout = view.mesh_config().connect_timeout;
+    draft
+}
+
+fn passthrough(view: &View, name: &str) -> Draft {
+    // Parity: both are counted under the outbound one's name.
+    let mut draft = Draft::new(PASSTHROUGH.to_owned(), DiscoveryType::OriginalDst);
+    draft.cluster.name = name.to_owned();
+    draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+    connection_pool::apply(&mut draft, view, &Default::default(), None);
+    draft.use_client_protocol();
+    draft.common_http().idle_timeout = Some(prost_types::Duration {
+        seconds: PASSTHROUGH_IDLE_SECONDS,
+        nanos: 0,
+    });
+    draft
+}
+
+fn external_sds(view: &View) -> Draft {
+    let mut draft = Draft::new(EXTERNAL_SDS.to_owned(), DiscoveryType::Static);
+    draft.cluster.alt_stat_name = String::new();
+    draft.cluster.connect_timeout = view.mesh_config().connect_timeout;
+    draft.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS, EXTERNAL_SDS_SOCKET, 0));
+    draft.use_http2();
+    draft
+}
+
+/// A load assignment of one address and nothing else.
+pub(super) fn fixed_endpoint(cluster: &str, address: &str, port: u32) -> ClusterLoadAssignment {
+    let endpoint = Endpoint {
+        address: Some(constant::address(address, port)),
+        ..Default::default()
+    };
+    ClusterLoadAssignment {
+        cluster_name: cluster.to_owned(),
+        endpoints: vec![LocalityLbEndpoints {
+            lb_endpoints: vec![LbEndpoint {
+                host_identifier: Some(HostIdentifier::Endpoint(endpoint)),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}

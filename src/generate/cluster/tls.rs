@@ -1,0 +1,352 @@
+//! TLS towards upstreams: what a DestinationRule says, automatic mutual TLS, certificates in files.
+
+use super::{client::SocketClient, draft::Draft};
+use crate::{
+    generate::constant::{
+        CA_SUFFIX, DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, credential_secret,
+        file_certificate_name, file_root_name, file_secret, raw_buffer, socket, structure, text, workload_secret,
+    },
+    model::service::Registry,
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                cluster::v3::cluster::{ClusterDiscoveryType, TransportSocketMatch},
+                core::v3::{DataSource, ProxyProtocolConfig, TransportSocket, data_source::Specifier},
+            },
+            extensions::{
+                clusters::dynamic_forward_proxy::v3::ClusterConfig,
+                transport_sockets::{
+                    proxy_protocol::v3::ProxyProtocolUpstreamTransport,
+                    raw_buffer::v3::RawBuffer,
+                    tls::v3::{
+                        CertificateValidationContext, CommonTlsContext, SdsSecretConfig, TlsParameters,
+                        UpstreamTlsContext,
+                        common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+                        tls_parameters::TlsProtocol,
+                    },
+                },
+            },
+            r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
+        },
+        istio::{
+            mesh::v1alpha1::mesh_config::TlsConfig,
+            networking::v1alpha3::{ClientTlsSettings, client_tls_settings::TlSmode, traffic_policy::ProxyProtocol},
+        },
+    },
+};
+
+const PROXY_PROTOCOL_SOCKET: &str = "envoy.transport_sockets.upstream_proxy_protocol";
+/// Stands for the certificate authorities of the system.
+const SYSTEM_ROOTS: &str = "system";
+
+/// What the TLS of a cluster depends on, besides the rule.
+pub(super) struct TlsInputs<'a> {
+    /// The client.
+    pub client: &'a SocketClient,
+    /// Where the service comes from.
+    pub registry: Registry,
+    /// The service is outside the mesh.
+    pub mesh_external: bool,
+    /// A rule for services outside the mesh wins over certificates in files.
+    pub prefer_rule: bool,
+    /// Mutual TLS may be used where nothing else is said: it is on, and the servers do not refuse it.
+    pub auto_mtls: bool,
+    /// The identities of the servers.
+    pub identities: Vec<String>,
+    /// The SNI of mutual TLS where no other is given.
+    pub default_sni: String,
+    /// The rule selects its clients, which may hence be expected to reach the credentials that it names.
+    pub rule_selects: bool,
+    /// Peers agree on the TCP metadata exchange by ALPN.
+    pub exchange_alpn: bool,
+    /// The port is declared to be HTTP.
+    pub is_http: bool,
+    /// `tlsDefaults` of the mesh.
+    pub defaults: Option<&'a TlsConfig>,
+}
+
+/// The settings that hold in the end.
+struct Effective {
+    settings: ClientTlsSettings,
+    /// Nobody asked for it: endpoints without mutual TLS must be reached too.
+    automatic: bool,
+}
+
+/// Applies TLS to a cluster.
+pub(super) fn apply(draft: &mut Draft, inputs: &TlsInputs, settings: Option<&ClientTlsSettings>) {
+    let Some(Effective { settings, automatic }) = inputs.effective(settings) else {
+        return;
+    };
+    let Some(context) = inputs.context(draft, &settings) else {
+        return;
+    };
+    let tls = socket(TLS_SOCKET, Any::pack(&context));
+    let by_endpoint = automatic && settings.mode() == TlSmode::IstioMutual && !draft.is_original_dst();
+    if by_endpoint {
+        draft.cluster.transport_socket_matches = vec![
+            TransportSocketMatch {
+                name: "tlsMode-istio".to_owned(),
+                r#match: Some(structure([("tlsMode", text("istio"))])),
+                transport_socket: Some(tls),
+            },
+            TransportSocketMatch {
+                name: "tlsMode-disabled".to_owned(),
+                r#match: Some(structure([])),
+                transport_socket: Some(raw_buffer()),
+            },
+        ];
+    } else {
+        draft.cluster.transport_socket = Some(tls);
+    }
+}
+
+/// Wraps every socket of a cluster, so that connections begin with the PROXY protocol.
+pub(super) fn apply_proxy_protocol(draft: &mut Draft, settings: &ProxyProtocol) {
+    let wrap = |inner: Option<TransportSocket>| {
+        let transport = ProxyProtocolUpstreamTransport {
+            config: Some(ProxyProtocolConfig {
+                version: settings.version,
+                ..Default::default()
+            }),
+            transport_socket: inner,
+            ..Default::default()
+        };
+        Some(socket(PROXY_PROTOCOL_SOCKET, Any::pack(&transport)))
+    };
+    let cluster = &mut draft.cluster;
+    if cluster.transport_socket.is_some() || cluster.transport_socket_matches.is_empty() {
+        let inner = cluster.transport_socket.take();
+        cluster.transport_socket = wrap(inner.or_else(|| Some(socket("raw_buffer", Any::pack(&RawBuffer {})))));
+    }
+    for choice in &mut cluster.transport_socket_matches {
+        choice.transport_socket = wrap(choice.transport_socket.take());
+    }
+}
+
+impl TlsInputs<'_> {
+    fn effective(&self, settings: Option<&ClientTlsSettings>) -> Option<Effective> {
+        let effective = |settings, automatic| Some(Effective { settings, automatic });
+        let Some(settings) = settings else {
+            if self.mesh_external || !self.auto_mtls {
+                return None;
+            }
+            let sni = self.default_sni.clone();
+            return effective(
+                match self.file_mutual(&self.identities, &sni) {
+                    Some(files) => files,
+                    None => istio_mutual(self.identities.clone(), sni),
+                },
+                true,
+            );
+        };
+        if matches!(settings.mode(), TlSmode::Disable | TlSmode::Simple) || (self.prefer_rule && self.mesh_external) {
+            return effective(self.completed(settings), false);
+        }
+        if let Some(files) = self.file_mutual(&settings.subject_alt_names, &settings.sni) {
+            return effective(files, false);
+        }
+        effective(self.completed(settings), false)
+    }
+
+    /// Mutual TLS by the mesh's certificates, with what is not given filled in; other modes as they are.
+    fn completed(&self, settings: &ClientTlsSettings) -> ClientTlsSettings {
+        if settings.mode() != TlSmode::IstioMutual || self.client.certificates.is_some() {
+            return settings.clone();
+        }
+        let names = match settings.subject_alt_names.as_slice() {
+            [] => self.identities.clone(),
+            given => given.to_vec(),
+        };
+        let sni = if settings.sni.is_empty() {
+            &self.default_sni
+        } else {
+            &settings.sni
+        };
+        istio_mutual(names, sni.clone())
+    }
+
+    /// Mutual TLS by the certificates in files that the node names.
+    fn file_mutual(&self, names: &[String], sni: &str) -> Option<ClientTlsSettings> {
+        let files = self.client.certificates.as_ref()?;
+        Some(ClientTlsSettings {
+            mode: TlSmode::Mutual as i32,
+            client_certificate: files.chain.to_string(),
+            private_key: files.key.to_string(),
+            ca_certificates: files.root.to_string(),
+            subject_alt_names: names.to_vec(),
+            sni: sni.to_owned(),
+            ..Default::default()
+        })
+    }
+
+    fn context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+        match settings.mode() {
+            TlSmode::Disable => None,
+            TlSmode::IstioMutual => Some(self.mesh_context(draft, settings)),
+            // A rule for all sidecars must not make each of them ask for a credential that few of them may read.
+            TlSmode::Simple | TlSmode::Mutual
+                if is_guarded(&settings.credential_name) && !self.client.is_router && !self.rule_selects =>
+            {
+                None
+            }
+            TlSmode::Simple | TlSmode::Mutual => self.user_context(draft, settings),
+        }
+    }
+
+    fn mesh_context(&self, draft: &Draft, settings: &ClientTlsSettings) -> UpstreamTlsContext {
+        let mut context = UpstreamTlsContext {
+            common_tls_context: Some(common_context()),
+            sni: settings.sni.clone(),
+            ..Default::default()
+        };
+        if context.sni.is_empty() {
+            context.sni.clone_from(&draft.cluster.name);
+        }
+        let common = context.common_tls_context.get_or_insert_default();
+        common.tls_certificate_sds_secret_configs = vec![workload_secret(DEFAULT_SECRET)];
+        common.validation_context_type = Some(combined(settings, workload_secret(ROOT_SECRET)));
+        common.alpn_protocols = self.mesh_alpn(draft.is_http2());
+        context
+    }
+
+    /// The ALPN between peers. The receiving sidecar tells HTTP from TCP by it, which the HTTP filter `istio.alpn`
+    /// otherwise sees to for each request.
+    fn mesh_alpn(&self, is_http2: bool) -> Vec<String> {
+        let exchange = self.exchange_alpn.then_some(PEER_EXCHANGE_ALPN);
+        let rest: &[&str] = match (self.is_http || is_http2, self.client.alpn_filter) {
+            (true, false) if is_http2 => &["istio-h2", "istio", "h2"],
+            (true, false) => &["istio-http/1.1", "istio", "http/1.1"],
+            _ if is_http2 => &["istio", "h2"],
+            _ => &["istio"],
+        };
+        let exchange = exchange.filter(|_| !rest[0].starts_with("istio-"));
+        exchange
+            .into_iter()
+            .chain(rest.iter().copied())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn user_context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+        set_automatic_names(draft, settings);
+        let mut settings = settings.clone();
+        if self.registry == Registry::External && settings.subject_alt_names.is_empty() {
+            settings.subject_alt_names.clone_from(&self.identities);
+        }
+        let skip_verify = settings.insecure_skip_verify.unwrap_or(false);
+        let mutual = settings.mode() == TlSmode::Mutual;
+        let mut common = common_context();
+        if settings.credential_name.is_empty() {
+            if mutual {
+                if settings.client_certificate.is_empty() || settings.private_key.is_empty() {
+                    return None;
+                }
+                let name = file_certificate_name(&settings.client_certificate, &settings.private_key);
+                common.tls_certificate_sds_secret_configs = vec![file_secret(name)];
+            }
+            let root = match settings.ca_certificates.as_str() {
+                "" => SYSTEM_ROOTS,
+                path => path,
+            };
+            common.validation_context_type = Some(if skip_verify {
+                ValidationContextType::ValidationContext(CertificateValidationContext::default())
+            } else {
+                combined(&settings, file_secret(file_root_name(root)))
+            });
+        } else {
+            let secret = |suffix| credential_secret(&settings.credential_name, suffix, self.client.credential_socket);
+            if mutual {
+                common.tls_certificate_sds_secret_configs = vec![secret("")];
+            }
+            if !skip_verify {
+                common.validation_context_type = Some(combined(&settings, secret(CA_SUFFIX)));
+            }
+        }
+        if let (Some(defaults), Some(params)) = (self.defaults, common.tls_params.as_mut()) {
+            params.ecdh_curves.clone_from(&defaults.ecdh_curves);
+            params.cipher_suites.clone_from(&defaults.cipher_suites);
+        }
+        if draft.is_http2() {
+            common.alpn_protocols = vec!["h2".to_owned()];
+        }
+        Some(UpstreamTlsContext {
+            common_tls_context: Some(common),
+            sni: settings.sni,
+            ..Default::default()
+        })
+    }
+}
+
+/// Credentials that not every client may read; ConfigMaps hold nothing secret, and `invalid://` fails for everybody.
+fn is_guarded(credential: &str) -> bool {
+    !credential.is_empty() && !credential.starts_with("configmap://") && credential != "invalid://"
+}
+
+fn istio_mutual(names: Vec<String>, sni: String) -> ClientTlsSettings {
+    ClientTlsSettings {
+        mode: TlSmode::IstioMutual as i32,
+        subject_alt_names: names,
+        sni,
+        ..Default::default()
+    }
+}
+
+fn common_context() -> CommonTlsContext {
+    CommonTlsContext {
+        tls_params: Some(TlsParameters {
+            tls_minimum_protocol_version: TlsProtocol::TlSv12 as i32,
+            tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn combined(settings: &ClientTlsSettings, roots: SdsSecretConfig) -> ValidationContextType {
+    let names = settings.subject_alt_names.iter().map(|name| StringMatcher {
+        match_pattern: Some(MatchPattern::Exact(name.clone())),
+        ..Default::default()
+    });
+    ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
+        default_validation_context: Some(CertificateValidationContext {
+            match_subject_alt_names: names.collect(),
+            crl: (!settings.ca_crl.is_empty()).then(|| DataSource {
+                specifier: Some(Specifier::Filename(settings.ca_crl.clone())),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        validation_context_sds_secret_config: Some(roots),
+        ..Default::default()
+    })
+}
+
+/// Without an SNI it follows the request's host, and so does the name in the certificate. Clusters that resolve each
+/// request's host check the name in any case.
+fn set_automatic_names(draft: &mut Draft, settings: &ClientTlsSettings) {
+    let skip_verify = settings.insecure_skip_verify.unwrap_or(false);
+    let dynamic = matches!(
+        draft.cluster.cluster_discovery_type,
+        Some(ClusterDiscoveryType::ClusterType(_))
+    );
+    let sni = settings.sni.is_empty();
+    let names = !skip_verify && (dynamic || sni && settings.subject_alt_names.is_empty());
+    if dynamic && (skip_verify || !sni) {
+        allow_insecure_options(draft);
+    }
+    if sni || names {
+        let options = draft.upstream_http();
+        options.auto_sni |= sni;
+        options.auto_san_validation |= names;
+    }
+}
+
+fn allow_insecure_options(draft: &mut Draft) {
+    if let Some(ClusterDiscoveryType::ClusterType(kind)) = &mut draft.cluster.cluster_discovery_type
+        && let Some(Ok(Some(mut config))) = kind.typed_config.as_ref().map(Any::unpack::<ClusterConfig>)
+    {
+        config.allow_insecure_cluster_options = true;
+        kind.typed_config = Some(Any::pack(&config));
+    }
+}

@@ -1,0 +1,296 @@
+//! Locality load balancing: which setting holds for a service, and what it makes of the groups of endpoints.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use smol_str::SmolStr;
+
+use super::assignment::{Group, Member};
+use crate::{
+    base::Labels,
+    generate::View,
+    model::{
+        Service,
+        place::{NODE_LABELS, ZONE_LABELS},
+        service::TrafficDistribution,
+    },
+    proto::istio::networking::v1alpha3::{
+        LocalityLoadBalancerSetting, TrafficPolicy,
+        locality_load_balancer_setting::{Distribute, Failover},
+    },
+};
+
+/// The setting that holds for a service.
+pub struct LocalityLb<'a> {
+    setting: Cow<'a, LocalityLoadBalancerSetting>,
+    /// Failover needs outlier detection, else Envoy never leaves the first priority; a service's own traffic
+    /// distribution goes without.
+    failover: bool,
+}
+
+/// What a service's endpoints need to know of a client's place.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// The node.
+    pub node: bool,
+    /// The locality.
+    pub locality: bool,
+    /// These labels.
+    pub labels: BTreeSet<SmolStr>,
+}
+
+impl Needs {
+    /// True if anything is needed.
+    pub fn any(&self) -> bool {
+        self.node || self.locality
+    }
+}
+
+/// What the endpoints of a service with a policy need to know of a client's place.
+pub fn needs(view: &View, service: &Service, policy: Option<&TrafficPolicy>) -> Needs {
+    let mut needs = Needs {
+        node: service.node_local,
+        ..Needs::default()
+    };
+    if let Some(setting) = locality_setting(view, service, policy) {
+        needs.locality = setting.failover || !setting.setting.distribute.is_empty();
+        if setting.setting.distribute.is_empty() && setting.failover {
+            let labels = setting.setting.failover_priority.iter();
+            needs.labels = labels.map(|label| SmolStr::new(label_key(label).0)).collect();
+        }
+    }
+    needs
+}
+
+/// The setting of the rule, else the service's traffic distribution, else the mesh's; `None` if it is off.
+pub fn locality_setting<'a>(
+    view: &View<'a>,
+    service: &Service,
+    policy: Option<&'a TrafficPolicy>,
+) -> Option<LocalityLb<'a>> {
+    let detects_outliers = policy.is_some_and(|policy| policy.outlier_detection.is_some());
+    let enabled = |setting: &'a LocalityLoadBalancerSetting| {
+        (setting.enabled != Some(false)).then_some(LocalityLb {
+            setting: Cow::Borrowed(setting),
+            failover: detects_outliers,
+        })
+    };
+    let load_balancer = policy.and_then(|policy| policy.load_balancer.as_ref());
+    if let Some(setting) = load_balancer.and_then(|settings| settings.locality_lb_setting.as_ref()) {
+        return enabled(setting);
+    }
+    let labels: &[&[&str]] = match service.traffic_distribution {
+        TrafficDistribution::Any => {
+            return view.mesh_config().locality_lb_setting.as_ref().and_then(enabled);
+        }
+        TrafficDistribution::PreferSameZone => &[ZONE_LABELS],
+        TrafficDistribution::PreferSameNode => &[ZONE_LABELS, NODE_LABELS],
+    };
+    Some(LocalityLb {
+        setting: Cow::Owned(LocalityLoadBalancerSetting {
+            failover_priority: labels
+                .iter()
+                .copied()
+                .flatten()
+                .map(|label| (*label).to_owned())
+                .collect(),
+            ..Default::default()
+        }),
+        failover: true,
+    })
+}
+
+/// A label of `failoverPriority`, with the value that takes the place of the client's.
+fn label_key(label: &str) -> (&str, Option<&str>) {
+    match label.split_once('=') {
+        Some((key, value)) => (key, Some(value)),
+        None => (label, None),
+    }
+}
+
+impl LocalityLb<'_> {
+    /// True if the cluster must heed the weights of localities.
+    pub fn weighs(&self) -> bool {
+        let setting = &self.setting;
+        let fails_over = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
+        !setting.distribute.is_empty() || self.failover && fails_over
+    }
+
+    /// Applies the setting for a client of a locality; `labels`: those that failover compares, if it has any.
+    pub(super) fn apply(&self, mut groups: Vec<Group>, locality: &str, labels: Option<&Labels>) -> Vec<Group> {
+        let setting = &self.setting;
+        if !setting.distribute.is_empty() {
+            distribute(&mut groups, locality, &setting.distribute);
+        } else if self.failover && setting.failover_priority.is_empty() {
+            fail_over(&mut groups, locality, &setting.failover);
+        } else if self.failover {
+            if let Some(labels) = labels {
+                groups = prioritise(groups, labels, &setting.failover_priority);
+            }
+            if !setting.failover.is_empty() {
+                fail_over(&mut groups, locality, &setting.failover);
+            }
+        }
+        groups
+    }
+}
+
+/// The parts of `region/zone/subzone`, empty where missing.
+fn parts(locality: &str) -> [&str; 3] {
+    let mut parts = locality.splitn(3, '/');
+    [(); 3].map(|()| parts.next().unwrap_or_default())
+}
+
+/// True if a locality is meant by a pattern: `*` and missing parts mean any, except for the region.
+fn is_meant(locality: &str, pattern: &str) -> bool {
+    let ([region, zone, subzone], [wanted_region, wanted_zone, wanted_subzone]) = (parts(locality), parts(pattern));
+    let part = |have: &str, want: &str| want == "*" || want.is_empty() || have == want;
+    (wanted_region == "*" || region == wanted_region) && part(zone, wanted_zone) && part(subzone, wanted_subzone)
+}
+
+/// Weights by the first rule for the client's locality. Localities that it does not name get nothing.
+fn distribute(groups: &mut [Group], locality: &str, rules: &[Distribute]) {
+    let Some(rule) = rules.iter().find(|rule| is_meant(locality, &rule.from)) else {
+        return;
+    };
+    let mut open: BTreeSet<usize> = (0..groups.len()).collect();
+    for (pattern, percent) in &rule.to {
+        let meant: Vec<usize> = open
+            .iter()
+            .copied()
+            .filter(|index| is_meant(&groups[*index].locality, pattern))
+            .collect();
+        let weight_of = |group: &Group| u64::from(group.weight.unwrap_or(1));
+        let total: u64 = meant.iter().map(|index| weight_of(&groups[*index])).sum();
+        for index in meant {
+            open.remove(&index);
+            let share = (weight_of(&groups[index]) * u64::from(*percent)).div_ceil(total.max(1));
+            if share > 0 {
+                groups[index].weight = Some(u32::try_from(share).unwrap_or(u32::MAX));
+            }
+        }
+    }
+    for index in open {
+        groups[index].endpoints.clear();
+    }
+}
+
+/// Priorities by distance. Where a rule names the region to fail over to, the others come after it. Priorities that
+/// labels gave before count more.
+fn fail_over(groups: &mut [Group], locality: &str, rules: &[Failover]) {
+    const DISTANCES: u32 = 5;
+    let [region, zone, subzone] = parts(locality);
+    for group in groups.iter_mut() {
+        let [other_region, other_zone, other_subzone] = parts(&group.locality);
+        let distance = if region == other_region {
+            match (zone == other_zone, subzone == other_subzone) {
+                (true, true) => 0,
+                (true, false) => 1,
+                (false, _) => 2,
+            }
+        } else {
+            let rule = rules.iter().find(|rule| rule.from == region);
+            if rule.is_some_and(|rule| rule.to != other_region) {
+                4
+            } else {
+                3
+            }
+        };
+        group.priority = group.priority * DISTANCES + distance;
+    }
+    compact(groups);
+}
+
+/// Priorities by the first label in which client and endpoint differ; a locality is split where its endpoints differ.
+fn prioritise(groups: Vec<Group>, labels: &Labels, compared: &[String]) -> Vec<Group> {
+    let count = compared.len();
+    let wanted: Vec<(&str, &str)> = compared
+        .iter()
+        .map(|label| {
+            let (key, value) = label_key(label);
+            (
+                key,
+                value.unwrap_or_else(|| labels.get(key).map_or("", SmolStr::as_str)),
+            )
+        })
+        .collect();
+    let priority = |member: &Member| {
+        let differs = |(key, value): &(&str, &str)| member.labels.get(*key).map_or("", SmolStr::as_str) != *value;
+        wanted.iter().position(differs).map_or(0, |index| count - index)
+    };
+    let mut result = Vec::new();
+    for group in groups {
+        let mut by_priority: BTreeMap<usize, Vec<Member>> = BTreeMap::new();
+        for member in group.endpoints {
+            by_priority.entry(priority(&member)).or_default().push(member);
+        }
+        for (priority, endpoints) in by_priority {
+            let mut part = Group {
+                locality: group.locality.clone(),
+                endpoints,
+                weight: None,
+                priority: u32::try_from(priority).unwrap_or(u32::MAX),
+            };
+            part.refresh_weight();
+            result.push(part);
+        }
+    }
+    compact(&mut result);
+    result
+}
+
+/// Envoy wants priorities without gaps.
+fn compact(groups: &mut [Group]) {
+    let used: BTreeSet<u32> = groups.iter().map(|group| group.priority).collect();
+    for group in groups {
+        let rank = used.range(..group.priority).count();
+        group.priority = u32::try_from(rank).unwrap_or(u32::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(locality: &str) -> Group {
+        Group {
+            locality: locality.into(),
+            endpoints: Vec::new(),
+            weight: Some(1),
+            priority: 0,
+        }
+    }
+
+    fn priorities(groups: &[Group]) -> Vec<u32> {
+        groups.iter().map(|group| group.priority).collect()
+    }
+
+    #[test]
+    fn nearer_localities_come_first() {
+        let localities = ["asia/one", "eu/north", "us/east/rack1", "us/west"];
+        let mut groups: Vec<Group> = localities.into_iter().map(group).collect();
+        fail_over(&mut groups, "us/east/rack1", &[]);
+        assert_eq!(priorities(&groups), [2, 2, 0, 1]);
+        let rule = Failover {
+            from: "us".into(),
+            to: "asia".into(),
+        };
+        let mut groups: Vec<Group> = localities.into_iter().map(group).collect();
+        fail_over(&mut groups, "us/east/rack1", &[rule]);
+        assert_eq!(priorities(&groups), [2, 3, 0, 1]);
+    }
+
+    #[test]
+    fn weights_follow_the_first_rule_that_is_meant() {
+        let mut groups: Vec<Group> = ["eu/north", "us/east", "us/west"].into_iter().map(group).collect();
+        let rule = Distribute {
+            from: "us/*".into(),
+            to: [("us/*".to_owned(), 81), ("eu/*".to_owned(), 19)].into(),
+        };
+        distribute(&mut groups, "us/east/rack1", &[rule]);
+        let weights: Vec<_> = groups.iter().map(|group| group.weight).collect();
+        assert_eq!(weights, [Some(19), Some(41), Some(41)]);
+    }
+}

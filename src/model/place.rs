@@ -1,0 +1,127 @@
+//! Whether anything depends on where a client is: on its node, its locality, or labels that failover compares.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use super::{
+    MeshSnapshot, Service, ServiceKey, destination_rule::HostRules, destination_rule::RuleKey,
+    service::TrafficDistribution,
+};
+use crate::{
+    proto::istio::networking::v1alpha3::{
+        LoadBalancerSettings, LocalityLoadBalancerSetting, OutlierDetection, TrafficPolicy,
+    },
+    table::Cx,
+};
+
+/// The labels that traffic distribution compares, most important first.
+pub const ZONE_LABELS: &[&str] = &[
+    "topology.istio.io/network",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+/// The further labels that distribution to the same node compares.
+pub const NODE_LABELS: &[&str] = &["topology.istio.io/subzone", "kubernetes.io/hostname"];
+
+/// What endpoints depend on of a client's place. A superset of the truth: a client's place goes into its keys only where
+/// a service needs it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct PlaceNeeds {
+    /// Some service is node-local.
+    pub node: bool,
+    /// Some service may have locality load balancing.
+    pub locality: bool,
+    /// The labels that some failover priority compares.
+    pub labels: BTreeSet<SmolStr>,
+}
+
+/// Services whose endpoints depend on the client's place whatever DestinationRules say: entries of the index.
+pub fn service_entry(_key: &ServiceKey, service: &Service, emit: &mut dyn FnMut(())) {
+    if service.node_local || service.traffic_distribution != TrafficDistribution::Any {
+        emit(());
+    }
+}
+
+/// Rules by which endpoints may depend on the client's place: entries of the index.
+pub fn rule_entry(_key: &RuleKey, row: &HostRules, emit: &mut dyn FnMut(())) {
+    if policies(row).any(|part| part.outlier.is_some() || part.setting().is_some()) {
+        emit(());
+    }
+}
+
+/// Derives the needs of the mesh.
+pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PlaceNeeds> {
+    let mut needs = PlaceNeeds::default();
+    let mesh_setting = mesh.mesh_config(cx).locality_lb_setting.as_ref();
+    for (_, service) in mesh.placed_services.get(cx, &()) {
+        needs.node |= service.node_local;
+        let labels: &[&[&str]] = match service.traffic_distribution {
+            TrafficDistribution::Any => &[],
+            TrafficDistribution::PreferSameZone => &[ZONE_LABELS],
+            TrafficDistribution::PreferSameNode => &[ZONE_LABELS, NODE_LABELS],
+        };
+        needs
+            .labels
+            .extend(labels.iter().copied().flatten().copied().map(SmolStr::new));
+    }
+    for (_, row) in mesh.placed_rules.get(cx, &()) {
+        needs.locality = true;
+        policies(row)
+            .filter_map(|part| part.setting())
+            .for_each(|setting| needs.add(setting));
+    }
+    if let Some(setting) = mesh_setting {
+        needs.locality |= !setting.distribute.is_empty();
+        needs.add(setting);
+    }
+    needs.locality |= !needs.labels.is_empty();
+    Some(needs)
+}
+
+impl PlaceNeeds {
+    fn add(&mut self, setting: &LocalityLoadBalancerSetting) {
+        let keys = setting
+            .failover_priority
+            .iter()
+            .map(|label| label.split('=').next().unwrap_or_default());
+        self.labels.extend(keys.map(SmolStr::new));
+    }
+}
+
+/// The parts of a policy that decide about locality.
+struct Part<'a> {
+    outlier: Option<&'a OutlierDetection>,
+    load_balancer: Option<&'a LoadBalancerSettings>,
+}
+
+impl<'a> Part<'a> {
+    fn setting(&self) -> Option<&'a LocalityLoadBalancerSetting> {
+        self.load_balancer
+            .and_then(|settings| settings.locality_lb_setting.as_ref())
+    }
+}
+
+/// Every policy in a row: of rules and subsets, general and by port.
+fn policies(row: &HostRules) -> impl Iterator<Item = Part<'_>> {
+    let rules = row.local.iter().chain(&row.exported).chain(&row.private);
+    let all = rules.flat_map(|rule| {
+        let subsets = rule
+            .spec
+            .subsets
+            .iter()
+            .filter_map(|subset| subset.traffic_policy.as_ref());
+        rule.spec.traffic_policy.iter().chain(subsets)
+    });
+    all.flat_map(|policy: &TrafficPolicy| {
+        let general = Part {
+            outlier: policy.outlier_detection.as_ref(),
+            load_balancer: policy.load_balancer.as_ref(),
+        };
+        let ports = policy.port_level_settings.iter().map(|entry| Part {
+            outlier: entry.outlier_detection.as_ref(),
+            load_balancer: entry.load_balancer.as_ref(),
+        });
+        std::iter::once(general).chain(ports)
+    })
+}
