@@ -6,6 +6,7 @@ pub mod base;
 pub mod cli;
 pub mod environment;
 pub mod generate;
+pub mod ingest;
 pub mod model;
 pub mod proto;
 pub mod push;

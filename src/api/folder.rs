@@ -80,9 +80,13 @@ pub struct FileContent {
 impl FileContent {
     /// Reads a file of the folder. `cluster` is the config cluster.
     pub fn read(file_name: &str, bytes: &[u8], cluster: &ClusterId) -> Self {
+        Self::read_as(&Role::of(file_name), file_name, bytes, cluster)
+    }
+
+    /// Reads a file whose role is known; its name is only told.
+    pub fn read_as(role: &Role, file_name: &str, bytes: &[u8], cluster: &ClusterId) -> Self {
         let mut content = Self::default();
-        let role = Role::of(file_name);
-        if role == Role::Ignored {
+        if *role == Role::Ignored {
             return content;
         }
         let text = match yaml::text(bytes) {
@@ -94,7 +98,7 @@ impl FileContent {
         };
         for document in yaml::documents(text) {
             match document.parse() {
-                Ok(value) => content.document(&role, &value, &place(file_name, document.line), cluster),
+                Ok(value) => content.document(role, &value, &place(file_name, document.line), cluster),
                 Err(error) => content.unreadable(file_name, &error),
             }
         }

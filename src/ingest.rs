@@ -1,0 +1,3 @@
+//! The outside world to `Change`s.
+
+pub mod file;

@@ -1,0 +1,293 @@
+//! A folder of YAML files as source of config and services, read at start and watched.
+//!
+//! What a reader would get wrong: a file that cannot be read does not take away what it declared. Its last good content
+//! stays until it can be read again, so that a slip in an editor does not empty the mesh. A file that is deleted does.
+
+mod disk;
+mod watch;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+use xxhash_rust::xxh3::xxh3_128;
+
+use self::{
+    disk::{Entry, Fingerprint},
+    watch::Watch,
+};
+use crate::{
+    api::{
+        Diagnostic, Kind, Row, Severity,
+        folder::{FileContent, Folder, Role},
+        yaml::MAX_FILE_BYTES,
+    },
+    base::{ClusterId, ObjectKey},
+    model::change::{Change, SourceId},
+};
+
+/// How long objects must be quiet before they are read: an editor's save is several events.
+pub const OBJECTS_QUIET: Duration = Duration::from_millis(20);
+/// How long mesh config and networks must be quiet before they are read.
+pub const MESH_QUIET: Duration = Duration::from_millis(100);
+/// How often the folder is looked at for what no event tells: targets of links, a folder put in place of another.
+pub const POLL: Duration = Duration::from_secs(5);
+
+/// What of the folder counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objects {
+    /// Everything: the folder is the whole mesh.
+    All,
+    /// Istio's kinds; services come from Kubernetes.
+    IstioOnly,
+}
+
+/// What is read.
+#[derive(Clone, Debug)]
+pub struct FileSettings {
+    /// `--configDir`.
+    pub folder: PathBuf,
+    /// The config cluster.
+    pub cluster: ClusterId,
+    /// The key of mesh config and networks.
+    pub mesh_key: ObjectKey,
+    /// What counts.
+    pub objects: Objects,
+    /// `--meshConfig`: stands in place of the folder's `mesh.yaml`.
+    pub mesh_file: Option<PathBuf>,
+    /// `--networksConfig`: stands in place of the folder's `meshnetworks.yaml`.
+    pub networks_file: Option<PathBuf>,
+}
+
+/// Why there is nothing to start with. Not retryable: the path is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The folder cannot be listed.
+    #[error("cannot read the folder {folder}: {error} (it is named by --configDir)")]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+}
+
+/// Told once for every new finding; counts it.
+pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
+
+/// A watched folder.
+pub struct FileSource {
+    settings: FileSettings,
+    report: Report,
+    watch: Watch,
+    files: BTreeMap<String, FileContent>,
+    hashes: BTreeMap<String, u128>,
+    fingerprints: Vec<(String, Fingerprint)>,
+    rows: BTreeMap<(ClusterId, Kind), Vec<Row>>,
+    standing: BTreeSet<Diagnostic>,
+    env: Option<BTreeMap<String, String>>,
+    proxies: Vec<Value>,
+}
+
+impl FileSource {
+    /// Begins to watch the folder and reads it. The changes are those that make up the first state.
+    pub fn open(settings: FileSettings, report: Report) -> Result<(Self, Vec<Change>), FileError> {
+        let mut source = Self {
+            watch: Watch::new(),
+            settings,
+            report,
+            files: BTreeMap::new(),
+            hashes: BTreeMap::new(),
+            fingerprints: Vec::new(),
+            rows: BTreeMap::new(),
+            standing: BTreeSet::new(),
+            env: None,
+            proxies: Vec::new(),
+        };
+        // Watched before it is read, so that no edit falls in between.
+        source.watch.follow(source.watched_folders());
+        let entries = source.entries().map_err(|error| FileError::Folder {
+            folder: source.settings.folder.clone(),
+            error,
+        })?;
+        let changes = source.take(entries);
+        Ok((source, changes))
+    }
+
+    /// `env.yaml` as it was at the start; later edits need a restart.
+    pub fn env(&self) -> &BTreeMap<String, String> {
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
+        self.env.as_ref().unwrap_or(&NONE)
+    }
+
+    /// `proxies.yaml` as it is now.
+    pub fn proxies(&self) -> &[Value] {
+        &self.proxies
+    }
+
+    /// Follows the folder until the receiver is gone.
+    pub async fn run(mut self, changes: mpsc::Sender<Vec<Change>>) {
+        loop {
+            let noticed = self.watch.quiet(OBJECTS_QUIET, MESH_QUIET, POLL).await;
+            // Reading and parsing megabytes is no work for a thread that serves sockets.
+            let read = tokio::task::spawn_blocking(move || {
+                let changes = self.look(noticed);
+                (self, changes)
+            });
+            let found;
+            (self, found) = match read.await {
+                Ok(result) => result,
+                Err(error) => {
+                    tracing::error!(%error, "reading the folder failed; it is followed no longer");
+                    return;
+                }
+            };
+            if !found.is_empty() && changes.send(found).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Looks at the folder; without notice only if something about its files is different.
+    fn look(&mut self, noticed: bool) -> Vec<Change> {
+        self.watch.follow(self.watched_folders());
+        match self.entries() {
+            Ok(entries) if noticed || disk::fingerprints(&entries) != self.fingerprints => self.take(entries),
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                let place = self.settings.folder.display().to_string();
+                let message = format!("the folder cannot be read, what it declared stays: {error}");
+                self.tell([Diagnostic::of_document(place, "UnreadableFolder", message)].into());
+                Vec::new()
+            }
+        }
+    }
+
+    fn watched_folders(&self) -> Vec<PathBuf> {
+        let beside = |file: &PathBuf| file.parent().map(|parent| parent.join("."));
+        let files = [&self.settings.mesh_file, &self.settings.networks_file];
+        let mut folders = vec![self.settings.folder.clone()];
+        folders.extend(files.into_iter().flatten().filter_map(beside));
+        folders
+    }
+
+    fn entries(&self) -> std::io::Result<Vec<Entry>> {
+        let mut entries = disk::list(&self.settings.folder)?;
+        let instead = [
+            (Role::Mesh, &self.settings.mesh_file),
+            (Role::Networks, &self.settings.networks_file),
+        ];
+        for (role, file) in instead {
+            if let Some(file) = file {
+                entries.retain(|entry| entry.role != role);
+                entries.push(Entry::new(file.display().to_string(), role, file.clone()));
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Reads what is new and tells what became different.
+    fn take(&mut self, entries: Vec<Entry>) -> Vec<Change> {
+        self.fingerprints = disk::fingerprints(&entries);
+        let mut files = BTreeMap::new();
+        let mut hashes = BTreeMap::new();
+        for entry in entries {
+            let previous = self.files.remove(&entry.name);
+            let content = match disk::read(&entry.path, MAX_FILE_BYTES) {
+                Ok(bytes) => {
+                    let hash = xxh3_128(&bytes);
+                    let same = self.hashes.get(&entry.name) == Some(&hash);
+                    hashes.insert(entry.name.clone(), hash);
+                    match previous {
+                        Some(previous) if same => previous,
+                        previous => FileContent::read_as(&entry.role, &entry.name, &bytes, &self.settings.cluster)
+                            .after(&previous.unwrap_or_default()),
+                    }
+                }
+                Err(error) => FileContent::absent(&entry.name, &error.to_string()).after(&previous.unwrap_or_default()),
+            };
+            files.insert(entry.name, content);
+        }
+        self.files = files;
+        self.hashes = hashes;
+        let folder = Folder::of(&self.files, &self.settings.cluster, &self.settings.mesh_key);
+        self.compare(folder)
+    }
+
+    fn compare(&mut self, folder: Folder) -> Vec<Change> {
+        let mut standing: BTreeSet<Diagnostic> = folder.diagnostics.into_iter().collect();
+        match &self.env {
+            None => self.env = Some(folder.env),
+            Some(env) if *env != folder.env => {
+                let mut restart = Diagnostic::of_document(
+                    "env.yaml",
+                    "NeedsRestart",
+                    "the feature variables were edited; istiod needs a restart for the new values to count",
+                );
+                restart.severity = Severity::Warning;
+                standing.insert(restart);
+            }
+            Some(_) => {}
+        }
+        self.proxies = folder.proxies;
+        self.tell(standing);
+        let mut rows: BTreeMap<(ClusterId, Kind), Vec<Row>> = BTreeMap::new();
+        for (cluster, row) in folder
+            .rows
+            .into_iter()
+            .flat_map(|(cluster, rows)| rows.into_iter().map(move |row| (cluster.clone(), row)))
+        {
+            if self.counts(&row) {
+                rows.entry((cluster, row.kind())).or_default().push(row);
+            }
+        }
+        let changes = differences(&self.rows, &rows);
+        self.rows = rows;
+        changes
+    }
+
+    fn counts(&self, row: &Row) -> bool {
+        let own = row.key().cluster == self.settings.cluster;
+        self.settings.objects == Objects::All || own && row.kind().group().ends_with("istio.io")
+    }
+
+    /// Logs and counts what was not standing before.
+    fn tell(&mut self, standing: BTreeSet<Diagnostic>) {
+        for diagnostic in standing.difference(&self.standing) {
+            match diagnostic.severity {
+                Severity::Error => tracing::error!(code = %diagnostic.code, "{diagnostic}"),
+                Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
+            }
+            (self.report)(diagnostic);
+        }
+        self.standing = standing;
+    }
+}
+
+/// One replacement for every kind of a cluster whose rows differ; a kind that is gone is replaced by nothing.
+fn differences(
+    before: &BTreeMap<(ClusterId, Kind), Vec<Row>>,
+    after: &BTreeMap<(ClusterId, Kind), Vec<Row>>,
+) -> Vec<Change> {
+    let sources: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    let changed = sources
+        .into_iter()
+        .filter(|source| before.get(source) != after.get(source));
+    changed
+        .map(|source| {
+            let (cluster, kind) = source.clone();
+            Change::Replace(
+                SourceId { cluster, kind },
+                after.get(source).cloned().unwrap_or_default(),
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

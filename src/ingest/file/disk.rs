@@ -1,0 +1,89 @@
+//! Listing and reading files.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use crate::api::folder::Role;
+
+/// A file to read.
+pub(super) struct Entry {
+    /// Its name, as told in findings.
+    pub(super) name: String,
+    /// What it is.
+    pub(super) role: Role,
+    /// Where it is.
+    pub(super) path: PathBuf,
+    fingerprint: Fingerprint,
+}
+
+/// What changes when a file does: device, inode, length, time of the last change in seconds and nanoseconds.
+pub(super) type Fingerprint = (u64, u64, u64, i64, i64);
+
+impl Entry {
+    /// An entry for a file that may not be there.
+    pub(super) fn new(name: String, role: Role, path: PathBuf) -> Self {
+        let fingerprint = fs::metadata(&path)
+            .map(|metadata| fingerprint(&metadata))
+            .unwrap_or_default();
+        Self {
+            name,
+            role,
+            path,
+            fingerprint,
+        }
+    }
+}
+
+/// The device and inode of a folder; none if it is not there.
+pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
+    fs::metadata(folder)
+        .ok()
+        .map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+fn fingerprint(metadata: &fs::Metadata) -> Fingerprint {
+    (
+        metadata.dev(),
+        metadata.ino(),
+        metadata.len(),
+        metadata.mtime(),
+        metadata.mtime_nsec(),
+    )
+}
+
+/// The files of a folder that count. Links are followed: a mounted ConfigMap consists of them.
+pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        let role = Role::of(&name);
+        // Folders, pipes and devices are no files of the mesh, whatever their names.
+        if role != Role::Ignored && !fs::metadata(entry.path()).is_ok_and(|metadata| !metadata.is_file()) {
+            entries.push(Entry::new(name, role, entry.path()));
+        }
+    }
+    entries.sort_by(|left, right| left.name.cmp(&right.name));
+    Ok(entries)
+}
+
+/// What is different about a folder when a file of it is.
+pub(super) fn fingerprints(entries: &[Entry]) -> Vec<(String, Fingerprint)> {
+    entries
+        .iter()
+        .map(|entry| (entry.name.clone(), entry.fingerprint))
+        .collect()
+}
+
+/// Reads a file, one byte more than the limit at most: enough to see that it is too large.
+pub(super) fn read(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,203 @@
+use std::{fs, os::unix::fs::symlink, path::Path, sync::Mutex};
+
+use super::*;
+
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 80}]}\n";
+
+/// A folder, what it reported, and its source once it is open.
+struct Bed {
+    folder: tempfile::TempDir,
+    reported: Arc<Mutex<Vec<String>>>,
+}
+
+impl Bed {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let bed = Self {
+            folder: tempfile::tempdir().unwrap(),
+            reported: Arc::default(),
+        };
+        for (name, text) in files {
+            bed.write(name, text);
+        }
+        bed
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path().join(name), text).unwrap();
+    }
+
+    fn settings(&self) -> FileSettings {
+        let cluster = ClusterId::new_static("Kubernetes");
+        FileSettings {
+            folder: self.path().to_owned(),
+            mesh_key: ObjectKey::new(&cluster, "istio-system", "istio"),
+            cluster,
+            objects: Objects::All,
+            mesh_file: None,
+            networks_file: None,
+        }
+    }
+
+    fn open(&self, settings: FileSettings) -> (FileSource, Vec<Change>) {
+        let reported = self.reported.clone();
+        let report = move |diagnostic: &Diagnostic| reported.lock().unwrap().push(diagnostic.to_string());
+        FileSource::open(settings, Arc::new(report)).unwrap()
+    }
+
+    fn reported(&self) -> Vec<String> {
+        std::mem::take(&mut self.reported.lock().unwrap())
+    }
+}
+
+fn told(changes: &[Change]) -> Vec<String> {
+    let one = |change: &Change| match change {
+        Change::Replace(source, rows) => {
+            let names: Vec<_> = rows.iter().map(|row| row.key().to_string()).collect();
+            format!("{} {}: {}", source.cluster, source.kind.name(), names.join(" "))
+        }
+        other => format!("{other:?}"),
+    };
+    changes.iter().map(one).collect()
+}
+
+#[test]
+fn the_first_look_gives_everything_and_the_next_only_what_changed() {
+    let bed = Bed::new(&[
+        ("kube.yaml", SERVICE),
+        ("kube-west.yaml", SERVICE),
+        ("env.yaml", "A: b"),
+    ]);
+    let (mut source, changes) = bed.open(bed.settings());
+    let mesh = "Kubernetes MeshConfig: istio-system/istio";
+    assert_eq!(
+        told(&changes),
+        [mesh, "Kubernetes Service: default/a", "west Service: default/a"]
+    );
+    assert_eq!(source.env()["A"], "b");
+    assert!(source.look(true).is_empty());
+    bed.write("kube.yaml", &format!("# A comment is no change.\n{SERVICE}"));
+    assert!(source.look(false).is_empty());
+    bed.write("mesh.yaml", "enableTracing: true\n");
+    assert!(source.look(true).is_empty(), "a default said aloud is no change");
+    bed.write("mesh.yaml", "enableTracing: false\n");
+    assert_eq!(told(&source.look(true)), [mesh]);
+    fs::remove_file(bed.path().join("kube-west.yaml")).unwrap();
+    assert_eq!(told(&source.look(false)), ["west Service: "]);
+    assert!(bed.reported().is_empty());
+}
+
+#[test]
+fn a_bad_edit_is_told_once_and_changes_nothing() {
+    let bed = Bed::new(&[("kube.yaml", SERVICE), ("mesh.yaml", "enableTracing: false\n")]);
+    let (mut source, _) = bed.open(bed.settings());
+    bed.write("kube.yaml", "a: [\n");
+    bed.write("mesh.yaml", "enableTracing: maybe\n");
+    bed.write("large.yaml", &" ".repeat(MAX_FILE_BYTES + 1));
+    assert!(source.look(true).is_empty() && source.look(true).is_empty());
+    let reported = bed.reported();
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(
+        reported
+            .iter()
+            .any(|line| line.starts_with("mesh.yaml:1: MeshConfig istio: enableTracing: ")),
+        "{reported:?}"
+    );
+    assert!(
+        reported.iter().any(|line| line.contains("33554433 bytes")),
+        "{reported:?}"
+    );
+    bed.write("kube.yaml", &SERVICE.replace("80", "81"));
+    assert_eq!(told(&source.look(true)), ["Kubernetes Service: default/a"]);
+    bed.write("env.yaml", "PILOT_HTTP10: true");
+    assert!(source.look(true).is_empty() && source.look(true).is_empty());
+    assert_eq!(bed.reported().len(), 1);
+}
+
+#[test]
+fn a_folder_beside_kubernetes_gives_config_only() {
+    let sidecar =
+        "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: s}\nspec: {egress: [{hosts: ['*/*']}]}\n";
+    let bed = Bed::new(&[
+        ("a.yaml", &format!("{SERVICE}---\n{sidecar}")),
+        ("kube-west.yaml", SERVICE),
+    ]);
+    bed.write("mesh.yaml", "trustDomain: from.folder");
+    bed.write("other", "trustDomain: from.flag");
+    let settings = FileSettings {
+        objects: Objects::IstioOnly,
+        mesh_file: Some(bed.path().join("other")),
+        ..bed.settings()
+    };
+    let (mut source, changes) = bed.open(settings);
+    let want = [
+        "Kubernetes MeshConfig: istio-system/istio",
+        "Kubernetes Sidecar: default/s",
+    ];
+    assert_eq!(told(&changes), want);
+    let Change::Replace(_, rows) = &changes[0] else {
+        panic!()
+    };
+    let Row::MeshConfig(config) = &rows[0] else { panic!() };
+    assert_eq!(config.spec.trust_domain, "from.flag");
+    bed.write("other", "trustDomain: new");
+    assert_eq!(told(&source.look(false)), want[..1]);
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_an_error() {
+    let bed = Bed::new(&[]);
+    let settings = FileSettings {
+        folder: bed.path().join("none"),
+        ..bed.settings()
+    };
+    let error = FileSource::open(settings, Arc::new(|_| {})).err().unwrap();
+    assert!(error.to_string().contains("--configDir"));
+}
+
+/// Follows a folder while edits are made to it; each must arrive before the next is made.
+#[tokio::test(flavor = "multi_thread")]
+async fn edits_arrive() {
+    let bed = Bed::new(&[]);
+    for version in ["v1", "v2"] {
+        fs::create_dir(bed.path().join(format!("..{version}"))).unwrap();
+        let text = SERVICE.replace("name: a", &format!("name: {version}"));
+        fs::write(bed.path().join(format!("..{version}/mounted.yaml")), text).unwrap();
+    }
+    symlink("..v1", bed.path().join("..data")).unwrap();
+    symlink("..data/mounted.yaml", bed.path().join("mounted.yaml")).unwrap();
+    let (source, first) = bed.open(bed.settings());
+    assert_eq!(told(&first)[1], "Kubernetes Service: default/v1");
+    let (sender, mut changes) = mpsc::channel(4);
+    let follow = source.run(sender);
+    let edit = async {
+        // As the kubelet updates a mounted ConfigMap.
+        symlink("..v2", bed.path().join("..data_tmp")).unwrap();
+        fs::rename(bed.path().join("..data_tmp"), bed.path().join("..data")).unwrap();
+        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: default/v2"]);
+        // As editors save.
+        bed.write(".b.yaml.swp", SERVICE);
+        fs::rename(bed.path().join(".b.yaml.swp"), bed.path().join("b.yaml")).unwrap();
+        assert_eq!(
+            told(&changes.recv().await.unwrap()),
+            ["Kubernetes Service: default/a default/v2"]
+        );
+        bed.write("mesh.yaml", "enableTracing: false");
+        assert_eq!(
+            told(&changes.recv().await.unwrap()),
+            ["Kubernetes MeshConfig: istio-system/istio"]
+        );
+        fs::remove_file(bed.path().join("b.yaml")).unwrap();
+        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: default/v2"]);
+    };
+    let finished = tokio::time::timeout(Duration::from_secs(60), async {
+        tokio::select! {
+            () = follow => panic!("nobody ended it"),
+            () = edit => {}
+        }
+    });
+    finished.await.unwrap();
+}
