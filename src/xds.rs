@@ -1,11 +1,19 @@
 //! The wire: ADS in both protocols, over connections that are state machines without IO.
 
+pub mod admission;
+pub mod body;
 pub mod connection;
 mod delta;
+pub mod metrics;
 mod order;
+pub mod registry;
+mod request;
+pub mod server;
 mod sotw;
+mod stream;
 #[cfg(test)]
 mod tests;
 pub mod watched;
 
 pub use connection::{Connection, Outcome, Protocol, Reaction, Refusal, Request, Response};
+pub use server::{Server, ServerOptions};

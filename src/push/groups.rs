@@ -11,10 +11,8 @@ use std::{
 use rayon::prelude::*;
 use tokio::sync::{mpsc, watch};
 
-use crate::generate::{
-    Proxy, ResourceSnapshot,
-    store::{Executor, MemberId},
-};
+pub use crate::generate::store::MemberId;
+use crate::generate::{Proxy, ResourceSnapshot, store::Executor};
 
 /// What a connection is to hold, and why.
 #[derive(Clone, Debug)]

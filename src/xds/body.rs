@@ -1,0 +1,334 @@
+//! The http body of a stream: gRPC messages written from bytes that every stream shares.
+//!
+//! A message is a small head (length prefix, type, nonce, version), then the frames of its resources as they were encoded
+//! once. Nothing is copied for a stream, and pieces are made only when the transport asks for more; so what a slow reader
+//! costs is a list of references. A piece tells when the transport has let go of it: that is when it was written.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    io::IoSlice,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::Frame;
+use prost::Message as _;
+use tokio::sync::{mpsc, oneshot};
+
+use super::connection::{Protocol, Response};
+use crate::{
+    generate::EncodedResource,
+    proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse},
+};
+
+/// A piece is full at this size. Larger than an HTTP/2 frame, so that frames are full, and small against the windows.
+const PIECE_BYTES: usize = 64 << 10;
+/// A piece is full at this number of chunks: as many as the transport hands to the kernel in one call.
+const PIECE_CHUNKS: usize = 64;
+/// Of a gRPC message: one byte that says whether it is compressed, four of length.
+const PREFIX_LEN: usize = 5;
+
+/// Bytes in several shared chunks, laid end to end.
+#[derive(Debug, Default)]
+pub struct Chunks {
+    chunks: VecDeque<Bytes>,
+    remaining: usize,
+    /// Dropped with the chunks: when nobody holds it any more, the message was written.
+    written: Option<Arc<oneshot::Sender<()>>>,
+}
+
+impl Chunks {
+    /// The chunks that are left.
+    pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
+        self.chunks.iter()
+    }
+
+    fn push(&mut self, chunk: Bytes) {
+        self.remaining += chunk.len();
+        self.chunks.push_back(chunk);
+    }
+}
+
+impl Buf for Chunks {
+    fn remaining(&self) -> usize {
+        self.remaining
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.chunks.front().map_or(&[], |chunk| chunk)
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut count = 0;
+        for (slice, chunk) in slices.iter_mut().zip(&self.chunks) {
+            *slice = IoSlice::new(chunk);
+            count += 1;
+        }
+        count
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        assert!(count <= self.remaining, "advanced past the end");
+        self.remaining -= count;
+        while let Some(front) = self.chunks.front_mut() {
+            if count < front.len() {
+                front.advance(count);
+                return;
+            }
+            count -= front.len();
+            self.chunks.pop_front();
+        }
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        match self.chunks.front_mut() {
+            // The common case of adapters that want one chunk after the other: no copy.
+            Some(front) if len <= front.len() => {
+                let bytes = front.split_to(len);
+                self.remaining -= len;
+                if front.is_empty() {
+                    self.chunks.pop_front();
+                }
+                bytes
+            }
+            _ => {
+                assert!(len <= self.remaining, "advanced past the end");
+                let mut bytes = BytesMut::with_capacity(len);
+                bytes.put(self.take(len));
+                bytes.freeze()
+            }
+        }
+    }
+}
+
+/// A response as a gRPC message, cut into pieces on demand.
+#[derive(Debug)]
+pub struct Message {
+    protocol: Protocol,
+    head: Option<Bytes>,
+    resources: Vec<Arc<EncodedResource>>,
+    next: usize,
+    written: Option<Arc<oneshot::Sender<()>>>,
+}
+
+/// What is known of a message that was handed to a body.
+#[derive(Debug)]
+pub struct Sent {
+    /// Size on the wire, without transport framing.
+    pub size_bytes: usize,
+    /// Ends (with an error, which says nothing) when the transport has written or dropped all of it.
+    pub written: oneshot::Receiver<()>,
+}
+
+/// A response of 4 GiB or more cannot be a gRPC message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a response of {0} bytes is larger than a gRPC message can be")]
+pub struct TooLarge(usize);
+
+impl Message {
+    /// Renders a response.
+    pub fn new(protocol: Protocol, response: Response) -> Result<(Self, Sent), TooLarge> {
+        let frames: usize = response
+            .resources
+            .iter()
+            .map(|resource| frame(protocol, resource).len())
+            .sum();
+        let url = response.resource_type.url().to_owned();
+        let (version, nonce) = (response.version.to_string(), response.nonce.to_string());
+        let mut head = BytesMut::zeroed(PREFIX_LEN);
+        // Fields of a protobuf message may come in any order, so those of this stream stand before the shared ones.
+        match protocol {
+            Protocol::Sotw => DiscoveryResponse {
+                version_info: version,
+                type_url: url,
+                nonce,
+                ..Default::default()
+            }
+            .encode(&mut head),
+            Protocol::Delta => DeltaDiscoveryResponse {
+                system_version_info: version,
+                type_url: url,
+                nonce,
+                removed_resources: response.removed.iter().map(ToString::to_string).collect(),
+                ..Default::default()
+            }
+            .encode(&mut head),
+        }
+        .expect("because a BytesMut grows");
+        let len = head.len() - PREFIX_LEN + frames;
+        let prefix = u32::try_from(len).map_err(|_| TooLarge(len))?;
+        head[1..PREFIX_LEN].copy_from_slice(&prefix.to_be_bytes());
+        let (written, receiver) = oneshot::channel();
+        let message = Self {
+            protocol,
+            head: Some(head.freeze()),
+            resources: response.resources,
+            next: 0,
+            written: Some(Arc::new(written)),
+        };
+        let sent = Sent {
+            size_bytes: PREFIX_LEN + len,
+            written: receiver,
+        };
+        Ok((message, sent))
+    }
+
+    /// The next piece; `None` after the last.
+    fn piece(&mut self) -> Option<Chunks> {
+        let mut piece = Chunks::default();
+        if let Some(head) = self.head.take() {
+            piece.push(head);
+        }
+        while let Some(resource) = self.resources.get(self.next) {
+            if piece.remaining >= PIECE_BYTES || piece.chunks.len() >= PIECE_CHUNKS {
+                break;
+            }
+            piece.push(frame(self.protocol, resource).clone());
+            self.next += 1;
+        }
+        piece.written = if self.next < self.resources.len() {
+            self.written.clone()
+        } else {
+            self.written.take()
+        };
+        (piece.remaining > 0).then_some(piece)
+    }
+}
+
+fn frame(protocol: Protocol, resource: &EncodedResource) -> &Bytes {
+    match protocol {
+        Protocol::Sotw => resource.sotw_frame(),
+        Protocol::Delta => resource.delta_frame(),
+    }
+}
+
+#[derive(Debug)]
+enum Item {
+    Message(Message),
+    Trailers(HeaderMap),
+}
+
+/// The writing end of a [`Body`].
+#[derive(Clone, Debug)]
+pub struct Outlet {
+    items: mpsc::Sender<Item>,
+}
+
+/// The client is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the client is gone")]
+pub struct Gone;
+
+impl Outlet {
+    /// Hands over a message; waits while an earlier one is being written.
+    pub async fn send(&self, message: Message) -> Result<(), Gone> {
+        self.items.send(Item::Message(message)).await.map_err(|_| Gone)
+    }
+
+    /// Ends the body with trailers.
+    pub async fn end(self, trailers: HeaderMap) -> Result<(), Gone> {
+        self.items.send(Item::Trailers(trailers)).await.map_err(|_| Gone)
+    }
+
+    /// Waits until the client is gone.
+    pub async fn closed(&self) {
+        self.items.closed().await;
+    }
+}
+
+/// The body of a response. Ends with trailers, unless it was empty from the start.
+#[derive(Debug, Default)]
+pub struct Body {
+    items: Option<mpsc::Receiver<Item>>,
+    current: Option<Message>,
+}
+
+impl Body {
+    /// A body and what writes to it. It holds one message that waits behind the one that is being written.
+    pub fn channel() -> (Self, Outlet) {
+        let (items, receiver) = mpsc::channel(1);
+        let body = Self {
+            items: Some(receiver),
+            current: None,
+        };
+        (body, Outlet { items })
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Chunks;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunks>, Infallible>>> {
+        loop {
+            if let Some(piece) = self.current.as_mut().and_then(Message::piece) {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            self.current = None;
+            let Some(items) = &mut self.items else {
+                return Poll::Ready(None);
+            };
+            match ready!(items.poll_recv(cx)) {
+                Some(Item::Message(message)) => self.current = Some(message),
+                Some(Item::Trailers(trailers)) => {
+                    self.items = None;
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+                None => self.items = None,
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.items.is_none() && self.current.is_none()
+    }
+}
+
+/// The same body, one chunk after the other, for servers that want plain `Bytes`.
+#[derive(Debug, Default)]
+pub struct FlatBody {
+    body: Body,
+    piece: Chunks,
+}
+
+impl From<Body> for FlatBody {
+    fn from(body: Body) -> Self {
+        Self {
+            body,
+            piece: Chunks::default(),
+        }
+    }
+}
+
+impl http_body::Body for FlatBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        loop {
+            let len = self.piece.chunk().len();
+            if len > 0 {
+                let chunk = self.piece.copy_to_bytes(len);
+                return Poll::Ready(Some(Ok(Frame::data(chunk))));
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                None => return Poll::Ready(None),
+                Some(Err(never)) => match never {},
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(piece) => self.piece = piece,
+                    Err(frame) => {
+                        return Poll::Ready(frame.into_trailers().ok().map(|trailers| Ok(Frame::trailers(trailers))));
+                    }
+                },
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream() && !self.piece.has_remaining()
+    }
+}

@@ -1,0 +1,183 @@
+//! The requests of a stream: gRPC messages of an http body, decoded and reduced to what matters.
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use prost::Message;
+use smol_str::SmolStr;
+
+use super::connection::{Protocol, Request, Wish};
+use crate::{
+    generate::ResourceType,
+    proto::{
+        envoy::{
+            config::core::v3::Node,
+            service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+        },
+        google::rpc,
+    },
+};
+
+const PREFIX_LEN: usize = 5;
+/// What is kept of the message of a NACK; Envoy's may name every resource of a response.
+const ERROR_BYTES: usize = 8 << 10;
+
+/// A request with what only the stream needs to know.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// Who asks; Envoy may say so in the first request only.
+    pub(super) node: Option<Node>,
+    /// The type as it was asked for.
+    pub(super) type_url: String,
+    /// Code of `error_detail`.
+    pub(super) error_code: i32,
+    /// The request; `None` if the type is not served.
+    pub(super) request: Option<Request>,
+    /// Size of the message.
+    pub(super) size_bytes: usize,
+}
+
+/// Why no further request can be read. None of these is retried on the same stream.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum RequestError {
+    /// The message is larger than is accepted.
+    #[error("the request has {size_bytes} bytes, at most {limit_bytes} are accepted (ISTIO_GPRC_MAXRECVMSGSIZE)")]
+    TooLarge {
+        /// Its size.
+        size_bytes: usize,
+        /// What is accepted.
+        limit_bytes: usize,
+    },
+    /// The message is compressed.
+    #[error("the request is compressed, which this server does not offer")]
+    Compressed,
+    /// The message is not what it should be.
+    #[error("the request cannot be decoded: {0}")]
+    Malformed(String),
+    /// The transport failed.
+    #[error("the stream broke off: {0}")]
+    Broken(String),
+}
+
+/// Reads requests.
+pub(super) struct Requests<B> {
+    protocol: Protocol,
+    body: B,
+    buffer: BytesMut,
+    limit_bytes: usize,
+}
+
+impl<B> Requests<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    pub(super) fn new(protocol: Protocol, body: B, limit_bytes: usize) -> Self {
+        Self {
+            protocol,
+            body,
+            buffer: BytesMut::new(),
+            limit_bytes,
+        }
+    }
+
+    /// The next request; `None` when the client has ended its side. Nothing is lost if the future is dropped.
+    pub(super) async fn next(&mut self) -> Result<Option<Incoming>, RequestError> {
+        loop {
+            if let Some(message) = self.message()? {
+                return decode(self.protocol, message).map(Some);
+            }
+            match self.body.frame().await {
+                None if self.buffer.is_empty() => return Ok(None),
+                None => return Err(RequestError::Broken("in the middle of a message".into())),
+                Some(Err(error)) => return Err(RequestError::Broken(error.to_string())),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+            }
+        }
+    }
+
+    fn message(&mut self) -> Result<Option<Bytes>, RequestError> {
+        let Some(mut prefix) = self.buffer.get(..PREFIX_LEN) else {
+            return Ok(None);
+        };
+        if prefix.get_u8() != 0 {
+            return Err(RequestError::Compressed);
+        }
+        let size_bytes = prefix.get_u32() as usize;
+        if size_bytes > self.limit_bytes {
+            return Err(RequestError::TooLarge {
+                size_bytes,
+                limit_bytes: self.limit_bytes,
+            });
+        }
+        if self.buffer.len() < PREFIX_LEN + size_bytes {
+            self.buffer.reserve(PREFIX_LEN + size_bytes - self.buffer.len());
+            return Ok(None);
+        }
+        self.buffer.advance(PREFIX_LEN);
+        let message = self.buffer.split_to(size_bytes).freeze();
+        if self.buffer.is_empty() {
+            // Else the stream would keep the memory of its largest request.
+            self.buffer = BytesMut::new();
+        }
+        Ok(Some(message))
+    }
+}
+
+fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> {
+    let size_bytes = message.len();
+    let malformed = |error: prost::DecodeError| RequestError::Malformed(error.to_string());
+    let (node, type_url, nonce, error, wish) = match protocol {
+        Protocol::Sotw => {
+            let request = DiscoveryRequest::decode(message).map_err(malformed)?;
+            let names = small(request.resource_names);
+            let (nonce, error) = (request.response_nonce, request.error_detail);
+            (request.node, request.type_url, nonce, error, Wish::Names(names))
+        }
+        Protocol::Delta => {
+            let request = DeltaDiscoveryRequest::decode(message).map_err(malformed)?;
+            let wish = Wish::Change {
+                subscribe: small(request.resource_names_subscribe),
+                unsubscribe: small(request.resource_names_unsubscribe),
+                initial: request
+                    .initial_resource_versions
+                    .into_iter()
+                    .map(|(name, version)| (name.into(), version))
+                    .collect(),
+            };
+            let (nonce, error) = (request.response_nonce, request.error_detail);
+            (request.node, request.type_url, nonce, error, wish)
+        }
+    };
+    let error_code = error.as_ref().map_or(0, |status| status.code);
+    let request = ResourceType::of_url(&type_url).map(|resource_type| Request {
+        resource_type,
+        nonce: nonce.into(),
+        error: error.map(shortened),
+        wish,
+    });
+    Ok(Incoming {
+        node,
+        type_url,
+        error_code,
+        request,
+        size_bytes,
+    })
+}
+
+fn small(names: Vec<String>) -> Vec<SmolStr> {
+    names.into_iter().map(SmolStr::from).collect()
+}
+
+fn shortened(status: rpc::Status) -> String {
+    let mut message = status.message;
+    if message.len() > ERROR_BYTES {
+        let end = (0..=ERROR_BYTES).rev().find(|end| message.is_char_boundary(*end));
+        message.truncate(end.unwrap_or_default());
+        message.push('…');
+    }
+    message
+}

@@ -1,0 +1,370 @@
+//! One ADS stream: reads requests, follows its group, writes responses. What is sent is decided by [`Connection`]; here
+//! is the waiting.
+//!
+//! A response is written before the next one is begun, so a stream holds one response at a time; a reader that is slow
+//! finds the newest revision when it is ready for it, and holds nobody up: its share of the work in flight is taken from
+//! it after a second.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use bytes::Bytes;
+use tokio::time::{Instant as Timer, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    admission::{Admission, Busy, Share},
+    body::{Gone, Message, Outlet, TooLarge},
+    connection::{Outcome, Protocol, Refusal, Request, Response},
+    metrics::Metrics,
+    registry::{Arrival, Registration, Registry},
+    request::{Incoming, RequestError, Requests},
+};
+use crate::{
+    generate::{Proxy, ResourceType, proxy::NodeError},
+    push::groups::{Groups, Member, Publication},
+};
+
+/// The type of messages by which agents tell the health of their workload; they are no requests.
+const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
+/// How long a response may hold its share of the work in flight; then the reader is slow.
+const SHARE_PATIENCE: Duration = Duration::from_secs(1);
+/// A response that is not written by then is counted (`pilot_xds_write_timeout`).
+const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a first configuration may hold its share.
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What streams share.
+pub(super) struct Shared {
+    pub(super) groups: Groups,
+    pub(super) registry: Arc<Registry>,
+    pub(super) metrics: Metrics,
+    pub(super) admission: Admission,
+    pub(super) max_message_bytes: usize,
+    pub(super) clock: fn() -> Instant,
+    pub(super) wall_clock: fn() -> SystemTime,
+}
+
+/// Why a stream ended, other than by the client's wish.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum End {
+    #[error("the client is gone")]
+    Gone,
+    #[error("the connection is being closed; connect again")]
+    Draining,
+    #[error("the control plane is shutting down")]
+    ShuttingDown,
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+}
+
+impl From<Gone> for End {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+/// See the module's text.
+pub(super) struct Stream<B> {
+    pub(super) shared: Arc<Shared>,
+    pub(super) protocol: Protocol,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) requests: Requests<B>,
+    pub(super) outlet: Outlet,
+    pub(super) draining: CancellationToken,
+}
+
+impl<B> Stream<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    /// Runs until the client ends the stream.
+    pub(super) async fn run(mut self) -> Result<(), End> {
+        let Some((proxy, first)) = self.first().await? else {
+            return Ok(());
+        };
+        let share = tokio::select! {
+            share = self.shared.admission.first_configuration() => share?,
+            end = ended(&self.outlet, &self.draining) => return Err(end),
+        };
+        let mut session = Session::new(&self, Arc::new(proxy), share);
+        session.on_request(first).await?;
+        loop {
+            let hoarded = session.first_share.as_ref().map(|(_, until)| *until);
+            // Requests come before pushes: what a client has just asked for decides what a push holds.
+            tokio::select! {
+                biased;
+                end = ended(&self.outlet, &self.draining) => return Err(end),
+                request = self.requests.next() => match request? {
+                    Some(request) => session.on_request(request).await?,
+                    None => return Ok(()),
+                },
+                publication = session.member.receiver.changed() => {
+                    publication.map_err(|_| End::ShuttingDown)?;
+                    let publication = session.member.receiver.borrow_and_update().clone();
+                    session.on_publication(publication).await?;
+                }
+                () = sleep_until(hoarded.unwrap_or_else(Timer::now)), if hoarded.is_some() => session.first_share = None,
+            }
+        }
+    }
+
+    /// The first request that is one, with the client that sent it.
+    async fn first(&mut self) -> Result<Option<(Proxy, Incoming)>, End> {
+        loop {
+            let request = tokio::select! {
+                request = self.requests.next() => request?,
+                end = ended(&self.outlet, &self.draining) => return Err(end),
+            };
+            let Some(request) = request else { return Ok(None) };
+            if request.type_url == HEALTH_INFORMATION {
+                continue;
+            }
+            let node = request.node.as_ref().ok_or(NodeError::Missing)?;
+            return Ok(Some((Proxy::from_node(node)?, request)));
+        }
+    }
+}
+
+async fn ended(outlet: &Outlet, draining: &CancellationToken) -> End {
+    tokio::select! {
+        () = outlet.closed() => End::Gone,
+        () = draining.cancelled() => End::Draining,
+    }
+}
+
+/// A stream whose client is known.
+struct Session {
+    shared: Arc<Shared>,
+    outlet: Outlet,
+    draining: CancellationToken,
+    registration: Registration,
+    member: Member,
+    /// Held until the first configuration is on its way, and never longer than [`FIRST_PATIENCE`].
+    first_share: Option<(Share, Timer)>,
+    /// Refusals that were counted for this node, with the code.
+    refusals: Vec<(ResourceType, &'static str)>,
+}
+
+impl Session {
+    fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, share: Share) -> Self {
+        let shared = stream.shared.clone();
+        let member = shared.groups.join(proxy.clone());
+        let version = proxy.version_text.clone();
+        let registration = shared.registry.register(Arrival {
+            peer: stream.peer,
+            connected_at: (shared.wall_clock)(),
+            proxy,
+            member: member.id,
+            protocol: stream.protocol,
+        });
+        shared.metrics.clients.with_label_values(&[version.as_str()]).inc();
+        tracing::info!(connection = %registration.connection.id, peer = ?stream.peer, protocol = ?stream.protocol, "a proxy connected");
+        Self {
+            shared,
+            outlet: stream.outlet.clone(),
+            draining: stream.draining.clone(),
+            registration,
+            member,
+            first_share: Some((share, Timer::now() + FIRST_PATIENCE)),
+            refusals: Vec::new(),
+        }
+    }
+
+    fn node(&self) -> &str {
+        &self.registration.connection.proxy.id
+    }
+
+    async fn on_request(&mut self, incoming: Incoming) -> Result<(), End> {
+        self.shared.metrics.received(incoming.size_bytes);
+        let Some(request) = incoming.request else {
+            if incoming.type_url != HEALTH_INFORMATION {
+                tracing::debug!(
+                    node = self.node(),
+                    r#type = incoming.type_url,
+                    "a type that is not served was asked for"
+                );
+            }
+            return Ok(());
+        };
+        let rendering = (self.shared.clock)();
+        let responses = self.react(request, incoming.error_code)?;
+        self.write(responses, rendering).await
+    }
+
+    fn react(&mut self, request: Request, error_code: i32) -> Result<Vec<Response>, End> {
+        let resource_type = request.resource_type;
+        let reaction = self.registration.connection.state().connection.on_request(request)?;
+        match reaction.outcome {
+            Outcome::Nacked(message) => self.refused(resource_type, error_code, &message),
+            Outcome::Stale => {
+                let stale = &self.shared.metrics.expired_nonce;
+                stale.with_label_values(&[resource_type.short_name()]).inc();
+            }
+            outcome @ (Outcome::Subscribed | Outcome::Acked | Outcome::Unsubscribed) => {
+                tracing::debug!(
+                    node = self.node(),
+                    r#type = resource_type.short_name(),
+                    ?outcome,
+                    "request"
+                );
+            }
+        }
+        Ok(reaction.responses)
+    }
+
+    fn refused(&mut self, resource_type: ResourceType, error_code: i32, message: &str) {
+        let code = code_name(error_code);
+        let short = resource_type.short_name();
+        tracing::warn!(
+            node = self.node(),
+            r#type = short,
+            code,
+            message,
+            "the proxy refused its configuration"
+        );
+        self.shared.metrics.rejected(resource_type, self.node(), code);
+        if !self.refusals.contains(&(resource_type, code)) {
+            self.refusals.push((resource_type, code));
+        }
+    }
+
+    async fn on_publication(&mut self, publication: Publication) -> Result<(), End> {
+        let Some(resources) = publication.resources else {
+            return Ok(());
+        };
+        let rendering = (self.shared.clock)();
+        let responses = self.registration.connection.state().connection.on_snapshot(resources);
+        let sends = !responses.is_empty();
+        self.write(responses, rendering).await?;
+        self.first_share = None;
+        if let (true, Some(since)) = (sends, publication.since) {
+            self.shared
+                .metrics
+                .converged((self.shared.clock)().saturating_duration_since(since));
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, responses: Vec<Response>, rendering: Instant) -> Result<(), End> {
+        for response in responses {
+            let resource_type = response.resource_type;
+            let size_bytes = match self.write_one(response).await {
+                Ok((size_bytes, sending)) => {
+                    let pushing = (self.shared.clock)().saturating_duration_since(rendering);
+                    self.shared.metrics.sent(resource_type, size_bytes, sending, pushing);
+                    size_bytes
+                }
+                Err(end) => {
+                    self.shared.metrics.send_failed(resource_type);
+                    return Err(end);
+                }
+            };
+            tracing::debug!(
+                node = self.node(),
+                r#type = resource_type.short_name(),
+                size_bytes,
+                "sent"
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes a response; gives its size and how long the transport took.
+    async fn write_one(&mut self, response: Response) -> Result<(usize, Duration), End> {
+        let resource_type = response.resource_type;
+        let (message, mut sent) = Message::new(self.registration.connection.protocol, response)?;
+        let share = tokio::select! {
+            share = self.shared.admission.response(sent.size_bytes) => share,
+            end = ended(&self.outlet, &self.draining) => return Err(end),
+        };
+        let sending = (self.shared.clock)();
+        self.registration.connection.state().sent_at[resource_type as usize] = Some((self.shared.wall_clock)());
+        self.outlet.send(message).await?;
+        self.settle(&mut sent.written, share, resource_type).await?;
+        Ok((
+            sent.size_bytes,
+            (self.shared.clock)().saturating_duration_since(sending),
+        ))
+    }
+
+    /// Waits until the transport has written a response.
+    async fn settle(
+        &mut self,
+        written: &mut tokio::sync::oneshot::Receiver<()>,
+        share: Option<Share>,
+        resource_type: ResourceType,
+    ) -> Result<(), End> {
+        let mut share = share;
+        let started = Timer::now();
+        let mut counted = false;
+        loop {
+            tokio::select! {
+                biased;
+                end = ended(&self.outlet, &self.draining) => return Err(end),
+                _ = &mut *written => return Ok(()),
+                () = sleep_until(started + SHARE_PATIENCE), if share.is_some() => {
+                    share = None;
+                    self.first_share = None;
+                }
+                () = sleep_until(started + WRITE_PATIENCE), if !counted => {
+                    counted = true;
+                    self.shared.metrics.write_timeout.inc();
+                    tracing::warn!(node = self.node(), r#type = resource_type.short_name(), "the proxy does not read its configuration");
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let connection = &self.registration.connection;
+        let version = connection.proxy.version_text.as_str();
+        self.shared.metrics.clients.with_label_values(&[version]).dec();
+        for (resource_type, code) in &self.refusals {
+            self.shared.metrics.forget(*resource_type, &connection.proxy.id, code);
+        }
+        tracing::info!(connection = %connection.id, "a proxy is gone");
+    }
+}
+
+/// A gRPC code as Go writes it, for the label `err`.
+fn code_name(code: i32) -> &'static str {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "Canceled",
+        "Unknown",
+        "InvalidArgument",
+        "DeadlineExceeded",
+        "NotFound",
+        "AlreadyExists",
+        "PermissionDenied",
+        "ResourceExhausted",
+        "FailedPrecondition",
+        "Aborted",
+        "OutOfRange",
+        "Unimplemented",
+        "Internal",
+        "Unavailable",
+        "DataLoss",
+        "Unauthenticated",
+    ];
+    usize::try_from(code)
+        .ok()
+        .and_then(|code| NAMES.get(code))
+        .copied()
+        .unwrap_or("Unknown")
+}
