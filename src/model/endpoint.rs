@@ -236,3 +236,6 @@ impl HeadlessAddress {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,306 @@
+use super::*;
+use crate::{
+    api::Kind,
+    base::ObjectKey,
+    model::{Change, World, fixture, installation::Installation},
+};
+
+const A: &str = "a.default.svc.cluster.local";
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: a-1, labels: {kubernetes.io/service-name: a}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- addresses: [10.1.0.1]
+  targetRef: {kind: Pod, name: a-0, namespace: default}
+- addresses: [10.1.0.2]
+  conditions: {ready: false, terminating: false}
+  targetRef: {kind: Pod, name: a-1, namespace: default}
+- addresses: [10.1.0.9]
+";
+
+const POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata:
+  name: a-0
+  labels: {app: a, security.istio.io/tlsMode: istio}
+spec: {serviceAccountName: sa, nodeName: n1, subdomain: sub}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {topology.istio.io/network: net}}
+";
+
+fn mesh(files: &[(&str, &str)]) -> World {
+    fixture::folder_world(Installation::default(), files)
+}
+
+fn list(world: &World, host: &str) -> Vec<Shared<Endpoint>> {
+    let key = ServiceKey {
+        hostname: host.into(),
+        namespace: "default".into(),
+    };
+    let row = world.snapshot().endpoints.get(&Cx::untracked(), &key).cloned();
+    row.expect("because every service has a row").endpoints.clone()
+}
+
+fn traits_of(world: &World, host: &str) -> Shared<EndpointTraits> {
+    let key = ServiceKey {
+        hostname: host.into(),
+        namespace: "default".into(),
+    };
+    world
+        .snapshot()
+        .endpoint_traits
+        .get(&Cx::untracked(), &key)
+        .cloned()
+        .expect("because every service has a row")
+}
+
+/// `address:port name workload health`.
+fn short(endpoints: &[Shared<Endpoint>]) -> Vec<String> {
+    let text = |e: &Shared<Endpoint>| {
+        format!(
+            "{}:{} {} {} {:?}",
+            e.address, e.port, e.port_name, e.workload_name, e.health
+        )
+    };
+    endpoints.iter().map(text).collect()
+}
+
+#[test]
+fn slices_meet_their_pods() {
+    let mut world = mesh(&[("kube.yaml", SERVICE), ("pods.yaml", POD)]);
+    let endpoints = list(&world, A);
+    // The pod a-1 is not known; the address without a pod is.
+    assert_eq!(
+        short(&endpoints),
+        ["10.1.0.1:8080 http a-0 Healthy", "10.1.0.9:8080 http  Healthy"]
+    );
+    let first = &endpoints[0];
+    assert_eq!(first.identity, "spiffe://cluster.local/ns/default/sa/sa");
+    assert_eq!(
+        (
+            first.locality.as_str(),
+            first.network.as_str(),
+            first.node_name.as_str()
+        ),
+        ("r/z/", "net", "n1")
+    );
+    assert_eq!((first.hostname.as_str(), first.subdomain.as_str()), ("a-0", "sub"));
+    let labels: Vec<_> = first.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    let want = [
+        "app=a",
+        "kubernetes.io/hostname=n1",
+        "security.istio.io/tlsMode=istio",
+        "topology.istio.io/cluster=Kubernetes",
+        "topology.istio.io/network=net",
+        "topology.kubernetes.io/region=r",
+        "topology.kubernetes.io/zone=z",
+    ];
+    assert_eq!(labels, want);
+    assert_eq!(
+        (endpoints[1].tls_mode.as_str(), endpoints[1].identity.as_str()),
+        ("disabled", "")
+    );
+    let traits = traits_of(&world, A);
+    assert_eq!(
+        (traits.any, traits.any_plaintext, traits.identities.len()),
+        (true, true, 1)
+    );
+
+    let late = POD
+        .split("---")
+        .next()
+        .unwrap_or_default()
+        .replace("a-0", "a-1")
+        .replace("10.1.0.1", "10.1.0.2");
+    let rows = fixture::folder(&Installation::default(), &[("late.yaml", &late)]);
+    world.commit(rows.into_iter().map(Change::Upsert).collect());
+    assert_eq!(short(&list(&world, A))[1], "10.1.0.2:8080 http a-1 Unhealthy");
+    world.commit(vec![Change::Remove(
+        Kind::Pod,
+        ObjectKey::new(&fixture::CLUSTER, "default", "a-0"),
+    )]);
+    assert_eq!(list(&world, A).len(), 2);
+}
+
+#[test]
+fn health_follows_the_conditions() {
+    let of = |conditions: &str, label: &str| {
+        let service = SERVICE.replace("{name: a}", &format!("{{name: a, labels: {{{label}}}}}"));
+        let slice = service.replace("ready: false, terminating: false", conditions);
+        let pods = POD.replace("a-0", "a-1").replace("10.1.0.1", "10.1.0.2");
+        list(&mesh(&[("kube.yaml", &slice), ("pods.yaml", &pods)]), A)[0].health
+    };
+    assert_eq!(of("ready: true, terminating: true", ""), Health::Healthy);
+    assert_eq!(of("ready: false", ""), Health::Terminating);
+    assert_eq!(
+        of("ready: false, terminating: true", "istio.io/persistent-session: c"),
+        Health::Draining
+    );
+    assert_eq!(
+        of("ready: false, serving: false", "istio.io/persistent-session: c"),
+        Health::Terminating
+    );
+    assert_eq!(
+        of(
+            "ready: false, terminating: false",
+            "istio.io/persistent-session-header: h"
+        ),
+        Health::Unhealthy
+    );
+}
+
+#[test]
+fn clusters_add_up() {
+    let world = mesh(&[("kube.yaml", SERVICE), ("pods.yaml", POD), ("kube-c2.yaml", SERVICE)]);
+    let endpoints = list(&world, A);
+    let clusters: Vec<_> = endpoints
+        .iter()
+        .map(|e| (e.cluster.as_str(), e.network.as_str()))
+        .collect();
+    assert_eq!(clusters, [("Kubernetes", "net"), ("Kubernetes", "net"), ("c2", "")]);
+}
+
+const ENTRIES: &str = "
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: vm, labels: {app: a}}
+spec: {address: 10.2.0.1, serviceAccount: vm, ports: {http: 9000}, locality: r/z, weight: 5, labels: {app: other, v: '1'}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: named, labels: {app: a}}
+spec: {address: vm.example.com}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: sick, labels: {app: a}, annotations: {proxy.istio.io/health-checks-enabled: 'true'}}
+spec: {address: 10.2.0.3}
+status: {conditions: [{type: Healthy, status: 'False'}]}
+";
+
+#[test]
+fn services_select_machines() {
+    let service = SERVICE.split("---").next().unwrap_or_default();
+    let world = mesh(&[("kube.yaml", service), ("config.yaml", ENTRIES)]);
+    let endpoints = list(&world, A);
+    assert_eq!(short(&endpoints), ["10.2.0.1:9000 http vm Unknown"]);
+    assert_eq!((endpoints[0].weight, endpoints[0].tls_mode.as_str()), (5, "istio"));
+    assert_eq!(endpoints[0].labels.get("v").map(SmolStr::as_str), Some("1"));
+    let named = service.replace("targetPort: 8080", "targetPort: web");
+    assert!(list(&mesh(&[("kube.yaml", &named), ("config.yaml", ENTRIES)]), A).is_empty());
+}
+
+#[test]
+fn entries_select_pods_and_machines() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: se}
+spec:
+  hosts: [x.com]
+  resolution: STATIC
+  workloadSelector: {labels: {app: a}}
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8081}]
+";
+    let files = [("config.yaml", ENTRIES), ("kube.yaml", POD), ("se.yaml", entry)];
+    let want = ["10.1.0.1:8081 http a-0 Healthy", "10.2.0.1:9000 http vm Unknown"];
+    assert_eq!(short(&list(&mesh(&files), "x.com")), want);
+    let dns = entry.replace("STATIC", "DNS");
+    let files = [("config.yaml", ENTRIES), ("se.yaml", dns.as_str())];
+    let world = mesh(&files);
+    let want = [
+        "vm.example.com:8081 http named Unknown",
+        "10.2.0.1:9000 http vm Unknown",
+    ];
+    assert_eq!(short(&list(&world, "x.com")), want);
+    assert_eq!(traits_of(&world, "x.com").inline.len(), 2);
+}
+
+#[test]
+fn inline_endpoints_and_hosts_that_are_endpoints() {
+    let entry = |resolution: &str, endpoints: &str| {
+        let text = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: se}}
+spec:
+  hosts: [x.com]
+  resolution: {resolution}
+  ports: [{{number: 80, name: http, protocol: HTTP}}]
+  endpoints: {endpoints}
+"
+        );
+        short(&list(&mesh(&[("se.yaml", text.as_str())]), "x.com"))
+    };
+    let inline = "[{address: 1.1.1.1, ports: {http: 81}}, {address: 'unix:///sock'}]";
+    let want = ["1.1.1.1:81 http se-0 Unknown", "unix:///sock:0 http se-1 Unknown"];
+    assert_eq!(entry("STATIC", inline), want);
+    assert_eq!(entry("DNS", "[]"), ["x.com:80 http se Unknown"]);
+    assert_eq!(entry("NONE", "[]"), [""; 0]);
+    let two = "[{address: a.com}, {address: b.com}]";
+    assert_eq!(
+        entry("DNS", two),
+        ["a.com:80 http se-0 Unknown", "b.com:80 http se-1 Unknown"]
+    );
+    assert_eq!(entry("DNS_ROUND_ROBIN", two), ["a.com:80 http se-0 Unknown"]);
+}
+
+#[test]
+fn pods_with_two_families_are_one_endpoint() {
+    let service = SERVICE.replace(
+        "clusterIP: 10.0.0.1",
+        "clusterIP: 10.0.0.1\n  clusterIPs: [10.0.0.1, 'fd00::1']",
+    );
+    let v6 = service
+        .split("---")
+        .nth(1)
+        .unwrap_or_default()
+        .replace("a-1,", "a-2,")
+        .replace("IPv4", "IPv6");
+    let v6 = v6.replace("10.1.0.1", "fd00::1:1");
+    let pod = POD.replace(
+        "podIP: 10.1.0.1",
+        "podIP: fd00::1:1, podIPs: [{ip: 'fd00::1:1'}, {ip: 10.1.0.1}]",
+    );
+    let files = [
+        ("kube.yaml", service.as_str()),
+        ("v6.yaml", v6.as_str()),
+        ("pod.yaml", pod.as_str()),
+    ];
+    let mut installation = Installation::default();
+    installation.features.istio_dual_stack = true;
+    let endpoints = list(&fixture::folder_world(installation, &files), A);
+    assert_eq!(
+        (endpoints[0].address.as_str(), endpoints[0].extra_addresses[0].as_str()),
+        ("10.1.0.1", "fd00::1:1")
+    );
+    assert_eq!(endpoints.iter().filter(|e| e.workload_name == "a-0").count(), 1);
+    assert_eq!(
+        list(&mesh(&files), A)
+            .iter()
+            .filter(|e| e.workload_name == "a-0")
+            .count(),
+        2
+    );
+}
