@@ -288,6 +288,11 @@ impl Proxy {
         matches!(self.text(key).to_ascii_lowercase().as_str(), "true" | "1" | "t")
     }
 
+    /// A metadata value as labels: `LABELS`, `STATIC_LABELS`.
+    pub fn label_map(&self, key: &str) -> Labels {
+        label_map(self.metadata.get(key))
+    }
+
     /// The families of its addresses.
     pub fn ip_mode(&self) -> IpMode {
         IpMode::of(self.addresses.iter().map(SmolStr::as_str))

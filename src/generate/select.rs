@@ -2,6 +2,9 @@
 //!
 //! The result is made of keys and small projections, so that proxies of one kind end with one [`ProxyGroupKey`].
 
+mod targets;
+mod workload;
+
 use smol_str::SmolStr;
 
 use super::{
@@ -12,9 +15,16 @@ use super::{
     route,
 };
 use crate::{
-    base::{Hashed, Labels, MessageKey, Namespace, NetworkId, ObjectKey, Shared},
-    model::{ScopeKey, ServiceKey},
-    proto::istio::mesh::v1alpha1::ProxyConfig,
+    api::Config,
+    base::{Hashed, Labels, MessageKey, Namespace, NetworkId, ObjectKey, Shared, select},
+    model::{
+        ScopeKey, ServiceKey,
+        policy::{self, Subject},
+    },
+    proto::{
+        istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
+        json,
+    },
 };
 
 /// A service port that the proxy itself serves.
@@ -32,18 +42,18 @@ pub struct ServiceTarget {
 pub struct Selected<'a> {
     /// The proxy.
     pub proxy: &'a Proxy,
-    /// Labels of the registry's pod or WorkloadEntry where known, else those of the node; with cluster, network and
-    /// locality laid over.
+    /// Labels of the registry's pod or WorkloadEntry where known, else those of the node; with cluster, network,
+    /// locality and node name laid over.
     pub labels: Shared<Labels>,
     /// `region/zone/subzone`, from the registry, labels or node.
     pub locality: SmolStr,
-    /// The network: of the registry's workload, else the node's.
+    /// The network that the node names. Parity: what the registry knows of it shows in the labels alone.
     pub network: NetworkId,
     /// What it can see.
     pub scope: ScopeKey,
-    /// The services it serves, in a fixed order (service creation time, host, port).
+    /// The services it serves, in a fixed order (service creation time, host, then as the service lists its ports).
     pub targets: Shared<[ServiceTarget]>,
-    /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else mesh default with ProxyConfig resources merged.
+    /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
     pub proxy_config: MessageKey<ProxyConfig>,
     /// EnvoyFilters that select it, in the order of application.
     pub envoy_filters: Shared<[ObjectKey]>,
@@ -73,17 +83,113 @@ pub fn select(view: &View, proxy: &Proxy) -> ProxyGroupKey {
 impl<'a> Selected<'a> {
     /// Looks up everything about a proxy.
     pub fn of(view: &View, proxy: &'a Proxy) -> Self {
-        let _ = view;
+        let found = targets::targets(view, proxy);
+        let (labels, locality) = workload::labels_and_locality(view, proxy, found.entry_labels);
+        let gateways = match proxy.proxy_type {
+            ProxyType::Router => gateways(view, proxy, &labels, &found.list),
+            _ => Vec::new(),
+        };
         Self {
             proxy,
-            labels: Shared::new(proxy.labels.clone()),
-            locality: proxy.node_locality.clone(),
+            locality,
             network: proxy.network.clone(),
-            scope: ScopeKey::Default(Namespace::clone(&proxy.namespace)),
-            targets: Shared::from(Vec::new()),
-            proxy_config: MessageKey::new(ProxyConfig::default()),
-            envoy_filters: Shared::from(Vec::new()),
-            gateways: Shared::from(Vec::new()),
+            scope: scope(view, proxy, &labels),
+            targets: found.list.into(),
+            proxy_config: MessageKey::new(proxy_config(view, proxy)),
+            envoy_filters: envoy_filters(view, proxy, &labels).into(),
+            gateways: gateways.into(),
+            labels: Shared::new(labels),
         }
     }
+}
+
+/// What a proxy can see: for sidecars, the Sidecar that selects it (the oldest), else the namespace's own without a
+/// selector, else the root namespace's, else everything. Routers and waypoints have no use for Sidecars.
+fn scope(view: &View, proxy: &Proxy, labels: &Labels) -> ScopeKey {
+    let namespace = proxy.namespace.clone();
+    if proxy.proxy_type != ProxyType::Sidecar {
+        return ScopeKey::Gateway(namespace);
+    }
+    let sorted = |namespace: &Namespace| {
+        let rows = view.mesh.sidecars_by_namespace.get(view.cx, namespace);
+        let mut rows: Vec<_> = rows.map(|(_, row)| row).collect();
+        rows.sort_by_key(|row| (row.spec.workload_selector.is_none(), row.meta.age_order()));
+        rows
+    };
+    let own = sorted(&namespace);
+    let mut chosen = own.into_iter().find(|row| {
+        row.spec.workload_selector.as_ref().is_none_or(|selector| {
+            let pairs = selector.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            select::matches(pairs, labels)
+        })
+    });
+    if chosen.is_none() {
+        let of_root = sorted(&policy::root_namespace(view.cx, view.mesh));
+        chosen = of_root.into_iter().find(|row| row.spec.workload_selector.is_none());
+    }
+    match chosen {
+        Some(row) => ScopeKey::Sidecar(namespace, row.meta.key.clone()),
+        None => ScopeKey::Default(namespace),
+    }
+}
+
+/// `PROXY_CONFIG` of the node, else the mesh's default. ProxyConfig resources reach a proxy through its node: what they
+/// can say is for injection and bootstrap, nothing of it shows in what is served here.
+fn proxy_config(view: &View, proxy: &Proxy) -> ProxyConfig {
+    let own = proxy.proxy_config.as_ref();
+    let read = own.and_then(|config| json::from_json(config, json::Unknown::Ignore).ok());
+    read.or_else(|| view.mesh_config().default_config.clone())
+        .unwrap_or_default()
+}
+
+/// The EnvoyFilters of the root and the own namespace that select the proxy: by priority, those of the root namespace
+/// before others, then by age.
+fn envoy_filters(view: &View, proxy: &Proxy, labels: &Labels) -> Vec<ObjectKey> {
+    let root = policy::root_namespace(view.cx, view.mesh);
+    let subject = Subject {
+        is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
+        ..Subject::workload(proxy.namespace.clone(), labels.clone())
+    };
+    let mut keys = policy::attached(view.cx, view.mesh, &view.mesh.envoy_filters_by_namespace, &subject);
+    keys.sort_by_cached_key(|key| {
+        let row = view.mesh.envoy_filters.get(view.cx, key);
+        let (priority, creation) = row.map_or((0, 0), |row| (row.spec.priority, row.meta.creation));
+        let name = format!("{}.{}", key.name, key.namespace);
+        (priority, key.namespace != root, creation, name)
+    });
+    keys
+}
+
+/// Names the services of a Gateway that was made from the Gateway API, comma-separated hosts.
+const GATEWAY_SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
+
+/// The namespace of the object that such a Gateway was made from, where it is not the Gateway's own.
+const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
+
+/// The Gateways that select a router, oldest first: by labels, or by the services that it serves.
+fn gateways(view: &View, proxy: &Proxy, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+    let selects = |gateway: &Config<networking::Gateway>| {
+        let annotations = &gateway.meta.annotations;
+        let Some(services) = annotations.get(GATEWAY_SERVICE_ANNOTATION) else {
+            let pairs = gateway.spec.selector.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            return select::matches(pairs, labels);
+        };
+        let parent = annotations
+            .get(PARENT_NAMESPACE_ANNOTATION)
+            .filter(|parent| !parent.is_empty());
+        let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+        let serves = |target: &ServiceTarget| {
+            target.service.namespace == *namespace && services.split(',').any(|host| target.service.hostname == *host)
+        };
+        targets.iter().any(serves)
+    };
+    let mut rows: Vec<_> = if view.mesh.installation.features.pilot_scope_gateway_to_namespace {
+        let own = view.mesh.gateways_by_namespace.get(view.cx, &proxy.namespace);
+        own.map(|(_, row)| row).filter(|row| selects(row)).collect()
+    } else {
+        let all = view.mesh.gateways.iter(view.cx);
+        all.map(|(_, row)| row).filter(|row| selects(row)).collect()
+    };
+    rows.sort_by_key(|row| row.meta.age_order());
+    rows.into_iter().map(|row| row.meta.key.clone()).collect()
 }

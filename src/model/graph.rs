@@ -116,6 +116,14 @@ graph! {
             |key, slice, emit| emit((key.cluster.clone(), key.namespace.clone(), slice.service_name.clone()));
         /// ServiceEntries by host and namespace.
         service_entries_by_host: (ServiceKey, ObjectKey, Config<networking::ServiceEntry>) = service::entry_keys;
+        /// ServiceEntries by the address of an inline endpoint.
+        service_entries_by_endpoint_address: (SmolStr, ObjectKey, Config<networking::ServiceEntry>) =
+            service::endpoint_address_keys;
+        /// ServiceEntries that select workloads, by namespace.
+        selecting_entries_by_namespace: (Namespace, ObjectKey, Config<networking::ServiceEntry>) =
+            service::selecting_entry_key;
+        /// Gateways by namespace.
+        gateways_by_namespace: (Namespace, ObjectKey, Config<networking::Gateway>) = by_namespace!();
         /// Pods by (cluster, address).
         pods_by_address: ((ClusterId, SmolStr), ObjectKey, api::kube::Pod) =
             |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
@@ -239,6 +247,9 @@ impl Graph {
             network_services <- kube_services,
             slices_by_service <- endpoint_slices,
             service_entries_by_host <- service_entries,
+            service_entries_by_endpoint_address <- service_entries,
+            selecting_entries_by_namespace <- service_entries,
+            gateways_by_namespace <- gateways,
             pods_by_address <- pods,
             raw_rules_by_host <- raw_destination_rules,
             sidecars_by_namespace <- sidecars,

@@ -280,6 +280,26 @@ pub fn entry_keys(key: &ObjectKey, entry: &Config<networking::ServiceEntry>, emi
     }
 }
 
+/// Index keys of a ServiceEntry: the addresses of its inline endpoints.
+pub fn endpoint_address_keys(_: &ObjectKey, entry: &Config<networking::ServiceEntry>, emit: &mut dyn FnMut(SmolStr)) {
+    let addresses: BTreeSet<&str> = entry
+        .spec
+        .endpoints
+        .iter()
+        .map(|endpoint| endpoint.address.as_str())
+        .collect();
+    for address in addresses {
+        emit(SmolStr::new(address));
+    }
+}
+
+/// Index key of a ServiceEntry that selects workloads: its namespace.
+pub fn selecting_entry_key(key: &ObjectKey, entry: &Config<networking::ServiceEntry>, emit: &mut dyn FnMut(Namespace)) {
+    if entry.spec.workload_selector.is_some() {
+        emit(key.namespace.clone());
+    }
+}
+
 /// The services that a change of Kubernetes Services or ServiceEntries may concern.
 pub fn candidates(
     installation: &Installation,

@@ -237,7 +237,7 @@ fn tls_mode(labels: &Labels, entry_account: &str) -> SmolStr {
 }
 
 /// The locality that a label gives; labels cannot hold `/`, so `.` stands for it.
-fn locality_label(labels: &Labels) -> Option<SmolStr> {
+pub fn locality_label(labels: &Labels) -> Option<SmolStr> {
     let label = labels
         .get("topology.istio.io/locality")
         .or_else(|| labels.get("istio-locality"))?;
@@ -272,13 +272,7 @@ fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
 }
 
 /// Labels with cluster, locality, node and network laid over, as subsets and failover priorities see them.
-pub(super) fn augmented(
-    labels: &Labels,
-    cluster: &ClusterId,
-    locality: &str,
-    node: &str,
-    network: &NetworkId,
-) -> Labels {
+pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) -> Labels {
     let mut out = labels.clone();
     let mut put = |key: &'static str, value: &str| {
         if !value.is_empty() {

@@ -1,0 +1,342 @@
+//! The services that a proxy's workload serves, and on which of its ports.
+//!
+//! Kubernetes Services come from the WorkloadEntry at the proxy's address, else from its pod, else from what the node
+//! says of itself. ServiceEntries come by address: inline endpoints and selected workloads.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use smol_str::SmolStr;
+
+use super::{ServiceTarget, workload};
+use crate::{
+    api::{
+        Config,
+        kube::{
+            self, Pod,
+            service::{Port, TargetPort},
+        },
+    },
+    base::{ClusterId, Hostname, Labels, Namespace, NetworkId, Shared, select},
+    generate::{Proxy, View},
+    model::{
+        Service, ServiceKey,
+        service::{Protocol, Resolution},
+        workload::{Workload, WorkloadSource, augmented},
+    },
+    proto::istio::networking::v1alpha3 as networking,
+};
+
+/// What was found, and the labels of the first ServiceEntry endpoint at the proxy's address.
+pub(super) struct Targets {
+    pub(super) list: Vec<ServiceTarget>,
+    pub(super) entry_labels: Option<Labels>,
+}
+
+/// Everything the proxy serves, by age and host of the services.
+pub(super) fn targets(view: &View, proxy: &Proxy) -> Targets {
+    let mut found = kube_targets(view, proxy);
+    let entry_labels = entry_targets(view, proxy, &mut found);
+    found.sort_by(|(a, _), (b, _)| (a.creation, &a.key.hostname).cmp(&(b.creation, &b.key.hostname)));
+    Targets {
+        list: found.into_iter().map(|(_, target)| target).collect(),
+        entry_labels,
+    }
+}
+
+type Found<'a> = Vec<(&'a Shared<Service>, ServiceTarget)>;
+
+fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Service>, ServiceTarget) {
+    let target = ServiceTarget {
+        service: service.key.clone(),
+        port,
+        target_port,
+    };
+    (service, target)
+}
+
+fn kube_targets<'a>(view: &View<'a>, proxy: &Proxy) -> Found<'a> {
+    let cluster = workload::cluster(view, proxy);
+    if let Some(entry) = workload::entry(view, proxy) {
+        return selecting(view, &cluster, &entry.namespace, &entry.endpoint_labels)
+            .flat_map(|service| by_entry(view, service, entry))
+            .collect();
+    }
+    let pod = workload::pod(view, proxy).filter(|_| !workload::is_test_vm(proxy));
+    let Some(pod) = pod else {
+        return from_metadata(view, proxy, &cluster).unwrap_or_default();
+    };
+    let mut services = selecting(view, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();
+    if services.peek().is_none() {
+        return by_address(view, proxy, &cluster);
+    }
+    services
+        .flat_map(|service| by_ports(view, service, |port| port_of_pod(pod, port)))
+        .collect()
+}
+
+/// The Kubernetes Services of a namespace whose selector picks the labels. One without a selector picks nothing.
+fn selecting<'a>(
+    view: &View<'a>,
+    cluster: &ClusterId,
+    namespace: &Namespace,
+    labels: &Labels,
+) -> impl Iterator<Item = &'a Shared<kube::Service>> + use<'a> {
+    let rows = view.mesh.kube_services_by_namespace.get(view.cx, namespace);
+    let (cluster, labels) = (cluster.clone(), labels.clone());
+    rows.filter(move |(key, service)| {
+        key.cluster == cluster && !service.selector.is_empty() && select::subset(&service.selector, &labels)
+    })
+    .map(|(_, service)| service)
+}
+
+/// The rows of the model that a Kubernetes Service stands for.
+fn rows<'a>(view: &View<'a>, service: &kube::Service) -> impl Iterator<Item = &'a Shared<Service>> + use<'a> {
+    let (name, namespace) = (service.meta.name(), service.meta.namespace());
+    let installation = &view.mesh.installation;
+    let own = format!("{name}.{namespace}.svc.{}", installation.domain);
+    let clusterset = installation
+        .features
+        .enable_mcs_host
+        .then(|| format!("{name}.{namespace}.svc.clusterset.local"));
+    let namespace = namespace.clone();
+    let view = *view;
+    [Some(own), clusterset].into_iter().flatten().filter_map(move |host| {
+        view.service(&ServiceKey {
+            hostname: Hostname::from(host),
+            namespace: namespace.clone(),
+        })
+    })
+}
+
+/// The targets of a Service whose ports resolve: two ports with the same target and protocol make one.
+fn by_ports<'a>(view: &View<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
+    let mut found = Vec::new();
+    for row in rows(view, service) {
+        let mut seen: BTreeSet<(u32, Protocol)> = BTreeSet::new();
+        for port in &service.ports {
+            let Some(declared) = row.ports.iter().find(|declared| declared.name == port.name) else {
+                continue;
+            };
+            let Some(number) = resolve(port) else { continue };
+            if seen.insert((number, declared.protocol)) {
+                found.push(target(row, declared.number, number));
+            }
+        }
+    }
+    found
+}
+
+fn port_of_pod(pod: &Pod, port: &Port) -> Option<u32> {
+    match &port.target {
+        TargetPort::Number(number) => Some(*number),
+        TargetPort::Name(name) => {
+            let (number, protocol) = pod.named_ports.get(name)?;
+            (*protocol == port.protocol).then_some(*number)
+        }
+    }
+}
+
+/// The targets of a Service on a WorkloadEntry, whose own port map goes by the name of the target port.
+fn by_entry<'a>(view: &View<'a>, service: &kube::Service, entry: &Workload) -> Found<'a> {
+    let Some(row) = rows(view, service)
+        .next()
+        .filter(|row| row.resolution == Resolution::ClientSideLb)
+    else {
+        return Vec::new();
+    };
+    let declared = row.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+    let resolved = declared.filter_map(|declared| {
+        let same = |port: &&Port| port.name == declared.name || port.number == declared.number;
+        let (number, name, must_be_mapped) = match service.ports.iter().find(same) {
+            Some(Port {
+                name,
+                target: TargetPort::Number(number),
+                ..
+            }) if *number > 0 => (*number, name.as_str(), false),
+            Some(Port {
+                target: TargetPort::Name(name),
+                ..
+            }) => (declared.number, name.as_str(), true),
+            _ => (declared.number, "", false),
+        };
+        let mapped = entry.named_ports.get(name).copied().filter(|port| *port != 0);
+        let number = match mapped {
+            None if must_be_mapped => return None,
+            mapped => mapped.unwrap_or(number),
+        };
+        Some(target(row, declared.number, number))
+    });
+    resolved.collect()
+}
+
+/// The targets of Services without a selector, whose slices list the proxy's first address.
+fn by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<'a> {
+    let Some(address) = proxy.addresses.first() else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for (key, endpoints) in view.mesh.services_by_endpoint_address.get(view.cx, address) {
+        if !workload::is_of_namespace(proxy, &key.namespace) {
+            continue;
+        }
+        let Some(row) = view.service(key).filter(|row| row.service_entry.is_none()) else {
+            continue;
+        };
+        for endpoint in &endpoints.endpoints {
+            if endpoint.address != *address || endpoint.cluster != *cluster {
+                continue;
+            }
+            if let Some(port) = row.ports.iter().find(|port| port.name == endpoint.port_name) {
+                found.push(target(row, port.number, endpoint.port));
+            }
+        }
+    }
+    found
+}
+
+/// The targets that the node's own labels and `POD_PORTS` tell; `None` as soon as one named port is unknown.
+fn from_metadata<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Option<Found<'a>> {
+    let labels = proxy.label_map("LABELS");
+    let pod_ports = pod_ports(proxy);
+    let mut found = Vec::new();
+    for service in selecting(view, cluster, &proxy.namespace, &labels) {
+        let mut unknown = false;
+        let resolve = |port: &Port| match &port.target {
+            TargetPort::Number(number) => Some(*number),
+            TargetPort::Name(_) if pod_ports.is_empty() => Some(0),
+            TargetPort::Name(name) => pod_ports
+                .iter()
+                .find(|(known, _, protocol)| known == name && *protocol == port.protocol)
+                .map(|(_, number, _)| *number),
+        };
+        for port in &service.ports {
+            unknown |= resolve(port).is_none();
+        }
+        if unknown {
+            return None;
+        }
+        found.extend(by_ports(view, service, resolve));
+    }
+    Some(found)
+}
+
+/// `POD_PORTS`: name, number, protocol.
+fn pod_ports(proxy: &Proxy) -> Vec<(SmolStr, u32, SmolStr)> {
+    let listed: Value = match proxy.metadata.get("POD_PORTS") {
+        Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+        Some(other) => other.clone(),
+        None => Value::Null,
+    };
+    let text = |port: &Value, key: &str| {
+        port.get(key)
+            .and_then(Value::as_str)
+            .map(SmolStr::new)
+            .unwrap_or_default()
+    };
+    let ports = listed.as_array().into_iter().flatten();
+    ports
+        .map(|port| {
+            let number = port.get("containerPort").and_then(Value::as_u64).unwrap_or_default();
+            let protocol = match text(port, "protocol") {
+                protocol if protocol.is_empty() => SmolStr::new_static("TCP"),
+                protocol => protocol,
+            };
+            (text(port, "name"), u32::try_from(number).unwrap_or_default(), protocol)
+        })
+        .collect()
+}
+
+/// Adds the targets of ServiceEntries at the proxy's addresses; the labels of the first endpoint.
+fn entry_targets<'a>(view: &View<'a>, proxy: &Proxy, found: &mut Found<'a>) -> Option<Labels> {
+    let mut labels = None;
+    for address in &proxy.addresses {
+        inline_targets(view, proxy, address, found, &mut labels);
+        selected_targets(view, proxy, address, found, &mut labels);
+    }
+    labels
+}
+
+type Entry = Config<networking::ServiceEntry>;
+
+fn inline_targets<'a>(
+    view: &View<'a>,
+    proxy: &Proxy,
+    address: &SmolStr,
+    found: &mut Found<'a>,
+    labels: &mut Option<Labels>,
+) {
+    for (key, entry) in view.mesh.service_entries_by_endpoint_address.get(view.cx, address) {
+        // Selected workloads take the place of endpoints.
+        if entry.spec.workload_selector.is_some() || !workload::is_of_namespace(proxy, &key.namespace) {
+            continue;
+        }
+        for endpoint in entry
+            .spec
+            .endpoints
+            .iter()
+            .filter(|endpoint| endpoint.address == *address)
+        {
+            add_entry(view, entry, |name| endpoint.ports.get(name).copied(), found);
+            labels.get_or_insert_with(|| {
+                let own = endpoint.labels.iter().map(|(k, v)| (SmolStr::new(k), SmolStr::new(v)));
+                let network = NetworkId::new(&endpoint.network);
+                augmented(&own.collect(), &key.cluster, &endpoint.locality, "", &network)
+            });
+        }
+    }
+}
+
+fn selected_targets<'a>(
+    view: &View<'a>,
+    proxy: &Proxy,
+    address: &SmolStr,
+    found: &mut Found<'a>,
+    labels: &mut Option<Labels>,
+) {
+    let select_pods = view.mesh.installation.features.pilot_enable_serviceentry_select_pods;
+    for (key, row) in view.mesh.workloads_by_address.get(view.cx, address) {
+        let counts = match key.source {
+            WorkloadSource::Pod => select_pods && row.ready,
+            WorkloadSource::WorkloadEntry => true,
+        };
+        if !counts || !workload::is_of_namespace(proxy, &row.namespace) {
+            continue;
+        }
+        for (_, entry) in view.mesh.selecting_entries_by_namespace.get(view.cx, &row.namespace) {
+            let Some(selector) = &entry.spec.workload_selector else {
+                continue;
+            };
+            let pairs = selector.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            if selector.labels.is_empty() || !select::matches(pairs, &row.labels) {
+                continue;
+            }
+            add_entry(view, entry, |name| row.named_ports.get(name).copied(), found);
+            labels.get_or_insert_with(|| Labels::clone(&row.endpoint_labels));
+        }
+    }
+}
+
+/// Adds every port of every host of a ServiceEntry: on the endpoint's own port of that name, else the target port, else
+/// the number itself.
+fn add_entry<'a>(view: &View<'a>, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found<'a>) {
+    for host in &entry.spec.hosts {
+        let key = ServiceKey {
+            hostname: Hostname::new(host),
+            namespace: entry.meta.namespace().clone(),
+        };
+        let Some(row) = view.service(&key) else { continue };
+        for port in &entry.spec.ports {
+            if row.port(port.number).is_none() {
+                continue;
+            }
+            let declared = if port.target_port > 0 {
+                port.target_port
+            } else {
+                port.number
+            };
+            let number = own(&port.name).filter(|number| *number > 0).unwrap_or(declared);
+            found.push(target(row, port.number, number));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the registry knows of a proxy's workload: its pod, its WorkloadEntry, labels and locality.
+
+use smol_str::SmolStr;
+
+use crate::{
+    api::kube::Pod,
+    base::{ClusterId, Labels, Namespace, ObjectKey, Shared},
+    generate::{Proxy, View, proxy::locality_text},
+    model::workload::{self, Workload, WorkloadKey, WorkloadSource},
+};
+
+/// Marks pods that play a virtual machine in tests; the registry's labels do not count for them.
+const TEST_VM_LABEL: &str = "istio.io/test-vm";
+
+/// The cluster of a proxy: its own, else that of the control plane.
+pub(super) fn cluster(view: &View, proxy: &Proxy) -> ClusterId {
+    if proxy.cluster.is_empty() {
+        view.mesh.installation.cluster.clone()
+    } else {
+        proxy.cluster.clone()
+    }
+}
+
+/// True if the proxy's own labels are all that counts.
+pub(super) fn is_test_vm(proxy: &Proxy) -> bool {
+    let labels = proxy.label_map("LABELS");
+    labels.get(TEST_VM_LABEL).is_some_and(|value| !value.is_empty())
+}
+
+/// The proxy's pod: named by the node id where that agrees with the metadata, else found by address if that is asked for.
+pub(super) fn pod<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Pod>> {
+    let cluster = cluster(view, proxy);
+    let named = match proxy.id.split_once('.') {
+        Some((name, namespace)) if !namespace.contains('.') && proxy.text("NAMESPACE") == namespace => {
+            view.mesh.pods.get(view.cx, &ObjectKey::new(&cluster, namespace, name))
+        }
+        _ => None,
+    };
+    named.or_else(|| {
+        let by_address = view.mesh.installation.features.enable_proxy_find_pod_by_ip;
+        by_address.then(|| pod_by_address(view, proxy, cluster)).flatten()
+    })
+}
+
+fn pod_by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: ClusterId) -> Option<&'a Shared<Pod>> {
+    let address = proxy.addresses.first()?;
+    let pods = view.mesh.pods_by_address.get(view.cx, &(cluster, address.clone()));
+    let pods: Vec<_> = pods.map(|(_, pod)| pod).filter(|pod| pod.is_serving()).collect();
+    match pods.as_slice() {
+        [only] => Some(only),
+        several => several
+            .iter()
+            .find(|pod| *pod.meta.namespace() == proxy.namespace)
+            .copied(),
+    }
+}
+
+/// The WorkloadEntry at the proxy's first address; of several, that of its name, else one of its namespace, else the first.
+pub(super) fn entry<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
+    let address = proxy.addresses.first()?;
+    let rows = view.mesh.workloads_by_address.get(view.cx, address);
+    let entries: Vec<_> = rows
+        .filter(|(key, _)| key.source == WorkloadSource::WorkloadEntry)
+        .map(|(_, row)| row)
+        .collect();
+    let (name, namespace) = proxy.id.split_once('.').unwrap_or((&proxy.id, ""));
+    let of_name = |row: &&&Shared<Workload>| row.key.object.name == name && row.namespace == *namespace;
+    let of_namespace = |row: &&&Shared<Workload>| row.namespace == proxy.namespace;
+    let chosen = entries.iter().find(of_name);
+    chosen
+        .or_else(|| entries.iter().find(of_namespace))
+        .or(entries.first())
+        .copied()
+}
+
+/// True if a registry object of this namespace may be meant for the proxy.
+pub(super) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
+    let own = proxy.text("NAMESPACE");
+    own.is_empty() || *namespace == own.as_str()
+}
+
+/// The labels that selectors see: the registry's over `STATIC_LABELS` where the registry knows the workload, else
+/// `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. And the locality, that
+/// of the labels before that of the node.
+pub(super) fn labels_and_locality(view: &View, proxy: &Proxy, of_entry: Option<Labels>) -> (Labels, SmolStr) {
+    let registered = if is_test_vm(proxy) {
+        None
+    } else {
+        labels_of_pod(view, proxy).or(of_entry)
+    };
+    let labels = match registered {
+        Some(registered) => {
+            let mut labels = proxy.label_map("STATIC_LABELS");
+            labels.extend(registered);
+            labels
+        }
+        None => proxy.label_map("LABELS"),
+    };
+    let locality = locality(&labels).unwrap_or_else(|| proxy.node_locality.clone());
+    let labels = workload::augmented(&labels, &proxy.cluster, &locality, &proxy.node_name, &proxy.network);
+    (labels, locality)
+}
+
+fn labels_of_pod(view: &View, proxy: &Proxy) -> Option<Labels> {
+    let pod = pod(view, proxy)?;
+    let key = WorkloadKey {
+        source: WorkloadSource::Pod,
+        object: pod.meta.key.clone(),
+    };
+    let row = view.mesh.workloads.get(view.cx, &key)?;
+    let locality = &row.locality;
+    Some(workload::augmented(
+        &row.labels,
+        &row.cluster,
+        locality,
+        &proxy.node_name,
+        &row.network,
+    ))
+}
+
+/// The locality that topology labels tell, else the label that overrides it.
+fn locality(labels: &Labels) -> Option<SmolStr> {
+    let of = |key: &str| labels.get(key).map(SmolStr::as_str);
+    let parts = [
+        of("topology.kubernetes.io/region"),
+        of("topology.kubernetes.io/zone"),
+        of("topology.istio.io/subzone"),
+    ];
+    if parts.iter().all(Option::is_none) {
+        return workload::locality_label(labels);
+    }
+    let [region, zone, subzone] = parts.map(Option::unwrap_or_default);
+    Some(locality_text(region, zone, subzone))
+}
