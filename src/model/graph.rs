@@ -148,6 +148,8 @@ graph! {
         services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
         /// VirtualServices by who may see them and gateway.
         virtual_services_by_gateway: ((Audience, SmolStr), ObjectKey, Reach) = virtual_service::audience_keys;
+        /// VirtualServices with TCP or TLS routes by host.
+        tcp_virtual_services_by_host: (crate::base::Hostname, ObjectKey, VirtualService) = virtual_service::tcp_hosts;
         /// DestinationRules by namespace and host as written.
         raw_rules_by_host: ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>) = destination_rule::raw_key;
         /// Merged rules for wildcard hosts by namespace.
@@ -288,7 +290,7 @@ impl Graph {
         derive!(self, tx, mesh: virtual_service_reach <- self.virtual_services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             virtual_service::reach);
         index_derived!(self, tx, mesh: virtual_services_by_gateway <- virtual_service_reach,
-            virtual_services_by_source_label <- virtual_services);
+            virtual_services_by_source_label <- virtual_services, tcp_virtual_services_by_host <- virtual_services);
         derive!(self, tx, mesh: destination_rules <- destination_rule::candidates(&installation, inputs),
             destination_rule::host_rules);
         index_derived!(self, tx, mesh: wildcard_rules_by_namespace <- destination_rules,

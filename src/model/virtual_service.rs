@@ -90,6 +90,20 @@ pub fn audience_keys(_: &ObjectKey, reach: &Reach, emit: &mut dyn FnMut((Audienc
     }
 }
 
+/// Index keys of a VirtualService that routes TCP or TLS: its hosts.
+pub fn tcp_hosts(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(Hostname)) {
+    if row.routes_tcp() {
+        row.hosts.iter().for_each(|host| emit(host.clone()));
+    }
+}
+
+impl VirtualService {
+    /// True if it has TCP or TLS routes.
+    pub fn routes_tcp(&self) -> bool {
+        !self.spec.tcp.is_empty() || !self.spec.tls.is_empty()
+    }
+}
+
 /// Index keys of a VirtualService: the labels of clients that its matches name.
 pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(SmolStr)) {
     let http = row.spec.http.iter().flat_map(|route| &route.r#match);

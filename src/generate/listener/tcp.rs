@@ -48,6 +48,8 @@ use crate::{
 
 /// The name of the TCP proxy filter.
 pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
+/// The name of the filter that resolves a wildcard host from the SNI.
+pub const SNI_FORWARD_PROXY: &str = "envoy.filters.network.sni_dynamic_forward_proxy";
 /// Where traffic ends that leads nowhere.
 pub const BLACK_HOLE: &str = "BlackHoleCluster";
 
@@ -331,5 +333,5 @@ fn sni_forward_proxy(host: &Hostname, port: u32) -> Filter {
         port_specifier: Some(PortSpecifier::PortValue(port)),
         ..Default::default()
     };
-    filter("envoy.filters.network.sni_dynamic_forward_proxy", Any::pack(&config))
+    filter(SNI_FORWARD_PROXY, Any::pack(&config))
 }

@@ -1,0 +1,189 @@
+//! Filter chains of outbound and gateway listeners while they are put together: what they match, and when two conflict.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+
+use super::tcp::SNI_FORWARD_PROXY;
+use crate::{
+    api::Meta,
+    base::cidr,
+    generate::constant::{ISTIO_METADATA, duration, structure, text},
+    model::{features::Features, service::UNSPECIFIED_IP},
+    proto::envoy::config::{
+        core::v3::{CidrRange, Metadata, TransportSocket},
+        listener::v3::{Filter, FilterChain, FilterChainMatch},
+    },
+};
+
+/// What the HTTP inspector says of plaintext HTTP.
+pub const PLAINTEXT_HTTP_ALPNS: &[&str] = &["http/1.1", "h2c"];
+/// The same where HTTP/1.0 is accepted everywhere.
+pub const PLAINTEXT_HTTP10_ALPNS: &[&str] = &["http/1.0", "http/1.1", "h2c"];
+/// Transport protocol of plaintext.
+pub const RAW_BUFFER: &str = "raw_buffer";
+/// Transport protocol of TLS.
+pub const TLS: &str = "tls";
+
+/// The ALPN values of plaintext HTTP.
+pub fn plaintext_http_alpns(features: &Features) -> &'static [&'static str] {
+    if features.pilot_http10 {
+        PLAINTEXT_HTTP10_ALPNS
+    } else {
+        PLAINTEXT_HTTP_ALPNS
+    }
+}
+
+/// A filter chain with what it matches.
+#[derive(Clone, Debug, Default)]
+pub struct Chain {
+    /// Server names; none, or `*` among them: any.
+    pub sni: Vec<String>,
+    /// Destination ranges; none: any.
+    pub ranges: Vec<String>,
+    /// ALPN values; none: any.
+    pub alpns: &'static [&'static str],
+    /// `tls`, `raw_buffer`, or empty: any.
+    pub transport: &'static str,
+    /// The object that it was made from.
+    pub metadata: Option<Metadata>,
+    /// The filters.
+    pub filters: Vec<Filter>,
+    /// TLS termination.
+    pub transport_socket: Option<TransportSocket>,
+}
+
+impl Chain {
+    /// True if nothing limits what it matches.
+    pub fn matches_all(&self) -> bool {
+        self.any_sni() && self.alpns.is_empty() && self.transport.is_empty() && self.ranges.is_empty()
+    }
+
+    fn any_sni(&self) -> bool {
+        self.sni.is_empty() || self.sni.iter().any(|sni| sni == "*")
+    }
+
+    /// True if Envoy could not tell the two apart.
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        self.transport == other.transport
+            && self.alpns == other.alpns
+            && self.sni_set() == other.sni_set()
+            && self.range_set() == other.range_set()
+    }
+
+    fn sni_set(&self) -> BTreeSet<&str> {
+        let names = self.sni.iter().map(String::as_str);
+        names.filter(|name| *name != "*").collect()
+    }
+
+    fn range_set(&self) -> BTreeSet<IpNet> {
+        let ranges = self.ranges.iter().filter_map(|range| cidr::parse(range));
+        ranges
+            .filter(|range| range.addr() != IpAddr::from([0, 0, 0, 0]))
+            .map(|range| range.trunc())
+            .collect()
+    }
+
+    /// True if it cannot be matched, or not work, without the server name of the client's hello.
+    pub fn needs_tls_inspector(&self) -> bool {
+        !self.sni.is_empty() || self.filters.iter().any(|filter| filter.name == SNI_FORWARD_PROXY)
+    }
+
+    /// What Envoy is told to match; `None` for a chain that matches all.
+    pub fn to_match(&self) -> Option<FilterChainMatch> {
+        if self.matches_all() {
+            return None;
+        }
+        let mut server_names = if self.any_sni() { Vec::new() } else { self.sni.clone() };
+        server_names.sort_unstable();
+        let mut ranges = self.ranges.clone();
+        ranges.sort_unstable();
+        Some(FilterChainMatch {
+            application_protocols: self.alpns.iter().map(|alpn| (*alpn).to_owned()).collect(),
+            transport_protocol: self.transport.to_owned(),
+            server_names,
+            prefix_ranges: ranges
+                .iter()
+                .filter_map(|range| cidr_range(range))
+                .filter(|range| range.address_prefix != UNSPECIFIED_IP)
+                .collect(),
+            ..Default::default()
+        })
+    }
+
+    /// The chain as Envoy takes it.
+    pub fn build(self, features: &Features) -> FilterChain {
+        FilterChain {
+            filter_chain_match: self.to_match(),
+            filters: self.filters,
+            metadata: self.metadata,
+            transport_socket: self.transport_socket,
+            transport_socket_connect_timeout: connect_timeout(features),
+            ..Default::default()
+        }
+    }
+}
+
+/// How long a TLS handshake may take; `None`: for ever.
+pub fn connect_timeout(features: &Features) -> Option<prost_types::Duration> {
+    let timeout = features.pilot_gateway_transport_socket_connect_timeout;
+    (!timeout.is_zero()).then(|| duration(timeout))
+}
+
+/// How many connections are accepted in one turn of the event loop.
+pub fn max_connections_per_event(features: &Features) -> Option<u32> {
+    match features.max_connections_per_socket_event_loop {
+        0 => None,
+        count => Some(count),
+    }
+}
+
+/// A range, or a bare address as a range of one.
+pub fn cidr_range(text: &str) -> Option<CidrRange> {
+    let range = cidr::parse(text)?;
+    Some(CidrRange {
+        address_prefix: range.addr().to_string(),
+        prefix_len: Some(u32::from(range.prefix_len())),
+    })
+}
+
+/// Metadata that names the object a chain was made from.
+pub fn config_metadata(meta: &Meta) -> Metadata {
+    let config = structure([("config", text(meta.config_path()))]);
+    Metadata {
+        filter_metadata: [(ISTIO_METADATA.to_owned(), config)].into(),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(ranges: &[&str], sni: &[&str]) -> Chain {
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        Chain {
+            ranges: owned(ranges),
+            sni: owned(sni),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn conflicts_look_at_the_masked_range() {
+        assert!(chain(&["1.2.3.4/8"], &[]).conflicts_with(&chain(&["1.9.9.9/8"], &[])));
+        assert!(!chain(&["1.2.3.4/8"], &[]).conflicts_with(&chain(&["1.2.3.4/16"], &[])));
+        assert!(chain(&["0.0.0.0"], &["*"]).conflicts_with(&chain(&[], &[])));
+        assert!(!chain(&[], &["a"]).conflicts_with(&chain(&[], &["b"])));
+    }
+
+    #[test]
+    fn a_star_matches_all() {
+        assert_eq!(chain(&[], &["*", "a"]).to_match(), None);
+        let built = chain(&["10.0.0.0/8", "0.0.0.0"], &["b", "a"])
+            .to_match()
+            .expect("match");
+        assert_eq!(built.server_names, ["a", "b"]);
+        assert_eq!(built.prefix_ranges.len(), 1);
+    }
+}

@@ -1,0 +1,474 @@
+//! Inbound listeners of sidecars: `virtualInbound`, and the sockets that a Sidecar's ingress listeners ask for.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use smol_str::SmolStr;
+
+use super::{
+    ListenerKey,
+    access_log::LogPlace,
+    client::{FilterClient, ListenerClass},
+    filter_chain::{config_metadata, max_connections_per_event},
+    inbound_chain::{ChainForm, chain_forms, terminating_form},
+    inbound_filters::InboundPort,
+    inspector::{inspectors, original_destination, original_source},
+    outbound::listener_name,
+    outbound_client::{is_own_port, own_ports},
+    outbound_listener::{MemberKind, additional_addresses, exact_balance},
+    stack::FilterStack,
+    tcp::black_hole,
+    tls::{Inside, ServerCertificates},
+};
+use crate::{
+    api::{Config, Kind, Meta},
+    base::{
+        Hashed, Namespace, ObjectKey, Shared,
+        cidr::{self, IpMode},
+    },
+    generate::{
+        EncodedResource, View, constant,
+        constant::wildcards,
+        group::Built,
+        patch::{self, PatchContext},
+        proxy::{InterceptionMode, Proxy},
+        select::{Selected, ServiceTarget},
+    },
+    model::{
+        ScopeKey,
+        authentication::{self, MtlsMode, PeerPolicy},
+        service::Protocol,
+    },
+    proto::{
+        envoy::config::{
+            core::v3::TrafficDirection,
+            listener::v3::{FilterChain, FilterChainMatch, Listener},
+        },
+        istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar, server_tls_settings::TlSmode},
+    },
+};
+
+/// The name of the listener that intercepted inbound connections come to.
+pub const VIRTUAL_INBOUND: &str = "virtualInbound";
+/// The cluster of inbound traffic to ports that nobody declares.
+pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
+
+/// The part of a sidecar that its inbound listeners depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InboundClient {
+    /// What filters depend on.
+    pub filters: Hashed<FilterClient>,
+    /// The service ports that it serves, oldest service first.
+    pub targets: Shared<[ServiceTarget]>,
+    /// The Sidecar whose ingress listeners replace them, if it has any.
+    pub sidecar: Option<ObjectKey>,
+    /// What it demands of peers.
+    pub peers: PeerPolicy,
+    /// Its address families.
+    pub ip_mode: IpMode,
+    /// Its own address, where ingress listeners are bound to it.
+    pub own_address: Option<SmolStr>,
+    /// How traffic comes to it.
+    pub interception: InterceptionMode,
+    /// It cannot bind ports below 1024.
+    pub unprivileged: bool,
+    /// Ports that Envoy itself serves.
+    pub own_ports: [u32; 2],
+    /// Connections are spread evenly over worker threads.
+    pub exact_balance: bool,
+    /// Certificates that it brings along.
+    pub certificates: ServerCertificates,
+}
+
+/// The inbound listeners of the sidecars of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InboundPart {
+    /// What they depend on.
+    pub client: Hashed<InboundClient>,
+}
+
+/// What one inbound listener is built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InboundKey {
+    /// The sidecar.
+    pub client: Hashed<InboundClient>,
+    /// The port of an ingress listener that has a socket of its own; `None`: [`VIRTUAL_INBOUND`].
+    pub own_socket: Option<u32>,
+}
+
+impl InboundClient {
+    /// What inbound listeners depend on of a selected sidecar.
+    pub fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Hashed<Self> {
+        let proxy = selected.proxy;
+        let sidecar = ingress_sidecar(view, &selected.scope);
+        Hashed::new(Self {
+            filters: filters.clone(),
+            targets: selected.targets.clone(),
+            own_address: sidecar.as_ref().and_then(|_| unicast_address(proxy)),
+            sidecar,
+            peers: authentication::peer_policy(view.cx, view.mesh, &proxy.namespace, &selected.labels),
+            ip_mode: proxy.ip_mode(),
+            interception: proxy.interception_mode,
+            unprivileged: proxy.flag("UNPRIVILEGED_POD"),
+            own_ports: own_ports(proxy),
+            exact_balance: proxy.flag("INBOUND_LISTENER_EXACT_BALANCE"),
+            certificates: ServerCertificates::of(proxy),
+        })
+    }
+
+    /// True if a listener may stand there.
+    fn can_bind(&self, bind_to_port: bool, bind: &str, port: u32, protocol: Protocol) -> bool {
+        if bind_to_port && self.unprivileged && (1..1024).contains(&port) {
+            return false;
+        }
+        let at_wildcard = if bind.is_empty() {
+            protocol.is_http()
+        } else {
+            bind == wildcards(self.ip_mode)[0]
+        };
+        !(at_wildcard && is_own_port(self.own_ports, port))
+    }
+
+    fn ingress_row<'a>(&self, view: &View<'a>) -> Option<&'a Shared<Config<Sidecar>>> {
+        view.mesh.sidecars.get(view.cx, self.sidecar.as_ref()?)
+    }
+
+    /// The ports with chains of their own, by target port.
+    fn ports(&self, stack: &FilterStack) -> BTreeMap<u32, InboundPort> {
+        let view = &stack.view;
+        let Some(sidecar) = self.ingress_row(view) else {
+            // Without interception the workload itself listens on these ports.
+            if self.interception == InterceptionMode::None {
+                return BTreeMap::new();
+            }
+            return self.service_ports(stack, &[]);
+        };
+        let ingress = &sidecar.spec.ingress;
+        let mut ports = if stack.features().pilot_allow_sidecar_service_inbound_listener_merge {
+            let taken: Vec<u32> = ingress.iter().map(port_number).collect();
+            self.service_ports(stack, &taken)
+        } else {
+            BTreeMap::new()
+        };
+        for listener in ingress {
+            if let Some(port) = self.ingress_port(stack, sidecar, listener) {
+                ports.entry(port.target_port).or_insert(port);
+            }
+        }
+        ports
+    }
+
+    /// The ports of services; the oldest service has a port that several target.
+    fn service_ports(&self, stack: &FilterStack, taken: &[u32]) -> BTreeMap<u32, InboundPort> {
+        let bind = wildcards(self.ip_mode)[0];
+        let bind_to_port = self.interception == InterceptionMode::None;
+        let mut ports: BTreeMap<u32, InboundPort> = BTreeMap::new();
+        for target in self.targets.iter() {
+            let Some(service) = stack.view.service(&target.service) else {
+                continue;
+            };
+            let Some(port) = service.port(target.port) else {
+                continue;
+            };
+            let number = target.target_port;
+            if !self.can_bind(bind_to_port, bind, number, port.protocol) || taken.contains(&number) {
+                continue;
+            }
+            let port = InboundPort::of_service(service, port, number, bind, bind_to_port);
+            if let Some(other) = ports.get(&number) {
+                if other.protocol != port.protocol && other.hostname != port.hostname {
+                    let detail = format!("port {number}: {} rejected {}", other.hostname, port.hostname);
+                    stack.note("pilot_conflict_inbound_listener", detail);
+                }
+                continue;
+            }
+            ports.insert(number, port);
+        }
+        ports
+    }
+
+    fn ingress_port(
+        &self,
+        stack: &FilterStack,
+        sidecar: &Config<Sidecar>,
+        listener: &IstioIngressListener,
+    ) -> Option<InboundPort> {
+        let declared = listener.port.as_ref()?;
+        let bind_to_port = match listener.capture_mode() {
+            CaptureMode::Default => self.interception == InterceptionMode::None,
+            mode => mode == CaptureMode::None,
+        };
+        let mut protocol = Protocol::parse(&declared.protocol);
+        if !self.can_bind(bind_to_port, &listener.bind, declared.number, protocol) {
+            return None;
+        }
+        let tls = listener
+            .tls
+            .as_ref()
+            .filter(|_| stack.features().enable_tls_on_sidecar_ingress);
+        if tls.is_some() {
+            protocol = match protocol {
+                Protocol::Https => Protocol::Http,
+                Protocol::Tls => Protocol::Tcp,
+                other => other,
+            };
+        }
+        let namespace = &self.filters.namespace;
+        let binds = self.ingress_binds(&listener.bind);
+        Some(InboundPort {
+            number: declared.number,
+            name: declared.name.as_str().into(),
+            protocol,
+            target_port: declared.number,
+            bind: binds.0,
+            further_binds: binds.1,
+            bind_to_port,
+            hostname: format!("{}.{namespace}", sidecar.meta.name()),
+            service: None,
+            passthrough: false,
+            tunneled: false,
+            tls: tls.cloned(),
+            metadata: Some(config_metadata(&sidecar_meta(&sidecar.meta, namespace))),
+        })
+    }
+
+    fn ingress_binds(&self, bind: &str) -> (SmolStr, Vec<SmolStr>) {
+        if !bind.is_empty() {
+            return (SmolStr::new(bind), Vec::new());
+        }
+        if let Some(own) = &self.own_address {
+            return (own.clone(), Vec::new());
+        }
+        let mut all = wildcards(self.ip_mode).iter().map(|bind| SmolStr::new_static(bind));
+        let first = all.next().unwrap_or_default();
+        (first, all.collect())
+    }
+
+    /// Ports with a policy of their own that no chain is made for.
+    fn unserved_policy_ports(&self, view: &View) -> Vec<u32> {
+        let served: Vec<u32> = match self.ingress_row(view) {
+            Some(sidecar) => sidecar.spec.ingress.iter().map(port_number).collect(),
+            None => self.targets.iter().map(|target| target.target_port).collect(),
+        };
+        let ports = self.peers.ports.keys().copied();
+        ports.filter(|port| !served.contains(port)).collect()
+    }
+}
+
+fn port_number(listener: &IstioIngressListener) -> u32 {
+    listener.port.as_ref().map_or(0, |port| port.number)
+}
+
+/// A Sidecar of the root namespace shows as one of the client's.
+fn sidecar_meta(meta: &Meta, namespace: &Namespace) -> Meta {
+    Meta {
+        kind: Kind::Sidecar,
+        key: ObjectKey::new(meta.cluster(), namespace.clone(), meta.name().clone()),
+        ..meta.clone()
+    }
+}
+
+fn ingress_sidecar(view: &View, scope: &ScopeKey) -> Option<ObjectKey> {
+    let ScopeKey::Sidecar(_, key) = scope else {
+        return None;
+    };
+    let row = view.mesh.sidecars.get(view.cx, key)?;
+    (!row.spec.ingress.is_empty()).then(|| key.clone())
+}
+
+/// The first address that is neither loopback, link-local, multicast nor unspecified.
+fn unicast_address(proxy: &Proxy) -> Option<SmolStr> {
+    let is_unicast = |text: &&SmolStr| match cidr::parse_ip(text) {
+        Some(IpAddr::V4(ip)) => {
+            !(ip.is_unspecified() || ip.is_loopback() || ip.is_link_local() || ip.is_multicast() || ip.is_broadcast())
+        }
+        Some(IpAddr::V6(ip)) => {
+            !(ip.is_unspecified() || ip.is_loopback() || ip.is_unicast_link_local() || ip.is_multicast())
+        }
+        None => false,
+    };
+    proxy.addresses.iter().find(is_unicast).cloned()
+}
+
+impl InboundPart {
+    /// The listeners: the virtual one first.
+    pub fn list(&self, view: &View) -> Vec<ListenerKey> {
+        let key = |own_socket| {
+            ListenerKey::Inbound(InboundKey {
+                client: self.client.clone(),
+                own_socket,
+            })
+        };
+        let intercepted = self.client.interception != InterceptionMode::None;
+        let mut keys: Vec<ListenerKey> = intercepted.then(|| key(None)).into_iter().collect();
+        let stack = FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound);
+        let ports = self.client.ports(&stack);
+        let bound = ports.values().filter(|port| port.bind_to_port);
+        keys.extend(bound.map(|port| key(Some(port.target_port))));
+        keys
+    }
+}
+
+impl InboundKey {
+    /// Builds the listener.
+    pub fn build(&self, view: &View) -> Built {
+        let client = &*self.client;
+        let making = InboundListener {
+            stack: FilterStack::new(view, &client.filters, ListenerClass::SidecarInbound),
+            client,
+        };
+        let ports = client.ports(&making.stack);
+        let listener = match self.own_socket {
+            None => making.virtual_listener(&ports),
+            Some(number) => match ports.get(&number) {
+                Some(port) => making.own_listener(port),
+                None => return Built::none(),
+            },
+        };
+        let filters = making.stack.client.envoy_filters.clone();
+        let mut notes = making.stack.into_notes();
+        match patch::listener(view, &filters, PatchContext::SidecarInbound, listener, &mut notes) {
+            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+            None => Built::none().with_notes(notes),
+        }
+    }
+}
+
+/// An inbound listener in the making.
+pub(super) struct InboundListener<'a> {
+    /// Mesh, client, remarks.
+    pub(super) stack: FilterStack<'a>,
+    /// The sidecar.
+    pub(super) client: &'a InboundClient,
+}
+
+impl InboundListener<'_> {
+    fn virtual_listener(&self, ports: &BTreeMap<u32, InboundPort>) -> Listener {
+        let mut chains = vec![self.black_hole_chain()];
+        chains.extend(self.passthrough_chains(0, self.client.peers.mode));
+        for port in self.client.unserved_policy_ports(&self.stack.view) {
+            chains.extend(self.passthrough_chains(port, self.client.peers.mode_on(port)));
+        }
+        for port in ports.values().filter(|port| !port.bind_to_port) {
+            chains.extend(self.port_chains(port));
+        }
+        let transparent = self.client.interception == InterceptionMode::Tproxy;
+        let mut listener_filters = vec![original_destination()];
+        listener_filters.extend(transparent.then(original_source));
+        listener_filters.extend(inspectors(&chains));
+        let mut binds = wildcards(self.client.ip_mode);
+        if !self.stack.features().istio_dual_stack {
+            binds = &binds[..1];
+        }
+        Listener {
+            name: VIRTUAL_INBOUND.to_owned(),
+            transparent: transparent.then_some(true),
+            listener_filters,
+            ..self.listener(binds, self.stack.mesh.proxy_inbound_listen_port as u32, chains)
+        }
+    }
+
+    fn own_listener(&self, port: &InboundPort) -> Listener {
+        let chains = self.port_chains(port);
+        let mut binds: Vec<&str> = vec![&port.bind];
+        if self.stack.features().istio_dual_stack {
+            binds.extend(port.further_binds.iter().map(SmolStr::as_str));
+        }
+        Listener {
+            name: listener_name(&port.bind, port.target_port).to_string(),
+            listener_filters: inspectors(&chains),
+            ..self.listener(&binds, port.target_port, chains)
+        }
+    }
+
+    fn listener(&self, binds: &[&str], port: u32, filter_chains: Vec<FilterChain>) -> Listener {
+        Listener {
+            address: Some(constant::address(binds[0], port)),
+            additional_addresses: additional_addresses(&binds[1..], port),
+            traffic_direction: TrafficDirection::Inbound as i32,
+            continue_on_listener_filters_timeout: true,
+            listener_filters_timeout: self.stack.mesh.protocol_detection_timeout,
+            max_connections_to_accept_per_socket_event: max_connections_per_event(self.stack.features()),
+            connection_balance_config: self.client.exact_balance.then(exact_balance),
+            access_log: self.stack.access_logs(LogPlace::Listener),
+            filter_chains,
+            ..Default::default()
+        }
+    }
+
+    /// Connections to the listener's own port would come back for ever.
+    fn black_hole_chain(&self) -> FilterChain {
+        let mut filters = self.stack.metadata_exchange_filter(true);
+        filters.extend(self.stack.stats_network_filters());
+        filters.push(black_hole());
+        FilterChain {
+            name: "virtualInbound-blackhole".to_owned(),
+            filter_chain_match: Some(FilterChainMatch {
+                destination_port: Some(self.stack.mesh.proxy_inbound_listen_port as u32),
+                ..Default::default()
+            }),
+            filters,
+            ..Default::default()
+        }
+    }
+
+    fn passthrough_chains(&self, port: u32, mode: MtlsMode) -> Vec<FilterChain> {
+        let port = InboundPort::passthrough(port);
+        let forms = chain_forms(MemberKind::Auto, mode, self.stack.features());
+        forms.iter().map(|form| self.chain(&port, form)).collect()
+    }
+
+    /// The chains of a port by what mutual TLS demands there.
+    fn port_chains(&self, port: &InboundPort) -> Vec<FilterChain> {
+        let mode = self.client.peers.mode_on(port.target_port);
+        let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
+        // Own TLS would be in the way of mutual TLS.
+        let forms = if port.tls.is_some() && mode == MtlsMode::Disable {
+            vec![terminating_form(declared == MemberKind::Http)]
+        } else {
+            chain_forms(declared, mode, self.stack.features())
+        };
+        forms.iter().map(|form| self.chain(port, form)).collect()
+    }
+
+    fn chain(&self, port: &InboundPort, form: &ChainForm) -> FilterChain {
+        let own_tls = port
+            .tls
+            .as_ref()
+            .filter(|_| self.client.peers.mode_on(port.target_port) == MtlsMode::Disable);
+        let inside = if form.http { Inside::Http } else { Inside::Tcp };
+        let socket = match own_tls {
+            _ if !form.terminates => None,
+            Some(tls) => {
+                let roots = if tls.mode() == TlSmode::Mutual {
+                    tls.ca_certificates.as_str()
+                } else {
+                    ""
+                };
+                Some(super::tls::file_server_tls(
+                    &tls.server_certificate,
+                    &tls.private_key,
+                    roots,
+                    &["h2", "http/1.1"],
+                ))
+            }
+            None => Some(self.stack.mutual_tls(&self.client.certificates, inside)),
+        };
+        FilterChain {
+            name: port.chain_name(form.http),
+            filter_chain_match: Some(FilterChainMatch {
+                destination_port: (port.target_port != 0).then_some(port.target_port),
+                application_protocols: form.alpns.iter().map(|alpn| (*alpn).to_owned()).collect(),
+                transport_protocol: form.transport.to_owned(),
+                ..Default::default()
+            }),
+            filters: if form.http {
+                self.http_filters(port)
+            } else {
+                self.tcp_filters(port)
+            },
+            transport_socket: socket,
+            metadata: port.metadata.clone(),
+            ..Default::default()
+        }
+    }
+}

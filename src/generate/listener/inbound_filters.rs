@@ -1,0 +1,226 @@
+//! The filters of one inbound port of a sidecar.
+
+use smol_str::SmolStr;
+
+use super::{
+    client::ListenerClass,
+    hcm::{HttpConnection, HttpRoutes},
+    inbound::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND},
+    outbound::listener_name,
+    tcp::{TcpChain, plain_proxy},
+};
+use crate::{
+    base::Shared,
+    generate::name,
+    model::{
+        Service,
+        service::{Protocol, ServicePort},
+    },
+    proto::{
+        envoy::config::{
+            core::v3::{Http2ProtocolOptions, Metadata},
+            listener::v3::Filter,
+            route::v3::{
+                Decorator, RetryPolicy, Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost, route,
+                route_action::{ClusterSpecifier, MaxStreamDuration},
+                route_match::PathSpecifier,
+            },
+        },
+        istio::networking::v1alpha3::ServerTlsSettings,
+    },
+};
+
+/// A port of the workload with chains of its own, or (passthrough) all others.
+#[derive(Clone, Debug)]
+pub(super) struct InboundPort {
+    /// The service's port, of an ingress listener the listener's; shows in traces and statistics.
+    pub(super) number: u32,
+    /// Its name.
+    pub(super) name: SmolStr,
+    /// Its protocol.
+    pub(super) protocol: Protocol,
+    /// The workload's port; 0: any.
+    pub(super) target_port: u32,
+    /// The address, which shows in names even where the virtual listener has the chains.
+    pub(super) bind: SmolStr,
+    /// Further addresses.
+    pub(super) further_binds: Vec<SmolStr>,
+    /// It has a socket of its own.
+    pub(super) bind_to_port: bool,
+    /// The service's host, or a name for the Sidecar.
+    pub(super) hostname: String,
+    /// The service.
+    pub(super) service: Option<Shared<Service>>,
+    /// It stands for all ports that nobody declares.
+    pub(super) passthrough: bool,
+    /// The traffic comes out of an HBONE tunnel.
+    pub(super) tunneled: bool,
+    /// TLS that an ingress listener terminates.
+    pub(super) tls: Option<ServerTlsSettings>,
+    /// The object that it was made from.
+    pub(super) metadata: Option<Metadata>,
+}
+
+impl InboundPort {
+    /// A port of a service.
+    pub(super) fn of_service(
+        service: &Shared<Service>,
+        port: &ServicePort,
+        target_port: u32,
+        bind: &str,
+        bind_to_port: bool,
+    ) -> Self {
+        Self {
+            number: port.number,
+            name: port.name.clone(),
+            protocol: port.protocol,
+            bind: SmolStr::new(bind),
+            bind_to_port,
+            hostname: service.key.hostname.to_string(),
+            service: Some(service.clone()),
+            passthrough: false,
+            ..Self::passthrough(target_port)
+        }
+    }
+
+    /// What is left over: all ports (0), or one with a policy of its own.
+    pub(super) fn passthrough(target_port: u32) -> Self {
+        Self {
+            number: 0,
+            name: SmolStr::new_static(VIRTUAL_INBOUND),
+            protocol: Protocol::Unsupported,
+            target_port,
+            bind: SmolStr::default(),
+            further_binds: Vec::new(),
+            bind_to_port: false,
+            hostname: String::new(),
+            service: None,
+            passthrough: true,
+            tunneled: false,
+            tls: None,
+            metadata: None,
+        }
+    }
+
+    /// The cluster it leads to.
+    pub(super) fn cluster(&self) -> String {
+        if self.passthrough {
+            INBOUND_PASSTHROUGH.to_owned()
+        } else {
+            name::inbound_cluster(self.target_port)
+        }
+    }
+
+    /// The name of its chains.
+    pub(super) fn chain_name(&self, http: bool) -> String {
+        match (self.passthrough, http) {
+            (true, true) => "virtualInbound-catchall-http".to_owned(),
+            (true, false) => VIRTUAL_INBOUND.to_owned(),
+            (false, _) => listener_name(&self.bind, self.target_port).to_string(),
+        }
+    }
+
+    fn http_stat_prefix(&self) -> String {
+        name::delimited_stat(&if self.passthrough {
+            self.cluster()
+        } else {
+            format!("inbound_{}", self.chain_name(true))
+        })
+    }
+
+    /// The routes: everything to the one cluster, without time limit.
+    fn routes(&self) -> RouteConfiguration {
+        let cluster = self.cluster();
+        let unlimited = Some(prost_types::Duration::default());
+        let is_grpc = matches!(self.protocol, Protocol::Grpc | Protocol::GrpcWeb);
+        let action = RouteAction {
+            cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.clone())),
+            timeout: unlimited,
+            max_stream_duration: Some(MaxStreamDuration {
+                max_stream_duration: unlimited,
+                grpc_timeout_header_max: unlimited,
+                ..Default::default()
+            }),
+            // Streams of gRPC are not repeated.
+            retry_policy: (!is_grpc).then(|| RetryPolicy {
+                retry_on: "reset-before-request".to_owned(),
+                num_retries: Some(2),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let route = Route {
+            name: "default".to_owned(),
+            r#match: Some(RouteMatch {
+                path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
+                ..Default::default()
+            }),
+            decorator: Some(Decorator {
+                operation: format!("{}:{}/*", self.hostname, self.number),
+                ..Default::default()
+            }),
+            action: Some(route::Action::Route(action)),
+            ..Default::default()
+        };
+        RouteConfiguration {
+            name: cluster,
+            virtual_hosts: vec![VirtualHost {
+                name: format!("inbound|http|{}", self.number),
+                domains: vec!["*".to_owned()],
+                routes: vec![route],
+                ..Default::default()
+            }],
+            validate_clusters: Some(false),
+            ..Default::default()
+        }
+    }
+}
+
+impl InboundListener<'_> {
+    /// The filters of an HTTP chain.
+    pub(super) fn http_filters(&self, port: &InboundPort) -> Vec<Filter> {
+        let client = self.stack.client;
+        let routes = HttpRoutes::Inline(Box::new(port.routes()));
+        let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
+        http.tunneled = port.tunneled;
+        client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
+        client.apply_client_certificates(&mut http.base);
+        http.base.http_protocol_options = client.http10_options(self.stack.features().pilot_http10);
+        if port.protocol.is_http2() {
+            http.base.http2_protocol_options = Some(Http2ProtocolOptions::default());
+        }
+        let mut filters = self.stack.filters_before_http(port.target_port, !port.tunneled);
+        filters.push(self.stack.http_connection_filter(http));
+        filters
+    }
+
+    /// The filters of a TCP chain.
+    pub(super) fn tcp_filters(&self, port: &InboundPort) -> Vec<Filter> {
+        let cluster = port.cluster();
+        let mut proxy = plain_proxy(&cluster);
+        let pattern = &self.stack.mesh.inbound_cluster_stat_name;
+        if !pattern.is_empty() {
+            proxy.stat_prefix = self.inbound_stat_prefix(pattern, port);
+        }
+        let terminal = self.stack.protocol_filters(port.protocol, proxy, &cluster);
+        let chain = TcpChain {
+            port: port.number,
+            exchanges_metadata: true,
+            tunneled: port.tunneled,
+        };
+        self.stack.complete_tcp_chain(chain, None, terminal)
+    }
+
+    fn inbound_stat_prefix(&self, pattern: &str, port: &InboundPort) -> String {
+        let service_port = ServicePort {
+            name: port.name.clone(),
+            number: port.number,
+            target: crate::api::kube::service::TargetPort::Number(port.target_port),
+            protocol: port.protocol,
+        };
+        // The target port is not filled in on inbound listeners.
+        let pattern = pattern.replace("%TARGET_PORT%", "\u{0}");
+        name::stat_prefix(&pattern, &port.hostname, "", &service_port, 0, port.service.as_deref())
+            .replace('\u{0}', "%TARGET_PORT%")
+    }
+}

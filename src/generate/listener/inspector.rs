@@ -1,0 +1,134 @@
+//! Listener filters: original destination and source, TLS and HTTP inspection, and on which ports they run.
+
+use std::collections::BTreeMap;
+
+use crate::proto::{
+    Any,
+    envoy::{
+        config::listener::v3::{
+            FilterChain, ListenerFilter, ListenerFilterChainMatchPredicate, listener_filter,
+            listener_filter_chain_match_predicate::{MatchSet, Rule},
+        },
+        extensions::filters::listener::{
+            http_inspector::v3::HttpInspector, original_dst::v3::OriginalDst, original_src::v3::OriginalSrc,
+            tls_inspector::v3::TlsInspector,
+        },
+        r#type::v3::Int32Range,
+    },
+};
+
+use super::filter_chain::{PLAINTEXT_HTTP_ALPNS, TLS};
+
+/// The mark of connections that a transparent sidecar makes to its workload.
+const TPROXY_MARK: u32 = 1337;
+
+/// Reads server name and ALPN of TLS.
+pub fn tls_inspector() -> ListenerFilter {
+    let config = TlsInspector {
+        initial_read_buffer_size: Some(512),
+        ..Default::default()
+    };
+    filter("envoy.filters.listener.tls_inspector", Any::pack(&config))
+}
+
+/// Tells plaintext HTTP from other protocols. It stands after the TLS inspector, so that it passes over TLS.
+pub fn http_inspector() -> ListenerFilter {
+    filter("envoy.filters.listener.http_inspector", Any::pack(&HttpInspector {}))
+}
+
+/// Restores the address that an intercepted connection was for.
+pub fn original_destination() -> ListenerFilter {
+    filter(
+        "envoy.filters.listener.original_dst",
+        Any::pack(&OriginalDst::default()),
+    )
+}
+
+/// Keeps the source address towards the workload.
+pub fn original_source() -> ListenerFilter {
+    let config = OriginalSrc {
+        mark: TPROXY_MARK,
+        ..Default::default()
+    };
+    filter("envoy.filters.listener.original_src", Any::pack(&config))
+}
+
+fn filter(name: &str, config: Any) -> ListenerFilter {
+    ListenerFilter {
+        name: name.to_owned(),
+        config_type: Some(listener_filter::ConfigType::TypedConfig(config)),
+        ..Default::default()
+    }
+}
+
+/// Which inspectors the chains of one port need.
+#[derive(Clone, Copy, Default)]
+struct Needs {
+    tls: bool,
+    http: bool,
+}
+
+/// The inspectors for some chains, switched off on ports that do not need them. Chains without a port count as port 0.
+pub fn inspectors(chains: &[FilterChain]) -> Vec<ListenerFilter> {
+    let mut ports: BTreeMap<u32, Needs> = BTreeMap::new();
+    for by in chains.iter().filter_map(|chain| chain.filter_chain_match.as_ref()) {
+        let needs = ports.entry(by.destination_port.unwrap_or_default()).or_default();
+        needs.tls |= by.transport_protocol == TLS;
+        let alpns = &mut by.application_protocols.iter();
+        needs.http |= alpns.any(|alpn| PLAINTEXT_HTTP_ALPNS.contains(&alpn.as_str()));
+    }
+    // Chains without any match stand for port 0, too.
+    if chains.iter().any(|chain| chain.filter_chain_match.is_none()) {
+        ports.entry(0).or_default();
+    }
+    let mut filters = Vec::new();
+    if ports.values().any(|needs| needs.tls) {
+        filters.push(ListenerFilter {
+            filter_disabled: tls_disabled(&ports),
+            ..tls_inspector()
+        });
+    }
+    if ports.values().any(|needs| needs.http) {
+        let without = ports.iter().filter(|(_, needs)| !needs.http).map(|(port, _)| *port);
+        filters.push(ListenerFilter {
+            filter_disabled: on_ports(without.collect()),
+            ..http_inspector()
+        });
+    }
+    filters
+}
+
+/// Where the TLS inspector is off: on the ports that do not need it, or (if unknown ports do not either) on all others
+/// than those that do.
+fn tls_disabled(ports: &BTreeMap<u32, Needs>) -> Option<ListenerFilterChainMatchPredicate> {
+    let by_default = ports.get(&0).is_some_and(|needs| needs.tls);
+    let listed = ports
+        .iter()
+        .filter(|(port, needs)| **port != 0 && needs.tls != by_default);
+    let listed = on_ports(listed.map(|(port, _)| *port).collect())?;
+    Some(if by_default {
+        listed
+    } else {
+        ListenerFilterChainMatchPredicate {
+            rule: Some(Rule::NotMatch(Box::new(listed))),
+        }
+    })
+}
+
+fn on_ports(ports: Vec<u32>) -> Option<ListenerFilterChainMatchPredicate> {
+    let mut rules: Vec<ListenerFilterChainMatchPredicate> = ports
+        .into_iter()
+        .map(|port| ListenerFilterChainMatchPredicate {
+            rule: Some(Rule::DestinationPortRange(Int32Range {
+                start: port as i32,
+                end: port as i32 + 1,
+            })),
+        })
+        .collect();
+    if rules.len() > 1 {
+        return Some(ListenerFilterChainMatchPredicate {
+            rule: Some(Rule::OrMatch(MatchSet { rules })),
+        });
+    }
+    rules.pop()
+}

@@ -1,0 +1,412 @@
+//! Which outbound listeners a sidecar has, and which services share one.
+//!
+//! Listing follows the rules by which ports of services meet at one address: HTTP ports share a listener, TCP ports
+//! add their chains, ports that are not declared turn it into a sniffing one. What one would get wrong: the state of a
+//! listener (HTTP, TCP, sniffing) depends on the order of services, and so decides who is heard at all.
+
+use std::collections::BTreeMap;
+
+use smol_str::{SmolStr, format_smolstr};
+
+use super::{
+    ListenerKey,
+    outbound_client::OutboundClient,
+    outbound_listener::{ListenPort, Member, MemberKind, OutboundKey},
+};
+use crate::{
+    base::{Hashed, Hostname, ObjectKey, cidr, host},
+    generate::{
+        View,
+        constant::{loopbacks, wildcards},
+        proxy::InterceptionMode,
+    },
+    model::{
+        ScopeKey, Service, ServiceKey, SidecarScope,
+        service::{Protocol, Registry, Resolution, UNSPECIFIED_IP},
+        sidecar_scope::EgressListener,
+    },
+};
+
+/// The outbound listeners of the sidecars of one kind in one scope.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutboundPart {
+    /// What they can see.
+    pub scope: ScopeKey,
+    /// What else listeners depend on.
+    pub client: Hashed<OutboundClient>,
+}
+
+/// Where a listener stands: first address and port.
+type Place = (SmolStr, u32);
+
+/// A listener while services are added.
+struct Entry {
+    binds: Vec<SmolStr>,
+    bind_to_port: bool,
+    port: u32,
+    protocol: Protocol,
+    locked: bool,
+    members: Vec<Member>,
+}
+
+/// Services of one egress listener on their way into entries.
+struct Lister<'a> {
+    view: &'a View<'a>,
+    client: &'a OutboundClient,
+    scope: &'a SidecarScope,
+    wildcards: Vec<SmolStr>,
+    entries: BTreeMap<Place, Entry>,
+}
+
+/// A service port that asks for a listener.
+struct Request<'a> {
+    service: &'a Service,
+    port: ListenPort,
+    binds: Vec<SmolStr>,
+    bind_to_port: bool,
+    egress: &'a EgressListener,
+}
+
+impl OutboundPart {
+    /// The listeners, by address and port.
+    pub fn list(&self, view: &View) -> Vec<ListenerKey> {
+        let scope = view.scope(&self.scope);
+        let texts = |texts: &[&'static str]| texts.iter().map(|text| SmolStr::new_static(text)).collect();
+        let mut lister = Lister {
+            view,
+            client: &self.client,
+            scope: &scope,
+            wildcards: texts(wildcards(self.client.vips.ip_mode)),
+            entries: BTreeMap::new(),
+        };
+        for egress in &scope.egress {
+            let bind_to_port = self.client.interception == InterceptionMode::None
+                || egress.capture_none
+                || egress.bind.starts_with("unix://");
+            let binds: Vec<SmolStr> = match &egress.bind {
+                bind if !bind.is_empty() => vec![bind.clone()],
+                _ if bind_to_port => texts(loopbacks(self.client.vips.ip_mode)),
+                _ => Vec::new(),
+            };
+            lister.add_egress(egress, &binds, bind_to_port);
+        }
+        let catch_all = catch_all_cluster(&scope);
+        let entries = lister.entries.into_values();
+        entries
+            .map(|entry| {
+                ListenerKey::Outbound(OutboundKey {
+                    client: self.client.clone(),
+                    binds: entry.binds,
+                    bind_to_port: entry.bind_to_port,
+                    port: entry.port,
+                    members: entry.members,
+                    catch_all: catch_all.clone(),
+                })
+            })
+            .collect()
+    }
+}
+
+/// The cluster of traffic to unknown destinations.
+pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
+    if scope.registry_only {
+        SmolStr::new_static(super::tcp::BLACK_HOLE)
+    } else if scope.egress_proxy.is_empty() {
+        SmolStr::new_static("PassthroughCluster")
+    } else {
+        scope.egress_proxy.clone()
+    }
+}
+
+impl<'a> Lister<'a> {
+    fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
+        let services: Vec<&Service> = egress.services.iter().filter_map(|key| self.service(key)).collect();
+        if let Some(port) = &egress.port {
+            let port = ListenPort {
+                number: port.number,
+                name: port.name.clone(),
+                protocol: Protocol::parse(&port.protocol),
+            };
+            if self.client.can_bind(self.view, bind_to_port, binds, &port) {
+                for service in services {
+                    self.add(Request {
+                        service,
+                        port: port.clone(),
+                        binds: binds.to_vec(),
+                        bind_to_port,
+                        egress,
+                    });
+                }
+            }
+            return;
+        }
+        self.entries.values_mut().for_each(|entry| entry.locked = true);
+        for service in services {
+            for port in &service.ports {
+                let port = ListenPort {
+                    number: port.number,
+                    name: port.name.clone(),
+                    protocol: port.protocol,
+                };
+                if self.client.can_bind(self.view, bind_to_port, binds, &port) {
+                    self.add_service_port(Request {
+                        service,
+                        port,
+                        binds: binds.to_vec(),
+                        bind_to_port,
+                        egress,
+                    });
+                }
+            }
+        }
+    }
+
+    fn service(&self, key: &ServiceKey) -> Option<&'a Service> {
+        self.view.service(key).map(|service| &**service)
+    }
+
+    /// Adds one port of a service; headless TCP services get a listener for each address.
+    fn add_service_port(&mut self, request: Request<'a>) {
+        let service = request.service;
+        let protocol = request.port.protocol;
+        let by_address = request.binds.is_empty()
+            && service.resolution == Resolution::Passthrough
+            && (protocol.is_tcp() || protocol.is_unsupported())
+            && self.client.vips.address(service) == UNSPECIFIED_IP;
+        if !by_address {
+            self.add(request);
+            return;
+        }
+        let traits = self.view.mesh.endpoint_traits.get(self.view.cx, &service.key);
+        let addresses = traits.map(|traits| traits.addresses.as_slice()).unwrap_or_default();
+        let of_port = addresses
+            .iter()
+            .filter(|address| address.port_name == request.port.name);
+        let mut any = false;
+        for address in of_port {
+            any = true;
+            let own = self.client.own_address.as_ref() == Some(&address.address);
+            if own || cidr::parse_ip(&address.address).is_none() {
+                continue;
+            }
+            self.add(Request {
+                service,
+                port: request.port.clone(),
+                binds: vec![address.address.clone()],
+                bind_to_port: request.bind_to_port,
+                egress: request.egress,
+            });
+        }
+        // A plain ServiceEntry has no endpoints at any time; others only have none just now.
+        if !any && service.registry != Registry::Kubernetes && service.selector.is_empty() {
+            self.add(request);
+        }
+    }
+
+    fn add(&mut self, mut request: Request<'a>) {
+        if request.service.resolution == Resolution::Alias {
+            return;
+        }
+        let protocol = request.port.protocol;
+        let Some(kind) = MemberKind::of(protocol) else {
+            return;
+        };
+        let ranges = self.bind(&mut request, kind);
+        let Some(first) = request.binds.first() else {
+            return;
+        };
+        let place = (first.clone(), request.port.number);
+        let current = self.entries.get(&place);
+        if current.is_some_and(|entry| entry.locked) {
+            return;
+        }
+        let Some((outcome, state)) = outcome(current.map(|entry| entry.protocol), protocol, kind) else {
+            return;
+        };
+        // A listener with the wildcard address falls through to TCP, so it sniffs.
+        let sniffs = kind == MemberKind::Http && protocol != Protocol::HttpProxy && *first == self.wildcards[0];
+        let member = self.member(&request, kind, sniffs, ranges);
+        match outcome {
+            Outcome::Replace => {
+                let entry = Entry {
+                    binds: request.binds,
+                    bind_to_port: request.bind_to_port,
+                    port: request.port.number,
+                    protocol: if sniffs { Protocol::Unsupported } else { state },
+                    locked: false,
+                    members: vec![member],
+                };
+                self.entries.insert(place, entry);
+            }
+            Outcome::Merge => {
+                let entry = self.entries.get_mut(&place).expect("because merging needs an entry");
+                entry.protocol = state;
+                entry.members.push(member);
+            }
+        }
+    }
+
+    /// Decides the addresses of a request that names none. Gives the ranges to match where an address is a range.
+    fn bind(&self, request: &mut Request, kind: MemberKind) -> Vec<SmolStr> {
+        if !request.binds.is_empty() {
+            return Vec::new();
+        }
+        if kind == MemberKind::Http {
+            request.binds.clone_from(&self.wildcards);
+            return Vec::new();
+        }
+        let addresses = self.client.listen_addresses(request.service);
+        if addresses.first().is_some_and(|first| first.contains('/')) {
+            request.binds.clone_from(&self.wildcards);
+            return addresses;
+        }
+        request.binds = addresses;
+        Vec::new()
+    }
+
+    fn member(&self, request: &Request, kind: MemberKind, sniffs: bool, ranges: Vec<SmolStr>) -> Member {
+        let mut member = Member {
+            service: Some(request.service.key.clone()),
+            port: request.port.clone(),
+            kind,
+            sniffs,
+            ranges,
+            virtual_services: Vec::new(),
+            destinations: Vec::new(),
+        };
+        if kind == MemberKind::Http {
+            // An HTTP listener is the same whichever service asks for it, unless the service is resolved on demand.
+            if !resolves_on_demand(request.service) {
+                member.service = None;
+                member.port.name = SmolStr::default();
+            }
+            return member;
+        }
+        member.virtual_services = self.virtual_services(request.service, request.egress);
+        for key in &member.virtual_services {
+            let Some(row) = self.view.mesh.virtual_services.get(self.view.cx, key) else {
+                continue;
+            };
+            for host in &row.destinations {
+                if let Some(service) = self.scope.by_host.get(host) {
+                    member.destinations.push(service.clone());
+                }
+            }
+        }
+        member.destinations.sort_unstable();
+        member.destinations.dedup();
+        member
+    }
+
+    /// The VirtualServices of the egress listener that route TCP or TLS for a service, in their order.
+    fn virtual_services(&self, service: &Service, egress: &EgressListener) -> Vec<ObjectKey> {
+        let (cx, mesh) = (self.view.cx, self.view.mesh);
+        let name = service.key.hostname.as_str();
+        if host::is_wildcard(name) {
+            let overlaps = |key: &&ObjectKey| {
+                let row = mesh.virtual_services.get(cx, key);
+                row.is_some_and(|row| row.routes_tcp() && row.hosts.iter().any(|host| host::overlaps(host, name)))
+            };
+            return egress.virtual_services.iter().filter(overlaps).cloned().collect();
+        }
+        let suffixes = name
+            .match_indices('.')
+            .map(|(dot, _)| Hostname::from(format!("*{}", &name[dot..])));
+        let patterns = [service.key.hostname.clone(), Hostname::new("*")];
+        let found: std::collections::BTreeSet<&ObjectKey> = patterns
+            .into_iter()
+            .chain(suffixes)
+            .flat_map(|pattern| {
+                mesh.tcp_virtual_services_by_host
+                    .get(cx, &pattern)
+                    .map(|(key, _)| key)
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        if found.is_empty() {
+            return Vec::new();
+        }
+        let in_order = egress.virtual_services.iter().filter(|key| found.contains(key));
+        in_order.cloned().collect()
+    }
+}
+
+/// True for wildcard hosts whose upstreams are resolved when they are asked for.
+pub fn resolves_on_demand(service: &Service) -> bool {
+    service.resolution == Resolution::DynamicDns && host::is_wildcard(&service.key.hostname)
+}
+
+/// What becomes of a port that comes to a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It makes the listener, or a new one in place of the old.
+    Replace,
+    /// Its chains join those that are there.
+    Merge,
+}
+
+/// What happens when a protocol comes to a listener in some state, and the state afterwards; `None`: it is not heard.
+fn outcome(current: Option<Protocol>, incoming: Protocol, kind: MemberKind) -> Option<(Outcome, Protocol)> {
+    let Some(current) = current.filter(|_| incoming != Protocol::HttpProxy) else {
+        return Some((Outcome::Replace, incoming));
+    };
+    let (result, state) = match kind {
+        MemberKind::Http if current.is_tcp() => (Outcome::Merge, Protocol::Unsupported),
+        MemberKind::Http => return None,
+        MemberKind::Tcp if current.is_http() => (Outcome::Merge, Protocol::Unsupported),
+        MemberKind::Tcp => (Outcome::Merge, current),
+        MemberKind::Auto if current.is_http() => (Outcome::Replace, incoming),
+        MemberKind::Auto if current.is_tcp() => (Outcome::Merge, Protocol::Unsupported),
+        MemberKind::Auto => return None,
+    };
+    // Sniffing would break protocols in which the server speaks first.
+    let server_first = |protocol| matches!(protocol, Protocol::Mongo | Protocol::Mysql);
+    if incoming != current && (server_first(incoming) || server_first(current)) {
+        return None;
+    }
+    Some((result, state))
+}
+
+/// The name of a listener by address and port.
+pub fn listener_name(bind: &str, port: u32) -> SmolStr {
+    format_smolstr!("{bind}_{port}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protocols_meet_at_one_address() {
+        use MemberKind::{Auto, Http, Tcp};
+        let sniffing = Protocol::Unsupported;
+        let meet = |current, incoming, kind| outcome(Some(current), incoming, kind);
+        assert_eq!(
+            outcome(None, Protocol::Tcp, Tcp),
+            Some((Outcome::Replace, Protocol::Tcp))
+        );
+        assert_eq!(meet(Protocol::Http, Protocol::Grpc, Http), None);
+        assert_eq!(meet(sniffing, Protocol::Http, Http), None);
+        assert_eq!(
+            meet(Protocol::Tcp, Protocol::Http, Http),
+            Some((Outcome::Merge, sniffing))
+        );
+        assert_eq!(
+            meet(Protocol::Http, Protocol::Tcp, Tcp),
+            Some((Outcome::Merge, sniffing))
+        );
+        assert_eq!(
+            meet(Protocol::Tls, Protocol::Tcp, Tcp),
+            Some((Outcome::Merge, Protocol::Tls))
+        );
+        assert_eq!(meet(sniffing, Protocol::Tcp, Tcp), Some((Outcome::Merge, sniffing)));
+        assert_eq!(meet(Protocol::Http, sniffing, Auto), Some((Outcome::Replace, sniffing)));
+        assert_eq!(meet(Protocol::Tcp, sniffing, Auto), Some((Outcome::Merge, sniffing)));
+        assert_eq!(meet(sniffing, sniffing, Auto), None);
+        assert_eq!(meet(Protocol::Mongo, Protocol::Tcp, Tcp), None);
+        assert_eq!(
+            meet(Protocol::Mongo, Protocol::Mongo, Tcp),
+            Some((Outcome::Merge, Protocol::Mongo))
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! What outbound listeners depend on of a sidecar, beyond its filters.
+
+use smol_str::SmolStr;
+
+use super::client::FilterClient;
+use crate::{
+    base::{Hashed, Labels, Shared, cidr::IpMode},
+    generate::{
+        View,
+        constant::wildcards,
+        labels,
+        proxy::{InterceptionMode, Proxy},
+        select::Selected,
+        vip::VipView,
+    },
+    model::{
+        Service,
+        service::{Registry, Resolution, UNSPECIFIED_IP},
+    },
+};
+
+use super::outbound_listener::ListenPort;
+
+/// The part of a sidecar that its outbound listeners depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutboundClient {
+    /// What filters depend on.
+    pub filters: Hashed<FilterClient>,
+    /// How it sees addresses of services.
+    pub vips: VipView,
+    /// Its labels, as far as routes and rules ask about them.
+    pub labels: Shared<Labels>,
+    /// Its DNS domain, for short names of hosts.
+    pub dns_domain: SmolStr,
+    /// Its first address, if that is an endpoint of a headless service: it gets no listener for itself.
+    pub own_address: Option<SmolStr>,
+    /// How traffic comes to it.
+    pub interception: InterceptionMode,
+    /// It cannot bind ports below 1024.
+    pub unprivileged: bool,
+    /// Ports that Envoy itself serves: status and Prometheus; 0: none.
+    pub own_ports: [u32; 2],
+    /// Connections are spread evenly over worker threads.
+    pub exact_balance: bool,
+    /// The port of the HTTP proxy listener, if the node names one.
+    pub http_proxy_port: Option<u32>,
+}
+
+impl OutboundClient {
+    /// What outbound listeners depend on of a selected sidecar.
+    pub fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Hashed<Self> {
+        let proxy = selected.proxy;
+        Hashed::new(Self {
+            filters: filters.clone(),
+            vips: VipView::of(proxy, &view.mesh.installation.features),
+            labels: labels::asked(view, selected),
+            dns_domain: proxy.dns_domain.clone(),
+            own_address: own_address(view, proxy),
+            interception: proxy.interception_mode,
+            unprivileged: proxy.flag("UNPRIVILEGED_POD"),
+            own_ports: own_ports(proxy),
+            exact_balance: proxy.flag("OUTBOUND_LISTENER_EXACT_BALANCE"),
+            http_proxy_port: proxy.text("HTTP_PROXY_PORT").parse().ok(),
+        })
+    }
+
+    /// True if a listener may stand there: the port is not privileged for a pod without privileges, and the wildcard
+    /// address with this port is not one of the proxy's own listeners.
+    pub fn can_bind(&self, view: &View, bind_to_port: bool, binds: &[SmolStr], port: &ListenPort) -> bool {
+        let mesh = view.mesh_config();
+        let number = port.number;
+        if bind_to_port && self.unprivileged && (1..1024).contains(&number) {
+            return false;
+        }
+        let at_wildcard = match binds.first() {
+            Some(bind) => bind == wildcards(self.vips.ip_mode)[0],
+            None => port.protocol.is_http(),
+        };
+        let own = [mesh.proxy_listen_port as u32, mesh.proxy_inbound_listen_port as u32];
+        !(at_wildcard && (own.contains(&number) || is_own_port(self.own_ports, number)))
+    }
+
+    /// The addresses at which a service's own TCP listener stands, the main one first; possibly ranges.
+    pub fn listen_addresses(&self, service: &Service) -> Vec<SmolStr> {
+        let mut first = self.vips.address(service);
+        let mut further: Vec<SmolStr> = self.vips.addresses(service).into_iter().skip(1).collect();
+        // A ServiceEntry may have host names for endpoints, so its family follows the client's.
+        if service.registry == Registry::External && first == UNSPECIFIED_IP {
+            match self.vips.ip_mode {
+                IpMode::V4 => {}
+                IpMode::V6 => first = SmolStr::new_static("::"),
+                IpMode::Dual => further.push(SmolStr::new_static("::")),
+            }
+        }
+        if first.is_empty() {
+            return Vec::new();
+        }
+        further.insert(0, first);
+        further
+    }
+}
+
+/// The ports of Envoy's own listeners as the node states them.
+pub fn own_ports(proxy: &Proxy) -> [u32; 2] {
+    ["ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT"].map(|key| proxy.text(key).parse().unwrap_or_default())
+}
+
+/// True if the port is among them.
+pub fn is_own_port(own: [u32; 2], port: u32) -> bool {
+    port != 0 && own.contains(&port)
+}
+
+fn own_address(view: &View, proxy: &Proxy) -> Option<SmolStr> {
+    let address = proxy.addresses.first()?;
+    let mut serving = view.mesh.services_by_endpoint_address.get(view.cx, address);
+    let headless = serving.any(|(key, _)| {
+        let service = view.service(key);
+        service.is_some_and(|service| service.resolution == Resolution::Passthrough)
+    });
+    headless.then(|| address.clone())
+}

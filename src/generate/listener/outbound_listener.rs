@@ -1,0 +1,289 @@
+//! One outbound listener of a sidecar, built from the service ports that share it.
+
+use std::ops::Deref;
+
+use smol_str::SmolStr;
+
+use super::{
+    client::ListenerClass,
+    filter_chain::{Chain, RAW_BUFFER, max_connections_per_event, plaintext_http_alpns},
+    hcm::{HttpConnection, HttpRoutes},
+    inspector::{http_inspector, tls_inspector},
+    outbound::{listener_name, resolves_on_demand},
+    outbound_client::OutboundClient,
+    stack::FilterStack,
+    tcp::plain_proxy,
+};
+use crate::{
+    base::{Hashed, ObjectKey},
+    generate::{
+        EncodedResource, View,
+        constant::{self, wildcards},
+        group::Built,
+        name,
+        patch::{self, PatchContext},
+    },
+    model::{Service, ServiceKey, service::Protocol},
+    proto::envoy::config::{
+        core::v3::TrafficDirection,
+        listener::v3::{
+            AdditionalAddress, FilterChain, FilterChainMatch, Listener, ListenerFilter,
+            listener::{ConnectionBalanceConfig, connection_balance_config},
+        },
+    },
+};
+
+/// What one outbound listener is built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutboundKey {
+    /// The sidecar.
+    pub client: Hashed<OutboundClient>,
+    /// Its addresses, the main one first.
+    pub binds: Vec<SmolStr>,
+    /// It is a socket of its own, not one that intercepted connections are handed to.
+    pub bind_to_port: bool,
+    /// Its port; 0 for a Unix socket.
+    pub port: u32,
+    /// The service ports that add chains, in order.
+    pub members: Vec<Member>,
+    /// The cluster of what matches no chain.
+    pub catch_all: SmolStr,
+}
+
+/// A port that is listened on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ListenPort {
+    /// The number.
+    pub number: u32,
+    /// The name; shows in statistics.
+    pub name: SmolStr,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+/// One service port of a listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Member {
+    /// The service; `None` for HTTP, where it does not matter.
+    pub service: Option<ServiceKey>,
+    /// The port: of the service, or of the egress listener.
+    pub port: ListenPort,
+    /// What kind of chains it adds.
+    pub kind: MemberKind,
+    /// Its HTTP chain matches only what is found to be HTTP.
+    pub sniffs: bool,
+    /// The ranges that stand for the service's address.
+    pub ranges: Vec<SmolStr>,
+    /// VirtualServices with TCP or TLS routes for the service, in order.
+    pub virtual_services: Vec<ObjectKey>,
+    /// The services that their routes lead to.
+    pub destinations: Vec<ServiceKey>,
+}
+
+/// What kind of chains a port adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MemberKind {
+    /// A connection manager.
+    Http,
+    /// TCP proxies.
+    Tcp,
+    /// Both, told apart by sniffing.
+    Auto,
+}
+
+impl MemberKind {
+    /// The kind for a protocol; `None` for those that are not listened on.
+    pub fn of(protocol: Protocol) -> Option<Self> {
+        match protocol {
+            Protocol::Udp => None,
+            protocol if protocol.is_http() => Some(Self::Http),
+            protocol if protocol.is_tcp() => Some(Self::Tcp),
+            _ => Some(Self::Auto),
+        }
+    }
+}
+
+/// An outbound listener in the making.
+pub(super) struct OutboundListener<'a> {
+    /// Mesh, client, remarks.
+    pub(super) stack: FilterStack<'a>,
+    /// What it is built from.
+    pub(super) key: &'a OutboundKey,
+}
+
+impl Deref for OutboundListener<'_> {
+    type Target = OutboundClient;
+    fn deref(&self) -> &OutboundClient {
+        &self.key.client
+    }
+}
+
+impl OutboundKey {
+    /// Its name.
+    pub fn name(&self) -> SmolStr {
+        listener_name(&self.binds[0], self.port)
+    }
+
+    /// Builds the listener.
+    pub fn build(&self, view: &View) -> Built {
+        let making = OutboundListener {
+            stack: FilterStack::new(view, &self.client.filters, ListenerClass::SidecarOutbound),
+            key: self,
+        };
+        let mut chains: Vec<Chain> = Vec::new();
+        for member in &self.members {
+            for chain in making.chains(member) {
+                if chains.iter().any(|existing| existing.conflicts_with(&chain)) {
+                    let host = member.service.as_ref().map_or("", |service| &service.hostname);
+                    let detail = format!("{} rejected {host}", self.name());
+                    making
+                        .stack
+                        .note("pilot_conflict_outbound_listener_tcp_over_current_tcp", detail);
+                } else {
+                    chains.push(chain);
+                }
+            }
+        }
+        let catch_all = making.catch_all_chain();
+        let listener = making.listener(chains, catch_all);
+        finish(view, making.stack, listener)
+    }
+}
+
+/// Patches and encodes an outbound listener.
+pub(super) fn finish(view: &View, stack: FilterStack, listener: Listener) -> Built {
+    let filters = stack.client.envoy_filters.clone();
+    let mut notes = stack.into_notes();
+    match patch::listener(view, &filters, PatchContext::SidecarOutbound, listener, &mut notes) {
+        Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+        None => Built::none().with_notes(notes),
+    }
+}
+
+impl OutboundListener<'_> {
+    /// The chains of one member.
+    fn chains(&self, member: &Member) -> Vec<Chain> {
+        let service = member.service.as_ref().and_then(|key| self.stack.view.service(key));
+        let on_demand = service
+            .filter(|service| resolves_on_demand(service))
+            .map(|service| &**service);
+        if member.kind == MemberKind::Http {
+            return vec![self.http_chain(member, on_demand)];
+        }
+        let Some(service) = service else {
+            return Vec::new();
+        };
+        let mut chains = self.tcp_chains(member, service);
+        if member.kind == MemberKind::Auto {
+            chains.push(self.http_chain(member, on_demand));
+        }
+        chains
+    }
+
+    fn http_chain(&self, member: &Member, on_demand: Option<&Service>) -> Chain {
+        let key = self.key;
+        let features = self.stack.features();
+        let at_wildcard = key.binds[0] == wildcards(self.vips.ip_mode)[0];
+        let rds = match (&member.service, member.kind) {
+            _ if key.port == 0 => key.binds[0].to_string(),
+            (Some(service), MemberKind::Auto) if !at_wildcard => format!("{}:{}", service.hostname, key.port),
+            _ => key.port.to_string(),
+        };
+        let stat_prefix = name::delimited_stat(&format!("outbound_{}", key.name()));
+        let mut http = HttpConnection::new(stat_prefix, HttpRoutes::Rds(rds), member.port.protocol, key.port);
+        self.filters
+            .apply_headers(ListenerClass::SidecarOutbound, &mut http.base);
+        http.base.http_protocol_options = self.filters.http10_options(features.pilot_http10);
+        http.use_remote_address = features.pilot_sidecar_use_remote_address;
+        http.mesh_only_exchange = self.filters.exchanges_in_mesh_only();
+        http.dynamic_dns = on_demand.map(|service| service.key.hostname.clone());
+        let mut filters = self.stack.filters_before_http(key.port, false);
+        filters.push(self.stack.http_connection_filter(http));
+        let sniffs = member.sniffs || member.kind == MemberKind::Auto;
+        Chain {
+            alpns: if sniffs { plaintext_http_alpns(features) } else { &[] },
+            transport: if sniffs { RAW_BUFFER } else { "" },
+            filters,
+            ..Default::default()
+        }
+    }
+
+    /// What becomes of connections that match no chain.
+    fn catch_all_chain(&self) -> FilterChain {
+        let mut filters = self.stack.stats_network_filters();
+        filters.push(self.stack.tcp_proxy(plain_proxy(&self.key.catch_all)));
+        FilterChain {
+            name: "PassthroughFilterChain".to_owned(),
+            filter_chain_match: Some(FilterChainMatch::default()),
+            filters,
+            ..Default::default()
+        }
+    }
+
+    /// The listener around its chains.
+    pub(super) fn listener(&self, chains: Vec<Chain>, catch_all: FilterChain) -> Listener {
+        let key = self.key;
+        let features = self.stack.features();
+        let tls_inspected = chains.iter().any(Chain::needs_tls_inspector);
+        let http_inspected = chains.iter().any(|chain| !chain.alpns.is_empty());
+        let mut listener_filters: Vec<ListenerFilter> = Vec::new();
+        if tls_inspected {
+            listener_filters.push(tls_inspector());
+        }
+        if http_inspected {
+            listener_filters.push(http_inspector());
+        }
+        let timeout = self.stack.mesh.protocol_detection_timeout.filter(|_| http_inspected);
+        let (mut all, rest): (Vec<Chain>, Vec<Chain>) = chains.into_iter().partition(Chain::matches_all);
+        let mut filter_chains: Vec<FilterChain> = rest.into_iter().map(|chain| chain.build(features)).collect();
+        // The last one wins where several match all.
+        let default = all.pop().map(|chain| chain.build(features));
+        let default_filter_chain = match default {
+            Some(default) if filter_chains.is_empty() => {
+                filter_chains.push(default);
+                None
+            }
+            Some(default) => Some(default),
+            None => Some(catch_all),
+        };
+        Listener {
+            name: key.name().to_string(),
+            address: Some(constant::address(&key.binds[0], key.port)),
+            additional_addresses: additional_addresses(&key.binds[1..], key.port),
+            traffic_direction: TrafficDirection::Outbound as i32,
+            continue_on_listener_filters_timeout: true,
+            connection_balance_config: self.exact_balance.then(exact_balance),
+            max_connections_to_accept_per_socket_event: if key.bind_to_port {
+                max_connections_per_event(features)
+            } else {
+                None
+            },
+            bind_to_port: (!key.bind_to_port).then_some(false),
+            listener_filters,
+            listener_filters_timeout: Some(timeout.unwrap_or_default()),
+            filter_chains,
+            default_filter_chain,
+            ..Default::default()
+        }
+    }
+}
+
+/// The further addresses of a listener.
+pub(super) fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<AdditionalAddress> {
+    binds
+        .iter()
+        .map(|bind| AdditionalAddress {
+            address: Some(constant::address(bind.as_ref(), port)),
+            ..Default::default()
+        })
+        .collect()
+}
+
+/// Connections are spread evenly over worker threads.
+pub(super) fn exact_balance() -> ConnectionBalanceConfig {
+    ConnectionBalanceConfig {
+        balance_type: Some(connection_balance_config::BalanceType::ExactBalance(
+            connection_balance_config::ExactBalance {},
+        )),
+    }
+}

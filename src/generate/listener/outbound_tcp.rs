@@ -1,0 +1,344 @@
+//! TCP and TLS chains of outbound listeners: routes of VirtualServices, else the service itself.
+
+use super::{
+    filter_chain::{Chain, config_metadata},
+    outbound::resolves_on_demand,
+    outbound_listener::{ListenPort, Member, OutboundListener},
+    tcp::{TcpChain, TcpClusters, TcpUpstream},
+};
+use crate::{
+    base::{Hostname, Shared, select},
+    generate::{
+        constant::wildcards,
+        name::{self, outbound_cluster},
+    },
+    model::{
+        Service,
+        destination_rule::{self, DestinationRule},
+        service::{Registry, ServicePort, UNSPECIFIED_IP},
+        virtual_service::{MESH_GATEWAY, VirtualService},
+    },
+    proto::{
+        envoy::config::listener::v3::Filter,
+        istio::networking::v1alpha3::{Destination, L4MatchAttributes, RouteDestination, TlsMatchAttributes},
+    },
+};
+
+/// What routes of TCP and TLS ask of the client and the connection's port.
+struct Static<'m> {
+    gateways: &'m [String],
+    port: u32,
+    source_namespace: &'m str,
+    source_labels: &'m std::collections::BTreeMap<String, String>,
+}
+
+impl<'m> From<&'m TlsMatchAttributes> for Static<'m> {
+    fn from(by: &'m TlsMatchAttributes) -> Self {
+        Self {
+            gateways: &by.gateways,
+            port: by.port,
+            source_namespace: &by.source_namespace,
+            source_labels: &by.source_labels,
+        }
+    }
+}
+
+impl<'m> From<&'m L4MatchAttributes> for Static<'m> {
+    fn from(by: &'m L4MatchAttributes) -> Self {
+        Self {
+            gateways: &by.gateways,
+            port: by.port,
+            source_namespace: &by.source_namespace,
+            source_labels: &by.source_labels,
+        }
+    }
+}
+
+impl OutboundListener<'_> {
+    /// The chains of a TCP, TLS or undeclared port.
+    pub(super) fn tcp_chains(&self, member: &Member, service: &Service) -> Vec<Chain> {
+        let view = &self.stack.view;
+        let rows: Vec<_> = member
+            .virtual_services
+            .iter()
+            .filter_map(|key| view.mesh.virtual_services.get(view.cx, key))
+            .collect();
+        if member.port.protocol.is_tls() {
+            self.tls_chains(member, service, &rows)
+        } else {
+            self.plain_chains(member, service, &rows)
+        }
+    }
+
+    fn tls_chains(&self, member: &Member, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
+        let mut ranges = owned(&member.ranges);
+        let mut handled: Vec<(&[String], &[String])> = Vec::new();
+        let mut chains = Vec::new();
+        for row in rows {
+            for route in row.spec.tls.iter().filter(|route| !route.route.is_empty()) {
+                for by in route
+                    .r#match
+                    .iter()
+                    .filter(|by| self.applies(&Static::from(*by), member))
+                {
+                    // Parity: subnets of one match stay in force for the later ones that name none.
+                    if !by.destination_subnets.is_empty() && member.port.number > 0 {
+                        ranges.clone_from(&by.destination_subnets);
+                    }
+                    let predicate = (by.sni_hosts.as_slice(), by.destination_subnets.as_slice());
+                    if handled.contains(&predicate) {
+                        continue;
+                    }
+                    handled.push(predicate);
+                    chains.push(Chain {
+                        sni: by.sni_hosts.clone(),
+                        ranges: ranges.clone(),
+                        metadata: Some(config_metadata(&row.meta)),
+                        filters: self.route_filters(member, row, &route.route),
+                        ..Default::default()
+                    });
+                }
+            }
+        }
+        if chains.is_empty() {
+            chains.push(Chain {
+                sni: self.service_sni(member, service, &ranges),
+                ranges,
+                filters: self.service_filters(member, service),
+                ..Default::default()
+            });
+        }
+        chains
+    }
+
+    fn plain_chains(&self, member: &Member, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
+        let ranges = owned(&member.ranges);
+        let mut chains = Vec::new();
+        let mut has_default = false;
+        for row in rows {
+            for route in row.spec.tcp.iter().filter(|route| !route.route.is_empty()) {
+                let applying: Vec<_> = route
+                    .r#match
+                    .iter()
+                    .filter(|by| self.applies(&Static::from(*by), member))
+                    .collect();
+                let open = |by: &&L4MatchAttributes| by.destination_subnets.is_empty() || member.port.number == 0;
+                if route.r#match.is_empty() || applying.iter().copied().any(|by| open(&by)) {
+                    chains.push(Chain {
+                        ranges,
+                        metadata: Some(config_metadata(&row.meta)),
+                        filters: self.route_filters(member, row, &route.route),
+                        ..Default::default()
+                    });
+                    return chains;
+                }
+                let mut subnets: Vec<String> = applying.iter().flat_map(|by| by.destination_subnets.clone()).collect();
+                if subnets.is_empty() {
+                    continue;
+                }
+                subnets.sort_unstable();
+                let mut own = ranges.clone();
+                own.sort_unstable();
+                has_default |= subnets == own;
+                chains.push(Chain {
+                    ranges: subnets,
+                    filters: self.route_filters(member, row, &route.route),
+                    ..Default::default()
+                });
+            }
+        }
+        if !has_default {
+            chains.push(Chain {
+                ranges,
+                filters: self.service_filters(member, service),
+                ..Default::default()
+            });
+        }
+        chains
+    }
+
+    /// True if a match may hold for this client and port.
+    fn applies(&self, by: &Static, member: &Member) -> bool {
+        let labels = by.source_labels.iter();
+        (by.gateways.is_empty() || by.gateways.iter().any(|gateway| gateway == MESH_GATEWAY))
+            && (by.port == 0 || by.port == member.port.number)
+            && (by.source_namespace.is_empty() || self.filters.namespace == by.source_namespace)
+            && select::matches(labels.map(|(key, value)| (key.as_str(), value.as_str())), &self.labels)
+    }
+
+    /// The server names by which a TLS service is told from others at the same address; none if the address suffices.
+    fn service_sni(&self, member: &Member, service: &Service, ranges: &[String]) -> Vec<String> {
+        let mode = self.vips.ip_mode;
+        let wildcard = wildcards(mode)[0];
+        let mut address = self.vips.address(service);
+        if address.contains('/') {
+            address = "".into();
+        }
+        if service.registry == Registry::External && mode == crate::base::cidr::IpMode::V6 && address == UNSPECIFIED_IP
+        {
+            address = "::".into();
+        }
+        let at_wildcard = address == wildcard && self.key.binds[0] == wildcard;
+        if ranges.is_empty() && !address.is_empty() && !at_wildcard && !resolves_on_demand(service) {
+            return Vec::new();
+        }
+        let _ = member;
+        let mut names = vec![service.key.hostname.to_string()];
+        for alias in &service.aliases {
+            names.push(alias.hostname.to_string());
+            names.extend(self.alternate_names(&alias.hostname));
+        }
+        names
+    }
+
+    /// Other names by which clients in the same cluster call a host.
+    fn alternate_names(&self, host: &Hostname) -> Vec<String> {
+        let mut names = Vec::new();
+        let absolute = self.stack.features().pilot_enable_absolute_fqdn_vhost_domain;
+        if absolute && crate::base::cidr::parse_ip(host).is_none() {
+            names.push(format!("{host}."));
+        }
+        let Some((own_namespace, suffix)) = self.dns_domain.split_once(".svc.") else {
+            return names;
+        };
+        let Some((short, host_suffix)) = host.split_once(".svc.") else {
+            return names;
+        };
+        let Some((name, namespace)) = short.split_once('.') else {
+            return names;
+        };
+        if host_suffix != suffix {
+            return names;
+        }
+        if namespace == own_namespace {
+            names.extend([name.to_owned(), format!("{short}.svc"), short.to_owned()]);
+        } else {
+            names.extend([short.to_owned(), format!("{short}.svc")]);
+        }
+        names
+    }
+
+    /// The filters of a chain to the service itself.
+    fn service_filters(&self, member: &Member, service: &Service) -> Vec<Filter> {
+        let number = match service.ports.as_slice() {
+            [only] => only.number,
+            _ => member.port.number,
+        };
+        let cluster = outbound_cluster(number, "", &service.key.hostname);
+        let pattern = &self.stack.mesh.outbound_cluster_stat_name;
+        let stat_prefix = if pattern.is_empty() {
+            cluster.clone()
+        } else {
+            // Parity: the port's name is not filled in here.
+            let port = service_port(number, "", &member.port);
+            name::stat_prefix(pattern, &service.key.hostname, "", &port, 0, Some(service))
+        };
+        let rule = self.rule(service);
+        let upstream = TcpUpstream {
+            stat_prefix,
+            clusters: TcpClusters::Single(cluster),
+            subset: "",
+            rule: rule.as_ref().map(|rule| &rule.spec),
+            may_tunnel: true,
+            dynamic_dns: resolves_on_demand(service).then(|| service.key.hostname.clone()),
+        };
+        self.chain_to(member, &upstream)
+    }
+
+    /// The filters of a chain to the destinations of a route.
+    fn route_filters(&self, member: &Member, row: &VirtualService, routes: &[RouteDestination]) -> Vec<Filter> {
+        let destination = routes[0].destination.clone().unwrap_or_default();
+        let service = self.destination(member, &destination.host);
+        let rule = service.and_then(|service| self.rule(service));
+        let rule = rule.as_ref().map(|rule| &rule.spec);
+        let upstream = if routes.len() == 1 {
+            let cluster = destination_cluster(&destination, service, member.port.number);
+            let pattern = &self.stack.mesh.outbound_cluster_stat_name;
+            let stat_prefix = match service {
+                Some(service) if !pattern.is_empty() => {
+                    let port = service_port(member.port.number, &member.port.name, &member.port);
+                    name::stat_prefix(pattern, &destination.host, &destination.subset, &port, 0, Some(service))
+                }
+                _ => cluster.clone(),
+            };
+            TcpUpstream {
+                stat_prefix,
+                clusters: TcpClusters::Single(cluster),
+                subset: &destination.subset,
+                rule,
+                may_tunnel: true,
+                dynamic_dns: None,
+            }
+        } else {
+            let clusters: Vec<(String, u32)> = routes
+                .iter()
+                .filter(|route| route.weight > 0)
+                .filter_map(|route| Some((route.destination.as_ref()?, route.weight)))
+                .map(|(destination, weight)| {
+                    let service = self.destination(member, &destination.host);
+                    let cluster = destination_cluster(destination, service, member.port.number);
+                    (cluster, weight.unsigned_abs())
+                })
+                .collect();
+            if clusters.is_empty() {
+                return Vec::new();
+            }
+            TcpUpstream {
+                stat_prefix: format!("{}.{}", row.meta.name(), row.meta.namespace()),
+                clusters: TcpClusters::Weighted(clusters),
+                subset: "",
+                rule,
+                may_tunnel: true,
+                dynamic_dns: None,
+            }
+        };
+        self.chain_to(member, &upstream)
+    }
+
+    fn chain_to(&self, member: &Member, upstream: &TcpUpstream) -> Vec<Filter> {
+        let chain = TcpChain {
+            port: member.port.number,
+            ..Default::default()
+        };
+        self.stack.tcp_chain(chain, member.port.protocol, upstream)
+    }
+
+    fn destination(&self, member: &Member, host: &str) -> Option<&Service> {
+        let key = member.destinations.iter().find(|key| key.hostname == *host)?;
+        self.stack.view.service(key).map(|service| &**service)
+    }
+
+    fn rule(&self, service: &Service) -> Option<Shared<DestinationRule>> {
+        let view = &self.stack.view;
+        destination_rule::lookup(view.cx, view.mesh, &self.filters.namespace, &self.labels, service)
+    }
+}
+
+/// The cluster of a destination on a listener's port.
+pub(super) fn destination_cluster(destination: &Destination, service: Option<&Service>, listen_port: u32) -> String {
+    if destination.host.is_empty() {
+        return "UnknownService".to_owned();
+    }
+    let external = service
+        .map(|service| service.external_name.as_str())
+        .filter(|name| !name.is_empty());
+    let port = match (&destination.port, service.map(|service| service.ports.as_slice())) {
+        (Some(port), _) => port.number,
+        (None, Some([only])) => only.number,
+        _ => listen_port,
+    };
+    outbound_cluster(port, &destination.subset, external.unwrap_or(&destination.host))
+}
+
+fn service_port(number: u32, name: &str, port: &ListenPort) -> ServicePort {
+    ServicePort {
+        name: name.into(),
+        number,
+        target: crate::api::kube::service::TargetPort::Number(0),
+        protocol: port.protocol,
+    }
+}
+
+fn owned(ranges: &[smol_str::SmolStr]) -> Vec<String> {
+    ranges.iter().map(ToString::to_string).collect()
+}

@@ -1,0 +1,206 @@
+//! TLS of inbound connections: mutual TLS of the mesh, and what a Sidecar's ingress listener asks for.
+
+use smol_str::SmolStr;
+
+use super::stack::FilterStack;
+use crate::{
+    generate::{
+        constant::{
+            DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, file_certificate_name, file_root_name,
+            file_secret, socket, workload_secret,
+        },
+        proxy::Proxy,
+    },
+    model::features::Features,
+    proto::{
+        Any,
+        envoy::{
+            config::core::v3::TransportSocket,
+            extensions::transport_sockets::tls::v3::{
+                CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsParameters,
+                common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+                tls_parameters::TlsProtocol,
+            },
+            r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
+        },
+        istio::mesh::v1alpha1::mesh_config::tls_config::TlsProtocol as MeshTlsProtocol,
+    },
+};
+
+const CIPHERS: &[&str] = &[
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "AES256-GCM-SHA384",
+    "AES128-GCM-SHA256",
+];
+
+const FIPS_CIPHERS: &[&str] = &[
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+];
+
+/// Certificates that the workload brings along instead of those of the mesh's CA: paths of files, empty when absent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct ServerCertificates {
+    /// `TLS_SERVER_CERT_CHAIN`.
+    pub chain: SmolStr,
+    /// `TLS_SERVER_KEY`.
+    pub key: SmolStr,
+    /// `TLS_SERVER_ROOT_CERT`.
+    pub root: SmolStr,
+}
+
+impl ServerCertificates {
+    /// What a node states.
+    pub fn of(proxy: &Proxy) -> Self {
+        Self {
+            chain: proxy.text("TLS_SERVER_CERT_CHAIN"),
+            key: proxy.text("TLS_SERVER_KEY"),
+            root: proxy.text("TLS_SERVER_ROOT_CERT"),
+        }
+    }
+
+    fn certificate(&self) -> SdsSecretConfig {
+        if self.chain.is_empty() || self.key.is_empty() {
+            return workload_secret(DEFAULT_SECRET);
+        }
+        file_secret(file_certificate_name(&self.chain, &self.key))
+    }
+
+    fn roots(&self) -> SdsSecretConfig {
+        if self.root.is_empty() {
+            return workload_secret(ROOT_SECRET);
+        }
+        file_secret(file_root_name(&self.root))
+    }
+}
+
+/// What is inside mutual TLS, which decides the ALPN values that the server offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// HTTP.
+    Http,
+    /// Anything else.
+    Tcp,
+}
+
+impl FilterStack<'_> {
+    /// The socket of mutual TLS with peers of the mesh.
+    pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: Inside) -> TransportSocket {
+        let mtls = self.mesh.mesh_m_tls.as_ref();
+        let minimum = match mtls.map(|mtls| mtls.min_protocol_version()) {
+            Some(MeshTlsProtocol::Tlsv13) => TlsProtocol::TlSv13,
+            _ => TlsProtocol::TlSv12,
+        };
+        let ciphers = mtls.map(|mtls| mtls.cipher_suites.clone()).unwrap_or_default();
+        let ciphers = if ciphers.is_empty() { owned(CIPHERS) } else { ciphers };
+        let mut common = CommonTlsContext {
+            tls_params: Some(TlsParameters {
+                tls_minimum_protocol_version: minimum as i32,
+                tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+                cipher_suites: ciphers,
+                ..Default::default()
+            }),
+            alpn_protocols: self.server_alpns(inside),
+            tls_certificate_sds_secret_configs: vec![certificates.certificate()],
+            validation_context_type: Some(validation(self.trust_domain_matchers(), certificates.roots())),
+            ..Default::default()
+        };
+        enforce_compliance(self.features(), &mut common);
+        server_socket(common, true)
+    }
+
+    fn server_alpns(&self, inside: Inside) -> Vec<String> {
+        let exchanges = inside == Inside::Tcp && !self.features().pilot_disable_mx_alpn && self.has_metadata_exchange();
+        if exchanges {
+            owned(&[PEER_EXCHANGE_ALPN, "h2", "http/1.1"])
+        } else {
+            owned(&["h2", "http/1.1"])
+        }
+    }
+
+    /// Identities of the mesh's own trust domains.
+    fn trust_domain_matchers(&self) -> Vec<StringMatcher> {
+        if self.features().pilot_skip_validate_trust_domain {
+            return Vec::new();
+        }
+        let own = std::iter::once(&self.mesh.trust_domain);
+        let of_roots = self.mesh.ca_certificates.iter().flat_map(|root| &root.trust_domains);
+        let mut domains: Vec<&String> = Vec::new();
+        for domain in own.chain(&self.mesh.trust_domain_aliases).chain(of_roots) {
+            if !domain.is_empty() && !domains.contains(&domain) {
+                domains.push(domain);
+            }
+        }
+        domains
+            .into_iter()
+            .map(|domain| StringMatcher {
+                match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{domain}/"))),
+                ..Default::default()
+            })
+            .collect()
+    }
+}
+
+/// Client certificates: signed by these roots, with one of these names.
+pub fn validation(names: Vec<StringMatcher>, roots: SdsSecretConfig) -> ValidationContextType {
+    ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
+        default_validation_context: Some(CertificateValidationContext {
+            match_subject_alt_names: names,
+            ..Default::default()
+        }),
+        validation_context_sds_secret_config: Some(roots),
+        ..Default::default()
+    })
+}
+
+/// A TLS socket for a server.
+pub fn server_socket(common: CommonTlsContext, requires_certificate: bool) -> TransportSocket {
+    let context = DownstreamTlsContext {
+        common_tls_context: Some(common),
+        require_client_certificate: Some(requires_certificate),
+        ..Default::default()
+    };
+    socket(TLS_SOCKET, Any::pack(&context))
+}
+
+/// Narrows TLS settings to what `COMPLIANCE_POLICY` allows. To be called last.
+pub fn enforce_compliance(features: &Features, common: &mut CommonTlsContext) {
+    match features.compliance_policy.as_str() {
+        "fips-140-2" => {
+            let params = common.tls_params.get_or_insert_default();
+            params.tls_minimum_protocol_version = TlsProtocol::TlSv12 as i32;
+            params.tls_maximum_protocol_version = TlsProtocol::TlSv12 as i32;
+            params
+                .cipher_suites
+                .retain(|cipher| FIPS_CIPHERS.contains(&cipher.as_str()));
+            params.ecdh_curves.clear();
+        }
+        "pqc" => {
+            let params = common.tls_params.get_or_insert_default();
+            params.tls_minimum_protocol_version = TlsProtocol::TlSv13 as i32;
+            params.ecdh_curves = owned(&["X25519MLKEM768"]);
+        }
+        _ => {}
+    }
+}
+
+/// The socket of a server that terminates TLS with certificates in files.
+pub fn file_server_tls(certificate: &str, key: &str, roots: &str, alpns: &[&str]) -> TransportSocket {
+    let mutual = !roots.is_empty();
+    let common = CommonTlsContext {
+        alpn_protocols: owned(alpns),
+        tls_certificate_sds_secret_configs: vec![file_secret(file_certificate_name(certificate, key))],
+        validation_context_type: mutual.then(|| validation(Vec::new(), file_secret(file_root_name(roots)))),
+        ..Default::default()
+    };
+    server_socket(common, mutual)
+}
+
+fn owned(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
