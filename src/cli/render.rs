@@ -198,11 +198,7 @@ fn answer(snapshot: &ResourceSnapshot, resource_type: ResourceType, name: &str) 
 }
 
 fn document(resource: &EncodedResource) -> (SmolStr, Value) {
-    let mut body = json::any_to_json(&resource.any());
-    if let Some(map) = body.as_object_mut() {
-        map.remove("@type");
-    }
-    (resource.name.clone(), body)
+    (resource.name.clone(), json::any_to_json(&resource.any()))
 }
 
 /// Notes the names that a resource mentions.
