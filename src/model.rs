@@ -19,6 +19,8 @@ pub mod policy;
 pub mod service;
 pub mod sidecar_scope;
 pub mod snapshot;
+#[cfg(test)]
+mod tests;
 pub mod virtual_service;
 pub mod workload;
 pub mod world;

@@ -15,7 +15,7 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, installation::Installation};
+use super::{MeshSnapshot, export, installation::Installation};
 use crate::{
     api::{Config, Meta, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey},
@@ -85,22 +85,6 @@ pub enum ExportTo {
 }
 
 impl ExportTo {
-    /// Reads the entries of `exportTo` of an object in a namespace: `*` wins over everything, then `~`. No entry: public.
-    pub fn read<'a>(entries: impl IntoIterator<Item = &'a str>, own: &Namespace) -> Self {
-        let entries: BTreeSet<&str> = entries.into_iter().collect();
-        if entries.is_empty() || entries.contains("*") {
-            return Self::Public;
-        }
-        if entries.contains("~") {
-            return Self::Nobody;
-        }
-        let named = entries.into_iter().map(|entry| match entry {
-            "." => own.clone(),
-            other => Namespace::new(other),
-        });
-        Self::Namespaces(named.collect())
-    }
-
     /// True if the namespace may see the object.
     pub fn visible_to(&self, namespace: &Namespace) -> bool {
         match self {
@@ -323,14 +307,9 @@ pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service
     Some(service)
 }
 
-/// The reading of `exportTo` with the mesh's default for objects that give none.
-fn export_to<'a>(cx: &Cx, mesh: &MeshSnapshot, given: impl Iterator<Item = &'a str>, own: &Namespace) -> ExportTo {
-    let given: Vec<&str> = given.collect();
-    if given.is_empty() {
-        let default = &mesh.mesh_config(cx).default_service_export_to;
-        return ExportTo::read(default.iter().map(String::as_str), own);
-    }
-    ExportTo::read(given, own)
+/// The audience of a service, with the mesh's default for objects that name none.
+fn export_to(cx: &Cx, mesh: &MeshSnapshot, written: &[String], own: &Namespace) -> ExportTo {
+    export::read(written, &mesh.mesh_config(cx).default_service_export_to, own)
 }
 
 /// The traffic distribution: the Service's field, else the object's annotation, else that of its namespace.

@@ -285,7 +285,7 @@ pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &st
     put("topology.istio.io/subzone", parts.next().unwrap_or_default());
     put("topology.istio.io/cluster", cluster);
     put("kubernetes.io/hostname", node);
-    if labels.get(network::LABEL).is_none_or(|given| given.is_empty()) {
+    if labels.get(network::LABEL).is_none_or(SmolStr::is_empty) {
         put(network::LABEL, network);
     }
     out

@@ -187,7 +187,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<Serv
         variants: Vec::new(),
         resolution: first.resolution,
         mesh_external: spec.location() == Location::MeshExternal,
-        export_to: super::export_to(cx, mesh, spec.export_to.iter().map(String::as_str), meta.namespace()),
+        export_to: super::export_to(cx, mesh, &spec.export_to, meta.namespace()),
         service_accounts,
         labels: labels(mesh, entry),
         selector: selector

@@ -73,7 +73,10 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         object.cluster_ips.clone()
     };
     let annotation = |name: &str| meta.annotations.get(name).map_or("", SmolStr::as_str);
-    let export_to = listed(annotation("networking.istio.io/exportTo"));
+    let export_to = match annotation("networking.istio.io/exportTo") {
+        "" => Vec::new(),
+        list => list.split(',').map(|entry| entry.trim().to_owned()).collect(),
+    };
     let cluster = meta.cluster().clone();
     let (addresses, ports) = external_addresses(cx, mesh, object);
     Service {
@@ -90,7 +93,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         variants: Vec::new(),
         resolution,
         mesh_external: !external_name.is_empty(),
-        export_to: super::export_to(cx, mesh, export_to, meta.namespace()),
+        export_to: super::export_to(cx, mesh, &export_to, meta.namespace()),
         service_accounts: service_accounts(cx, mesh, object),
         labels: meta.labels.clone(),
         selector: object.selector.clone(),
@@ -113,11 +116,6 @@ fn port(port: &kube::service::Port) -> ServicePort {
         target: port.target.clone(),
         protocol: Protocol::of_kube_port(port),
     }
-}
-
-/// The entries of a comma-separated list; none if it is empty.
-fn listed(text: &str) -> impl Iterator<Item = &str> {
-    text.split(',').filter(move |_| !text.is_empty()).map(str::trim)
 }
 
 /// Accounts that annotations add to those of the endpoints.

@@ -1,4 +1,3 @@
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -324,18 +323,4 @@ fn computed_addresses_follow_the_set_of_hosts() {
     ))]);
     assert_eq!(service_of(&world, "auto2.example.com").auto_ipv4, "240.240.27.89");
     assert_eq!(service_of(&world, "x.com").auto_ipv4, first);
-}
-
-proptest! {
-    #[test]
-    fn export_to_hides_nothing_that_is_public(entries in prop::collection::vec("[*~.ab]", 0..5)) {
-        let own = Namespace::new("own");
-        let read = ExportTo::read(entries.iter().map(String::as_str), &own);
-        let public = entries.is_empty() || entries.iter().any(|e| e == "*");
-        prop_assert_eq!(read == ExportTo::Public, public);
-        if !public {
-            let hidden = entries.iter().any(|e| e == "~");
-            prop_assert_eq!(read.visible_to(&own), !hidden && entries.iter().any(|e| e == "."));
-        }
-    }
 }
