@@ -3,6 +3,8 @@
 //! The result is made of keys and small projections, so that proxies of one kind end with one [`ProxyGroupKey`].
 
 mod targets;
+#[cfg(test)]
+mod tests;
 mod workload;
 
 use smol_str::SmolStr;
@@ -15,16 +17,13 @@ use super::{
     route,
 };
 use crate::{
-    api::Config,
+    api::{Config, mesh_config},
     base::{Hashed, Labels, MessageKey, Namespace, NetworkId, ObjectKey, Shared, select},
     model::{
         ScopeKey, ServiceKey,
         policy::{self, Subject},
     },
-    proto::{
-        istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
-        json,
-    },
+    proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
 };
 
 /// A service port that the proxy itself serves.
@@ -137,7 +136,7 @@ fn scope(view: &View, proxy: &Proxy, labels: &Labels) -> ScopeKey {
 /// can say is for injection and bootstrap, nothing of it shows in what is served here.
 fn proxy_config(view: &View, proxy: &Proxy) -> ProxyConfig {
     let own = proxy.proxy_config.as_ref();
-    let read = own.and_then(|config| json::from_json(config, json::Unknown::Ignore).ok());
+    let read = own.and_then(|config| mesh_config::node_proxy_config(config).ok());
     read.or_else(|| view.mesh_config().default_config.clone())
         .unwrap_or_default()
 }

@@ -128,3 +128,6 @@ fn converted(mtls: &MutualTls) -> Option<MtlsMode> {
         Mode::Strict => Some(MtlsMode::Strict),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,6 @@ use super::{Change, Commit, Installation, World, inputs::Row};
 use crate::{
     api::{Config, Kind, Meta, folder},
     base::{ClusterId, Labels, ObjectKey, Shared},
-    proto::istio::mesh::v1alpha1::MeshConfig,
 };
 
 /// The cluster of all rows.
@@ -30,11 +29,6 @@ pub(crate) fn config<T>(kind: Kind, name: &str, age: i64, spec: T) -> Config<T> 
         spec,
         status: None,
     }
-}
-
-/// The mesh config of the installation.
-pub(crate) fn mesh_config(spec: MeshConfig) -> Config<MeshConfig> {
-    config(Kind::MeshConfig, "istio-system/istio", 0, spec)
 }
 
 /// The key of an object of the config cluster, from `namespace/name`.

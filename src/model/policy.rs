@@ -214,3 +214,6 @@ fn refers(
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,8 @@
 
 mod collect;
 mod imports;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 

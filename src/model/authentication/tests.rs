@@ -1,0 +1,52 @@
+use super::*;
+use crate::model::{
+    Installation,
+    fixture::{folder_world, labels},
+};
+
+const POLICIES: &str = "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: mesh, namespace: istio-system}
+spec: {mtls: {mode: STRICT}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: late, namespace: shop, creationTimestamp: '2024-03-01T00:00:00Z'}
+spec: {mtls: {mode: DISABLE}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: general, namespace: shop}
+spec: {mtls: {mode: PERMISSIVE}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: web, namespace: shop}
+spec:
+  selector: {matchLabels: {app: web}}
+  portLevelMtls: {8080: {mode: DISABLE}, 9090: {}}
+";
+
+#[test]
+fn the_narrowest_policy_that_is_set_counts() {
+    let world = folder_world(Installation::default(), &[("config.yaml", POLICIES)]);
+    let (cx, mesh) = (Cx::untracked(), world.snapshot());
+    let mode = |namespace: &str, app: &str, port: u32| {
+        mtls_mode(&cx, &mesh, &Namespace::new(namespace), &labels(&[("app", app)]), port)
+    };
+    assert_eq!(mode("other", "web", 1), MtlsMode::Strict);
+    assert_eq!(mode("shop", "db", 8080), MtlsMode::Permissive);
+    assert_eq!(mode("shop", "web", 8080), MtlsMode::Disable);
+    assert_eq!(mode("shop", "web", 9090), MtlsMode::Permissive);
+    assert_eq!(mode("istio-system", "web", 8080), MtlsMode::Strict);
+    assert_eq!(namespace_mode(&cx, &mesh, &"shop".into()), MtlsMode::Permissive);
+    assert_eq!(namespace_mode(&cx, &mesh, &"other".into()), MtlsMode::Strict);
+}
+
+#[test]
+fn without_policies_both_are_taken() {
+    let world = folder_world(Installation::default(), &[]);
+    let mode = namespace_mode(&Cx::untracked(), &world.snapshot(), &"shop".into());
+    assert_eq!(mode, MtlsMode::Permissive);
+}

@@ -1,0 +1,156 @@
+use super::*;
+use crate::model::{Installation, World, fixture::folder_world};
+
+const SERVICES: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.0.0.1, ports: [{name: http, port: 80}, {name: admin, port: 9000}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: data}
+spec: {clusterIP: 10.0.0.2, ports: [{name: tcp, port: 5432}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hidden, namespace: data, annotations: {networking.istio.io/exportTo: .}}
+spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: a, namespace: data, creationTimestamp: '2024-01-01T00:00:00Z'}
+spec: {hosts: [x.example.com], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: b, namespace: shop, creationTimestamp: '2024-02-01T00:00:00Z'}
+spec: {hosts: [x.example.com], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
+";
+
+fn world(config: &str) -> World {
+    folder_world(
+        Installation::default(),
+        &[("kube.yaml", SERVICES), ("config.yaml", config)],
+    )
+}
+
+fn computed(world: &World, key: &ScopeKey) -> SidecarScope {
+    scope(&Cx::untracked(), &world.snapshot(), key).unwrap()
+}
+
+fn names(services: &[ServiceKey]) -> Vec<String> {
+    let mut names: Vec<String> = services
+        .iter()
+        .map(|key| format!("{}/{}", key.namespace, key.hostname))
+        .collect();
+    names.sort();
+    names
+}
+
+fn sidecar_key(namespace: &str, of: &str) -> ScopeKey {
+    ScopeKey::Sidecar(Namespace::new(namespace), crate::model::fixture::key(of))
+}
+
+#[test]
+fn by_default_everything_exported_is_seen_once() {
+    let world = world("");
+    let shop = computed(&world, &ScopeKey::Default("shop".into()));
+    let expected = [
+        "data/db.data.svc.cluster.local",
+        "shop/web.shop.svc.cluster.local",
+        "shop/x.example.com",
+    ];
+    assert_eq!(names(&shop.services), expected);
+    let other = computed(&world, &ScopeKey::Default("other".into()));
+    assert_eq!(other.service("x.example.com").unwrap().namespace, "data");
+    let data = computed(&world, &ScopeKey::Default("data".into()));
+    assert!(data.service("hidden.data.svc.cluster.local").is_some());
+    let gateway = computed(&world, &ScopeKey::Gateway("other".into()));
+    assert_eq!(names(&gateway.services), names(&other.services));
+    assert!(gateway.egress.is_empty());
+}
+
+#[test]
+fn a_sidecar_imports_hosts_and_ports() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: shop}
+spec:
+  outboundTrafficPolicy: {mode: REGISTRY_ONLY}
+  egress:
+  - port: {number: 9000, protocol: HTTP, name: admin}
+    hosts: ['./*']
+  - hosts: ['data/*.svc.cluster.local', 'bad', '~/*']
+",
+    );
+    let scope = computed(&world, &sidecar_key("shop", "shop/s"));
+    assert!(scope.registry_only);
+    let expected = ["data/db.data.svc.cluster.local", "shop/web.shop.svc.cluster.local"];
+    assert_eq!(names(&scope.services), expected);
+    let web = scope.service("web.shop.svc.cluster.local").unwrap();
+    assert!(scope.shows_port(web, 9000) && !scope.shows_port(web, 80));
+    assert!(!scope.egress[0].shows_port(web, 80));
+    assert_eq!(names(&scope.egress[1].services), expected[..1]);
+}
+
+#[test]
+fn destinations_of_virtual_services_are_pulled_in() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: shop}
+spec: {egress: [{hosts: [shop/x.example.com]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: v, namespace: shop}
+spec:
+  hosts: [x.example.com]
+  http:
+  - match: [{sourceNamespace: other}]
+    route: [{destination: {host: hidden.data.svc.cluster.local}}]
+  - route: [{destination: {host: web, port: {number: 80}}}, {destination: {host: db.data.svc.cluster.local}}]
+",
+    );
+    let scope = computed(&world, &sidecar_key("shop", "shop/s"));
+    let expected = [
+        "data/db.data.svc.cluster.local",
+        "shop/web.shop.svc.cluster.local",
+        "shop/x.example.com",
+    ];
+    assert_eq!(names(&scope.services), expected);
+    assert_eq!(names(&scope.egress[0].services), expected[2..]);
+    let web = scope.service("web.shop.svc.cluster.local").unwrap();
+    assert!(scope.shows_port(web, 80) && !scope.shows_port(web, 9000));
+    assert_eq!(scope.virtual_services.len(), 1);
+}
+
+#[test]
+fn an_egress_proxy_is_a_cluster_name() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: istio-system}
+spec:
+  outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: db.data.svc.cluster.local, subset: v1}}
+",
+    );
+    let scope = computed(&world, &sidecar_key("shop", "istio-system/s"));
+    assert_eq!(scope.egress_proxy, "outbound|5432|v1|db.data.svc.cluster.local");
+    assert!(!scope.registry_only);
+}
+
+#[test]
+fn a_scope_stays_the_same_when_only_the_content_of_a_service_changes() {
+    let (before, after) = (world(""), {
+        let changed = SERVICES.replace("10.0.0.1", "10.0.0.9");
+        folder_world(Installation::default(), &[("kube.yaml", &changed)])
+    });
+    let key = ScopeKey::Default("shop".into());
+    assert_eq!(computed(&before, &key), computed(&after, &key));
+}
