@@ -6,6 +6,7 @@
 mod e2e;
 mod golden;
 mod parity;
+mod properties;
 mod support;
 mod tidy;
 
@@ -15,9 +16,15 @@ fn main() -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
     let _children = support::process::end_all_on_drop();
     support::process::end_all_on_signal();
-    let trials = [tidy::trials(), golden::trials(), parity::trials(), e2e::trials()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let trials = [
+        tidy::trials(),
+        golden::trials(),
+        parity::trials(),
+        properties::trials(),
+        e2e::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,0 +1,28 @@
+//! Oracles over random meshes: however the world came to be what it is, proxies are sent the same bytes.
+
+mod corpus;
+mod oracles;
+
+use libtest_mimic::Trial;
+
+/// The trials of this module.
+pub fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test(
+            "properties::incremental_equals_from_scratch",
+            oracles::incremental_equals_from_scratch,
+        ),
+        Trial::test(
+            "properties::any_order_gives_the_same_bytes",
+            oracles::any_order_gives_the_same_bytes,
+        ),
+        Trial::test(
+            "properties::nobody_is_told_of_what_is_irrelevant",
+            oracles::nobody_is_told_of_what_is_irrelevant,
+        ),
+        Trial::test(
+            "properties::dependencies_grow_linearly",
+            oracles::dependencies_grow_linearly,
+        ),
+    ]
+}

@@ -1,0 +1,265 @@
+//! Random objects of every kind, over few names, so that they refer to each other and collide.
+
+use serde_json::{Value, json};
+
+/// A small random source (SplitMix64): the same seed gives the same mesh everywhere.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).expect("because it is below a usize")
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.below(choices.len())]
+    }
+}
+
+const NAMESPACES: [&str; 3] = ["a", "b", "istio-system"];
+const APPS: [&str; 4] = ["s0", "s1", "s2", "s3"];
+const PORTS: [(&str, u32); 6] = [
+    ("http", 80),
+    ("grpc-api", 81),
+    ("tcp", 82),
+    ("auto", 83),
+    ("https", 443),
+    ("mongo", 27017),
+];
+pub const KINDS: usize = 22;
+
+/// An object of a kind (0..`KINDS`) with random content. Its name comes from a small pool, so it often replaces another.
+pub fn object(random: &mut Random, kind: usize) -> Value {
+    let namespace = random.pick(&NAMESPACES).to_owned();
+    let name = random.pick(&APPS).to_owned();
+    let meta = json!({ "name": name, "namespace": namespace,
+        "creationTimestamp": format!("2024-01-0{}T00:00:00Z", 1 + random.below(9)) });
+    let istio = |kind: &str, spec: Value| networking(kind, &meta, spec);
+    match kind {
+        0 => json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace,
+            "labels": if random.one_in(2) { json!({ "topology.istio.io/network": "n1" }) } else { json!({}) } } }),
+        1 => node(random),
+        2 | 3 => pod(random, &meta, &name),
+        4 | 5 => service(random, &meta, &name),
+        6 => slice(random, &meta, &name, &namespace),
+        7 => {
+            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": { "tls.crt": "YQ==", "tls.key": "Yg==" } })
+        }
+        8 => {
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": { "ca.crt": random.pick(&["x", "y"]) } })
+        }
+        9 | 10 => destination_rule(random, &istio),
+        11 => gateway(random, &istio),
+        12 => service_entry(random, &istio),
+        13 => sidecar(random, &istio),
+        14 | 15 => virtual_service(random, &istio),
+        16 => istio(
+            "WorkloadEntry",
+            json!({ "address": format!("10.9.0.{}", random.below(8)),
+            "labels": { "app": random.pick(&APPS), "version": random.pick(&["v1", "v2"]) }, "serviceAccount": "sa",
+            "weight": random.below(4), "locality": random.pick(&["r1/z1", "r2/z1"]) }),
+        ),
+        17 => istio("WorkloadGroup", json!({ "template": { "serviceAccount": "sa" } })),
+        18 => security(
+            "PeerAuthentication",
+            &meta,
+            json!({ "mtls": { "mode": random.pick(&["STRICT", "PERMISSIVE", "DISABLE"]) } }),
+        ),
+        19 => security(
+            "AuthorizationPolicy",
+            &meta,
+            json!({ "action": random.pick(&["ALLOW", "DENY"]),
+            "rules": [{ "from": [{ "source": { "namespaces": [random.pick(&NAMESPACES)] } }] }] }),
+        ),
+        20 => json!({ "apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry", "metadata": meta,
+            "spec": { "accessLogging": [{ "providers": [{ "name": "envoy" }], "disabled": random.one_in(2) }] } }),
+        _ => envoy_filter(random, &istio),
+    }
+}
+
+fn networking(kind: &str, meta: &Value, spec: Value) -> Value {
+    let version = if kind == "EnvoyFilter" { "v1alpha3" } else { "v1" };
+    json!({ "apiVersion": format!("networking.istio.io/{version}"), "kind": kind, "metadata": meta, "spec": spec })
+}
+
+fn security(kind: &str, meta: &Value, spec: Value) -> Value {
+    json!({ "apiVersion": "security.istio.io/v1", "kind": kind, "metadata": meta, "spec": spec })
+}
+
+fn host(random: &mut Random) -> String {
+    match random.below(8) {
+        0 => random.pick(&APPS).to_owned(),
+        1 => "ext.example.com".to_owned(),
+        2 => "*.example.com".to_owned(),
+        _ => format!("{}.{}.svc.cluster.local", random.pick(&APPS), random.pick(&NAMESPACES)),
+    }
+}
+
+fn export_to(random: &mut Random) -> Value {
+    match random.below(5) {
+        0 => json!(["."]),
+        1 => json!(["a"]),
+        _ => json!(["*"]),
+    }
+}
+
+fn node(random: &mut Random) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": random.pick(&["n0", "n1"]),
+        "labels": { "topology.kubernetes.io/region": random.pick(&["r1", "r2"]), "topology.kubernetes.io/zone": "z1" } },
+        "status": { "addresses": [{ "type": "InternalIP", "address": "10.8.0.1" }] } })
+}
+
+fn pod(random: &mut Random, meta: &Value, app: &str) -> Value {
+    let mut meta = meta.clone();
+    meta["name"] = json!(format!("{app}-{}", random.below(2)));
+    meta["labels"] = json!({ "app": random.pick(&APPS), "version": random.pick(&["v1", "v2"]),
+        "security.istio.io/tlsMode": random.pick(&["istio", "disabled"]) });
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta,
+        "spec": { "serviceAccountName": random.pick(&["sa", "sb"]), "nodeName": random.pick(&["n0", "n1"]),
+            "containers": [{ "ports": [{ "name": "web", "containerPort": 8080 + random.below(2) }] }] },
+        "status": { "phase": "Running", "podIP": format!("10.1.0.{}", random.below(10)),
+            "conditions": [{ "type": "Ready", "status": if random.one_in(5) { "False" } else { "True" } }] } })
+}
+
+fn service(random: &mut Random, meta: &Value, app: &str) -> Value {
+    let first = random.below(PORTS.len());
+    let ports: Vec<Value> = (0..=random.below(2))
+        .map(|offset| PORTS[(first + offset) % PORTS.len()])
+        .map(|(name, number)| json!({ "name": name, "port": number, "targetPort": if name == "http" { json!("web") } else { json!(number) } }))
+        .collect();
+    let headless = random.one_in(5);
+    json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {
+        "clusterIP": if headless { "None".to_owned() } else { format!("10.2.0.{}", random.below(30)) },
+        "selector": { "app": app }, "ports": ports } })
+}
+
+fn slice(random: &mut Random, meta: &Value, app: &str, namespace: &str) -> Value {
+    let mut meta = meta.clone();
+    meta["labels"] = json!({ "kubernetes.io/service-name": app });
+    let (name, number) = PORTS[random.below(PORTS.len())];
+    let endpoints: Vec<Value> = (0..random.below(4))
+        .map(|index| json!({ "addresses": [format!("10.1.0.{}", random.below(10))],
+            "conditions": { "ready": !random.one_in(4) },
+            "targetRef": if random.one_in(2) { json!({ "kind": "Pod", "name": format!("{app}-{}", index % 2), "namespace": namespace }) } else { Value::Null } }))
+        .collect();
+    json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": meta, "addressType": "IPv4",
+        "ports": [{ "name": name, "port": number }], "endpoints": endpoints })
+}
+
+fn destination_rule(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    let policy = match random.below(5) {
+        0 => json!({ "loadBalancer": { "simple": "ROUND_ROBIN" } }),
+        1 => {
+            json!({ "outlierDetection": { "consecutive5xxErrors": 3 }, "loadBalancer": { "localityLbSetting": { "enabled": true,
+            "failover": [{ "from": "r1", "to": "r2" }] } } })
+        }
+        2 => json!({ "tls": { "mode": random.pick(&["ISTIO_MUTUAL", "DISABLE", "SIMPLE"]) } }),
+        3 => json!({ "connectionPool": { "tcp": { "maxConnections": random.below(9) + 1 } } }),
+        _ => json!({ "loadBalancer": { "consistentHash": { "httpHeaderName": "x-user" } } }),
+    };
+    istio(
+        "DestinationRule",
+        json!({ "host": host(random), "exportTo": export_to(random), "trafficPolicy": policy,
+        "subsets": [{ "name": "v1", "labels": { "version": "v1" } }, { "name": "v2", "labels": { "version": "v2" } }] }),
+    )
+}
+
+fn gateway(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    let https = random.one_in(3);
+    let server = if https {
+        json!({ "port": { "number": 443, "name": "https", "protocol": "HTTPS" }, "hosts": [host(random)],
+            "tls": { "mode": "SIMPLE", "credentialName": "cert" } })
+    } else {
+        json!({ "port": { "number": 80, "name": "http", "protocol": "HTTP" }, "hosts": ["*"] })
+    };
+    istio("Gateway", json!({ "selector": { "istio": "gw" }, "servers": [server] }))
+}
+
+fn service_entry(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    let (name, number) = PORTS[random.below(PORTS.len())];
+    let protocol = ["HTTP", "GRPC", "TCP", "TLS"][random.below(4)];
+    let (resolution, addresses, endpoints, selector) = match random.below(4) {
+        0 => ("DNS", json!([]), json!([]), Value::Null),
+        1 => (
+            "STATIC",
+            json!(["10.3.0.1"]),
+            json!([{ "address": format!("10.4.0.{}", random.below(4)) }]),
+            Value::Null,
+        ),
+        2 => ("NONE", json!(["10.5.0.0/24"]), json!([]), Value::Null),
+        _ => (
+            "STATIC",
+            json!(["10.3.0.2"]),
+            json!([]),
+            json!({ "labels": { "app": random.pick(&APPS) } }),
+        ),
+    };
+    istio(
+        "ServiceEntry",
+        json!({ "hosts": [random.pick(&["ext.example.com", "two.example.com"])], "resolution": resolution,
+        "location": random.pick(&["MESH_EXTERNAL", "MESH_INTERNAL"]), "addresses": addresses, "endpoints": endpoints,
+        "workloadSelector": selector, "exportTo": export_to(random),
+        "ports": [{ "number": number, "name": name, "protocol": protocol }] }),
+    )
+}
+
+fn sidecar(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    let hosts: Vec<&str> = match random.below(4) {
+        0 => vec!["./*"],
+        1 => vec!["b/*", "./*"],
+        2 => vec!["*/ext.example.com"],
+        _ => vec!["*/*"],
+    };
+    let selector = if random.one_in(2) {
+        json!({ "labels": { "app": random.pick(&APPS) } })
+    } else {
+        Value::Null
+    };
+    istio(
+        "Sidecar",
+        json!({ "workloadSelector": selector, "egress": [{ "hosts": hosts }],
+        "outboundTrafficPolicy": { "mode": random.pick(&["ALLOW_ANY", "REGISTRY_ONLY"]) } }),
+    )
+}
+
+fn virtual_service(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    let destination = |random: &mut Random| json!({ "host": host(random), "subset": random.pick(&["v1", "v2"]) });
+    let weight = random.below(100);
+    let http = json!([{
+        "match": [{ "uri": { "prefix": random.pick(&["/", "/x"]) }, "headers": { "k": { "exact": "v" } } }],
+        "timeout": format!("{}s", 1 + random.below(5)),
+        "route": [{ "destination": destination(random), "weight": weight }, { "destination": destination(random), "weight": 100 - weight }],
+    }, { "route": [{ "destination": destination(random) }] }]);
+    let gateways = match random.below(3) {
+        0 => json!(["a/s0"]),
+        1 => json!(["mesh", "b/s1"]),
+        _ => json!([]),
+    };
+    istio(
+        "VirtualService",
+        json!({ "hosts": [host(random)], "gateways": gateways, "exportTo": export_to(random), "http": http }),
+    )
+}
+
+fn envoy_filter(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    istio(
+        "EnvoyFilter",
+        json!({ "configPatches": [{ "applyTo": "CLUSTER", "match": { "context": "SIDECAR_OUTBOUND" },
+        "patch": { "operation": "MERGE", "value": { "connect_timeout": format!("{}s", 1 + random.below(9)) } } }] }),
+    )
+}

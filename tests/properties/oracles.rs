@@ -1,0 +1,331 @@
+//! The oracles: a second, simpler way to the same result.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use istiod::{
+    api::{Kind, document},
+    base::{ClusterId, ObjectKey},
+    generate::{
+        Proxy, ResourceType,
+        proxy::Extensions,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{Change, Installation, World, inputs::Row},
+    table::ChangeSet,
+};
+use libtest_mimic::Failed;
+use serde_json::{Value, json};
+
+use super::corpus::{self, Random};
+
+/// What every proxy is sent: (proxy, type, name) → version.
+type Bytes = BTreeMap<(u64, ResourceType, String), String>;
+
+/// A control plane without time and sockets.
+struct Plane {
+    world: World,
+    store: Store,
+}
+
+impl Plane {
+    fn new() -> Self {
+        let mut plane = Self {
+            world: World::new(Installation::default()),
+            store: Store::default(),
+        };
+        let joined = proxies()
+            .into_iter()
+            .enumerate()
+            .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)));
+        let membership = Membership {
+            joined: joined.collect(),
+            left: Vec::new(),
+        };
+        let mesh = plane.world.snapshot();
+        plane.store.update(&mesh, &ChangeSet::default(), membership, &Serial);
+        plane
+    }
+
+    /// Commits a batch; gives the number of resources built.
+    fn commit(&mut self, batch: Vec<Change>) -> Result<usize, Failed> {
+        let commit = self.world.commit(batch);
+        let update = self
+            .store
+            .update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+        if update.panics.is_empty() {
+            Ok(update.built)
+        } else {
+            Err(format!("panics: {:?}", update.panics).into())
+        }
+    }
+
+    fn bytes(&self) -> Bytes {
+        let mut bytes = Bytes::new();
+        for index in 0..proxies().len() as u64 {
+            let snapshot = self
+                .store
+                .group_of(MemberId(index))
+                .and_then(|key| self.store.snapshot(key));
+            for resource_type in ResourceType::ALL {
+                for resource in snapshot
+                    .iter()
+                    .flat_map(|snapshot| snapshot.view(*resource_type).iter())
+                {
+                    bytes.insert(
+                        (index, *resource_type, resource.name.to_string()),
+                        resource.version.to_string(),
+                    );
+                }
+            }
+        }
+        bytes
+    }
+}
+
+fn proxies() -> Vec<Proxy> {
+    let proxy = |kind: &str, ip: &str, id: &str, namespace: &str, labels: Value| {
+        let metadata = json!({ "NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes", "LABELS": labels, "ISTIO_VERSION": "1.30.3",
+            "SERVICE_ACCOUNT": "sa" });
+        let metadata = metadata
+            .as_object()
+            .expect("because it is an object")
+            .iter()
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect();
+        let node = format!("{kind}~{ip}~{id}.{namespace}~{namespace}.svc.cluster.local");
+        Proxy::new(&node, "", metadata, "r1/z1".into(), Extensions::default()).expect("because the node is well-formed")
+    };
+    vec![
+        proxy("sidecar", "10.1.0.1", "s0-0", "a", json!({ "app": "s0" })),
+        proxy(
+            "sidecar",
+            "10.1.0.2",
+            "s1-1",
+            "a",
+            json!({ "app": "s1", "version": "v1" }),
+        ),
+        proxy("sidecar", "10.1.0.3", "s2-0", "b", json!({ "app": "s2" })),
+        proxy("sidecar", "10.9.0.1", "vm", "b", json!({ "app": "s3" })),
+        proxy("router", "10.1.0.9", "gw", "istio-system", json!({ "istio": "gw" })),
+    ]
+}
+
+fn rows(object: &Value) -> Vec<Row> {
+    document::parse(&ClusterId::new("Kubernetes"), object).rows
+}
+
+fn mesh_rows() -> Vec<Row> {
+    let installation = Installation::default();
+    let folder = istiod::api::folder::read(
+        &Vec::<(String, Vec<u8>)>::new(),
+        &installation.cluster,
+        &installation.mesh_config_key(),
+    );
+    folder.rows.into_values().flatten().collect()
+}
+
+fn upserts(rows: impl IntoIterator<Item = Row>) -> Vec<Change> {
+    rows.into_iter().map(Change::Upsert).collect()
+}
+
+fn seed() -> u64 {
+    std::env::var("PROPERTY_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(20_261)
+}
+
+fn first_difference(a: &Bytes, b: &Bytes) -> String {
+    let keys: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+    let differing: Vec<String> = keys
+        .into_iter()
+        .filter(|key| a.get(key) != b.get(key))
+        .take(5)
+        .map(|key| format!("{key:?}"))
+        .collect();
+    differing.join("; ")
+}
+
+/// 10,000 random edits; the incremental result is compared with one made from scratch again and again.
+pub fn incremental_equals_from_scratch() -> Result<(), Failed> {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let mut plane = Plane::new();
+    let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
+    let mut rejected = 0;
+    plane.commit(upserts(mesh_rows()))?;
+    for edit in 0..10_000 {
+        let mut batch = Vec::new();
+        for _ in 0..=random.below(3) {
+            if objects.len() > 60 || (random.below(4) == 0 && !objects.is_empty()) {
+                let key = objects
+                    .keys()
+                    .nth(random.below(objects.len()))
+                    .cloned()
+                    .expect("because there are that many");
+                objects.remove(&key);
+                batch.push(Change::Remove(key.0, key.1));
+            } else {
+                let kind = random.below(corpus::KINDS);
+                let parsed = rows(&corpus::object(&mut random, kind));
+                rejected += usize::from(parsed.is_empty());
+                for row in parsed {
+                    objects.insert((row.kind(), row.key().clone()), row.clone());
+                    batch.push(Change::Upsert(row));
+                }
+            }
+        }
+        plane.commit(batch)?;
+        if edit % 25 == 0 || edit == 9_999 {
+            let mut scratch = Plane::new();
+            scratch.commit(upserts(mesh_rows().into_iter().chain(objects.values().cloned())))?;
+            let (incremental, scratch) = (plane.bytes(), scratch.bytes());
+            if incremental != scratch {
+                let difference = first_difference(&incremental, &scratch);
+                return Err(format!("seed {seed}, edit {edit}: differs in {difference}").into());
+            }
+            if edit > 1000 && incremental.len() < 20 {
+                return Err(format!(
+                    "edit {edit}: only {} resources; the oracle tests nothing",
+                    incremental.len()
+                )
+                .into());
+            }
+        }
+    }
+    if rejected > 100 {
+        return Err(format!("{rejected} random objects were rejected; the corpus is broken").into());
+    }
+    Ok(())
+}
+
+/// The same objects in any order and any batches give the same bytes.
+pub fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
+    let mut random = Random::new(seed() + 1);
+    for round in 0..20 {
+        let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
+        for _ in 0..60 {
+            let kind = random.below(corpus::KINDS);
+            objects.extend(
+                rows(&corpus::object(&mut random, kind))
+                    .into_iter()
+                    .map(|row| ((row.kind(), row.key().clone()), row)),
+            );
+        }
+        let mut rows: Vec<Row> = mesh_rows().into_iter().chain(objects.into_values()).collect();
+        let mut expected = None;
+        for _ in 0..4 {
+            for index in (1..rows.len()).rev() {
+                rows.swap(index, random.below(index + 1));
+            }
+            let mut plane = Plane::new();
+            let mut rest = rows.as_slice();
+            while !rest.is_empty() {
+                let (batch, later) = rest.split_at((1 + random.below(20)).min(rest.len()));
+                plane.commit(upserts(batch.iter().cloned()))?;
+                rest = later;
+            }
+            let bytes = plane.bytes();
+            if let Some(expected) = expected.replace(bytes.clone())
+                && expected != bytes
+            {
+                return Err(format!(
+                    "round {round}: order matters for {}",
+                    first_difference(&expected, &bytes)
+                )
+                .into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn named(kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": kind, "metadata": { "name": name, "namespace": namespace }, "spec": spec })
+}
+
+fn service(namespace: &str, name: &str, address: &str) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": name, "namespace": namespace },
+        "spec": { "clusterIP": address, "ports": [{ "name": "http", "port": 80 }] } })
+}
+
+fn slice(namespace: &str, name: &str, addresses: &[&str]) -> Value {
+    let endpoints: Vec<Value> = addresses
+        .iter()
+        .map(|address| json!({ "addresses": [address], "conditions": { "ready": true } }))
+        .collect();
+    json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": { "name": name, "namespace": namespace, "labels": { "kubernetes.io/service-name": name } },
+        "ports": [{ "name": "http", "port": 8080 }], "endpoints": endpoints })
+}
+
+/// One endpoint: one load assignment. A VirtualService: no clusters and no endpoints. What a Sidecar excludes: nothing.
+pub fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
+    let mut plane = Plane::new();
+    let mut objects = vec![];
+    for index in 0..20 {
+        let name = format!("web{index}");
+        objects.push(service("b", &name, &format!("10.7.0.{index}")));
+        objects.push(slice("b", &name, &["10.1.1.1"]));
+    }
+    objects.push(service("hidden", "far", "10.7.1.1"));
+    objects.push(slice("hidden", "far", &["10.1.1.2"]));
+    objects.push(named(
+        "Sidecar",
+        "a",
+        "default",
+        json!({ "egress": [{ "hosts": ["b/*"] }] }),
+    ));
+    plane.commit(upserts(mesh_rows().into_iter().chain(objects.iter().flat_map(rows))))?;
+    let mut changed_by = |object: &Value| -> Result<BTreeMap<ResourceType, usize>, Failed> {
+        let before = plane.bytes();
+        plane.commit(upserts(rows(object)))?;
+        let mut counts = BTreeMap::new();
+        let after = plane.bytes();
+        // The first sidecar is bound by the Sidecar resource of namespace a.
+        for ((proxy, resource_type, name), version) in &after {
+            let key = (*proxy, *resource_type, name.clone());
+            if *proxy == 0 && before.get(&key) != Some(version) {
+                *counts.entry(*resource_type).or_insert(0) += 1;
+            }
+        }
+        Ok(counts)
+    };
+    let endpoint = changed_by(&slice("b", "web3", &["10.1.1.1", "10.1.1.9"]))?;
+    let route = json!({ "hosts": ["web3.b.svc.cluster.local"], "http": [{ "timeout": "3s", "route": [{ "destination": { "host": "web3.b.svc.cluster.local" } }] }] });
+    let virtual_service = changed_by(&named("VirtualService", "b", "web3", route))?;
+    let irrelevant = changed_by(&slice("hidden", "far", &["10.1.1.3"]))?;
+    let hidden_service = changed_by(&service("hidden", "farther", "10.7.1.2"))?;
+    if endpoint != BTreeMap::from([(ResourceType::Endpoint, 1)]) {
+        return Err(format!("one endpoint changed {endpoint:?}").into());
+    }
+    if virtual_service != BTreeMap::from([(ResourceType::Route, 1)]) {
+        return Err(format!("one VirtualService changed {virtual_service:?}").into());
+    }
+    if !irrelevant.is_empty() || !hidden_service.is_empty() {
+        return Err(format!("what the Sidecar excludes changed {irrelevant:?} {hidden_service:?}").into());
+    }
+    Ok(())
+}
+
+/// Twice the services, at most about twice the recorded dependencies.
+pub fn dependencies_grow_linearly() -> Result<(), Failed> {
+    let reads = |services: usize| -> Result<usize, Failed> {
+        let mut plane = Plane::new();
+        let objects = (0..services).flat_map(|index| {
+            let name = format!("web{index}");
+            [
+                service("b", &name, &format!("10.7.{}.{}", index / 200, index % 200)),
+                slice("b", &name, &["10.1.1.1"]),
+            ]
+        });
+        let objects: Vec<Value> = objects.collect();
+        plane.commit(upserts(mesh_rows().into_iter().chain(objects.iter().flat_map(rows))))?;
+        Ok(plane.store.size().reads)
+    };
+    let (once, twice) = (reads(200)?, reads(400)?);
+    if twice * 10 > once * 23 {
+        return Err(format!("{once} recorded reads for 200 services, {twice} for 400").into());
+    }
+    Ok(())
+}
