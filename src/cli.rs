@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub mod discovery;
 pub mod render;
 pub mod request;
 pub mod version;
@@ -38,18 +39,17 @@ enum Command {
 
 /// Runs the command line; gives the exit code.
 pub fn run(mut words: Vec<String>) -> ExitCode {
+    let mut unknown = Vec::new();
     if let Some(index) = words.iter().position(|word| word == "discovery") {
         let command = <Line as clap::CommandFactory>::command();
         if let Some(discovery) = command.find_subcommand("discovery") {
-            let (kept, unknown) = without_unknown_flags(discovery, words.split_off(index + 1));
+            let (kept, dropped) = without_unknown_flags(discovery, words.split_off(index + 1));
             words.extend(kept);
-            if !unknown.is_empty() {
-                eprintln!("warning: unknown flags are ignored: {}", unknown.join(" "));
-            }
+            unknown = dropped;
         }
     }
     match Line::parse_from(words).command {
-        Command::Discovery(_) => ExitCode::FAILURE,
+        Command::Discovery(flags) => discovery::run(*flags, &unknown),
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Render { folder, out } => render::run(&folder, &out),

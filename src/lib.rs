@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod api;
+pub mod app;
 pub mod base;
 pub mod cli;
 pub mod environment;

@@ -2,7 +2,7 @@
 
 mod forms;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -16,42 +16,13 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    generate::{ResourceSnapshot, ResourceType, store::MemberId},
+    generate::{ResourceSnapshot, ResourceType},
     model::MeshSnapshot,
     proto::json,
     push::pump::{Inspect, Pump},
     table::Cx,
+    xds::registry::Registry,
 };
-
-/// A connected proxy as debug pages show it.
-#[derive(Clone, Debug)]
-pub struct ConnectionInfo {
-    /// `<proxy id>-<n>`.
-    pub id: String,
-    /// The member in its group.
-    pub member: MemberId,
-    /// The client's address.
-    pub peer: String,
-    /// When it connected, RFC 3339.
-    pub connected_at: String,
-    /// What it watches.
-    pub watches: BTreeMap<ResourceType, WatchInfo>,
-}
-
-/// One watched type of a connection.
-#[derive(Clone, Debug, Default)]
-pub struct WatchInfo {
-    /// Nonce of the last response.
-    pub sent: String,
-    /// Nonce of the last accepted response.
-    pub acked: String,
-    /// When the last response was sent, RFC 3339; empty if none was.
-    pub sent_at: String,
-    /// Why the last response was refused, empty if it was not.
-    pub error: String,
-    /// Names asked for.
-    pub names: Vec<String>,
-}
 
 /// Where the pages get what they show.
 pub struct Sources {
@@ -59,8 +30,8 @@ pub struct Sources {
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
     /// The thread that owns the store.
     pub inspect: mpsc::Sender<Inspect>,
-    /// The live connections, sorted by id.
-    pub connections: Box<dyn Fn() -> Vec<ConnectionInfo> + Send + Sync>,
+    /// The live connections.
+    pub connections: Arc<Registry>,
 }
 
 #[derive(Deserialize, Default)]
@@ -150,9 +121,11 @@ fn of_mesh(
 }
 
 async fn connections(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let clients: Vec<Value> = (sources.connections)()
-        .into_iter()
-        .map(|c| json!({ "connectionId": c.id, "connectedAt": c.connected_at, "address": c.peer }))
+    let clients: Vec<Value> = sources
+        .connections
+        .connections()
+        .iter()
+        .map(|c| forms::connection(c))
         .collect();
     reply(
         &parameters,
@@ -161,23 +134,9 @@ async fn connections(State(sources): Shown, Query(parameters): Query<Parameters>
 }
 
 async fn adsz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let infos: Vec<ConnectionInfo> = (sources.connections)()
-        .into_iter()
-        .filter(|c| c.id.contains(&parameters.proxy_id))
-        .collect();
-    let members: Vec<MemberId> = infos.iter().map(|info| info.member).collect();
-    let proxies = Pump::ask(&sources.inspect, move |_, store| {
-        members
-            .into_iter()
-            .map(|member| store.proxy(member).cloned())
-            .collect::<Vec<_>>()
-    });
-    let proxies = proxies.await.unwrap_or_default();
-    let clients: Vec<Value> = infos
-        .iter()
-        .zip(proxies)
-        .map(|(info, proxy)| forms::client(info, proxy.as_deref()))
-        .collect();
+    let connections = sources.connections.connections();
+    let shown = connections.iter().filter(|c| c.id.contains(&parameters.proxy_id));
+    let clients: Vec<Value> = shown.map(|c| forms::client(c)).collect();
     reply(
         &parameters,
         json!({ "totalClients": clients.len(), "clients": clients }),
@@ -185,20 +144,13 @@ async fn adsz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Re
 }
 
 async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let infos = (sources.connections)();
-    let members: Vec<MemberId> = infos.iter().map(|info| info.member).collect();
-    let proxies = Pump::ask(&sources.inspect, move |_, store| {
-        members
-            .into_iter()
-            .map(|member| store.proxy(member).cloned())
-            .collect::<Vec<_>>()
-    });
-    let rows: Vec<Value> = infos
+    let mut connections = sources.connections.connections();
+    connections.sort_by(|a, b| a.id.cmp(&b.id));
+    let wanted = |namespace: &str| parameters.namespace.is_empty() || namespace == parameters.namespace;
+    let rows = connections
         .iter()
-        .zip(proxies.await.unwrap_or_default())
-        .filter_map(|(info, proxy)| Some((info, proxy?)))
-        .filter(|(_, proxy)| parameters.namespace.is_empty() || proxy.namespace == parameters.namespace.as_str())
-        .map(|(info, proxy)| forms::sync(info, &proxy))
+        .filter(|c| wanted(&c.proxy.namespace))
+        .map(|c| forms::sync(c))
         .collect();
     reply(&parameters, Value::Array(rows))
 }
@@ -212,10 +164,9 @@ async fn resources_of(sources: &Sources, parameters: &Parameters) -> Result<Arc<
         )
             .into_response());
     }
-    let found = (sources.connections)()
-        .into_iter()
-        .find(|c| c.id.contains(&parameters.proxy_id));
-    let member = found.map(|info| info.member).ok_or_else(not_connected)?;
+    let connections = sources.connections.connections();
+    let found = connections.iter().find(|c| c.id.contains(&parameters.proxy_id));
+    let member = found.map(|c| c.member).ok_or_else(not_connected)?;
     let snapshot = Pump::ask(&sources.inspect, move |_, store| {
         store.group_of(member).and_then(|key| store.snapshot(key)).cloned()
     });

@@ -5,23 +5,26 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use smol_str::SmolStr;
 
-use super::ConnectionInfo;
 use crate::{
     api::{Config, Kind},
     base::ObjectKey,
-    generate::{Proxy, ProxyType, ResourceSnapshot, ResourceType},
+    generate::{ProxyType, ResourceSnapshot, ResourceType},
     model::{
         MeshSnapshot,
         service::{ExportTo, Registry, Resolution, Service},
     },
     proto::json,
     table::{Cx, Table},
+    xds::registry::{LiveConnection, TypeStatus},
 };
 
 fn time(seconds: i64) -> Value {
-    let time = time::OffsetDateTime::from_unix_timestamp(seconds).ok();
-    let text = time.and_then(|time| time.format(&time::format_description::well_known::Rfc3339).ok());
-    text.map_or(Value::Null, Value::String)
+    time::OffsetDateTime::from_unix_timestamp(seconds).map_or(Value::Null, moment)
+}
+
+fn moment(time: time::OffsetDateTime) -> Value {
+    time.format(&time::format_description::well_known::Rfc3339)
+        .map_or(Value::Null, Value::String)
 }
 
 /// `model.Service` of every service.
@@ -188,26 +191,34 @@ pub(super) fn networks(mesh: &MeshSnapshot) -> Value {
     rows.collect()
 }
 
-/// A client of `adsz`.
-pub(super) fn client(info: &ConnectionInfo, proxy: Option<&Proxy>) -> Value {
-    let watches: Map<String, Value> = info
-        .watches
-        .iter()
-        .map(|(t, watch)| (t.url().to_owned(), json!(watch.names)))
-        .collect();
+/// A client of `connections`.
+pub(super) fn connection(connection: &LiveConnection) -> Value {
     json!({
-        "connectionId": info.id,
-        "connectedAt": info.connected_at,
-        "address": info.peer,
-        "labels": proxy.map(|proxy| &proxy.labels),
-        "metadata": proxy.map(|proxy| &*proxy.metadata),
-        "locality": proxy.map(|proxy| proxy.node_locality.as_str()),
-        "watches": watches,
+        "connectionId": connection.id,
+        "connectedAt": moment(connection.connected_at.into()),
+        "address": connection.peer.map(|peer| peer.to_string()).unwrap_or_default(),
     })
 }
 
+/// A client of `adsz`.
+pub(super) fn client(live: &LiveConnection) -> Value {
+    let mut client = connection(live);
+    let watches: Map<String, Value> = live
+        .types()
+        .into_iter()
+        .map(|status| (status.resource_type.url().to_owned(), json!(status.names)))
+        .collect();
+    client["labels"] = json!(live.proxy.labels);
+    client["metadata"] = json!(*live.proxy.metadata);
+    client["locality"] = json!(live.proxy.node_locality);
+    client["watches"] = Value::Object(watches);
+    client
+}
+
 /// A row of `syncz`: nonces, those that are empty left out.
-pub(super) fn sync(info: &ConnectionInfo, proxy: &Proxy) -> Value {
+pub(super) fn sync(live: &LiveConnection) -> Value {
+    let proxy = &live.proxy;
+    let types = live.types();
     let proxy_type = match proxy.proxy_type {
         ProxyType::Sidecar => "sidecar",
         ProxyType::Router => "router",
@@ -234,24 +245,28 @@ pub(super) fn sync(info: &ConnectionInfo, proxy: &Proxy) -> Value {
         (ResourceType::Extension, "extensionconfig"),
     ];
     for (resource_type, field) in fields {
-        if let Some(watch) = info.watches.get(&resource_type) {
-            put(&format!("{field}_sent"), &watch.sent);
-            put(&format!("{field}_acked"), &watch.acked);
+        if let Some(status) = types.iter().find(|status| status.resource_type == resource_type) {
+            put(&format!("{field}_sent"), &status.nonce_sent);
+            put(&format!("{field}_acked"), &status.nonce_acked);
         }
     }
-    let resources: Map<String, Value> = info
-        .watches
+    let resources: Map<String, Value> = types
         .iter()
-        .map(|(resource_type, watch)| {
-            let mut entry = json!({ "sent": watch.sent, "acked": watch.acked, "sentTime": watch.sent_at });
-            if !watch.error.is_empty() {
-                entry["lastError"] = json!(watch.error);
-            }
-            (resource_type.url().to_owned(), entry)
-        })
+        .map(|status| (status.resource_type.url().to_owned(), type_status(status)))
         .collect();
     row.insert("resources".to_owned(), Value::Object(resources));
     Value::Object(row)
+}
+
+fn type_status(status: &TypeStatus) -> Value {
+    let mut entry = json!({ "sent": status.nonce_sent, "acked": status.nonce_acked });
+    if let Some(sent_at) = status.sent_at {
+        entry["sentTime"] = moment(sent_at.into());
+    }
+    if let Some(error) = &status.last_error {
+        entry["lastError"] = json!(error);
+    }
+    entry
 }
 
 /// The resources of a type as JSON with their types.

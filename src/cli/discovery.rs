@@ -1,0 +1,60 @@
+//! `istiod discovery`: runs the control plane.
+
+use std::process::ExitCode;
+
+use tracing_subscriber::{EnvFilter, fmt};
+
+use crate::{
+    app,
+    settings::{DiscoveryFlags, Settings},
+};
+
+/// Runs until a signal.
+pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
+    let filter = filter(&flags.log_output_level);
+    let builder = fmt().with_env_filter(filter).with_target(true);
+    if flags.log_as_json {
+        builder.json().init();
+    } else {
+        builder.with_ansi(false).init();
+    }
+    if !unknown.is_empty() {
+        tracing::warn!("unknown flags are ignored: {}", unknown.join(" "));
+    }
+    match app::run(Settings::from_process(flags)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Istio's `scope:level` pairs as a filter; its scopes are our modules where they mean the same.
+fn filter(levels: &str) -> EnvFilter {
+    let directives: Vec<String> = levels
+        .split(',')
+        .filter_map(|pair| {
+            let (scope, level) = pair.trim().split_once(':').unwrap_or(("default", pair.trim()));
+            let level = match level {
+                "none" => "off",
+                "fatal" => "error",
+                "debug" | "info" | "warn" | "error" => level,
+                _ => return None,
+            };
+            let module = match scope {
+                "default" | "all" => return Some(level.to_owned()),
+                "ads" | "delta" => "istiod::xds",
+                "model" => "istiod::push",
+                "file" => "istiod::ingest",
+                _ => return None,
+            };
+            Some(format!("{module}={level}"))
+        })
+        .collect();
+    EnvFilter::new(if directives.is_empty() {
+        "info".to_owned()
+    } else {
+        directives.join(",")
+    })
+}
