@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
@@ -19,8 +19,30 @@ use crate::generate::{Proxy, ResourceSnapshot, store::Executor};
 pub struct Publication {
     /// The resources; `None` until the first configuration is generated.
     pub resources: Option<Arc<ResourceSnapshot>>,
-    /// When the oldest change in it arrived; `None` for a first configuration.
-    pub since: Option<Instant>,
+    /// When the oldest change in it arrived.
+    pub since: Since,
+}
+
+/// When the oldest change arrived that the connection has not taken yet; nothing for a first configuration.
+///
+/// Shared by the publications of one connection and taken once: what replaces a publication that was not taken keeps its
+/// time, what follows one that was taken begins anew. Locked for one comparison; a `watch` has no way back.
+#[derive(Clone, Debug, Default)]
+pub struct Since(Arc<Mutex<Option<Instant>>>);
+
+impl Since {
+    /// The time, which nobody gets again.
+    pub fn take(&self) -> Option<Instant> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn add(&self, since: Option<Instant>) {
+        let mut oldest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *oldest = match (*oldest, since) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
 }
 
 /// What connections tell the pump.
@@ -63,7 +85,7 @@ impl Groups {
         let id = MemberId(self.next.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = watch::channel(Publication {
             resources: None,
-            since: None,
+            since: Since::default(),
         });
         // A closed channel means shutdown: the receiver then reports that its sender is gone.
         let _ = self.events.send(Membership::Join { id, proxy, sender });
@@ -101,4 +123,38 @@ impl Executor for Parallel {
         }
         items.into_par_iter().map(function).collect()
     }
+}
+
+/// Groups without a pump: every connection follows the same snapshots. Ends when the sender is dropped.
+#[cfg(test)]
+pub(crate) fn hand_fed(tasks: &crate::task::Tasks) -> (Groups, watch::Sender<Option<Arc<ResourceSnapshot>>>) {
+    let (groups, mut membership) = Groups::channel();
+    let (feed, mut fed) = watch::channel(None);
+    tasks.spawn_until_shutdown("hand-fed groups", async move {
+        let mut members = std::collections::BTreeMap::new();
+        loop {
+            let fresh = tokio::select! {
+                event = membership.recv() => match event {
+                    Some(Membership::Join { id, sender, .. }) => {
+                        members.insert(id.0, sender);
+                        vec![id.0]
+                    }
+                    Some(Membership::Leave(id)) => {
+                        members.remove(&id.0);
+                        Vec::new()
+                    }
+                    None => return,
+                },
+                changed = fed.changed() => match changed {
+                    Ok(()) => members.keys().copied().collect(),
+                    Err(_) => return,
+                },
+            };
+            let resources: Option<Arc<ResourceSnapshot>> = fed.borrow().clone();
+            for id in fresh {
+                members[&id].send_modify(|publication| publication.resources.clone_from(&resources));
+            }
+        }
+    });
+    (groups, feed)
 }

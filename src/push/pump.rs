@@ -268,15 +268,8 @@ impl PumpLoop {
             if same {
                 return false;
             }
-            // What has not been taken yet keeps the time of its oldest change.
-            let since = match (publication.since, since) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => b.or(a),
-            };
-            *publication = Publication {
-                resources: Some(resources.clone()),
-                since,
-            };
+            publication.since.add(since);
+            publication.resources = Some(resources.clone());
             true
         });
     }

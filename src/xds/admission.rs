@@ -7,10 +7,10 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long a stream waits for its first configuration to be begun.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How long a stream waits for the rate limit, as in Istio.
 const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
+/// How far apart streams are at the lowest rate.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 /// Bytes are counted in units of this, since a semaphore counts in `u32`.
 const UNIT_BYTES: usize = 1 << 10;
 
@@ -21,14 +21,23 @@ pub struct Limits {
     pub first_configurations: usize,
     /// How many bytes of responses may be on their way, over all streams. A larger response goes alone.
     pub bytes_in_flight: usize,
+    /// How long a stream waits for its first configuration to be begun.
+    pub longest_wait: Duration,
     /// New streams each second (`PILOT_MAX_REQUESTS_PER_SECOND`); `None`: only work is bounded.
     pub streams_per_second: Option<f64>,
 }
 
 /// Too many first configurations wait; the client should try again, here or elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} first configurations are in flight and none ended within {LONGEST_WAIT:?}; try again", .0)]
-pub struct Busy(usize);
+#[error(
+    "{first_configurations} first configurations are in flight, the wait for one is over {longest_wait:?}; try again"
+)]
+pub struct Busy {
+    /// How many may be in flight.
+    pub first_configurations: usize,
+    /// How long was waited.
+    pub longest_wait: Duration,
+}
 
 /// Streams come faster than `PILOT_MAX_REQUESTS_PER_SECOND`; the client should try again.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -89,16 +98,20 @@ impl Admission {
         if wait > LONGEST_RATE_WAIT {
             return Err(RateExceeded(rate));
         }
-        *next = Some(turn + Duration::try_from_secs_f64(1.0 / rate).unwrap_or(LONGEST_WAIT));
+        let pause = Duration::try_from_secs_f64(1.0 / rate).unwrap_or(LONGEST_PAUSE);
+        *next = Some(turn + pause.min(LONGEST_PAUSE));
         Ok(wait)
     }
 
     /// Waits, in order of arrival, until a first configuration may begin.
     pub async fn first_configuration(&self) -> Result<Share, Busy> {
-        let turn = tokio::time::timeout(LONGEST_WAIT, self.first.clone().acquire_owned());
+        let turn = tokio::time::timeout(self.limits.longest_wait, self.first.clone().acquire_owned());
         match turn.await {
             Ok(Ok(permit)) => Ok(Share { _permit: permit }),
-            Ok(Err(_)) | Err(_) => Err(Busy(self.limits.first_configurations)),
+            Ok(Err(_)) | Err(_) => Err(Busy {
+                first_configurations: self.limits.first_configurations,
+                longest_wait: self.limits.longest_wait,
+            }),
         }
     }
 
@@ -111,5 +124,64 @@ impl Admission {
             .acquire_many_owned(units.clamp(1, self.all_units))
             .await;
         permit.ok().map(|permit| Share { _permit: permit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment;
+
+    fn limits() -> Limits {
+        Limits {
+            first_configurations: 1,
+            bytes_in_flight: 10 * UNIT_BYTES,
+            longest_wait: Duration::from_secs(10),
+            streams_per_second: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_rate_is_a_bucket_of_one() {
+        let streams_per_second = Some(2.0);
+        let admission = Admission::new(
+            Limits {
+                streams_per_second,
+                ..limits()
+            },
+            environment::now,
+        );
+        let waits: Vec<Option<u64>> = (0..4)
+            .map(|_| {
+                admission
+                    .reserve(2.0)
+                    .ok()
+                    .map(|wait| wait.as_secs_f64().mul_add(10.0, 0.5) as u64)
+            })
+            .collect();
+        assert_eq!(waits, [Some(0), Some(5), Some(10), None], "tenths of a second");
+        let error = admission
+            .stream()
+            .await
+            .expect_err("the bucket is empty for more than a second");
+        assert!(
+            error.to_string().starts_with("request rate limit exceeded: "),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn large_responses_go_alone_and_in_turn() {
+        let admission = Admission::new(limits(), environment::now);
+        let small = admission.response(1).await;
+        let mut large = std::pin::pin!(admission.response(1 << 30));
+        assert!(futures::poll!(large.as_mut()).is_pending());
+        let mut later = std::pin::pin!(admission.response(1));
+        assert!(futures::poll!(later.as_mut()).is_pending(), "who came later waits");
+        drop(small);
+        let large = large.await;
+        assert!(futures::poll!(later.as_mut()).is_pending());
+        drop(large);
+        assert!(later.await.is_some());
     }
 }

@@ -110,7 +110,7 @@ impl Buf for Chunks {
 pub struct Message {
     protocol: Protocol,
     head: Option<Bytes>,
-    resources: Vec<Arc<EncodedResource>>,
+    resources: Arc<[Arc<EncodedResource>]>,
     next: usize,
     written: Option<Arc<oneshot::Sender<()>>>,
 }
@@ -330,5 +330,99 @@ impl http_body::Body for FlatBody {
 
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream() && !self.piece.has_remaining()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::{base::Version, generate::ResourceType, proto::envoy::config::cluster::v3::Cluster};
+
+    fn response(count: usize) -> Response {
+        let resources = (0..count).map(|number| {
+            let message = Cluster {
+                name: format!("c{number}"),
+                alt_stat_name: "x".repeat(2000),
+                ..Default::default()
+            };
+            Arc::new(EncodedResource::new(format!("c{number}"), &message))
+        });
+        Response {
+            resource_type: ResourceType::Cluster,
+            nonce: "1-1".into(),
+            version: Version::of(b"1"),
+            resources: resources.collect(),
+            removed: vec!["gone".into()],
+        }
+    }
+
+    #[tokio::test]
+    async fn chunks_are_the_shared_bytes() {
+        let response = response(100);
+        let resources = response.resources.clone();
+        let (message, mut sent) = Message::new(Protocol::Delta, response).expect("small");
+        let (mut body, outlet) = Body::channel();
+        outlet.send(message).await.expect("open");
+        let mut bytes = BytesMut::new();
+        let mut frames = resources.iter().map(|resource| resource.delta_frame());
+        let mut pieces = 0;
+        while bytes.len() < sent.size_bytes {
+            assert!(
+                sent.written.try_recv() == Err(oneshot::error::TryRecvError::Empty),
+                "not yet written"
+            );
+            let frame = body.frame().await.expect("more").expect("cannot fail");
+            let piece = frame.into_data().expect("data");
+            for chunk in piece.iter().skip(usize::from(pieces == 0)) {
+                let shared = frames.next().expect("one chunk for each resource");
+                assert_eq!(chunk.as_ptr(), shared.as_ptr());
+                assert_eq!(chunk.len(), shared.len());
+            }
+            pieces += 1;
+            bytes.put(piece);
+        }
+        assert!(pieces > 1, "a large message is cut");
+        assert!(sent.written.await.is_err(), "written with the last piece");
+        assert_eq!(bytes[..PREFIX_LEN - 4], [0]);
+        let decoded = DeltaDiscoveryResponse::decode(&bytes[PREFIX_LEN..]).expect("a response");
+        assert_eq!(decoded.resources.len(), 100);
+        assert_eq!(
+            (decoded.nonce.as_str(), decoded.removed_resources),
+            ("1-1", vec!["gone".to_owned()])
+        );
+    }
+
+    #[tokio::test]
+    async fn the_flat_body_has_the_same_bytes() {
+        let (body, outlet) = Body::channel();
+        let (message, sent) = Message::new(Protocol::Sotw, response(10)).expect("small");
+        outlet.send(message).await.expect("open");
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        let writer = async { outlet.end(trailers.clone()).await.expect("open") };
+        let (collected, ()) = tokio::join!(FlatBody::from(body).collect(), writer);
+        let collected = collected.expect("cannot fail");
+        assert_eq!(collected.trailers(), Some(&trailers));
+        let bytes = collected.to_bytes();
+        assert_eq!(bytes.len(), sent.size_bytes);
+        let decoded = DiscoveryResponse::decode(&bytes[PREFIX_LEN..]).expect("a response");
+        assert_eq!(decoded.resources.len(), 10);
+    }
+
+    #[test]
+    fn chunks_advance_across_their_borders() {
+        let mut chunks = Chunks::default();
+        for text in ["ab", "cde", "f"] {
+            chunks.push(Bytes::from_static(text.as_bytes()));
+        }
+        chunks.advance(1);
+        let mut slices = [IoSlice::new(&[]); 8];
+        assert_eq!(chunks.chunks_vectored(&mut slices), 3);
+        assert_eq!(chunks.copy_to_bytes(3), "bcd");
+        assert_eq!(chunks.chunk(), b"e");
+        chunks.advance(2);
+        assert!(!chunks.has_remaining());
     }
 }

@@ -69,7 +69,7 @@ pub struct Response {
     /// Version of the whole view.
     pub version: Version,
     /// What is sent, by name.
-    pub resources: Vec<Arc<EncodedResource>>,
+    pub resources: Arc<[Arc<EncodedResource>]>,
     /// What is gone (incremental protocol only).
     pub removed: Vec<SmolStr>,
 }
@@ -367,7 +367,7 @@ impl Connection {
             responses.push(self.respond(
                 *resource_type,
                 InFlight {
-                    resources: Vec::new(),
+                    resources: Arc::default(),
                     removed,
                 },
                 latest,

@@ -1,10 +1,16 @@
 //! Metrics of the connections, under Istio's names.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, core::Collector,
 };
+
+use smol_str::SmolStr;
 
 use crate::generate::ResourceType;
 
@@ -18,12 +24,14 @@ const SIZE_BUCKETS: &[f64] = &[1.0, 1e4, 1e6, 4e6, 1e7, 4e7];
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// `pilot_xds{version}`: connected clients.
-    pub(super) clients: IntGaugeVec,
+    clients: IntGaugeVec,
+    /// Clients by version. Clients name their version, so a version without clients is forgotten, and that must not
+    /// cross with one that comes: hence a lock, held for a moment when a client comes or goes.
+    versions: Arc<Mutex<BTreeMap<SmolStr, i64>>>,
     pushes: IntCounterVec,
     rejects: IntCounterVec,
     rejected: Vec<(ResourceType, IntGaugeVec)>,
-    pub(super) expired_nonce: IntCounterVec,
+    expired_nonce: IntCounterVec,
     push_time: HistogramVec,
     send_time: Histogram,
     size_bytes: HistogramVec,
@@ -66,6 +74,7 @@ impl Metrics {
                 registry,
                 IntGaugeVec::new(Opts::new("pilot_xds", "Proxies that are connected."), &["version"])?,
             )?,
+            versions: Arc::default(),
             pushes: counters(
                 "pilot_xds_pushes",
                 "Responses that were sent, or failed to be, by type.",
@@ -123,6 +132,33 @@ impl Metrics {
                 IntGauge::new("pilot_xds_recv_max", "Bytes of the largest request so far.")?,
             )?,
         })
+    }
+
+    /// A client came.
+    pub(super) fn connected(&self, version: &SmolStr) {
+        let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = versions.entry(version.clone()).or_default();
+        *count += 1;
+        self.clients.with_label_values(&[version.as_str()]).set(*count);
+    }
+
+    /// A client went.
+    pub(super) fn disconnected(&self, version: &SmolStr) {
+        let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(count) = versions.get_mut(version) else { return };
+        *count -= 1;
+        self.clients.with_label_values(&[version.as_str()]).set(*count);
+        if *count == 0 {
+            versions.remove(version);
+            let _ = self.clients.remove_label_values(&[version.as_str()]);
+        }
+    }
+
+    /// A request answers a response that is not the last one.
+    pub(super) fn expired(&self, resource_type: ResourceType) {
+        self.expired_nonce
+            .with_label_values(&[resource_type.short_name()])
+            .inc();
     }
 
     /// A response was written.

@@ -2,7 +2,10 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
-use prost::Message;
+use prost::{
+    Message,
+    encoding::{self, DecodeContext},
+};
 use smol_str::SmolStr;
 
 use super::connection::{Protocol, Request, Wish};
@@ -20,6 +23,10 @@ use crate::{
 const PREFIX_LEN: usize = 5;
 /// What is kept of the message of a NACK; Envoy's may name every resource of a response.
 const ERROR_BYTES: usize = 8 << 10;
+
+/// The most fields that a request may have: more than any that is served, and few enough that what they are decoded into
+/// is not much larger than what came.
+const MAX_FIELDS: usize = 250_000;
 
 /// A request with what only the stream needs to know.
 #[derive(Debug)]
@@ -47,6 +54,9 @@ pub(super) enum RequestError {
         /// What is accepted.
         limit_bytes: usize,
     },
+    /// The message has more fields than any that is served.
+    #[error("the request has more than {MAX_FIELDS} fields")]
+    TooMany,
     /// The message is compressed.
     #[error("the request is compressed, which this server does not offer")]
     Compressed,
@@ -130,6 +140,9 @@ where
 fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> {
     let size_bytes = message.len();
     let malformed = |error: prost::DecodeError| RequestError::Malformed(error.to_string());
+    if fields(message.clone()).map_err(malformed)? > MAX_FIELDS {
+        return Err(RequestError::TooMany);
+    }
     let (node, type_url, nonce, error, wish) = match protocol {
         Protocol::Sotw => {
             let request = DiscoveryRequest::decode(message).map_err(malformed)?;
@@ -166,6 +179,17 @@ fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> 
         request,
         size_bytes,
     })
+}
+
+/// How many fields a message has, not counting those inside of fields.
+fn fields(mut message: Bytes) -> Result<usize, prost::DecodeError> {
+    let mut count = 0;
+    while message.has_remaining() {
+        let (tag, wire_type) = encoding::decode_key(&mut message)?;
+        encoding::skip_field(wire_type, tag, &mut message, DecodeContext::default())?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 fn small(names: Vec<String>) -> Vec<SmolStr> {

@@ -34,7 +34,7 @@ use super::{
     metrics::Metrics,
     registry::Registry,
     request::{RequestError, Requests},
-    stream::{End, Shared, Stream},
+    stream::{End, Patience, Shared, Stream},
 };
 use crate::{
     environment::{self, Environment},
@@ -49,8 +49,6 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// How long the preparation of a connection (TLS) may take.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long streams of a connection that reached its age may end by themselves, as in Istio.
-const AGE_GRACE: Duration = Duration::from_secs(10);
 /// How long the last trailers of a connection may take.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long accepting rests after an error such as "too many open files".
@@ -68,12 +66,16 @@ pub struct ServerOptions {
     pub keepalive_timeout: Duration,
     /// A connection that is so old is closed, more or less (`--keepaliveMaxServerConnectionAge`).
     pub max_connection_age: Option<Duration>,
+    /// How long streams of a connection that reached its age may end by themselves.
+    pub age_grace: Duration,
     /// Concurrent streams of a connection (`ISTIO_GPRC_MAXSTREAMS`).
     pub max_streams: u32,
     /// Largest request (`ISTIO_GPRC_MAXRECVMSGSIZE`).
     pub max_message_bytes: usize,
     /// What may be in flight.
     pub limits: Limits,
+    /// How long streams may take.
+    pub patience: Patience,
 }
 
 impl Default for ServerOptions {
@@ -83,14 +85,17 @@ impl Default for ServerOptions {
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(10),
             max_connection_age: None,
+            age_grace: Duration::from_secs(10),
             max_streams: 100_000,
             max_message_bytes: 4 << 20,
             limits: Limits {
                 // As many as Istio generates for at once.
                 first_configurations: (15 + 5 * cores).min(100),
                 bytes_in_flight: 256 << 20,
+                longest_wait: Duration::from_secs(10),
                 streams_per_second: None,
             },
+            patience: Patience::default(),
         }
     }
 }
@@ -139,6 +144,7 @@ impl Server {
             registry: Arc::default(),
             metrics: Metrics::new(&environment.registry)?,
             admission: Admission::new(options.limits, environment::now),
+            patience: options.patience,
             max_message_bytes: options.max_message_bytes,
             clock: environment::now,
             wall_clock,
@@ -229,7 +235,7 @@ impl Server {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
                     ended = connection.as_mut() => return log_end(address, ended),
-                    () = tokio::time::sleep(AGE_GRACE) => {}
+                    () = tokio::time::sleep(self.options.age_grace) => {}
                     () = self.tasks.shutdown().cancelled() => {}
                 }
             }
@@ -313,7 +319,9 @@ fn status(end: &End) -> Status {
         End::Gone => Code::Cancelled,
         End::Draining | End::ShuttingDown => Code::Unavailable,
         End::Node(_) => Code::InvalidArgument,
-        End::Busy(_) | End::Refused(_) | End::Request(RequestError::TooLarge { .. }) => Code::ResourceExhausted,
+        End::Busy { .. } | End::Refused(_) | End::Request(RequestError::TooLarge { .. } | RequestError::TooMany) => {
+            Code::ResourceExhausted
+        }
         End::Request(RequestError::Compressed) => Code::Unimplemented,
         End::Request(RequestError::Malformed(_)) | End::TooLarge(_) => Code::Internal,
         End::Request(RequestError::Broken(_)) => Code::Cancelled,
@@ -362,6 +370,9 @@ fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
         tracing::debug!(%address, %error, "a connection broke");
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 #[expect(clippy::disallowed_methods, reason = "this is the clock that streams are handed")]
 fn wall_clock() -> SystemTime {

@@ -55,7 +55,7 @@ pub(super) fn content(
         changed.into_values().collect()
     };
     (must_answer || all || !resources.is_empty()).then(|| InFlight {
-        resources,
+        resources: resources.into(),
         removed: Vec::new(),
     })
 }

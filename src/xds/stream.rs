@@ -30,12 +30,26 @@ use crate::{
 
 /// The type of messages by which agents tell the health of their workload; they are no requests.
 const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
-/// How long a response may hold its share of the work in flight; then the reader is slow.
-const SHARE_PATIENCE: Duration = Duration::from_secs(1);
-/// A response that is not written by then is counted (`pilot_xds_write_timeout`).
-const WRITE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a first configuration may hold its share.
-const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long things may take before it is said, or work for others goes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long a response may hold its share of the work in flight; then the reader is slow.
+    pub share: Duration,
+    /// A response that is not written by then is counted (`pilot_xds_write_timeout`).
+    pub write: Duration,
+    /// How long a first configuration may hold its share of the work in flight.
+    pub first: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            share: Duration::from_secs(1),
+            write: Duration::from_secs(5),
+            first: Duration::from_secs(10),
+        }
+    }
+}
 
 /// What streams share.
 pub(super) struct Shared {
@@ -43,6 +57,7 @@ pub(super) struct Shared {
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Metrics,
     pub(super) admission: Admission,
+    pub(super) patience: Patience,
     pub(super) max_message_bytes: usize,
     pub(super) clock: fn() -> Instant,
     pub(super) wall_clock: fn() -> SystemTime,
@@ -152,7 +167,7 @@ struct Session {
     draining: CancellationToken,
     registration: Registration,
     member: Member,
-    /// Held until the first configuration is on its way, and never longer than [`FIRST_PATIENCE`].
+    /// Held until the first configuration is on its way, and never longer than [`Patience::first`].
     first_share: Option<(Share, Timer)>,
     /// Refusals that were counted for this node, with the code.
     refusals: Vec<(ResourceType, &'static str)>,
@@ -161,8 +176,9 @@ struct Session {
 impl Session {
     fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, share: Share) -> Self {
         let shared = stream.shared.clone();
+        let patience = shared.patience;
         let member = shared.groups.join(proxy.clone());
-        let version = proxy.version_text.clone();
+        shared.metrics.connected(&proxy.version_text);
         let registration = shared.registry.register(Arrival {
             peer: stream.peer,
             connected_at: (shared.wall_clock)(),
@@ -170,15 +186,14 @@ impl Session {
             member: member.id,
             protocol: stream.protocol,
         });
-        shared.metrics.clients.with_label_values(&[version.as_str()]).inc();
-        tracing::info!(connection = %registration.connection.id, peer = ?stream.peer, protocol = ?stream.protocol, "a proxy connected");
+        tracing::debug!(connection = %registration.connection.id, peer = ?stream.peer, protocol = ?stream.protocol, "a proxy connected");
         Self {
             shared,
             outlet: stream.outlet.clone(),
             draining: stream.draining.clone(),
             registration,
             member,
-            first_share: Some((share, Timer::now() + FIRST_PATIENCE)),
+            first_share: Some((share, Timer::now() + patience.first)),
             refusals: Vec::new(),
         }
     }
@@ -209,10 +224,7 @@ impl Session {
         let reaction = self.registration.connection.state().connection.on_request(request)?;
         match reaction.outcome {
             Outcome::Nacked(message) => self.refused(resource_type, error_code, &message),
-            Outcome::Stale => {
-                let stale = &self.shared.metrics.expired_nonce;
-                stale.with_label_values(&[resource_type.short_name()]).inc();
-            }
+            Outcome::Stale => self.shared.metrics.expired(resource_type),
             outcome @ (Outcome::Subscribed | Outcome::Acked | Outcome::Unsubscribed) => {
                 tracing::debug!(
                     node = self.node(),
@@ -247,10 +259,10 @@ impl Session {
         };
         let rendering = (self.shared.clock)();
         let responses = self.registration.connection.state().connection.on_snapshot(resources);
-        let sends = !responses.is_empty();
+        let since = publication.since.take().filter(|_| !responses.is_empty());
         self.write(responses, rendering).await?;
         self.first_share = None;
-        if let (true, Some(since)) = (sends, publication.since) {
+        if let Some(since) = since {
             self.shared
                 .metrics
                 .converged((self.shared.clock)().saturating_duration_since(since));
@@ -308,6 +320,7 @@ impl Session {
         resource_type: ResourceType,
     ) -> Result<(), End> {
         let mut share = share;
+        let patience = self.shared.patience;
         let started = Timer::now();
         let mut counted = false;
         loop {
@@ -315,11 +328,11 @@ impl Session {
                 biased;
                 end = ended(&self.outlet, &self.draining) => return Err(end),
                 _ = &mut *written => return Ok(()),
-                () = sleep_until(started + SHARE_PATIENCE), if share.is_some() => {
+                () = sleep_until(started + patience.share), if share.is_some() => {
                     share = None;
                     self.first_share = None;
                 }
-                () = sleep_until(started + WRITE_PATIENCE), if !counted => {
+                () = sleep_until(started + patience.write), if !counted => {
                     counted = true;
                     self.shared.metrics.write_timeout.inc();
                     tracing::warn!(node = self.node(), r#type = resource_type.short_name(), "the proxy does not read its configuration");
@@ -332,12 +345,11 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let connection = &self.registration.connection;
-        let version = connection.proxy.version_text.as_str();
-        self.shared.metrics.clients.with_label_values(&[version]).dec();
+        self.shared.metrics.disconnected(&connection.proxy.version_text);
         for (resource_type, code) in &self.refusals {
             self.shared.metrics.forget(*resource_type, &connection.proxy.id, code);
         }
-        tracing::info!(connection = %connection.id, "a proxy is gone");
+        tracing::debug!(connection = %connection.id, "a proxy is gone");
     }
 }
 

@@ -227,7 +227,7 @@ impl Client {
         if self.protocol == Protocol::Sotw && wildcard {
             self.held[index].clear();
         }
-        for resource in &response.resources {
+        for resource in response.resources.iter() {
             if wildcard || self.names[index].contains(&resource.name) {
                 self.held[index].insert(resource.name.clone(), resource.clone());
             }

@@ -49,8 +49,8 @@ pub struct WatchedResource {
 /// A response that waits for its ACK or NACK.
 #[derive(Debug, Default)]
 pub struct InFlight {
-    /// What it holds.
-    pub resources: Vec<Arc<EncodedResource>>,
+    /// What it holds; the same list that is being sent.
+    pub resources: Arc<[Arc<EncodedResource>]>,
     /// What it removes.
     pub removed: Vec<SmolStr>,
 }

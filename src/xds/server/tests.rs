@@ -1,0 +1,506 @@
+//! The generated client against the server, over pipes in memory and over loopback.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
+
+use clap::Parser;
+use smol_str::{SmolStr, format_smolstr};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use super::*;
+use crate::{
+    generate::{
+        EncodedResource, ResourceSnapshot, ResourceType,
+        group::{PartView, TypeView},
+    },
+    model::Revision,
+    proto::{
+        envoy::{
+            config::{cluster::v3::Cluster, core::v3::Node},
+            service::discovery::v3::{
+                DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+                aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+            },
+        },
+        google::rpc,
+    },
+    push::groups,
+    settings::Settings,
+};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: DiscoveryFlags,
+}
+
+struct Bed {
+    environment: Environment,
+    server: Server,
+    feed: watch::Sender<Option<Arc<ResourceSnapshot>>>,
+}
+
+type Client = AggregatedDiscoveryServiceClient<Channel>;
+
+impl Bed {
+    fn new(options: ServerOptions) -> Self {
+        Self::with_clock(options, environment::now)
+    }
+
+    fn with_clock(options: ServerOptions, clock: fn() -> Instant) -> Self {
+        let flags = Line::try_parse_from(["istiod"]).expect("no flags are fine").flags;
+        let environment = Environment::new(Settings {
+            flags,
+            variables: BTreeMap::new(),
+        });
+        environment.ready.send_replace(true);
+        let (groups, feed) = groups::hand_fed(&environment.tasks);
+        let mut server = Server::new(&environment, groups, options).expect("an empty registry");
+        Arc::get_mut(&mut server.shared).expect("not shared yet").clock = clock;
+        Self {
+            environment,
+            server,
+            feed,
+        }
+    }
+
+    /// Serves content at a revision: (type, name, text).
+    fn publish(&self, revision: u64, content: &[(ResourceType, &str, &str)]) {
+        self.feed.send_replace(Some(snapshot(revision, content)));
+    }
+
+    /// A client over a pipe, so that time can stand still.
+    async fn client(&self) -> Client {
+        self.client_with(Endpoint::from_static("http://istiod")).await
+    }
+
+    async fn client_with(&self, endpoint: Endpoint) -> Client {
+        let server = self.server.clone();
+        let connector = tower::service_fn(move |_| {
+            let server = server.clone();
+            async move {
+                let (ours, theirs) = tokio::io::duplex(16 << 10);
+                let address = SocketAddr::from(([127, 0, 0, 1], 1));
+                let tasks = server.tasks.clone();
+                tasks.spawn("pipe", async move { server.connection(theirs, Peer { address }).await });
+                Ok::<_, io::Error>(TokioIo::new(ours))
+            }
+        });
+        let channel = endpoint
+            .connect_with_connector(connector)
+            .await
+            .expect("pipes always connect");
+        Client::new(channel)
+    }
+
+    /// Waits until a metric has a value.
+    async fn until(&self, name: &str, value: f64) {
+        while (self.metric(name, &[]) - value).abs() > f64::EPSILON {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let families = self.environment.registry.gather();
+        let family = families.iter().find(|family| family.name() == name);
+        let metrics = family.map(|family| family.get_metric()).unwrap_or_default();
+        let values = metrics.iter().filter(|metric| {
+            let values: Vec<&str> = metric.get_label().iter().map(|label| label.value()).collect();
+            labels.iter().all(|label| values.contains(label))
+        });
+        values
+            .map(|metric| {
+                let histogram = metric.get_histogram().get_sample_count() as f64;
+                metric.get_counter().get_value() + metric.get_gauge().get_value() + histogram
+            })
+            .sum()
+    }
+}
+
+fn cluster(name: &str, text: &str) -> Arc<EncodedResource> {
+    let message = Cluster {
+        name: name.into(),
+        alt_stat_name: text.into(),
+        ..Default::default()
+    };
+    Arc::new(EncodedResource::new(name, &message))
+}
+
+fn snapshot(revision: u64, content: &[(ResourceType, &str, &str)]) -> Arc<ResourceSnapshot> {
+    let views = ResourceType::ALL.iter().map(|resource_type| {
+        let mut part = PartView::default();
+        for (_, name, text) in content.iter().filter(|(of, _, _)| of == resource_type) {
+            let resource = cluster(name, text);
+            part.digest = part.digest.wrapping_add(resource.version.value());
+            part.resources.insert(SmolStr::new(name), resource);
+        }
+        TypeView {
+            parts: [Arc::new(part)].into(),
+        }
+    });
+    Arc::new(ResourceSnapshot::new(Revision(revision), views.collect(), false))
+}
+
+fn node() -> Option<Node> {
+    Some(Node {
+        id: "sidecar~10.0.0.1~web.default~default.svc.cluster.local".into(),
+        ..Default::default()
+    })
+}
+
+struct Sotw {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Streaming<DiscoveryResponse>,
+}
+
+impl Sotw {
+    async fn open(client: &mut Client) -> Result<Self, Status> {
+        let (requests, receiver) = mpsc::channel(16);
+        let responses = client
+            .stream_aggregated_resources(ReceiverStream::new(receiver))
+            .await?;
+        Ok(Self {
+            requests,
+            responses: responses.into_inner(),
+        })
+    }
+
+    async fn ask(&self, resource_type: ResourceType, names: &[&str], nonce: &str) {
+        let request = DiscoveryRequest {
+            node: node(),
+            type_url: resource_type.url().into(),
+            resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
+            response_nonce: nonce.into(),
+            ..Default::default()
+        };
+        self.requests.send(request).await.expect("the stream is open");
+    }
+
+    async fn response(&mut self) -> DiscoveryResponse {
+        let response = self.responses.message().await.expect("the stream goes on");
+        response.expect("the stream goes on")
+    }
+
+    async fn end(&mut self) -> Status {
+        loop {
+            match self.responses.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return Status::ok(""),
+                Err(status) => return status,
+            }
+        }
+    }
+}
+
+fn texts(response: &DiscoveryResponse) -> Vec<String> {
+    let clusters = response
+        .resources
+        .iter()
+        .map(|any| prost::Message::decode(any.value.clone()));
+    clusters
+        .map(|cluster: Result<Cluster, _>| cluster.expect("clusters").alt_stat_name)
+        .collect()
+}
+
+#[tokio::test]
+async fn state_of_the_world_over_loopback() {
+    let bed = Bed::new(ServerOptions::default());
+    bed.publish(
+        1,
+        &[(ResourceType::Cluster, "a", "1"), (ResourceType::Endpoint, "a", "e1")],
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    let server = bed.server.clone();
+    bed.environment
+        .tasks
+        .spawn("test server", async move { server.serve(listener).await });
+    let channel = Endpoint::from_shared(format!("http://{address}"))
+        .expect("a URI")
+        .connect()
+        .await;
+    let mut stream = Sotw::open(&mut Client::new(channel.expect("connected")))
+        .await
+        .expect("served");
+
+    stream.ask(ResourceType::Cluster, &[], "").await;
+    let clusters = stream.response().await;
+    assert_eq!(texts(&clusters), ["1"]);
+    stream.ask(ResourceType::Cluster, &[], &clusters.nonce).await;
+    stream.ask(ResourceType::Endpoint, &["a", "b"], "").await;
+    let endpoints = stream.response().await;
+    assert_eq!(endpoints.type_url, ResourceType::Endpoint.url());
+    assert_eq!(
+        endpoints.resources.len(),
+        2,
+        "an unknown cluster has an empty assignment"
+    );
+    stream.ask(ResourceType::Endpoint, &["a", "b"], &endpoints.nonce).await;
+
+    bed.publish(
+        2,
+        &[(ResourceType::Cluster, "a", "1"), (ResourceType::Endpoint, "a", "e2")],
+    );
+    let endpoints = stream.response().await;
+    assert_eq!(texts(&endpoints), ["e2"], "only what changed");
+
+    let live = bed.server.registry().connections();
+    assert_eq!(live[0].id, "web.default-1");
+    assert!(live[0].peer.is_some_and(|peer| peer.ip().is_loopback()));
+    let types = live[0].types();
+    assert_eq!(types[0].nonce_acked, types[0].nonce_sent);
+    assert_eq!(types[1].names, ["a", "b"]);
+    assert!(types[1].sent_at.is_some());
+    assert!((bed.metric("pilot_xds", &[]) - 1.0).abs() < f64::EPSILON);
+    assert!((bed.metric("pilot_xds_pushes", &["cds"]) - 1.0).abs() < f64::EPSILON);
+    drop(stream);
+    assert!(
+        bed.environment.tasks.end(Duration::from_secs(5)).await,
+        "everything ends"
+    );
+    assert!(bed.server.registry().is_empty());
+    assert!(bed.metric("pilot_xds", &[]).abs() < f64::EPSILON);
+}
+
+#[tokio::test]
+async fn incremental() {
+    let bed = Bed::new(ServerOptions::default());
+    bed.publish(
+        1,
+        &[(ResourceType::Listener, "a", "1"), (ResourceType::Listener, "b", "1")],
+    );
+    let (requests, receiver) = mpsc::channel(16);
+    let mut client = bed.client().await;
+    let responses = client.delta_aggregated_resources(ReceiverStream::new(receiver)).await;
+    let mut responses = responses.expect("served").into_inner();
+    let request = |nonce: &str, held: Option<String>| DeltaDiscoveryRequest {
+        node: node(),
+        type_url: ResourceType::Listener.url().into(),
+        response_nonce: nonce.into(),
+        initial_resource_versions: held.into_iter().map(|version| ("a".to_owned(), version)).collect(),
+        ..Default::default()
+    };
+    let held = cluster("a", "1").version.to_string();
+    requests.send(request("", Some(held))).await.expect("open");
+    let mut names = async |responses: &mut Streaming<DeltaDiscoveryResponse>| {
+        let response = responses.message().await.expect("goes on").expect("goes on");
+        let names: Vec<String> = response
+            .resources
+            .iter()
+            .map(|resource| resource.name.clone())
+            .collect();
+        requests.send(request(&response.nonce, None)).await.expect("open");
+        (names, response.removed_resources)
+    };
+    assert_eq!(
+        names(&mut responses).await,
+        (vec!["b".into()], vec![]),
+        "what is held is not sent again"
+    );
+    bed.publish(2, &[(ResourceType::Listener, "a", "2")]);
+    assert_eq!(names(&mut responses).await, (vec!["a".into()], vec!["b".into()]));
+}
+
+#[tokio::test]
+async fn refusals() {
+    let bed = Bed::new(ServerOptions::default());
+    bed.environment.ready.send_replace(false);
+    let mut client = bed.client().await;
+    let status = Sotw::open(&mut client).await.err().expect("not ready");
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.message(), "server is not ready to serve discovery information");
+    bed.environment.ready.send_replace(true);
+
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    stream.requests.send(DiscoveryRequest::default()).await.expect("open");
+    let status = stream.end().await;
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "missing node information")
+    );
+
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let long = "x".repeat(4 << 20);
+    stream.ask(ResourceType::Endpoint, &[&long], "").await;
+    let status = stream.end().await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains("at most 4194304"), "{}", status.message());
+
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let names: Vec<String> = (0..100_001).map(|number| format!("{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    stream.ask(ResourceType::Endpoint, &names, "").await;
+    let status = stream.end().await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(
+        status.message().starts_with("too many resource names"),
+        "{}",
+        status.message()
+    );
+
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    stream.ask(ResourceType::Endpoint, &vec!["x"; 260_000], "").await;
+    assert_eq!(stream.end().await.message(), "the request has more than 250000 fields");
+    assert!(bed.server.registry().is_empty());
+}
+
+#[tokio::test]
+async fn unknown_methods_types_and_health_messages() {
+    let bed = Bed::new(ServerOptions::default());
+    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut client = bed.client().await;
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut of_type = async |type_url: &str, node: Option<Node>| {
+        let request = DiscoveryRequest {
+            node,
+            type_url: type_url.into(),
+            ..Default::default()
+        };
+        stream.requests.send(request).await.expect("open");
+    };
+    of_type("type.googleapis.com/istio.v1.HealthInformation", None).await;
+    of_type("type.googleapis.com/some.Thing", node()).await;
+    of_type(ResourceType::Cluster.url(), None).await;
+    assert_eq!(texts(&stream.response().await), ["1"]);
+
+    let request = Request::post("/envoy.service.cluster.v3.ClusterDiscoveryService/StreamClusters")
+        .header(header::CONTENT_TYPE, "application/grpc")
+        .body(http_body_util::Empty::<Bytes>::new())
+        .expect("a request");
+    let response = bed.server.handle(request).await;
+    assert_eq!(response.headers()[Status::GRPC_STATUS], "12");
+    let request = Request::get("/")
+        .body(http_body_util::Empty::<Bytes>::new())
+        .expect("a request");
+    assert_eq!(
+        bed.server.handle(request).await.status(),
+        StatusCode::UNSUPPORTED_MEDIA_TYPE
+    );
+}
+
+#[tokio::test]
+async fn a_refused_response_is_counted() {
+    let bed = Bed::new(ServerOptions::default());
+    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut stream = Sotw::open(&mut bed.client().await).await.expect("ready");
+    stream.ask(ResourceType::Cluster, &[], "").await;
+    let response = stream.response().await;
+    let nack = DiscoveryRequest {
+        type_url: ResourceType::Cluster.url().into(),
+        response_nonce: response.nonce.clone(),
+        error_detail: Some(rpc::Status {
+            code: 13,
+            message: "no such thing".into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    stream.requests.send(nack).await.expect("open");
+    stream.ask(ResourceType::Cluster, &[], "stale").await;
+    bed.publish(2, &[(ResourceType::Cluster, "a", "2")]);
+    assert_eq!(texts(&stream.response().await), ["2"]);
+    assert!((bed.metric("pilot_total_xds_rejects", &["cds"]) - 1.0).abs() < f64::EPSILON);
+    assert!((bed.metric("pilot_xds_cds_reject", &["web.default", "Internal"]) - 1.0).abs() < f64::EPSILON);
+    assert!((bed.metric("pilot_xds_expired_nonce", &["cds"]) - 1.0).abs() < f64::EPSILON);
+    let types = bed.server.registry().connections()[0].types();
+    assert_eq!(types[0].last_error.as_deref(), Some("no such thing"));
+}
+
+#[tokio::test]
+async fn a_slow_reader_holds_nobody_up() {
+    let mut options = ServerOptions::default();
+    options.limits.first_configurations = 1;
+    options.limits.bytes_in_flight = 1 << 20;
+    options.patience.share = Duration::from_millis(20);
+    options.patience.write = Duration::from_millis(400);
+    let bed = Bed::new(options);
+    let text = "x".repeat(10 << 10);
+    let names: Vec<SmolStr> = (0..200).map(|number| format_smolstr!("r{number:03}")).collect();
+    let content: Vec<_> = names
+        .iter()
+        .map(|name| (ResourceType::Cluster, name.as_str(), text.as_str()))
+        .collect();
+    bed.publish(1, &content);
+    let slow = Endpoint::from_static("http://istiod").initial_stream_window_size(65_535);
+    let mut slow = Sotw::open(&mut bed.client_with(slow).await).await.expect("ready");
+    slow.ask(ResourceType::Cluster, &[], "").await;
+    let wide = Endpoint::from_static("http://istiod")
+        .initial_stream_window_size(8 << 20)
+        .initial_connection_window_size(8 << 20);
+    let mut fast = Sotw::open(&mut bed.client_with(wide).await).await.expect("ready");
+    fast.ask(ResourceType::Cluster, &[], "").await;
+    assert_eq!(fast.response().await.resources.len(), 200);
+    bed.until("pilot_xds_write_timeout", 1.0).await;
+    assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
+}
+
+#[tokio::test]
+async fn first_configurations_wait_their_turn() {
+    let mut options = ServerOptions::default();
+    options.limits.first_configurations = 1;
+    options.limits.longest_wait = Duration::from_millis(400);
+    options.patience.first = Duration::from_millis(300);
+    let bed = Bed::new(options);
+    let mut client = bed.client().await;
+    // Nothing is published, so the first one holds its share for the whole of its patience, and so does the second.
+    let first = Sotw::open(&mut client).await.expect("ready");
+    first.ask(ResourceType::Cluster, &[], "").await;
+    bed.until("pilot_xds", 1.0).await;
+    let mut second = Sotw::open(&mut client).await.expect("ready");
+    second.ask(ResourceType::Cluster, &[], "").await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let mut third = Sotw::open(&mut client).await.expect("ready");
+    third.ask(ResourceType::Cluster, &[], "").await;
+    let status = third.end().await;
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains("try again"), "{}", status.message());
+    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    assert_eq!(texts(&second.response().await), ["1"]);
+}
+
+#[tokio::test]
+async fn old_connections_are_asked_to_go() {
+    let bed = Bed::new(ServerOptions {
+        max_connection_age: Some(Duration::from_millis(200)),
+        age_grace: Duration::from_millis(100),
+        ..ServerOptions::default()
+    });
+    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let began = tokio::time::Instant::now();
+    let mut stream = Sotw::open(&mut bed.client().await).await.expect("ready");
+    stream.ask(ResourceType::Cluster, &[], "").await;
+    assert_eq!(texts(&stream.response().await), ["1"]);
+    let status = stream.end().await;
+    assert_eq!(status.code(), Code::Unavailable);
+    let age = began.elapsed().as_millis();
+    assert!(age >= 180 + 100, "{age}");
+}
+
+static PANICS: AtomicBool = AtomicBool::new(false);
+
+#[tokio::test]
+async fn a_panic_ends_one_stream() {
+    let bed = Bed::with_clock(ServerOptions::default(), || {
+        assert!(!PANICS.load(Ordering::Relaxed), "asked to");
+        environment::now()
+    });
+    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut client = bed.client().await;
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    PANICS.store(true, Ordering::Relaxed);
+    stream.ask(ResourceType::Cluster, &[], "").await;
+    assert_eq!(stream.end().await.code(), Code::Internal);
+    PANICS.store(false, Ordering::Relaxed);
+    assert!((bed.metric("pilot_total_xds_internal_errors", &[]) - 1.0).abs() < f64::EPSILON);
+    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    stream.ask(ResourceType::Cluster, &[], "").await;
+    assert_eq!(texts(&stream.response().await), ["1"]);
+}
