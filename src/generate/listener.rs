@@ -1,12 +1,13 @@
 //! Listeners.
 //!
 //! A sidecar has two parts: what goes out, shared by all clients of one scope, and what comes in, shared by workloads
-//! that serve the same ports. What one would get wrong: a listener is named by address and port, and which services
+//! that serve the same ports. A gateway has one. What one would get wrong: a listener is named by address and port, and which services
 //! stand behind it is decided when the part is listed ([`outbound`]), not when it is built.
 
 pub mod access_log;
 pub mod client;
 pub mod filter_chain;
+pub mod gateway;
 pub mod hcm;
 pub mod http_filters;
 pub mod inbound;
@@ -28,6 +29,7 @@ pub mod virtual_listener;
 pub use client::{FilterClient, ListenerClass};
 pub use stack::FilterStack;
 
+use gateway::{GatewayKey, GatewayPart};
 use inbound::{InboundClient, InboundKey, InboundPart};
 use outbound::{OutboundPart, catch_all_cluster};
 use outbound_client::OutboundClient;
@@ -49,6 +51,8 @@ pub enum ListenerPart {
     Outbound(OutboundPart),
     /// What reaches a sidecar's workload.
     Inbound(InboundPart),
+    /// What comes through a gateway.
+    Gateway(GatewayPart),
 }
 
 /// What one resource is built from, besides what it reads.
@@ -62,12 +66,18 @@ pub enum ListenerKey {
     HttpProxy(HttpProxyKey),
     /// An inbound listener.
     Inbound(InboundKey),
+    /// A listener of a gateway.
+    Gateway(GatewayKey),
 }
 
 /// The parts of this kind that a proxy gets.
 pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
     match selected.proxy.proxy_type {
         ProxyType::Sidecar if view.mesh_config().proxy_listen_port > 0 => sidecar(view, selected),
+        ProxyType::Router => {
+            let filters = FilterClient::of(view, selected);
+            vec![ListenerPart::Gateway(GatewayPart::of(view, selected, &filters))]
+        }
         _ => Vec::new(),
     }
 }
@@ -95,6 +105,7 @@ impl ListenerPart {
                 keys
             }
             Self::Inbound(part) => part.list(view),
+            Self::Gateway(part) => part.list(view).into_iter().map(ListenerKey::Gateway).collect(),
         };
         keys.into_iter()
             .map(|key| Listed::new(ResourceType::Listener, Resource::Listener(key)))
@@ -131,6 +142,7 @@ impl ListenerKey {
             Self::VirtualOutbound(key) => key.build(view),
             Self::HttpProxy(key) => key.build(view),
             Self::Inbound(key) => key.build(view),
+            Self::Gateway(key) => key.build(view),
         }
     }
 }

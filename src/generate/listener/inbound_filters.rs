@@ -207,6 +207,7 @@ impl InboundListener<'_> {
             port: port.number,
             exchanges_metadata: true,
             tunneled: port.tunneled,
+            ..Default::default()
         };
         self.stack.complete_tcp_chain(chain, None, terminal)
     }

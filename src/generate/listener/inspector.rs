@@ -53,7 +53,8 @@ pub fn original_source() -> ListenerFilter {
     filter("envoy.filters.listener.original_src", Any::pack(&config))
 }
 
-fn filter(name: &str, config: Any) -> ListenerFilter {
+/// A listener filter that always runs.
+pub fn filter(name: &str, config: Any) -> ListenerFilter {
     ListenerFilter {
         name: name.to_owned(),
         config_type: Some(listener_filter::ConfigType::TypedConfig(config)),

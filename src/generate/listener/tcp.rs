@@ -112,6 +112,8 @@ pub struct TcpChain {
     pub exchanges_metadata: bool,
     /// The traffic comes out of an HBONE tunnel.
     pub tunneled: bool,
+    /// Only the server that the bytes are passed on to decides who may come in.
+    pub secured_elsewhere: bool,
 }
 
 impl FilterStack<'_> {
@@ -147,7 +149,7 @@ impl FilterStack<'_> {
         let mut filters = self.metadata_exchange_filter(chain.exchanges_metadata);
         let extension = |phase| extension::network_filters(self, phase, chain.port);
         let security = |stage| {
-            if self.class == ListenerClass::SidecarOutbound {
+            if self.class == ListenerClass::SidecarOutbound || chain.secured_elsewhere {
                 Vec::new()
             } else {
                 security::network_filters(self, stage, chain.tunneled)

@@ -64,14 +64,16 @@ impl ServerCertificates {
         }
     }
 
-    fn certificate(&self) -> SdsSecretConfig {
+    /// The secret of the certificate; without files that of the mesh.
+    pub fn certificate(&self) -> SdsSecretConfig {
         if self.chain.is_empty() || self.key.is_empty() {
             return workload_secret(DEFAULT_SECRET);
         }
         file_secret(file_certificate_name(&self.chain, &self.key))
     }
 
-    fn roots(&self) -> SdsSecretConfig {
+    /// The secret of the authorities; without a file those of the mesh.
+    pub fn roots(&self) -> SdsSecretConfig {
         if self.root.is_empty() {
             return workload_secret(ROOT_SECRET);
         }
@@ -114,7 +116,8 @@ impl FilterStack<'_> {
         server_socket(common, true)
     }
 
-    fn server_alpns(&self, inside: Inside) -> Vec<String> {
+    /// The ALPN values of mutual TLS.
+    pub fn server_alpns(&self, inside: Inside) -> Vec<String> {
         let exchanges = inside == Inside::Tcp && !self.features().pilot_disable_mx_alpn && self.has_metadata_exchange();
         if exchanges {
             owned(&[PEER_EXCHANGE_ALPN, "h2", "http/1.1"])

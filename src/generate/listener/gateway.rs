@@ -1,0 +1,354 @@
+//! Listeners of gateways: one for each address and port that servers declare, a filter chain for each server, or for
+//! each route of one that passes TLS on.
+
+mod listing;
+mod tcp;
+mod termination;
+
+use crate::{
+    base::{Hashed, Labels, MessageKey, ObjectKey, Shared, SmolStr, cidr::IpMode},
+    generate::{
+        EncodedResource, GatewayView, View, constant,
+        group::Built,
+        labels, name,
+        patch::{self, PatchContext},
+        route::destination::Target,
+        select::Selected,
+    },
+    model::{ScopeKey, ServiceKey, service::Protocol},
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::{TrafficDirection, TransportSocket, UdpSocketConfig, address, socket_address},
+                listener::v3::{Filter, Listener, ListenerFilter, QuicProtocolOptions, UdpListenerConfig},
+            },
+            extensions::filters::{
+                listener::proxy_protocol::v3::ProxyProtocol,
+                network::http_connection_manager::v3::http_connection_manager::{
+                    ForwardClientCertDetails as EnvoyForwardClientCert, SetCurrentClientCertDetails,
+                },
+            },
+        },
+        istio::{
+            mesh::v1alpha1::{ForwardClientCertDetails, Topology},
+            networking::v1alpha3 as networking,
+        },
+    },
+};
+
+use super::{
+    access_log::LogPlace,
+    client::{FilterClient, ListenerClass},
+    filter_chain::{Chain, max_connections_per_event},
+    hcm::{HttpConnection, HttpRoutes},
+    inspector,
+    outbound_listener::{additional_addresses, exact_balance},
+    stack::FilterStack,
+    tls::{Inside, ServerCertificates},
+};
+
+/// What the listeners of a gateway are selected by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GatewayPart {
+    /// What it can see.
+    scope: ScopeKey,
+    /// What it serves.
+    gateways: GatewayView,
+    /// The rest that is read of it.
+    client: Hashed<GatewayClient>,
+}
+
+/// The part of a router that its listeners depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GatewayClient {
+    /// What filters depend on.
+    filters: Hashed<FilterClient>,
+    /// Its labels that some rule asks for.
+    labels: Shared<Labels>,
+    /// Its address families.
+    ip_mode: IpMode,
+    /// It cannot bind ports below 1024.
+    unprivileged: bool,
+    /// Connections are spread evenly over worker threads.
+    exact_balance: bool,
+    /// What stands before it (`gatewayTopology`).
+    topology: MessageKey<Topology>,
+    /// The certificate of its own that it has in files.
+    certificates: ServerCertificates,
+    /// It has a socket of an SDS provider of its own.
+    external_socket: bool,
+}
+
+impl GatewayPart {
+    pub(super) fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Self {
+        let proxy = selected.proxy;
+        Self {
+            scope: selected.scope.clone(),
+            gateways: GatewayView::of(view, selected),
+            client: Hashed::new(GatewayClient {
+                filters: filters.clone(),
+                labels: labels::asked(view, selected),
+                ip_mode: proxy.ip_mode(),
+                unprivileged: proxy.flag("UNPRIVILEGED_POD"),
+                exact_balance: proxy.flag("OUTBOUND_LISTENER_EXACT_BALANCE"),
+                topology: MessageKey::new(selected.proxy_config.gateway_topology.unwrap_or_default()),
+                certificates: ServerCertificates::of(proxy),
+                external_socket: proxy.text("credential") == "true",
+            }),
+        }
+    }
+}
+
+/// What carries the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// QUIC over UDP.
+    Quic,
+}
+
+/// What one listener of a gateway is built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GatewayKey {
+    client: Hashed<GatewayClient>,
+    /// Its addresses, the main one first.
+    binds: Vec<SmolStr>,
+    port: u32,
+    transport: Transport,
+    /// What its chains are made of, in order.
+    chains: Vec<ServerChain>,
+}
+
+/// What one server, or the plaintext HTTP servers of a port together, add to a listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum ServerChain {
+    /// Plaintext HTTP.
+    Http {
+        /// The route configuration.
+        route: SmolStr,
+        /// The protocol of the port.
+        protocol: Protocol,
+    },
+    /// HTTP over TLS that ends here.
+    Https {
+        /// The route configuration.
+        route: SmolStr,
+        /// The server.
+        server: MessageKey<networking::Server>,
+        /// The server names.
+        sni: Vec<SmolStr>,
+    },
+    /// TCP, in plaintext or over TLS that ends here.
+    Tcp(TcpServer),
+    /// TLS that is passed on by server name.
+    Passthrough(TcpServer),
+    /// TLS of the mesh that is passed on to the cluster which the server name means.
+    AutoPassthrough {
+        /// The services that can be reached.
+        services: Vec<ServiceKey>,
+    },
+}
+
+/// A server whose connections are routed by TCP or TLS routes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct TcpServer {
+    /// `namespace/name` of the Gateway.
+    gateway: SmolStr,
+    /// The server.
+    server: MessageKey<networking::Server>,
+    /// The server names.
+    sni: Vec<SmolStr>,
+    /// VirtualServices with a host of the server, in order.
+    routes: Vec<TcpBinding>,
+}
+
+/// A VirtualService of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct TcpBinding {
+    virtual_service: ObjectKey,
+    targets: Vec<Target>,
+}
+
+/// A listener in the making.
+struct Making<'a> {
+    key: &'a GatewayKey,
+    stack: FilterStack<'a>,
+}
+
+impl GatewayKey {
+    /// Its name.
+    fn name(&self) -> String {
+        let transport = match self.transport {
+            Transport::Tcp => "",
+            Transport::Quic => "udp_",
+        };
+        format!("{transport}{}_{}", self.binds[0], self.port)
+    }
+
+    /// Builds the listener; there is none without chains.
+    pub fn build(&self, view: &View) -> Built {
+        let making = Making {
+            key: self,
+            stack: FilterStack::new(view, &self.client.filters, ListenerClass::Gateway),
+        };
+        let chains = making.chains();
+        if chains.is_empty() {
+            return Built::none().with_notes(making.stack.into_notes());
+        }
+        let listener = making.listener(chains);
+        let filters = self.client.filters.envoy_filters.clone();
+        let mut notes = making.stack.into_notes();
+        match patch::listener(view, &filters, PatchContext::Gateway, listener, &mut notes) {
+            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+            None => Built::none().with_notes(notes),
+        }
+    }
+}
+
+impl Making<'_> {
+    fn chains(&self) -> Vec<Chain> {
+        let mut passed_on = tcp::TakenNames::default();
+        let mut chains = Vec::new();
+        for chain in &self.key.chains {
+            match chain {
+                ServerChain::Http { route, protocol } => chains.push(Chain {
+                    filters: self.http_filters(route, *protocol, ""),
+                    ..Default::default()
+                }),
+                ServerChain::Https { route, server, sni } => chains.push(Chain {
+                    sni: sni.iter().map(ToString::to_string).collect(),
+                    filters: self.http_filters(route, Protocol::Https, &server.name),
+                    transport_socket: self.transport_socket(server),
+                    ..Default::default()
+                }),
+                ServerChain::Tcp(server) => chains.extend(self.tcp_chain(server)),
+                ServerChain::Passthrough(server) => chains.extend(self.passthrough_chains(server, &mut passed_on)),
+                ServerChain::AutoPassthrough { services } => chains.extend(self.auto_passthrough_chains(services)),
+            }
+        }
+        chains
+    }
+
+    fn http_filters(&self, route: &str, protocol: Protocol, server_name: &str) -> Vec<Filter> {
+        let stat_prefix = if server_name.is_empty() {
+            name::delimited_stat(&format!("outbound_{}", self.key.name()))
+        } else {
+            server_name.to_owned()
+        };
+        let routes = HttpRoutes::Rds(route.to_owned());
+        let mut http = HttpConnection::new(stat_prefix, routes, protocol, self.key.port);
+        let client = &self.key.client;
+        client.filters.apply_headers(ListenerClass::Gateway, &mut http.base);
+        let options = client.filters.http10_options(self.stack.features().pilot_http10);
+        http.base.http_protocol_options = Some(options.unwrap_or_default());
+        http.base.xff_num_trusted_hops = client.topology.num_trusted_proxies;
+        let forwarded = forward_client_certificate(&client.topology);
+        http.base.forward_client_cert_details = forwarded.into();
+        // Envoy takes the details only where it writes the header.
+        if matches!(
+            forwarded,
+            EnvoyForwardClientCert::AppendForward | EnvoyForwardClientCert::SanitizeSet
+        ) {
+            http.base.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+                subject: Some(true),
+                cert: true,
+                dns: true,
+                uri: true,
+                ..Default::default()
+            });
+        }
+        http.use_remote_address = true;
+        http.mesh_only_exchange = client.filters.exchanges_in_mesh_only();
+        http.http3 = self.key.transport == Transport::Quic;
+        let mut filters = self.stack.filters_before_http(self.key.port, false);
+        filters.push(self.stack.http_connection_filter(http));
+        filters
+    }
+
+    /// TLS termination of a server.
+    fn transport_socket(&self, server: &networking::Server) -> Option<TransportSocket> {
+        let settings = server.tls.as_ref()?;
+        let context = termination::Context {
+            client: &self.key.client,
+            stack: &self.stack,
+            transport: self.key.transport,
+            inside: match Protocol::parse(server.port.as_ref().map_or("", |port| &port.protocol)) {
+                Protocol::Https => Inside::Http,
+                _ => Inside::Tcp,
+            },
+        };
+        Some(context.socket(settings))
+    }
+
+    fn listener(&self, chains: Vec<Chain>) -> Listener {
+        let key = self.key;
+        let features = self.stack.features();
+        let is_udp = key.transport == Transport::Quic;
+        let mut listener = Listener {
+            name: key.name(),
+            address: Some(constant::address(&key.binds[0], key.port)),
+            additional_addresses: additional_addresses(&key.binds[1..], key.port),
+            traffic_direction: TrafficDirection::Outbound.into(),
+            listener_filters: if is_udp {
+                Vec::new()
+            } else {
+                self.listener_filters(&chains)
+            },
+            filter_chains: chains.into_iter().map(|chain| chain.build(features)).collect(),
+            connection_balance_config: (key.client.exact_balance && !is_udp).then(exact_balance),
+            max_connections_to_accept_per_socket_event: max_connections_per_event(features),
+            access_log: self.stack.access_logs(LogPlace::Listener),
+            ..Default::default()
+        };
+        if is_udp {
+            serve_udp(&mut listener);
+        }
+        listener
+    }
+
+    fn listener_filters(&self, chains: &[Chain]) -> Vec<ListenerFilter> {
+        let mut filters = Vec::new();
+        if self.key.client.topology.proxy_protocol.is_some() {
+            let config = Any::pack(&ProxyProtocol::default());
+            filters.push(inspector::filter("envoy.filters.listener.proxy_protocol", config));
+        }
+        let needs_hello = |chain: &Chain| !chain.sni.is_empty() || chain.transport_socket.is_some();
+        if chains.iter().any(needs_hello) {
+            filters.push(inspector::tls_inspector());
+        }
+        filters
+    }
+}
+
+/// Turns a listener into one for QUIC.
+fn serve_udp(listener: &mut Listener) {
+    let further = listener
+        .additional_addresses
+        .iter_mut()
+        .map(|further| &mut further.address);
+    for address in std::iter::once(&mut listener.address).chain(further).flatten() {
+        if let Some(address::Address::SocketAddress(socket)) = &mut address.address {
+            socket.protocol = socket_address::Protocol::Udp.into();
+        }
+    }
+    listener.udp_listener_config = Some(UdpListenerConfig {
+        quic_options: Some(QuicProtocolOptions::default()),
+        downstream_socket_config: Some(UdpSocketConfig::default()),
+        ..Default::default()
+    });
+}
+
+/// What a gateway does with the client certificate header; `proxyHeaders` does not count here.
+fn forward_client_certificate(topology: &Topology) -> EnvoyForwardClientCert {
+    match topology.forward_client_cert_details() {
+        ForwardClientCertDetails::Undefined | ForwardClientCertDetails::SanitizeSet => {
+            EnvoyForwardClientCert::SanitizeSet
+        }
+        ForwardClientCertDetails::Sanitize => EnvoyForwardClientCert::Sanitize,
+        ForwardClientCertDetails::ForwardOnly => EnvoyForwardClientCert::ForwardOnly,
+        ForwardClientCertDetails::AppendForward => EnvoyForwardClientCert::AppendForward,
+        ForwardClientCertDetails::AlwaysForwardOnly => EnvoyForwardClientCert::AlwaysForwardOnly,
+    }
+}

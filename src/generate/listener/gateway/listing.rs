@@ -1,0 +1,166 @@
+//! Which listeners a gateway has, and the rows that each is made of.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    base::{Hostname, MessageKey, SmolStr, host},
+    generate::{View, constant::wildcards, route::destination::Target},
+    model::{
+        ServiceKey, SidecarScope,
+        gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
+        service::Protocol,
+        virtual_service::{self, Reach},
+    },
+    proto::istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
+};
+
+use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer, Transport};
+
+const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
+
+impl GatewayPart {
+    /// The listeners, in the order in which servers open them.
+    pub(in super::super) fn list(&self, view: &View) -> Vec<GatewayKey> {
+        let merged = self.gateways.merged(view);
+        let scope = view.scope(&self.scope);
+        let mut listeners: Vec<GatewayKey> = Vec::new();
+        for (port, servers) in &merged.ports {
+            if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
+                continue;
+            }
+            let chains = self.tcp_server_chains(view, &scope, &merged, port, servers);
+            self.add(view, &mut listeners, port, Transport::Tcp, chains);
+            let quic = servers.quic.iter().map(|index| https_chain(&merged.servers[*index]));
+            let quic: Vec<_> = quic.collect();
+            if !quic.is_empty() {
+                self.add(view, &mut listeners, port, Transport::Quic, quic);
+            }
+        }
+        listeners
+    }
+
+    /// Adds chains to the listener of an address and port. Ports with different protocols may share it.
+    fn add(
+        &self,
+        view: &View,
+        listeners: &mut Vec<GatewayKey>,
+        port: &ServerPort,
+        transport: Transport,
+        chains: Vec<ServerChain>,
+    ) {
+        let binds = self.binds(view, port);
+        let same = |listener: &&mut GatewayKey| {
+            (&listener.binds[0], listener.port, listener.transport) == (&binds[0], port.number, transport)
+        };
+        match listeners.iter_mut().find(same) {
+            Some(listener) => listener.chains.extend(chains),
+            None => listeners.push(GatewayKey {
+                client: self.client.clone(),
+                binds,
+                port: port.number,
+                transport,
+                chains,
+            }),
+        }
+    }
+
+    fn binds(&self, view: &View, port: &ServerPort) -> Vec<SmolStr> {
+        if !port.bind.is_empty() {
+            return vec![port.bind.clone()];
+        }
+        let wildcards = wildcards(self.client.ip_mode);
+        let count = if view.mesh.installation.features.istio_dual_stack {
+            wildcards.len()
+        } else {
+            1
+        };
+        wildcards[..count]
+            .iter()
+            .map(|bind| SmolStr::new_static(bind))
+            .collect()
+    }
+
+    fn tcp_server_chains(
+        &self,
+        view: &View,
+        scope: &SidecarScope,
+        merged: &MergedGateway,
+        port: &ServerPort,
+        servers: &PortServers,
+    ) -> Vec<ServerChain> {
+        let protocol = Protocol::parse(&port.protocol);
+        if protocol.is_http() {
+            return vec![ServerChain::Http {
+                route: servers.route.clone(),
+                protocol,
+            }];
+        }
+        let servers = servers.servers.iter().map(|index| &merged.servers[*index]);
+        servers
+            .map(|server| {
+                if server.terminates_https() {
+                    return https_chain(server);
+                }
+                match server.tls().map(ServerTlsSettings::mode) {
+                    Some(TlSmode::AutoPassthrough) => ServerChain::AutoPassthrough {
+                        services: reachable(view, scope, server),
+                    },
+                    Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(view, scope, server)),
+                    _ => ServerChain::Tcp(self.tcp_server(view, scope, server)),
+                }
+            })
+            .collect()
+    }
+
+    fn tcp_server(&self, view: &View, scope: &SidecarScope, server: &GatewayServer) -> TcpServer {
+        let gateway = server.gateway_name();
+        let namespace = &self.client.filters.namespace;
+        let rows = virtual_service::for_gateway(view.cx, view.mesh, namespace, &gateway);
+        let serves = |reach: &Reach| {
+            let offered = server.hosts_for(reach.meta.namespace());
+            let wanted = |offered: &&str| reach.hosts.iter().any(|wanted| host::overlaps(offered, wanted));
+            offered.iter().any(wanted)
+        };
+        let routes = rows.into_iter().filter(|(_, reach)| serves(reach));
+        TcpServer {
+            gateway,
+            server: MessageKey::new(server.server.clone()),
+            sni: server.sni_hosts(),
+            routes: routes
+                .map(|(key, reach)| TcpBinding {
+                    virtual_service: key.clone(),
+                    targets: targets(scope, reach),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn https_chain(server: &GatewayServer) -> ServerChain {
+    ServerChain::Https {
+        route: server.route.clone(),
+        server: MessageKey::new(server.server.clone()),
+        sni: server.sni_hosts(),
+    }
+}
+
+fn targets(scope: &SidecarScope, reach: &Reach) -> Vec<Target> {
+    let hosts: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
+    let target = |host: &Hostname| {
+        let service = scope.by_host.get(host).cloned();
+        Target {
+            host: host.clone(),
+            service: service.clone(),
+            ruled: service,
+        }
+    };
+    hosts.into_iter().map(target).collect()
+}
+
+/// The services inside the mesh whose host a server covers.
+fn reachable(view: &View, scope: &SidecarScope, server: &GatewayServer) -> Vec<ServiceKey> {
+    let hosts = server.sni_hosts();
+    let covered = |key: &&ServiceKey| hosts.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
+    let inside = |key: &&ServiceKey| view.service(key).is_some_and(|service| !service.mesh_external);
+    scope.services.iter().filter(covered).filter(inside).cloned().collect()
+}

@@ -1,0 +1,250 @@
+//! Chains of gateways that do not end HTTP: TCP routes, TLS routes by server name, and the mesh's own TLS.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    generate::{
+        name,
+        route::destination::{self, PortInference, TargetMap},
+    },
+    model::{
+        ServiceKey, destination_rule,
+        service::{Protocol, ServicePort},
+        virtual_service::{Semantics, VirtualService},
+    },
+    proto::{
+        envoy::config::listener::v3::Filter,
+        istio::networking::v1alpha3::{self as networking, RouteDestination, server_tls_settings::TlSmode},
+    },
+};
+
+use super::{
+    super::{
+        filter_chain::Chain,
+        tcp::{TcpChain, TcpClusters, TcpUpstream},
+    },
+    Making, TcpServer,
+};
+
+/// What proxies of the mesh offer each other in TLS.
+const MESH_ALPNS: &[&str] = &[
+    "istio",
+    "istio-peer-exchange",
+    "istio-http/1.0",
+    "istio-http/1.1",
+    "istio-h2",
+];
+
+/// The server names that passed-on chains of a listener match already.
+#[derive(Default)]
+pub(super) struct TakenNames(BTreeSet<String>);
+
+impl TakenNames {
+    /// Takes names together; false if one is taken.
+    fn take(&mut self, names: &[String]) -> bool {
+        if names.iter().any(|name| self.0.contains(name)) {
+            return false;
+        }
+        self.0.extend(names.iter().cloned());
+        true
+    }
+}
+
+impl Making<'_> {
+    /// The chain of a server with a TCP route; none without one.
+    pub(super) fn tcp_chain(&self, server: &TcpServer) -> Option<Chain> {
+        let filters = server.routes.iter().find_map(|binding| {
+            let view = &self.stack.view;
+            let declared = view.mesh.virtual_services.get(view.cx, &binding.virtual_service)?;
+            let route = terminating_route(server, declared)?;
+            Some(self.route_filters(server, declared, &self.targets(&binding.targets), route))
+        });
+        let is_tls = server.server.tls.is_some();
+        filters.filter(|filters| !filters.is_empty()).map(|filters| Chain {
+            sni: if is_tls {
+                server.sni.iter().map(ToString::to_string).collect()
+            } else {
+                Vec::new()
+            },
+            filters,
+            transport_socket: self.transport_socket(&server.server),
+            ..Default::default()
+        })
+    }
+
+    /// A chain for each match of a TLS route.
+    pub(super) fn passthrough_chains(&self, server: &TcpServer, taken: &mut TakenNames) -> Vec<Chain> {
+        let mut chains = Vec::new();
+        for binding in &server.routes {
+            let view = &self.stack.view;
+            let Some(declared) = view.mesh.virtual_services.get(view.cx, &binding.virtual_service) else {
+                continue;
+            };
+            let targets = self.targets(&binding.targets);
+            for route in &declared.spec.tls {
+                for condition in &route.r#match {
+                    if !applies(server, condition.port, &condition.gateways) {
+                        continue;
+                    }
+                    if !taken.take(&condition.sni_hosts) {
+                        self.stack.note("pilot_total_rejected_configs", server.gateway.clone());
+                        continue;
+                    }
+                    chains.push(Chain {
+                        sni: condition.sni_hosts.clone(),
+                        filters: self.route_filters(server, declared, &targets, &route.route),
+                        ..Default::default()
+                    });
+                }
+            }
+        }
+        chains
+    }
+
+    /// A chain for each port and subset of each service, which leads to the cluster named like the server name.
+    pub(super) fn auto_passthrough_chains(&self, services: &[ServiceKey]) -> Vec<Chain> {
+        let view = &self.stack.view;
+        let client = &self.key.client;
+        let mut chains = Vec::new();
+        for service in services.iter().filter_map(|key| view.service(key)) {
+            let namespace = &client.filters.namespace;
+            let rule = destination_rule::lookup(view.cx, view.mesh, namespace, &client.labels, service);
+            let spec = rule.as_ref().map(|rule| &rule.spec);
+            let host = &service.key.hostname;
+            for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+                let subsets = spec.into_iter().flat_map(|spec| &spec.subsets);
+                let subsets = subsets.map(|subset| subset.name.as_str());
+                for subset in std::iter::once("").chain(subsets) {
+                    let cluster = name::sni_cluster(port.number, subset, host);
+                    let pattern = &self.stack.mesh.outbound_cluster_stat_name;
+                    let stat_prefix = if pattern.is_empty() {
+                        cluster.clone()
+                    } else {
+                        name::stat_prefix(pattern, host, subset, port, 0, Some(service))
+                    };
+                    let upstream = TcpUpstream {
+                        stat_prefix,
+                        clusters: TcpClusters::Single(cluster.clone()),
+                        subset,
+                        rule: spec,
+                        may_tunnel: false,
+                        dynamic_dns: None,
+                    };
+                    // The workload behind decides who may come in.
+                    let chain = TcpChain {
+                        port: port.number,
+                        secured_elsewhere: true,
+                        ..Default::default()
+                    };
+                    chains.push(Chain {
+                        sni: vec![cluster],
+                        alpns: MESH_ALPNS,
+                        filters: self.stack.tcp_chain(chain, port.protocol, &upstream),
+                        ..Default::default()
+                    });
+                }
+            }
+        }
+        chains
+    }
+
+    fn targets(&self, targets: &[destination::Target]) -> TargetMap {
+        let client = &self.key.client;
+        destination::rows(&self.stack.view, targets, &client.filters.namespace, &client.labels)
+    }
+
+    /// The filters to the destinations of a route; none if all of them have weight 0.
+    fn route_filters(
+        &self,
+        server: &TcpServer,
+        declared: &VirtualService,
+        targets: &TargetMap,
+        routes: &[RouteDestination],
+    ) -> Vec<Filter> {
+        let Some(first) = routes.first().and_then(|route| route.destination.as_ref()) else {
+            return Vec::new();
+        };
+        let port = server_port(&server.server);
+        let service_of = |host: &str| targets.get(host).and_then(|rows| rows.service.as_deref());
+        let cluster_of = |destination: &networking::Destination| {
+            let service = service_of(&destination.host);
+            destination::cluster(destination, service, port.number, PortInference::SolePort)
+        };
+        let (stat_prefix, clusters, subset) = if routes.len() == 1 {
+            let cluster = cluster_of(first);
+            let pattern = &self.stack.mesh.outbound_cluster_stat_name;
+            let stat_prefix = match service_of(&first.host) {
+                Some(service) if !pattern.is_empty() => {
+                    name::stat_prefix(pattern, &first.host, &first.subset, &port, 0, Some(service))
+                }
+                _ => cluster.clone(),
+            };
+            (stat_prefix, TcpClusters::Single(cluster), first.subset.as_str())
+        } else {
+            let weighted: Vec<(String, u32)> = routes
+                .iter()
+                .filter_map(|route| {
+                    let weight = u32::try_from(route.weight).ok().filter(|weight| *weight > 0)?;
+                    Some((cluster_of(route.destination.as_ref()?), weight))
+                })
+                .collect();
+            if weighted.is_empty() {
+                return Vec::new();
+            }
+            let stat_prefix = format!("{}.{}", declared.meta.name(), declared.meta.namespace());
+            (stat_prefix, TcpClusters::Weighted(weighted), "")
+        };
+        let rule = targets.get(first.host.as_str()).and_then(|rows| rows.rule.as_ref());
+        let upstream = TcpUpstream {
+            stat_prefix,
+            clusters,
+            subset,
+            rule: rule.map(|rule| &rule.spec),
+            may_tunnel: true,
+            dynamic_dns: None,
+        };
+        let mode = server.server.tls.as_ref().map(networking::ServerTlsSettings::mode);
+        let chain = TcpChain {
+            port: port.number,
+            exchanges_metadata: mode == Some(TlSmode::IstioMutual),
+            ..Default::default()
+        };
+        self.stack.tcp_chain(chain, port.protocol, &upstream)
+    }
+}
+
+/// The destinations for a server that does not pass TLS on: of the first TCP route that applies. Routes of the Gateway
+/// API for TLS that ends here are TLS routes all the same.
+fn terminating_route<'v>(server: &TcpServer, declared: &'v VirtualService) -> Option<&'v [RouteDestination]> {
+    let tcp = declared.spec.tcp.iter().find(|route| {
+        route.r#match.is_empty() || route.r#match.iter().any(|by| applies(server, by.port, &by.gateways))
+    });
+    if let Some(route) = tcp {
+        return Some(&route.route);
+    }
+    let tls = declared
+        .spec
+        .tls
+        .iter()
+        .filter(|_| declared.semantics == Semantics::Gateway);
+    let mut tls = tls.filter(|route| route.r#match.iter().any(|by| applies(server, by.port, &by.gateways)));
+    tls.next().map(|route| route.route.as_slice())
+}
+
+/// True if a match concerns the server.
+fn applies(server: &TcpServer, port: u32, gateways: &[String]) -> bool {
+    let declared = server.server.port.as_ref().map_or(0, |port| port.number);
+    (port == 0 || port == declared)
+        && (gateways.is_empty() || gateways.iter().any(|gateway| *gateway == server.gateway))
+}
+
+/// The port of a server in the form of a service's.
+fn server_port(server: &networking::Server) -> ServicePort {
+    let port = server.port.as_ref();
+    ServicePort {
+        name: port.map_or("", |port| port.name.as_str()).into(),
+        number: port.map_or(0, |port| port.number),
+        target: crate::api::kube::service::TargetPort::Number(0),
+        protocol: Protocol::parse(port.map_or("", |port| port.protocol.as_str())),
+    }
+}

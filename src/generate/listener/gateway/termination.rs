@@ -1,0 +1,207 @@
+//! TLS that ends at a gateway.
+
+use crate::{
+    generate::constant::{self, CA_SUFFIX, TLS_SOCKET, credential_secret},
+    proto::{
+        Any,
+        envoy::{
+            config::core::v3::{DataSource, TransportSocket, data_source},
+            extensions::transport_sockets::{
+                quic::v3::QuicDownstreamTransport,
+                tls::v3::{
+                    CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig,
+                    TlsParameters,
+                    common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+                },
+            },
+            r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
+        },
+        istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
+    },
+};
+
+use super::{
+    super::{
+        stack::FilterStack,
+        tls::{Inside, ServerCertificates, enforce_compliance},
+    },
+    GatewayClient, Transport,
+};
+
+const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
+
+/// What the TLS of a server depends on besides its settings.
+pub(super) struct Context<'a> {
+    /// The gateway.
+    pub(super) client: &'a GatewayClient,
+    /// Mesh and features.
+    pub(super) stack: &'a FilterStack<'a>,
+    /// What carries the bytes.
+    pub(super) transport: Transport,
+    /// What is inside.
+    pub(super) inside: Inside,
+}
+
+impl Context<'_> {
+    /// The transport socket of a server.
+    pub(super) fn socket(&self, settings: &ServerTlsSettings) -> TransportSocket {
+        let context = self.downstream(settings);
+        match self.transport {
+            Transport::Tcp => constant::socket(TLS_SOCKET, Any::pack(&context)),
+            Transport::Quic => {
+                let transport = QuicDownstreamTransport {
+                    downstream_tls_context: Some(context),
+                    ..Default::default()
+                };
+                constant::socket(QUIC_SOCKET, Any::pack(&transport))
+            }
+        }
+    }
+
+    fn downstream(&self, settings: &ServerTlsSettings) -> DownstreamTlsContext {
+        let mode = settings.mode();
+        // Envoy cannot ask for client certificates over QUIC.
+        let required = matches!(mode, TlSmode::Mutual | TlSmode::IstioMutual) && self.transport == Transport::Tcp;
+        let validated = required || mode == TlSmode::OptionalMutual;
+        let mut common = CommonTlsContext {
+            alpn_protocols: self.alpns(mode),
+            ..Default::default()
+        };
+        if mode == TlSmode::IstioMutual {
+            apply_files(&mut common, &self.client.certificates, settings, validated);
+        } else if !settings.credential_names.is_empty() || !settings.credential_name.is_empty() {
+            self.apply_credentials(&mut common, settings);
+        } else {
+            let (chain, key) = (&settings.server_certificate, &settings.private_key);
+            apply_files(
+                &mut common,
+                &files(chain, key, &settings.ca_certificates),
+                settings,
+                validated,
+            );
+            if !settings.tls_certificates.is_empty() {
+                let several = settings.tls_certificates.iter();
+                let secrets = several.map(|one| files(&one.server_certificate, &one.private_key, "").certificate());
+                common.tls_certificate_sds_secret_configs = secrets.collect();
+            }
+        }
+        if matches!(mode, TlSmode::Simple | TlSmode::Mutual | TlSmode::OptionalMutual) {
+            common.tls_params = self.parameters(settings);
+        }
+        enforce_compliance(self.stack.features(), &mut common);
+        DownstreamTlsContext {
+            common_tls_context: Some(common),
+            require_client_certificate: Some(required),
+            ..Default::default()
+        }
+    }
+
+    fn alpns(&self, mode: TlSmode) -> Vec<String> {
+        match self.transport {
+            Transport::Quic => vec!["h3".to_owned()],
+            Transport::Tcp if mode == TlSmode::IstioMutual => self.stack.server_alpns(self.inside),
+            Transport::Tcp => self.stack.server_alpns(Inside::Http),
+        }
+    }
+
+    /// Certificates that are fetched as secrets. Parity: client certificates are checked by mode alone, even over QUIC.
+    fn apply_credentials(&self, common: &mut CommonTlsContext, settings: &ServerTlsSettings) {
+        let names = if settings.credential_names.is_empty() {
+            std::slice::from_ref(&settings.credential_name)
+        } else {
+            &settings.credential_names
+        };
+        let secret = |name: &str, suffix: &str| credential_secret(name, suffix, self.client.external_socket);
+        common.tls_certificate_sds_secret_configs = names.iter().map(|name| secret(name, "")).collect();
+        let names_only = CertificateValidationContext {
+            match_subject_alt_names: exact(&settings.subject_alt_names),
+            ..Default::default()
+        };
+        if matches!(settings.mode(), TlSmode::Mutual | TlSmode::OptionalMutual) {
+            // Envoy checks against one authority only, so the first certificate's counts.
+            let authority = match settings.ca_cert_credential_name.as_str() {
+                "" => secret(&names[0], CA_SUFFIX),
+                authority => secret(authority, ""),
+            };
+            let default = CertificateValidationContext {
+                verify_certificate_spki: settings.verify_certificate_spki.clone(),
+                verify_certificate_hash: settings.verify_certificate_hash.clone(),
+                ..names_only
+            };
+            common.validation_context_type = Some(combined(default, authority));
+        } else if !settings.subject_alt_names.is_empty() {
+            common.validation_context_type = Some(ValidationContextType::ValidationContext(names_only));
+        }
+    }
+
+    /// The mesh's defaults with the server's settings over them; `None` where neither says anything.
+    fn parameters(&self, settings: &ServerTlsSettings) -> Option<TlsParameters> {
+        let mut parameters = TlsParameters::default();
+        if let Some(defaults) = &self.stack.mesh.tls_defaults {
+            parameters.ecdh_curves.clone_from(&defaults.ecdh_curves);
+            parameters.cipher_suites.clone_from(&defaults.cipher_suites);
+            parameters.tls_minimum_protocol_version = match defaults.min_protocol_version {
+                0 => 0,
+                // The mesh's versions begin with TLS 1.2, Envoy's with TLS 1.0.
+                version => version + 2,
+            };
+        }
+        if !settings.cipher_suites.is_empty() {
+            parameters.cipher_suites.clone_from(&settings.cipher_suites);
+        }
+        if settings.min_protocol_version != 0 {
+            parameters.tls_minimum_protocol_version = settings.min_protocol_version;
+        }
+        if settings.max_protocol_version != 0 {
+            parameters.tls_maximum_protocol_version = settings.max_protocol_version;
+        }
+        (parameters != TlsParameters::default()).then_some(parameters)
+    }
+}
+
+/// Certificates that the agent beside the gateway serves from files, or its own.
+fn apply_files(
+    common: &mut CommonTlsContext,
+    certificates: &ServerCertificates,
+    settings: &ServerTlsSettings,
+    validated: bool,
+) {
+    common.tls_certificate_sds_secret_configs = vec![certificates.certificate()];
+    if !validated {
+        return;
+    }
+    let crl = (!settings.ca_crl.is_empty()).then(|| DataSource {
+        specifier: Some(data_source::Specifier::Filename(settings.ca_crl.clone())),
+        ..Default::default()
+    });
+    let default = CertificateValidationContext {
+        match_subject_alt_names: exact(&settings.subject_alt_names),
+        crl,
+        ..Default::default()
+    };
+    common.validation_context_type = Some(combined(default, certificates.roots()));
+}
+
+fn files(chain: &str, key: &str, root: &str) -> ServerCertificates {
+    ServerCertificates {
+        chain: chain.into(),
+        key: key.into(),
+        root: root.into(),
+    }
+}
+
+fn combined(default: CertificateValidationContext, authority: SdsSecretConfig) -> ValidationContextType {
+    ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
+        default_validation_context: Some(default),
+        validation_context_sds_secret_config: Some(authority),
+        ..Default::default()
+    })
+}
+
+fn exact(names: &[String]) -> Vec<StringMatcher> {
+    let matcher = |name: &String| StringMatcher {
+        match_pattern: Some(MatchPattern::Exact(name.clone())),
+        ..Default::default()
+    };
+    names.iter().map(matcher).collect()
+}
