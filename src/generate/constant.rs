@@ -52,8 +52,8 @@ pub const CA_SUFFIX: &str = "-cacert";
 /// A duration as protobuf has it.
 pub fn duration(duration: Duration) -> prost_types::Duration {
     prost_types::Duration {
-        seconds: duration.as_secs() as i64,
-        nanos: duration.subsec_nanos() as i32,
+        seconds: duration.as_secs().cast_signed(),
+        nanos: duration.subsec_nanos().cast_signed(),
     }
 }
 

@@ -125,9 +125,10 @@ impl Place {
         let needs = view.mesh.place_needs.get(view.cx, &())?;
         let labels = needs.labels.iter().filter_map(|key| selected.labels.get_key_value(key));
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };
         (needs.node || needs.locality).then(|| Self {
-            node: needs.node.then(|| selected.proxy.node_name.clone()).unwrap_or_default(),
-            locality: needs.locality.then(|| selected.locality.clone()).unwrap_or_default(),
+            node: where_needed(needs.node, &selected.proxy.node_name),
+            locality: where_needed(needs.locality, &selected.locality),
             labels: (!selected.labels.is_empty()).then_some(labels),
         })
     }

@@ -13,7 +13,7 @@ use super::{
     service::Context,
 };
 use crate::{
-    base::{Hashed, ObjectKey, Shared, cidr::IpMode},
+    base::{Hashed, Namespace, ObjectKey, Shared, cidr::IpMode},
     generate::{
         EncodedResource, ResourceType, View,
         endpoint::{self, EndpointClient, EndpointKey},
@@ -26,6 +26,7 @@ use crate::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
         service::{Protocol, Resolution, ServicePort},
+        virtual_service,
     },
     proto::{envoy::config::cluster::v3::cluster::DiscoveryType, istio::networking::v1alpha3::server_tls_settings},
 };
@@ -121,7 +122,7 @@ impl OutboundPart {
         let wanted = self
             .limited_to
             .as_ref()
-            .map(|gateways| routed_hosts(view, &scope, gateways));
+            .map(|gateways| routed_hosts(view, scope.key.namespace(), gateways));
         let mut listed = Vec::new();
         for key in scope.services.iter() {
             if wanted
@@ -146,7 +147,7 @@ impl OutboundPart {
         let labels = Some(&self.client.rule_labels);
         let found = destination_rule::find(view.cx, view.mesh, namespace, labels, &service.key);
         for port in &service.ports {
-            if port.protocol != Protocol::Udp && is_visible(scope, service, port.number) {
+            if port.protocol != Protocol::Udp && scope.shows_port(&service.key, port.number) {
                 self.list_port(view, service, port, found.as_ref(), listed);
             }
         }
@@ -238,38 +239,17 @@ fn passes_mtls_through(view: &View, gateways: &[ObjectKey]) -> bool {
 
 /// The hosts that a gateway needs clusters for: those that its VirtualServices route to, and those of extension
 /// providers.
-fn routed_hosts(view: &View, scope: &SidecarScope, gateways: &[ObjectKey]) -> BTreeSet<SmolStr> {
-    let names: BTreeSet<String> = gateways
-        .iter()
-        .map(|key| format!("{}/{}", key.namespace, key.name))
-        .collect();
-    let services = scope
-        .virtual_services
-        .iter()
-        .filter_map(|key| view.mesh.virtual_services.get(view.cx, key));
-    let bound = services.filter(|service| service.spec.gateways.iter().any(|gateway| names.contains(gateway)));
-    let routed = bound.flat_map(|service| service.destinations.iter().map(|host| SmolStr::new(host.as_str())));
-    let mut hosts: BTreeSet<SmolStr> = routed.collect();
+fn routed_hosts(view: &View, namespace: &Namespace, gateways: &[ObjectKey]) -> BTreeSet<SmolStr> {
+    let mut hosts = BTreeSet::new();
+    for gateway in gateways {
+        let name = format!("{}/{}", gateway.namespace, gateway.name);
+        let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
+        let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
+        hosts.extend(destinations.map(|destination| SmolStr::new(destination.host.as_str())));
+    }
     let providers = view.mesh_config().extension_providers.iter();
     hosts.extend(providers.filter_map(dynamic::provider_host));
     hosts
-}
-
-/// An egress listener with a port shows that port of its services alone.
-fn is_visible(scope: &SidecarScope, service: &Service, port: u32) -> bool {
-    if scope.egress.iter().all(|listener| listener.port.is_none()) {
-        return true;
-    }
-    let mut with_service = scope
-        .egress
-        .iter()
-        .filter(|listener| listener.services.contains(&service.key))
-        .peekable();
-    with_service.peek().is_none()
-        || with_service.any(|listener| {
-            let wanted = listener.port.as_ref().map(|port| port.number);
-            wanted.is_none_or(|wanted| wanted == port || service.port(wanted).is_none())
-        })
 }
 
 impl OutboundKey {

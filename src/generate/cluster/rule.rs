@@ -28,9 +28,9 @@ fn port_entry(policy: &TrafficPolicy, port: u32) -> Option<&PortTrafficPolicy> {
 fn for_port(policy: &TrafficPolicy, port: u32) -> TrafficPolicy {
     match port_entry(policy, port) {
         Some(entry) => TrafficPolicy {
-            connection_pool: entry.connection_pool.clone(),
+            connection_pool: entry.connection_pool,
             load_balancer: entry.load_balancer.clone(),
-            outlier_detection: entry.outlier_detection.clone(),
+            outlier_detection: entry.outlier_detection,
             tls: entry.tls.clone(),
             ..Default::default()
         },
@@ -56,10 +56,10 @@ fn overlaid(mut policy: TrafficPolicy, own: &TrafficPolicy, port: u32) -> Traffi
         retry_budget
     );
     if let Some(entry) = port_entry(own, port) {
-        policy.connection_pool = entry.connection_pool.clone();
-        policy.load_balancer = entry.load_balancer.clone();
-        policy.outlier_detection = entry.outlier_detection.clone();
-        policy.tls = entry.tls.clone();
+        policy.connection_pool = entry.connection_pool;
+        policy.load_balancer.clone_from(&entry.load_balancer);
+        policy.outlier_detection = entry.outlier_detection;
+        policy.tls.clone_from(&entry.tls);
     }
     policy
 }

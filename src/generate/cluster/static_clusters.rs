@@ -168,7 +168,7 @@ fn black_hole(view: &View) -> Draft {
 fn passthrough(view: &View, name: &str) -> Draft {
     // Parity: both are counted under the outbound one's name.
     let mut draft = Draft::new(PASSTHROUGH.to_owned(), DiscoveryType::OriginalDst);
-    draft.cluster.name = name.to_owned();
+    name.clone_into(&mut draft.cluster.name);
     draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
     connection_pool::apply(&mut draft, view, &Default::default(), None);
     draft.use_client_protocol();

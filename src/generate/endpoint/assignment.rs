@@ -25,7 +25,7 @@ use crate::{
                 lb_endpoint::HostIdentifier,
             },
         },
-        istio::networking::v1alpha3::{TrafficPolicy, client_tls_settings::TlSmode},
+        istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
     },
 };
 
@@ -301,7 +301,7 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     let entries = policy.port_level_settings.iter();
     let mut of_port = entries.filter(|entry| entry.port.is_some_and(|selector| selector.number == port));
     let tls = of_port.find_map(|entry| entry.tls.as_ref()).or(policy.tls.as_ref());
-    tls.map(|tls| tls.mode())
+    tls.map(ClientTlsSettings::mode)
 }
 
 fn member(view: &View, endpoint: &Endpoint, mtls: bool) -> Member {
@@ -359,7 +359,7 @@ fn workload(endpoint: &Endpoint) -> String {
     let first = |keys: &[&str]| {
         keys.iter()
             .find_map(|key| endpoint.labels.get(*key))
-            .map(|value| value.as_str())
+            .map(smol_str::SmolStr::as_str)
     };
     let name = first(&["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]);
     let revision = first(&[
