@@ -152,9 +152,35 @@ pub(crate) fn hand_fed(tasks: &crate::task::Tasks) -> (Groups, watch::Sender<Opt
             };
             let resources: Option<Arc<ResourceSnapshot>> = fed.borrow().clone();
             for id in fresh {
-                members[&id].send_modify(|publication| publication.resources.clone_from(&resources));
+                members[&id].send_modify(|publication| {
+                    // What a connection finds when it joins is no change.
+                    publication
+                        .since
+                        .add(publication.resources.is_some().then(crate::environment::now));
+                    publication.resources.clone_from(&resources);
+                });
             }
         }
     });
     (groups, feed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment;
+
+    #[test]
+    fn the_oldest_change_is_taken_once() {
+        let since = Since::default();
+        let first = environment::now();
+        let second = first + std::time::Duration::from_secs(1);
+        since.add(Some(first));
+        since.add(None);
+        since.add(Some(second));
+        assert_eq!(since.clone().take(), Some(first));
+        assert_eq!(since.take(), None);
+        since.add(Some(second));
+        assert_eq!(since.take(), Some(second), "what was taken does not count again");
+    }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// How long a stream waits for the rate limit, as in Istio.
 const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
 /// How far apart streams are at the lowest rate.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// Bytes are counted in units of this, since a semaphore counts in `u32`.
 const UNIT_BYTES: usize = 1 << 10;
 
@@ -63,11 +63,12 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Admission with these bounds.
-    pub fn new(limits: Limits, clock: fn() -> Instant) -> Self {
+    /// Admission with these bounds; a rate that is not above zero counts as none.
+    pub fn new(mut limits: Limits, clock: fn() -> Instant) -> Self {
         let all_units = u32::try_from(limits.bytes_in_flight / UNIT_BYTES)
             .unwrap_or(u32::MAX)
             .max(1);
+        limits.streams_per_second = limits.streams_per_second.filter(|rate| rate.is_finite() && *rate > 0.0);
         Self {
             limits,
             first: Arc::new(Semaphore::new(limits.first_configurations.max(1))),

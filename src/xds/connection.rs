@@ -138,9 +138,15 @@ impl Connection {
         self.types[resource_type as usize].as_deref()
     }
 
-    /// True if something was asked for and the first snapshot has not come yet.
-    pub fn is_waiting(&self) -> bool {
-        self.latest.is_none() && self.types.iter().any(Option::is_some)
+    /// True if the client was sent all that the newest snapshot has for it; responses may still wait for their ACK.
+    pub fn is_settled(&self) -> bool {
+        let Some(latest) = &self.latest else { return false };
+        ResourceType::ALL.iter().all(|resource_type| {
+            let watched = self.types[*resource_type as usize].as_ref();
+            watched.is_none_or(|watched| {
+                watched.is_settled(latest.view(*resource_type)) && watched.removed_later.is_empty()
+            })
+        })
     }
 
     /// A newer snapshot of the connection's group (or of another group that it belongs to now).

@@ -207,7 +207,7 @@ impl Metrics {
 
     /// A request of this size came.
     pub(super) fn received(&self, size_bytes: usize) {
-        let size = size_bytes as i64;
+        let size = i64::try_from(size_bytes).unwrap_or(i64::MAX);
         if size > self.recv_max.get() {
             self.recv_max.set(size);
         }

@@ -169,6 +169,8 @@ struct Session {
     member: Member,
     /// Held until the first configuration is on its way, and never longer than [`Patience::first`].
     first_share: Option<(Share, Timer)>,
+    /// When the oldest change arrived of which not everything was sent yet.
+    since: Option<Instant>,
     /// Refusals that were counted for this node, with the code.
     refusals: Vec<(ResourceType, &'static str)>,
 }
@@ -194,6 +196,7 @@ impl Session {
             registration,
             member,
             first_share: Some((share, Timer::now() + patience.first)),
+            since: None,
             refusals: Vec::new(),
         }
     }
@@ -259,18 +262,16 @@ impl Session {
         };
         let rendering = (self.shared.clock)();
         let responses = self.registration.connection.state().connection.on_snapshot(resources);
-        let since = publication.since.take().filter(|_| !responses.is_empty());
+        if let Some(since) = publication.since.take() {
+            self.since = Some(self.since.map_or(since, |earlier| earlier.min(since)));
+        }
         self.write(responses, rendering).await?;
         self.first_share = None;
-        if let Some(since) = since {
-            self.shared
-                .metrics
-                .converged((self.shared.clock)().saturating_duration_since(since));
-        }
         Ok(())
     }
 
     async fn write(&mut self, responses: Vec<Response>, rendering: Instant) -> Result<(), End> {
+        let wrote = !responses.is_empty();
         for response in responses {
             let resource_type = response.resource_type;
             let size_bytes = match self.write_one(response).await {
@@ -290,6 +291,14 @@ impl Session {
                 size_bytes,
                 "sent"
             );
+        }
+        // A type that waits for an ACK is sent later; a change that means nothing to this proxy did not have to reach it.
+        if self.since.is_some() && self.registration.connection.state().connection.is_settled() {
+            let since = self.since.take().filter(|_| wrote);
+            if let Some(since) = since {
+                let delay = (self.shared.clock)().saturating_duration_since(since);
+                self.shared.metrics.converged(delay);
+            }
         }
         Ok(())
     }

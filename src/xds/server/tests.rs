@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Parser;
+use prometheus::proto::{LabelPair, MetricFamily};
 use smol_str::{SmolStr, format_smolstr};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -103,17 +104,21 @@ impl Bed {
 
     /// Waits until a metric has a value.
     async fn until(&self, name: &str, value: f64) {
-        while (self.metric(name, &[]) - value).abs() > f64::EPSILON {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let reached = async {
+            while (self.metric(name, &[]) - value).abs() > f64::EPSILON {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let reached = tokio::time::timeout(Duration::from_secs(20), reached).await;
+        assert!(reached.is_ok(), "{name} is {}, not {value}", self.metric(name, &[]));
     }
 
     fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let families = self.environment.registry.gather();
         let family = families.iter().find(|family| family.name() == name);
-        let metrics = family.map(|family| family.get_metric()).unwrap_or_default();
+        let metrics = family.map_or(&[][..], MetricFamily::get_metric);
         let values = metrics.iter().filter(|metric| {
-            let values: Vec<&str> = metric.get_label().iter().map(|label| label.value()).collect();
+            let values: Vec<&str> = metric.get_label().iter().map(LabelPair::value).collect();
             labels.iter().all(|label| values.contains(label))
         });
         values
@@ -251,6 +256,7 @@ async fn state_of_the_world_over_loopback() {
     );
     let endpoints = stream.response().await;
     assert_eq!(texts(&endpoints), ["e2"], "only what changed");
+    bed.until("pilot_proxy_convergence_time", 1.0).await;
 
     let live = bed.server.registry().connections();
     assert_eq!(live[0].id, "web.default-1");
@@ -290,7 +296,7 @@ async fn incremental() {
     };
     let held = cluster("a", "1").version.to_string();
     requests.send(request("", Some(held))).await.expect("open");
-    let mut names = async |responses: &mut Streaming<DeltaDiscoveryResponse>| {
+    let names = async |responses: &mut Streaming<DeltaDiscoveryResponse>| {
         let response = responses.message().await.expect("goes on").expect("goes on");
         let names: Vec<String> = response
             .resources
@@ -358,7 +364,7 @@ async fn unknown_methods_types_and_health_messages() {
     bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut client = bed.client().await;
     let mut stream = Sotw::open(&mut client).await.expect("ready");
-    let mut of_type = async |type_url: &str, node: Option<Node>| {
+    let of_type = async |type_url: &str, node: Option<Node>| {
         let request = DiscoveryRequest {
             node,
             type_url: type_url.into(),
