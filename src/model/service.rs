@@ -212,6 +212,14 @@ impl Service {
         variants.collect()
     }
 
+    /// The service as it is reached at a port: with the youngest of its addresses that serves the port, or, for port 0,
+    /// the youngest of all.
+    pub fn at_port(&self, number: u32) -> Cow<'_, Self> {
+        let mut variants = self.variants().into_iter();
+        let found = variants.rfind(|variant| number == 0 || variant.port(number).is_some());
+        found.unwrap_or(Cow::Borrowed(self))
+    }
+
     /// The value of a label, if it is there.
     pub fn label(&self, key: &str) -> Option<&SmolStr> {
         self.labels.get(key)

@@ -45,9 +45,11 @@ impl Service {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
         let spec = root.object("spec");
+        // `clusterIP` decides unless there is a list with more than it.
         let mut cluster_ips = spec.texts("clusterIPs");
-        if cluster_ips.is_empty() {
-            cluster_ips.extend(spec.optional_text("clusterIP").filter(|ip| !ip.is_empty()));
+        let first = spec.optional_text("clusterIP").filter(|ip| !ip.is_empty());
+        if let Some(first) = first.filter(|first| cluster_ips.len() < 2 || first == "None") {
+            cluster_ips = vec![first];
         }
         let ingress = root.object("status").object("loadBalancer").objects("ingress");
         let load_balancer = ingress

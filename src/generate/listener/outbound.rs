@@ -141,7 +141,7 @@ impl<'a> Lister<'a> {
             return;
         }
         self.entries.values_mut().for_each(|entry| entry.locked = true);
-        for service in services {
+        for service in services.into_iter().flat_map(Service::variants) {
             for port in &service.ports {
                 let port = ListenPort {
                     number: port.number,
@@ -150,7 +150,7 @@ impl<'a> Lister<'a> {
                 };
                 if self.client.can_bind(self.view, bind_to_port, binds, &port) {
                     self.add_service_port(Request {
-                        service,
+                        service: &service,
                         port,
                         binds: binds.to_vec(),
                         bind_to_port,
@@ -166,7 +166,7 @@ impl<'a> Lister<'a> {
     }
 
     /// Adds one port of a service; headless TCP services get a listener for each address.
-    fn add_service_port(&mut self, request: Request<'a>) {
+    fn add_service_port(&mut self, request: Request<'_>) {
         let service = request.service;
         let protocol = request.port.protocol;
         let by_address = request.binds.is_empty()
@@ -203,7 +203,7 @@ impl<'a> Lister<'a> {
         }
     }
 
-    fn add(&mut self, mut request: Request<'a>) {
+    fn add(&mut self, mut request: Request<'_>) {
         if request.service.resolution == Resolution::Alias {
             return;
         }

@@ -69,7 +69,7 @@ impl<'a> VirtualHosts<'a> {
             absolute: features.pilot_enable_absolute_fqdn_vhost_domain,
         };
         let host = service.key.hostname.to_ascii_lowercase();
-        let domains = domains::of_service(service, names, &self.client.vip, forms);
+        let domains = domains::of_service(&service.at_port(port), names, &self.client.vip, forms);
         let mut virtual_host = self.virtual_host(&host, port, domains, routes)?;
         if let Some(session) = filters::stateful_session(service, features) {
             let filters = &mut virtual_host.typed_per_filter_config;

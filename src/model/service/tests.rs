@@ -280,6 +280,8 @@ fn entries_of_one_host_merge_and_the_oldest_decides() {
     );
     let variants = service.variants();
     assert_eq!(variants.iter().map(|v| v.ports[0].number).collect::<Vec<_>>(), [81, 80]);
+    assert_eq!(service.at_port(80).ports.len(), 1);
+    assert_eq!(service.at_port(82).ports.len(), 2);
 }
 
 #[test]
