@@ -1,13 +1,14 @@
 //! Listeners.
 //!
 //! A sidecar has two parts: what goes out, shared by all clients of one scope, and what comes in, shared by workloads
-//! that serve the same ports. A gateway has one. What one would get wrong: a listener is named by address and port, and which services
-//! stand behind it is decided when the part is listed ([`outbound`]), not when it is built.
+//! that serve the same ports. A gateway has one. What one would get wrong: a listener is named by address and port, and
+//! which services stand behind it is decided when the part is listed ([`outbound`]), not when it is built.
 
 pub mod access_log;
 pub mod client;
 pub mod filter_chain;
 pub mod gateway;
+pub mod hbone;
 pub mod hcm;
 pub mod http_filters;
 pub mod inbound;
@@ -30,6 +31,7 @@ pub use client::{FilterClient, ListenerClass};
 pub use stack::FilterStack;
 
 use gateway::{GatewayKey, GatewayPart};
+use hbone::{HbonePart, OriginateKey, TerminateKey};
 use inbound::{InboundClient, InboundKey, InboundPart};
 use outbound::{OutboundPart, catch_all_cluster};
 use outbound_client::OutboundClient;
@@ -43,6 +45,7 @@ use super::{
     proxy::{InterceptionMode, ProxyType},
     select::Selected,
 };
+use crate::base::Hashed;
 
 /// What a part of this kind is selected by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +56,8 @@ pub enum ListenerPart {
     Inbound(InboundPart),
     /// What comes through a gateway.
     Gateway(GatewayPart),
+    /// HBONE.
+    Hbone(HbonePart),
 }
 
 /// What one resource is built from, besides what it reads.
@@ -68,31 +73,48 @@ pub enum ListenerKey {
     Inbound(InboundKey),
     /// A listener of a gateway.
     Gateway(GatewayKey),
+    /// Opens tunnels.
+    ConnectOriginate(OriginateKey),
+    /// Ends tunnels.
+    ConnectTerminate(TerminateKey),
+    /// Takes what comes out of tunnels.
+    MainInternal(TerminateKey),
 }
 
 /// The parts of this kind that a proxy gets.
 pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
+    // Clients without Envoy ask for listeners of another kind.
+    if !selected.proxy.generator.is_empty() {
+        return Vec::new();
+    }
+    let filters = FilterClient::of(view, selected);
     match selected.proxy.proxy_type {
-        ProxyType::Sidecar if view.mesh_config().proxy_listen_port > 0 => sidecar(view, selected),
+        ProxyType::Sidecar => sidecar(view, selected, &filters),
         ProxyType::Router => {
-            let filters = FilterClient::of(view, selected);
-            vec![ListenerPart::Gateway(GatewayPart::of(view, selected, &filters))]
+            let gateway = ListenerPart::Gateway(GatewayPart::of(view, selected, &filters));
+            let hbone = HbonePart::of(view, selected, &filters, None).map(ListenerPart::Hbone);
+            std::iter::once(gateway).chain(hbone).collect()
         }
         _ => Vec::new(),
     }
 }
 
-fn sidecar(view: &View, selected: &Selected) -> Vec<ListenerPart> {
-    let filters = FilterClient::of(view, selected);
-    vec![
+fn sidecar(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Vec<ListenerPart> {
+    let inbound = InboundClient::of(view, selected, filters);
+    let hbone = HbonePart::of(view, selected, filters, Some(&inbound)).map(ListenerPart::Hbone);
+    // Without a port to intercept connections there is nothing to make listeners for.
+    if view.mesh_config().proxy_listen_port <= 0 {
+        return hbone.into_iter().collect();
+    }
+    let mut parts = vec![
         ListenerPart::Outbound(OutboundPart {
             scope: selected.scope.clone(),
-            client: OutboundClient::of(view, selected, &filters),
+            client: OutboundClient::of(view, selected, filters),
         }),
-        ListenerPart::Inbound(InboundPart {
-            client: InboundClient::of(view, selected, &filters),
-        }),
-    ]
+        ListenerPart::Inbound(InboundPart { client: inbound }),
+    ];
+    parts.extend(hbone);
+    parts
 }
 
 impl ListenerPart {
@@ -106,6 +128,7 @@ impl ListenerPart {
             }
             Self::Inbound(part) => part.list(view),
             Self::Gateway(part) => part.list(view).into_iter().map(ListenerKey::Gateway).collect(),
+            Self::Hbone(part) => part.list(),
         };
         keys.into_iter()
             .map(|key| Listed::new(ResourceType::Listener, Resource::Listener(key)))
@@ -143,6 +166,9 @@ impl ListenerKey {
             Self::HttpProxy(key) => key.build(view),
             Self::Inbound(key) => key.build(view),
             Self::Gateway(key) => key.build(view),
+            Self::ConnectOriginate(key) => key.build(view),
+            Self::ConnectTerminate(key) => key.build_terminate(view),
+            Self::MainInternal(key) => key.build_internal(view),
         }
     }
 }

@@ -1,7 +1,10 @@
 //! EnvoyFilter patches: the last step of every resource.
 
 use super::{View, group::Note};
-use crate::{base::ObjectKey, proto::envoy::config::listener::v3::Listener};
+use crate::{
+    base::ObjectKey,
+    proto::envoy::config::{listener::v3::Listener, route::v3::RouteConfiguration},
+};
 
 /// Where a patch applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,4 +26,9 @@ pub fn listener(
     _notes: &mut Vec<Note>,
 ) -> Option<Listener> {
     Some(listener)
+}
+
+/// Applies the patches to the routes that stand in an inbound listener.
+pub fn inbound_routes(_view: &View, _filters: &[ObjectKey], routes: RouteConfiguration) -> RouteConfiguration {
+    routes
 }

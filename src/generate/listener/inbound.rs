@@ -411,6 +411,20 @@ impl InboundListener<'_> {
         }
     }
 
+    /// The chains for what comes out of tunnels: the ports in plaintext, then all others.
+    pub(super) fn tunnel_chains(&self) -> Vec<FilterChain> {
+        let features = self.stack.features();
+        let mut chains = Vec::new();
+        for (_, mut port) in self.client.ports(&self.stack) {
+            port.tunneled = true;
+            let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
+            let forms = chain_forms(declared, MtlsMode::Disable, features);
+            chains.extend(forms.iter().map(|form| self.chain(&port, form)));
+        }
+        chains.extend(self.passthrough_chains(0, MtlsMode::Disable));
+        chains
+    }
+
     fn passthrough_chains(&self, port: u32, mode: MtlsMode) -> Vec<FilterChain> {
         let port = InboundPort::passthrough(port);
         let forms = chain_forms(MemberKind::Auto, mode, self.stack.features());

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     base::Shared,
-    generate::name,
+    generate::{name, patch},
     model::{
         Service,
         service::{Protocol, ServicePort},
@@ -177,10 +177,15 @@ impl InboundPort {
 }
 
 impl InboundListener<'_> {
+    fn patched(&self, routes: RouteConfiguration) -> RouteConfiguration {
+        let filters = &self.stack.client.envoy_filters;
+        patch::inbound_routes(&self.stack.view, filters, routes)
+    }
+
     /// The filters of an HTTP chain.
     pub(super) fn http_filters(&self, port: &InboundPort) -> Vec<Filter> {
         let client = self.stack.client;
-        let routes = HttpRoutes::Inline(Box::new(port.routes()));
+        let routes = HttpRoutes::Inline(Box::new(self.patched(port.routes())));
         let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
         http.tunneled = port.tunneled;
         client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
@@ -205,7 +210,7 @@ impl InboundListener<'_> {
         let terminal = self.stack.protocol_filters(port.protocol, proxy, &cluster);
         let chain = TcpChain {
             port: port.number,
-            exchanges_metadata: true,
+            exchanges_metadata: !port.tunneled,
             tunneled: port.tunneled,
             ..Default::default()
         };

@@ -186,13 +186,17 @@ impl<'a> Lister<'a> {
         for address in of_port {
             any = true;
             let own = self.client.own_address.as_ref() == Some(&address.address);
-            if own || cidr::parse_ip(&address.address).is_none() {
+            let binds: Vec<SmolStr> = std::iter::once(&address.address)
+                .chain(&address.extra_addresses)
+                .cloned()
+                .collect();
+            if own || binds.iter().any(|bind| cidr::parse_ip(bind).is_none()) {
                 continue;
             }
             self.add(Request {
                 service,
                 port: request.port.clone(),
-                binds: vec![address.address.clone()],
+                binds,
                 bind_to_port: request.bind_to_port,
                 egress: request.egress,
             });

@@ -49,7 +49,10 @@ use crate::{
 /// The name of the TCP proxy filter.
 pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
 /// The name of the filter that resolves a wildcard host from the SNI.
-pub const SNI_FORWARD_PROXY: &str = "envoy.filters.network.sni_dynamic_forward_proxy";
+pub const SNI_FORWARD_PROXY: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy";
+const MONGO_PROXY: &str = "envoy.filters.network.mongo_proxy";
+const MYSQL_PROXY: &str = "envoy.filters.network.mysql_proxy";
+const REDIS_PROXY: &str = "envoy.filters.network.redis_proxy";
 /// Where traffic ends that leads nowhere.
 pub const BLACK_HOLE: &str = "BlackHoleCluster";
 
@@ -196,17 +199,19 @@ impl FilterStack<'_> {
         let features = self.features();
         let stat_prefix = proxy.stat_prefix.clone();
         match protocol {
-            Protocol::Mongo if features.pilot_enable_mongo_filter => {
+            Protocol::Mongo if features.pilot_enable_mongo_filter && self.has_extension(MONGO_PROXY) => {
                 let mongo = MongoProxy {
                     stat_prefix,
                     ..Default::default()
                 };
-                let mongo = filter("envoy.filters.network.mongo_proxy", Any::pack(&mongo));
+                let mongo = filter(MONGO_PROXY, Any::pack(&mongo));
                 vec![mongo, self.tcp_proxy(proxy)]
             }
-            Protocol::Redis if features.pilot_enable_redis_filter => vec![redis(stat_prefix, cluster)],
-            Protocol::Mysql if features.pilot_enable_mysql_filter => {
-                let mysql = filter("envoy.filters.network.mysql_proxy", mysql(stat_prefix));
+            Protocol::Redis if features.pilot_enable_redis_filter && self.has_extension(REDIS_PROXY) => {
+                vec![redis(stat_prefix, cluster)]
+            }
+            Protocol::Mysql if features.pilot_enable_mysql_filter && self.has_extension(MYSQL_PROXY) => {
+                let mysql = filter(MYSQL_PROXY, mysql(stat_prefix));
                 vec![mysql, self.tcp_proxy(proxy)]
             }
             _ => vec![self.tcp_proxy(proxy)],
@@ -309,7 +314,7 @@ fn redis(stat_prefix: String, cluster: &str) -> Filter {
         }),
         ..Default::default()
     };
-    filter("envoy.filters.network.redis_proxy", Any::pack(&redis))
+    filter(REDIS_PROXY, Any::pack(&redis))
 }
 
 /// The MySQL filter's configuration, of which only the first field is used.

@@ -127,7 +127,7 @@ impl FilterStack<'_> {
     }
 
     /// Identities of the mesh's own trust domains.
-    fn trust_domain_matchers(&self) -> Vec<StringMatcher> {
+    pub(super) fn trust_domain_matchers(&self) -> Vec<StringMatcher> {
         if self.features().pilot_skip_validate_trust_domain {
             return Vec::new();
         }

@@ -1,0 +1,420 @@
+//! HBONE on sidecars and gateways: the listener that opens tunnels, the one that ends them, and the inner one that
+//! takes what comes out.
+
+use smol_str::SmolStr;
+
+use super::{
+    ListenerKey,
+    access_log::LogPlace,
+    client::{FilterClient, ListenerClass},
+    filter_chain::cidr_range,
+    hcm::HTTP_CONNECTION_MANAGER,
+    http_filters,
+    inbound::{InboundClient, InboundListener},
+    inspector::{inspectors, original_destination},
+    outbound_listener::{additional_addresses, exact_balance},
+    stack::FilterStack,
+    tcp::{self, TCP_PROXY, black_hole, plain_proxy},
+};
+use crate::{
+    base::{Hashed, Shared},
+    generate::{
+        EncodedResource, View,
+        constant::{self, DEFAULT_SECRET, ROOT_SECRET, list, object, wildcards, workload_secret},
+        group::Built,
+        patch::{self, PatchContext},
+        proxy::IstioVersion,
+        select::Selected,
+    },
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::{
+                    DataSource, Http2ProtocolOptions, KeepaliveSettings, SubstitutionFormatString, TrafficDirection,
+                    data_source, substitution_format_string::Format,
+                },
+                listener::v3::{
+                    Filter, FilterChain, Listener,
+                    listener::{InternalListenerConfig, ListenerSpecifier},
+                },
+                route::v3::{
+                    Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost, route,
+                    route_action::{ClusterSpecifier, UpgradeConfig as RouteUpgrade, upgrade_config::ConnectConfig},
+                    route_match::{ConnectMatcher, PathSpecifier},
+                },
+            },
+            extensions::{
+                filters::{
+                    common::set_filter_state::v3::{
+                        FilterStateValue,
+                        filter_state_value::{Key, SharedWithUpstream, Value},
+                    },
+                    http::{router::v3::Router, set_filter_state},
+                    network::{
+                        http_connection_manager::v3::{
+                            HttpConnectionManager, HttpFilter,
+                            http_connection_manager::{RouteSpecifier, SetCurrentClientCertDetails, UpgradeConfig},
+                        },
+                        tcp_proxy::v3::{TcpProxy, tcp_proxy::TunnelingConfig},
+                    },
+                },
+                transport_sockets::tls::v3::{
+                    CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SubjectAltNameMatcher,
+                    TlsParameters,
+                    common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+                    subject_alt_name_matcher::SanType,
+                    tls_parameters::TlsProtocol,
+                },
+            },
+        },
+        udpa::r#type::v1::TypedStruct,
+    },
+};
+
+/// The port of tunnels.
+const HBONE_PORT: u32 = 15008;
+/// The listener that opens tunnels, and its cluster.
+const CONNECT_ORIGINATE: &str = "connect_originate";
+/// The listener that ends tunnels.
+const CONNECT_TERMINATE: &str = "connect_terminate";
+/// The listener that takes what comes out of tunnels, and its cluster.
+const MAIN_INTERNAL: &str = "main_internal";
+/// Since this release proxies know `istio.hashable_string`.
+const HASHABLE_SINCE: IstioVersion = IstioVersion {
+    major: 1,
+    minor: 29,
+    patch: 2,
+};
+
+/// The HBONE listeners of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HbonePart {
+    /// What filters depend on, with the direction, if it opens tunnels.
+    pub origin: Option<OriginateKey>,
+    /// What its tunnels lead to, if it ends some.
+    pub end: Option<TerminateKey>,
+}
+
+/// What the listener that opens tunnels is built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OriginateKey {
+    /// What filters depend on.
+    pub filters: Hashed<FilterClient>,
+    /// Which way its traffic goes.
+    pub class: ListenerClass,
+}
+
+/// What the listeners at the end of tunnels are built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TerminateKey {
+    /// The sidecar.
+    pub client: Hashed<InboundClient>,
+    /// Its addresses: tunnels to others lead nowhere.
+    pub addresses: Shared<[SmolStr]>,
+}
+
+impl HbonePart {
+    /// The HBONE listeners of a sidecar or gateway; `None` if it has none.
+    pub fn of(
+        view: &View,
+        selected: &Selected,
+        filters: &Hashed<FilterClient>,
+        inbound: Option<&Hashed<InboundClient>>,
+    ) -> Option<Self> {
+        let features = &view.mesh.installation.features;
+        let class = match inbound {
+            Some(_) => ListenerClass::SidecarOutbound,
+            None => ListenerClass::Gateway,
+        };
+        let origin = features.pilot_enable_sending_hbone.then(|| OriginateKey {
+            filters: filters.clone(),
+            class,
+        });
+        let listens = features.pilot_enable_sidecar_listening_hbone && selected.proxy.flag("ENABLE_HBONE");
+        let end = inbound.filter(|_| listens).map(|client| TerminateKey {
+            client: client.clone(),
+            addresses: selected.proxy.addresses.clone().into(),
+        });
+        (origin.is_some() || end.is_some()).then_some(Self { origin, end })
+    }
+
+    /// The listeners.
+    pub fn list(&self) -> Vec<ListenerKey> {
+        let mut keys = Vec::new();
+        if let Some(end) = &self.end {
+            keys.push(ListenerKey::ConnectTerminate(end.clone()));
+            keys.push(ListenerKey::MainInternal(end.clone()));
+        }
+        keys.extend(self.origin.clone().map(ListenerKey::ConnectOriginate));
+        keys
+    }
+}
+
+impl OriginateKey {
+    /// Builds the listener. Patches do not reach it.
+    pub fn build(&self, view: &View) -> Built {
+        let stack = FilterStack::new(view, &self.filters, self.class);
+        let proxy = TcpProxy {
+            tunneling_config: Some(TunnelingConfig {
+                hostname: "%DOWNSTREAM_LOCAL_ADDRESS%".to_owned(),
+                ..Default::default()
+            }),
+            access_log: stack.access_logs(LogPlace::HboneOrigination),
+            ..plain_proxy(CONNECT_ORIGINATE)
+        };
+        let listener = Listener {
+            use_original_dst: Some(false),
+            listener_filters: vec![original_destination()],
+            filter_chains: vec![FilterChain {
+                filters: vec![tcp::filter(TCP_PROXY, Any::pack(&proxy))],
+                ..Default::default()
+            }],
+            access_log: stack.access_logs(LogPlace::Listener),
+            ..internal(CONNECT_ORIGINATE)
+        };
+        Built::new(EncodedResource::new(CONNECT_ORIGINATE, &listener)).with_notes(stack.into_notes())
+    }
+}
+
+impl TerminateKey {
+    /// Builds the listener that ends tunnels.
+    pub fn build_terminate(&self, view: &View) -> Built {
+        let stack = FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound);
+        let binds = wildcards(self.client.ip_mode);
+        let listener = Listener {
+            name: CONNECT_TERMINATE.to_owned(),
+            address: Some(constant::address(binds[0], HBONE_PORT)),
+            additional_addresses: additional_addresses(&binds[1..], HBONE_PORT),
+            connection_balance_config: Some(exact_balance()),
+            filter_chains: vec![FilterChain {
+                name: "default".to_owned(),
+                filters: vec![stack.terminating_filter()],
+                transport_socket: Some(stack.tunnel_tls()),
+                ..Default::default()
+            }],
+            access_log: stack.access_logs(LogPlace::Listener),
+            ..Default::default()
+        };
+        self.finish(view, stack, listener)
+    }
+
+    /// Builds the listener for what comes out of tunnels.
+    pub fn build_internal(&self, view: &View) -> Built {
+        let making = InboundListener {
+            stack: FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound),
+            client: &self.client,
+        };
+        let own: Vec<_> = self.addresses.iter().filter_map(|ip| cidr_range(ip)).collect();
+        let mut chains = making.tunnel_chains();
+        for chain in &mut chains {
+            let by = chain.filter_chain_match.get_or_insert_default();
+            by.transport_protocol.clear();
+            by.prefix_ranges.clone_from(&own);
+        }
+        if chains.is_empty() {
+            // Envoy wants a chain. Nothing comes here.
+            chains.push(FilterChain {
+                name: "virtualInbound-blackhole".to_owned(),
+                filters: vec![black_hole()],
+                ..Default::default()
+            });
+        }
+        let mut listener_filters = vec![original_destination()];
+        listener_filters.extend(inspectors(&chains));
+        let listener = Listener {
+            traffic_direction: TrafficDirection::Inbound as i32,
+            continue_on_listener_filters_timeout: true,
+            listener_filters,
+            filter_chains: chains,
+            access_log: making.stack.access_logs(LogPlace::Listener),
+            ..internal(MAIN_INTERNAL)
+        };
+        self.finish(view, making.stack, listener)
+    }
+
+    fn finish(&self, view: &View, stack: FilterStack, listener: Listener) -> Built {
+        let mut notes = stack.into_notes();
+        let filters = &self.client.filters.envoy_filters;
+        match patch::listener(view, filters, PatchContext::SidecarInbound, listener, &mut notes) {
+            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+            None => Built::none().with_notes(notes),
+        }
+    }
+}
+
+impl FilterStack<'_> {
+    /// The connection manager that ends tunnels.
+    fn terminating_filter(&self) -> Filter {
+        let mut manager = HttpConnectionManager::default();
+        self.client.apply_headers(ListenerClass::SidecarInbound, &mut manager);
+        self.client.apply_client_certificates(&mut manager);
+        manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+            subject: Some(true),
+            uri: true,
+            dns: true,
+            ..Default::default()
+        });
+        manager.stat_prefix = CONNECT_TERMINATE.to_owned();
+        manager.use_remote_address = Some(false);
+        manager.stream_idle_timeout = Some(prost_types::Duration::default());
+        manager.upgrade_configs = vec![UpgradeConfig {
+            upgrade_type: "CONNECT".to_owned(),
+            ..Default::default()
+        }];
+        let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+        manager.http2_protocol_options = Some(Http2ProtocolOptions {
+            allow_connect: true,
+            // All streams of a connection are served by one worker.
+            max_concurrent_streams: Some(100),
+            connection_keepalive: Some(KeepaliveSettings {
+                interval: seconds(10),
+                timeout: seconds(20),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        manager.access_log = self.access_logs(LogPlace::HboneTermination);
+        manager.http_filters = vec![
+            peer_discovery(),
+            self.connect_authority(),
+            http_filters::filter("envoy.filters.http.router", Any::pack(&Router::default())),
+        ];
+        manager.route_specifier = Some(RouteSpecifier::RouteConfig(tunnel_routes()));
+        tcp::filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
+    }
+
+    /// Keeps what is known of the tunnel for the connections inside.
+    fn connect_authority(&self) -> HttpFilter {
+        let factory = if self.client.version >= HASHABLE_SINCE {
+            "istio.hashable_string"
+        } else {
+            "envoy.string"
+        };
+        let values = [
+            ("envoy.filters.listener.original_dst.local_ip", "%REQ(:AUTHORITY)%", ""),
+            ("io.istio.connect_authority", "%REQ(:AUTHORITY)%", factory),
+            (
+                "envoy.filters.listener.original_dst.remote_ip",
+                "%DOWNSTREAM_REMOTE_ADDRESS%",
+                "",
+            ),
+            ("io.istio.peer_principal", "%DOWNSTREAM_PEER_URI_SAN%", factory),
+            ("io.istio.local_principal", "%DOWNSTREAM_LOCAL_URI_SAN%", factory),
+        ];
+        let config = set_filter_state::v3::Config {
+            on_request_headers: values
+                .into_iter()
+                .map(|(key, value, factory)| state_value(key, value, factory))
+                .collect(),
+            ..Default::default()
+        };
+        http_filters::filter("connect_authority", Any::pack(&config))
+    }
+
+    /// The socket of tunnels with peers of the mesh.
+    fn tunnel_tls(&self) -> crate::proto::envoy::config::core::v3::TransportSocket {
+        let names = self
+            .trust_domain_matchers()
+            .into_iter()
+            .map(|matcher| SubjectAltNameMatcher {
+                san_type: SanType::Uri as i32,
+                matcher: Some(matcher),
+                ..Default::default()
+            });
+        let mut common = CommonTlsContext {
+            alpn_protocols: vec!["h2".to_owned()],
+            tls_params: Some(TlsParameters {
+                tls_minimum_protocol_version: TlsProtocol::TlSv13 as i32,
+                tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+                ..Default::default()
+            }),
+            tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
+            validation_context_type: Some(ValidationContextType::CombinedValidationContext(
+                CombinedCertificateValidationContext {
+                    default_validation_context: Some(CertificateValidationContext {
+                        match_typed_subject_alt_names: names.collect(),
+                        ..Default::default()
+                    }),
+                    validation_context_sds_secret_config: Some(workload_secret(ROOT_SECRET)),
+                    ..Default::default()
+                },
+            )),
+            ..Default::default()
+        };
+        super::tls::enforce_compliance(self.features(), &mut common);
+        let context = DownstreamTlsContext {
+            common_tls_context: Some(common),
+            require_client_certificate: Some(true),
+            ..Default::default()
+        };
+        constant::socket("tls", Any::pack(&context))
+    }
+}
+
+/// A listener inside the proxy.
+fn internal(name: &str) -> Listener {
+    Listener {
+        name: name.to_owned(),
+        listener_specifier: Some(ListenerSpecifier::InternalListener(InternalListenerConfig {})),
+        ..Default::default()
+    }
+}
+
+fn peer_discovery() -> HttpFilter {
+    let workload = object([("workload_discovery".to_owned(), object([].into()))].into());
+    let config = TypedStruct {
+        type_url: "type.googleapis.com/io.istio.http.peer_metadata.Config".to_owned(),
+        value: Some(constant::structure([
+            ("downstream_discovery", list(vec![workload])),
+            ("shared_with_upstream", constant::boolean(true)),
+        ])),
+    };
+    http_filters::filter("waypoint_downstream_peer_metadata", Any::pack(&config))
+}
+
+fn state_value(key: &str, value: &str, factory: &str) -> FilterStateValue {
+    FilterStateValue {
+        key: Some(Key::ObjectKey(key.to_owned())),
+        value: Some(Value::FormatString(SubstitutionFormatString {
+            format: Some(Format::TextFormatSource(DataSource {
+                specifier: Some(data_source::Specifier::InlineString(value.to_owned())),
+                ..Default::default()
+            })),
+            ..Default::default()
+        })),
+        factory_key: factory.to_owned(),
+        shared_with_upstream: SharedWithUpstream::Once as i32,
+        ..Default::default()
+    }
+}
+
+/// Every CONNECT request leads to the inner listener.
+fn tunnel_routes() -> RouteConfiguration {
+    let action = RouteAction {
+        cluster_specifier: Some(ClusterSpecifier::Cluster(MAIN_INTERNAL.to_owned())),
+        upgrade_configs: vec![RouteUpgrade {
+            upgrade_type: "CONNECT".to_owned(),
+            connect_config: Some(ConnectConfig::default()),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    RouteConfiguration {
+        name: "default".to_owned(),
+        virtual_hosts: vec![VirtualHost {
+            name: "default".to_owned(),
+            domains: vec!["*".to_owned()],
+            routes: vec![Route {
+                r#match: Some(RouteMatch {
+                    path_specifier: Some(PathSpecifier::ConnectMatcher(ConnectMatcher {})),
+                    ..Default::default()
+                }),
+                action: Some(route::Action::Route(action)),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
