@@ -12,6 +12,7 @@ pub mod mesh_config;
 pub mod mesh_networks;
 pub mod meta;
 pub mod names;
+pub mod regex;
 pub mod row;
 pub mod unknown;
 pub mod yaml;

@@ -1,12 +1,30 @@
 //! Istio's kinds: `spec` as the API's message, checked as Istio's admission checks it.
 
+pub mod check;
+pub mod common;
+pub mod destination_rule;
+pub mod envoy_filter;
+pub mod extension;
+pub mod gateway;
+pub mod security;
+pub mod service_entry;
+pub mod sidecar;
+pub mod telemetry;
+pub mod traffic_policy;
+pub mod virtual_service;
+pub mod workload;
+
+use std::cell::RefCell;
+
 use serde_json::Value;
 
+use self::check::At;
 use super::{Config, Diagnostic, FieldError, Kind, Meta, Row, Severity, unknown::unknown_fields};
 use crate::{
     base::Shared,
     proto::{
         descriptor_pool,
+        istio::networking::v1beta1 as networking_v1beta1,
         json::{Unknown, from_json},
     },
 };
@@ -77,27 +95,45 @@ impl Findings {
 /// When the kind is not one of Istio's.
 pub fn parse(meta: Shared<Meta>, object: &Value) -> (Option<Row>, Vec<Diagnostic>) {
     macro_rules! by_kind {
-        ($($kind:ident,)*) => {
+        ($($kind:ident: $check:path,)*) => {
             match meta.kind {
-                $(Kind::$kind => config(meta, object, |config| Row::$kind(Shared::new(config)), |_, _, _| {}),)*
+                $(Kind::$kind => config(meta, object, |config| Row::$kind(Shared::new(config)), $check),)*
                 other => unreachable!("{} is none of Istio's kinds", other.name()),
             }
         };
     }
     by_kind! {
-        DestinationRule, EnvoyFilter, Gateway, ProxyConfig, ServiceEntry, Sidecar, VirtualService, WorkloadEntry,
-        WorkloadGroup, AuthorizationPolicy, PeerAuthentication, RequestAuthentication, Telemetry, WasmPlugin,
-        TrafficExtension,
+        DestinationRule: destination_rule::check,
+        EnvoyFilter: envoy_filter::check,
+        Gateway: gateway::check,
+        ProxyConfig: proxy_config,
+        ServiceEntry: service_entry::check,
+        Sidecar: sidecar::check,
+        VirtualService: virtual_service::check,
+        WorkloadEntry: workload::entry,
+        WorkloadGroup: workload::group,
+        AuthorizationPolicy: security::authorization_policy,
+        PeerAuthentication: security::peer_authentication,
+        RequestAuthentication: security::request_authentication,
+        Telemetry: telemetry::check,
+        WasmPlugin: extension::wasm_plugin,
+        TrafficExtension: extension::traffic_extension,
     }
+}
+
+fn proxy_config(at: &At<'_>, config: &networking_v1beta1::ProxyConfig, _meta: &Meta) {
+    common::selector(at, config.selector.as_ref());
+    at.field("concurrency")
+        .require(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
 }
 
 fn config<M: prost::Message + prost::Name + Default>(
     meta: Shared<Meta>,
     object: &Value,
     row: impl FnOnce(Config<M>) -> Row,
-    check: impl FnOnce(&M, &Meta, &mut Findings),
+    check: fn(&At<'_>, &M, &Meta),
 ) -> (Option<Row>, Vec<Diagnostic>) {
-    let mut findings = Findings::default();
+    let findings = RefCell::<Findings>::default();
     let empty = Value::Object(serde_json::Map::new());
     let spec = match &object["spec"] {
         Value::Null => &empty,
@@ -107,14 +143,15 @@ fn config<M: prost::Message + prost::Name + Default>(
         .get_message_by_name(&M::full_name())
         .expect("because every message of the API is in the pool");
     for path in unknown_fields(&descriptor, spec) {
-        findings.warning(format!("spec.{path}"), "is no field of this kind and has no effect");
+        let message = "is no field of this kind and has no effect";
+        findings.borrow_mut().warning(format!("spec.{path}"), message);
     }
     let row = match from_json::<M>(spec, Unknown::Ignore) {
         Ok(spec) => {
-            check(&spec, &meta, &mut findings);
+            check(&At::root("spec", &findings), &spec, &meta);
             let status = Some(&object["status"]).filter(|status| !status.is_null() && reads_status(meta.kind));
             let status = status.cloned().map(Shared::new);
-            findings.errors.is_empty().then(|| {
+            findings.borrow().errors.is_empty().then(|| {
                 row(Config {
                     meta: meta.clone(),
                     spec,
@@ -128,14 +165,17 @@ fn config<M: prost::Message + prost::Name + Default>(
             } else {
                 format!("spec.{}", error.path)
             };
-            findings.error(field, error.message);
+            findings.borrow_mut().error(field, error.message);
             None
         }
     };
-    (row, findings.diagnostics(&meta))
+    (row, findings.into_inner().diagnostics(&meta))
 }
 
 /// True for kinds whose `status` the model reads: addresses given to ServiceEntries, health of WorkloadEntries.
 fn reads_status(kind: Kind) -> bool {
     matches!(kind, Kind::ServiceEntry | Kind::WorkloadEntry)
 }
+
+#[cfg(test)]
+mod tests;

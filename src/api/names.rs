@@ -27,12 +27,12 @@ pub fn is_fqdn(text: &str) -> bool {
     labels.iter().all(|label| is_label(label)) && !top_is_number
 }
 
-/// A host name whose first label may be `*`; a lone `*` is one.
+/// A host name whose first label may be `*` or begin with it (`*.a.com`, `*a.com`, `*-a.com`); a lone `*` is one.
 pub fn is_wildcard_domain(text: &str) -> bool {
     match text.strip_prefix('*') {
         None => is_fqdn(text),
         Some("") => true,
-        Some(rest) => rest.strip_prefix('.').is_some_and(is_fqdn),
+        Some(rest) => is_fqdn(rest.strip_prefix(['.', '-']).unwrap_or(rest)),
     }
 }
 
@@ -57,7 +57,12 @@ mod tests {
             assert!(!is_fqdn(bad), "{bad}");
         }
         assert!(is_wildcard_domain("*") && is_wildcard_domain("*.a.com") && is_wildcard_domain("a.com"));
-        assert!(!is_wildcard_domain("*a.com") && !is_wildcard_domain("a.*.com") && !is_wildcard_domain("*."));
+        assert!(
+            is_wildcard_domain("*a.com")
+                && is_wildcard_domain("*-a.com")
+                && !is_wildcard_domain("a.*.com")
+                && !is_wildcard_domain("*.")
+        );
         assert!(is_label("v1") && !is_label("a.b") && !is_label(&"x".repeat(64)));
         assert!(is_header_name("x-a_b") && !is_header_name("a:b") && !is_header_name(""));
     }

@@ -1,0 +1,228 @@
+//! Rules that several kinds share.
+
+use prost_types::Duration;
+
+use super::check::At;
+use crate::{
+    api::{
+        names::{is_fqdn, is_label, is_wildcard_domain},
+        regex,
+    },
+    base::cidr,
+    proto::istio::{
+        networking::v1alpha3::{Percent, StringMatch, string_match::MatchType},
+        r#type::v1beta1::{PolicyTargetReference, WorkloadSelector},
+    },
+};
+
+/// The longest label value and the longest name of a label key, in bytes.
+const MAX_LABEL_VALUE: usize = 63;
+
+/// A port number from 1 to 65535.
+pub fn port(at: &At<'_>, number: u32) {
+    if !(1..=65_535).contains(&number) {
+        at.error(format!("{number} is no port, want 1 to 65535"));
+    }
+}
+
+/// A duration of whole milliseconds, at least one.
+pub fn duration(at: &At<'_>, duration: Option<&Duration>) {
+    let Some(duration) = duration else { return };
+    if duration.seconds < 0 || duration.nanos < 0 || (duration.seconds == 0 && duration.nanos < 1_000_000) {
+        at.error("the duration must be at least 1ms");
+    } else if duration.nanos % 1_000_000 != 0 {
+        at.error("only whole milliseconds are supported");
+    }
+}
+
+/// A percentage from 0 to 100.
+pub fn percent(at: &At<'_>, percent: Option<&Percent>) {
+    if let Some(Percent { value }) = percent
+        && !(0.0..=100.0).contains(value)
+    {
+        at.error(format!("{value} is no percentage, want 0 to 100"));
+    }
+}
+
+/// A regular expression that is not empty and within limits.
+pub fn regex(at: &At<'_>, expression: &str) {
+    if expression.is_empty() {
+        at.error("the regular expression is empty");
+    } else if let Err(error) = regex::compile(expression) {
+        at.error(error.to_string());
+    }
+}
+
+/// A string match: its expression, if it is one. Whether it may be empty differs from place to place.
+pub fn string_match(at: &At<'_>, matched: Option<&StringMatch>) {
+    if let Some(MatchType::Regex(expression)) = matched.and_then(|matched| matched.match_type.as_ref()) {
+        regex(&at.field("regex"), expression);
+    }
+}
+
+/// The key and value of a label as Kubernetes has them.
+pub fn label(at: &At<'_>, key: &str, value: &str) {
+    let (prefix, name) = key
+        .split_once('/')
+        .map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    if prefix.is_some_and(|prefix| !is_fqdn(prefix)) || name.is_empty() || !is_label_text(name) {
+        at.error(format!("{key:?} is no label key"));
+    }
+    if !is_label_text(value) {
+        at.error(format!("{value:?} is no label value"));
+    }
+}
+
+fn is_label_text(text: &str) -> bool {
+    let edge = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= MAX_LABEL_VALUE
+        && edge(bytes.first())
+        && edge(bytes.last())
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}
+
+/// Labels of a workload selector.
+pub fn selector_labels<'l>(at: &At<'_>, labels: impl IntoIterator<Item = (&'l String, &'l String)>) {
+    for (key, value) in labels {
+        if key.is_empty() {
+            at.error("the key of a selector is empty");
+        } else if key.contains('*') || value.contains('*') {
+            at.error(format!("wildcards are not supported in selectors: {key}={value}"));
+        }
+    }
+}
+
+/// A selector of the policy kinds.
+pub fn selector(at: &At<'_>, selector: Option<&WorkloadSelector>) {
+    if let Some(selector) = selector {
+        selector_labels(&at.field("selector").field("matchLabels"), &selector.match_labels);
+    }
+}
+
+/// Kinds that policies may be attached to.
+const TARGETS: [(&str, &str); 4] = [
+    ("", "Service"),
+    ("networking.istio.io", "ServiceEntry"),
+    ("gateway.networking.k8s.io", "Gateway"),
+    ("gateway.networking.k8s.io", "GatewayClass"),
+];
+
+/// Selector, `targetRef` and `targetRefs`: only one of them, and what they name.
+pub fn attachment(
+    at: &At<'_>,
+    workloads: Option<&WorkloadSelector>,
+    target: Option<&PolicyTargetReference>,
+    targets: &[PolicyTargetReference],
+) {
+    selector(at, workloads);
+    let given = [workloads.is_some(), target.is_some(), !targets.is_empty()];
+    if given.into_iter().filter(|given| *given).count() > 1 {
+        at.warning("only one of selector, targetRef and targetRefs may be set");
+    }
+    if let Some(target) = target {
+        target_reference(&at.field("targetRef"), target);
+    }
+    at.each("targetRefs", targets, target_reference);
+}
+
+/// One target reference.
+pub fn target_reference(at: &At<'_>, target: &PolicyTargetReference) {
+    at.field("name").require(!target.name.is_empty(), "is required");
+    at.field("namespace")
+        .expect(target.namespace.is_empty(), "must not be set");
+    let group = if target.group == "core" { "" } else { &target.group };
+    if !TARGETS.contains(&(group, target.kind.as_str())) {
+        at.warning(format!(
+            "{}/{} is no kind that can be targeted",
+            target.group, target.kind
+        ));
+    }
+}
+
+/// `exportTo` of an object in a namespace: `.`, `*` or namespaces; `~` where an object may be exported nowhere.
+pub fn export_to(at: &At<'_>, entries: &[String], own: &str, nowhere_allowed: bool) {
+    let mut seen: Vec<&str> = Vec::new();
+    at.each("exportTo", entries, |at, entry| {
+        let namespace = if entry == "." { own } else { entry.as_str() };
+        let known = match entry.as_str() {
+            "." | "*" => true,
+            "~" => nowhere_allowed,
+            name => is_label(name),
+        };
+        if !known {
+            at.error(format!("{entry:?} is no namespace, want a name, `.` or `*`"));
+        } else if seen.contains(&namespace) {
+            at.warning(format!("{entry:?} is named twice"));
+        }
+        seen.push(namespace);
+    });
+    if entries.len() > 1 && entries.iter().any(|entry| entry == "*" || entry == "~") {
+        at.field("exportTo").warning("`*` and `~` stand for themselves alone");
+    }
+}
+
+/// An address or range.
+pub fn address_range(at: &At<'_>, text: &str) {
+    if cidr::parse(text).is_none() {
+        at.error(format!("{text:?} is neither an IP address nor an address range"));
+    }
+}
+
+/// A host name that may begin with `*.`.
+pub fn wildcard_domain(at: &At<'_>, text: &str) {
+    if !is_wildcard_domain(text) {
+        at.error(format!("{text:?} is no host name"));
+    }
+}
+
+/// A host name, possibly short.
+pub fn host(at: &At<'_>, text: &str) {
+    if !is_fqdn(text) {
+        at.error(format!("{text:?} is no host name"));
+    }
+}
+
+/// Names of ports as Kubernetes has them; protocols are told by [`is_protocol`].
+pub fn port_name(at: &At<'_>, name: &str) {
+    if !is_label(name) {
+        at.error(format!("{name:?} is no port name, want letters, digits and `-`"));
+    }
+}
+
+/// Protocols that ports may have, in any case of letters.
+pub fn is_protocol(text: &str) -> bool {
+    const KNOWN: [&str; 14] = [
+        "GRPC",
+        "GRPC-WEB",
+        "HTTP",
+        "HTTP_PROXY",
+        "HTTP2",
+        "HTTPS",
+        "TCP",
+        "TLS",
+        "UDP",
+        "MONGO",
+        "REDIS",
+        "MYSQL",
+        "HBONE",
+        "DOUBLE-HBONE",
+    ];
+    KNOWN.iter().any(|known| known.eq_ignore_ascii_case(text))
+}
+
+/// A protocol whose port speaks HTTP in the clear.
+pub fn is_plain_http(protocol: &str) -> bool {
+    ["HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTP_PROXY"]
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(protocol))
+}
+
+/// A protocol whose port speaks TLS.
+pub fn is_tls(protocol: &str) -> bool {
+    ["HTTPS", "TLS", "MONGO-TLS"]
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(protocol))
+}

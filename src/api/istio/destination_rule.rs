@@ -1,0 +1,41 @@
+//! What a DestinationRule must fulfil.
+
+use std::collections::BTreeSet;
+
+use super::{check::At, common, traffic_policy};
+use crate::{
+    api::{Meta, names::is_label},
+    proto::istio::networking::v1alpha3::DestinationRule,
+};
+
+/// Checks a DestinationRule.
+pub fn check(at: &At<'_>, rule: &DestinationRule, meta: &Meta) {
+    common::wildcard_domain(&at.field("host"), &rule.host);
+    traffic_policy::check(at, rule.traffic_policy.as_ref());
+    let mut names = BTreeSet::new();
+    at.each("subsets", &rule.subsets, |at, subset| {
+        let name = at.field("name");
+        name.require(
+            !subset.name.is_empty() && is_label(&subset.name),
+            "is no name of a subset",
+        );
+        name.require(names.insert(&subset.name), "is named twice");
+        for (key, value) in &subset.labels {
+            common::label(&at.field("labels"), key, value);
+        }
+        traffic_policy::check(at, subset.traffic_policy.as_ref());
+    });
+    common::export_to(at, &rule.export_to, meta.namespace(), false);
+    if let Some(selector) = &rule.workload_selector {
+        common::selector_labels(
+            &at.field("workloadSelector").field("matchLabels"),
+            &selector.match_labels,
+        );
+        let own = rule
+            .export_to
+            .iter()
+            .all(|entry| entry == "." || entry == meta.namespace().as_str());
+        at.field("exportTo")
+            .expect(own, "with a workloadSelector a rule counts in its own namespace only");
+    }
+}

@@ -1,0 +1,114 @@
+//! What WasmPlugins and TrafficExtensions must fulfil.
+
+use std::collections::BTreeSet;
+
+use super::{check::At, common};
+use crate::{
+    api::Meta,
+    proto::istio::{
+        extensions::v1alpha1::{
+            EnvValueSource, TrafficExtension, VmConfig, WasmConfig, WasmPlugin, traffic_extension::FilterConfig,
+        },
+        r#type::v1beta1::PortSelector,
+    },
+};
+
+/// The longest Lua code, in bytes.
+const MAX_LUA: usize = 64 << 10;
+/// The longest name of a Secret, a plugin or a variable, in bytes.
+const MAX_NAME: usize = 253;
+
+/// Checks a WasmPlugin.
+pub fn wasm_plugin(at: &At<'_>, plugin: &WasmPlugin, _meta: &Meta) {
+    common::attachment(
+        at,
+        plugin.selector.as_ref(),
+        plugin.target_ref.as_ref(),
+        &plugin.target_refs,
+    );
+    wasm(
+        at,
+        &Wasm {
+            url: &plugin.url,
+            sha256: &plugin.sha256,
+            pull_secret: &plugin.image_pull_secret,
+            plugin_name: &plugin.plugin_name,
+            vm: plugin.vm_config.as_ref(),
+        },
+    );
+    at.each("match", &plugin.r#match, |at, selector| ports(at, &selector.ports));
+}
+
+/// Checks a TrafficExtension.
+pub fn traffic_extension(at: &At<'_>, extension: &TrafficExtension, _meta: &Meta) {
+    common::attachment(at, extension.selector.as_ref(), None, &extension.target_refs);
+    match &extension.filter_config {
+        Some(FilterConfig::Wasm(config)) => wasm(&at.field("wasm"), &Wasm::of(config)),
+        Some(FilterConfig::Lua(lua)) => {
+            let length = lua.inline_code.len();
+            let lua_at = at.field("lua");
+            let at = lua_at.field("inlineCode");
+            at.require(length > 0, "is required");
+            at.require(length <= MAX_LUA, "has more than 65536 bytes");
+        }
+        None => at.error("needs wasm or lua"),
+    }
+    at.each("match", &extension.r#match, |at, selector| ports(at, &selector.ports));
+}
+
+fn ports(at: &At<'_>, ports: &[PortSelector]) {
+    at.each("ports", ports, |at, port| {
+        common::port(&at.field("number"), port.number);
+    });
+}
+
+/// The fields that both kinds have.
+struct Wasm<'a> {
+    url: &'a str,
+    sha256: &'a str,
+    pull_secret: &'a str,
+    plugin_name: &'a str,
+    vm: Option<&'a VmConfig>,
+}
+
+impl<'a> Wasm<'a> {
+    fn of(config: &'a WasmConfig) -> Self {
+        Self {
+            url: &config.url,
+            sha256: &config.sha256,
+            pull_secret: &config.image_pull_secret,
+            plugin_name: &config.plugin_name,
+            vm: config.vm_config.as_ref(),
+        }
+    }
+}
+
+fn wasm(at: &At<'_>, wasm: &Wasm<'_>) {
+    let url = at.field("url");
+    url.require(!wasm.url.is_empty(), "is required");
+    let scheme = wasm.url.split_once("://").map_or("", |(scheme, _)| scheme);
+    url.require(
+        matches!(scheme, "" | "http" | "https" | "oci" | "file"),
+        "want http, https, oci or file",
+    );
+    let hex = wasm.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+    at.field("sha256").require(
+        wasm.sha256.is_empty() || wasm.sha256.len() == 64 && hex,
+        "want 64 hexadecimal digits",
+    );
+    at.field("imagePullSecret")
+        .require(wasm.pull_secret.len() < MAX_NAME, "is too long");
+    at.field("pluginName")
+        .require(wasm.plugin_name.len() <= MAX_NAME + 2, "is too long");
+    let vm_at = at.field("vmConfig");
+    let mut names = BTreeSet::new();
+    vm_at.each("env", wasm.vm.iter().flat_map(|vm| &vm.env), |at, variable| {
+        let name = at.field("name");
+        name.require(!variable.name.is_empty(), "is required");
+        name.require(variable.name.len() <= MAX_NAME + 3, "is too long");
+        name.require(names.insert(&variable.name), "is named twice");
+        let inline = variable.value_from == EnvValueSource::Inline as i32;
+        at.field("value")
+            .require(inline || variable.value.is_empty(), "counts with valueFrom INLINE only");
+    });
+}

@@ -1,0 +1,152 @@
+//! What a Gateway must fulfil.
+
+use std::collections::BTreeSet;
+
+use super::{
+    check::At,
+    common::{self, is_plain_http, is_protocol, is_tls},
+};
+use crate::{
+    api::{
+        Meta,
+        names::{is_label, is_wildcard_domain},
+    },
+    base::cidr,
+    proto::istio::networking::v1alpha3::{
+        Gateway, Server, ServerTlsSettings,
+        server_tls_settings::{TlSmode as Mode, TlsProtocol},
+    },
+};
+
+/// Checks a Gateway.
+pub fn check(at: &At<'_>, gateway: &Gateway, _meta: &Meta) {
+    at.field("servers").require(!gateway.servers.is_empty(), "is required");
+    common::selector_labels(&at.field("selector"), &gateway.selector);
+    let mut names = BTreeSet::new();
+    at.each("servers", &gateway.servers, |at, server| {
+        self::server(at, server);
+        if let Some(port) = &server.port
+            && !names.insert(port.name.as_str())
+        {
+            at.field("port")
+                .field("name")
+                .warning(format!("{:?} is named twice", port.name));
+        }
+    });
+}
+
+fn server(at: &At<'_>, server: &Server) {
+    at.field("hosts").require(!server.hosts.is_empty(), "is required");
+    at.each("hosts", &server.hosts, |at, host| {
+        let (namespace, host) = host.split_once('/').unwrap_or(("*", host));
+        at.require(
+            matches!(namespace, "*" | ".") || is_label(namespace),
+            "the part before the slash is no namespace",
+        );
+        if !is_wildcard_domain(host) {
+            at.error(format!("{host:?} is no host name"));
+        }
+    });
+    let Some(port) = &server.port else {
+        return at.field("port").error("is required");
+    };
+    let unix = server.bind.starts_with("unix://");
+    if !server.bind.is_empty() && !unix && cidr::parse_ip(&server.bind).is_none() {
+        at.field("bind").error(format!("{:?} is no IP address", server.bind));
+    }
+    {
+        let at = at.field("port");
+        if unix {
+            at.field("number")
+                .require(port.number == 0, "must be 0 with a unix socket");
+        } else {
+            common::port(&at.field("number"), port.number);
+        }
+        at.field("name").expect(!port.name.is_empty(), "is required");
+        if !is_protocol(&port.protocol) {
+            at.field("protocol")
+                .warning(format!("{:?} is no protocol", port.protocol));
+        }
+        at.field("targetPort")
+            .expect(port.target_port == 0, "has no meaning in a Gateway");
+    }
+    tls_and_protocol(at, server, &port.protocol);
+}
+
+fn tls_and_protocol(at: &At<'_>, server: &Server, protocol: &str) {
+    let at = at.field("tls");
+    let Some(tls) = &server.tls else {
+        let needed = ["HTTPS", "TLS"]
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(protocol));
+        return at.require(!needed, "is required for HTTPS and TLS");
+    };
+    if is_tls(protocol) {
+        if tls.https_redirect {
+            at.field("httpsRedirect").warning("has an effect for plain HTTP only");
+        }
+        server_tls(&at, tls);
+    } else if is_plain_http(protocol) {
+        let files = [&tls.server_certificate, &tls.private_key, &tls.ca_certificates];
+        let other = Mode::try_from(tls.mode) != Ok(Mode::Passthrough) || files.iter().any(|file| !file.is_empty());
+        at.require(!other, "plain HTTP takes httpsRedirect only");
+    } else if !protocol.eq_ignore_ascii_case("TCP") && !protocol.eq_ignore_ascii_case("MONGO") {
+        at.warning("has no meaning for this protocol");
+    }
+}
+
+/// Checks the TLS settings of a server (also of a Sidecar's ingress listener).
+pub fn server_tls(at: &At<'_>, tls: &ServerTlsSettings) {
+    let mode = Mode::try_from(tls.mode).unwrap_or(Mode::Passthrough);
+    let files = [&tls.server_certificate, &tls.private_key, &tls.ca_certificates];
+    let any_file = files.iter().any(|file| !file.is_empty());
+    let credential = !tls.credential_name.is_empty() || !tls.credential_names.is_empty();
+    versions(at, tls);
+    at.require(
+        tls.credential_name.is_empty() || tls.credential_names.is_empty(),
+        "credentialName and credentialNames go not together",
+    );
+    match mode {
+        Mode::IstioMutual => at.expect(!any_file && !credential, "ISTIO_MUTUAL takes no certificates"),
+        Mode::Passthrough | Mode::AutoPassthrough => {
+            if any_file || credential {
+                at.warning("certificates have no effect with passthrough");
+            }
+        }
+        Mode::Simple | Mode::Mutual | Mode::OptionalMutual if credential || !tls.tls_certificates.is_empty() => {
+            at.field("caCrl")
+                .expect(tls.ca_crl.is_empty(), "goes not together with credentialName");
+        }
+        Mode::Simple | Mode::Mutual | Mode::OptionalMutual => {
+            at.field("serverCertificate")
+                .require(!tls.server_certificate.is_empty(), "or credentialName is required");
+            at.field("privateKey")
+                .require(!tls.private_key.is_empty(), "or credentialName is required");
+            if mode == Mode::Mutual {
+                at.field("caCertificates")
+                    .require(!tls.ca_certificates.is_empty(), "is required with MUTUAL");
+            }
+        }
+    }
+    if tls.credential_names.len() > 2 || tls.tls_certificates.len() > 2 {
+        at.warning("more than two certificates: only one RSA and one ECDSA certificate make sense");
+    }
+}
+
+fn versions(at: &At<'_>, tls: &ServerTlsSettings) {
+    let version = |version: i32| TlsProtocol::try_from(version).unwrap_or(TlsProtocol::TlsAuto);
+    let (least, most) = (version(tls.min_protocol_version), version(tls.max_protocol_version));
+    if matches!(least, TlsProtocol::Tlsv10 | TlsProtocol::Tlsv11) {
+        at.field("minProtocolVersion")
+            .warning("versions below 1.2 are not safe");
+    }
+    if most != TlsProtocol::TlsAuto && least as i32 > most as i32 {
+        at.field("minProtocolVersion").warning("is above maxProtocolVersion");
+    }
+    let mut seen = BTreeSet::new();
+    at.each("cipherSuites", &tls.cipher_suites, |at, suite| {
+        if !seen.insert(suite) {
+            at.warning(format!("{suite} is named twice"));
+        }
+    });
+}

@@ -1,0 +1,277 @@
+//! What the security kinds must fulfil. A policy that does not count protects nothing, so what only might be a mistake is
+//! a warning here, and the policy stands.
+
+use super::{check::At, common};
+use crate::{
+    api::{Meta, names::is_header_name},
+    proto::istio::security::v1beta1::{
+        AuthorizationPolicy, Condition, JwtRule, Operation, PeerAuthentication, RequestAuthentication, Rule, Source,
+        authorization_policy::{Action, ActionDetail},
+    },
+};
+
+/// Checks an AuthorizationPolicy.
+pub fn authorization_policy(at: &At<'_>, policy: &AuthorizationPolicy, _meta: &Meta) {
+    common::attachment(
+        at,
+        policy.selector.as_ref(),
+        policy.target_ref.as_ref(),
+        &policy.target_refs,
+    );
+    let action = Action::try_from(policy.action).unwrap_or(Action::Allow);
+    let provider = policy.action_detail.as_ref();
+    match (action, provider) {
+        (Action::Custom, Some(ActionDetail::Provider(provider))) => {
+            at.field("provider")
+                .field("name")
+                .require(!provider.name.is_empty(), "is required");
+            at.field("rules")
+                .require(!policy.rules.is_empty(), "is required with CUSTOM");
+        }
+        (Action::Custom, None) => at.field("provider").error("is required with CUSTOM"),
+        (_, Some(_)) => at.field("provider").warning("goes with CUSTOM only"),
+        (Action::Deny, None) => at
+            .field("rules")
+            .expect(!policy.rules.is_empty(), "is required with DENY"),
+        (Action::Allow, None) if policy.rules.is_empty() => {
+            at.warning("an ALLOW policy without rules denies everything");
+        }
+        (Action::Allow | Action::Audit, None) => {}
+    }
+    at.each("rules", &policy.rules, |at, rule| authorization_rule(at, rule, action));
+}
+
+fn authorization_rule(at: &At<'_>, rule: &Rule, action: Action) {
+    at.each("from", &rule.from, |at, from| match &from.source {
+        Some(source) => self::source(&at.field("source"), source, action),
+        None => at.field("source").error("is required"),
+    });
+    at.each("to", &rule.to, |at, to| match &to.operation {
+        Some(operation) => self::operation(&at.field("operation"), operation),
+        None => at.field("operation").error("is required"),
+    });
+    at.each("when", &rule.when, |at, condition| {
+        self::condition(at, condition, action);
+    });
+}
+
+fn source(at: &At<'_>, source: &Source, action: Action) {
+    let identities = [
+        ("principals", &source.principals),
+        ("notPrincipals", &source.not_principals),
+        ("namespaces", &source.namespaces),
+        ("notNamespaces", &source.not_namespaces),
+        ("serviceAccounts", &source.service_accounts),
+        ("notServiceAccounts", &source.not_service_accounts),
+        ("trustDomains", &source.trust_domains),
+        ("notTrustDomains", &source.not_trust_domains),
+        ("requestPrincipals", &source.request_principals),
+        ("notRequestPrincipals", &source.not_request_principals),
+    ];
+    let ranges = [
+        ("ipBlocks", &source.ip_blocks),
+        ("notIpBlocks", &source.not_ip_blocks),
+        ("remoteIpBlocks", &source.remote_ip_blocks),
+        ("notRemoteIpBlocks", &source.not_remote_ip_blocks),
+    ];
+    let all = identities.iter().chain(&ranges);
+    at.require(all.clone().any(|(_, values)| !values.is_empty()), "has no field");
+    for (name, values) in all {
+        not_empty(&at.field(name), values);
+    }
+    for (name, values) in ranges {
+        at.each(name, values, |at, range| common::address_range(at, range));
+    }
+    if action == Action::Custom {
+        // Identities of the connection are not known to the filter that asks the provider.
+        for (name, values) in &identities[..8] {
+            at.field(name).expect(values.is_empty(), "goes not with CUSTOM");
+        }
+    }
+    let accounts = !source.service_accounts.is_empty() || !source.not_service_accounts.is_empty();
+    let others = identities[..4].iter().any(|(_, values)| !values.is_empty());
+    at.expect(
+        !(accounts && others),
+        "serviceAccounts go not together with principals and namespaces",
+    );
+}
+
+fn not_empty(at: &At<'_>, values: &[String]) {
+    at.require(values.iter().all(|value| !value.is_empty()), "a value is empty");
+}
+
+fn operation(at: &At<'_>, operation: &Operation) {
+    let all = [
+        ("hosts", &operation.hosts),
+        ("notHosts", &operation.not_hosts),
+        ("ports", &operation.ports),
+        ("notPorts", &operation.not_ports),
+        ("methods", &operation.methods),
+        ("notMethods", &operation.not_methods),
+        ("paths", &operation.paths),
+        ("notPaths", &operation.not_paths),
+    ];
+    at.require(all.iter().any(|(_, values)| !values.is_empty()), "has no field");
+    for (name, values) in &all {
+        not_empty(&at.field(name), values);
+    }
+    for (name, values) in &all[2..4] {
+        at.each(name, values.iter(), |at, port| {
+            let number = port.parse::<u16>().unwrap_or_default();
+            at.require(number != 0, "is no port, want 1 to 65535");
+        });
+    }
+    for (name, values) in &all[6..] {
+        at.each(name, values.iter(), |at, path| path_template(at, path));
+    }
+}
+
+/// `{*}` stands for one segment, `{**}` for any number and comes last among operators.
+fn path_template(at: &At<'_>, path: &str) {
+    if !path.contains("{*}") && !path.contains("{**}") {
+        return;
+    }
+    let mut ended = false;
+    for segment in path.split('/') {
+        let known = matches!(segment, "{*}" | "{**}") || !segment.contains(['{', '}', '*']);
+        at.require(
+            known,
+            "in a path template {*} and {**} stand alone between slashes, and `*` has no meaning",
+        );
+        at.require(
+            !(ended && segment.starts_with('{')),
+            "nothing of the template may follow {**}",
+        );
+        ended |= segment == "{**}";
+    }
+}
+
+/// Keys of conditions; those that end in `[` take a name in brackets.
+const KEYS: [&str; 16] = [
+    "request.headers[",
+    "source.ip",
+    "remote.ip",
+    "source.namespace",
+    "source.principal",
+    "source.serviceAccount",
+    "source.trustDomain",
+    "request.auth.principal",
+    "request.auth.audiences",
+    "request.auth.presenter",
+    "request.auth.claims[",
+    "destination.ip",
+    "destination.port",
+    "connection.sni",
+    "experimental.envoy.filters.",
+    "source.user",
+];
+/// Those that the filter for CUSTOM policies cannot know.
+const NOT_CUSTOM: [&str; 7] = [
+    "source.namespace",
+    "source.serviceAccount",
+    "source.trustDomain",
+    "source.principal",
+    "request.auth.principal",
+    "request.auth.audiences",
+    "request.auth.presenter",
+];
+
+fn condition(at: &At<'_>, condition: &Condition, action: Action) {
+    let key = condition.key.as_str();
+    let fits = |known: &str| {
+        if known.ends_with(['[', '.']) {
+            key.starts_with(known)
+        } else {
+            key == known
+        }
+    };
+    if key.is_empty() {
+        at.field("key").error("is required");
+    } else if !KEYS.iter().any(|known| fits(known)) {
+        at.field("key").error(format!("{key:?} is no key of conditions"));
+    } else if action == Action::Custom && (NOT_CUSTOM.contains(&key) || key.starts_with("request.auth.claims[")) {
+        at.field("key").warning(format!("{key:?} goes not with CUSTOM"));
+    }
+    let none = condition.values.is_empty() && condition.not_values.is_empty();
+    at.expect(!none, "needs values or notValues");
+    for (name, values) in [("values", &condition.values), ("notValues", &condition.not_values)] {
+        at.each(name, values, |at, value| match key {
+            "source.ip" | "remote.ip" | "destination.ip" => common::address_range(at, value),
+            "destination.port" => {
+                let number = value.parse::<u16>().unwrap_or_default();
+                at.require(number != 0, "is no port, want 1 to 65535");
+            }
+            _ => {}
+        });
+    }
+}
+
+/// Checks a RequestAuthentication.
+pub fn request_authentication(at: &At<'_>, policy: &RequestAuthentication, _meta: &Meta) {
+    common::attachment(
+        at,
+        policy.selector.as_ref(),
+        policy.target_ref.as_ref(),
+        &policy.target_refs,
+    );
+    at.each("jwtRules", &policy.jwt_rules, jwt_rule);
+}
+
+fn jwt_rule(at: &At<'_>, rule: &JwtRule) {
+    if rule.issuer.is_empty() && rule.jwks_uri.is_empty() && rule.jwks.is_empty() {
+        at.field("issuer").error("or jwksUri is required");
+    }
+    not_empty(&at.field("audiences"), &rule.audiences);
+    if !rule.jwks_uri.is_empty() {
+        let at = at.field("jwksUri");
+        let host = ["http://", "https://"]
+            .iter()
+            .find_map(|scheme| rule.jwks_uri.strip_prefix(scheme));
+        let named = host.is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['/', ':', '?']));
+        at.require(named, "want an http or https address");
+        if !rule.jwks.is_empty() {
+            at.warning("jwks is given too and counts");
+        }
+    }
+    if !rule.jwks.is_empty() {
+        jwks(&at.field("jwks"), &rule.jwks);
+    }
+    at.each("fromHeaders", &rule.from_headers, |at, header| {
+        at.field("name").require(!header.name.is_empty(), "is required");
+    });
+    not_empty(&at.field("fromParams"), &rule.from_params);
+    not_empty(&at.field("fromCookies"), &rule.from_cookies);
+    at.each("outputClaimToHeaders", &rule.output_claim_to_headers, |at, output| {
+        at.field("header")
+            .require(is_header_name(&output.header), "is no header name");
+        at.field("claim").require(!output.claim.is_empty(), "is required");
+    });
+}
+
+/// Keys that cannot be read let no token pass; a private key among them is one that everybody can now read.
+fn jwks(at: &At<'_>, text: &str) {
+    let keys = serde_json::from_str::<serde_json::Value>(text).ok();
+    let Some(keys) = keys.as_ref().and_then(|set| set["keys"].as_array()) else {
+        return at.warning("is no set of keys (`{\"keys\": [...]}`); no token will be valid");
+    };
+    if keys.iter().any(|key| key.get("d").is_some()) {
+        at.warning("holds a private key, which everybody who may read this object now has");
+    }
+}
+
+/// Checks a PeerAuthentication.
+pub fn peer_authentication(at: &At<'_>, policy: &PeerAuthentication, _meta: &Meta) {
+    common::selector(at, policy.selector.as_ref());
+    let ports = at.field("portLevelMtls");
+    let selects = policy
+        .selector
+        .as_ref()
+        .is_some_and(|selector| !selector.match_labels.is_empty());
+    ports.expect(
+        policy.port_level_mtls.is_empty() || selects,
+        "needs a selector with labels",
+    );
+    for port in policy.port_level_mtls.keys() {
+        common::port(&ports, *port);
+    }
+}

@@ -1,0 +1,129 @@
+//! What a ServiceEntry must fulfil.
+
+use std::collections::BTreeSet;
+
+use super::{check::At, common, workload};
+use crate::{
+    api::{
+        Meta,
+        names::{is_fqdn, is_wildcard_domain},
+    },
+    base::cidr,
+    proto::istio::networking::v1alpha3::{
+        ServiceEntry,
+        service_entry::{Location, Resolution},
+    },
+};
+
+/// Checks a ServiceEntry.
+pub fn check(at: &At<'_>, entry: &ServiceEntry, meta: &Meta) {
+    if let Some(selector) = &entry.workload_selector {
+        let selector_at = at.field("workloadSelector");
+        selector_at.expect(entry.endpoints.is_empty(), "goes not together with endpoints");
+        common::selector_labels(&selector_at.field("labels"), &selector.labels);
+        if selector.labels.is_empty() {
+            selector_at.warning("without labels selects all workloads of the namespace");
+        }
+    }
+    hosts(at, entry);
+    let resolution = Resolution::try_from(entry.resolution).unwrap_or(Resolution::None);
+    at.each("addresses", &entry.addresses, |at, address| {
+        common::address_range(at, address);
+        let range = cidr::is_range(address) && !matches!(resolution, Resolution::None | Resolution::Static);
+        at.require(!range, "an address range needs resolution NONE or STATIC");
+    });
+    ports(at, entry);
+    by_resolution(at, entry, resolution);
+    common::export_to(at, &entry.export_to, meta.namespace(), true);
+}
+
+fn hosts(at: &At<'_>, entry: &ServiceEntry) {
+    at.field("hosts").require(!entry.hosts.is_empty(), "is required");
+    at.each("hosts", &entry.hosts, |at, host| {
+        if host == "*" || !is_wildcard_domain(host) {
+            at.error(format!("{host:?} is no host name"));
+        }
+    });
+}
+
+fn ports(at: &At<'_>, entry: &ServiceEntry) {
+    let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
+    at.each("ports", &entry.ports, |at, port| {
+        common::port(&at.field("number"), port.number);
+        at.field("number").expect(numbers.insert(port.number), "is named twice");
+        if !port.name.is_empty() {
+            common::port_name(&at.field("name"), &port.name);
+        }
+        at.field("name")
+            .expect(names.insert(port.name.as_str()), "is named twice");
+        if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
+            at.field("protocol")
+                .warning(format!("{:?} is no protocol; the port counts as TCP", port.protocol));
+        }
+        if port.target_port != 0 {
+            common::port(&at.field("targetPort"), port.target_port);
+        }
+    });
+}
+
+fn by_resolution(at: &At<'_>, entry: &ServiceEntry, resolution: Resolution) {
+    let endpoints = at.field("endpoints");
+    match resolution {
+        Resolution::None => {
+            endpoints.expect(entry.endpoints.is_empty(), "resolution NONE takes no endpoints");
+            if entry.workload_selector.is_some() {
+                at.field("workloadSelector")
+                    .warning("has no effect with resolution NONE");
+            }
+        }
+        Resolution::Static => at.each("endpoints", &entry.endpoints, |at, endpoint| {
+            let address = endpoint.address.as_str();
+            let by_network = address.is_empty() && !endpoint.network.is_empty();
+            let fits = by_network || address.starts_with("unix://") || cidr::parse_ip(address).is_some();
+            at.field("address")
+                .require(fits, "with resolution STATIC this is an IP address");
+        }),
+        Resolution::Dns | Resolution::DnsRoundRobin => {
+            if entry.endpoints.is_empty() && entry.workload_selector.is_none() {
+                at.each("hosts", &entry.hosts, |at, host| {
+                    at.expect(
+                        is_fqdn(host),
+                        "without endpoints a host must be a full name for DNS to resolve",
+                    );
+                });
+            }
+            if resolution == Resolution::DnsRoundRobin {
+                endpoints.expect(
+                    entry.endpoints.len() <= 1,
+                    "resolution DNS_ROUND_ROBIN takes one endpoint",
+                );
+            }
+            at.each("endpoints", &entry.endpoints, |at, endpoint| {
+                let address = endpoint.address.as_str();
+                let by_network = address.is_empty() && !endpoint.network.is_empty();
+                let fits = by_network || is_fqdn(address) || cidr::parse_ip(address).is_some();
+                at.field("address")
+                    .require(fits, "is neither a host name nor an IP address");
+            });
+        }
+        Resolution::DynamicDns => {
+            at.each("hosts", &entry.hosts, |at, host| {
+                at.require(host.starts_with("*."), "resolution DYNAMIC_DNS takes wildcard hosts");
+            });
+            at.field("addresses")
+                .expect(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
+            endpoints.expect(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
+        }
+    }
+    at.each("endpoints", &entry.endpoints, |at, endpoint| {
+        for name in endpoint.ports.keys() {
+            let known = entry.ports.iter().any(|port| port.name == *name);
+            at.field("ports")
+                .expect(known, &format!("{name:?} is no port of the ServiceEntry"));
+        }
+        workload::ports_and_labels(at, endpoint);
+    });
+    if entry.location == Location::MeshExternal as i32 && entry.ports.is_empty() && resolution == Resolution::Dns {
+        at.field("ports").warning("without ports there is nothing to send to");
+    }
+}

@@ -1,0 +1,164 @@
+//! What a Sidecar must fulfil.
+
+use std::collections::BTreeSet;
+
+use super::{check::At, common, gateway, traffic_policy};
+use crate::{
+    api::{
+        Meta,
+        names::{is_label, is_wildcard_domain},
+    },
+    base::cidr,
+    proto::istio::networking::v1alpha3::{
+        CaptureMode, IstioEgressListener, IstioIngressListener, OutboundTrafficPolicy, Sidecar, SidecarPort,
+        outbound_traffic_policy::Mode, server_tls_settings,
+    },
+};
+
+/// Checks a Sidecar.
+pub fn check(at: &At<'_>, sidecar: &Sidecar, _meta: &Meta) {
+    if let Some(selector) = &sidecar.workload_selector {
+        let at = at.field("workloadSelector");
+        common::selector_labels(&at.field("labels"), &selector.labels);
+        if selector.labels.is_empty() {
+            at.warning("without labels selects all workloads of the namespace");
+        }
+    }
+    let empty = sidecar.egress.is_empty()
+        && sidecar.ingress.is_empty()
+        && sidecar.inbound_connection_pool.is_none()
+        && sidecar.outbound_traffic_policy.is_none();
+    at.expect(
+        !empty,
+        "needs egress, ingress, inboundConnectionPool or outboundTrafficPolicy",
+    );
+    traffic_policy::connection_pool(
+        &at.field("inboundConnectionPool"),
+        sidecar.inbound_connection_pool.as_ref(),
+    );
+    let mut ports = BTreeSet::new();
+    at.each("ingress", &sidecar.ingress, |at, listener| {
+        ingress(at, listener);
+        let socket = (listener.bind.as_str(), listener.port.as_ref().map(|port| port.number));
+        at.field("port").require(ports.insert(socket), "is named twice");
+    });
+    egress(at, &sidecar.egress);
+    if let Some(policy) = &sidecar.outbound_traffic_policy {
+        outbound_policy(&at.field("outboundTrafficPolicy"), policy);
+    }
+}
+
+fn ingress(at: &At<'_>, listener: &IstioIngressListener) {
+    match &listener.port {
+        Some(port) => self::port(&at.field("port"), port, false),
+        None => at.field("port").error("is required"),
+    }
+    bind(&at.field("bind"), &listener.bind);
+    let endpoint = listener.default_endpoint.as_str();
+    if !endpoint.is_empty() {
+        default_endpoint(&at.field("defaultEndpoint"), endpoint);
+    }
+    traffic_policy::connection_pool(&at.field("connectionPool"), listener.connection_pool.as_ref());
+    if let Some(tls) = &listener.tls {
+        let at = at.field("tls");
+        let mode = server_tls_settings::TlSmode::try_from(tls.mode);
+        let passes = matches!(
+            mode,
+            Ok(server_tls_settings::TlSmode::Passthrough | server_tls_settings::TlSmode::AutoPassthrough)
+        );
+        at.field("mode").require(!passes, "a sidecar terminates TLS");
+        at.field("httpsRedirect")
+            .expect(!tls.https_redirect, "has no meaning in a Sidecar");
+        gateway::server_tls(&at, tls);
+    }
+}
+
+fn default_endpoint(at: &At<'_>, endpoint: &str) {
+    if let Some(path) = endpoint.strip_prefix("unix://") {
+        return at.require(
+            path.starts_with(['/', '@']),
+            "the path of a unix socket must be absolute",
+        );
+    }
+    let Some((address, port)) = endpoint.rsplit_once(':') else {
+        return at.error("want 127.0.0.1:port, 0.0.0.0:port, [::1]:port, [::]:port or unix:///path");
+    };
+    let known = matches!(address, "127.0.0.1" | "0.0.0.0" | "[::1]" | "[::]");
+    at.require(known, "want 127.0.0.1, 0.0.0.0, [::1] or [::] as address");
+    at.require(port.parse::<u16>().is_ok_and(|port| port != 0), "the port is none");
+}
+
+fn port(at: &At<'_>, port: &SidecarPort, unix: bool) {
+    if unix {
+        at.field("number")
+            .require(port.number == 0, "must be 0 with a unix socket");
+    } else {
+        common::port(&at.field("number"), port.number);
+    }
+    if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
+        at.field("protocol")
+            .warning(format!("{:?} is no protocol", port.protocol));
+    }
+}
+
+fn bind(at: &At<'_>, bind: &str) {
+    if !bind.is_empty() && !bind.starts_with("unix://") && cidr::parse_ip(bind).is_none() {
+        at.error(format!("{bind:?} is no IP address"));
+    }
+}
+
+fn egress(at: &At<'_>, listeners: &[IstioEgressListener]) {
+    let mut sockets = BTreeSet::new();
+    at.each("egress", listeners, |at, listener| {
+        let unix = listener.bind.starts_with("unix://");
+        bind(&at.field("bind"), &listener.bind);
+        match &listener.port {
+            Some(port) => {
+                self::port(&at.field("port"), port, unix);
+                at.field("port")
+                    .require(sockets.insert((listener.bind.as_str(), port.number)), "is named twice");
+                let captured = listener.capture_mode == CaptureMode::Iptables as i32;
+                at.field("captureMode")
+                    .require(!(unix && captured), "a unix socket cannot be captured");
+            }
+            None => at.field("bind").require(listener.bind.is_empty(), "needs a port"),
+        }
+        at.field("hosts").require(!listener.hosts.is_empty(), "is required");
+        at.each("hosts", &listener.hosts, |at, host| egress_host(at, host));
+    });
+    let without_port = listeners.iter().position(|listener| listener.port.is_none());
+    if let Some(position) = without_port {
+        let last = position + 1 == listeners.len();
+        at.field("egress")
+            .item(position)
+            .require(last, "the one listener without port must be the last");
+    }
+}
+
+fn egress_host(at: &At<'_>, text: &str) {
+    let Some((namespace, host)) = text.split_once('/') else {
+        return at.error(format!("{text:?}: want namespace/host"));
+    };
+    let known = matches!(namespace, "*" | "." | "~") || is_label(namespace);
+    at.require(
+        known,
+        "the part before the slash is no namespace, want a name, `*`, `.` or `~`",
+    );
+    if !is_wildcard_domain(host) {
+        at.error(format!("{host:?} is no host name"));
+    }
+}
+
+fn outbound_policy(at: &At<'_>, policy: &OutboundTrafficPolicy) {
+    let Some(proxy) = &policy.egress_proxy else { return };
+    let at = at.field("egressProxy");
+    at.expect(
+        policy.mode == Mode::AllowAny as i32,
+        "has an effect with ALLOW_ANY only",
+    );
+    common::host(&at.field("host"), &proxy.host);
+    match &proxy.port {
+        Some(port) => common::port(&at.field("port").field("number"), port.number),
+        None => at.field("port").error("is required"),
+    }
+}

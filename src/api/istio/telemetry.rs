@@ -1,0 +1,111 @@
+//! What a Telemetry must fulfil.
+
+use super::{check::At, common};
+use crate::{
+    api::Meta,
+    proto::istio::telemetry::v1alpha1::{
+        AccessLogging, Metrics, ProviderRef, Telemetry, Tracing, metrics_overrides::tag_override::Operation,
+        tracing::custom_tag::Type,
+    },
+};
+
+/// Checks a Telemetry.
+pub fn check(at: &At<'_>, telemetry: &Telemetry, _meta: &Meta) {
+    common::attachment(
+        at,
+        telemetry.selector.as_ref(),
+        telemetry.target_ref.as_ref(),
+        &telemetry.target_refs,
+    );
+    if telemetry.tracing.len() > 1 {
+        at.field("tracing").warning("only one entry has an effect");
+    }
+    at.each("tracing", &telemetry.tracing, tracing);
+    at.each("metrics", &telemetry.metrics, metrics);
+    at.each("accessLogging", &telemetry.access_logging, access_logging);
+}
+
+fn providers(at: &At<'_>, providers: &[ProviderRef]) {
+    at.each("providers", providers, |at, provider| {
+        at.field("name").require(!provider.name.is_empty(), "is required");
+    });
+}
+
+fn tracing(at: &At<'_>, tracing: &Tracing) {
+    if tracing.providers.len() > 1 {
+        at.field("providers").warning("only one provider has an effect");
+    }
+    providers(at, &tracing.providers);
+    let percent = tracing.random_sampling_percentage.unwrap_or_default();
+    at.field("randomSamplingPercentage")
+        .require((0.0..=100.0).contains(&percent), "want 0 to 100");
+    let tags = at.field("customTags");
+    for (name, tag) in &tracing.custom_tags {
+        let at = tags.field(name);
+        at.require(!name.is_empty(), "the name of a tag is empty");
+        let text = match &tag.r#type {
+            Some(Type::Literal(literal)) => &literal.value,
+            Some(Type::Environment(environment)) => &environment.name,
+            Some(Type::Header(header)) => &header.name,
+            Some(Type::Formatter(formatter)) => &formatter.value,
+            None => "",
+        };
+        at.require(
+            !text.is_empty(),
+            "needs literal, environment, header or formatter with a value",
+        );
+    }
+}
+
+fn metrics(at: &At<'_>, metrics: &Metrics) {
+    providers(at, &metrics.providers);
+    at.each("overrides", &metrics.overrides, |at, change| {
+        let tags = at.field("tagOverrides");
+        for (name, tag) in &change.tag_overrides {
+            let at = tags.field(name);
+            at.require(!name.is_empty(), "the name of a tag is empty");
+            let removes = tag.operation == Operation::Remove as i32;
+            at.field("value")
+                .require(removes || !tag.value.is_empty(), "is required with UPSERT");
+            at.field("value")
+                .require(!removes || tag.value.is_empty(), "goes not with REMOVE");
+        }
+    });
+}
+
+fn access_logging(at: &At<'_>, logging: &AccessLogging) {
+    providers(at, &logging.providers);
+    if let Some(filter) = &logging.filter
+        && !is_balanced(&filter.expression)
+    {
+        let filter_at = at.field("filter");
+        filter_at
+            .field("expression")
+            .error("is no CEL expression: quotes or brackets do not match");
+    }
+}
+
+/// Quotes and brackets match. Envoy compiles the expression and refuses the listener if that fails; this much is seen
+/// without a compiler.
+fn is_balanced(expression: &str) -> bool {
+    let mut open = Vec::new();
+    let mut characters = expression.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '"' | '\'' => loop {
+                match characters.next() {
+                    Some('\\') => drop(characters.next()),
+                    Some(end) if end == character => break,
+                    Some(_) => {}
+                    None => return false,
+                }
+            },
+            '(' => open.push(')'),
+            '[' => open.push(']'),
+            '{' => open.push('}'),
+            ')' | ']' | '}' if open.pop() != Some(character) => return false,
+            _ => {}
+        }
+    }
+    open.is_empty()
+}

@@ -1,0 +1,317 @@
+use super::*;
+use crate::{
+    api::{document, yaml},
+    base::ClusterId,
+};
+
+/// Parses one object given as kind and `spec` in YAML; its findings as `severity field`, and whether it counts.
+fn findings(kind: &str, spec: &str) -> (Vec<String>, bool) {
+    let kind = Kind::ALL.iter().find(|known| known.name() == kind).unwrap();
+    let version = served_versions(*kind)[0];
+    let text = format!(
+        "apiVersion: {}/{version}\nkind: {}\nmetadata: {{name: a, namespace: ns}}\nspec: {spec}",
+        kind.group(),
+        kind.name()
+    );
+    let value = yaml::documents(&text)[0].parse().unwrap();
+    let parsed = document::parse(&ClusterId::new("c"), &value);
+    let line = |diagnostic: &Diagnostic| format!("{:?} {}", diagnostic.severity, diagnostic.field);
+    (parsed.diagnostics.iter().map(line).collect(), !parsed.rows.is_empty())
+}
+
+#[track_caller]
+fn good(kind: &str, spec: &str) {
+    assert_eq!(findings(kind, spec), (Vec::new(), true), "{kind} {spec}");
+}
+
+#[track_caller]
+fn bad(kind: &str, spec: &str, fields: &[&str]) {
+    let want = fields.iter().map(|field| format!("Error spec{field}")).collect();
+    assert_eq!(findings(kind, spec), (want, false), "{kind} {spec}");
+}
+
+#[track_caller]
+fn warned(kind: &str, spec: &str, fields: &[&str]) {
+    let want = fields.iter().map(|field| format!("Warning spec{field}")).collect();
+    assert_eq!(findings(kind, spec), (want, true), "{kind} {spec}");
+}
+
+#[test]
+fn virtual_services() {
+    let http = |route: &str| format!("{{hosts: [a], http: [{{{route}}}]}}");
+    let to_a = "route: [{destination: {host: a}}]";
+    good("VirtualService", &http(to_a));
+    good(
+        "VirtualService",
+        "{hosts: ['*.a.com'], gateways: [ns/gw], tls: [{match: [{sniHosts: [x.a.com]}], route: [{destination: {host: a}}]}]}",
+    );
+    good(
+        "VirtualService",
+        &http(&format!(
+            "{to_a}, headers: {{request: {{set: {{':authority': x}}, remove: [z]}}}}"
+        )),
+    );
+    bad(
+        "VirtualService",
+        &http("route: [{destination: {host: a}, weight: -1}, {weight: 1}]"),
+        &[
+            ".http[0].route[1].destination",
+            ".http[0].route[0].weight",
+            ".http[0].route",
+        ],
+    );
+    bad(
+        "VirtualService",
+        &http("route: [{destination: {host: 'a b', port: {number: 70000}}}]"),
+        &[
+            ".http[0].route[0].destination.host",
+            ".http[0].route[0].destination.port.number",
+        ],
+    );
+    bad(
+        "VirtualService",
+        &http(&format!("{to_a}, redirect: {{uri: /x}}")),
+        &[".http[0]"],
+    );
+    bad(
+        "VirtualService",
+        &http(&format!("{to_a}, timeout: soon")),
+        &[".http[0].timeout"],
+    );
+    bad(
+        "VirtualService",
+        &http(&format!("{to_a}, timeout: 10us")),
+        &[".http[0].timeout"],
+    );
+    bad(
+        "VirtualService",
+        &http(&format!("{to_a}, fault: {{abort: {{httpStatus: 99}}}}")),
+        &[".http[0].fault.abort.httpStatus"],
+    );
+    bad(
+        "VirtualService",
+        &http("directResponse: {status: 1}"),
+        &[".http[0].directResponse.status"],
+    );
+    bad(
+        "VirtualService",
+        &http(&format!("{to_a}, headers: {{request: {{add: {{'x y': z}}}}}}")),
+        &[".http[0].headers.request.add"],
+    );
+    bad(
+        "VirtualService",
+        "{hosts: [a.com], tls: [{match: [{sniHosts: [b.com]}]}]}",
+        &[".tls[0].match[0].sniHosts[0]", ".tls[0].route"],
+    );
+    warned(
+        "VirtualService",
+        &http(&format!("{to_a}, timeouts: 1s")),
+        &[".http[0].timeouts"],
+    );
+    warned("VirtualService", "{hosts: [a]}", &[""]);
+}
+
+#[test]
+fn expressions_have_limits_wherever_they_stand() {
+    let bomb = "(((x{1,99}){1,99}){1,99}){1,99}";
+    let to_a = "route: [{destination: {host: a}}]";
+    for (matched, field) in [
+        (format!("uri: {{regex: '{bomb}'}}"), "uri.regex"),
+        (format!("headers: {{x: {{regex: '{bomb}'}}}}"), "headers.x.regex"),
+        (
+            format!("queryParams: {{q: {{regex: '{}'}}}}", "a".repeat(1025)),
+            "queryParams.q.regex",
+        ),
+        ("withoutHeaders: {x: {regex: '('}}".to_owned(), "withoutHeaders.x.regex"),
+    ] {
+        let spec = format!("{{hosts: [a], http: [{{match: [{{{matched}}}], {to_a}}}]}}");
+        bad("VirtualService", &spec, &[&format!(".http[0].match[0].{field}")]);
+    }
+    let spec = format!("{{hosts: [a], http: [{{{to_a}, corsPolicy: {{allowOrigins: [{{regex: '{bomb}'}}]}}}}]}}");
+    bad("VirtualService", &spec, &[".http[0].corsPolicy.allowOrigins[0].regex"]);
+    let spec =
+        format!("{{hosts: [a], http: [{{{to_a}, rewrite: {{uriRegexRewrite: {{match: '{bomb}', rewrite: x}}}}}}]}}");
+    bad("VirtualService", &spec, &[".http[0].rewrite.uriRegexRewrite.match"]);
+    let patch = format!(
+        "{{configPatches: [{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{bomb}'}}}}, patch: {{operation: REMOVE}}}}]}}"
+    );
+    bad("EnvoyFilter", &patch, &[".configPatches[0].match.proxy.proxyVersion"]);
+}
+
+#[test]
+fn destination_rules() {
+    good(
+        "DestinationRule",
+        "{host: a, subsets: [{name: v1, labels: {version: v1}}], trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}",
+    );
+    bad(
+        "DestinationRule",
+        "{subsets: [{name: v1}, {name: v1}, {labels: {'a b': c}}]}",
+        &[".host", ".subsets[1].name", ".subsets[2].name", ".subsets[2].labels"],
+    );
+    let policy = |policy: &str| format!("{{host: a, trafficPolicy: {{{policy}}}}}");
+    bad(
+        "DestinationRule",
+        &policy("connectionPool: {http: {maxRetries: -1}}"),
+        &[".trafficPolicy.connectionPool.http.maxRetries"],
+    );
+    bad(
+        "DestinationRule",
+        &policy("loadBalancer: {consistentHash: {maglev: {tableSize: 10}, useSourceIp: true}}"),
+        &[".trafficPolicy.loadBalancer.consistentHash.maglev.tableSize"],
+    );
+    bad(
+        "DestinationRule",
+        &policy("loadBalancer: {simple: FASTEST}"),
+        &[".trafficPolicy.loadBalancer.simple"],
+    );
+    bad(
+        "DestinationRule",
+        &policy("tls: {mode: MUTUAL}"),
+        &[".trafficPolicy.tls.clientCertificate", ".trafficPolicy.tls.privateKey"],
+    );
+    bad(
+        "DestinationRule",
+        &policy("portLevelSettings: [{tls: {mode: SIMPLE}}]"),
+        &[".trafficPolicy.portLevelSettings[0].port"],
+    );
+    let distribute = "outlierDetection: {}, loadBalancer: {localityLbSetting: {distribute: [{from: a/*, to: {b/*: 50, 'c/*': 49}}]}}";
+    bad(
+        "DestinationRule",
+        &policy(distribute),
+        &[".trafficPolicy.loadBalancer.localityLbSetting.distribute[0].to"],
+    );
+    warned("DestinationRule", &policy(""), &[".trafficPolicy"]);
+}
+
+#[test]
+fn gateways_entries_and_sidecars() {
+    let server = |server: &str| format!("{{servers: [{{hosts: ['*'], {server}}}]}}");
+    good(
+        "Gateway",
+        &server("port: {number: 443, protocol: HTTPS, name: https}, tls: {mode: SIMPLE, credentialName: c}"),
+    );
+    bad("Gateway", "{servers: []}", &[".servers"]);
+    bad(
+        "Gateway",
+        &server("port: {number: 0, protocol: HTTP, name: http}"),
+        &[".servers[0].port.number"],
+    );
+    bad(
+        "Gateway",
+        &server("port: {number: 443, protocol: HTTPS, name: https}"),
+        &[".servers[0].tls"],
+    );
+    bad(
+        "Gateway",
+        &server("port: {number: 443, protocol: HTTPS, name: https}, tls: {mode: MUTUAL}"),
+        &[
+            ".servers[0].tls.serverCertificate",
+            ".servers[0].tls.privateKey",
+            ".servers[0].tls.caCertificates",
+        ],
+    );
+    good(
+        "ServiceEntry",
+        "{hosts: [a.com], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}",
+    );
+    bad(
+        "ServiceEntry",
+        "{hosts: ['*'], addresses: [x], ports: [{number: 0, name: http}]}",
+        &[".hosts[0]", ".addresses[0]", ".ports[0].number"],
+    );
+    bad(
+        "ServiceEntry",
+        "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}]}",
+        &[".endpoints[0].address"],
+    );
+    warned(
+        "ServiceEntry",
+        "{hosts: ['*.a.com'], resolution: DNS, ports: [{number: 80, name: http}]}",
+        &[".hosts[0]"],
+    );
+    good(
+        "WorkloadEntry",
+        "{address: 10.0.0.1, ports: {http: 8080}, labels: {app: a}}",
+    );
+    bad("WorkloadEntry", "{ports: {http: 99999}}", &[".address", ".ports.http"]);
+    bad("WorkloadGroup", "{probe: {}}", &[".template", ".probe"]);
+    good("Sidecar", "{egress: [{hosts: ['./*', 'istio-system/*']}]}");
+    good(
+        "Sidecar",
+        "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: '127.0.0.1:8080'}]}",
+    );
+    bad(
+        "Sidecar",
+        "{egress: [{hosts: [a]}, {port: {number: 80}}]}",
+        &[".egress[0].hosts[0]", ".egress[1].hosts", ".egress[0]"],
+    );
+    bad(
+        "Sidecar",
+        "{ingress: [{defaultEndpoint: '10.0.0.1:8080'}]}",
+        &[".ingress[0].port", ".ingress[0].defaultEndpoint"],
+    );
+}
+
+#[test]
+fn policies_and_extensions() {
+    good(
+        "AuthorizationPolicy",
+        "{rules: [{from: [{source: {namespaces: [a]}}], to: [{operation: {paths: ['/a/{*}/b/{**}']}}]}]}",
+    );
+    bad(
+        "AuthorizationPolicy",
+        "{rules: [{from: [{}], to: [{operation: {ports: [http], paths: ['/{**}/{*}']}}], when: [{key: x, values: [z]}]}]}",
+        &[
+            ".rules[0].from[0].source",
+            ".rules[0].to[0].operation.ports[0]",
+            ".rules[0].to[0].operation.paths[0]",
+            ".rules[0].when[0].key",
+        ],
+    );
+    bad("AuthorizationPolicy", "{action: CUSTOM, rules: [{}]}", &[".provider"]);
+    warned("AuthorizationPolicy", "{}", &[""]);
+    warned("AuthorizationPolicy", "{action: DENY}", &[".rules"]);
+    bad(
+        "PeerAuthentication",
+        "{selector: {matchLabels: {app: a}}, portLevelMtls: {0: {mode: STRICT}}}",
+        &[".portLevelMtls"],
+    );
+    bad("PeerAuthentication", "{mtls: {mode: SOMETIMES}}", &[".mtls.mode"]);
+    bad(
+        "RequestAuthentication",
+        "{jwtRules: [{}, {jwksUri: 'ftp://a'}]}",
+        &[".jwtRules[0].issuer", ".jwtRules[1].jwksUri"],
+    );
+    warned(
+        "RequestAuthentication",
+        "{jwtRules: [{issuer: a, jwks: '{}'}]}",
+        &[".jwtRules[0].jwks"],
+    );
+    bad(
+        "Telemetry",
+        "{tracing: [{randomSamplingPercentage: 101}], accessLogging: [{filter: {expression: 'a(\"b'}}]}",
+        &[
+            ".tracing[0].randomSamplingPercentage",
+            ".accessLogging[0].filter.expression",
+        ],
+    );
+    good(
+        "Telemetry",
+        "{accessLogging: [{filter: {expression: \"response.code >= 400 && m['a)'] == \\\"x\\\"\"}}]}",
+    );
+    bad("ProxyConfig", "{concurrency: -1}", &[".concurrency"]);
+    bad("WasmPlugin", "{url: 'ftp://a', sha256: xyz}", &[".url", ".sha256"]);
+    good("WasmPlugin", "{url: 'oci://a/b:v1', phase: AUTHN}");
+    bad("TrafficExtension", "{lua: {inlineCode: ''}}", &[".lua.inlineCode"]);
+    bad("TrafficExtension", "{wasm: {url: a}, lua: {inlineCode: b}}", &[".wasm"]);
+    bad(
+        "EnvoyFilter",
+        "{configPatches: [{patch: {}}]}",
+        &[
+            ".configPatches[0].applyTo",
+            ".configPatches[0].patch.operation",
+            ".configPatches[0].patch.value",
+        ],
+    );
+}

@@ -1,0 +1,289 @@
+//! What traffic policies must fulfil: of DestinationRules, and those parts that Sidecars and the mesh config have too.
+
+use std::collections::BTreeSet;
+
+use super::{check::At, common};
+use crate::{
+    api::names::{is_fqdn, is_header_name},
+    base::cidr,
+    proto::istio::networking::v1alpha3::{
+        ClientTlsSettings, ConnectionPoolSettings, LoadBalancerSettings, LocalityLoadBalancerSetting, OutlierDetection,
+        TrafficPolicy,
+        client_tls_settings::TlSmode as Mode,
+        connection_pool_settings::http_settings::H2UpgradePolicy,
+        load_balancer_settings::{
+            ConsistentHashLb, LbPolicy,
+            consistent_hash_lb::{HashAlgorithm, HashKey},
+        },
+        traffic_policy::{PortTrafficPolicy, TunnelSettings},
+    },
+};
+
+/// Envoy's largest table for Maglev.
+const MAX_MAGLEV: u64 = 5_000_011;
+
+/// Checks the policy of a rule or of a subset.
+pub fn check(at: &At<'_>, policy: Option<&TrafficPolicy>) {
+    let Some(policy) = policy else { return };
+    let at = at.field("trafficPolicy");
+    if *policy == TrafficPolicy::default() {
+        at.warning("has no field");
+    }
+    parts(
+        &at,
+        policy.load_balancer.as_ref(),
+        policy.connection_pool.as_ref(),
+        policy.outlier_detection.as_ref(),
+        policy.tls.as_ref(),
+    );
+    at.each("portLevelSettings", &policy.port_level_settings, port_policy);
+    if let Some(tunnel) = &policy.tunnel {
+        self::tunnel(&at.field("tunnel"), tunnel);
+        at.expect(
+            policy.proxy_protocol.is_none(),
+            "tunnel and proxyProtocol go not together",
+        );
+    }
+    if let Some(percent) = policy.retry_budget.as_ref().and_then(|budget| budget.percent) {
+        at.field("retryBudget")
+            .field("percent")
+            .require((0.0..=100.0).contains(&percent), "want 0 to 100");
+    }
+}
+
+fn port_policy(at: &At<'_>, policy: &PortTrafficPolicy) {
+    match &policy.port {
+        Some(port) => common::port(&at.field("port").field("number"), port.number),
+        None => at.field("port").error("is required"),
+    }
+    let without_port = PortTrafficPolicy {
+        port: None,
+        ..policy.clone()
+    };
+    at.expect(
+        without_port != PortTrafficPolicy::default(),
+        "needs a setting besides the port",
+    );
+    parts(
+        at,
+        policy.load_balancer.as_ref(),
+        policy.connection_pool.as_ref(),
+        policy.outlier_detection.as_ref(),
+        policy.tls.as_ref(),
+    );
+}
+
+fn parts(
+    at: &At<'_>,
+    load_balancer: Option<&LoadBalancerSettings>,
+    pool: Option<&ConnectionPoolSettings>,
+    outlier: Option<&OutlierDetection>,
+    tls: Option<&ClientTlsSettings>,
+) {
+    if let Some(settings) = load_balancer {
+        self::load_balancer(&at.field("loadBalancer"), settings, outlier.is_some());
+    }
+    connection_pool(&at.field("connectionPool"), pool);
+    if let Some(settings) = outlier {
+        outlier_detection(&at.field("outlierDetection"), settings);
+    }
+    if let Some(settings) = tls {
+        client_tls(&at.field("tls"), settings);
+    }
+}
+
+fn tunnel(at: &At<'_>, tunnel: &TunnelSettings) {
+    let protocol = at.field("protocol");
+    protocol.require(
+        matches!(tunnel.protocol.as_str(), "" | "CONNECT" | "POST"),
+        "want CONNECT or POST",
+    );
+    let target = tunnel.target_host.as_str();
+    at.field("targetHost")
+        .require(is_fqdn(target) || cidr::parse_ip(target).is_some(), "is no host");
+    common::port(&at.field("targetPort"), tunnel.target_port);
+}
+
+/// Checks the settings of connection pools.
+pub fn connection_pool(at: &At<'_>, pool: Option<&ConnectionPoolSettings>) {
+    let Some(pool) = pool else { return };
+    at.expect(pool.tcp.is_some() || pool.http.is_some(), "needs tcp or http");
+    if let Some(http) = &pool.http {
+        let at = at.field("http");
+        for (name, count) in [
+            ("http1MaxPendingRequests", http.http1_max_pending_requests),
+            ("http2MaxRequests", http.http2_max_requests),
+            ("maxRequestsPerConnection", http.max_requests_per_connection),
+            ("maxRetries", http.max_retries),
+            ("maxConcurrentStreams", http.max_concurrent_streams),
+        ] {
+            at.field(name).require(count >= 0, "must not be negative");
+        }
+        at.expect(
+            !http.use_client_protocol || http.h2_upgrade_policy != H2UpgradePolicy::Upgrade as i32,
+            "useClientProtocol and h2UpgradePolicy UPGRADE go not together",
+        );
+        not_negative(&at.field("idleTimeout"), http.idle_timeout.as_ref());
+    }
+    if let Some(tcp) = &pool.tcp {
+        let at = at.field("tcp");
+        at.field("maxConnections")
+            .require(tcp.max_connections >= 0, "must not be negative");
+        common::duration(&at.field("connectTimeout"), tcp.connect_timeout.as_ref());
+        common::duration(&at.field("maxConnectionDuration"), tcp.max_connection_duration.as_ref());
+        not_negative(&at.field("idleTimeout"), tcp.idle_timeout.as_ref());
+    }
+}
+
+/// A duration that may be 0, which turns off what it is about.
+fn not_negative(at: &At<'_>, duration: Option<&prost_types::Duration>) {
+    if duration.is_some_and(|duration| duration.seconds < 0 || duration.nanos < 0) {
+        at.error("must not be negative");
+    }
+}
+
+fn outlier_detection(at: &At<'_>, outlier: &OutlierDetection) {
+    common::duration(&at.field("baseEjectionTime"), outlier.base_ejection_time.as_ref());
+    common::duration(&at.field("interval"), outlier.interval.as_ref());
+    if outlier.consecutive_errors != 0 {
+        at.field("consecutiveErrors")
+            .warning("is deprecated, write consecutive5xxErrors or consecutiveGatewayErrors");
+    }
+    at.expect(
+        outlier.split_external_local_origin_errors || outlier.consecutive_local_origin_failures.unwrap_or(0) == 0,
+        "consecutiveLocalOriginFailures needs splitExternalLocalOriginErrors",
+    );
+    for (name, percent) in [
+        ("maxEjectionPercent", outlier.max_ejection_percent),
+        ("minHealthPercent", outlier.min_health_percent),
+    ] {
+        at.field(name)
+            .require((0..=100).contains(&percent), "is no percentage, want 0 to 100");
+    }
+}
+
+fn load_balancer(at: &At<'_>, settings: &LoadBalancerSettings, has_outlier: bool) {
+    if let Some(LbPolicy::ConsistentHash(hash)) = &settings.lb_policy {
+        consistent_hash(&at.field("consistentHash"), hash);
+    }
+    common::duration(&at.field("warmupDurationSecs"), settings.warmup_duration_secs.as_ref());
+    if let Some(warmup) = &settings.warmup {
+        let at = at.field("warmup");
+        at.field("duration").require(warmup.duration.is_some(), "is required");
+        common::duration(&at.field("duration"), warmup.duration.as_ref());
+        let percent = warmup.minimum_percent.unwrap_or_default();
+        at.field("minimumPercent")
+            .require((0.0..=100.0).contains(&percent), "want 0 to 100");
+        at.field("aggression")
+            .require(warmup.aggression.unwrap_or(1.0) >= 1.0, "must be at least 1");
+    }
+    if let Some(locality) = &settings.locality_lb_setting {
+        let at = at.field("localityLbSetting");
+        self::locality(&at, locality);
+        let failover = !locality.failover.is_empty() || !locality.failover_priority.is_empty();
+        if failover && !has_outlier {
+            at.warning("failover has an effect only with outlierDetection");
+        }
+    }
+}
+
+fn consistent_hash(at: &At<'_>, hash: &ConsistentHashLb) {
+    match &hash.hash_key {
+        Some(HashKey::HttpHeaderName(name)) => {
+            at.field("httpHeaderName")
+                .require(is_header_name(name), "is no header name");
+        }
+        Some(HashKey::HttpCookie(cookie)) => {
+            let at = at.field("httpCookie");
+            at.field("name").require(!cookie.name.is_empty(), "is required");
+            let mut seen = BTreeSet::new();
+            at.each("attributes", &cookie.attributes, |at, attribute| {
+                at.field("name").require(!attribute.name.is_empty(), "is required");
+                at.field("name").require(seen.insert(&attribute.name), "is named twice");
+            });
+        }
+        Some(_) => {}
+        None => at.error("needs a key to hash"),
+    }
+    if hash.minimum_ring_size != 0 {
+        let at = at.field("minimumRingSize");
+        at.warning("is deprecated, write ringHash.minimumRingSize");
+        at.require(
+            hash.hash_algorithm.is_none(),
+            "goes not together with ringHash or maglev",
+        );
+    }
+    if let Some(HashAlgorithm::Maglev(maglev)) = &hash.hash_algorithm
+        && maglev.table_size != 0
+    {
+        let maglev_at = at.field("maglev");
+        let at = maglev_at.field("tableSize");
+        at.require(maglev.table_size < MAX_MAGLEV, "must be below 5000011");
+        at.require(is_prime(maglev.table_size.min(MAX_MAGLEV)), "must be a prime number");
+    }
+}
+
+fn is_prime(number: u64) -> bool {
+    number >= 2
+        && (2..=number)
+            .take_while(|divisor| divisor * divisor <= number)
+            .all(|divisor| !number.is_multiple_of(divisor))
+}
+
+/// Checks locality settings, of rules and of the mesh.
+pub fn locality(at: &At<'_>, setting: &LocalityLoadBalancerSetting) {
+    let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
+    at.expect(
+        setting.distribute.is_empty() || !failover,
+        "distribute and failover go not together",
+    );
+    let mut sources = BTreeSet::new();
+    at.each("distribute", &setting.distribute, |at, distribute| {
+        at.field("from")
+            .require(sources.insert(&distribute.from), "is named twice");
+        let at = at.field("to");
+        let sum: u64 = distribute.to.values().map(|weight| u64::from(*weight)).sum();
+        at.require(sum == 100, "the weights must add up to 100");
+        for (locality, weight) in &distribute.to {
+            at.field(locality)
+                .require((1..=100).contains(weight), "want a weight from 1 to 100");
+            let star = locality.find('*');
+            at.field(locality).require(
+                star.is_none_or(|star| star + 1 == locality.len()),
+                "`*` may only come last",
+            );
+        }
+    });
+    at.each("failover", &setting.failover, |at, failover| {
+        at.require(
+            !failover.from.is_empty() && failover.from != failover.to,
+            "needs two different regions",
+        );
+        for region in [&failover.from, &failover.to] {
+            at.require(!region.contains(['*', '/']), "names regions only, without `*` and `/`");
+        }
+    });
+}
+
+/// Checks the TLS settings of a client.
+pub fn client_tls(at: &At<'_>, tls: &ClientTlsSettings) {
+    let files = [&tls.client_certificate, &tls.private_key, &tls.ca_certificates];
+    let any_file = files.iter().any(|file| !file.is_empty());
+    at.require(
+        tls.credential_name.is_empty() || !any_file,
+        "credentialName goes not together with certificate files",
+    );
+    if tls.insecure_skip_verify == Some(true) && tls.mode == Mode::Simple as i32 {
+        let checks = !tls.ca_certificates.is_empty() || !tls.subject_alt_names.is_empty();
+        at.expect(
+            !checks,
+            "insecureSkipVerify goes not together with what would be verified",
+        );
+    }
+    if tls.mode == Mode::Mutual as i32 && tls.credential_name.is_empty() {
+        at.field("clientCertificate")
+            .require(!tls.client_certificate.is_empty(), "or credentialName is required");
+        at.field("privateKey")
+            .require(!tls.private_key.is_empty(), "or credentialName is required");
+    }
+}

@@ -1,0 +1,533 @@
+//! What a VirtualService must fulfil.
+
+use std::collections::BTreeSet;
+
+use super::{check::At, common};
+use crate::{
+    api::{
+        Meta,
+        names::{is_fqdn, is_header_name, is_label, is_wildcard_domain},
+    },
+    base::cidr,
+    proto::istio::networking::v1alpha3::{
+        CorsPolicy, Destination, HttpDirectResponse, HttpFaultInjection, HttpMatchRequest, HttpRedirect, HttpRetry,
+        HttpRewrite, HttpRoute, HttpRouteDestination, L4MatchAttributes, RouteDestination, StringMatch, TcpRoute,
+        TlsMatchAttributes, TlsRoute, VirtualService,
+        headers::HeaderOperations,
+        http_body::Specifier,
+        http_fault_injection::{abort::ErrorType, delay::HttpDelayType},
+        string_match::MatchType,
+    },
+};
+
+/// The longest body of a direct response, in bytes.
+const MAX_BODY: usize = 1 << 20;
+/// A body above this size deserves a warning.
+const LARGE_BODY: usize = 100 << 10;
+/// Header matches under this name are matches of JWT claims.
+const CLAIM_PREFIX: &str = "@request.auth.claims";
+
+/// Checks a VirtualService.
+pub fn check(at: &At<'_>, service: &VirtualService, meta: &Meta) {
+    let delegate = service.hosts.is_empty();
+    if delegate {
+        at.field("gateways").expect(
+            service.gateways.is_empty(),
+            "a VirtualService without hosts is a delegate and has no gateways",
+        );
+        at.field("tls")
+            .expect(service.tls.is_empty(), "a delegate has only http routes");
+        at.field("tcp")
+            .expect(service.tcp.is_empty(), "a delegate has only http routes");
+    }
+    if service.http.is_empty() && service.tcp.is_empty() && service.tls.is_empty() {
+        at.warning("has no http, tcp or tls routes");
+    }
+    gateways(at, &service.gateways);
+    hosts(at, service);
+    common::export_to(at, &service.export_to, meta.namespace(), false);
+    at.each("http", &service.http, |at, route| {
+        http_route(at, route, delegate, &service.gateways);
+    });
+    at.each("tls", &service.tls, |at, route| tls_route(at, route, service));
+    at.each("tcp", &service.tcp, tcp_route);
+}
+
+fn gateways(at: &At<'_>, gateways: &[String]) {
+    at.each("gateways", gateways, |at, gateway| {
+        let fits = match gateway.split_once('/') {
+            Some((namespace, name)) => (namespace == "." || is_label(namespace)) && is_fqdn(name),
+            None => is_fqdn(gateway),
+        };
+        if !fits {
+            at.warning(format!("{gateway:?} is no gateway, want name or namespace/name"));
+        } else if !gateway.contains('/') && gateway.contains('.') {
+            at.warning(format!("{gateway:?}: write namespace/name"));
+        }
+    });
+}
+
+fn hosts(at: &At<'_>, service: &VirtualService) {
+    let mesh = service.gateways.is_empty() || service.gateways.iter().any(|gateway| gateway == "mesh");
+    let mut seen = BTreeSet::new();
+    at.each("hosts", &service.hosts, |at, host| {
+        if cidr::parse_ip(host).is_none() && !is_wildcard_domain(host) {
+            at.error(format!("{host:?} is no host name"));
+        }
+        if host == "*" && mesh {
+            at.warning("`*` needs a gateway other than mesh");
+        }
+        if !seen.insert(host) {
+            at.warning(format!("{host:?} is named twice"));
+        }
+    });
+}
+
+fn http_route(at: &At<'_>, route: &HttpRoute, delegate: bool, gateways: &[String]) {
+    at.each("match", &route.r#match, |at, matched| http_match(at, matched, gateways));
+    actions(at, route, delegate);
+    destinations(at, &route.route);
+    common::duration(&at.field("timeout"), route.timeout.as_ref());
+    if let Some(redirect) = &route.redirect {
+        http_redirect(&at.field("redirect"), redirect);
+    }
+    if let Some(response) = &route.direct_response {
+        direct_response(&at.field("directResponse"), response);
+    }
+    if let Some(rewrite) = &route.rewrite {
+        http_rewrite(&at.field("rewrite"), rewrite);
+    }
+    if let Some(retries) = &route.retries {
+        http_retries(&at.field("retries"), retries);
+    }
+    if let Some(fault) = &route.fault {
+        http_fault(&at.field("fault"), fault);
+    }
+    if let Some(cors) = &route.cors_policy {
+        cors_policy(&at.field("corsPolicy"), cors);
+    }
+    mirrors(at, route);
+    headers(at, route.headers.as_ref());
+}
+
+/// Exactly one of route, redirect and directResponse; a root that delegates has none.
+fn actions(at: &At<'_>, route: &HttpRoute, delegate: bool) {
+    let given = [
+        !route.route.is_empty(),
+        route.redirect.is_some(),
+        route.direct_response.is_some(),
+    ];
+    let given = given.into_iter().filter(|given| *given).count();
+    if let Some(target) = &route.delegate {
+        at.field("delegate").require(!delegate, "a delegate cannot delegate");
+        at.expect(
+            given == 0,
+            "delegate goes not together with route, redirect or directResponse",
+        );
+        at.field("delegate")
+            .field("name")
+            .require(!target.name.is_empty(), "is required");
+    } else if given != 1 {
+        at.error("needs exactly one of route, redirect and directResponse");
+    }
+    if route.redirect.is_some() || route.direct_response.is_some() {
+        at.field("fault").expect(
+            route.fault.is_none(),
+            "goes not together with redirect or directResponse",
+        );
+        at.field("rewrite").expect(
+            route.rewrite.is_none(),
+            "goes not together with redirect or directResponse",
+        );
+    }
+}
+
+fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
+    for (name, one) in [
+        ("uri", &matched.uri),
+        ("scheme", &matched.scheme),
+        ("method", &matched.method),
+        ("authority", &matched.authority),
+    ] {
+        let at = at.field(name);
+        common::string_match(&at, one.as_ref());
+        let prefix = one.as_ref().and_then(|one| one.match_type.as_ref());
+        at.require(
+            !matches!(prefix, Some(MatchType::Prefix(text)) if text.is_empty()),
+            "the prefix is empty",
+        );
+    }
+    for (name, map) in [
+        ("headers", &matched.headers),
+        ("withoutHeaders", &matched.without_headers),
+        ("queryParams", &matched.query_params),
+    ] {
+        let at = at.field(name);
+        for (key, one) in map {
+            let at = at.field(key);
+            common::string_match(&at, Some(one));
+            if name != "queryParams" {
+                header_match(&at, key, gateways);
+            }
+        }
+    }
+    if matched.port > 65_535 {
+        common::port(&at.field("port"), matched.port);
+    }
+    namespace(&at.field("sourceNamespace"), &matched.source_namespace);
+    labels(&at.field("sourceLabels"), &matched.source_labels);
+    self::gateways(at, &matched.gateways);
+}
+
+fn header_match(at: &At<'_>, name: &str, gateways: &[String]) {
+    if name.starts_with(CLAIM_PREFIX) {
+        let mesh = gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh");
+        at.expect(!mesh, "JWT claims can be matched at gateways only");
+    } else if !is_header_name(name.strip_prefix(':').unwrap_or(name)) {
+        at.error(format!("{name:?} is no header name"));
+    }
+}
+
+fn namespace(at: &At<'_>, namespace: &str) {
+    at.require(namespace.is_empty() || is_label(namespace), "is no namespace");
+}
+
+fn labels(at: &At<'_>, labels: &std::collections::BTreeMap<String, String>) {
+    for (key, value) in labels {
+        common::label(at, key, value);
+    }
+}
+
+fn destination(at: &At<'_>, destination: Option<&Destination>) {
+    let Some(destination) = destination else {
+        return at.error("is required");
+    };
+    // A host may be a wildcard: it matches the service entry of that name.
+    if destination.host != "*" {
+        common::wildcard_domain(&at.field("host"), &destination.host);
+    } else {
+        at.field("host").error("`*` is no destination");
+    }
+    let subset = &destination.subset;
+    at.field("subset")
+        .require(subset.is_empty() || is_label(subset), "is no subset name");
+    if let Some(port) = &destination.port {
+        common::port(&at.field("port").field("number"), port.number);
+    }
+}
+
+fn destinations(at: &At<'_>, routes: &[HttpRouteDestination]) {
+    at.each("route", routes, |at, route| {
+        destination(&at.field("destination"), route.destination.as_ref());
+        headers(at, route.headers.as_ref());
+    });
+    weights(at, routes.iter().map(|route| route.weight));
+}
+
+fn l4_destinations(at: &At<'_>, routes: &[RouteDestination]) {
+    at.field("route").require(!routes.is_empty(), "is required");
+    at.each("route", routes, |at, route| {
+        destination(&at.field("destination"), route.destination.as_ref());
+    });
+    weights(at, routes.iter().map(|route| route.weight));
+}
+
+fn weights(at: &At<'_>, weights: impl ExactSizeIterator<Item = i32>) {
+    let count = weights.len();
+    let mut sum = 0_i64;
+    at.each("route", weights, |at, weight| {
+        at.field("weight").require(weight >= 0, "must not be negative");
+        sum += i64::from(weight);
+    });
+    at.field("route")
+        .require(count < 2 || sum != 0, "the sum of the weights is 0");
+}
+
+fn mirrors(at: &At<'_>, route: &HttpRoute) {
+    at.field("mirrors").expect(
+        route.mirror.is_none() || route.mirrors.is_empty(),
+        "goes not together with mirror",
+    );
+    if route.mirror.is_some() {
+        destination(&at.field("mirror"), route.mirror.as_ref());
+    }
+    at.each("mirrors", &route.mirrors, |at, mirror| {
+        destination(&at.field("destination"), mirror.destination.as_ref());
+        common::percent(&at.field("percentage"), mirror.percentage.as_ref());
+    });
+    common::percent(&at.field("mirrorPercentage"), route.mirror_percentage.as_ref());
+    if let Some(percent) = route.mirror_percent {
+        let at = at.field("mirrorPercent");
+        at.require(percent <= 100, "is no percentage, want 0 to 100");
+        at.warning("is deprecated, write mirrorPercentage");
+    }
+}
+
+fn http_redirect(at: &At<'_>, redirect: &HttpRedirect) {
+    let empty = redirect.uri.is_empty()
+        && redirect.authority.is_empty()
+        && redirect.scheme.is_empty()
+        && redirect.redirect_port.is_none();
+    at.require(!empty, "needs uri, authority, scheme or port");
+    let code = redirect.redirect_code;
+    at.field("redirectCode")
+        .require(code == 0 || (300..400).contains(&code), "is no code of a redirect");
+    let scheme = redirect.scheme.as_str();
+    at.field("scheme")
+        .require(matches!(scheme, "" | "http" | "https"), "want http or https");
+}
+
+fn direct_response(at: &At<'_>, response: &HttpDirectResponse) {
+    at.field("status")
+        .require((200..600).contains(&response.status), "want a status from 200 to 599");
+    let length = match response.body.as_ref().and_then(|body| body.specifier.as_ref()) {
+        Some(Specifier::String(text)) => text.len(),
+        Some(Specifier::Bytes(bytes)) => bytes.len(),
+        None => 0,
+    };
+    let at = at.field("body");
+    if length > MAX_BODY {
+        at.error(format!("has {length} bytes, the most is {MAX_BODY}"));
+    } else if length > LARGE_BODY {
+        at.warning(format!(
+            "has {length} bytes and is sent to every proxy that has the route"
+        ));
+    }
+}
+
+fn http_rewrite(at: &At<'_>, rewrite: &HttpRewrite) {
+    let by_regex = rewrite.uri_regex_rewrite.as_ref();
+    at.require(
+        rewrite.uri.is_empty() || by_regex.is_none(),
+        "uri and uriRegexRewrite go not together",
+    );
+    at.require(
+        !rewrite.uri.is_empty() || !rewrite.authority.is_empty() || by_regex.is_some(),
+        "needs uri, authority or uriRegexRewrite",
+    );
+    if let Some(by_regex) = by_regex {
+        let at = at.field("uriRegexRewrite");
+        common::regex(&at.field("match"), &by_regex.r#match);
+        at.field("rewrite").require(!by_regex.rewrite.is_empty(), "is required");
+    }
+}
+
+/// Conditions of `retryOn`, besides status codes.
+const RETRY_ON: [&str; 19] = [
+    "5xx",
+    "gateway-error",
+    "reset",
+    "reset-before-request",
+    "connect-failure",
+    "envoy-ratelimited",
+    "retriable-4xx",
+    "refused-stream",
+    "retriable-status-codes",
+    "retriable-headers",
+    "http3-post-connect-failure",
+    "cancelled",
+    "deadline-exceeded",
+    "internal",
+    "resource-exhausted",
+    "unavailable",
+    "connect-error",
+    "unknown",
+    "aborted",
+];
+
+/// Checks retries, of routes and of the mesh.
+pub fn http_retries(at: &At<'_>, retries: &HttpRetry) {
+    at.field("attempts")
+        .require(retries.attempts >= 0, "must not be negative");
+    if retries.attempts == 0 && (!retries.retry_on.is_empty() || retries.per_try_timeout.is_some()) {
+        at.warning("with attempts 0 nothing else has an effect");
+    }
+    if let Some(timeout) = retries
+        .per_try_timeout
+        .as_ref()
+        .filter(|timeout| timeout.seconds != 0 || timeout.nanos != 0)
+    {
+        common::duration(&at.field("perTryTimeout"), Some(timeout));
+    }
+    if retries.backoff.is_some() {
+        common::duration(&at.field("backoff"), retries.backoff.as_ref());
+    }
+    for condition in retries
+        .retry_on
+        .split(',')
+        .map(str::trim)
+        .filter(|condition| !condition.is_empty())
+    {
+        let status = condition
+            .parse::<u32>()
+            .is_ok_and(|status| (100..600).contains(&status));
+        if !status && !RETRY_ON.contains(&condition) {
+            at.field("retryOn")
+                .warning(format!("{condition:?} is no condition for retries"));
+        }
+    }
+}
+
+/// Names of gRPC status codes.
+const GRPC_STATUS: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+fn http_fault(at: &At<'_>, fault: &HttpFaultInjection) {
+    at.require(fault.delay.is_some() || fault.abort.is_some(), "needs delay or abort");
+    if let Some(delay) = &fault.delay {
+        let at = at.field("delay");
+        common::percent(&at.field("percentage"), delay.percentage.as_ref());
+        at.field("percent")
+            .require((0..=100).contains(&delay.percent), "is no percentage, want 0 to 100");
+        match &delay.http_delay_type {
+            Some(HttpDelayType::FixedDelay(fixed)) => common::duration(&at.field("fixedDelay"), Some(fixed)),
+            Some(HttpDelayType::ExponentialDelay(_)) => at.field("exponentialDelay").error("is not supported"),
+            None => at.field("fixedDelay").error("is required"),
+        }
+    }
+    if let Some(abort) = &fault.abort {
+        let at = at.field("abort");
+        common::percent(&at.field("percentage"), abort.percentage.as_ref());
+        match &abort.error_type {
+            Some(ErrorType::HttpStatus(status)) => {
+                at.field("httpStatus")
+                    .require((200..600).contains(status), "want a status from 200 to 599");
+            }
+            Some(ErrorType::GrpcStatus(status)) if !GRPC_STATUS.contains(&status.as_str()) => {
+                at.field("grpcStatus").error(format!("{status:?} is no gRPC status"));
+            }
+            Some(ErrorType::GrpcStatus(_)) => {}
+            Some(ErrorType::Http2Error(_)) => at.field("http2Error").error("is not supported"),
+            None => at.error("needs httpStatus or grpcStatus"),
+        }
+    }
+}
+
+/// Methods that CORS policies may allow.
+const METHODS: [&str; 10] = [
+    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE", "*",
+];
+
+fn cors_policy(at: &At<'_>, policy: &CorsPolicy) {
+    at.each("allowOrigins", &policy.allow_origins, |at, origin: &StringMatch| {
+        let text = match &origin.match_type {
+            Some(MatchType::Exact(text) | MatchType::Prefix(text) | MatchType::Regex(text)) => text,
+            None => "",
+        };
+        at.require(!text.is_empty(), "is empty");
+        common::string_match(at, Some(origin));
+    });
+    at.each("allowMethods", &policy.allow_methods, |at, method| {
+        at.require(METHODS.contains(&method.as_str()), "is no HTTP method");
+    });
+    for (name, headers) in [
+        ("allowHeaders", &policy.allow_headers),
+        ("exposeHeaders", &policy.expose_headers),
+    ] {
+        at.each(name, headers, |at, header| {
+            at.require(is_header_name(header), "is no header name");
+        });
+    }
+    if let Some(age) = &policy.max_age {
+        common::duration(&at.field("maxAge"), Some(age));
+        at.field("maxAge")
+            .require(age.nanos == 0, "only whole seconds are supported");
+    }
+}
+
+fn headers(at: &At<'_>, headers: Option<&crate::proto::istio::networking::v1alpha3::Headers>) {
+    let Some(headers) = headers else { return };
+    let at = at.field("headers");
+    for (name, operations) in [("request", &headers.request), ("response", &headers.response)] {
+        if let Some(operations) = operations {
+            header_operations(&at.field(name), operations);
+        }
+    }
+}
+
+fn header_operations(at: &At<'_>, operations: &HeaderOperations) {
+    let named = |at: &At<'_>, name: &str| {
+        if !is_header_name(name) || name.eq_ignore_ascii_case("host") {
+            at.error(format!("{name:?} is no header that can be changed here"));
+        }
+    };
+    let set = operations.set.keys();
+    let is_authority = |name: &&String| name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority");
+    set.filter(|name| !is_authority(name))
+        .for_each(|name| named(&at.field("set"), name));
+    operations.add.keys().for_each(|name| named(&at.field("add"), name));
+    at.each("remove", &operations.remove, |at, name| named(at, name));
+}
+
+fn tls_route(at: &At<'_>, route: &TlsRoute, service: &VirtualService) {
+    at.field("match").require(!route.r#match.is_empty(), "is required");
+    at.each("match", &route.r#match, |at, matched: &TlsMatchAttributes| {
+        at.field("sniHosts")
+            .require(!matched.sni_hosts.is_empty(), "is required");
+        at.each("sniHosts", &matched.sni_hosts, |at, sni| {
+            if !is_wildcard_domain(sni) {
+                at.error(format!("{sni:?} is no host name"));
+            } else if !service.hosts.iter().any(|host| covers(host, sni)) {
+                at.error(format!("{sni:?} is not among the hosts of the VirtualService"));
+            }
+        });
+        l4_match(
+            at,
+            &matched.destination_subnets,
+            matched.port,
+            &matched.source_namespace,
+        );
+        labels(&at.field("sourceLabels"), &matched.source_labels);
+        gateways(at, &matched.gateways);
+    });
+    l4_destinations(at, &route.route);
+}
+
+/// True if every name that `sni` stands for is one that `host` stands for.
+fn covers(host: &str, sni: &str) -> bool {
+    match host.strip_prefix('*') {
+        Some(suffix) => sni.ends_with(suffix),
+        None => host == sni,
+    }
+}
+
+fn tcp_route(at: &At<'_>, route: &TcpRoute) {
+    at.each("match", &route.r#match, |at, matched: &L4MatchAttributes| {
+        l4_match(
+            at,
+            &matched.destination_subnets,
+            matched.port,
+            &matched.source_namespace,
+        );
+        labels(&at.field("sourceLabels"), &matched.source_labels);
+        gateways(at, &matched.gateways);
+    });
+    l4_destinations(at, &route.route);
+}
+
+fn l4_match(at: &At<'_>, subnets: &[String], port: u32, source_namespace: &str) {
+    at.each("destinationSubnets", subnets, |at, subnet| {
+        common::address_range(at, subnet);
+    });
+    if port != 0 {
+        common::port(&at.field("port"), port);
+    }
+    namespace(&at.field("sourceNamespace"), source_namespace);
+}

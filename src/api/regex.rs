@@ -1,0 +1,231 @@
+//! Regular expressions that users write. Envoy compiles them with RE2, so what RE2 takes is valid; but length and
+//! compiled size are limited, for they are compiled here too (EnvoyFilter's `proxyVersion`) and one of them must not cost
+//! megabytes.
+
+use regex::bytes::{Regex, RegexBuilder};
+
+/// The longest expression, in bytes; Istio's own limit.
+pub const MAX_LENGTH: usize = 1024;
+/// The largest compiled form, in bytes.
+pub const MAX_COMPILED: usize = 2 << 20;
+/// The deepest nesting of groups and repetitions.
+const MAX_NESTING: u32 = 100;
+
+/// Why an expression is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegexError {
+    /// It is longer than [`MAX_LENGTH`].
+    #[error("the regular expression has {0} bytes, the most is {MAX_LENGTH}")]
+    TooLong(usize),
+    /// Its compiled form is larger than [`MAX_COMPILED`].
+    #[error("the regular expression is too costly: compiled it has more than {MAX_COMPILED} bytes")]
+    TooLarge,
+    /// It is none.
+    #[error("the regular expression is invalid: {0}")]
+    Syntax(String),
+}
+
+/// Compiles an expression within the limits.
+pub fn compile(expression: &str) -> Result<Regex, RegexError> {
+    if expression.len() > MAX_LENGTH {
+        return Err(RegexError::TooLong(expression.len()));
+    }
+    let expression = from_re2(expression)?;
+    // Classes such as `\w` mean ASCII in RE2; only what names other characters needs the Unicode tables.
+    build(&expression, false).or_else(|error| match error {
+        RegexError::Syntax(_) => build(&expression, true),
+        error => Err(error),
+    })
+}
+
+fn build(expression: &str, unicode: bool) -> Result<Regex, RegexError> {
+    RegexBuilder::new(expression)
+        .unicode(unicode)
+        .size_limit(MAX_COMPILED)
+        .dfa_size_limit(MAX_COMPILED)
+        .nest_limit(MAX_NESTING)
+        .build()
+        .map_err(|error| match error {
+            regex::Error::CompiledTooBig(_) => RegexError::TooLarge,
+            error => RegexError::Syntax(last_line(&error.to_string())),
+        })
+}
+
+/// The library explains with a drawing of the expression; its last line is the reason.
+fn last_line(text: &str) -> String {
+    let line = text.lines().last().unwrap_or_default().trim();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+}
+
+/// The largest count of a repetition in RE2.
+const MAX_REPEAT: u32 = 1000;
+
+/// Rewrites what RE2 takes and the library does not: `\Q…\E`, `\C`, brackets and braces that stand for themselves. What
+/// the library takes and RE2 does not is an error: a repetition of a repetition, counts above [`MAX_REPEAT`].
+fn from_re2(expression: &str) -> Result<String, RegexError> {
+    let mut rewriter = Rewriter {
+        out: String::with_capacity(expression.len()),
+        rest: expression,
+        in_class: false,
+        repeated: false,
+    };
+    while let Some(first) = rewriter.rest.chars().next() {
+        rewriter.step(first)?;
+    }
+    Ok(rewriter.out)
+}
+
+struct Rewriter<'a> {
+    out: String,
+    rest: &'a str,
+    in_class: bool,
+    /// The last thing was a repetition.
+    repeated: bool,
+}
+
+impl Rewriter<'_> {
+    fn step(&mut self, first: char) -> Result<(), RegexError> {
+        let repeated = std::mem::take(&mut self.repeated);
+        match first {
+            '\\' => self.escape(),
+            '[' if self.in_class && !self.rest.starts_with("[:") => self.replace("\\[", 1),
+            '[' if !self.in_class => self.open_class(),
+            ']' => {
+                self.in_class = false;
+                self.keep(1);
+            }
+            // Two of these in a class are set operations of the library.
+            '&' | '~' if self.in_class => self.replace(if first == '&' { "\\&" } else { "\\~" }, 1),
+            '*' | '+' | '?' if !self.in_class => self.repetition(1, repeated)?,
+            '{' if !self.in_class => match repetition_length(self.rest)? {
+                Some(length) => self.repetition(length, repeated)?,
+                None => self.replace("\\{", 1),
+            },
+            _ => self.keep(first.len_utf8()),
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, length: usize) {
+        self.out.push_str(&self.rest[..length]);
+        self.rest = &self.rest[length..];
+    }
+
+    fn replace(&mut self, text: &str, length: usize) {
+        self.out.push_str(text);
+        self.rest = &self.rest[length..];
+    }
+
+    fn escape(&mut self) {
+        if let Some(quoted) = self.rest.strip_prefix("\\Q") {
+            let (literal, after) = quoted.split_once("\\E").unwrap_or((quoted, ""));
+            self.out.push_str(&regex::escape(literal));
+            self.rest = after;
+        } else if self.rest.starts_with("\\C") {
+            self.replace("(?s:.)", 2);
+        } else {
+            let named = ["\\p{", "\\P{", "\\x{"]
+                .iter()
+                .any(|start| self.rest.starts_with(start));
+            let escaped = 1 + self.rest[1..].chars().next().map_or(0, char::len_utf8);
+            let end = self.rest.find('}').filter(|_| named).map_or(escaped, |end| end + 1);
+            self.keep(end);
+        }
+    }
+
+    fn open_class(&mut self) {
+        self.in_class = true;
+        self.keep(1);
+        if self.rest.starts_with('^') {
+            self.keep(1);
+        }
+        // A bracket that comes first in a class stands for itself.
+        if self.rest.starts_with(']') {
+            self.replace("\\]", 1);
+        }
+    }
+
+    fn repetition(&mut self, length: usize, repeated: bool) -> Result<(), RegexError> {
+        if repeated {
+            return Err(RegexError::Syntax("a repetition of a repetition".to_owned()));
+        }
+        self.keep(length);
+        // The mark of a lazy repetition belongs to it.
+        if self.rest.starts_with('?') {
+            self.keep(1);
+        }
+        self.repeated = true;
+        Ok(())
+    }
+}
+
+/// The length of `{2}`, `{2,}` or `{2,3}`; other braces stand for themselves.
+fn repetition_length(text: &str) -> Result<Option<usize>, RegexError> {
+    let Some((inner, _)) = text[1..].split_once('}') else {
+        return Ok(None);
+    };
+    let (least, most) = inner.split_once(',').unwrap_or((inner, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if least.is_empty() || !digits(least) || !digits(most) {
+        return Ok(None);
+    }
+    let counts = [least, most].into_iter().filter(|count| !count.is_empty());
+    if counts
+        .into_iter()
+        .any(|count| count.parse::<u32>().map_or(true, |count| count > MAX_REPEAT))
+    {
+        return Err(RegexError::Syntax(format!("a repetition of more than {MAX_REPEAT}")));
+    }
+    Ok(Some(inner.len() + 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_re2_takes_is_taken() {
+        let good = [
+            r"^1\.2[0-9]*\.\d+$",
+            "/api/v[12]/.*",
+            r"\Qa.b{\E.*",
+            "a{b}",
+            "{id}",
+            "[^]]+",
+            "[[]",
+            "[[:alpha:]]+",
+            "(?i)abc",
+            r"\p{L}+",
+            "(?P<name>x)",
+            "[a&&b]",
+            "ü+",
+            r"\w{1,100}",
+            "a|b",
+            "",
+        ];
+        for expression in good {
+            assert!(compile(expression).is_ok(), "{expression}: {:?}", compile(expression));
+        }
+        assert!(compile("[a&&b]").unwrap().is_match(b"&"));
+        assert!(compile(r"\Qa.b\E").unwrap().is_match(b"a.b") && !compile(r"\Qa.b\E").unwrap().is_match(b"axb"));
+    }
+
+    #[test]
+    fn others_are_refused_with_a_reason() {
+        for expression in ["(", "a**", "[z-a]", "(?=x)", r"(a)\1", "*", "x{1001}", "a*+", "a{2}{3}"] {
+            assert!(
+                matches!(compile(expression), Err(RegexError::Syntax(_))),
+                "{expression}"
+            );
+        }
+        assert_eq!(compile(&"a".repeat(1025)).unwrap_err(), RegexError::TooLong(1025));
+        for bomb in [
+            "((((a{1,100}){1,100}){1,100}){1,100})",
+            "(?:(?:(?:x{999}){999}){999}){999}",
+            "(\\pL{500}){500}",
+        ] {
+            assert_eq!(compile(bomb).unwrap_err(), RegexError::TooLarge, "{bomb}");
+        }
+        assert!(compile(&"(".repeat(1000)).is_err());
+    }
+}
