@@ -85,3 +85,6 @@ impl ClusterKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

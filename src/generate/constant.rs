@@ -132,9 +132,9 @@ pub fn credential_secret(credential: &str, suffix: &str, external_socket: bool) 
             DEFAULT_SECRET
         });
     }
-    if external_socket && let Some(name) = credential.strip_prefix(SDS_CREDENTIAL) {
+    if external_socket && credential.starts_with(SDS_CREDENTIAL) {
         return SdsSecretConfig {
-            name: format!("{name}{suffix}"),
+            name: format!("{credential}{suffix}"),
             sds_config: Some(grpc_source(EXTERNAL_SDS_CLUSTER)),
         };
     }

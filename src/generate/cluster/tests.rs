@@ -1,0 +1,314 @@
+//! Clusters and endpoints of small meshes, through the store as when serving.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::{Value, json};
+
+use crate::{
+    base::Shared,
+    generate::{
+        Proxy, ResourceType,
+        proxy::Extensions,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{fixture, installation::Installation},
+    proto::json,
+    table::ChangeSet,
+};
+
+const MESH: (&str, &str) = ("mesh.yaml", "accessLogFile: ''\n");
+
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-0, labels: {app: a, security.istio.io/tlsMode: istio}}
+spec: {serviceAccountName: a, nodeName: n1}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-1, labels: {app: a}}
+spec: {serviceAccountName: a, nodeName: n2}
+status: {phase: Running, podIP: 10.1.0.2, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/region: r1, topology.kubernetes.io/zone: z1}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n2, labels: {topology.kubernetes.io/region: r2, topology.kubernetes.io/zone: z2}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: a-1, labels: {kubernetes.io/service-name: a}}
+addressType: IPv4
+ports: [{name: http, port: 8080}, {name: tcp, port: 90}]
+endpoints:
+- {addresses: [10.1.0.1], nodeName: n1, targetRef: {kind: Pod, name: a-0, namespace: default}}
+- {addresses: [10.1.0.2], nodeName: n2, targetRef: {kind: Pod, name: a-1, namespace: default}}
+";
+
+const HTTP: &str = "outbound|80||a.default.svc.cluster.local";
+const TCP: &str = "outbound|90||a.default.svc.cluster.local";
+
+/// A mesh with its clients.
+struct Bed {
+    store: Store,
+}
+
+impl Bed {
+    fn new(files: &[(&str, &str)], proxies: Vec<Proxy>) -> Self {
+        let files: Vec<_> = std::iter::once(MESH).chain(files.iter().copied()).collect();
+        let world = fixture::folder_world(Installation::default(), &files);
+        let mut store = Store::default();
+        let joined = proxies.into_iter().enumerate();
+        let membership = Membership {
+            joined: joined
+                .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
+                .collect(),
+            left: Vec::new(),
+        };
+        let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
+        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        Self { store }
+    }
+
+    /// A resource of a client as JSON; null if there is none.
+    fn get(&self, client: u64, resource_type: ResourceType, name: &str) -> Value {
+        let group = self.store.group_of(MemberId(client)).expect("the client has a group");
+        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
+        let resource = snapshot.view(resource_type).get(name);
+        resource.map_or(Value::Null, |resource| json::any_to_json(&resource.any()))
+    }
+
+    fn cluster(&self, name: &str) -> Value {
+        self.get(0, ResourceType::Cluster, name)
+    }
+
+    fn endpoints(&self, client: u64, name: &str) -> Value {
+        self.get(client, ResourceType::Endpoint, name)["endpoints"].clone()
+    }
+}
+
+fn client(pod: &str, node: &str) -> Proxy {
+    client_with(pod, node, &json!({}), Extensions::default())
+}
+
+fn client_with(pod: &str, node: &str, more: &Value, extensions: Extensions) -> Proxy {
+    let mut metadata = json!({
+        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "NODE_NAME": node, "LABELS": {"app": pod},
+    });
+    for (key, value) in more.as_object().expect("an object") {
+        metadata[key] = value.clone();
+    }
+    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
+    let id = format!("sidecar~10.2.0.1~{pod}.default~default.svc.cluster.local");
+    let locality = format!("r{0}/z{0}", node.trim_start_matches('n'));
+    Proxy::new(&id, pod, metadata, locality.into(), extensions).expect("a valid node")
+}
+
+fn upstream_envoy() -> Extensions {
+    let listed: BTreeSet<_> = ["envoy.filters.http.router".into()].into();
+    Extensions {
+        listed: Some(Shared::new(listed)),
+    }
+}
+
+fn mtls_context(cluster: &Value) -> &Value {
+    &cluster["transportSocketMatches"][0]["transportSocket"]["typedConfig"]["commonTlsContext"]
+}
+
+#[test]
+fn an_upstream_envoy_gets_no_metadata_exchange_and_tells_http_by_alpn() {
+    let proxy = client_with("b", "n1", &json!({}), upstream_envoy());
+    let bed = Bed::new(&[("a.yaml", SERVICE)], vec![proxy]);
+    let http = bed.cluster(HTTP);
+    assert_eq!(http["filters"], Value::Null);
+    assert_eq!(
+        mtls_context(&http)["alpnProtocols"],
+        json!(["istio-http/1.1", "istio", "http/1.1"])
+    );
+    assert_eq!(mtls_context(&bed.cluster(TCP))["alpnProtocols"], json!(["istio"]));
+    assert_eq!(bed.cluster("PassthroughCluster")["filters"], Value::Null);
+
+    let bed = Bed::new(&[("a.yaml", SERVICE)], vec![client("b", "n1")]);
+    let http = bed.cluster(HTTP);
+    assert_eq!(http["filters"][0]["name"], "istio.metadata_exchange");
+    assert_eq!(
+        mtls_context(&http)["alpnProtocols"],
+        json!(["istio-peer-exchange", "istio"])
+    );
+}
+
+#[test]
+fn a_port_entry_takes_the_place_of_the_policy_and_a_subset_overrides_by_field() {
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: a}
+spec:
+  host: a
+  trafficPolicy:
+    connectionPool: {tcp: {maxConnections: 7}}
+    loadBalancer: {simple: RANDOM}
+    portLevelSettings:
+    - {port: {number: 90}, connectionPool: {tcp: {maxConnections: 9}}}
+  subsets:
+  - {name: v1, labels: {version: v1}, trafficPolicy: {loadBalancer: {simple: ROUND_ROBIN}}}
+";
+    let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", rule)], vec![client("b", "n1")]);
+    let facts = |name: &str| {
+        let cluster = bed.cluster(name);
+        let limit = cluster["circuitBreakers"]["thresholds"][0]["maxConnections"].clone();
+        (cluster["lbPolicy"].clone(), limit)
+    };
+    assert_eq!(facts(HTTP), (json!("RANDOM"), json!(7)));
+    assert_eq!(facts(TCP), (json!("LEAST_REQUEST"), json!(9)));
+    // ROUND_ROBIN is the zero value, hence absent.
+    assert_eq!(
+        facts("outbound|80|v1|a.default.svc.cluster.local"),
+        (Value::Null, json!(7))
+    );
+    assert_eq!(
+        facts("outbound|90|v1|a.default.svc.cluster.local"),
+        (Value::Null, json!(9))
+    );
+    assert_eq!(
+        bed.endpoints(0, "outbound|80|v1|a.default.svc.cluster.local"),
+        Value::Null
+    );
+}
+
+#[test]
+fn certificates_of_the_node_take_the_place_of_the_meshs() {
+    let files = json!({"TLS_CLIENT_CERT_CHAIN": "/c", "TLS_CLIENT_KEY": "/k", "TLS_CLIENT_ROOT_CERT": "/r"});
+    let proxy = client_with("b", "n1", &files, Extensions::default());
+    let bed = Bed::new(&[("a.yaml", SERVICE)], vec![proxy]);
+    let socket = &bed.cluster(HTTP)["transportSocket"]["typedConfig"];
+    let context = &socket["commonTlsContext"];
+    assert_eq!(context["tlsCertificateSdsSecretConfigs"][0]["name"], "file-cert:/c~/k");
+    let validation = &context["combinedValidationContext"];
+    assert_eq!(validation["validationContextSdsSecretConfig"]["name"], "file-root:/r");
+    assert_eq!(socket["sni"], "outbound_.80_._.a.default.svc.cluster.local");
+}
+
+#[test]
+fn proxy_protocol_wraps_every_socket() {
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: a}
+spec: {host: a, trafficPolicy: {proxyProtocol: {version: V2}}}
+";
+    let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", rule)], vec![client("b", "n1")]);
+    let cluster = bed.cluster(HTTP);
+    let matches = cluster["transportSocketMatches"].as_array().expect("a list");
+    for socket in matches.iter().map(|choice| &choice["transportSocket"]) {
+        assert_eq!(socket["name"], "envoy.transport_sockets.upstream_proxy_protocol");
+        assert_eq!(socket["typedConfig"]["config"]["version"], "V2");
+    }
+    assert_eq!(matches.len(), 2);
+    assert_eq!(cluster["transportSocket"], Value::Null);
+}
+
+#[test]
+fn only_clients_of_node_local_services_differ_by_node() {
+    let clients = || vec![client("b", "n1"), client("b", "n2")];
+    let bed = Bed::new(&[("a.yaml", SERVICE)], clients());
+    assert_eq!(bed.store.size().groups, 1);
+
+    let local = SERVICE.replace("selector:", "internalTrafficPolicy: Local\n  selector:");
+    let bed = Bed::new(&[("a.yaml", &local)], clients());
+    let address = |client| {
+        let groups = bed.endpoints(client, HTTP);
+        assert_eq!(groups.as_array().map(Vec::len), Some(1));
+        groups[0]["lbEndpoints"][0]["endpoint"]["address"]["socketAddress"]["address"].clone()
+    };
+    assert_eq!([address(0), address(1)], [json!("10.1.0.1"), json!("10.1.0.2")]);
+}
+
+#[test]
+fn traffic_distribution_prefers_the_zone_without_outlier_detection() {
+    let near = SERVICE.replace("selector:", "trafficDistribution: PreferClose\n  selector:");
+    let bed = Bed::new(&[("a.yaml", &near)], vec![client("b", "n1"), client("b", "n2")]);
+    let cluster = bed.cluster(HTTP);
+    let expected = json!({"healthyPanicThreshold": {}, "localityWeightedLbConfig": {}});
+    assert_eq!(cluster["commonLbConfig"], expected);
+    let priorities = |client| {
+        let groups = bed.endpoints(client, HTTP);
+        let priority = |index: usize| groups[index]["priority"].as_u64().unwrap_or(0);
+        [priority(0), priority(1)]
+    };
+    assert_eq!(priorities(0), [0, 1]);
+    assert_eq!(priorities(1), [1, 0]);
+}
+
+#[test]
+fn a_sidecar_says_where_inbound_traffic_goes() {
+    let sidecar = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s}
+spec:
+  ingress:
+  - {port: {number: 7000, protocol: HTTP, name: http}, defaultEndpoint: 'unix:///tmp/a'}
+  - {port: {number: 7001, protocol: TCP, name: tcp}, defaultEndpoint: '127.0.0.1:7101'}
+  - {port: {number: 7002, protocol: GRPC, name: grpc}, defaultEndpoint: '0.0.0.0:7102'}
+  - {port: {number: 7003, protocol: TCP, name: plain}}
+";
+    let bed = Bed::new(
+        &[("a.yaml", SERVICE), ("sidecar.yaml", sidecar)],
+        vec![client("b", "n1")],
+    );
+    let endpoint = |port: u32| {
+        let cluster = bed.cluster(&format!("inbound|{port}||"));
+        let assignment = &cluster["loadAssignment"]["endpoints"][0]["lbEndpoints"][0];
+        (
+            assignment["endpoint"]["address"].clone(),
+            !cluster["upstreamBindConfig"].is_null(),
+        )
+    };
+    assert_eq!(endpoint(7000), (json!({"pipe": {"path": "/tmp/a"}}), true));
+    let socket = |address: &str, port: u32| json!({"socketAddress": {"address": address, "portValue": port}});
+    assert_eq!(endpoint(7001), (socket("127.0.0.1", 7101), false));
+    assert_eq!(endpoint(7002), (socket("10.2.0.1", 7102), true));
+    assert_eq!(endpoint(7003), (Value::Null, true));
+    assert_eq!(bed.cluster("inbound|7003||")["type"], "ORIGINAL_DST");
+}
+
+#[test]
+fn services_without_endpoints_that_dns_would_resolve_have_no_cluster() {
+    let entries = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: empty}
+spec:
+  hosts: [empty.example.com]
+  resolution: DNS
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  workloadSelector: {labels: {app: nobody}}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: full}
+spec: {hosts: [full.example.com], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
+";
+    let bed = Bed::new(&[("entries.yaml", entries)], vec![client("b", "n1")]);
+    assert_eq!(bed.cluster("outbound|80||empty.example.com"), Value::Null);
+    let notes = bed.store.notes();
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.code == "pilot_dns_cluster_without_endpoints")
+    );
+    assert_eq!(bed.cluster("outbound|80||full.example.com")["type"], "STRICT_DNS");
+}
