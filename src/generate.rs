@@ -14,6 +14,7 @@ pub mod group;
 pub mod labels;
 pub mod listener;
 pub mod name;
+pub mod name_table;
 pub mod patch;
 pub mod proxy;
 pub mod route;

@@ -8,7 +8,7 @@ use smol_str::SmolStr;
 use super::{
     View, cluster,
     encoded::{EncodedResource, ResourceType},
-    endpoint, listener, route,
+    endpoint, listener, name_table, route,
 };
 use crate::{
     base::{Hashed, Version},
@@ -24,6 +24,8 @@ pub enum Part {
     Listeners(listener::ListenerPart),
     /// Route configurations.
     Routes(route::RoutePart),
+    /// The name table.
+    NameTable(name_table::NameTableKey),
 }
 
 /// A part's key: hashed once, cheap to compare.
@@ -40,6 +42,8 @@ pub enum Resource {
     Listener(listener::ListenerKey),
     /// A route configuration.
     Route(route::RouteKey),
+    /// The name table.
+    NameTable(name_table::NameTableKey),
 }
 
 /// A resource's key: hashed once, cheap to compare.
@@ -71,6 +75,7 @@ impl Part {
             Self::Clusters(part) => part.list(view),
             Self::Listeners(part) => part.list(view),
             Self::Routes(part) => part.list(view),
+            Self::NameTable(part) => part.list(),
         }
     }
 }
@@ -126,6 +131,7 @@ impl Resource {
             Self::Endpoint(key) => key.build(view),
             Self::Listener(key) => key.build(view),
             Self::Route(key) => key.build(view),
+            Self::NameTable(key) => key.build(view),
         }
     }
 }

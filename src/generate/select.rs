@@ -12,7 +12,7 @@ use smol_str::SmolStr;
 use super::{
     View, cluster,
     group::{Part, ProxyGroupKey, Selection},
-    listener,
+    listener, name_table,
     proxy::{Proxy, ProxyType},
     route,
 };
@@ -69,6 +69,7 @@ pub fn select(view: &View, proxy: &Proxy) -> ProxyGroupKey {
             parts.extend(cluster::select(view, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(view, &selected).into_iter().map(Part::Listeners));
             parts.extend(route::select(view, &selected).into_iter().map(Part::Routes));
+            parts.push(Part::NameTable(name_table::select(view, &selected)));
         }
         ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
     }
