@@ -23,12 +23,13 @@ impl GatewayView {
     pub fn of(view: &View, selected: &Selected) -> Self {
         let exposed = selected.targets.iter().filter_map(|target| {
             let service = view.service(&target.service)?;
-            let port = service.port(target.port)?;
+            // TCP and UDP may share a number.
+            let mut same = service.ports.iter().filter(|port| port.number == target.port);
             Some(ExposedPort {
                 service: target.service.clone(),
                 number: target.port,
                 target: target.target_port,
-                udp: port.protocol == Protocol::Udp,
+                udp: same.any(|port| port.protocol == Protocol::Udp),
                 untranslated: service.label(NO_TRANSLATION_LABEL).is_some(),
             })
         });

@@ -35,7 +35,7 @@ pub struct ExposedPort {
     pub number: u32,
     /// The port that the router listens on.
     pub target: u32,
-    /// The port is for UDP.
+    /// The service has the port for UDP (too).
     pub udp: bool,
     /// The service has the label that turns translation off.
     pub untranslated: bool,

@@ -1,11 +1,10 @@
 //! The services that a proxy's workload serves, and on which of its ports.
 //!
-//! Kubernetes Services come from the WorkloadEntry at the proxy's address, else from its pod, else from what the node
-//! says of itself. ServiceEntries come by address: inline endpoints and selected workloads.
+//! Kubernetes Services come from the WorkloadEntry at the proxy's address, else from its pod. ServiceEntries come by
+//! address: inline endpoints and selected workloads.
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
 use smol_str::SmolStr;
 
 use super::{ServiceTarget, workload};
@@ -64,7 +63,8 @@ fn kube_targets<'a>(view: &View<'a>, proxy: &Proxy) -> Found<'a> {
     }
     let pod = workload::pod(view, proxy).filter(|_| !workload::is_test_vm(proxy));
     let Some(pod) = pod else {
-        return from_metadata(view, proxy, &cluster).unwrap_or_default();
+        // Parity: what the node says of its labels and ports is not looked at when it connects.
+        return Vec::new();
     };
     let mut services = selecting(view, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();
     if services.peek().is_none() {
@@ -193,58 +193,6 @@ fn by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<
         }
     }
     found
-}
-
-/// The targets that the node's own labels and `POD_PORTS` tell; `None` as soon as one named port is unknown.
-fn from_metadata<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Option<Found<'a>> {
-    let labels = proxy.label_map("LABELS");
-    let pod_ports = pod_ports(proxy);
-    let mut found = Vec::new();
-    for service in selecting(view, cluster, &proxy.namespace, &labels) {
-        let mut unknown = false;
-        let resolve = |port: &Port| match &port.target {
-            TargetPort::Number(number) => Some(*number),
-            TargetPort::Name(_) if pod_ports.is_empty() => Some(0),
-            TargetPort::Name(name) => pod_ports
-                .iter()
-                .find(|(known, _, protocol)| known == name && *protocol == port.protocol)
-                .map(|(_, number, _)| *number),
-        };
-        for port in &service.ports {
-            unknown |= resolve(port).is_none();
-        }
-        if unknown {
-            return None;
-        }
-        found.extend(by_ports(view, service, resolve));
-    }
-    Some(found)
-}
-
-/// `POD_PORTS`: name, number, protocol.
-fn pod_ports(proxy: &Proxy) -> Vec<(SmolStr, u32, SmolStr)> {
-    let listed: Value = match proxy.metadata.get("POD_PORTS") {
-        Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
-        Some(other) => other.clone(),
-        None => Value::Null,
-    };
-    let text = |port: &Value, key: &str| {
-        port.get(key)
-            .and_then(Value::as_str)
-            .map(SmolStr::new)
-            .unwrap_or_default()
-    };
-    let ports = listed.as_array().into_iter().flatten();
-    ports
-        .map(|port| {
-            let number = port.get("containerPort").and_then(Value::as_u64).unwrap_or_default();
-            let protocol = match text(port, "protocol") {
-                protocol if protocol.is_empty() => SmolStr::new_static("TCP"),
-                protocol => protocol,
-            };
-            (text(port, "name"), u32::try_from(number).unwrap_or_default(), protocol)
-        })
-        .collect()
 }
 
 /// Adds the targets of ServiceEntries at the proxy's addresses; the labels of the first endpoint.
