@@ -14,7 +14,7 @@ use smol_str::{SmolStr, format_smolstr};
 
 use super::connection::{Connection, Protocol};
 use crate::{
-    generate::{Proxy, ResourceType},
+    generate::{ResourceType, proxy::Proxy},
     push::groups::MemberId,
 };
 

@@ -24,7 +24,10 @@ use super::{
     request::{Incoming, RequestError, Requests},
 };
 use crate::{
-    generate::{Proxy, ResourceType, proxy::NodeError},
+    generate::{
+        ResourceType,
+        proxy::{NodeError, Proxy},
+    },
     push::groups::{Groups, Member, Publication},
 };
 
