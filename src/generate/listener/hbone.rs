@@ -255,7 +255,7 @@ impl FilterStack<'_> {
             dns: true,
             ..Default::default()
         });
-        manager.stat_prefix = CONNECT_TERMINATE.to_owned();
+        CONNECT_TERMINATE.clone_into(&mut manager.stat_prefix);
         manager.use_remote_address = Some(false);
         manager.stream_idle_timeout = Some(prost_types::Duration::default());
         manager.upgrade_configs = vec![UpgradeConfig {

@@ -37,7 +37,7 @@ use crate::{
         },
         istio::mesh::v1alpha1::{
             ForwardClientCertDetails,
-            mesh_config::proxy_path_normalization::NormalizationType,
+            mesh_config::{ProxyPathNormalization, proxy_path_normalization::NormalizationType},
             network::network_endpoints::Ne,
             proxy_config::proxy_headers::{MetadataExchangeMode, SetCurrentClientCertDetails as MeshClientCert},
         },
@@ -160,7 +160,7 @@ impl FilterStack<'_> {
 
     fn normalize(&self, manager: &mut HttpConnectionManager) {
         let chosen = self.mesh.path_normalization.as_ref();
-        let chosen = chosen.map_or(NormalizationType::Default, |chosen| chosen.normalization());
+        let chosen = chosen.map_or(NormalizationType::Default, ProxyPathNormalization::normalization);
         let merge = matches!(
             chosen,
             NormalizationType::MergeSlashes | NormalizationType::DecodeAndMergeSlashes
@@ -212,13 +212,12 @@ fn preserve_case() -> HeaderKeyFormat {
     }
 }
 
-/// The part of `proxyHeaders` that differs by direction.
 impl FilterClient {
     /// Server header and request id, for a connection manager of this direction.
     pub fn apply_headers(&self, class: ListenerClass, manager: &mut HttpConnectionManager) {
         // Envoy's own name stays on outbound traffic.
         if class != ListenerClass::SidecarOutbound {
-            manager.server_name = "istio-envoy".to_owned();
+            "istio-envoy".clone_into(&mut manager.server_name);
         }
         if let Some(server) = &self.proxy_headers.server {
             if server.disabled.unwrap_or_default() {

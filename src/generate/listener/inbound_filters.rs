@@ -10,6 +10,7 @@ use super::{
     tcp::{TcpChain, plain_proxy},
 };
 use crate::{
+    api::kube::service::TargetPort,
     base::Shared,
     generate::{name, patch},
     model::{
@@ -29,6 +30,9 @@ use crate::{
         istio::networking::v1alpha3::ServerTlsSettings,
     },
 };
+
+/// The placeholder of the workload's port in patterns for statistics.
+const TARGET_PORT: &str = "%TARGET_PORT%";
 
 /// A port of the workload with chains of its own, or (passthrough) all others.
 #[derive(Clone, Debug)]
@@ -205,7 +209,7 @@ impl InboundListener<'_> {
         let mut proxy = plain_proxy(&cluster);
         let pattern = &self.stack.mesh.inbound_cluster_stat_name;
         if !pattern.is_empty() {
-            proxy.stat_prefix = self.inbound_stat_prefix(pattern, port);
+            proxy.stat_prefix = inbound_stat_prefix(pattern, port);
         }
         let terminal = self.stack.protocol_filters(port.protocol, proxy, &cluster);
         let chain = TcpChain {
@@ -216,17 +220,19 @@ impl InboundListener<'_> {
         };
         self.stack.complete_tcp_chain(chain, None, terminal)
     }
+}
 
-    fn inbound_stat_prefix(&self, pattern: &str, port: &InboundPort) -> String {
-        let service_port = ServicePort {
-            name: port.name.clone(),
-            number: port.number,
-            target: crate::api::kube::service::TargetPort::Number(port.target_port),
-            protocol: port.protocol,
-        };
-        // The target port is not filled in on inbound listeners.
-        let pattern = pattern.replace("%TARGET_PORT%", "\u{0}");
-        name::stat_prefix(&pattern, &port.hostname, "", &service_port, 0, port.service.as_deref())
-            .replace('\u{0}', "%TARGET_PORT%")
-    }
+/// The pattern filled in. Parity: the target port is not known here, so its placeholder stays.
+fn inbound_stat_prefix(pattern: &str, port: &InboundPort) -> String {
+    let service_port = ServicePort {
+        name: port.name.clone(),
+        number: port.number,
+        target: TargetPort::Number(port.target_port),
+        protocol: port.protocol,
+    };
+    let pieces = pattern.split(TARGET_PORT).map(|piece| {
+        let service = port.service.as_deref();
+        name::stat_prefix(piece, &port.hostname, "", &service_port, 0, service)
+    });
+    pieces.collect::<Vec<_>>().join(TARGET_PORT)
 }

@@ -121,8 +121,8 @@ fn on_ports(ports: Vec<u32>) -> Option<ListenerFilterChainMatchPredicate> {
         .into_iter()
         .map(|port| ListenerFilterChainMatchPredicate {
             rule: Some(Rule::DestinationPortRange(Int32Range {
-                start: port as i32,
-                end: port as i32 + 1,
+                start: port.cast_signed(),
+                end: port.cast_signed() + 1,
             })),
         })
         .collect();

@@ -1,5 +1,9 @@
 //! TCP and TLS chains of outbound listeners: routes of VirtualServices, else the service itself.
 
+use std::collections::BTreeMap;
+
+use smol_str::SmolStr;
+
 use super::{
     filter_chain::{Chain, config_metadata},
     outbound::resolves_on_demand,
@@ -7,7 +11,12 @@ use super::{
     tcp::{TcpChain, TcpClusters, TcpUpstream},
 };
 use crate::{
-    base::{Hostname, Shared, select},
+    api::kube::service::TargetPort,
+    base::{
+        Hostname, Shared,
+        cidr::{self, IpMode},
+        select,
+    },
     generate::{
         constant::wildcards,
         name::{self, outbound_cluster},
@@ -29,7 +38,7 @@ struct Static<'m> {
     gateways: &'m [String],
     port: u32,
     source_namespace: &'m str,
-    source_labels: &'m std::collections::BTreeMap<String, String>,
+    source_labels: &'m BTreeMap<String, String>,
 }
 
 impl<'m> From<&'m TlsMatchAttributes> for Static<'m> {
@@ -102,7 +111,7 @@ impl OutboundListener<'_> {
         }
         if chains.is_empty() {
             chains.push(Chain {
-                sni: self.service_sni(member, service, &ranges),
+                sni: self.service_sni(service, &ranges),
                 ranges,
                 filters: self.service_filters(member, service),
                 ..Default::default()
@@ -167,22 +176,20 @@ impl OutboundListener<'_> {
     }
 
     /// The server names by which a TLS service is told from others at the same address; none if the address suffices.
-    fn service_sni(&self, member: &Member, service: &Service, ranges: &[String]) -> Vec<String> {
+    fn service_sni(&self, service: &Service, ranges: &[String]) -> Vec<String> {
         let mode = self.vips.ip_mode;
         let wildcard = wildcards(mode)[0];
         let mut address = self.vips.address(service);
         if address.contains('/') {
             address = "".into();
         }
-        if service.registry == Registry::External && mode == crate::base::cidr::IpMode::V6 && address == UNSPECIFIED_IP
-        {
+        if service.registry == Registry::External && mode == IpMode::V6 && address == UNSPECIFIED_IP {
             address = "::".into();
         }
         let at_wildcard = address == wildcard && self.key.binds[0] == wildcard;
         if ranges.is_empty() && !address.is_empty() && !at_wildcard && !resolves_on_demand(service) {
             return Vec::new();
         }
-        let _ = member;
         let mut names = vec![service.key.hostname.to_string()];
         for alias in &service.aliases {
             names.push(alias.hostname.to_string());
@@ -195,7 +202,7 @@ impl OutboundListener<'_> {
     fn alternate_names(&self, host: &Hostname) -> Vec<String> {
         let mut names = Vec::new();
         let absolute = self.stack.features().pilot_enable_absolute_fqdn_vhost_domain;
-        if absolute && crate::base::cidr::parse_ip(host).is_none() {
+        if absolute && cidr::parse_ip(host).is_none() {
             names.push(format!("{host}."));
         }
         let Some((own_namespace, suffix)) = self.dns_domain.split_once(".svc.") else {
@@ -334,11 +341,11 @@ fn service_port(number: u32, name: &str, port: &ListenPort) -> ServicePort {
     ServicePort {
         name: name.into(),
         number,
-        target: crate::api::kube::service::TargetPort::Number(0),
+        target: TargetPort::Number(0),
         protocol: port.protocol,
     }
 }
 
-fn owned(ranges: &[smol_str::SmolStr]) -> Vec<String> {
+fn owned(ranges: &[SmolStr]) -> Vec<String> {
     ranges.iter().map(ToString::to_string).collect()
 }

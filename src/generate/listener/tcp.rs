@@ -24,6 +24,7 @@ use crate::{
                 common::dynamic_forward_proxy::v3::DnsCacheConfig,
                 filters::network::{
                     mongo_proxy::v3::MongoProxy,
+                    mysql_proxy::v3::MySqlProxy,
                     redis_proxy::v3::{
                         RedisProxy,
                         redis_proxy::{ConnPoolSettings, PrefixRoutes, prefix_routes::Route},
@@ -211,7 +212,11 @@ impl FilterStack<'_> {
                 vec![redis(stat_prefix, cluster)]
             }
             Protocol::Mysql if features.pilot_enable_mysql_filter && self.has_extension(MYSQL_PROXY) => {
-                let mysql = filter(MYSQL_PROXY, mysql(stat_prefix));
+                let mysql = MySqlProxy {
+                    stat_prefix,
+                    ..Default::default()
+                };
+                let mysql = filter(MYSQL_PROXY, Any::pack(&mysql));
                 vec![mysql, self.tcp_proxy(proxy)]
             }
             _ => vec![self.tcp_proxy(proxy)],
@@ -315,19 +320,6 @@ fn redis(stat_prefix: String, cluster: &str) -> Filter {
         ..Default::default()
     };
     filter(REDIS_PROXY, Any::pack(&redis))
-}
-
-/// The MySQL filter's configuration, of which only the first field is used.
-fn mysql(stat_prefix: String) -> Any {
-    #[derive(Clone, PartialEq, prost::Message)]
-    struct MySqlProxy {
-        #[prost(string, tag = "1")]
-        stat_prefix: String,
-    }
-    Any {
-        type_url: "type.googleapis.com/envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy".to_owned(),
-        value: prost::Message::encode_to_vec(&MySqlProxy { stat_prefix }).into(),
-    }
 }
 
 fn sni_forward_proxy(host: &Hostname, port: u32) -> Filter {

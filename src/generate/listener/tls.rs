@@ -23,7 +23,7 @@ use crate::{
             },
             r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
         },
-        istio::mesh::v1alpha1::mesh_config::tls_config::TlsProtocol as MeshTlsProtocol,
+        istio::mesh::v1alpha1::mesh_config::{TlsConfig, tls_config::TlsProtocol as MeshTlsProtocol},
     },
 };
 
@@ -94,7 +94,7 @@ impl FilterStack<'_> {
     /// The socket of mutual TLS with peers of the mesh.
     pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: Inside) -> TransportSocket {
         let mtls = self.mesh.mesh_m_tls.as_ref();
-        let minimum = match mtls.map(|mtls| mtls.min_protocol_version()) {
+        let minimum = match mtls.map(TlsConfig::min_protocol_version) {
             Some(MeshTlsProtocol::Tlsv13) => TlsProtocol::TlSv13,
             _ => TlsProtocol::TlSv12,
         };
