@@ -23,6 +23,8 @@ pub mod stack;
 pub mod stats;
 pub mod tcp;
 pub mod telemetry;
+#[cfg(test)]
+mod tests;
 pub mod tls;
 pub mod tracing;
 pub mod virtual_listener;

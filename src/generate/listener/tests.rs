@@ -1,0 +1,355 @@
+//! Listeners of small meshes, through the store as when serving.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::{Value, json};
+
+use crate::{
+    base::Shared,
+    generate::{
+        Proxy, ResourceType,
+        proxy::Extensions,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{fixture, installation::Installation},
+    proto::json,
+    table::ChangeSet,
+};
+
+const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\ntrustDomain: cluster.local\n";
+
+const WORKLOAD: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless}
+spec:
+  clusterIP: None
+  selector: {app: h}
+  ports: [{name: tcp, port: 70}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-0, labels: {app: a}}
+spec: {serviceAccountName: a}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: headless-1, labels: {kubernetes.io/service-name: headless}}
+addressType: IPv4
+ports: [{name: tcp, port: 70}]
+endpoints:
+- {addresses: [10.1.0.8], conditions: {ready: true}}
+- {addresses: [10.1.0.9], conditions: {ready: true}}
+";
+
+/// A mesh with its clients.
+struct Bed {
+    store: Store,
+}
+
+impl Bed {
+    fn new(mesh: &str, files: &[(&str, &str)], proxies: Vec<Proxy>) -> Self {
+        let mesh = format!("{MESH}{mesh}");
+        let files: Vec<_> = std::iter::once(("mesh.yaml", mesh.as_str()))
+            .chain(files.iter().copied())
+            .collect();
+        let world = fixture::folder_world(Installation::default(), &files);
+        let mut store = Store::default();
+        let joined = proxies.into_iter().enumerate();
+        let membership = Membership {
+            joined: joined
+                .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
+                .collect(),
+            left: Vec::new(),
+        };
+        let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
+        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        Self { store }
+    }
+
+    /// A mesh of [`WORKLOAD`] and some Istio objects, with one client.
+    fn of(config: &str) -> Self {
+        let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
+        Self::new("", &files, vec![sidecar("10.1.0.1", json!({}), None)])
+    }
+
+    /// A listener of a client as JSON; null if there is none.
+    fn get(&self, name: &str) -> Value {
+        let group = self.store.group_of(MemberId(0)).expect("the client has a group");
+        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
+        let listener = snapshot.view(ResourceType::Listener).get(name);
+        listener.map_or(Value::Null, |listener| json::any_to_json(&listener.any()))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let group = self.store.group_of(MemberId(0)).expect("the client has a group");
+        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
+        let mut names: Vec<String> = snapshot
+            .view(ResourceType::Listener)
+            .iter()
+            .map(|listener| listener.name.to_string())
+            .collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+/// A sidecar of the app `a`; `metadata` is laid over the usual one.
+fn sidecar(ip: &str, metadata: Value, extensions: Option<&[&str]>) -> Proxy {
+    let mut all = json!({
+        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"},
+        "WORKLOAD_NAME": "a", "INSTANCE_IPS": ip,
+    });
+    let (Some(all), Value::Object(metadata)) = (all.as_object_mut(), metadata) else {
+        unreachable!("both are objects");
+    };
+    all.extend(metadata);
+    let listed = extensions.map(|names| names.iter().map(|name| (*name).into()).collect::<BTreeSet<_>>());
+    let node = format!("sidecar~{ip}~a-0.default~default.svc.cluster.local");
+    let metadata = all.clone().into_iter().collect();
+    let extensions = Extensions {
+        listed: listed.map(Shared::new),
+    };
+    Proxy::new(&node, "a.default", metadata, "".into(), extensions).expect("a node")
+}
+
+/// The filter chains as (match, name of the last filter).
+fn chains(listener: &Value) -> Vec<(Value, String)> {
+    let chains = listener["filterChains"].as_array().cloned().unwrap_or_default();
+    chains
+        .into_iter()
+        .map(|chain| {
+            let filters = chain["filters"].as_array().expect("filters");
+            let last = filters.last().expect("a filter")["name"]
+                .as_str()
+                .expect("a name")
+                .to_owned();
+            (chain["filterChainMatch"].clone(), last)
+        })
+        .collect()
+}
+
+fn names_of(filters: &Value) -> Vec<&str> {
+    let filters = filters.as_array().expect("filters");
+    filters.iter().filter_map(|filter| filter["name"].as_str()).collect()
+}
+
+const TCP: &str = "envoy.filters.network.tcp_proxy";
+const HTTP: &str = "envoy.filters.network.http_connection_manager";
+
+/// ServiceEntries without addresses meet at the wildcard address.
+fn entry(name: &str, age: u32, protocol: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, creationTimestamp: '2024-01-0{age}T00:00:00Z'}}
+spec:
+  hosts: [{name}.example.com]
+  resolution: DNS
+  ports: [{{number: 4000, name: p, protocol: {protocol}}}]
+---"
+    )
+}
+
+#[test]
+fn http_and_tcp_at_one_address_are_told_apart() {
+    let bed = Bed::of(&(entry("b", 1, "HTTP") + &entry("c", 2, "TCP") + &entry("d", 3, "TCP")));
+    let listener = bed.get("0.0.0.0_4000");
+    let sniffed = json!({"applicationProtocols": ["http/1.1", "h2c"], "transportProtocol": "raw_buffer"});
+    assert_eq!(chains(&listener), [(sniffed, HTTP.to_owned())]);
+    // The TCP service that came first takes what is not HTTP; the second is not heard.
+    let default = &listener["defaultFilterChain"];
+    assert_eq!(names_of(&default["filters"]), [TCP]);
+    assert_eq!(
+        default["filters"][0]["typedConfig"]["cluster"],
+        "outbound|4000||c.example.com"
+    );
+    assert_eq!(
+        names_of(&listener["listenerFilters"]),
+        ["envoy.filters.listener.http_inspector"]
+    );
+}
+
+#[test]
+fn unmatched_traffic_of_http_listeners_passes_through() {
+    let listener = Bed::of("").get("0.0.0.0_80");
+    assert_eq!(listener["bindToPort"], json!(false));
+    assert_eq!(listener["defaultFilterChain"]["name"], "PassthroughFilterChain");
+}
+
+#[test]
+fn headless_services_are_listened_for_by_address() {
+    let names = Bed::of("").names();
+    let own = ["0.0.0.0_80", "10.0.0.1_90", "10.1.0.8_70", "10.1.0.9_70"];
+    assert_eq!(names, [&own[..], &["virtualInbound", "virtualOutbound"]].concat());
+    let files = [("kube.yaml", WORKLOAD)];
+    let member = Bed::new("", &files, vec![sidecar("10.1.0.9", json!({}), None)]);
+    assert_eq!(member.get("10.1.0.9_70"), Value::Null);
+    assert_ne!(member.get("10.1.0.8_70"), Value::Null);
+}
+
+#[test]
+fn routes_by_server_name_replace_the_service() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out}
+spec:
+  hosts: [out.example.com]
+  addresses: [240.0.0.1]
+  resolution: DNS
+  ports: [{number: 443, name: tls, protocol: TLS}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: out}
+spec:
+  hosts: [out.example.com]
+  tls:
+  - match: [{port: 443, sniHosts: [out.example.com]}]
+    route:
+    - {destination: {host: out.example.com, subset: v1}, weight: 20}
+    - {destination: {host: out.example.com, subset: v2}, weight: 80}
+  - match: [{port: 443, sniHosts: [other.example.com], sourceLabels: {app: z}}]
+    route: [{destination: {host: other.example.com}}]
+";
+    let listener = Bed::of(config).get("240.0.0.1_443");
+    let by_name = json!({"serverNames": ["out.example.com"]});
+    assert_eq!(chains(&listener), [(by_name, TCP.to_owned())]);
+    let chain = &listener["filterChains"][0];
+    let proxy = &chain["filters"][0]["typedConfig"];
+    assert_eq!(proxy["statPrefix"], "out.default");
+    assert_eq!(proxy["weightedClusters"]["clusters"][1]["weight"], 80);
+    assert_eq!(
+        chain["metadata"]["filterMetadata"]["istio"]["config"],
+        "/apis/networking.istio.io/v1/namespaces/default/virtual-service/out"
+    );
+    assert_eq!(listener["defaultFilterChain"]["name"], "PassthroughFilterChain");
+}
+
+#[test]
+fn modes_of_mutual_tls_differ_by_port() {
+    let config = "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: a}
+spec:
+  selector: {matchLabels: {app: a}}
+  mtls: {mode: STRICT}
+  portLevelMtls: {8080: {mode: DISABLE}, 7777: {mode: DISABLE}}
+";
+    let listener = Bed::of(config).get("virtualInbound");
+    let on = |port: u32| -> Vec<(String, String)> {
+        let all = chains(&listener).into_iter();
+        all.filter(|(by, _)| by["destinationPort"] == json!(port))
+            .map(|(by, last)| (by["transportProtocol"].as_str().unwrap_or_default().to_owned(), last))
+            .collect()
+    };
+    let pair = |transport: &str, last: &str| (transport.to_owned(), last.to_owned());
+    assert_eq!(on(8080), [pair("raw_buffer", HTTP)]);
+    assert_eq!(on(9090), [pair("tls", TCP)]);
+    // Nobody serves this port, so both kinds of traffic pass.
+    assert_eq!(on(7777), [pair("raw_buffer", HTTP), pair("raw_buffer", TCP)]);
+}
+
+#[test]
+fn sidecars_without_interception_bind_what_a_sidecar_resource_names() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: a}
+spec:
+  ingress:
+  - {port: {number: 8888, protocol: HTTP, name: http}, bind: 127.0.0.1, defaultEndpoint: '127.0.0.1:8080'}
+  egress:
+  - {port: {number: 80, protocol: HTTP, name: http}, bind: 127.0.0.1, hosts: ['./a.default.svc.cluster.local']}
+";
+    let metadata = json!({"INTERCEPTION_MODE": "NONE"});
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
+    let bed = Bed::new("", &files, vec![sidecar("10.1.0.1", metadata, None)]);
+    assert_eq!(bed.names(), ["127.0.0.1_80", "127.0.0.1_8888"]);
+    let inbound = bed.get("127.0.0.1_8888");
+    assert_eq!(inbound["trafficDirection"], "INBOUND");
+    assert_eq!(bed.get("127.0.0.1_80")["bindToPort"], Value::Null);
+}
+
+#[test]
+fn auxiliary_extensions_that_a_client_lacks_are_left_out() {
+    let files = [("kube.yaml", WORKLOAD)];
+    let mesh = "defaultProviders: {metrics: [prometheus]}\nextensionProviders: [{name: prometheus, prometheus: {}}]\n";
+    let filters = |extensions: Option<&[&str]>| {
+        let bed = Bed::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), extensions)]);
+        let outbound = bed.get("0.0.0.0_80");
+        let http = &outbound["filterChains"][0]["filters"][0]["typedConfig"]["httpFilters"];
+        let names: Vec<String> = names_of(http).into_iter().map(str::to_owned).collect();
+        (names, bed.get("virtualInbound").to_string())
+    };
+    let (names, inbound) = filters(None);
+    for name in [
+        "istio.metadata_exchange",
+        "envoy.filters.http.grpc_stats",
+        "istio.alpn",
+        "istio.stats",
+    ] {
+        assert!(names.iter().any(|have| have == name), "{name}");
+    }
+    assert!(inbound.contains("\"alpnProtocols\":[\"istio-peer-exchange\",\"h2\",\"http/1.1\"]"));
+    let (names, inbound) = filters(Some(&["envoy.filters.http.router"]));
+    assert_eq!(
+        names,
+        [
+            "envoy.filters.http.fault",
+            "envoy.filters.http.cors",
+            "envoy.filters.http.router"
+        ]
+    );
+    assert!(!inbound.contains("metadata_exchange") && !inbound.contains("\"alpnProtocols\":[\"istio-peer-exchange\""));
+}
+
+#[test]
+fn a_telemetry_switches_the_log_of_one_direction_off() {
+    let config = "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: a}
+spec:
+  accessLogging:
+  - {match: {mode: SERVER}, providers: [{name: log}], disabled: true}
+  - {match: {mode: CLIENT}, providers: [{name: log}], filter: {expression: 'true'}}
+";
+    let mesh = "accessLogFile: /dev/stdout\nextensionProviders: [{name: log, envoyFileAccessLog: {path: /tmp/log}}]\n";
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
+    let bed = Bed::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), None)]);
+    assert!(!bed.get("virtualInbound").to_string().contains("accessLog"));
+    let log = &bed.get("virtualOutbound")["accessLog"][0];
+    assert_eq!(log["typedConfig"]["path"], "/tmp/log");
+    assert_eq!(log["filter"]["andFilter"]["filters"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn pods_of_one_workload_share_their_listeners() {
+    let proxies = ["10.1.0.1", "10.1.0.2"].map(|ip| sidecar(ip, json!({"LABELS": {"app": "x", "pod": ip}}), None));
+    let bed = Bed::new("", &[("kube.yaml", WORKLOAD)], proxies.to_vec());
+    let groups = [0, 1].map(|member| bed.store.group_of(MemberId(member)).expect("a group").clone());
+    let parts = groups.map(|group| {
+        format!(
+            "{:?}",
+            bed.store
+                .snapshot(&group)
+                .expect("a snapshot")
+                .view(ResourceType::Listener)
+                .version()
+        )
+    });
+    assert_eq!(parts[0], parts[1]);
+}
