@@ -14,7 +14,7 @@ use super::{
     yaml::{self, YamlError},
 };
 use crate::{
-    base::{ClusterId, Labels, ObjectKey, Shared, SmolStr},
+    base::{ClusterId, Labels, ObjectKey, Shared, SmolStr, Version},
     proto::istio::mesh::v1alpha1::{MeshConfig, MeshNetworks},
 };
 
@@ -75,20 +75,26 @@ pub struct FileContent {
     pub proxies: Vec<Value>,
     /// What is wrong.
     pub diagnostics: Vec<Diagnostic>,
+    /// What its documents gave, by the hash of their texts: an edit of one among thousands parses one.
+    parsed: BTreeMap<Version, Shared<document::Parsed>>,
 }
 
 impl FileContent {
     /// Reads a file of the folder. `cluster` is the config cluster.
     pub fn read(file_name: &str, bytes: &[u8], cluster: &ClusterId) -> Self {
-        Self::read_as(&Role::of(file_name), file_name, bytes, cluster)
+        Self::read_as(&Role::of(file_name), file_name, bytes, cluster, &Self::default())
     }
 
-    /// Reads a file whose role is known; its name is only told.
-    pub fn read_as(role: &Role, file_name: &str, bytes: &[u8], cluster: &ClusterId) -> Self {
+    /// Reads a file whose role is known; its name is only told. What it has in common with the previous content is not
+    /// parsed again.
+    pub fn read_as(role: &Role, file_name: &str, bytes: &[u8], cluster: &ClusterId, previous: &Self) -> Self {
         let mut content = Self::default();
-        if *role == Role::Ignored {
-            return content;
-        }
+        let owner = match role {
+            Role::Ignored => return content,
+            Role::Objects(Some(id)) => Some(id),
+            Role::Objects(None) => Some(cluster),
+            Role::Mesh | Role::Networks | Role::Environment | Role::Proxies => None,
+        };
         let text = match yaml::text(bytes) {
             Ok(text) => text,
             Err(error) => {
@@ -97,9 +103,26 @@ impl FileContent {
             }
         };
         for document in yaml::documents(text) {
-            match document.parse() {
-                Ok(value) => content.document(role, &value, &place(file_name, document.line), cluster),
-                Err(error) => content.unreadable(file_name, &error),
+            let place = place(file_name, document.line);
+            let hash = Version::of(document.text.as_bytes());
+            if let (Some(owner), Some(parsed)) = (owner, previous.parsed.get(&hash)) {
+                content.objects(owner == cluster, parsed, &place);
+                content.parsed.insert(hash, parsed.clone());
+                continue;
+            }
+            let value = match document.parse() {
+                Ok(value) => value,
+                Err(error) => {
+                    content.unreadable(file_name, &error);
+                    continue;
+                }
+            };
+            if let Some(owner) = owner {
+                let parsed = Shared::new(document::parse(owner, &value));
+                content.objects(owner == cluster, &parsed, &place);
+                content.parsed.insert(hash, parsed);
+            } else {
+                content.settings(role, &value, &place);
             }
         }
         content
@@ -121,11 +144,8 @@ impl FileContent {
             .push(Diagnostic::of_document(place, "InvalidYaml", error.message.clone()));
     }
 
-    fn document(&mut self, role: &Role, value: &Value, place: &SmolStr, cluster: &ClusterId) {
+    fn settings(&mut self, role: &Role, value: &Value, place: &SmolStr) {
         match role {
-            Role::Objects(None) => self.objects(cluster, value, place),
-            Role::Objects(Some(id)) if id == cluster => self.objects(cluster, value, place),
-            Role::Objects(Some(id)) => self.remote_objects(id, value, place),
             Role::Mesh => match mesh_config::parse(value) {
                 Ok(parsed) => {
                     self.findings(place, Kind::MeshConfig, Severity::Warning, parsed.warnings);
@@ -145,26 +165,16 @@ impl FileContent {
                 Value::Array(proxies) => self.proxies.extend(proxies.iter().cloned()),
                 _ => self.wrong(place, "InvalidProxies", "has no list `proxies`"),
             },
-            Role::Ignored => {}
+            Role::Objects(_) | Role::Ignored => {}
         }
     }
 
-    fn objects(&mut self, cluster: &ClusterId, value: &Value, place: &SmolStr) {
-        let parsed = document::parse(cluster, value);
-        self.objects
-            .extend(parsed.rows.into_iter().map(|row| (row, place.clone())));
-        self.rejected.extend(parsed.rejected);
-        let diagnostics = parsed.diagnostics.into_iter();
-        self.diagnostics
-            .extend(diagnostics.map(|diagnostic| diagnostic.at(place)));
-    }
-
-    /// Further clusters give services and endpoints, but no config.
-    fn remote_objects(&mut self, cluster: &ClusterId, value: &Value, place: &SmolStr) {
-        let first = self.objects.len();
-        self.objects(cluster, value, place);
-        for (row, _) in self.objects.split_off(first) {
-            if row.kind().group().ends_with("istio.io") {
+    /// Takes the objects of a document. Further clusters give services and endpoints, but no config.
+    fn objects(&mut self, is_config_cluster: bool, parsed: &document::Parsed, place: &SmolStr) {
+        for row in &parsed.rows {
+            if is_config_cluster || !row.kind().group().ends_with("istio.io") {
+                self.objects.push((row.clone(), place.clone()));
+            } else {
                 let finding = FieldError {
                     field: String::new(),
                     message: "config counts only in the config cluster".to_owned(),
@@ -172,10 +182,12 @@ impl FileContent {
                 let key = row.key().clone();
                 let diagnostic = Diagnostic::of_object(row.kind(), key, Severity::Warning, "RemoteConfig", finding);
                 self.diagnostics.push(diagnostic.at(place));
-            } else {
-                self.objects.push((row, place.clone()));
             }
         }
+        self.rejected.extend(parsed.rejected.iter().cloned());
+        let diagnostics = parsed.diagnostics.iter().cloned();
+        self.diagnostics
+            .extend(diagnostics.map(|diagnostic| diagnostic.at(place)));
     }
 
     fn variables(&mut self, value: &Value, place: &SmolStr) {

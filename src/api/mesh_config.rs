@@ -6,13 +6,17 @@
 
 mod validate;
 
-use std::sync::LazyLock;
+use std::{cell::RefCell, sync::LazyLock};
 
 use prost::{Message, Name};
 use prost_reflect::{MessageDescriptor, OneofDescriptor};
 use serde_json::{Map, Value, json};
 
-use super::{FieldError, istio::Findings, unknown::unknown_fields};
+use super::{
+    FieldError,
+    istio::{Findings, check::At},
+    unknown::unknown_fields,
+};
 use crate::proto::{
     descriptor_pool,
     istio::{
@@ -85,12 +89,14 @@ pub struct Parsed {
 
 /// Lays the content of a mesh file over the defaults and checks the result. After an error the caller keeps what it has.
 pub fn parse(file: &Value) -> Result<Parsed, Vec<FieldError>> {
-    let mut findings = Findings::default();
+    let findings = RefCell::<Findings>::default();
     for path in unknown_fields(&descriptor::<MeshConfig>(), file) {
-        findings.warning(path, "is no field of the mesh config and has no effect");
+        let message = "is no field of the mesh config and has no effect";
+        findings.borrow_mut().warning(path, message);
     }
     let config = lay_over(&defaults(), file).map_err(|error| vec![field_error(error)])?;
-    validate::mesh_config(&config, &mut findings);
+    validate::mesh_config(&At::root("", &findings), &config);
+    let findings = findings.into_inner();
     if findings.errors.is_empty() {
         Ok(Parsed {
             config,
@@ -249,3 +255,6 @@ pub(super) fn field_error(error: JsonError) -> FieldError {
         message: error.message,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,3 +97,39 @@ fn is_registry_name(name: &str) -> bool {
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn networks_are_read_and_checked() {
+        let file = json!({"networks": {"n1": {"endpoints": [{"fromRegistry": "west_1"}, {"fromCidr": "10.0.0.0/8"}],
+            "gateways": [{"address": "1.2.3.4", "port": 15443}, {"registryServiceName": "gw.istio-system.svc.cluster.local", "port": 443}]}}});
+        let parsed = parse(&file).unwrap();
+        assert_eq!(
+            (parsed.networks.networks["n1"].endpoints.len(), parsed.warnings.len()),
+            (2, 0)
+        );
+        assert_eq!(parse(&Value::Null).unwrap().networks, MeshNetworks::default());
+        let one = |network: Value| {
+            let errors = parse(&json!({"networks": {"n": network}})).unwrap_err();
+            errors.into_iter().map(|error| error.field).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            one(json!({"endpoints": [{"fromCidr": "10.0.0.0"}, {}]})),
+            ["networks.n.endpoints[0].fromCidr", "networks.n.endpoints[1]"]
+        );
+        assert_eq!(
+            one(json!({"gateways": [{"address": "a b", "port": 0}, {"port": 1}]})),
+            [
+                "networks.n.gateways[0].address",
+                "networks.n.gateways[0].port",
+                "networks.n.gateways[1]"
+            ]
+        );
+        assert_eq!(parse(&json!({"network": {}})).unwrap().warnings[0].field, "network");
+    }
+}

@@ -15,7 +15,6 @@ use std::{
 
 use serde_json::Value;
 use tokio::sync::mpsc;
-use xxhash_rust::xxh3::xxh3_128;
 
 use self::{
     disk::{Entry, Fingerprint},
@@ -27,7 +26,7 @@ use crate::{
         folder::{FileContent, Folder, Role},
         yaml::MAX_FILE_BYTES,
     },
-    base::{ClusterId, ObjectKey},
+    base::{ClusterId, ObjectKey, Version},
     model::change::{Change, SourceId},
 };
 
@@ -86,7 +85,7 @@ pub struct FileSource {
     report: Report,
     watch: Watch,
     files: BTreeMap<String, FileContent>,
-    hashes: BTreeMap<String, u128>,
+    hashes: BTreeMap<String, Version>,
     fingerprints: Vec<(String, Fingerprint)>,
     rows: BTreeMap<(ClusterId, Kind), Vec<Row>>,
     standing: BTreeSet<Diagnostic>,
@@ -197,19 +196,19 @@ impl FileSource {
         let mut files = BTreeMap::new();
         let mut hashes = BTreeMap::new();
         for entry in entries {
-            let previous = self.files.remove(&entry.name);
+            let previous = self.files.remove(&entry.name).unwrap_or_default();
             let content = match disk::read(&entry.path, MAX_FILE_BYTES) {
                 Ok(bytes) => {
-                    let hash = xxh3_128(&bytes);
+                    let hash = Version::of(&bytes);
                     let same = self.hashes.get(&entry.name) == Some(&hash);
                     hashes.insert(entry.name.clone(), hash);
-                    match previous {
-                        Some(previous) if same => previous,
-                        previous => FileContent::read_as(&entry.role, &entry.name, &bytes, &self.settings.cluster)
-                            .after(&previous.unwrap_or_default()),
+                    if same {
+                        previous
+                    } else {
+                        self.read(&entry, &bytes, &previous)
                     }
                 }
-                Err(error) => FileContent::absent(&entry.name, &error.to_string()).after(&previous.unwrap_or_default()),
+                Err(error) => FileContent::absent(&entry.name, &error.to_string()).after(&previous),
             };
             files.insert(entry.name, content);
         }
@@ -217,6 +216,10 @@ impl FileSource {
         self.hashes = hashes;
         let folder = Folder::of(&self.files, &self.settings.cluster, &self.settings.mesh_key);
         self.compare(folder)
+    }
+
+    fn read(&self, entry: &Entry, bytes: &[u8], previous: &FileContent) -> FileContent {
+        FileContent::read_as(&entry.role, &entry.name, bytes, &self.settings.cluster, previous).after(previous)
     }
 
     fn compare(&mut self, folder: Folder) -> Vec<Change> {

@@ -162,6 +162,22 @@ fn a_bad_edit_keeps_what_was_there() {
 }
 
 #[test]
+fn only_what_an_edit_changed_is_parsed_again() {
+    let text = format!("{SIDECAR}---\n{}", SIDECAR.replace("name: a", "name: b"));
+    let first = FileContent::read("a.yaml", text.as_bytes(), &cluster());
+    let edited = format!("# A line more.\n---\n{}", text.replace("name: a", "name: c"));
+    let second = FileContent::read_as(&Role::Objects(None), "a.yaml", edited.as_bytes(), &cluster(), &first);
+    let (Row::Sidecar(before), Row::Sidecar(after)) = (&first.objects[1].0, &second.objects[1].0) else {
+        panic!()
+    };
+    assert!(before.same(after));
+    assert_eq!(
+        (second.objects[0].0.key().name.as_str(), second.objects[1].1.as_str()),
+        ("c", "a.yaml:7")
+    );
+}
+
+#[test]
 fn lists_are_taken_apart() {
     let folder = folder(&[(
         "list.yaml",

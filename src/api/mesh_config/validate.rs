@@ -1,6 +1,185 @@
 //! What a mesh config must fulfil; after an error the last good one stays.
 
-use crate::{api::istio::Findings, proto::istio::mesh::v1alpha1::MeshConfig};
+use std::collections::BTreeSet;
+
+use prost_types::Duration;
+
+use crate::{
+    api::{
+        istio::{check::At, common, traffic_policy, virtual_service},
+        names::is_fqdn,
+    },
+    base::cidr,
+    proto::istio::mesh::v1alpha1::{
+        MeshConfig, ProxyConfig, mesh_config::ExtensionProvider, private_key_provider::Provider,
+        proxy_config::ClusterName, tracing::Tracer,
+    },
+};
+
+/// The longest time for connecting, in seconds.
+const MAX_CONNECT_TIMEOUT: i64 = 3600;
 
 /// Checks a merged mesh config.
-pub(super) fn mesh_config(_config: &MeshConfig, _findings: &mut Findings) {}
+pub(super) fn mesh_config(at: &At<'_>, config: &MeshConfig) {
+    for (name, port) in [
+        ("proxyListenPort", config.proxy_listen_port),
+        ("proxyInboundListenPort", config.proxy_inbound_listen_port),
+    ] {
+        at.field(name)
+            .require((0..=65_535).contains(&port), "is no port, want 1 to 65535");
+        at.field(name).expect(port != 0, "is 0: sidecars get no listeners");
+    }
+    if config.proxy_http_port != 0 {
+        let port = (1..=65_535).contains(&config.proxy_http_port);
+        at.field("proxyHttpPort").require(port, "is no port, want 1 to 65535");
+    }
+    durations(at, config);
+    trust_domains(at, config);
+    if let Some(setting) = &config.locality_lb_setting {
+        traffic_policy::locality(&at.field("localityLbSetting"), setting);
+    }
+    at.each("serviceSettings", &config.service_settings, |at, settings| {
+        at.field("hosts").require(!settings.hosts.is_empty(), "is required");
+        at.each("hosts", &settings.hosts, |at, host| common::wildcard_domain(at, host));
+    });
+    if let Some(retries) = &config.default_http_retry_policy {
+        virtual_service::http_retries(&at.field("defaultHttpRetryPolicy"), retries);
+    }
+    if let Some(tls) = &config.mesh_m_tls {
+        at.field("meshMTLS")
+            .field("ecdhCurves")
+            .expect(tls.ecdh_curves.is_empty(), "has no effect for mutual TLS");
+    }
+    extension_providers(at, &config.extension_providers);
+    match &config.default_config {
+        Some(proxy) => proxy_config(&at.field("defaultConfig"), proxy),
+        None => at.field("defaultConfig").error("is required"),
+    }
+}
+
+fn durations(at: &At<'_>, config: &MeshConfig) {
+    let connect = at.field("connectTimeout");
+    match &config.connect_timeout {
+        None => connect.error("is required"),
+        Some(timeout) => {
+            common::duration(&connect, Some(timeout));
+            connect.require(timeout.seconds <= MAX_CONNECT_TIMEOUT, "is longer than 1h");
+        }
+    }
+    if let Some(timeout) = &config.protocol_detection_timeout {
+        let at = at.field("protocolDetectionTimeout");
+        at.require(timeout.seconds >= 0 && timeout.nanos >= 0, "must not be negative");
+        at.require(timeout.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
+    }
+    common::duration(&at.field("dnsRefreshRate"), config.dns_refresh_rate.as_ref());
+}
+
+fn trust_domains(at: &At<'_>, config: &MeshConfig) {
+    let fits = |domain: &str| !domain.is_empty() && is_fqdn(&domain.replace(['@', '_'], "-"));
+    at.field("trustDomain")
+        .require(fits(&config.trust_domain), "is no trust domain");
+    at.each("trustDomainAliases", &config.trust_domain_aliases, |at, alias| {
+        at.require(fits(alias), "is no trust domain");
+    });
+}
+
+/// A provider that is wrong counts for nobody, the mesh config does: all findings are warnings.
+fn extension_providers(at: &At<'_>, providers: &[ExtensionProvider]) {
+    let mut names = BTreeSet::new();
+    at.each("extensionProviders", providers, |at, provider| {
+        at.field("name").expect(!provider.name.is_empty(), "is required");
+        at.field("name").expect(names.insert(&provider.name), "is named twice");
+        at.expect(provider.provider.is_some(), "names no kind of provider");
+    });
+}
+
+/// Checks a proxy config: of the mesh, of an annotation.
+pub(super) fn proxy_config(at: &At<'_>, config: &ProxyConfig) {
+    at.field("configPath")
+        .require(!config.config_path.is_empty(), "is required");
+    at.field("binaryPath")
+        .require(!config.binary_path.is_empty(), "is required");
+    if let Some(ClusterName::ServiceCluster(name)) = &config.cluster_name {
+        at.field("serviceCluster").require(!name.is_empty(), "is empty");
+    }
+    for (name, duration) in [
+        ("drainDuration", &config.drain_duration),
+        ("terminationDrainDuration", &config.termination_drain_duration),
+    ] {
+        if let Some(duration) = duration {
+            whole_seconds(&at.field(name), duration);
+        }
+    }
+    for (name, address) in [
+        ("discoveryAddress", config.discovery_address.as_str()),
+        ("zipkinAddress", config.zipkin_address.as_str()),
+        ("statsdUdpAddress", config.statsd_udp_address.as_str()),
+        (
+            "envoyMetricsServiceAddress",
+            config.envoy_metrics_service_address.as_str(),
+        ),
+    ] {
+        at.field(name)
+            .require(address.is_empty() || is_host_and_port(address), "want host:port");
+    }
+    tracing(at, config);
+    for (name, port) in [
+        ("proxyAdminPort", config.proxy_admin_port),
+        ("statusPort", config.status_port),
+    ] {
+        at.field(name)
+            .require((1..=65_535).contains(&port), "is no port, want 1 to 65535");
+    }
+    at.field("concurrency")
+        .require(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
+    let delay = match config
+        .private_key_provider
+        .as_ref()
+        .and_then(|keys| keys.provider.as_ref())
+    {
+        Some(Provider::Cryptomb(provider)) => provider.poll_delay.as_ref(),
+        Some(Provider::Qat(provider)) => provider.poll_delay.as_ref(),
+        None => return,
+    };
+    let positive = delay.is_some_and(|delay| delay.seconds > 0 || delay.seconds == 0 && delay.nanos > 0);
+    at.field("privateKeyProvider")
+        .require(positive, "pollDelay is required and must be above 0");
+}
+
+fn tracing(at: &At<'_>, config: &ProxyConfig) {
+    let Some(tracing) = &config.tracing else { return };
+    let at = at.field("tracing");
+    let address = match &tracing.tracer {
+        Some(Tracer::Zipkin(tracer)) => &tracer.address,
+        Some(Tracer::Lightstep(tracer)) => &tracer.address,
+        Some(Tracer::Datadog(tracer)) => &tracer.address,
+        Some(Tracer::OpenCensusAgent(_) | Tracer::Stackdriver(_)) | None => "",
+    };
+    at.require(
+        address.is_empty() || is_host_and_port(address),
+        "the address: want host:port",
+    );
+    at.field("sampling")
+        .require((0.0..=100.0).contains(&tracing.sampling), "want 0 to 100");
+}
+
+fn whole_seconds(at: &At<'_>, duration: &Duration) {
+    at.require(
+        duration.seconds >= 1 || duration.seconds == 0 && duration.nanos > 0,
+        "must be above 0",
+    );
+    at.require(duration.nanos == 0, "only whole seconds are supported");
+}
+
+/// `host:port`. Variables such as `$(HOST_IP)` are filled in by the agent.
+fn is_host_and_port(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return false;
+    };
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    let known = host.contains('$') || is_fqdn(host) || cidr::parse_ip(bare).is_some();
+    known && port.parse::<u16>().is_ok_and(|port| port != 0)
+}

@@ -1,0 +1,164 @@
+use super::*;
+
+#[track_caller]
+fn good(file: Value) -> MeshConfig {
+    parse(&file)
+        .unwrap_or_else(|errors| panic!("{file}: {errors:?}"))
+        .config
+}
+
+#[test]
+fn the_defaults_are_read_as_written() {
+    let config = defaults();
+    assert_eq!(good(Value::Null), config);
+    assert_eq!(good(json!({})), config);
+    assert_eq!(
+        from_json::<MeshConfig>(&default_values(), Unknown::Deny).unwrap(),
+        config
+    );
+    assert_eq!(config.proxy_inbound_listen_port, 15006);
+    assert_eq!(config.extension_providers.len(), 3);
+    assert_eq!(
+        default_proxy_config().discovery_address,
+        "istiod.istio-system.svc:15012"
+    );
+}
+
+#[test]
+fn a_named_field_replaces_the_default_whole() {
+    let config = good(
+        json!({"enableTracing": false, "connectTimeout": "1500ms", "localityLbSetting": {"failoverPriority": ["a"]},
+        "defaultServiceExportTo": ["."], "ingressClass": null}),
+    );
+    assert!(!config.enable_tracing);
+    assert_eq!(config.connect_timeout.unwrap().nanos, 500_000_000);
+    assert_eq!(config.locality_lb_setting.unwrap().enabled, None);
+    assert_eq!(config.default_service_export_to, ["."]);
+    assert_eq!(config.ingress_class, "istio");
+}
+
+#[test]
+fn proxy_config_is_merged_by_field() {
+    let first = good(
+        json!({"defaultConfig": {"meshId": "m", "proxyMetadata": {"A": "1", "B": "2"},
+        "proxyHeaders": {"server": {"value": "s"}, "requestId": {"disabled": true}}}}),
+    );
+    let second = lay_over(
+        &first,
+        &json!({"defaultConfig": {"tracingServiceName": "CANONICAL_NAME_ONLY", "drain_duration": "5s",
+        "proxyMetadata": {"B": "3"}, "proxyHeaders": {"server": {"disabled": true}}}}),
+    )
+    .unwrap();
+    let config = second.default_config.unwrap();
+    let metadata: Vec<_> = config
+        .proxy_metadata
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    assert_eq!(metadata, ["A=1", "B=3"]);
+    let headers = config.proxy_headers.unwrap();
+    let server = headers.server.unwrap();
+    assert_eq!((server.value.as_str(), server.disabled), ("", Some(true)));
+    assert_eq!(headers.request_id.unwrap().disabled, Some(true));
+    assert_eq!(config.drain_duration.unwrap().seconds, 5);
+    assert_eq!((config.mesh_id.as_str(), config.status_port), ("m", 15020));
+    assert_eq!(
+        values(
+            &good(json!({"defaultConfig": {"tracingServiceName": "CANONICAL_NAME_ONLY"}}))
+                .default_config
+                .unwrap()
+        )
+        .get("serviceCluster"),
+        None
+    );
+}
+
+#[test]
+fn lists_with_names_are_joined() {
+    let config = good(
+        json!({"trustDomainAliases": ["z", "a", "a"], "defaultProviders": {"metrics": ["prometheus"]},
+        "extensionProviders": [{"name": "otel", "opentelemetry": {"service": "o", "port": 4317}},
+            {"name": "envoy", "envoyFileAccessLog": {"path": "/tmp/log"}}]}),
+    );
+    let providers: Vec<_> = config
+        .extension_providers
+        .iter()
+        .map(|provider| provider.name.as_str())
+        .collect();
+    assert_eq!(providers, ["prometheus", "stackdriver", "envoy", "otel"]);
+    assert_eq!(
+        to_json(&config.extension_providers[2])["envoyFileAccessLog"]["path"],
+        "/tmp/log"
+    );
+    assert_eq!(config.trust_domain_aliases, ["a", "z"]);
+    let both = lay_over(
+        &config,
+        &json!({"trustDomainAliases": ["b"], "defaultProviders": {"tracing": ["otel"]}}),
+    )
+    .unwrap();
+    assert_eq!(both.trust_domain_aliases, ["a", "b", "z"]);
+    assert_eq!(both.default_providers.unwrap().metrics, ["prometheus"]);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (file, field) in [
+        (json!({"connectTimeout": "2h"}), "connectTimeout"),
+        (json!({"connectTimeout": "soon"}), "connectTimeout"),
+        (json!({"proxyListenPort": 70000}), "proxyListenPort"),
+        (json!({"ingressControllerMode": "LOOSE"}), "ingressControllerMode"),
+        (
+            json!({"defaultConfig": {"drainDuration": "1500ms"}}),
+            "defaultConfig.drainDuration",
+        ),
+        (
+            json!({"defaultConfig": {"discoveryAddress": "istiod"}}),
+            "defaultConfig.discoveryAddress",
+        ),
+        (
+            json!({"defaultConfig": {"privateKeyProvider": {"cryptomb": {}}}}),
+            "defaultConfig.privateKeyProvider",
+        ),
+        (json!({"defaultConfig": []}), "defaultConfig"),
+        (
+            json!({"serviceSettings": [{"hosts": ["a b"]}]}),
+            "serviceSettings[0].hosts[0]",
+        ),
+        (
+            json!({"localityLbSetting": {"distribute": [{"from": "a", "to": {"b": 1}}]}}),
+            "localityLbSetting.distribute[0].to",
+        ),
+        (json!({"trustDomain": ""}), "trustDomain"),
+        (json!([]), ""),
+    ] {
+        let errors = parse(&file).unwrap_err();
+        assert_eq!(errors[0].field, field, "{file}");
+    }
+    let warnings = parse(&json!({"enableTracingg": true, "extensionProviders": [{"name": "x"}]}))
+        .unwrap()
+        .warnings;
+    let fields: Vec<_> = warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(fields, ["enableTracingg", "extensionProviders[3]"]);
+}
+
+#[test]
+fn resources_change_the_config_of_a_proxy() {
+    let resource = |value: Value| from_json::<ProxyConfigResource>(&value, Unknown::Deny).unwrap();
+    let mesh = resource(json!({"concurrency": 2, "environmentVariables": {"A": "1", "B": "1"}}));
+    let own =
+        resource(json!({"concurrency": 0, "environmentVariables": {"B": "2"}, "image": {"imageType": "distroless"}}));
+    let config = effective_proxy_config(&default_proxy_config(), &[&mesh, &own]);
+    assert_eq!(
+        (
+            config.concurrency,
+            config.proxy_metadata["A"].as_str(),
+            config.proxy_metadata["B"].as_str()
+        ),
+        (Some(0), "1", "2")
+    );
+    assert_eq!(config.image.unwrap().image_type, "distroless");
+    let alone = node_proxy_config(&json!({"meshId": "m"})).unwrap();
+    assert_eq!((alone.mesh_id.as_str(), alone.status_port), ("m", 0));
+    let laid = lay_over_proxy_config(&default_proxy_config(), &json!({"statusPort": 1})).unwrap();
+    assert_eq!((laid.status_port, laid.proxy_admin_port), (1, 15000));
+}
