@@ -220,7 +220,7 @@ spec:
     route:
     - {destination: {host: out.example.com, subset: v1}, weight: 20}
     - {destination: {host: out.example.com, subset: v2}, weight: 80}
-  - match: [{port: 443, sniHosts: [other.example.com], sourceLabels: {app: z}}]
+  - match: [{port: 443, sniHosts: [out.example.com], sourceLabels: {app: z}}]
     route: [{destination: {host: other.example.com}}]
 ";
     let listener = Bed::of(config).get("240.0.0.1_443");
