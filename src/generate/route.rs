@@ -15,6 +15,8 @@ mod http;
 mod matches;
 mod retry;
 mod sidecar;
+#[cfg(test)]
+mod tests;
 mod virtual_host;
 
 use super::{

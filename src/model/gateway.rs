@@ -4,6 +4,9 @@
 //! servers share a listener and are told apart by SNI, so no host may stand there twice; anything else on an occupied
 //! port is refused, unless it binds another address. The oldest Gateway wins.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
@@ -444,24 +447,4 @@ fn route_name(server: &GatewayServer, number: u32) -> SmolStr {
         return SmolStr::from(format!("https.{}.{port_name}.{name}.{namespace}{bind}", server.port()));
     }
     SmolStr::default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_offer_hosts_to_namespaces() {
-        let mut hosts = ["./a.com", "*/b.com", "ns3/c.com"].map(str::to_owned).to_vec();
-        qualify_hosts(&mut hosts, "ns1");
-        assert_eq!(hosts_for_namespace(&hosts, "ns1"), ["a.com", "b.com"]);
-        assert_eq!(hosts_for_namespace(&hosts, "ns3"), ["b.com", "c.com"]);
-    }
-
-    #[test]
-    fn a_host_for_everybody_stands_alone() {
-        let mut hosts = ["./a.com", "*/*"].map(str::to_owned).to_vec();
-        qualify_hosts(&mut hosts, "ns1");
-        assert_eq!(hosts, ["*"]);
-    }
 }

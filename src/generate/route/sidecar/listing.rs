@@ -117,17 +117,16 @@ impl SidecarPart {
     fn routes(&self, name: SmolStr, visible: &Visible, extent: Extent, catch_all: &CatchAll) -> SidecarRoutes {
         // HTTP proxies choose among all services and ports.
         let port = if visible.is_http_proxy() { 0 } else { extent.port() };
-        let mut bindings = visible.bindings(port, &self.client.namespace);
-        let mut services = visible.default_services(port);
-        if let Extent::Sniffed(index, _) = extent {
-            let only = &visible.services[index].key;
-            services.retain(|key| key == only);
-            for binding in &mut bindings {
-                binding.services.retain(|key| key == only);
-                binding.hosts.clear();
-            }
-            bindings.retain(|binding| !binding.services.is_empty());
-        }
+        let (bindings, services) = match extent {
+            Extent::Port(_) => (
+                visible.bindings(port, &self.client.namespace),
+                visible.default_services(port),
+            ),
+            Extent::Sniffed(index, _) => (
+                visible.bindings_of(index, port, &self.client.namespace),
+                vec![visible.services[index].key.clone()],
+            ),
+        };
         SidecarRoutes {
             name,
             port,
@@ -192,8 +191,12 @@ struct Visible<'a> {
     /// Position by host in lower case.
     by_host: BTreeMap<String, usize>,
     virtual_services: Vec<Declared<'a>>,
+    /// Positions of the services that speak HTTP, or may, on a port; 0: on any. By host.
+    routed: BTreeMap<u32, Vec<usize>>,
     /// Positions of the VirtualServices that concern some service of a port.
     by_port: BTreeMap<u32, BTreeSet<usize>>,
+    /// Positions of the VirtualServices that concern a service, by position of the service.
+    by_service: Vec<Vec<usize>>,
     /// Position of the VirtualService that speaks most specifically of a service, by position of the service.
     most_specific: Vec<Option<usize>>,
 }
@@ -230,12 +233,25 @@ impl<'a> Visible<'a> {
             .map(|(key, reach)| Declared::of(key, reach, &services, &by_host, &wildcards))
             .collect();
         let mut by_port: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
+        let mut by_service = vec![Vec::new(); services.len()];
         for (position, declared) in virtual_services.iter().enumerate() {
-            for index in declared.overlapping.iter().flatten() {
-                for port in &services[*index].ports {
-                    by_port.entry(port.number).or_default().insert(position);
+            for index in declared.overlapping.iter().flatten().copied().collect::<BTreeSet<_>>() {
+                by_service[index].push(position);
+                let ports = services[index].ports.iter().map(|port| port.number);
+                for port in ports.chain([0]) {
+                    by_port.entry(port).or_default().insert(position);
                 }
-                by_port.entry(0).or_default().insert(position);
+            }
+        }
+        let mut routed: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for index in by_host.values().copied() {
+            let ports = services[index].ports.iter().filter(|port| is_routed(port.protocol));
+            let mut numbers: BTreeSet<u32> = ports.map(|port| port.number).collect();
+            if !numbers.is_empty() {
+                numbers.insert(0);
+            }
+            for number in numbers {
+                routed.entry(number).or_default().push(index);
             }
         }
         let most_specific = most_specific(&services, &virtual_services);
@@ -245,7 +261,9 @@ impl<'a> Visible<'a> {
             services,
             by_host,
             virtual_services,
+            routed,
             by_port,
+            by_service,
             most_specific,
         }
     }
@@ -270,10 +288,11 @@ impl<'a> Visible<'a> {
 
     /// The services that have routes of their own, by host.
     fn default_services(&self, port: u32) -> Vec<ServiceKey> {
-        let routed = self.by_host.values().filter(|index| self.is_routed(**index, port));
-        let keys = routed.map(|index| self.services[*index]);
+        let routed = self.routed.get(&port).into_iter().flatten();
+        let services = routed.map(|index| self.services[*index]);
         // An alias is served under the service that it stands for.
-        keys.filter(|service| service.resolution != Resolution::Alias)
+        services
+            .filter(|service| service.resolution != Resolution::Alias)
             .map(|service| service.key.clone())
             .collect()
     }
@@ -290,6 +309,18 @@ impl<'a> Visible<'a> {
         concerned
             .filter_map(|position| self.binding(*position, port, client))
             .collect()
+    }
+
+    /// The VirtualServices of one service on a port, reduced to it.
+    fn bindings_of(&self, index: usize, port: u32, client: &str) -> Vec<Binding> {
+        let only = &self.services[index].key;
+        let reduced = |position: &usize| {
+            let mut binding = self.binding(*position, port, client)?;
+            binding.services.retain(|key| key == only);
+            binding.hosts.clear();
+            (!binding.services.is_empty()).then_some(binding)
+        };
+        self.by_service[index].iter().filter_map(reduced).collect()
     }
 
     fn binding(&self, position: usize, port: u32, client: &str) -> Option<Binding> {

@@ -1,0 +1,409 @@
+//! Route configurations and gateway listeners of small meshes, through the store as when serving.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::{
+    generate::{
+        Proxy, ResourceType,
+        proxy::Extensions,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{features::Features, fixture, installation::Installation},
+    proto::json,
+    table::ChangeSet,
+};
+
+const SERVICES: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec: {clusterIP: 10.0.0.1, ports: [{name: http, port: 80}, {name: grpc, port: 90}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: b}
+spec: {clusterIP: 10.0.0.2, ports: [{name: http, port: 80}, {name: any, port: 91}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: c, namespace: other}
+spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: gateway, namespace: istio-system, labels: {app: gateway}}
+spec:
+  clusterIP: 10.0.0.9
+  selector: {app: gateway}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: https, port: 443, targetPort: 8443}, {name: tcp-low, port: 81, targetPort: 81}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: gateway-0, namespace: istio-system, labels: {app: gateway}}
+status: {phase: Running, podIP: 10.1.0.9, conditions: [{type: Ready, status: 'True'}]}
+";
+
+/// A mesh with its clients.
+struct Bed {
+    store: Store,
+}
+
+impl Bed {
+    fn new(config: &str, proxies: Vec<Proxy>) -> Self {
+        Self::with_mesh("accessLogFile: ''\n", config, Features::default(), proxies)
+    }
+
+    fn with_mesh(mesh: &str, config: &str, features: Features, proxies: Vec<Proxy>) -> Self {
+        let files = [("mesh.yaml", mesh), ("kube.yaml", SERVICES), ("config.yaml", config)];
+        let installation = Installation {
+            features,
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &files);
+        let mut store = Store::default();
+        let joined = proxies.into_iter().enumerate();
+        let membership = Membership {
+            joined: joined
+                .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
+                .collect(),
+            left: Vec::new(),
+        };
+        let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
+        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        Self { store }
+    }
+
+    fn get(&self, client: u64, resource_type: ResourceType, name: &str) -> Value {
+        let group = self.store.group_of(MemberId(client)).expect("the client has a group");
+        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
+        let resource = snapshot.view(resource_type).get(name);
+        resource.map_or(Value::Null, |resource| json::any_to_json(&resource.any()))
+    }
+
+    fn names(&self, client: u64, resource_type: ResourceType) -> Vec<String> {
+        let group = self.store.group_of(MemberId(client)).expect("the client has a group");
+        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
+        let all = snapshot.view(resource_type).iter();
+        all.map(|resource| resource.name.to_string()).collect()
+    }
+
+    /// The virtual hosts of a route configuration: name and domains.
+    fn hosts(&self, route: &str) -> Vec<(String, Vec<String>)> {
+        let configuration = self.get(0, ResourceType::Route, route);
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let hosts = list(&configuration["virtualHosts"]);
+        hosts
+            .iter()
+            .map(|host| (text(&host["name"]), list(&host["domains"]).iter().map(text).collect()))
+            .collect()
+    }
+
+    /// A virtual host by name; null if there is none.
+    fn host(&self, route: &str, name: &str) -> Value {
+        let configuration = self.get(0, ResourceType::Route, route);
+        let hosts = configuration["virtualHosts"].as_array().cloned().unwrap_or_default();
+        let found = hosts.into_iter().find(|host| host["name"] == name);
+        found.unwrap_or_default()
+    }
+
+    /// The clusters of the routes of a virtual host.
+    fn clusters(&self, route: &str, name: &str) -> Vec<Value> {
+        let host = self.host(route, name);
+        let routes = host["routes"].as_array().cloned().unwrap_or_default();
+        routes.iter().map(|route| route["route"]["cluster"].clone()).collect()
+    }
+}
+
+fn proxy(id: &str, namespace: &str, more: &Value) -> Proxy {
+    let mut metadata = json!({"NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes"});
+    for (key, value) in more.as_object().expect("an object") {
+        metadata[key] = value.clone();
+    }
+    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
+    let id = format!("{id}.{namespace}~{namespace}.svc.cluster.local");
+    Proxy::new(&id, "", metadata, "".into(), Extensions::default()).expect("a valid node")
+}
+
+fn sidecar(labels: &Value) -> Proxy {
+    proxy("sidecar~10.1.0.1~client-0", "default", &json!({"LABELS": labels}))
+}
+
+fn gateway(more: &Value) -> Proxy {
+    let mut metadata = json!({"LABELS": {"app": "gateway"}});
+    for (key, value) in more.as_object().expect("an object") {
+        metadata[key] = value.clone();
+    }
+    proxy("router~10.1.0.9~gateway-0", "istio-system", &metadata)
+}
+
+fn virtual_service(name: &str, spec: &str) -> String {
+    format!("---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+fn gateway_config(servers: &str) -> String {
+    format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: gw, namespace: istio-system}}\n\
+         spec: {{selector: {{app: gateway}}, servers: {servers}}}\n"
+    )
+}
+
+const A: &str = "a.default.svc.cluster.local";
+const B: &str = "b.default.svc.cluster.local";
+
+#[test]
+fn each_http_port_and_each_sniffed_service_has_routes() {
+    let bed = Bed::new("", vec![sidecar(&json!({}))]);
+    let names = bed.names(0, ResourceType::Route);
+    assert_eq!(names, ["80", "90", &format!("{B}:91")]);
+    let hosts = bed.hosts("80");
+    let domains = [A, &format!("{A}."), "a", "a.default.svc", "a.default", "10.0.0.1"];
+    assert_eq!(hosts[0], (format!("{A}:80"), domains.map(str::to_owned).to_vec()));
+    let foreign = &hosts.iter().find(|(name, _)| name.starts_with("c.")).expect("host c").1;
+    assert_eq!(foreign[2..4], ["c.other", "c.other.svc"]);
+    assert_eq!(hosts.last().expect("a last host").0, "allow_any");
+    let sniffed = bed.hosts(&format!("{B}:91"));
+    assert_eq!(sniffed, [(format!("{B}:91"), vec!["*".to_owned()])]);
+}
+
+#[test]
+fn http_proxies_choose_by_port_too() {
+    let bed = Bed::with_mesh(
+        "proxyHttpPort: 15007\n",
+        "",
+        Features::default(),
+        vec![sidecar(&json!({}))],
+    );
+    let hosts = bed.hosts("http_proxy");
+    let a = |port: u32| {
+        hosts
+            .iter()
+            .find(|(name, _)| *name == format!("{A}:{port}"))
+            .expect("host a")
+    };
+    assert!(a(80).1.contains(&"a".to_owned()) && a(80).1.contains(&"a:80".to_owned()));
+    assert!(a(90).1.iter().all(|domain| domain.contains(':')), "{:?}", a(90).1);
+}
+
+#[test]
+fn hosts_outside_of_the_registry_count_on_port_80_only() {
+    let spec = "{hosts: [x.example.com, b], http: [{route: [{destination: {host: a}}]}]}";
+    let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
+    let domains = bed.hosts("80").into_iter().find(|(name, _)| name == "x.example.com:80");
+    assert_eq!(domains.expect("host x").1, ["x.example.com"]);
+    assert!(bed.hosts("90").iter().all(|(name, _)| !name.contains("example")));
+    // Without a port the destination means the port that the request came to.
+    let sniffed = format!("{B}:91");
+    assert_eq!(bed.clusters(&sniffed, &sniffed), [json!(format!("outbound|91||{A}"))]);
+}
+
+#[test]
+fn the_most_specific_virtual_service_takes_a_host() {
+    let config = [
+        virtual_service(
+            "wide",
+            "{hosts: ['*.cluster.local'], http: [{name: wide, route: [{destination: {host: a}}]}]}",
+        ),
+        virtual_service(
+            "near",
+            "{hosts: ['*.default.svc.cluster.local'], http: [{name: near, route: [{destination: {host: a}}]}]}",
+        ),
+        virtual_service(
+            "exact",
+            "{hosts: [b], http: [{name: exact, route: [{destination: {host: a}}]}]}",
+        ),
+    ];
+    let bed = Bed::new(&config.concat(), vec![sidecar(&json!({}))]);
+    let name_of = |host: &str| bed.host("80", &format!("{host}:80"))["routes"][0]["name"].clone();
+    assert_eq!(name_of(A), "near");
+    assert_eq!(name_of(B), "exact");
+    assert_eq!(name_of("c.other.svc.cluster.local"), "wide");
+}
+
+#[test]
+fn only_labels_that_are_asked_for_tell_clients_apart() {
+    let spec = "{hosts: [a], http: [{match: [{sourceLabels: {app: x}}], route: [{destination: {host: b}}]}, \
+                {route: [{destination: {host: a}}]}]}";
+    let clients = vec![
+        sidecar(&json!({"app": "x", "hash": "1"})),
+        sidecar(&json!({"app": "x", "hash": "2"})),
+        sidecar(&json!({"app": "y", "hash": "3"})),
+    ];
+    let bed = Bed::new(&virtual_service("vs", spec), clients);
+    let group = |client| bed.store.group_of(MemberId(client)).cloned();
+    let route = |client| bed.get(client, ResourceType::Route, "80")["virtualHosts"][0]["routes"][0]["route"].clone();
+    assert_eq!(route(0)["cluster"], json!(format!("outbound|80||{B}")));
+    assert_eq!(route(2)["cluster"], json!(format!("outbound|80||{A}")));
+    assert_eq!(route(0), route(1));
+    assert!(group(0) != group(2));
+}
+
+#[test]
+fn consistent_hash_gives_a_policy_and_keeps_retries_in_place() {
+    let config = virtual_service(
+        "vs",
+        "{hosts: [a], http: [{route: [{destination: {host: b, subset: v1}}]}]}",
+    ) + "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: dr}\n\
+           spec: {host: b, trafficPolicy: {loadBalancer: {consistentHash: {useSourceIp: true}}}, \
+           subsets: [{name: v1, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user}}}}]}\n";
+    let bed = Bed::new(&config, vec![sidecar(&json!({}))]);
+    let action = |host: &str| bed.host("80", &format!("{host}:80"))["routes"][0]["route"].clone();
+    assert_eq!(action(A)["hashPolicy"], json!([{"header": {"headerName": "x-user"}}]));
+    assert_eq!(action(A)["retryPolicy"]["retryHostPredicate"], Value::Null);
+    assert_eq!(
+        action(B)["hashPolicy"],
+        json!([{"connectionProperties": {"sourceIp": true}}])
+    );
+    assert!(action(B)["retryPolicy"]["retryHostPredicate"].is_array());
+}
+
+#[test]
+fn routes_after_a_catch_all_are_left_out() {
+    let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /x}}, {uri: {prefix: /}}, {uri: {exact: /y}}], \
+                route: [{destination: {host: a}}]}, {route: [{destination: {host: b}}]}]}";
+    let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
+    assert_eq!(bed.clusters("80", &format!("{A}:80")).len(), 2);
+}
+
+#[test]
+fn claims_are_matched_in_the_metadata_of_the_jwt_filter() {
+    let spec = "{hosts: [x.example.com], gateways: [istio-system/gw], http: [{match: [{headers: {'@request.auth.claims.group': {exact: x}}, \
+                withoutHeaders: {'@request.auth.claims[sub][id]': {prefix: z}}}], route: [{destination: {host: a}}]}]}";
+    let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]")
+        + &virtual_service("vs", spec);
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let declared = &bed.host("http.8080", "x.example.com:80")["routes"][0]["match"]["dynamicMetadata"];
+    assert_eq!(declared[0]["path"], json!([{"key": "payload"}, {"key": "group"}]));
+    let text = json!({"stringMatch": {"exact": "x"}});
+    let both = json!({"orMatch": {"valueMatchers": [{"listMatch": {"oneOf": text}}, text]}});
+    assert_eq!(declared[0]["value"], both);
+    assert_eq!(
+        declared[1]["path"],
+        json!([{"key": "payload"}, {"key": "sub"}, {"key": "id"}])
+    );
+    assert_eq!(declared[1]["invert"], true);
+}
+
+#[test]
+fn redirects_leave_out_default_ports() {
+    let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /1}}], redirect: {port: 443, scheme: https}}, \
+                {match: [{uri: {prefix: /2}}], redirect: {derivePort: FROM_REQUEST_PORT, scheme: https, redirectCode: 308}}, \
+                {match: [{uri: {prefix: /3}}], redirect: {derivePort: FROM_REQUEST_PORT, uri: /x}}]}";
+    let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
+    let redirect = |index: usize| bed.host("80", &format!("{A}:80"))["routes"][index]["redirect"].clone();
+    assert_eq!(redirect(0), json!({"schemeRedirect": "https", "pathRedirect": ""}));
+    assert_eq!(redirect(1)["portRedirect"], 80);
+    assert_eq!(redirect(1)["responseCode"], "PERMANENT_REDIRECT");
+    assert_eq!(redirect(2), json!({"pathRedirect": "/x"}));
+}
+
+#[test]
+fn unknown_traffic_is_refused_where_the_registry_is_all() {
+    let sidecar_config = "---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: default}\n\
+                          spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}}\n";
+    let bed = Bed::new(sidecar_config, vec![sidecar(&json!({}))]);
+    let last = bed.host("80", "block_all");
+    assert_eq!(last["routes"][0]["directResponse"], json!({"status": 502}));
+}
+
+#[test]
+fn gateways_join_hosts_with_the_same_routes() {
+    let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]")
+        + &virtual_service(
+            "vs",
+            "{hosts: [x.example.com, longer.example.com], gateways: [istio-system/gw], \
+             http: [{route: [{destination: {host: a}}]}]}",
+        )
+        + &virtual_service(
+            "vs2",
+            "{hosts: [y.example.com], gateways: [istio-system/gw], http: [{route: [{destination: {host: a}}]}]}",
+        );
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    assert_eq!(bed.names(0, ResourceType::Route), ["http.8080"]);
+    assert_eq!(bed.names(0, ResourceType::Listener), ["0.0.0.0_8080"]);
+    let joined = vec!["longer.example.com".to_owned(), "x.example.com".to_owned()];
+    let hosts = bed.hosts("http.8080");
+    assert_eq!(hosts[0], ("longer.example.com:80".to_owned(), joined));
+    assert_eq!(
+        hosts[1],
+        ("y.example.com:80".to_owned(), vec!["y.example.com".to_owned()])
+    );
+}
+
+#[test]
+fn a_route_for_everything_comes_after_those_of_later_virtual_services() {
+    let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]")
+        + &virtual_service(
+            "first",
+            "{hosts: [x.example.com], gateways: [istio-system/gw], http: [{route: [{destination: {host: a}}]}]}",
+        )
+        + &virtual_service(
+            "second",
+            "{hosts: [x.example.com], gateways: [istio-system/gw], \
+             http: [{match: [{uri: {prefix: /b}}], route: [{destination: {host: b}}]}]}",
+        );
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let clusters = [B, A].map(|host| json!(format!("outbound|80||{host}")));
+    assert_eq!(bed.clusters("http.8080", "x.example.com:80"), clusters);
+}
+
+#[test]
+fn https_redirect_needs_no_virtual_service() {
+    let config = gateway_config(
+        "[{port: {number: 80, name: http, protocol: HTTP}, hosts: [x.example.com], tls: {httpsRedirect: true}}]",
+    );
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let host = bed.host("http.8080", "x.example.com:80");
+    assert_eq!(host["requireTls"], "ALL");
+    assert_eq!(host["routes"], Value::Null);
+}
+
+#[test]
+fn pods_without_privileges_do_not_open_low_ports() {
+    let servers = "[{port: {number: 81, name: low, protocol: HTTP}, hosts: ['*']}, \
+                    {port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]";
+    let clients = vec![gateway(&json!({})), gateway(&json!({"UNPRIVILEGED_POD": "true"}))];
+    let bed = Bed::new(&gateway_config(servers), clients);
+    assert_eq!(bed.names(0, ResourceType::Listener), ["0.0.0.0_8080", "0.0.0.0_81"]);
+    assert_eq!(bed.names(1, ResourceType::Listener), ["0.0.0.0_8080"]);
+}
+
+#[test]
+fn the_topology_before_a_gateway_shows_in_its_listener() {
+    let mesh = "defaultConfig: {gatewayTopology: {numTrustedProxies: 2, forwardClientCertDetails: ALWAYS_FORWARD_ONLY, \
+                proxyProtocol: {}}}\n";
+    let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]");
+    let bed = Bed::with_mesh(mesh, &config, Features::default(), vec![gateway(&json!({}))]);
+    let listener = bed.get(0, ResourceType::Listener, "0.0.0.0_8080");
+    assert_eq!(
+        listener["listenerFilters"][0]["name"],
+        "envoy.filters.listener.proxy_protocol"
+    );
+    let manager = &listener["filterChains"][0]["filters"][0]["typedConfig"];
+    assert_eq!(manager["xffNumTrustedHops"], 2);
+    assert_eq!(manager["forwardClientCertDetails"], "ALWAYS_FORWARD_ONLY");
+    assert_eq!(manager["setCurrentClientCertDetails"], Value::Null);
+}
+
+#[test]
+fn tls_routes_of_a_server_take_each_name_once() {
+    let config =
+        gateway_config("[{port: {number: 443, name: tls, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}]")
+            + &virtual_service(
+                "vs",
+                "{hosts: [x.example.com, y.example.com], gateways: [istio-system/gw], tls: [\
+             {match: [{sniHosts: [x.example.com]}, {sniHosts: [x.example.com]}], route: [{destination: {host: a}}]}, \
+             {match: [{port: 1, sniHosts: [y.example.com]}], route: [{destination: {host: a}}]}]}",
+            );
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let listener = bed.get(0, ResourceType::Listener, "0.0.0.0_8443");
+    let chains = listener["filterChains"].as_array().expect("chains");
+    assert_eq!(chains.len(), 1);
+    assert_eq!(chains[0]["filterChainMatch"], json!({"serverNames": ["x.example.com"]}));
+    assert_eq!(
+        chains[0]["filters"][0]["typedConfig"]["cluster"],
+        json!(format!("outbound|443||{A}"))
+    );
+}

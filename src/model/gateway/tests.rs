@@ -1,0 +1,192 @@
+//! Servers that meet on one router.
+
+use super::*;
+use crate::{
+    api::Kind,
+    model::{Installation, features::Features, fixture},
+    proto::istio::networking::v1alpha3::{Port, Server},
+};
+
+fn server(number: u32, protocol: &str, name: &str, hosts: &[&str]) -> Server {
+    Server {
+        port: Some(Port {
+            number,
+            protocol: protocol.to_owned(),
+            name: name.to_owned(),
+            ..Default::default()
+        }),
+        hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        ..Default::default()
+    }
+}
+
+fn tls(mode: TlSmode, server: Server) -> Server {
+    let settings = ServerTlsSettings {
+        mode: mode.into(),
+        ..Default::default()
+    };
+    Server {
+        tls: Some(settings),
+        ..server
+    }
+}
+
+fn bound(bind: &str, server: Server) -> Server {
+    Server {
+        bind: bind.to_owned(),
+        ..server
+    }
+}
+
+/// A service port 80 on 8080, a service port 443 on 8443 which is there for UDP too.
+fn exposed() -> Vec<ExposedPort> {
+    let port = |number, target, udp| ExposedPort {
+        service: ServiceKey {
+            hostname: "gateway.ns.svc.cluster.local".into(),
+            namespace: "ns".into(),
+        },
+        number,
+        target,
+        udp,
+        untranslated: false,
+    };
+    vec![port(80, 8080, false), port(443, 8443, true)]
+}
+
+/// Merges Gateways `ns/g0`, `ns/g1`, ... in this order.
+fn merged_with(features: Features, exposed: &[ExposedPort], gateways: &[Vec<Server>]) -> MergedGateway {
+    let name = |index: usize| format!("ns/g{index}");
+    let mut world = crate::model::World::new(Installation {
+        features,
+        ..Installation::default()
+    });
+    let rows = gateways.iter().enumerate().map(|(index, servers)| {
+        let spec = networking::Gateway {
+            servers: servers.clone(),
+            ..Default::default()
+        };
+        crate::model::Change::Upsert(fixture::config(Kind::Gateway, &name(index), 0, spec).into())
+    });
+    let mesh = world.commit(rows.collect()).snapshot;
+    let keys: Vec<_> = (0..gateways.len()).map(|index| fixture::key(&name(index))).collect();
+    MergedGateway::of(&Cx::untracked(), &mesh, &keys, exposed)
+}
+
+fn merged(gateways: &[Vec<Server>]) -> MergedGateway {
+    merged_with(Features::default(), &exposed(), gateways)
+}
+
+fn routes(merged: &MergedGateway) -> Vec<(&str, usize)> {
+    let routes = merged.routes.iter();
+    routes.map(|(name, servers)| (name.as_str(), servers.len())).collect()
+}
+
+fn ports(merged: &MergedGateway) -> Vec<(u32, &str, usize)> {
+    let ports = merged.ports.iter();
+    ports
+        .map(|(port, servers)| (port.number, port.bind.as_str(), servers.servers.len()))
+        .collect()
+}
+
+#[test]
+fn servers_offer_hosts_to_namespaces() {
+    let mut hosts = ["./a.com", "*/b.com", "ns3/c.com"].map(str::to_owned).to_vec();
+    qualify_hosts(&mut hosts, "ns1");
+    assert_eq!(hosts_for_namespace(&hosts, "ns1"), ["a.com", "b.com"]);
+    assert_eq!(hosts_for_namespace(&hosts, "ns3"), ["b.com", "c.com"]);
+}
+
+#[test]
+fn a_host_for_everybody_stands_alone() {
+    let mut hosts = ["./a.com", "*/*"].map(str::to_owned).to_vec();
+    qualify_hosts(&mut hosts, "ns1");
+    assert_eq!(hosts, ["*"]);
+}
+
+#[test]
+fn plaintext_http_shares_a_port() {
+    let merged = merged(&[
+        vec![server(80, "HTTP", "http", &["a.com"])],
+        vec![server(80, "HTTP2", "http2", &["b.com"])],
+    ]);
+    assert_eq!(routes(&merged), [("http.8080", 2)]);
+    assert_eq!(ports(&merged), [(8080, "", 2)]);
+    assert_eq!(merged.rejected, [""; 0]);
+}
+
+#[test]
+fn other_protocols_are_refused_on_a_plaintext_port() {
+    let merged = merged(&[
+        vec![server(80, "HTTP", "http", &["a.com"])],
+        vec![
+            server(80, "TCP", "tcp", &["*"]),
+            tls(TlSmode::Simple, server(80, "HTTPS", "https", &["b.com"])),
+        ],
+    ]);
+    assert_eq!(ports(&merged), [(8080, "", 1)]);
+    assert_eq!(merged.rejected, ["ns/g1", "ns/g1"]);
+}
+
+#[test]
+fn another_address_is_another_listener() {
+    let merged = merged(&[
+        vec![server(80, "HTTP", "http", &["a.com"])],
+        vec![
+            bound("10.0.0.1", server(80, "HTTP", "http", &["a.com"])),
+            bound("10.0.0.2", server(80, "TCP", "tcp", &["*"])),
+        ],
+    ]);
+    assert_eq!(
+        ports(&merged),
+        [(8080, "", 1), (8080, "10.0.0.1", 1), (8080, "10.0.0.2", 1)]
+    );
+    assert_eq!(routes(&merged), [("http.8080", 1), ("http.8080.10.0.0.1", 1)]);
+}
+
+#[test]
+fn tls_servers_are_told_apart_by_host() {
+    let https = |name: &str, hosts: &[&str]| tls(TlSmode::Simple, server(443, "HTTPS", name, hosts));
+    let merged = merged(&[
+        vec![https("a", &["a.com"]), https("b", &["b.com"])],
+        vec![https("a", &["a.com", "c.com"]), https("c", &["c.com"])],
+        vec![bound("10.0.0.1", https("a", &["a.com"]))],
+    ]);
+    let names = [
+        "https.443.a.g0.ns",
+        "https.443.a.g2.ns.10.0.0.1",
+        "https.443.b.g0.ns",
+        "https.443.c.g1.ns",
+    ];
+    assert_eq!(routes(&merged), names.map(|name| (name, 1)));
+    assert_eq!(ports(&merged), [(8443, "", 3), (8443, "10.0.0.1", 1)]);
+    assert_eq!(merged.rejected, ["ns/g1"]);
+}
+
+#[test]
+fn ports_without_a_service_are_opened_as_they_are() {
+    let mut exposed = exposed();
+    exposed[0].untranslated = true;
+    let servers = vec![server(80, "HTTP", "http", &["*"]), server(9000, "TCP", "tcp", &["*"])];
+    let merged = merged_with(Features::default(), &exposed, &[servers]);
+    assert_eq!(ports(&merged), [(80, "", 1), (9000, "", 1)]);
+}
+
+#[test]
+fn https_is_served_over_quic_where_the_service_takes_udp() {
+    let features = Features {
+        pilot_enable_quic_listeners: true,
+        ..Features::default()
+    };
+    let servers = vec![
+        tls(TlSmode::Simple, server(443, "HTTPS", "https", &["a.com"])),
+        tls(TlSmode::Passthrough, server(443, "TLS", "tls", &["b.com"])),
+        tls(TlSmode::Simple, server(8443, "HTTPS", "other", &["c.com"])),
+    ];
+    let merged = merged_with(features, &exposed(), &[servers]);
+    let quic: usize = merged.ports.iter().map(|(_, servers)| servers.quic.len()).sum();
+    assert_eq!(quic, 1);
+    assert_eq!(
+        merged.http3_routes.iter().collect::<Vec<_>>(),
+        ["https.443.https.g0.ns"]
+    );
+}
