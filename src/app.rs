@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
-use axum::Router;
+use axum::{Router, extract::ConnectInfo};
 use prometheus::{IntCounterVec, Opts};
 use tokio::{
     net::TcpListener,
@@ -25,7 +25,7 @@ use crate::{
     settings::{Address, Settings},
     xds::{
         body::FlatBody,
-        server::{Server, ServerOptions, is_grpc},
+        server::{Peer, Server, ServerOptions, is_grpc},
     },
 };
 
@@ -221,11 +221,15 @@ async fn listen(environment: &Arc<Environment>, pump: &Pump, xds: &Server) -> Re
 /// xDS beside other pages: whatever is gRPC goes to the xDS server.
 fn with_xds(router: Router, xds: &Server) -> Router {
     let xds = xds.clone();
-    router.fallback(move |request: axum::extract::Request| {
+    router.fallback(move |mut request: axum::extract::Request| {
         let xds = xds.clone();
         async move {
             if !is_grpc(request.headers()) {
                 return axum::response::IntoResponse::into_response(axum::http::StatusCode::NOT_FOUND);
+            }
+            let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+            if let Some(peer) = peer.map(|ConnectInfo(address)| Peer { address: *address }) {
+                request.extensions_mut().insert(peer);
             }
             xds.handle(request)
                 .await

@@ -141,9 +141,9 @@ impl Client {
         self.connection = Connection::new(self.protocol);
         self.inbox.clear();
         self.nonces = Default::default();
-        for index in 0..4 {
+        for (index, resource_type) in TYPES.iter().enumerate() {
             let names: Vec<SmolStr> = self.names[index].iter().cloned().collect();
-            let wildcard = TYPES[index].is_wildcard();
+            let wildcard = resource_type.is_wildcard();
             match self.protocol {
                 Protocol::Sotw if wildcard || !names.is_empty() => {
                     self.request(index, SmolStr::default(), None, Wish::Names(names));
