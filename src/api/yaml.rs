@@ -164,7 +164,9 @@ impl Size {
             Value::String(text) => self.scalar_bytes += text.len(),
             Value::Array(items) => {
                 self.depth = self.depth.max(depth);
-                items.iter().for_each(|item| self.add(item, depth + 1));
+                for item in items {
+                    self.add(item, depth + 1);
+                }
             }
             Value::Object(fields) => {
                 self.depth = self.depth.max(depth);
