@@ -6,7 +6,7 @@ mod oracles;
 use libtest_mimic::Trial;
 
 /// The trials of this module.
-pub fn trials() -> Vec<Trial> {
+pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test(
             "properties::incremental_equals_from_scratch",

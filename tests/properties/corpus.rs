@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 /// A small random source (SplitMix64): the same seed gives the same mesh everywhere.
-pub struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,7 +18,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("because it is below a usize")
     }
 
@@ -41,10 +41,10 @@ const PORTS: [(&str, u32); 6] = [
     ("https", 443),
     ("mongo", 27017),
 ];
-pub const KINDS: usize = 22;
+pub(super) const KINDS: usize = 22;
 
 /// An object of a kind (0..`KINDS`) with random content. Its name comes from a small pool, so it often replaces another.
-pub fn object(random: &mut Random, kind: usize) -> Value {
+pub(super) fn object(random: &mut Random, kind: usize) -> Value {
     let namespace = random.pick(&NAMESPACES).to_owned();
     let name = random.pick(&APPS).to_owned();
     let meta = json!({ "name": name, "namespace": namespace,

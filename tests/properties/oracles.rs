@@ -147,7 +147,7 @@ fn first_difference(a: &Bytes, b: &Bytes) -> String {
 }
 
 /// 10,000 random edits; the incremental result is compared with one made from scratch again and again.
-pub fn incremental_equals_from_scratch() -> Result<(), Failed> {
+pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
     let seed = seed();
     let mut random = Random::new(seed);
     let mut plane = Plane::new();
@@ -200,7 +200,7 @@ pub fn incremental_equals_from_scratch() -> Result<(), Failed> {
 }
 
 /// The same objects in any order and any batches give the same bytes.
-pub fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
+pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
     let mut random = Random::new(seed() + 1);
     for round in 0..20 {
         let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
@@ -260,7 +260,7 @@ fn slice(namespace: &str, name: &str, addresses: &[&str]) -> Value {
 }
 
 /// One endpoint: one load assignment. A VirtualService: no clusters and no endpoints. What a Sidecar excludes: nothing.
-pub fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
+pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
     let mut plane = Plane::new();
     let mut objects = vec![];
     for index in 0..20 {
@@ -309,7 +309,7 @@ pub fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
 }
 
 /// Twice the services, at most about twice the recorded dependencies.
-pub fn dependencies_grow_linearly() -> Result<(), Failed> {
+pub(super) fn dependencies_grow_linearly() -> Result<(), Failed> {
     let reads = |services: usize| -> Result<usize, Failed> {
         let mut plane = Plane::new();
         let objects = (0..services).flat_map(|index| {
