@@ -200,7 +200,7 @@ async fn listen(environment: &Arc<Environment>, pump: &Pump, xds: &Server) -> Re
     let monitoring = server::monitoring(environment)?;
     match flags.monitoring_addr {
         Address(Some(address)) => {
-            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?
+            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?;
         }
         Address(None) => http = http.merge(monitoring),
     }

@@ -101,10 +101,11 @@ fn reply(parameters: &Parameters, value: Value) -> Response {
 }
 
 async fn index() -> Html<String> {
-    let links: String = PAGES
+    let links: Vec<String> = PAGES
         .iter()
         .map(|page| format!("<li><a href=\"/debug/{page}\">{page}</a></li>"))
         .collect();
+    let links = links.concat();
     Html(format!(
         "<html><head><title>istiod debug pages</title></head><body><ul>{links}</ul></body></html>"
     ))

@@ -268,7 +268,7 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
     for panic in &report.panics {
         eprintln!("a generator panicked; this is a defect of istiod: {panic}");
     }
-    println!("{:<40} {}", "PROXY", "RESOURCES");
+    println!("{:<40} RESOURCES", "PROXY");
     for (proxy, types) in &report.written {
         let counts: Vec<String> = types
             .iter()

@@ -21,7 +21,7 @@ pub struct RequestFlags {
     port: u16,
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Why there is no answer to print.
 #[derive(Debug, thiserror::Error)]

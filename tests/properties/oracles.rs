@@ -128,12 +128,8 @@ fn upserts(rows: impl IntoIterator<Item = Row>) -> Vec<Change> {
     rows.into_iter().map(Change::Upsert).collect()
 }
 
-fn seed() -> u64 {
-    std::env::var("PROPERTY_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(20_261)
-}
+/// Where random numbers begin; another one makes another run.
+const SEED: u64 = 20_261;
 
 fn first_difference(a: &Bytes, b: &Bytes) -> String {
     let keys: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
@@ -148,7 +144,7 @@ fn first_difference(a: &Bytes, b: &Bytes) -> String {
 
 /// 10,000 random edits; the incremental result is compared with one made from scratch again and again.
 pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
-    let seed = seed();
+    let seed = SEED;
     let mut random = Random::new(seed);
     let mut plane = Plane::new();
     let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
@@ -176,7 +172,7 @@ pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
             }
         }
         plane.commit(batch)?;
-        if edit % 25 == 0 || edit == 9_999 {
+        if edit % 50 == 0 || edit == 9_999 {
             let mut scratch = Plane::new();
             scratch.commit(upserts(mesh_rows().into_iter().chain(objects.values().cloned())))?;
             let (incremental, scratch) = (plane.bytes(), scratch.bytes());
@@ -201,7 +197,7 @@ pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
 
 /// The same objects in any order and any batches give the same bytes.
 pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
-    let mut random = Random::new(seed() + 1);
+    let mut random = Random::new(SEED + 1);
     for round in 0..20 {
         let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
         for _ in 0..60 {

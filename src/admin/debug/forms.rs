@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 
 use crate::{
     api::{Config, Kind},
-    base::ObjectKey,
+    base::{Namespace, ObjectKey},
     generate::{ProxyType, ResourceSnapshot, ResourceType},
     model::{
         MeshSnapshot,
@@ -39,7 +39,7 @@ fn service(service: &Service) -> Value {
     let export_to: Vec<&str> = match &service.export_to {
         ExportTo::Public => vec!["*"],
         ExportTo::Nobody => vec!["~"],
-        ExportTo::Namespaces(namespaces) => namespaces.iter().map(|namespace| namespace.as_str()).collect(),
+        ExportTo::Namespaces(namespaces) => namespaces.iter().map(Namespace::as_str).collect(),
     };
     let resolution = match service.resolution {
         Resolution::ClientSideLb => 0,
