@@ -228,4 +228,11 @@ mod tests {
         }
         assert!(compile(&"(".repeat(1000)).is_err());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_an_expression_or_an_error(text in "[a-c0-9QECpLx\\\\(){}\\[\\]^$.*+?|&~:,\u{fc}-]{0,40}") {
+            let _ = compile(&text);
+        }
+    }
 }

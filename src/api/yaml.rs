@@ -45,7 +45,7 @@ pub struct Document<'a> {
 pub fn text(bytes: &[u8]) -> Result<&str, YamlError> {
     let at = |line, column, message| YamlError { line, column, message };
     if bytes.len() > MAX_FILE_BYTES {
-        let message = format!("the file has {} bytes, the most is {MAX_FILE_BYTES}", bytes.len());
+        let message = format!("the file has more than {MAX_FILE_BYTES} bytes");
         return Err(at(1, 1, message));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -348,7 +348,16 @@ mod tests {
             text(&vec![b' '; MAX_FILE_BYTES + 1])
                 .unwrap_err()
                 .message
-                .contains("33554433 bytes")
+                .contains("more than 33554432 bytes")
         );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_gives_values_or_errors(text in "(---|\\.\\.\\.|[a-c&*!|>\\-\\[\\]{}:,'\"#% \\n\\t\u{fc}]){0,60}") {
+            for document in documents(&text) {
+                let _ = document.parse();
+            }
+        }
     }
 }

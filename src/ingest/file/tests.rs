@@ -107,7 +107,7 @@ fn a_bad_edit_is_told_once_and_changes_nothing() {
         "{reported:?}"
     );
     assert!(
-        reported.iter().any(|line| line.contains("33554433 bytes")),
+        reported.iter().any(|line| line.contains("more than 33554432 bytes")),
         "{reported:?}"
     );
     bed.write("kube.yaml", &SERVICE.replace("80", "81"));
