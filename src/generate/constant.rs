@@ -6,13 +6,14 @@ use std::{collections::BTreeMap, time::Duration};
 use prost_types::{Struct, Value, value::Kind};
 
 use crate::{
+    api::Meta,
     base::cidr::IpMode,
     proto::{
         Any,
         envoy::{
             config::core::v3::{
-                Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, ConfigSource, GrpcService, Pipe,
-                SocketAddress, TransportSocket, address,
+                Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, ConfigSource, GrpcService, Metadata,
+                Pipe, SocketAddress, TransportSocket, address,
                 api_config_source::ApiType,
                 config_source::ConfigSourceSpecifier,
                 grpc_service::{EnvoyGrpc, TargetSpecifier},
@@ -188,6 +189,15 @@ pub fn metadata_exchange() -> Any {
 pub fn structure<const N: usize>(fields: [(&str, Value); N]) -> Struct {
     Struct {
         fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+    }
+}
+
+/// Metadata that names the object a part of the configuration was made from.
+pub fn config_metadata(meta: &Meta) -> Metadata {
+    let config = structure([("config", text(meta.config_path()))]);
+    Metadata {
+        filter_metadata: [(ISTIO_METADATA.to_owned(), config)].into(),
+        ..Default::default()
     }
 }
 

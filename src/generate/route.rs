@@ -6,7 +6,7 @@
 
 mod action;
 pub(crate) mod destination;
-mod domains;
+pub(crate) mod domains;
 mod filters;
 mod gateway;
 mod hash;

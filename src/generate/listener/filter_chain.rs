@@ -6,9 +6,8 @@ use ipnet::IpNet;
 
 use super::tcp::SNI_FORWARD_PROXY;
 use crate::{
-    api::Meta,
     base::cidr,
-    generate::constant::{ISTIO_METADATA, duration, structure, text},
+    generate::constant::duration,
     model::{features::Features, service::UNSPECIFIED_IP},
     proto::envoy::config::{
         core::v3::{CidrRange, Metadata, TransportSocket},
@@ -145,15 +144,6 @@ pub fn cidr_range(text: &str) -> Option<CidrRange> {
         address_prefix: range.addr().to_string(),
         prefix_len: Some(u32::from(range.prefix_len())),
     })
-}
-
-/// Metadata that names the object a chain was made from.
-pub fn config_metadata(meta: &Meta) -> Metadata {
-    let config = structure([("config", text(meta.config_path()))]);
-    Metadata {
-        filter_metadata: [(ISTIO_METADATA.to_owned(), config)].into(),
-        ..Default::default()
-    }
 }
 
 #[cfg(test)]

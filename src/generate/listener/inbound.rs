@@ -8,7 +8,7 @@ use super::{
     ListenerKey,
     access_log::LogPlace,
     client::{FilterClient, ListenerClass},
-    filter_chain::{config_metadata, max_connections_per_event},
+    filter_chain::max_connections_per_event,
     inbound_chain::{ChainForm, chain_forms, terminating_form},
     inbound_filters::InboundPort,
     inspector::{inspectors, original_destination, original_source},
@@ -27,7 +27,7 @@ use crate::{
     },
     generate::{
         EncodedResource, View, constant,
-        constant::wildcards,
+        constant::{config_metadata, wildcards},
         group::Built,
         patch::{self, PatchContext},
         proxy::{InterceptionMode, Proxy},

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    filter_chain::{Chain, config_metadata},
+    filter_chain::Chain,
     outbound::resolves_on_demand,
     outbound_listener::{ListenPort, Member, OutboundListener},
     tcp::{TcpChain, TcpClusters, TcpUpstream},
 };
 use crate::{
     api::kube::service::TargetPort,
-    base::{
-        Hostname, Shared,
-        cidr::{self, IpMode},
-        select,
-    },
+    base::{Shared, cidr::IpMode, select},
     generate::{
-        constant::wildcards,
+        constant::{config_metadata, wildcards},
         name::{self, outbound_cluster},
+        route::{
+            destination::{self, PortInference},
+            domains::{self, NameSpace, PortForms},
+        },
     },
     model::{
         Service,
@@ -29,7 +29,7 @@ use crate::{
     },
     proto::{
         envoy::config::listener::v3::Filter,
-        istio::networking::v1alpha3::{Destination, L4MatchAttributes, RouteDestination, TlsMatchAttributes},
+        istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
     },
 };
 
@@ -190,37 +190,14 @@ impl OutboundListener<'_> {
         if ranges.is_empty() && !address.is_empty() && !at_wildcard && !resolves_on_demand(service) {
             return Vec::new();
         }
+        let client = NameSpace {
+            dns_domain: &self.dns_domain,
+            absolute: self.stack.features().pilot_enable_absolute_fqdn_vhost_domain,
+        };
         let mut names = vec![service.key.hostname.to_string()];
         for alias in &service.aliases {
             names.push(alias.hostname.to_string());
-            names.extend(self.alternate_names(&alias.hostname));
-        }
-        names
-    }
-
-    /// Other names by which clients in the same cluster call a host.
-    fn alternate_names(&self, host: &Hostname) -> Vec<String> {
-        let mut names = Vec::new();
-        let absolute = self.stack.features().pilot_enable_absolute_fqdn_vhost_domain;
-        if absolute && cidr::parse_ip(host).is_none() {
-            names.push(format!("{host}."));
-        }
-        let Some((own_namespace, suffix)) = self.dns_domain.split_once(".svc.") else {
-            return names;
-        };
-        let Some((short, host_suffix)) = host.split_once(".svc.") else {
-            return names;
-        };
-        let Some((name, namespace)) = short.split_once('.') else {
-            return names;
-        };
-        if host_suffix != suffix {
-            return names;
-        }
-        if namespace == own_namespace {
-            names.extend([name.to_owned(), format!("{short}.svc"), short.to_owned()]);
-        } else {
-            names.extend([short.to_owned(), format!("{short}.svc")]);
+            names.extend(domains::alternatives(&alias.hostname, client, PortForms::Ignored));
         }
         names
     }
@@ -259,7 +236,7 @@ impl OutboundListener<'_> {
         let rule = service.and_then(|service| self.rule(service));
         let rule = rule.as_ref().map(|rule| &rule.spec);
         let upstream = if routes.len() == 1 {
-            let cluster = destination_cluster(&destination, service, member.port.number);
+            let cluster = destination::cluster(&destination, service, member.port.number, PortInference::SolePort);
             let pattern = &self.stack.mesh.outbound_cluster_stat_name;
             let stat_prefix = match service {
                 Some(service) if !pattern.is_empty() => {
@@ -283,7 +260,8 @@ impl OutboundListener<'_> {
                 .filter_map(|route| Some((route.destination.as_ref()?, route.weight)))
                 .map(|(destination, weight)| {
                     let service = self.destination(member, &destination.host);
-                    let cluster = destination_cluster(destination, service, member.port.number);
+                    let cluster =
+                        destination::cluster(destination, service, member.port.number, PortInference::SolePort);
                     (cluster, weight.unsigned_abs())
                 })
                 .collect();
@@ -319,22 +297,6 @@ impl OutboundListener<'_> {
         let view = &self.stack.view;
         destination_rule::lookup(view.cx, view.mesh, &self.filters.namespace, &self.labels, service)
     }
-}
-
-/// The cluster of a destination on a listener's port.
-pub(super) fn destination_cluster(destination: &Destination, service: Option<&Service>, listen_port: u32) -> String {
-    if destination.host.is_empty() {
-        return "UnknownService".to_owned();
-    }
-    let external = service
-        .map(|service| service.external_name.as_str())
-        .filter(|name| !name.is_empty());
-    let port = match (&destination.port, service.map(|service| service.ports.as_slice())) {
-        (Some(port), _) => port.number,
-        (None, Some([only])) => only.number,
-        _ => listen_port,
-    };
-    outbound_cluster(port, &destination.subset, external.unwrap_or(&destination.host))
 }
 
 fn service_port(number: u32, name: &str, port: &ListenPort) -> ServicePort {

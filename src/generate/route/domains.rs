@@ -82,7 +82,7 @@ fn push(domains: &mut Vec<String>, domain: &str, ports: PortForms) {
 }
 
 /// Short and absolute forms of a host.
-fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Vec<String> {
+pub(crate) fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Vec<String> {
     let mut result = Vec::new();
     if names.absolute {
         let absolute = format!("{host}.");

@@ -1,7 +1,6 @@
 //! The HTTP routes of a VirtualService, in order, for one listener port and one kind of client.
 
 use crate::{
-    api::Meta,
     base::{Shared, select},
     generate::{View, constant},
     model::{
@@ -11,7 +10,7 @@ use crate::{
     },
     proto::{
         envoy::config::{
-            core::v3::{Metadata, header_value_option::HeaderAppendAction},
+            core::v3::header_value_option::HeaderAppendAction,
             route::v3::{
                 Decorator, Route, RouteAction, RouteMatch, route::Action, route_action::ClusterSpecifier,
                 route_match::PathSpecifier,
@@ -99,15 +98,6 @@ pub(crate) fn default_route(view: &View, cluster: String, operation: String) -> 
     }
 }
 
-/// Names the object that a route comes from.
-fn config_metadata(meta: &Meta) -> Metadata {
-    let config = constant::structure([("config", constant::text(meta.config_path()))]);
-    Metadata {
-        filter_metadata: [(constant::ISTIO_METADATA.to_owned(), config)].into(),
-        ..Default::default()
-    }
-}
-
 fn decorator(operation: String) -> Decorator {
     Decorator {
         operation,
@@ -129,7 +119,7 @@ fn route(
     let mut route = Route {
         name: route_name(declared, condition),
         r#match: Some(matches::route_match(condition, semantics)),
-        metadata: Some(config_metadata(&virtual_service.meta)),
+        metadata: Some(constant::config_metadata(&virtual_service.meta)),
         stat_prefix: condition
             .map(|condition| condition.stat_prefix.clone())
             .unwrap_or_default(),
