@@ -42,6 +42,8 @@ impl Bed {
             Application::start("v2", "127.0.0.3"),
         );
         let [service_port, ingress_port, gateway_port] = [ports::free(), ports::free(), ports::free()];
+        // No certificates here: with automatic mutual TLS every cluster would wait for one.
+        write(&mesh, "mesh.yaml", "enableAutoMtls: false\n");
         write(&mesh, "services.yaml", &services(&v1, &v2, service_port));
         write(&mesh, "slice-v2.yaml", &slice("v2", v2.address));
         write(&mesh, "routing.yaml", &routing(100, 0));

@@ -43,7 +43,7 @@ impl Envoy {
         let admin = folder.join(format!("{name}-admin"));
         std::fs::write(&config, bootstrap(node, xds, protocol).to_string()).map_err(|error| error.to_string())?;
         let mut command = Command::new(binary().ok_or("no Envoy; `make tools` installs it")?);
-        command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "info"]);
+        command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"]);
         command.arg("-c").arg(&config).arg("--admin-address-path").arg(&admin);
         let process = Process::start(&mut command, &folder.join(format!("{name}.log")));
         let address = wait::until("Envoy's administration", Duration::from_secs(30), || {

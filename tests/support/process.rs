@@ -80,7 +80,7 @@ impl Process {
     /// The last lines of the child's output.
     pub(crate) fn log_tail(&self) -> String {
         let text = self.log();
-        let lines: Vec<&str> = text.lines().collect();
+        let lines: Vec<String> = text.lines().map(|line| line.chars().take(400).collect()).collect();
         let tail = lines[lines.len().saturating_sub(25)..].join("\n");
         format!("--- last lines of {}\n{tail}", self.log.display())
     }

@@ -78,6 +78,7 @@ const TABLE: &[Rule] = &[
             "environment",
             "auth",
             "generate::EncodedResource",
+            "generate::Proxy",
             "generate::ResourceSnapshot",
             "generate::ResourceType",
             "generate::encoded",
