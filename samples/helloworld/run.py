@@ -9,9 +9,11 @@ import argparse
 import collections
 import contextlib
 import ctypes
+import fcntl
 import http.client
 import http.server
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -66,8 +68,22 @@ def eventually(what, condition, seconds=30):
     raise Failure(f"no sign of {what} within {seconds} s")
 
 
+@contextlib.contextmanager
+def starting():
+    """Lets one run on this machine start at a time: from the choice of ports until all of them are listened on.
+
+    Envoy shares its listeners' ports with whoever allows that, so that two runs that chose the same port would not fail
+    but be dealt each other's connections.
+    """
+    with open(pathlib.Path(tempfile.gettempdir()) / f"helloworld-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def is_free(port):
     with socket.socket() as probe:
+        # Connections that are still closing do not count; a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError:
@@ -77,7 +93,7 @@ def is_free(port):
 
 def choose_ports():
     """The ports of the files where they are free, others where they are not."""
-    chosen, spare = {}, iter(range(19000, 30000))
+    chosen, spare = {}, iter(range(19000, 20000))
     for use, port in PORTS.items():
         chosen[use] = port if is_free(port) else next(other for other in spare if is_free(other))
     return chosen
@@ -108,6 +124,8 @@ class Application(http.server.ThreadingHTTPServer):
     def __init__(self, name, address):
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # One write for headers and body: two would wait for the other side's delayed acknowledgement.
+            wbufsize = -1
 
             def do_GET(self):
                 headers = {key.lower(): value for key, value in self.headers.items()}
@@ -333,7 +351,7 @@ def name_a_network_gateway(mesh):
     expect(by_gateway == 100, f"{by_gateway} of 100 requests came through the gateway")
 
 
-def show(mesh):
+def start(mesh):
     mesh.start_applications()
     say("Applications: helloworld v1, helloworld v2, weather, and a client.")
     say(f"istiod: ready after {mesh.start_istiod():.1f} s, serving {mesh.folder / 'mesh'}")
@@ -341,6 +359,9 @@ def show(mesh):
         seconds = mesh.start_envoy(name)
         expect(mesh.refusals(name) == 0, f"the {name} refused configuration; see {mesh.folder / name}.log")
         say(f"Envoy of the {name}: configured after {seconds:.1f} s, refused nothing")
+
+
+def show(mesh):
     first_requests(mesh)
     change_weights(mesh)
     name_a_network_gateway(mesh)
@@ -396,9 +417,12 @@ def main():
         if not ENVOY.exists() and subprocess.run(["make", "tools"], cwd=PROJECT).returncode != 0:
             raise Failure("Envoy cannot be installed; `make tools` says why")
         istiod = (options.istiod or binary()).resolve()
-        ports = choose_ports()
-        copy_mesh(folder / "mesh", ports)
-        with Mesh(folder, ports, istiod) as mesh:
+        with contextlib.ExitStack() as parts:
+            with starting():
+                ports = choose_ports()
+                copy_mesh(folder / "mesh", ports)
+                mesh = parts.enter_context(Mesh(folder, ports, istiod))
+                start(mesh)
             show(mesh)
             if not options.once:
                 stay(mesh)

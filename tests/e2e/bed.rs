@@ -10,7 +10,8 @@ use serde_json::json;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::{Envoy, Node, Protocol};
 use crate::support::http::{self, Application};
-use crate::support::{ports, scratch, wait};
+use crate::support::ports::Reserved;
+use crate::support::{scratch, wait};
 
 /// How the service is named in requests.
 pub(super) const WEB: &str = "web.shop.svc.cluster.local";
@@ -25,9 +26,9 @@ pub(super) struct Bed {
     pub(super) v1: Application,
     pub(super) v2: Application,
     /// Port of the service, and of the sidecar's listener for it.
-    service_port: u16,
-    ingress_port: u16,
-    gateway_port: u16,
+    service: Reserved,
+    ingress: Reserved,
+    edge: Reserved,
     pub(super) daemon: Daemon,
 }
 
@@ -41,14 +42,14 @@ impl Bed {
             Application::start("v1", "127.0.0.2"),
             Application::start("v2", "127.0.0.3"),
         );
-        let [service_port, ingress_port, gateway_port] = [ports::free(), ports::free(), ports::free()];
+        let [service, ingress, edge] = [Reserved::new(), Reserved::new(), Reserved::new()];
         // No certificates here: with automatic mutual TLS every cluster would wait for one.
         write(&mesh, "mesh.yaml", "enableAutoMtls: false\n");
-        write(&mesh, "services.yaml", &services(&v1, &v2, service_port));
+        write(&mesh, "services.yaml", &services(&v1, &v2, service.port));
         write(&mesh, "slice-v2.yaml", &slice("v2", v2.address));
         write(&mesh, "routing.yaml", &routing(100, 0));
-        write(&mesh, "client.yaml", &client(service_port, ingress_port, v1.address));
-        write(&mesh, "gateway.yaml", &gateway(gateway_port));
+        write(&mesh, "client.yaml", &client(service.port, ingress.port, v1.address));
+        write(&mesh, "gateway.yaml", &gateway(edge.port));
         let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
         Ok(Bed {
             folder,
@@ -97,22 +98,22 @@ impl Bed {
 
     /// Where the sidecar listens for requests to the service.
     pub(super) fn outbound(&self) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], self.service_port))
+        SocketAddr::from(([127, 0, 0, 1], self.service.port))
     }
 
     /// Where the sidecar listens for requests to the client itself.
     pub(super) fn inbound(&self) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], self.ingress_port))
+        SocketAddr::from(([127, 0, 0, 1], self.ingress.port))
     }
 
     /// Where the gateway listens.
     pub(super) fn edge(&self) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 4], self.gateway_port))
+        SocketAddr::from(([127, 0, 0, 4], self.edge.port))
     }
 
     /// The cluster of the service, or of one subset of it.
     pub(super) fn cluster(&self, subset: &str) -> String {
-        format!("outbound|{}|{subset}|{WEB}", self.service_port)
+        format!("outbound|{}|{subset}|{WEB}", self.service.port)
     }
 
     /// Kills the daemon and starts another on the same ports.
