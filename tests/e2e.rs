@@ -66,7 +66,7 @@ fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
     assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
     assert_eq!(
         answers(bed.inbound(), "client", 1)?,
-        ["v1"],
+        ["client"],
         "the sidecar's own port leads to the application behind it"
     );
     Ok(())

@@ -25,6 +25,8 @@ pub(super) struct Bed {
     mesh: PathBuf,
     pub(super) v1: Application,
     pub(super) v2: Application,
+    /// What the sidecar stands before.
+    _client: Application,
     /// Port of the service, and of the sidecar's listener for it.
     service: Reserved,
     ingress: Reserved,
@@ -42,13 +44,18 @@ impl Bed {
             Application::start("v1", "127.0.0.2"),
             Application::start("v2", "127.0.0.3"),
         );
+        let client_itself = Application::start("client", "127.0.0.1");
         let [service, ingress, edge] = [Reserved::new(), Reserved::new(), Reserved::new()];
         // No certificates here: with automatic mutual TLS every cluster would wait for one.
         write(&mesh, "mesh.yaml", "enableAutoMtls: false\n");
         write(&mesh, "services.yaml", &services(&v1, &v2, service.port));
         write(&mesh, "slice-v2.yaml", &slice("v2", v2.address));
         write(&mesh, "routing.yaml", &routing(100, 0));
-        write(&mesh, "client.yaml", &client(service.port, ingress.port, v1.address));
+        write(
+            &mesh,
+            "client.yaml",
+            &client(service.port, ingress.port, client_itself.address),
+        );
         write(&mesh, "gateway.yaml", &gateway(edge.port));
         let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
         Ok(Bed {
@@ -56,9 +63,10 @@ impl Bed {
             mesh,
             v1,
             v2,
-            service_port,
-            ingress_port,
-            gateway_port,
+            _client: client_itself,
+            service,
+            ingress,
+            edge,
             daemon,
         })
     }
