@@ -23,6 +23,7 @@ pub mod stack;
 pub mod stats;
 pub mod tcp;
 pub mod telemetry;
+mod termination;
 #[cfg(test)]
 mod tests;
 pub mod tls;

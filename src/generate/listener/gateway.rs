@@ -3,7 +3,6 @@
 
 mod listing;
 mod tcp;
-mod termination;
 
 use crate::{
     base::{Hashed, Labels, MessageKey, ObjectKey, Shared, SmolStr, cidr::IpMode},
@@ -45,6 +44,7 @@ use super::{
     inspector,
     outbound_listener::{additional_addresses, exact_balance},
     stack::FilterStack,
+    termination,
     tls::{Inside, ServerCertificates},
 };
 
@@ -271,7 +271,8 @@ impl Making<'_> {
     fn transport_socket(&self, server: &networking::Server) -> Option<TransportSocket> {
         let settings = server.tls.as_ref()?;
         let context = termination::Context {
-            client: &self.key.client,
+            certificates: &self.key.client.certificates,
+            external_socket: self.key.client.external_socket,
             stack: &self.stack,
             transport: self.key.transport,
             inside: match Protocol::parse(server.port.as_ref().map_or("", |port| &port.protocol)) {

@@ -9,6 +9,7 @@ use super::{
     access_log::LogPlace,
     client::{FilterClient, ListenerClass},
     filter_chain::max_connections_per_event,
+    gateway::Transport,
     inbound_chain::{ChainForm, chain_forms, terminating_form},
     inbound_filters::InboundPort,
     inspector::{inspectors, original_destination, original_source},
@@ -17,6 +18,7 @@ use super::{
     outbound_listener::{MemberKind, additional_addresses, exact_balance},
     stack::FilterStack,
     tcp::black_hole,
+    termination,
     tls::{Inside, ServerCertificates},
 };
 use crate::{
@@ -43,7 +45,7 @@ use crate::{
             core::v3::TrafficDirection,
             listener::v3::{FilterChain, FilterChainMatch, Listener},
         },
-        istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar, server_tls_settings::TlSmode},
+        istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar},
     },
 };
 
@@ -453,17 +455,15 @@ impl InboundListener<'_> {
         let socket = match own_tls {
             _ if !form.terminates => None,
             Some(tls) => {
-                let roots = if tls.mode() == TlSmode::Mutual {
-                    tls.ca_certificates.as_str()
-                } else {
-                    ""
+                let context = termination::Context {
+                    certificates: &self.client.certificates,
+                    external_socket: false,
+                    stack: &self.stack,
+                    transport: Transport::Tcp,
+                    // Parity: what is inside does not count here.
+                    inside: Inside::Http,
                 };
-                Some(super::tls::file_server_tls(
-                    &tls.server_certificate,
-                    &tls.private_key,
-                    roots,
-                    &["h2", "http/1.1"],
-                ))
+                Some(context.socket(tls))
             }
             None => Some(self.stack.mutual_tls(&self.client.certificates, inside)),
         };

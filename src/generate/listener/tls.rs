@@ -192,18 +192,6 @@ pub fn enforce_compliance(features: &Features, common: &mut CommonTlsContext) {
     }
 }
 
-/// The socket of a server that terminates TLS with certificates in files.
-pub fn file_server_tls(certificate: &str, key: &str, roots: &str, alpns: &[&str]) -> TransportSocket {
-    let mutual = !roots.is_empty();
-    let common = CommonTlsContext {
-        alpn_protocols: owned(alpns),
-        tls_certificate_sds_secret_configs: vec![file_secret(file_certificate_name(certificate, key))],
-        validation_context_type: mutual.then(|| validation(Vec::new(), file_secret(file_root_name(roots)))),
-        ..Default::default()
-    };
-    server_socket(common, mutual)
-}
-
 fn owned(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }

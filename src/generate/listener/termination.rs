@@ -1,4 +1,4 @@
-//! TLS that ends at a gateway.
+//! TLS that a proxy terminates as a server's settings say: on gateways and on ingress listeners of Sidecars.
 
 use crate::{
     generate::constant::{self, CA_SUFFIX, TLS_SOCKET, credential_secret},
@@ -21,19 +21,19 @@ use crate::{
 };
 
 use super::{
-    super::{
-        stack::FilterStack,
-        tls::{Inside, ServerCertificates, enforce_compliance},
-    },
-    GatewayClient, Transport,
+    gateway::Transport,
+    stack::FilterStack,
+    tls::{Inside, ServerCertificates, enforce_compliance},
 };
 
 const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
 
 /// What the TLS of a server depends on besides its settings.
 pub(super) struct Context<'a> {
-    /// The gateway.
-    pub(super) client: &'a GatewayClient,
+    /// The proxy's own certificates, for mutual TLS within the mesh.
+    pub(super) certificates: &'a ServerCertificates,
+    /// The proxy has a socket of an SDS provider of its own.
+    pub(super) external_socket: bool,
     /// Mesh and features.
     pub(super) stack: &'a FilterStack<'a>,
     /// What carries the bytes.
@@ -68,7 +68,7 @@ impl Context<'_> {
             ..Default::default()
         };
         if mode == TlSmode::IstioMutual {
-            apply_files(&mut common, &self.client.certificates, settings, validated);
+            apply_files(&mut common, self.certificates, settings, validated);
         } else if !settings.credential_names.is_empty() || !settings.credential_name.is_empty() {
             self.apply_credentials(&mut common, settings);
         } else {
@@ -111,7 +111,7 @@ impl Context<'_> {
         } else {
             &settings.credential_names
         };
-        let secret = |name: &str, suffix: &str| credential_secret(name, suffix, self.client.external_socket);
+        let secret = |name: &str, suffix: &str| credential_secret(name, suffix, self.external_socket);
         common.tls_certificate_sds_secret_configs = names.iter().map(|name| secret(name, "")).collect();
         let names_only = CertificateValidationContext {
             match_subject_alt_names: exact(&settings.subject_alt_names),
