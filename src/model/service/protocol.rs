@@ -31,8 +31,6 @@ pub enum Protocol {
     Redis,
     /// MySQL.
     Mysql,
-    /// HBONE (gateway listeners).
-    Hbone,
 }
 
 impl Protocol {
@@ -82,7 +80,6 @@ impl Protocol {
             "mongo" => Self::Mongo,
             "redis" => Self::Redis,
             "mysql" => Self::Mysql,
-            "hbone" => Self::Hbone,
             _ => Self::Unsupported,
         }
     }
