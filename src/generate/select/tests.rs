@@ -111,21 +111,14 @@ fn a_pod_serves_what_selects_it() {
 }
 
 #[test]
-fn an_unknown_workload_is_what_it_says() {
-    let metadata = json!({
-        "NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"},
-        "POD_PORTS": "[{\"name\":\"http\",\"containerPort\":8888,\"protocol\":\"TCP\"}]",
-    });
+fn an_unknown_workload_has_the_labels_that_it_says_and_serves_nothing() {
+    let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
     let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
     with(&world(""), |view| {
         let selected = Selected::of(view, &proxy);
-        let expected = [
-            "web.shop.svc.cluster.local:80->8888",
-            "web.shop.svc.cluster.local:81->8080",
-            "web.shop.svc.cluster.local:90->9090",
-        ];
-        assert_eq!(targets_of(&selected), expected);
+        assert_eq!(targets_of(&selected), [""; 0]);
         assert_eq!(selected.locality, "r9/z9");
+        assert_eq!(selected.labels.get("app").unwrap(), "web");
         assert_eq!(selected.labels.get("x"), None);
     });
 }
