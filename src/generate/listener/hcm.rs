@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     base::{Hostname, cidr},
-    generate::constant::ads_source,
+    generate::{constant::ads_source, security},
     model::service::Protocol,
     proto::{
         Any,
@@ -136,6 +136,7 @@ impl FilterStack<'_> {
         }
         manager.stream_idle_timeout = Some(prost_types::Duration::default());
         manager.route_specifier = Some(match http.routes {
+            _ if self.http_security(http.tunneled).denied => RouteSpecifier::RouteConfig(security::denied_routes()),
             HttpRoutes::Rds(name) => RouteSpecifier::Rds(Rds {
                 config_source: Some(ads_source()),
                 route_config_name: name,

@@ -8,7 +8,7 @@ use crate::{
     generate::{
         constant::{ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, list, object, text},
         extension::{self, ExtensionPhase},
-        security::{self, SecurityStage},
+        security::SecurityStage,
     },
     model::service::Protocol,
     proto::{
@@ -45,7 +45,8 @@ impl FilterStack<'_> {
         let features = self.features();
         let inbound = self.class == ListenerClass::SidecarInbound;
         let extension = |phase| extension::http_filters(self, phase, http.port);
-        let security = |stage| security::http_filters(self, stage, http.tunneled);
+        let secured = self.http_security(http.tunneled);
+        let security = |stage| secured.of(stage);
         let mut filters = Vec::new();
         if !http.tunneled && self.has_metadata_exchange() {
             filters.push(self.metadata_exchange(http));

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     base::Hostname,
-    generate::{View, group::Note},
+    generate::{View, group::Note, security::BuiltSecurity},
     model::features::Features,
     proto::istio::mesh::v1alpha1::MeshConfig,
 };
@@ -27,6 +27,8 @@ pub struct FilterStack<'a> {
     pub mesh: &'a MeshConfig,
     /// The Telemetries that apply.
     pub telemetries: Telemetries<'a>,
+    /// The security filters, once built.
+    pub security: BuiltSecurity,
     notes: RefCell<Vec<Note>>,
 }
 
@@ -39,6 +41,7 @@ impl<'a> FilterStack<'a> {
             class,
             mesh: view.mesh_config(),
             telemetries: Telemetries::of(view, &client.telemetries),
+            security: BuiltSecurity::default(),
             notes: RefCell::default(),
         }
     }

@@ -2,15 +2,13 @@
 
 use prost_types::Duration;
 
-use super::{
-    access_log::LogPlace, client::ListenerClass, http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER,
-};
+use super::{access_log::LogPlace, http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER};
 use crate::{
     base::Hostname,
     generate::{
         constant::METADATA_EXCHANGE,
         extension::{self, ExtensionPhase},
-        security::{self, SecurityStage},
+        security::SecurityStage,
     },
     model::service::Protocol,
     proto::{
@@ -152,13 +150,8 @@ impl FilterStack<'_> {
     ) -> Vec<Filter> {
         let mut filters = self.metadata_exchange_filter(chain.exchanges_metadata);
         let extension = |phase| extension::network_filters(self, phase, chain.port);
-        let security = |stage| {
-            if self.class == ListenerClass::SidecarOutbound || chain.secured_elsewhere {
-                Vec::new()
-            } else {
-                security::network_filters(self, stage, chain.tunneled)
-            }
-        };
+        let secured = (!chain.secured_elsewhere).then(|| self.network_security(chain.tunneled));
+        let security = |stage| secured.map(|secured| secured.of(stage)).unwrap_or_default();
         filters.extend(security(SecurityStage::Custom));
         filters.extend(extension(ExtensionPhase::Authentication));
         filters.extend(extension(ExtensionPhase::Authorization));
@@ -167,7 +160,11 @@ impl FilterStack<'_> {
         filters.extend(extension(ExtensionPhase::Unspecified));
         filters.extend(self.stats_network_filters());
         filters.extend(dynamic_dns.map(|host| sni_forward_proxy(host, chain.port)));
-        filters.extend(terminal);
+        if secured.is_some_and(|secured| secured.denied) {
+            filters.push(black_hole());
+        } else {
+            filters.extend(terminal);
+        }
         filters
     }
 

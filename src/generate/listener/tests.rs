@@ -353,3 +353,5 @@ fn pods_of_one_workload_share_their_listeners() {
     });
     assert_eq!(parts[0], parts[1]);
 }
+
+mod security;

@@ -1,0 +1,199 @@
+//! RequestAuthentications as a filter that checks JWTs. A request without token passes it; one with a token that does
+//! not fulfil a rule is refused.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::JWT_FILTER;
+use crate::{
+    generate::{
+        constant,
+        listener::{FilterStack, http_filters::filter as http_filter},
+        proxy::ProxyType,
+    },
+    model::features::RemoteJwks as Fetcher,
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::{DataSource, HttpUri, data_source, http_uri::HttpUpstreamType},
+                route::v3::{RouteMatch, route_match::PathSpecifier},
+            },
+            extensions::filters::{
+                http::jwt_authn::v3::{
+                    JwtAuthentication, JwtClaimToHeader, JwtHeader, JwtProvider, JwtRequirement, JwtRequirementAndList,
+                    JwtRequirementOrList, RemoteJwks, RequirementRule,
+                    jwt_provider::{JwksSourceSpecifier, NormalizePayload},
+                    jwt_requirement::RequiresType,
+                    requirement_rule::RequirementType,
+                },
+                network::http_connection_manager::v3::HttpFilter,
+            },
+        },
+        istio::security::v1beta1::JwtRule,
+    },
+};
+
+/// A key set that no token fulfils, for issuers whose keys are not known. The key is a point of P-256 for which nobody
+/// knows the secret: its x is the SHA-256 of `istiod: no token of this issuer is valid 3` (the first number that gives a
+/// point), its y the even one of the two.
+const UNFULFILLABLE: &str = concat!(
+    r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unavailable","#,
+    r#""x":"fgtJuWQhy1MjRv1YEo4ANqhU3svtg4pzPvUPV6hgVbM","y":"aaUIsWGtVHDe8cySM1SG6jLVLifI6mJTEkDQgS9nGk4"}]}"#
+);
+
+/// The time to fetch keys if nothing else is said.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long Envoy keeps keys that it fetched.
+const CACHE_DURATION: Duration = Duration::from_mins(5);
+
+/// Claims that hold several values with spaces between them.
+const SPACE_DELIMITED: [&str; 2] = ["permission", "scope"];
+
+/// The filter, if there are rules.
+pub(super) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
+    let keys = stack.client.security.request_authentication.iter();
+    let mut rules: Vec<&JwtRule> = keys
+        .filter_map(|key| stack.view.mesh.request_authentications.get(stack.view.cx, key))
+        .flat_map(|policy| &policy.spec.jwt_rules)
+        .collect();
+    if rules.is_empty() {
+        return None;
+    }
+    rules.sort_by(|left, right| left.issuer.cmp(&right.issuer));
+    let providers: BTreeMap<String, JwtProvider> = rules
+        .iter()
+        .enumerate()
+        .map(|(index, rule)| (provider_name(index), provider(stack, rule)))
+        .collect();
+    let everywhere = RouteMatch {
+        path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
+        ..Default::default()
+    };
+    let config = JwtAuthentication {
+        providers,
+        rules: vec![RequirementRule {
+            r#match: Some(everywhere),
+            requirement_type: Some(RequirementType::Requires(requirement(rules.len()))),
+        }],
+        bypass_cors_preflight: true,
+        ..Default::default()
+    };
+    Some(http_filter(JWT_FILTER, Any::pack(&config)))
+}
+
+fn provider_name(index: usize) -> String {
+    format!("origins-{index}")
+}
+
+/// Either one provider accepts, or none finds a token.
+fn requirement(providers: usize) -> JwtRequirement {
+    let accepted = |index: usize| require(RequiresType::ProviderName(provider_name(index)));
+    let accepted_or_missing = |index: usize| any(vec![accepted(index), require(RequiresType::AllowMissing(()))]);
+    if providers == 1 {
+        return accepted_or_missing(0);
+    }
+    let none_refuses = require(RequiresType::RequiresAll(JwtRequirementAndList {
+        requirements: (0..providers).map(accepted_or_missing).collect(),
+    }));
+    any((0..providers).map(accepted).chain([none_refuses]).collect())
+}
+
+fn require(requires_type: RequiresType) -> JwtRequirement {
+    JwtRequirement {
+        requires_type: Some(requires_type),
+    }
+}
+
+fn any(requirements: Vec<JwtRequirement>) -> JwtRequirement {
+    require(RequiresType::RequiresAny(JwtRequirementOrList { requirements }))
+}
+
+fn provider(stack: &FilterStack, rule: &JwtRule) -> JwtProvider {
+    let mut space_delimited: Vec<String> = SPACE_DELIMITED.map(str::to_owned).to_vec();
+    space_delimited.extend(rule.space_delimited_claims.iter().cloned());
+    space_delimited.sort_unstable();
+    space_delimited.dedup();
+    let from_headers = rule.from_headers.iter().map(|header| JwtHeader {
+        name: header.name.clone(),
+        value_prefix: header.prefix.clone(),
+    });
+    let to_headers = rule.output_claim_to_headers.iter().map(|output| JwtClaimToHeader {
+        header_name: output.header.clone(),
+        claim_name: output.claim.clone(),
+        ..Default::default()
+    });
+    JwtProvider {
+        issuer: rule.issuer.clone(),
+        audiences: rule.audiences.clone(),
+        forward: rule.forward_original_token,
+        from_headers: from_headers.collect(),
+        from_params: rule.from_params.clone(),
+        from_cookies: rule.from_cookies.clone(),
+        forward_payload_header: rule.output_payload_to_header.clone(),
+        payload_in_metadata: "payload".to_owned(),
+        normalize_payload_in_metadata: Some(NormalizePayload {
+            space_delimited_claims: space_delimited,
+        }),
+        claim_to_headers: to_headers.collect(),
+        // Routes of gateways may depend on claims, which are known only after this filter.
+        clear_route_cache: stack.client.proxy_type != ProxyType::Sidecar,
+        jwks_source_specifier: Some(keys(stack, rule)),
+        ..Default::default()
+    }
+}
+
+/// Where the keys of an issuer come from.
+fn keys(stack: &FilterStack, rule: &JwtRule) -> JwksSourceSpecifier {
+    let fetcher = stack.features().pilot_jwt_enable_remote_jwks;
+    if fetcher != Fetcher::Istiod
+        && !rule.jwks_uri.is_empty()
+        && let Some(remote) = remote_keys(stack, rule, fetcher)
+    {
+        return JwksSourceSpecifier::RemoteJwks(remote);
+    }
+    let inline = if rule.jwks.is_empty() {
+        stack.note("jwks_unavailable", rule.issuer.as_str());
+        UNFULFILLABLE
+    } else {
+        &rule.jwks
+    };
+    JwksSourceSpecifier::LocalJwks(DataSource {
+        specifier: Some(data_source::Specifier::InlineString(inline.to_owned())),
+        ..Default::default()
+    })
+}
+
+/// Envoy fetches the keys, from a service of the mesh.
+fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<RemoteJwks> {
+    let (host, port) = authority(&rule.jwks_uri)?;
+    let cluster = match stack.provider_cluster("jwks", host, port) {
+        Some(found) => found.cluster,
+        None if fetcher == Fetcher::Envoy => format!("outbound|{port}||{host}"),
+        None => return None,
+    };
+    Some(RemoteJwks {
+        http_uri: Some(HttpUri {
+            uri: rule.jwks_uri.clone(),
+            timeout: Some(rule.timeout.unwrap_or_else(|| constant::duration(DEFAULT_TIMEOUT))),
+            http_upstream_type: Some(HttpUpstreamType::Cluster(cluster)),
+        }),
+        cache_duration: Some(constant::duration(CACHE_DURATION)),
+        ..Default::default()
+    })
+}
+
+/// The host and port of an HTTP URL.
+fn authority(uri: &str) -> Option<(&str, u32)> {
+    let (default_port, rest) = match uri.split_once("://")? {
+        ("http", rest) => (80, rest),
+        ("https", rest) => (443, rest),
+        _ => return None,
+    };
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => Some((host, port.parse().ok()?)),
+        _ => Some((authority, default_port)),
+    }
+}

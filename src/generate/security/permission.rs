@@ -1,0 +1,124 @@
+//! Attributes of what is asked for: operations, and destinations among the conditions.
+
+use super::{
+    Traffic,
+    item::{Attribute, Expression, Place, Rendered},
+    matcher::{self, Case},
+};
+use crate::proto::{
+    Any,
+    envoy::{
+        config::{
+            core::v3::TypedExtensionConfig,
+            rbac::v3::{
+                Permission,
+                permission::{Rule, Set},
+            },
+        },
+        extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
+        r#type::matcher::v3::{PathMatcher, path_matcher},
+    },
+};
+
+/// What an operation can be told by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OperationAttribute<'r> {
+    /// `hosts`.
+    Host,
+    /// `methods`.
+    Method,
+    /// `paths`.
+    Path,
+    /// `ports`, `destination.port`.
+    Port,
+    /// `destination.ip`.
+    DestinationIp,
+    /// `connection.sni`.
+    ServerName,
+    /// `experimental.envoy.filters.*`: metadata of a filter.
+    Metadata { filter: &'r str, key: &'r str },
+    /// A key that cannot be read.
+    Unreadable,
+}
+
+fn permission(rule: Rule) -> Permission {
+    Permission { rule: Some(rule) }
+}
+
+impl Expression for Permission {
+    fn all(rules: Vec<Self>) -> Self {
+        permission(Rule::AndRules(Set { rules }))
+    }
+
+    fn one_of(rules: Vec<Self>) -> Self {
+        permission(Rule::OrRules(Set { rules }))
+    }
+
+    fn negated(self) -> Self {
+        permission(Rule::NotRule(Box::new(self)))
+    }
+
+    fn always() -> Self {
+        permission(Rule::Any(true))
+    }
+}
+
+impl Attribute for OperationAttribute<'_> {
+    type Expression = Permission;
+
+    fn render(&self, values: &[String], place: &Place) -> Rendered<Permission> {
+        match *self {
+            Self::Metadata { filter, key } => {
+                let values = values.iter().map(|value| metadata_value(value)).collect();
+                let matcher = matcher::metadata(filter, [key], matcher::any_value(values));
+                Rendered::together(Some(permission(Rule::Metadata(matcher))))
+            }
+            Self::Unreadable => Rendered::together(None),
+            _ => Rendered::each(values.iter().map(|value| self.rule(value, place).map(permission))),
+        }
+    }
+}
+
+impl OperationAttribute<'_> {
+    fn rule(self, value: &str, place: &Place) -> Option<Rule> {
+        let is_http = place.traffic == Traffic::Http;
+        match self {
+            Self::Host if is_http => Some(Rule::Header(matcher::header(":authority", value, Case::Ignored))),
+            Self::Method if is_http => Some(Rule::Header(matcher::header(":method", value, Case::Sensitive))),
+            Self::Path if is_http => Some(path(value)),
+            Self::Port => value.parse::<u16>().ok().map(|port| Rule::DestinationPort(port.into())),
+            Self::DestinationIp => matcher::range(value).map(Rule::DestinationIp),
+            Self::ServerName => Some(Rule::RequestedServerName(matcher::string(value))),
+            Self::Host | Self::Method | Self::Path | Self::Metadata { .. } | Self::Unreadable => None,
+        }
+    }
+}
+
+/// True if a path has the operators of a template.
+pub(super) fn is_path_template(path: &str) -> bool {
+    path.contains("{*}") || path.contains("{**}")
+}
+
+fn path(value: &str) -> Rule {
+    if is_path_template(value) {
+        return Rule::UriTemplate(TypedExtensionConfig {
+            name: "uri-template".to_owned(),
+            typed_config: Some(Any::pack(&UriTemplateMatchConfig {
+                path_template: value.replace("{*}", "*").replace("{**}", "**"),
+            })),
+        });
+    }
+    Rule::UrlPath(PathMatcher {
+        rule: Some(path_matcher::Rule::Path(matcher::string(value))),
+    })
+}
+
+/// A value in brackets is looked for in a list.
+fn metadata_value(value: &str) -> crate::proto::envoy::r#type::matcher::v3::ValueMatcher {
+    if value.starts_with('[') && value.ends_with(']') {
+        let element = value.trim_matches(['[', ']']);
+        matcher::list_with(matcher::value(matcher::string(element)))
+    } else {
+        matcher::value(matcher::string(value))
+    }
+}

@@ -1,0 +1,187 @@
+//! The RBAC filters for `AUDIT`, `DENY` and `ALLOW` policies, in this order.
+
+use smol_str::SmolStr;
+
+use super::{
+    HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, Traffic,
+    item::{Leniency, Place},
+    rule::{self, Skipped},
+    trust_domain::TrustDomains,
+};
+use crate::{
+    api::Config,
+    generate::listener::{FilterStack, http_filters::filter as http_filter, tcp::filter as network_filter},
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                listener::v3::Filter,
+                rbac::v3::{Rbac, rbac::Action as EnvoyAction},
+            },
+            extensions::filters::{
+                http::rbac::v3::Rbac as HttpRbac,
+                network::{http_connection_manager::v3::HttpFilter, rbac::v3::Rbac as NetworkRbac},
+            },
+        },
+        istio::security::v1beta1::{AuthorizationPolicy, authorization_policy::Action},
+    },
+};
+
+/// The annotation of policies that are only tried.
+const DRY_RUN: &str = "istio.io/dry-run";
+
+/// What an RBAC filter holds, whatever its traffic.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Rules {
+    /// What is enforced.
+    pub(super) enforced: Option<Rbac>,
+    /// What is only evaluated.
+    pub(super) shadow: Option<Rbac>,
+    /// The prefix under which results of the latter are found.
+    pub(super) shadow_prefix: &'static str,
+}
+
+impl Rules {
+    /// The filter of an HTTP chain.
+    pub(super) fn http_filter(self) -> HttpFilter {
+        let config = HttpRbac {
+            rules: self.enforced,
+            shadow_rules: self.shadow,
+            shadow_rules_stat_prefix: self.shadow_prefix.to_owned(),
+            ..Default::default()
+        };
+        http_filter(HTTP_RBAC, Any::pack(&config))
+    }
+
+    /// The filter of a TCP chain.
+    pub(super) fn network_filter(self) -> Filter {
+        let config = NetworkRbac {
+            rules: self.enforced,
+            shadow_rules: self.shadow,
+            shadow_rules_stat_prefix: self.shadow_prefix.to_owned(),
+            stat_prefix: NETWORK_STAT_PREFIX.to_owned(),
+            ..Default::default()
+        };
+        network_filter(NETWORK_RBAC, Any::pack(&config))
+    }
+}
+
+/// The filters of HTTP chains.
+pub(super) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilter> {
+    let rules = rules(stack, Traffic::Http, tunneled).into_iter();
+    rules.map(Rules::http_filter).collect()
+}
+
+/// The filters of TCP chains.
+pub(super) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
+    let rules = rules(stack, Traffic::Tcp, tunneled).into_iter();
+    rules.map(Rules::network_filter).collect()
+}
+
+fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
+    let actions = [
+        (Action::Audit, EnvoyAction::Log),
+        (Action::Deny, EnvoyAction::Deny),
+        (Action::Allow, EnvoyAction::Allow),
+    ];
+    let translation = Translation {
+        stack,
+        domains: TrustDomains::of(stack.mesh),
+        traffic,
+        tunneled,
+    };
+    let of_action = |(action, envoy_action)| {
+        let policies = stack.policies_with(action);
+        (!policies.is_empty()).then(|| {
+            let (enforced, shadow) = translation.rules(&policies, envoy_action, "");
+            Rules {
+                // Parity: without shadow rules it is that of ALLOW, whatever the action.
+                shadow_prefix: match shadow.as_ref().map(Rbac::action) {
+                    None | Some(EnvoyAction::Allow) => "istio_dry_run_allow_",
+                    Some(EnvoyAction::Deny) => "istio_dry_run_deny_",
+                    Some(EnvoyAction::Log) => "",
+                },
+                enforced,
+                shadow,
+            }
+        })
+    };
+    actions.into_iter().filter_map(of_action).collect()
+}
+
+/// How policies are translated for a chain.
+pub(super) struct Translation<'a> {
+    /// The surroundings.
+    pub(super) stack: &'a FilterStack<'a>,
+    /// The trust domains of the mesh.
+    pub(super) domains: TrustDomains<'a>,
+    /// What the chain carries.
+    pub(super) traffic: Traffic,
+    /// The peer is known from an HBONE tunnel.
+    pub(super) tunneled: bool,
+}
+
+impl Translation<'_> {
+    /// The rules of policies: those that are enforced and those that are only tried, `None` where there is no policy.
+    /// `prefix` stands before the names of rules.
+    pub(super) fn rules(
+        &self,
+        policies: &[&Config<AuthorizationPolicy>],
+        action: EnvoyAction,
+        prefix: &str,
+    ) -> (Option<Rbac>, Option<Rbac>) {
+        let (mut enforced, mut shadow) = (None, None);
+        for policy in policies {
+            let rules = if is_dry_run(policy) { &mut shadow } else { &mut enforced };
+            let rules = rules.get_or_insert_with(|| empty(action));
+            self.add(rules, policy, prefix);
+        }
+        (enforced, shadow)
+    }
+
+    fn add(&self, rules: &mut Rbac, policy: &Config<AuthorizationPolicy>, prefix: &str) {
+        let key = &policy.meta.key;
+        let name = |index: usize| {
+            let (namespace, name) = (&key.namespace, &key.name);
+            format!("{prefix}ns[{namespace}]-policy[{name}]-rule[{index}]")
+        };
+        let place = Place {
+            traffic: self.traffic,
+            tunneled: self.tunneled,
+            namespace: &key.namespace,
+            leniency: match rules.action() {
+                EnvoyAction::Allow => Leniency::SkipRule,
+                EnvoyAction::Deny | EnvoyAction::Log => Leniency::DropItem,
+            },
+        };
+        if policy.spec.rules.is_empty() {
+            rules.policies.insert(name(0), rule::never());
+        }
+        for (index, rule) in policy.spec.rules.iter().enumerate() {
+            match rule::policy(rule, &self.domains, &place) {
+                Ok(policy) => {
+                    rules.policies.insert(name(index), policy);
+                }
+                Err(Skipped::UnknownKey(condition)) => {
+                    let detail = SmolStr::from(format!("{}: {condition}", name(index)));
+                    self.stack.note("authorization_condition_unknown", detail);
+                }
+                Err(Skipped::NotApplicable) => {}
+            }
+        }
+    }
+}
+
+/// Rules of an action without policies.
+pub(super) fn empty(action: EnvoyAction) -> Rbac {
+    Rbac {
+        action: action.into(),
+        ..Default::default()
+    }
+}
+
+/// Texts that Go takes for true; with any other the policy is enforced.
+fn is_dry_run(policy: &Config<AuthorizationPolicy>) -> bool {
+    let annotation = policy.meta.annotations.get(DRY_RUN);
+    annotation.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "TRUE" | "true" | "True"))
+}

@@ -1,0 +1,158 @@
+//! Rules as policies of Envoy, without a mesh around them.
+
+use serde_json::{Value, json};
+
+use super::{
+    Traffic,
+    item::{Leniency, Place},
+    rule::{self, Skipped},
+    trust_domain::TrustDomains,
+};
+use crate::{
+    base::Namespace,
+    proto::{
+        envoy::config::rbac::v3::Policy,
+        istio::{mesh::v1alpha1::MeshConfig, security::v1beta1::Rule},
+        json::{self, Unknown},
+    },
+};
+
+const HTTP: (Traffic, Leniency) = (Traffic::Http, Leniency::SkipRule);
+
+fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Policy, Skipped> {
+    let mesh = MeshConfig {
+        trust_domain: "new".to_owned(),
+        trust_domain_aliases: vec!["old".to_owned()],
+        ..Default::default()
+    };
+    let place = Place {
+        traffic,
+        tunneled: false,
+        namespace: &Namespace::new("own"),
+        leniency,
+    };
+    let rule: Rule = json::from_json(rule, Unknown::Deny).expect("a rule");
+    rule::policy(&rule, &TrustDomains::of(&mesh), &place)
+}
+
+/// The items of the first alternative of each side.
+fn items(rule: &Value, place: (Traffic, Leniency)) -> (Value, Value) {
+    let policy = json::to_json(&policy(rule, place).expect("a policy"));
+    (
+        policy["permissions"][0]["andRules"]["rules"].clone(),
+        policy["principals"][0]["andIds"]["ids"].clone(),
+    )
+}
+
+fn from(source: Value) -> Value {
+    json!({"from": [{"source": source}]})
+}
+
+fn peers(names: &[Value]) -> Value {
+    let peers = names
+        .iter()
+        .map(|name| json!({"authenticated": {"principalName": name}}));
+    json!({"orIds": {"ids": peers.collect::<Vec<_>>()}})
+}
+
+fn regex(regex: &str) -> Value {
+    json!({"safeRegex": {"regex": regex}})
+}
+
+#[test]
+fn an_empty_rule_holds_always() {
+    assert_eq!(
+        items(&json!({}), HTTP),
+        (json!([{"any": true}]), json!([{"any": true}]))
+    );
+}
+
+#[test]
+fn principals_count_in_every_trust_domain_of_the_mesh() {
+    let names = [
+        "cluster.local/ns/a/sa/b",
+        "*ew/ns/a/sa/c",
+        "foreign/ns/a/sa/d",
+        "*/ns/a/sa/e",
+    ];
+    let expected = peers(&[
+        json!({"exact": "spiffe://new/ns/a/sa/b"}),
+        json!({"exact": "spiffe://old/ns/a/sa/b"}),
+        regex("spiffe://.*ew/ns/a/sa/c"),
+        json!({"exact": "spiffe://old/ns/a/sa/c"}),
+        json!({"exact": "spiffe://foreign/ns/a/sa/d"}),
+        regex("spiffe://.*/ns/a/sa/e"),
+    ]);
+    assert_eq!(items(&from(json!({"principals": names})), HTTP).1, json!([expected]));
+}
+
+#[test]
+fn names_inside_identities_are_no_expressions() {
+    let source = json!({"serviceAccounts": ["a.b", "n/c"], "notNamespaces": ["x.*"], "trustDomains": ["t.*", "new"]});
+    let expected = json!([
+        peers(&[
+            regex(r"spiffe://.+/ns/own/(.+/|)sa/a\.b(/.+)?"),
+            regex("spiffe://.+/ns/n/(.+/|)sa/c(/.+)?"),
+        ]),
+        peers(&[
+            regex(r"spiffe://t\.[^/]*/.*"),
+            json!({"prefix": "spiffe://new/"}),
+            json!({"prefix": "spiffe://old/"}),
+        ]),
+        {"notId": peers(&[regex(r".*/ns/x\..*/.*")])},
+    ]);
+    assert_eq!(items(&from(source), HTTP).1, expected);
+}
+
+#[test]
+fn conditions_follow_the_items_of_every_alternative() {
+    let rule = json!({
+        "to": [{"operation": {"paths": ["/a/{*}"]}}, {"operation": {"notMethods": ["P*"]}}],
+        "when": [{"key": "destination.port", "values": ["80"]}, {"key": "request.headers[x]", "values": ["*"]}],
+    });
+    let policy = json::to_json(&policy(&rule, HTTP).expect("a policy"));
+    let port = json!({"orRules": {"rules": [{"destinationPort": 80}]}});
+    let second = &policy["permissions"][1]["andRules"]["rules"];
+    let method = json!({"header": {"name": ":method", "stringMatch": {"prefix": "P"}}});
+    assert_eq!(second, &json!([{"notRule": {"orRules": {"rules": [method]}}}, port]));
+    let first = &policy["permissions"][0]["andRules"]["rules"];
+    let template = &first[0]["orRules"]["rules"][0]["uriTemplate"]["typedConfig"]["pathTemplate"];
+    assert_eq!((template, &first[1]), (&json!("/a/*"), &port));
+    let header = json!({"header": {"name": "x", "presentMatch": true}});
+    let ids = &policy["principals"][0]["andIds"]["ids"];
+    assert_eq!(ids, &json!([{"orIds": {"ids": [header]}}]));
+}
+
+#[test]
+fn what_a_connection_cannot_tell_never_lets_more_through() {
+    let rule = json!({
+        "from": [{"source": {"namespaces": ["n"], "requestPrincipals": ["i/s"]}}],
+        "to": [{"operation": {"methods": ["GET"]}}],
+    });
+    let skipped = policy(&rule, (Traffic::Tcp, Leniency::SkipRule));
+    assert_eq!(skipped, Err(Skipped::NotApplicable));
+    let (permissions, principals) = items(&rule, (Traffic::Tcp, Leniency::DropItem));
+    assert_eq!(permissions, json!([{"any": true}]));
+    assert_eq!(principals, json!([peers(&[regex(".*/ns/n/.*")])]));
+    let unreadable = json!({"when": [{"key": "request.headers[x", "values": ["a"]}]});
+    assert_eq!(policy(&unreadable, HTTP), Err(Skipped::NotApplicable));
+}
+
+#[test]
+fn a_condition_that_nobody_knows_skips_its_rule() {
+    let rule = json!({"when": [{"key": "source.mood", "values": ["good"]}]});
+    let skipped = policy(&rule, (Traffic::Http, Leniency::DropItem));
+    assert_eq!(skipped, Err(Skipped::UnknownKey("source.mood".to_owned())));
+}
+
+#[test]
+fn claims_are_texts_or_lists() {
+    let rule = json!({"when": [{"key": "request.auth.claims[a][b.c]", "notValues": ["v"]}]});
+    let text = json!({"stringMatch": {"exact": "v"}});
+    let expected = json!({"notId": {"metadata": {
+        "filter": "envoy.filters.http.jwt_authn",
+        "path": [{"key": "payload"}, {"key": "a"}, {"key": "b.c"}],
+        "value": {"orMatch": {"valueMatchers": [{"listMatch": {"oneOf": text}}, text]}},
+    }}});
+    assert_eq!(items(&rule, HTTP).1, json!([expected]));
+}
