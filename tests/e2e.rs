@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed, Trial};
 
-use crate::support::envoy::{self, Protocol};
+use crate::support::envoy::{self, Envoy, Protocol};
 use crate::support::{http, missing, wait};
 use bed::{Bed, SOON, WEB, answered_by, answers};
 
@@ -15,7 +15,7 @@ use bed::{Bed, SOON, WEB, answered_by, answers};
 type InBothForms = fn(&str, Protocol) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let both: [(&str, InBothForms); 4] = [
+    let both: [(&str, InBothForms); 5] = [
         ("sidecar_is_configured_and_routes", sidecar_is_configured_and_routes),
         ("gateway_is_configured_and_routes", gateway_is_configured_and_routes),
         (
@@ -23,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             new_weights_arrive_and_nothing_else,
         ),
         ("removed_endpoint_drains", removed_endpoint_drains),
+        ("unseen_service_sends_nothing", unseen_service_sends_nothing),
     ];
     let mut trials: Vec<Trial> = both
         .into_iter()
@@ -85,20 +86,29 @@ fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
     Ok(())
 }
 
+/// Counters of accepted updates, as regular expressions.
+const CLUSTERS: &str = r"^cluster_manager\.cds\.update_success$";
+const ENDPOINTS: &str = r"^cluster\..*\.update_success$";
+const LISTENERS: &str = r"^listener_manager\.lds\.update_success$";
+const ROUTES: &str = r"\.rds\..*\.update_success$";
+
+/// How many updates of each kind the Envoy has accepted; at least one of each, or the expression is wrong.
+fn counts<const N: usize>(envoy: &Envoy, kinds: [&str; N]) -> [u64; N] {
+    let counts = kinds.map(|kind| envoy.sum(kind));
+    assert!(counts.iter().all(|count| *count > 0), "{kinds:?}: {counts:?}");
+    counts
+}
+
 fn new_weights_arrive_and_nothing_else(name: &str, protocol: Protocol) -> Result<(), Failed> {
-    const CLUSTERS_AND_ENDPOINTS: &str = r"^(cluster_manager\.cds|cluster\..*)\.update_success$";
     let bed = Bed::start(name)?;
     let sidecar = bed.sidecar(protocol)?;
     answered_by("v1", bed.outbound(), WEB)?;
-    let before = sidecar.sum(CLUSTERS_AND_ENDPOINTS);
+    let before = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
     assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v2"; 10], "all weight is on v2");
-    assert_eq!(
-        sidecar.sum(CLUSTERS_AND_ENDPOINTS),
-        before,
-        "weights are a matter of routes alone"
-    );
+    let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
+    assert_eq!(after, before, "weights are a matter of routes alone");
     sidecar.refused_nothing()?;
     Ok(())
 }
@@ -112,12 +122,15 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     let held = http::RUNTIME.spawn(async move { http::request(address, WEB, "/hold").await });
     wait::until("the request that v2 holds", SOON, || (bed.v2.held() == 1).then_some(()))?;
 
+    let before = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
     bed.remove_v2();
     let endpoints = wait::until("a service without v2", SOON, || {
         let endpoints = sidecar.endpoints(&bed.cluster(""));
         (endpoints.len() == 1).then_some(endpoints)
     })?;
     assert_eq!(endpoints, [bed.v1.address.to_string()], "v1 stays");
+    let after = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
+    assert_eq!(after, before, "an endpoint is a matter of endpoints alone");
     bed.divide(100, 0);
     answered_by("v1", bed.outbound(), WEB)?;
 
@@ -129,6 +142,25 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
         "a request under way is not cut off"
     );
     sidecar.refused_nothing()?;
+    Ok(())
+}
+
+fn unseen_service_sends_nothing(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    let bed = Bed::start(name)?;
+    let sidecar = bed.sidecar(protocol)?;
+    answered_by("v1", bed.outbound(), WEB)?;
+    let before = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS, ROUTES]);
+    bed.add_unseen_service();
+    wait::until("the unseen service in the daemon", SOON, || {
+        let services = http::get(bed.daemon.monitoring, "istiod", "/debug/registryz").ok()?;
+        services.body.contains("unseen.elsewhere").then_some(())
+    })?;
+    // The change of weights comes after it, so once that is here, anything sent for the service would be here too.
+    bed.divide(0, 100);
+    answered_by("v2", bed.outbound(), WEB)?;
+    let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS, ROUTES]);
+    assert_eq!(after[..3], before[..3], "the client does not see the service");
+    assert_eq!(after[3], before[3] + 1, "the one new route is that of the weights");
     Ok(())
 }
 

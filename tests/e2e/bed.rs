@@ -139,6 +139,19 @@ impl Bed {
         std::fs::remove_file(self.mesh.join("slice-v2.yaml")).expect("the file was written at the start");
     }
 
+    /// Edits the folder: a service that the client's Sidecar does not let it see.
+    pub(super) fn add_unseen_service(&self) {
+        let text = "apiVersion: v1
+kind: Service
+metadata: {name: unseen, namespace: elsewhere}
+spec:
+  clusterIP: 10.96.0.99
+  clusterIPs: [10.96.0.99]
+  ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]
+";
+        write(&self.mesh, "unseen.yaml", text);
+    }
+
     /// Edits the folder: a file that is no YAML.
     pub(super) fn spoil(&self) {
         write(&self.mesh, "spoilt.yaml", "kind: [never closed\n");
