@@ -51,6 +51,9 @@ pub enum AppError {
     /// Two metrics have one name; a defect.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
+    /// The thread that owns the model is gone: whoever started the process should start it again.
+    #[error("the model's thread ended unexpectedly; this is a defect of istiod")]
+    WorldEnded,
     /// Nothing to serve.
     #[error("no source of configuration: --configDir is needed (Kubernetes as a source is not served by this build)")]
     NoSource,
@@ -91,7 +94,10 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
     )?;
     listen(environment, &pump, &xds).await?;
     start_source(environment, source, pump.changes.clone(), changes, pump.mesh.clone());
-    until_signal().await?;
+    tokio::select! {
+        signal = until_signal() => signal?,
+        () = pump.inspect.closed() => return Err(AppError::WorldEnded),
+    }
     tracing::info!("ending");
     Ok(())
 }
@@ -197,7 +203,7 @@ async fn listen(environment: &Arc<Environment>, pump: &Pump, xds: &Server) -> Re
     });
     let pages = || server::local_only(debug::pages(sources.clone()));
     let mut http = server::readiness(environment).merge(pages());
-    let monitoring = server::monitoring(environment)?;
+    let monitoring = server::monitoring(environment, pump.inspect.clone())?;
     match flags.monitoring_addr {
         Address(Some(address)) => {
             serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?;

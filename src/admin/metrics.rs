@@ -1,8 +1,14 @@
 //! Metrics of the push path and of the process, under Istio's names.
 
+use std::collections::BTreeSet;
+
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-use crate::push::pump::{Observer, PushReport};
+use crate::{
+    api::Kind,
+    generate::group::Note,
+    push::pump::{Observer, PushReport},
+};
 
 /// The release of Istio whose behaviour is served; `/version` and `istio_build` tell it.
 pub const ISTIO_VERSION: &str = "1.30.3";
@@ -16,6 +22,8 @@ pub struct PushMetrics {
     built: prometheus::IntCounter,
     panics: prometheus::IntCounter,
     groups: IntCounterVec,
+    triggers: IntCounterVec,
+    updates: IntCounterVec,
 }
 
 fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
@@ -41,6 +49,19 @@ impl PushMetrics {
             ),
             &["cause"],
         )?;
+        let triggers = IntCounterVec::new(
+            Opts::new(
+                "pilot_push_triggers",
+                "Total number of times a push was triggered, labeled by reason for the push.",
+            ),
+            &["type"],
+        )?;
+        let updates = IntCounterVec::new(
+            Opts::new("pilot_inbound_updates", "Total number of updates received by pilot."),
+            &["type"],
+        )?;
+        registry.register(Box::new(triggers.clone()))?;
+        registry.register(Box::new(updates.clone()))?;
         registry.register(Box::new(services.clone()))?;
         registry.register(Box::new(virtual_services.clone()))?;
         registry.register(Box::new(built.clone()))?;
@@ -65,6 +86,8 @@ impl PushMetrics {
             built,
             panics,
             groups,
+            triggers,
+            updates,
         })
     }
 }
@@ -82,6 +105,10 @@ impl Observer for PushMetrics {
             tracing::debug!(revision = push.mesh.revision.0, proxies = push.first, built = push.built, groups = push.groups, worked = ?push.worked, "first configurations");
             return;
         }
+        for (kind, number) in &push.kinds {
+            self.triggers.with_label_values(&[trigger(*kind)]).inc();
+            self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
+        }
         self.debounce_time.observe(push.waited.as_secs_f64());
         self.init_seconds.observe(push.worked.as_secs_f64());
         self.services.set(push.mesh.services.len() as i64);
@@ -95,6 +122,74 @@ impl Observer for PushMetrics {
             worked = ?push.worked,
             "push"
         );
+    }
+}
+
+/// Istio's reason of a push for a change of this kind.
+fn trigger(kind: Kind) -> &'static str {
+    match kind {
+        Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "endpoint",
+        Kind::Service => "service",
+        Kind::Namespace => "namespace",
+        Kind::Secret => "secret",
+        Kind::MeshNetworks => "networks",
+        Kind::MeshConfig => "global",
+        _ => "config",
+    }
+}
+
+/// Istio's class of an update of this kind.
+fn update(kind: Kind) -> &'static str {
+    match kind {
+        Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "eds",
+        Kind::Service => "svc",
+        _ => "config",
+    }
+}
+
+/// What generation noticed, as Istio's push-status gauges: how many objects each remark is about.
+pub struct NoteMetrics {
+    gauges: Vec<(&'static str, IntGauge)>,
+}
+
+/// The remarks that have a metric of their own in Istio.
+const NOTED: [&str; 3] = [
+    "pilot_dns_cluster_without_endpoints",
+    "pilot_vservice_dup_domain",
+    "pilot_duplicate_envoy_clusters",
+];
+
+impl NoteMetrics {
+    /// Registers the gauges.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let mut gauges = Vec::new();
+        for code in NOTED {
+            let gauge = IntGauge::new(
+                code,
+                "Noticed while generating what proxies hold now; see /debug/notez.",
+            )?;
+            registry.register(Box::new(gauge.clone()))?;
+            gauges.push((code, gauge));
+        }
+        let others = IntGauge::new(
+            "istiod_notes",
+            "All that was noticed while generating; see /debug/notez.",
+        )?;
+        registry.register(Box::new(others.clone()))?;
+        gauges.push(("", others));
+        Ok(Self { gauges })
+    }
+
+    /// Sets the gauges from what is noticed now.
+    pub fn set(&self, notes: &BTreeSet<Note>) {
+        for (code, gauge) in &self.gauges {
+            gauge.set(
+                notes
+                    .iter()
+                    .filter(|note| code.is_empty() || note.code == *code)
+                    .count() as i64,
+            );
+        }
     }
 }
 

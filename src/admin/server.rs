@@ -12,13 +12,20 @@ use axum::{
 };
 use prometheus::{Encoder, Gauge, TextEncoder};
 
-use super::metrics::{self, ISTIO_VERSION};
-use crate::environment::{self, Environment};
+use tokio::sync::mpsc;
+
+use super::metrics::{self, ISTIO_VERSION, NoteMetrics};
+use crate::{
+    environment::{self, Environment},
+    push::pump::{Inspect, Pump},
+};
 
 /// What the pages are made from.
 struct Pages {
     environment: Arc<Environment>,
     uptime: Gauge,
+    notes: NoteMetrics,
+    inspect: mpsc::Sender<Inspect>,
 }
 
 /// Readiness: 200 when every source is synced and the first snapshot stands, else 503.
@@ -35,11 +42,14 @@ pub fn readiness(environment: &Arc<Environment>) -> Router {
 }
 
 /// `/metrics` and `/version`.
-pub fn monitoring(environment: &Arc<Environment>) -> Result<Router, prometheus::Error> {
+pub fn monitoring(environment: &Arc<Environment>, inspect: mpsc::Sender<Inspect>) -> Result<Router, prometheus::Error> {
     let uptime = metrics::register_process(&environment.registry)?;
+    let notes = NoteMetrics::new(&environment.registry)?;
     let pages = Arc::new(Pages {
         environment: environment.clone(),
         uptime,
+        notes,
+        inspect,
     });
     Ok(Router::new()
         .route("/metrics", get(metrics_page))
@@ -63,6 +73,8 @@ async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
     pages
         .uptime
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
+    let notes = Pump::ask(&pages.inspect, |_, store| store.notes()).await;
+    pages.notes.set(&notes.unwrap_or_default());
     let mut text = Vec::new();
     let encoder = TextEncoder::new();
     match encoder.encode(&pages.environment.registry.gather(), &mut text) {

@@ -28,6 +28,8 @@ pub struct Commit {
     pub snapshot: Arc<MeshSnapshot>,
     /// The keys that differ from the revision before.
     pub changes: ChangeSet,
+    /// Derivations that panicked and kept the row that was there before, described; always a defect.
+    pub panics: Vec<String>,
 }
 
 impl World {
@@ -51,6 +53,7 @@ impl World {
             self.apply(&mut tx, change);
         }
         self.graph.update(&mut tx, &self.inputs, &mut self.current);
+        let panics = tx.take_panics();
         let changes = tx.finish();
         if !changes.is_empty() {
             self.current.revision.0 += 1;
@@ -58,6 +61,7 @@ impl World {
         Commit {
             snapshot: Arc::new(self.current.clone()),
             changes,
+            panics,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in between.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,6 +14,7 @@ use super::{
     groups::{Groups, Membership, Parallel, Publication},
 };
 use crate::{
+    api::Kind,
     generate::{
         ResourceSnapshot,
         store::{self, MemberId, Store},
@@ -41,6 +43,8 @@ pub struct PushReport {
     pub mesh: Arc<MeshSnapshot>,
     /// Changes that were merged into it; 0 when only proxies came or went.
     pub events: usize,
+    /// The kinds of the objects that changed, with their number after merging.
+    pub kinds: BTreeMap<Kind, usize>,
     /// How long the oldest of them waited before the commit began.
     pub waited: Duration,
     /// How long commit and generation took.
@@ -191,6 +195,8 @@ impl PumpLoop {
                 started,
                 since: None,
                 events: 0,
+                kinds: BTreeMap::new(),
+                panics: Vec::new(),
             },
             observer,
         );
@@ -202,19 +208,18 @@ impl PumpLoop {
             return;
         };
         let started = (self.clock)();
-        let (mesh, changes) = self.commit(batch);
+        let kinds = kinds(&batch);
+        let commit = self.world.commit(batch);
         let timeline = Timeline {
             started,
             since: Some(since),
             events,
+            kinds,
+            panics: commit.panics,
         };
-        self.regenerate(&mesh, &changes, store::Membership::default(), timeline, observer);
+        let (mesh, none) = (commit.snapshot, store::Membership::default());
+        self.regenerate(&mesh, &commit.changes, none, timeline, observer);
         self.mesh.send_replace(mesh);
-    }
-
-    fn commit(&mut self, batch: Batch) -> (Arc<MeshSnapshot>, ChangeSet) {
-        let commit = self.world.commit(batch);
-        (commit.snapshot, commit.changes)
     }
 
     fn regenerate(
@@ -241,9 +246,12 @@ impl PumpLoop {
                 }
             }
         }
+        let mut panics = timeline.panics;
+        panics.extend(update.panics);
         observer.pushed(&PushReport {
             mesh: mesh.clone(),
             events: timeline.events,
+            kinds: timeline.kinds,
             waited: timeline
                 .since
                 .map(|since| timeline.started.saturating_duration_since(since))
@@ -252,7 +260,7 @@ impl PumpLoop {
             built: update.built,
             groups: update.groups.len(),
             first,
-            panics: update.panics,
+            panics,
         });
     }
 
@@ -275,8 +283,25 @@ impl PumpLoop {
     }
 }
 
+/// What is known of a push before generation.
 struct Timeline {
     started: Instant,
     since: Option<Instant>,
     events: usize,
+    kinds: BTreeMap<Kind, usize>,
+    panics: Vec<String>,
+}
+
+fn kinds(batch: &Batch) -> BTreeMap<Kind, usize> {
+    let mut kinds = BTreeMap::new();
+    let mut count = |kind, number| *kinds.entry(kind).or_insert(0) += number;
+    for change in batch {
+        match change {
+            Change::Upsert(row) => count(row.kind(), 1),
+            Change::Remove(kind, _) => count(*kind, 1),
+            Change::Replace(source, rows) => count(source.kind, rows.len().max(1)),
+            Change::RemoveCluster(_) => count(Kind::Service, 1),
+        }
+    }
+    kinds
 }

@@ -10,7 +10,7 @@ use crate::base::Shared;
 /// A table whose rows are a pure function of other tables.
 ///
 /// The three steps are apart so that the middle one may run on many threads: [`Derived::dirty`] tells the keys to
-/// evaluate, [`Evaluated::of`] evaluates one, [`Derived::apply`] writes the results.
+/// evaluate, [`Evaluated::guarded`] evaluates one, [`Derived::apply`] writes the results.
 pub struct Derived<K, V> {
     rows: TableWriter<K, V>,
     slots: FxHashMap<K, u32>,
@@ -43,19 +43,8 @@ enum Outcome<V> {
 }
 
 impl<K: Key, V> Evaluated<K, V> {
-    /// Evaluates one key, recording what is read.
-    pub fn of(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
-        let cx = Cx::recording();
-        let outcome = Outcome::Row(function(&cx, &key));
-        Self {
-            key,
-            outcome,
-            reads: cx.into_reads(),
-        }
-    }
-
-    /// As [`Evaluated::of`], but a panic of the function keeps the row that was there before. It is evaluated again
-    /// when anything changes that it read before the panic.
+    /// Evaluates one key, recording what is read. A panic of the function keeps the row that was there before; it is
+    /// evaluated again when anything changes that it read until then.
     pub fn guarded(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
         let cx = Cx::recording();
         let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| function(&cx, &key)));
@@ -143,7 +132,7 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         };
     }
 
-    /// Brings the table up to date on this thread.
+    /// Brings the table up to date on this thread. A panic of the function keeps the row that was there before.
     pub fn update<'k>(
         &mut self,
         tx: &mut Transaction,
@@ -152,7 +141,10 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
     ) {
         self.begin();
         for key in self.dirty(tx, candidates) {
-            let evaluated = Evaluated::of(key, &function);
+            let evaluated = Evaluated::guarded(key, &function);
+            if evaluated.panicked() {
+                tx.note_panic(format!("{:?}", evaluated.key()));
+            }
             self.apply(tx, evaluated);
         }
     }

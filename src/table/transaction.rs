@@ -10,6 +10,7 @@ use super::{ReadKey, RelationId};
 #[derive(Debug, Default)]
 pub struct Transaction {
     changed: FxHashSet<ReadKey>,
+    panics: Vec<String>,
 }
 
 impl Transaction {
@@ -17,6 +18,7 @@ impl Transaction {
     pub fn after(changes: &ChangeSet) -> Self {
         Self {
             changed: changes.changed.clone(),
+            panics: Vec::new(),
         }
     }
 
@@ -29,6 +31,16 @@ impl Transaction {
     /// The changes so far.
     pub fn changed(&self) -> impl Iterator<Item = ReadKey> + '_ {
         self.changed.iter().copied()
+    }
+
+    /// Notes that an evaluation panicked and kept what was there before.
+    pub(super) fn note_panic(&mut self, description: String) {
+        self.panics.push(description);
+    }
+
+    /// The evaluations that panicked, described; each is told once.
+    pub fn take_panics(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.panics)
     }
 
     /// Ends the transaction.
