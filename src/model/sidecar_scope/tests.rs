@@ -83,7 +83,7 @@ spec:
   egress:
   - port: {number: 9000, protocol: HTTP, name: admin}
     hosts: ['./*']
-  - hosts: ['data/*.svc.cluster.local', 'bad', '~/*']
+  - hosts: ['data/*.svc.cluster.local', '~/*']
 ",
     );
     let scope = computed(&world, &sidecar_key("shop", "shop/s"));
@@ -113,7 +113,7 @@ spec:
   http:
   - match: [{sourceNamespace: other}]
     route: [{destination: {host: hidden.data.svc.cluster.local}}]
-  - route: [{destination: {host: web, port: {number: 80}}}, {destination: {host: db.data.svc.cluster.local}}]
+  - route: [{destination: {host: web, port: {number: 80}}, weight: 50}, {destination: {host: db.data.svc.cluster.local}, weight: 50}]
 ",
     );
     let scope = computed(&world, &sidecar_key("shop", "shop/s"));
@@ -137,7 +137,7 @@ apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: s, namespace: istio-system}
 spec:
-  outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: db.data.svc.cluster.local, subset: v1}}
+  outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: db.data.svc.cluster.local, subset: v1, port: {number: 5432}}}
 ",
     );
     let scope = computed(&world, &sidecar_key("shop", "istio-system/s"));
