@@ -24,9 +24,22 @@ pub mod store;
 pub mod view;
 pub mod vip;
 
+use crate::{api::Kind, model::MeshSnapshot};
+
 pub use encoded::{EncodedResource, ResourceType};
 pub use gateway::GatewayView;
 pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};
 pub use proxy::{Proxy, ProxyType};
 pub use view::View;
 pub use vip::VipView;
+
+/// Objects that are read and checked but have no effect on what is generated, by kind: this build applies no patches of
+/// EnvoyFilters and no extensions. Whoever serves or renders tells it, so that nobody relies on them.
+pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)> {
+    let counts = [
+        (Kind::EnvoyFilter, mesh.envoy_filters.len()),
+        (Kind::WasmPlugin, mesh.wasm_plugins.len()),
+        (Kind::TrafficExtension, mesh.traffic_extensions.len()),
+    ];
+    counts.into_iter().filter(|(_, count)| *count > 0)
+}

@@ -6,7 +6,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGa
 
 use crate::{
     api::Kind,
-    generate::group::Note,
+    generate::{self, group::Note},
     push::pump::{Observer, PushReport},
 };
 
@@ -24,6 +24,7 @@ pub struct PushMetrics {
     groups: IntCounterVec,
     triggers: IntCounterVec,
     updates: IntCounterVec,
+    without_effect: IntGaugeVec,
 }
 
 fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
@@ -60,6 +61,14 @@ impl PushMetrics {
             Opts::new("pilot_inbound_updates", "Total number of updates received by pilot."),
             &["type"],
         )?;
+        let without_effect = IntGaugeVec::new(
+            Opts::new(
+                "istiod_objects_without_effect",
+                "Objects that are read but that this build does not apply.",
+            ),
+            &["kind"],
+        )?;
+        registry.register(Box::new(without_effect.clone()))?;
         registry.register(Box::new(triggers.clone()))?;
         registry.register(Box::new(updates.clone()))?;
         registry.register(Box::new(services.clone()))?;
@@ -88,6 +97,7 @@ impl PushMetrics {
             groups,
             triggers,
             updates,
+            without_effect,
         })
     }
 }
@@ -108,6 +118,17 @@ impl Observer for PushMetrics {
         for (kind, number) in &push.kinds {
             self.triggers.with_label_values(&[trigger(*kind)]).inc();
             self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
+        }
+        for (kind, count) in generate::without_effect(&push.mesh) {
+            let gauge = self.without_effect.with_label_values(&[kind.name()]);
+            if gauge.get() != count as i64 {
+                gauge.set(count as i64);
+                tracing::warn!(
+                    kind = kind.name(),
+                    count,
+                    "objects of this kind are read but not applied by this build"
+                );
+            }
         }
         self.debounce_time.observe(push.waited.as_secs_f64());
         self.init_seconds.observe(push.worked.as_secs_f64());

@@ -16,11 +16,11 @@ use smol_str::SmolStr;
 
 use crate::{
     api::{
-        Diagnostic,
+        Diagnostic, Kind,
         folder::{self, Folder},
     },
     generate::{
-        EncodedResource, Proxy, ResourceSnapshot, ResourceType,
+        self, EncodedResource, Proxy, ResourceSnapshot, ResourceType,
         proxy::{Extensions, NodeError, locality_text},
         store::{MemberId, Membership, Serial, Store},
     },
@@ -58,6 +58,8 @@ pub struct Report {
     pub diagnostics: Vec<Diagnostic>,
     /// Generators that panicked, described.
     pub panics: Vec<String>,
+    /// Objects that are read but not applied, by kind.
+    pub without_effect: Vec<(Kind, usize)>,
 }
 
 /// Reads the YAML files of a folder.
@@ -109,6 +111,7 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
     report.panics = update.panics;
+    report.without_effect = generate::without_effect(&mesh).collect();
     for (index, (name, _)) in proxies.iter().enumerate() {
         let key = store.group_of(MemberId(index as u64)).cloned();
         let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else {
@@ -264,6 +267,12 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
     };
     for diagnostic in &report.diagnostics {
         eprintln!("{:?}: {diagnostic}", diagnostic.severity);
+    }
+    for (kind, count) in &report.without_effect {
+        eprintln!(
+            "Warning: {count} objects of kind {} are read but not applied by this build",
+            kind.name()
+        );
     }
     for panic in &report.panics {
         eprintln!("a generator panicked; this is a defect of istiod: {panic}");
