@@ -151,7 +151,7 @@ fn open_folder(
         &["type", "name"],
     )?;
     environment.registry.register(Box::new(counter.clone()))?;
-    let report: Report = Arc::new(move |diagnostic: &Diagnostic| tell(&counter, diagnostic));
+    let report: Report = Arc::new(move |diagnostic: &Diagnostic| count(&counter, diagnostic));
     let file_settings = FileSettings {
         folder,
         cluster: installation.cluster.clone(),
@@ -163,15 +163,11 @@ fn open_folder(
     Ok(FileSource::open(file_settings, report)?)
 }
 
-/// A finding about config: told once, errors are counted.
-fn tell(counter: &IntCounterVec, diagnostic: &Diagnostic) {
-    match diagnostic.severity {
-        Severity::Error => {
-            let kind = diagnostic.kind.map_or("document", crate::api::Kind::name);
-            counter.with_label_values(&[kind, &diagnostic.key.to_string()]).inc();
-            tracing::error!(code = %diagnostic.code, "{diagnostic}");
-        }
-        Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
+/// Counts an error in config. The source tells it.
+fn count(counter: &IntCounterVec, diagnostic: &Diagnostic) {
+    if diagnostic.severity == Severity::Error {
+        let kind = diagnostic.kind.map_or("document", crate::api::Kind::name);
+        counter.with_label_values(&[kind, &diagnostic.key.to_string()]).inc();
     }
 }
 
