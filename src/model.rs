@@ -16,6 +16,7 @@ pub mod installation;
 pub mod network;
 pub mod place;
 pub mod policy;
+pub mod reference;
 pub mod service;
 pub mod sidecar_scope;
 pub mod snapshot;

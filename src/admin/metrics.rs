@@ -1,13 +1,18 @@
 //! Metrics of the push path and of the process, under Istio's names.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
 
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::{
-    api::Kind,
+    api::{Diagnostic, Kind},
     generate::{self, group::Note},
+    model::reference,
     push::pump::{Observer, PushReport},
+    table::Cx,
 };
 
 /// The release of Istio whose behaviour is served; `/version` and `istio_build` tell it.
@@ -25,6 +30,9 @@ pub struct PushMetrics {
     triggers: IntCounterVec,
     updates: IntCounterVec,
     without_effect: IntGaugeVec,
+    missing: IntGauge,
+    /// Missing references that were told. Only the world's thread locks it; the lock makes the observer shareable.
+    told: Mutex<BTreeSet<Diagnostic>>,
 }
 
 fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
@@ -68,6 +76,11 @@ impl PushMetrics {
             ),
             &["kind"],
         )?;
+        let missing = IntGauge::new(
+            "istiod_missing_references",
+            "References of VirtualServices that lead nowhere.",
+        )?;
+        registry.register(Box::new(missing.clone()))?;
         registry.register(Box::new(without_effect.clone()))?;
         registry.register(Box::new(triggers.clone()))?;
         registry.register(Box::new(updates.clone()))?;
@@ -98,7 +111,29 @@ impl PushMetrics {
             triggers,
             updates,
             without_effect,
+            missing,
+            told: Mutex::default(),
         })
+    }
+}
+
+impl PushMetrics {
+    /// Tells references that lead nowhere, each once while it does. Endpoints cannot change that.
+    fn tell_missing(&self, push: &PushReport) {
+        if push
+            .kinds
+            .keys()
+            .all(|kind| matches!(kind, Kind::EndpointSlice | Kind::Pod | Kind::Node))
+        {
+            return;
+        }
+        let found = reference::missing(&Cx::untracked(), &push.mesh);
+        self.missing.set(found.len() as i64);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        for finding in found.difference(&told) {
+            tracing::error!(code = %finding.code, "{finding}");
+        }
+        *told = found;
     }
 }
 
@@ -119,6 +154,7 @@ impl Observer for PushMetrics {
             self.triggers.with_label_values(&[trigger(*kind)]).inc();
             self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
         }
+        self.tell_missing(push);
         for (kind, count) in generate::without_effect(&push.mesh) {
             let gauge = self.without_effect.with_label_values(&[kind.name()]);
             if gauge.get() != count as i64 {

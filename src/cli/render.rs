@@ -24,8 +24,9 @@ use crate::{
         proxy::{Extensions, NodeError, locality_text},
         store::{MemberId, Membership, Serial, Store},
     },
-    model::{Change, Installation, World, features::Features},
+    model::{Change, Installation, World, features::Features, reference},
     proto::json,
+    table::Cx,
 };
 
 /// Why a folder could not be rendered. Invalid objects are no error: they are in the report.
@@ -110,6 +111,7 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
         left: Vec::new(),
     };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
+    report.diagnostics.extend(reference::missing(&Cx::untracked(), &mesh));
     report.panics = update.panics;
     report.without_effect = generate::without_effect(&mesh).collect();
     for (index, (name, _)) in proxies.iter().enumerate() {
