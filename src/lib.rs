@@ -8,6 +8,7 @@ pub mod cli;
 pub mod environment;
 pub mod generate;
 pub mod ingest;
+pub mod kube;
 pub mod model;
 pub mod proto;
 pub mod push;

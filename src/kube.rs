@@ -1,0 +1,8 @@
+//! The Kubernetes API: clients, objects as JSON, list and watch. It knows nothing of Istio, and keeps no objects.
+
+pub mod client;
+pub mod health;
+pub mod object;
+pub mod watch;
+
+pub use object::Object;

@@ -1,0 +1,207 @@
+//! Clients of API servers: where the credentials come from, and how fast we may ask.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use ::kube::{
+    Client, Config,
+    client::ClientBuilder,
+    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderValue, header::USER_AGENT};
+use tokio::time::Instant;
+use tower::{Layer, Service};
+
+/// Where the credentials of a cluster come from.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// The service account of the pod that we are.
+    InCluster,
+    /// The current context of a kubeconfig file.
+    Kubeconfig(PathBuf),
+    /// A configuration that was made elsewhere, such as from a remote-cluster Secret.
+    Given(Box<Config>),
+}
+
+/// How fast a client may ask: `per_second` in the long run, `burst` at once. No limit without a positive rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// `--kubernetesApiQPS`.
+    pub per_second: f64,
+    /// `--kubernetesApiBurst`.
+    pub burst: u32,
+}
+
+/// Why there is no client. Not retryable without a change of what is named.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// We are in no pod, or its service account is not mounted.
+    #[error(
+        "no access to the cluster that istiod runs in: {0}; hint: outside of a cluster give --kubeconfig or --configDir"
+    )]
+    InCluster(#[from] InClusterError),
+    /// The file cannot be used.
+    #[error("cannot use the kubeconfig {path}: {error}")]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: Box<KubeconfigError>,
+    },
+    /// Certificates or credentials that cannot be used.
+    #[error("cannot make a client of the API server: {0}")]
+    Client(#[from] Box<::kube::Error>),
+}
+
+/// Sets the process's cryptography. To be called before the first client or server with TLS; later calls do nothing.
+pub fn install_cryptography() {
+    // An error says that it is installed already, which is what we want.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}
+
+/// Reads the credentials.
+pub async fn config(access: &Access) -> Result<Config, ClientError> {
+    match access {
+        Access::InCluster => Ok(Config::incluster()?),
+        Access::Given(config) => Ok((**config).clone()),
+        Access::Kubeconfig(path) => {
+            let failed = |error| ClientError::Kubeconfig {
+                path: path.clone(),
+                error: Box::new(error),
+            };
+            let file = Kubeconfig::read_from(path).map_err(failed)?;
+            let options = KubeConfigOptions::default();
+            Config::from_custom_kubeconfig(file, &options).await.map_err(failed)
+        }
+    }
+}
+
+/// Makes a client. Requests above the rate wait; they do not fail. Failed requests are not tried again by the client:
+/// whoever asks knows how urgent it is.
+pub async fn client(access: &Access, rate: Rate) -> Result<Client, ClientError> {
+    let mut config = config(access).await?;
+    config.default_retry = false;
+    let agent = HeaderValue::from_static(concat!("istiod/", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, agent));
+    let builder = ClientBuilder::try_from(config).map_err(Box::new)?;
+    Ok(builder.with_layer(&RateLayer(Limiter::new(rate))).build())
+}
+
+/// Lets requests pass at a rate: each moves the time at which the bucket would be full again.
+#[derive(Clone)]
+struct Limiter {
+    interval: Duration,
+    tolerance: Duration,
+    /// When all that was let through would have been due at the plain rate. A lock, not a message: it is held for a
+    /// comparison, and every request has to pass it.
+    due: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Limiter {
+    fn new(rate: Rate) -> Self {
+        let positive = rate.per_second.is_finite() && rate.per_second > 0.0;
+        let interval = if positive {
+            Duration::try_from_secs_f64(rate.per_second.recip()).unwrap_or_default()
+        } else {
+            Duration::ZERO
+        };
+        Self {
+            interval,
+            tolerance: interval * rate.burst.saturating_sub(1),
+            due: Arc::default(),
+        }
+    }
+
+    /// Takes a place in the line: how long to wait for it.
+    fn take(&self, now: Instant) -> Duration {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = due.unwrap_or(now).max(now);
+        *due = Some(mine + self.interval);
+        mine.saturating_duration_since(now).saturating_sub(self.tolerance)
+    }
+}
+
+struct RateLayer(Limiter);
+
+impl<S> Layer<S> for RateLayer {
+    type Service = RateLimited<S>;
+
+    fn layer(&self, inner: S) -> RateLimited<S> {
+        RateLimited {
+            inner,
+            limiter: self.0.clone(),
+            wait: None,
+        }
+    }
+}
+
+/// A service whose requests wait for their place.
+struct RateLimited<S> {
+    inner: S,
+    limiter: Limiter,
+    wait: Option<BoxFuture<'static, ()>>,
+}
+
+impl<S: Service<R>, R> Service<R> for RateLimited<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        let limiter = &self.limiter;
+        let wait = self.wait.get_or_insert_with(|| {
+            let wait = limiter.take(Instant::now());
+            async move {
+                if !wait.is_zero() {
+                    tokio::time::sleep(wait).await;
+                }
+            }
+            .boxed()
+        });
+        if wait.poll_unpin(cx).is_pending() {
+            return Poll::Pending;
+        }
+        // The place is kept until it is used, however often readiness is asked for.
+        *wait = futures::future::ready(()).boxed();
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: R) -> S::Future {
+        self.wait = None;
+        self.inner.call(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_the_rest_at_the_rate() {
+        let limiter = Limiter::new(Rate {
+            per_second: 10.0,
+            burst: 3,
+        });
+        let now = Instant::now();
+        let waits: Vec<_> = (0..5).map(|_| limiter.take(now).as_millis()).collect();
+        assert_eq!(waits, [0, 0, 0, 100, 200]);
+        assert_eq!(limiter.take(now + Duration::from_secs(60)), Duration::ZERO);
+        let none = Limiter::new(Rate {
+            per_second: 0.0,
+            burst: 0,
+        });
+        assert!((0..100).all(|_| none.take(now).is_zero()));
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_not_there_is_named() {
+        let access = Access::Kubeconfig("/nowhere/config".into());
+        let error = config(&access).await.err().unwrap().to_string();
+        assert!(error.contains("/nowhere/config"), "{error}");
+    }
+}

@@ -1,0 +1,230 @@
+//! How a watch is doing: what debug pages show and metrics count.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::base::{ClusterId, SmolStr};
+
+/// What a watch is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WatchState {
+    /// It has not asked yet.
+    #[default]
+    Idle,
+    /// It reads the whole list.
+    Listing,
+    /// It follows changes; quiet or not, the API server shows signs of life.
+    Watching,
+    /// It was resumed because there was no sign of life, and there is none yet.
+    Silent,
+    /// It waits before it asks again.
+    Waiting,
+}
+
+/// A watch as a debug page shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchReport {
+    /// The cluster.
+    pub cluster: SmolStr,
+    /// `plural.group`, with the namespace and selectors where there are any.
+    pub resource: SmolStr,
+    /// What it is doing.
+    pub state: WatchState,
+    /// Seconds since the last event, bookmark or list; none before the first.
+    pub last_event_seconds: Option<f64>,
+    /// From where it would resume.
+    pub resource_version: SmolStr,
+    /// How many objects there are.
+    pub objects: usize,
+    /// How often it read the whole list again.
+    pub restarts: u64,
+    /// How often it was resumed because it was silent.
+    pub silences: u64,
+    /// How many objects could not be read as such.
+    pub undecodable: u64,
+    /// The last thing that went wrong, empty if nothing did.
+    pub last_error: String,
+}
+
+/// The counters of all watches.
+#[derive(Clone)]
+pub struct WatchMetrics {
+    silent: IntCounterVec,
+    restarts: IntCounterVec,
+    undecodable: IntCounterVec,
+    errors: IntCounterVec,
+}
+
+/// The health of one watch, shared by the watch and whoever asks.
+pub struct WatchHealth {
+    cluster: SmolStr,
+    resource: SmolStr,
+    silent: IntCounter,
+    restarts: IntCounter,
+    undecodable: IntCounter,
+    errors: IntCounter,
+    /// What the last step left. A lock, not a message: it is held for a copy, and pages read it at any time.
+    facts: Mutex<Facts>,
+}
+
+#[derive(Default)]
+struct Facts {
+    state: WatchState,
+    last_event: Option<Instant>,
+    resource_version: SmolStr,
+    objects: usize,
+    listed: bool,
+    restarts: u64,
+    silences: u64,
+    undecodable: u64,
+    last_error: String,
+    failing: bool,
+}
+
+impl WatchMetrics {
+    /// Registers the counters.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let each = ["cluster", "resource"];
+        Ok(Self {
+            silent: counter(
+                "istiod_watch_silent_total",
+                "Watches that were resumed because neither an event nor a bookmark came.",
+                &each,
+            )?,
+            restarts: counter(
+                "istiod_watch_restarts_total",
+                "Watches that read the whole list again.",
+                &each,
+            )?,
+            undecodable: counter(
+                "istiod_watch_undecodable_total",
+                "Objects of watches that could not be read as objects.",
+                &each,
+            )?,
+            errors: counter(
+                "controller_sync_errors_total",
+                "Total number of errors syncing controllers.",
+                &["cluster"],
+            )?,
+        })
+    }
+}
+
+impl WatchHealth {
+    /// The health of a watch that has not begun. `resource` names it in metrics.
+    pub fn new(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Self {
+        let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), resource]);
+        Self {
+            cluster: SmolStr::new(cluster.as_str()),
+            resource: SmolStr::new(resource),
+            silent: of(&metrics.silent),
+            restarts: of(&metrics.restarts),
+            undecodable: of(&metrics.undecodable),
+            errors: metrics.errors.with_label_values(&[cluster.as_str()]),
+            facts: Mutex::default(),
+        }
+    }
+
+    /// The health as it is now.
+    pub fn report(&self) -> WatchReport {
+        let facts = self.facts();
+        WatchReport {
+            cluster: self.cluster.clone(),
+            resource: self.resource.clone(),
+            state: facts.state,
+            last_event_seconds: facts.last_event.map(|at| at.elapsed().as_secs_f64()),
+            resource_version: facts.resource_version.clone(),
+            objects: facts.objects,
+            restarts: facts.restarts,
+            silences: facts.silences,
+            undecodable: facts.undecodable,
+            last_error: facts.last_error.clone(),
+        }
+    }
+
+    /// True once the watch has had a complete list.
+    pub fn has_listed(&self) -> bool {
+        self.facts().listed
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn enter(&self, state: WatchState) {
+        let mut facts = self.facts();
+        // A silent watch is silent until it is heard of.
+        if !(facts.state == WatchState::Silent && state == WatchState::Watching) {
+            facts.state = state;
+        }
+    }
+
+    pub(super) fn listed(&self, objects: usize, resource_version: &str) {
+        let mut facts = self.facts();
+        if facts.listed {
+            facts.restarts += 1;
+            self.restarts.inc();
+        }
+        facts.listed = true;
+        facts.objects = objects;
+        facts.state = WatchState::Watching;
+        drop(facts);
+        self.alive(resource_version, 0);
+    }
+
+    /// An event or a bookmark came; `more` is the change of the number of objects.
+    pub(super) fn alive(&self, resource_version: &str, more: isize) {
+        let mut facts = self.facts();
+        facts.last_event = Some(Instant::now());
+        facts.resource_version = SmolStr::new(resource_version);
+        facts.objects = facts.objects.saturating_add_signed(more);
+        if facts.state == WatchState::Silent {
+            facts.state = WatchState::Watching;
+        }
+        if std::mem::take(&mut facts.failing) {
+            tracing::info!(cluster = %self.cluster, resource = %self.resource, "the watch works again");
+        }
+    }
+
+    pub(super) fn failed(&self, error: &str) {
+        self.errors.inc();
+        let mut facts = self.facts();
+        let known = facts.failing && facts.last_error == error;
+        facts.failing = true;
+        error.clone_into(&mut facts.last_error);
+        drop(facts);
+        let (cluster, resource) = (&self.cluster, &self.resource);
+        if known {
+            tracing::debug!(%cluster, %resource, "the watch fails still: {error}");
+        } else {
+            tracing::warn!(%cluster, %resource, "the watch fails and is tried again: {error}");
+        }
+    }
+
+    pub(super) fn silent(&self) {
+        self.silent.inc();
+        let mut facts = self.facts();
+        facts.state = WatchState::Silent;
+        facts.silences += 1;
+        drop(facts);
+        tracing::warn!(cluster = %self.cluster, resource = %self.resource,
+            "the watch showed no sign of life and is resumed");
+    }
+
+    pub(super) fn undecodable(&self, error: &str) {
+        self.undecodable.inc();
+        self.facts().undecodable += 1;
+        tracing::error!(cluster = %self.cluster, resource = %self.resource,
+            "the API server sent an object that cannot be read, it is passed over: {error}");
+    }
+}

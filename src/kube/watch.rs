@@ -1,0 +1,486 @@
+//! List and watch of one resource: every object that there is, then every change, for as long as somebody listens.
+//!
+//! What a reader would get wrong: a connection that breaks is no reason to read the list again. The watch resumes behind
+//! the last event or bookmark; only a server that no longer knows that version (410) makes it start over, and then the
+//! listener is given the complete list. So nothing is missed and nothing invented, whatever fails.
+
+mod machine;
+mod page;
+
+use std::{sync::Arc, time::Duration};
+
+use ::kube::{
+    Client,
+    api::{ListParams, WatchParams},
+    client::Body,
+    core::{ApiResource, Request, Resource},
+};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use serde_json::Value;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+
+use self::{
+    machine::{Ask, Machine},
+    page::Line,
+};
+use super::{
+    health::{WatchHealth, WatchState},
+    object::Object,
+};
+
+/// Objects in a page of a list.
+const PAGE: u32 = 500;
+/// How many seconds a page may take to arrive.
+const PAGE_TIMEOUT: u32 = 60;
+/// How many seconds a watch may take to be accepted.
+const ACCEPT_TIMEOUT: u32 = 30;
+/// API servers send bookmarks about once a minute. A watch that shows neither an event nor a bookmark for so many seconds
+/// is not quiet, it is dead.
+const SILENCE: u32 = 180;
+/// How much of an error's text is read.
+const ERROR_BYTES: usize = 64 * 1024;
+
+/// What is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchTarget {
+    /// The kind.
+    pub resource: ApiResource,
+    /// One namespace; none: all of them.
+    pub namespace: Option<String>,
+    /// A label selector.
+    pub labels: Option<String>,
+    /// A field selector.
+    pub fields: Option<String>,
+    /// Only `metadata` is wanted.
+    pub metadata_only: bool,
+}
+
+impl WatchTarget {
+    /// All objects of a kind.
+    pub fn all(resource: ApiResource) -> Self {
+        Self {
+            resource,
+            namespace: None,
+            labels: None,
+            fields: None,
+            metadata_only: false,
+        }
+    }
+
+    /// `plural.group`, with namespace and selectors: the name in pages and metrics.
+    pub fn name(&self) -> String {
+        let ApiResource { plural, group, .. } = &self.resource;
+        let mut name = plural.clone();
+        for (before, part) in [
+            (".", Some(group)),
+            ("/", self.namespace.as_ref()),
+            ("?", self.labels.as_ref()),
+            ("?", self.fields.as_ref()),
+        ] {
+            if let Some(part) = part.filter(|part| !part.is_empty()) {
+                name.push_str(before);
+                name.push_str(part);
+            }
+        }
+        name
+    }
+
+    /// A number of the target's own: watches that begin together do not ask together again.
+    fn seed(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(self.name().as_bytes())
+    }
+
+    /// About five minutes; less than 295 seconds, which is what servers and clients agree on.
+    fn timeout_seconds(&self) -> u32 {
+        270 + (self.seed() % 25) as u32
+    }
+
+    fn request(&self, ask: &Ask) -> Result<http::Request<Vec<u8>>, ::kube::core::request::Error> {
+        let request = Request::new(Object::url_path(&self.resource, self.namespace.as_deref()));
+        match ask {
+            Ask::List { token, in_pages } => {
+                let parameters = ListParams {
+                    label_selector: self.labels.clone(),
+                    field_selector: self.fields.clone(),
+                    limit: in_pages.then_some(PAGE),
+                    continue_token: token.as_ref().map(ToString::to_string),
+                    ..ListParams::default()
+                };
+                if self.metadata_only {
+                    request.list_metadata(&parameters)
+                } else {
+                    request.list(&parameters)
+                }
+            }
+            Ask::Watch { after } => {
+                let parameters = WatchParams {
+                    label_selector: self.labels.clone(),
+                    field_selector: self.fields.clone(),
+                    timeout: Some(self.timeout_seconds()),
+                    bookmarks: true,
+                    send_initial_events: false,
+                };
+                if self.metadata_only {
+                    request.watch_metadata(&parameters, after)
+                } else {
+                    request.watch(&parameters, after)
+                }
+            }
+        }
+    }
+}
+
+/// What a watch tells.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WatchEvent<T = Object> {
+    /// Exactly these objects are there.
+    Restarted(Vec<T>),
+    /// An object is there, with this content.
+    Applied(T),
+    /// An object is gone; this is its last content.
+    Deleted(T),
+}
+
+/// What goes wrong. Everything is tried again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Failure {
+    /// The server does not know the version, or the page, any longer.
+    #[error("the version is gone: {0}")]
+    Gone(String),
+    /// The server says no.
+    #[error("{code} {message}{hint}")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// What the server says.
+        message: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// There is no answer.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The connection broke while changes came.
+    #[error("the connection broke: {0}")]
+    Dropped(String),
+    /// Neither an event nor a bookmark.
+    #[error("no sign of life")]
+    Silent,
+}
+
+/// Watches until nobody listens any more. Waits when the listener is slow.
+pub async fn watch(client: Client, target: WatchTarget, health: Arc<WatchHealth>, out: mpsc::Sender<WatchEvent>) {
+    watch_as(client, target, health, |object| object, out).await;
+}
+
+/// The same, for listeners that need something made of each object: a whole object is in memory no longer than it takes
+/// to convert it.
+pub async fn watch_as<T: Send + 'static>(
+    client: Client,
+    target: WatchTarget,
+    health: Arc<WatchHealth>,
+    convert: impl FnMut(Object) -> T + Send,
+    out: mpsc::Sender<WatchEvent<T>>,
+) {
+    Watch::new(client, target, health, convert, out).until_closed().await;
+}
+
+/// Nobody listens any more.
+struct Closed;
+
+struct Watch<T, C> {
+    machine: Machine<T>,
+    client: Client,
+    target: WatchTarget,
+    health: Arc<WatchHealth>,
+    convert: C,
+    out: mpsc::Sender<WatchEvent<T>>,
+    /// How long a second takes; tests have less time.
+    second: Duration,
+}
+
+/// How one request ended, if listening goes on.
+type Ended = Result<(), Failure>;
+
+impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
+    fn new(
+        client: Client,
+        target: WatchTarget,
+        health: Arc<WatchHealth>,
+        convert: C,
+        out: mpsc::Sender<WatchEvent<T>>,
+    ) -> Self {
+        Self {
+            machine: Machine::new(target.seed()),
+            client,
+            target,
+            health,
+            convert,
+            out,
+            second: Duration::from_secs(1),
+        }
+    }
+
+    async fn until_closed(mut self) {
+        let closed = self.out.clone();
+        tokio::select! {
+            () = closed.closed() => {}
+            () = self.run() => {}
+        }
+    }
+
+    async fn run(&mut self) {
+        loop {
+            let ask = self.machine.ask();
+            let began = Instant::now();
+            let ended = match &ask {
+                Ask::List { .. } => self.list(&ask).await,
+                Ask::Watch { .. } => self.follow(&ask).await,
+            };
+            let Ok(ended) = ended else { return };
+            let wait = match (&ask, ended) {
+                (Ask::List { .. }, Ok(())) => Duration::ZERO,
+                (Ask::Watch { .. }, Ok(())) => self.machine.ended(began.elapsed()),
+                (_, Err(failure)) => {
+                    match &failure {
+                        Failure::Silent => self.health.silent(),
+                        Failure::Gone(_) | Failure::Dropped(_) => {
+                            tracing::debug!(target = %self.target.name(), "{failure}")
+                        }
+                        Failure::Refused { .. } | Failure::Unreachable(_) => self.health.failed(&failure.to_string()),
+                    }
+                    self.machine.failed(&failure)
+                }
+            };
+            if !wait.is_zero() {
+                self.health.enter(WatchState::Waiting);
+                sleep(self.second.mul_f64(wait.as_secs_f64())).await;
+            }
+        }
+    }
+
+    /// Reads one page.
+    async fn list(&mut self, ask: &Ask) -> Result<Ended, Closed> {
+        self.health.enter(WatchState::Listing);
+        let reading = async {
+            let response = self.send(ask).await?;
+            let body = response.into_body().collect().await;
+            Ok(body.map_err(|error| unreachable(&error))?.to_bytes())
+        };
+        let bytes = match timeout(self.second * PAGE_TIMEOUT, reading).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(failure)) => return Ok(Err(failure)),
+            Err(_) => return Ok(Err(Failure::Unreachable("the list did not arrive in time".to_owned()))),
+        };
+        let (health, convert) = (&self.health, &mut self.convert);
+        let mut object = |value: Value| match named(value) {
+            Ok(object) => Some(convert(object)),
+            Err(error) => {
+                health.undecodable(&error);
+                None
+            }
+        };
+        let page = match page::page(&bytes, &mut object) {
+            Ok(page) => page,
+            Err(error) => return Ok(Err(Failure::Unreachable(format!("the list cannot be read: {error}")))),
+        };
+        drop(bytes);
+        let version = page.version.clone();
+        if let Some(all) = self.machine.page(page) {
+            self.health.listed(all.len(), &version);
+            self.send_event(WatchEvent::Restarted(all)).await?;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Follows changes until the stream ends.
+    async fn follow(&mut self, ask: &Ask) -> Result<Ended, Closed> {
+        let response = match timeout(self.second * ACCEPT_TIMEOUT, self.send(ask)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(failure)) => return Ok(Err(failure)),
+            Err(_) => {
+                return Ok(Err(Failure::Unreachable(
+                    "the watch was not accepted in time".to_owned(),
+                )));
+            }
+        };
+        self.health.enter(WatchState::Watching);
+        let mut body = response.into_body();
+        let mut text = Vec::new();
+        // Bytes alone are no sign of life: it takes a line.
+        let mut heard = Instant::now();
+        loop {
+            let bytes = match tokio::time::timeout_at(heard + self.second * SILENCE, body.frame()).await {
+                Err(_) => return Ok(Err(Failure::Silent)),
+                Ok(None) => return Ok(Ok(())),
+                Ok(Some(Err(error))) => return Ok(Err(Failure::Dropped(chain(&error)))),
+                Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+            };
+            let mut rest = &bytes[..];
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                text.extend_from_slice(&rest[..end]);
+                rest = &rest[end + 1..];
+                let told = self.line(&text);
+                text.clear();
+                match told {
+                    Ok(None) => {}
+                    Ok(Some(event)) => self.send_event(event).await?,
+                    Err(failure) => return Ok(Err(failure)),
+                }
+                heard = Instant::now();
+            }
+            text.extend_from_slice(rest);
+        }
+    }
+
+    /// Reads a line of a watch.
+    fn line(&mut self, text: &[u8]) -> Result<Option<WatchEvent<T>>, Failure> {
+        if text.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let line: Line = match serde_json::from_slice(text) {
+            Ok(line) => line,
+            Err(error) => {
+                self.health.undecodable(&error.to_string());
+                return Ok(None);
+            }
+        };
+        if line.kind == "ERROR" {
+            return Err(self.refused(0, &line.object));
+        }
+        let version = line.object["metadata"]["resourceVersion"].as_str();
+        let version = version.unwrap_or_default().to_owned();
+        self.machine.progress(&version);
+        let more = match line.kind.as_str() {
+            "ADDED" => 1,
+            "DELETED" => -1,
+            _ => 0,
+        };
+        self.health.alive(&version, more);
+        if !matches!(line.kind.as_str(), "ADDED" | "MODIFIED" | "DELETED") {
+            return Ok(None);
+        }
+        match named(line.object) {
+            Ok(object) => {
+                let made = (self.convert)(object);
+                Ok(Some(if more < 0 {
+                    WatchEvent::Deleted(made)
+                } else {
+                    WatchEvent::Applied(made)
+                }))
+            }
+            Err(error) => {
+                self.health.undecodable(&error);
+                Ok(None)
+            }
+        }
+    }
+
+    async fn send(&self, ask: &Ask) -> Result<Response<Body>, Failure> {
+        let request = self.target.request(ask);
+        let request = request.map_err(|error| Failure::Unreachable(chain(&error)))?;
+        let sent = self.client.send(request.map(Body::from)).await;
+        let response = sent.map_err(|error| unreachable(&error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let text = Limited::new(response.into_body(), ERROR_BYTES).collect().await;
+        let text = text.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        let object = serde_json::from_slice(&text)
+            .unwrap_or_else(|_| Value::from_iter([("message", String::from_utf8_lossy(&text).trim())]));
+        Err(self.refused(status.as_u16(), &object))
+    }
+
+    /// The failure that a `Status` tells; its own code counts where the HTTP status tells none.
+    fn refused(&self, code: u16, status: &Value) -> Failure {
+        let code = if code == 0 {
+            status["code"]
+                .as_u64()
+                .and_then(|code| code.try_into().ok())
+                .unwrap_or(500)
+        } else {
+            code
+        };
+        let text = |name: &str| status[name].as_str().unwrap_or_default();
+        let mut message = text("message").to_owned();
+        if message.is_empty() {
+            text("reason").clone_into(&mut message);
+        }
+        // A version from the future is what is left of a server that was restored from a backup.
+        let causes = status["details"]["causes"].as_array();
+        let from_the_future = causes
+            .into_iter()
+            .flatten()
+            .any(|cause| cause["reason"] == "ResourceVersionTooLarge");
+        let watching = matches!(self.machine.ask(), Ask::Watch { .. });
+        let is_gone = code == 410
+            || matches!(text("reason"), "Expired" | "Gone")
+            || watching && (from_the_future || code == 400 || message.contains("Too large resource version"));
+        if is_gone {
+            return Failure::Gone(message);
+        }
+        Failure::Refused {
+            code,
+            message,
+            hint: self.hint(code),
+        }
+    }
+
+    fn hint(&self, code: u16) -> String {
+        let ApiResource { plural, group, .. } = &self.target.resource;
+        let group = if group.is_empty() { "core" } else { group };
+        match StatusCode::from_u16(code) {
+            Ok(StatusCode::FORBIDDEN) => {
+                format!("; hint: the own ClusterRole must allow list and watch of {plural} in the group {group}")
+            }
+            Ok(StatusCode::UNAUTHORIZED) => {
+                "; hint: the API server does not accept the token or certificate; has it expired?".to_owned()
+            }
+            Ok(StatusCode::NOT_FOUND) => {
+                let version = &self.target.resource.api_version;
+                format!("; hint: the API server does not serve {plural} of {version}; is the CRD installed?")
+            }
+            _ => String::new(),
+        }
+    }
+
+    async fn send_event(&self, event: WatchEvent<T>) -> Result<(), Closed> {
+        self.out.send(event).await.map_err(|_| Closed)
+    }
+}
+
+/// An object that has a name.
+fn named(value: Value) -> Result<Object, String> {
+    let object = Object::from_value(value).map_err(|error| error.to_string())?;
+    if object.name().is_empty() {
+        return Err("it has no name".to_owned());
+    }
+    Ok(object)
+}
+
+fn unreachable(error: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure::Unreachable(chain(error))
+}
+
+/// An error with its causes: the first one alone seldom tells what is wrong.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,347 @@
+use std::io;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::body::Frame;
+use prometheus::Registry;
+use serde_json::json;
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+use crate::{base::ClusterId, kube::health::WatchMetrics, task::Tasks};
+
+type Answer = Response<BoxBody<Bytes, io::Error>>;
+type Request = (http::Request<Body>, oneshot::Sender<Answer>);
+
+/// A second of a real watch takes so long here.
+const SECOND: Duration = Duration::from_millis(5);
+
+/// An API server whose part the test plays, and a watch that talks to it, without sockets.
+struct Bed {
+    requests: mpsc::Receiver<Request>,
+    events: mpsc::Receiver<WatchEvent>,
+    health: Arc<WatchHealth>,
+}
+
+/// A request that waits for its answer.
+struct Asked {
+    query: String,
+    accept: String,
+    answer: oneshot::Sender<Answer>,
+}
+
+/// The stream of a watch that was accepted.
+struct Stream(mpsc::Sender<io::Result<Frame<Bytes>>>);
+
+impl Bed {
+    fn new(target: WatchTarget) -> Self {
+        let (sender, requests) = mpsc::channel::<Request>(1);
+        let service = tower::service_fn(move |request| {
+            let sender = sender.clone();
+            async move {
+                let (answer, answered) = oneshot::channel();
+                let sent = sender.send((request, answer)).await;
+                sent.map_err(|_| io::ErrorKind::ConnectionRefused)?;
+                answered
+                    .await
+                    .map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))
+            }
+        });
+        let client = Client::new(service, "default");
+        let metrics = WatchMetrics::new(&Registry::new()).unwrap();
+        let health = Arc::new(WatchHealth::new(&ClusterId::new("c"), &target.name(), &metrics));
+        let (out, events) = mpsc::channel(8);
+        let watch = Watch {
+            second: SECOND,
+            ..Watch::new(client, target, health.clone(), |object| object, out)
+        };
+        Tasks::default().spawn("watch", watch.until_closed());
+        Self {
+            requests,
+            events,
+            health,
+        }
+    }
+
+    fn pods() -> Self {
+        Self::new(WatchTarget::all(pods()))
+    }
+
+    async fn asked(&mut self) -> Asked {
+        let (request, answer) = self.requests.recv().await.unwrap();
+        let accept = request.headers().get(http::header::ACCEPT);
+        Asked {
+            query: request.uri().query().unwrap_or_default().to_owned(),
+            accept: accept.map_or("", |value| value.to_str().unwrap()).to_owned(),
+            answer,
+        }
+    }
+
+    /// Plays the first list, and accepts the watch behind it.
+    async fn watching(&mut self, version: &str, names: &[&str]) -> Stream {
+        self.asked().await.list(version, names, "");
+        assert_eq!(self.told().await, format!("all {}", names.join(" ")));
+        self.asked().await.accept_after(version)
+    }
+
+    async fn told(&mut self) -> String {
+        let name = |object: &Object| object.name().to_owned();
+        match self.events.recv().await.unwrap() {
+            WatchEvent::Restarted(all) => format!("all {}", all.iter().map(name).collect::<Vec<_>>().join(" ")),
+            WatchEvent::Applied(object) => format!("+{}", name(&object)),
+            WatchEvent::Deleted(object) => format!("-{}", name(&object)),
+        }
+    }
+}
+
+impl Asked {
+    fn has(&self, part: &str) -> bool {
+        self.query.split('&').any(|have| have == part)
+    }
+
+    fn reply(self, code: u16, value: &Value) {
+        let body = Full::new(Bytes::from(value.to_string())).map_err(|never| match never {});
+        let answer = Response::builder().status(code).body(body.boxed()).unwrap();
+        drop(self.answer.send(answer));
+    }
+
+    fn list(self, version: &str, names: &[&str], token: &str) {
+        assert!(!self.query.contains("watch"), "{}", self.query);
+        assert!(
+            !self.query.contains("resourceVersion"),
+            "a list must be the newest: {}",
+            self.query
+        );
+        let items: Vec<Value> = names.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+        let metadata = json!({"resourceVersion": version, "continue": token});
+        self.reply(200, &json!({"kind": "PodList", "metadata": metadata, "items": items}));
+    }
+
+    fn accept_after(self, version: &str) -> Stream {
+        assert!(
+            self.has("watch=true") && self.has("allowWatchBookmarks=true"),
+            "{}",
+            self.query
+        );
+        assert!(self.has(&format!("resourceVersion={version}")), "{}", self.query);
+        let (sender, receiver) = mpsc::channel(8);
+        let body = StreamBody::new(ReceiverStream::new(receiver));
+        drop(self.answer.send(Response::new(BodyExt::boxed(body))));
+        Stream(sender)
+    }
+}
+
+impl Stream {
+    async fn text(&self, text: String) {
+        self.0.send(Ok(Frame::data(Bytes::from(text)))).await.unwrap();
+    }
+
+    async fn line(&self, kind: &str, object: Value) {
+        self.text(format!("{}\n", json!({"type": kind, "object": object})))
+            .await;
+    }
+
+    async fn event(&self, kind: &str, name: &str, version: &str) {
+        let object = json!({"metadata": {"name": name, "resourceVersion": version}});
+        self.line(kind, object).await;
+    }
+
+    async fn bookmark(&self, version: &str) {
+        self.line("BOOKMARK", json!({"metadata": {"resourceVersion": version}}))
+            .await;
+    }
+
+    async fn cut(self) {
+        drop(self.0.send(Err(io::Error::other("cut"))).await);
+    }
+}
+
+fn pods() -> ApiResource {
+    ApiResource {
+        group: String::new(),
+        version: "v1".into(),
+        api_version: "v1".into(),
+        kind: "Pod".into(),
+        plural: "pods".into(),
+    }
+}
+
+fn gone() -> Value {
+    json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"})
+}
+
+#[tokio::test]
+async fn a_cut_watch_resumes_behind_what_it_saw() {
+    let mut bed = Bed::pods();
+    let first = bed.asked().await;
+    assert!(first.has("limit=500"), "{}", first.query);
+    first.list("10", &["a"], "next");
+    let second = bed.asked().await;
+    assert!(second.has("continue=next"), "{}", second.query);
+    second.list("10", &["b"], "");
+    assert_eq!(bed.told().await, "all a b");
+    let stream = bed.asked().await.accept_after("10");
+    stream.event("ADDED", "c", "11").await;
+    stream.event("DELETED", "a", "12").await;
+    assert_eq!((bed.told().await, bed.told().await), ("+c".into(), "-a".into()));
+    stream.cut().await;
+    let stream = bed.asked().await.accept_after("12");
+    stream.bookmark("30").await;
+    // A line may come in pieces, and what is left of a piece when the stream ends never happened.
+    stream
+        .text(r#"{"type":"MODIFIED","object":{"metadata":{"name":"c","#.into())
+        .await;
+    stream.text("\"resourceVersion\":\"31\"}}}\n{\"type\":".into()).await;
+    assert_eq!(bed.told().await, "+c");
+    drop(stream);
+    bed.asked().await.accept_after("31");
+    let report = bed.health.report();
+    assert_eq!((report.objects, report.restarts, report.undecodable), (2, 0, 0));
+}
+
+#[tokio::test]
+async fn a_version_that_is_gone_gives_the_whole_list() {
+    let mut bed = Bed::pods();
+    let stream = bed.watching("10", &["a"]).await;
+    stream.line("ERROR", gone()).await;
+    let stream = bed.watching("20", &["b"]).await;
+    drop(stream);
+    bed.asked().await.reply(410, &gone());
+    let stream = bed.watching("30", &[]).await;
+    stream.cut().await;
+    let future = json!({"code": 504, "message": "Too large resource version: 30, current: 3"});
+    bed.asked().await.reply(504, &future);
+    drop(bed.watching("3", &["c"]).await);
+    assert_eq!(bed.health.report().restarts, 3);
+}
+
+#[tokio::test]
+async fn pages_that_expire_are_read_as_one() {
+    let mut bed = Bed::pods();
+    bed.asked().await.list("10", &["a"], "next");
+    bed.asked().await.reply(410, &gone());
+    let again = bed.asked().await;
+    assert!(
+        !again.query.contains("limit") && !again.query.contains("continue"),
+        "{}",
+        again.query
+    );
+    again.list("20", &["b"], "");
+    assert_eq!(bed.told().await, "all b");
+    assert!(bed.health.has_listed());
+}
+
+#[tokio::test]
+async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
+    let mut bed = Bed::pods();
+    let quiet = bed.watching("10", &["a"]).await;
+    let began = Instant::now();
+    for minute in 1..=4 {
+        sleep(SECOND * 60).await;
+        quiet.bookmark(&format!("1{minute}")).await;
+    }
+    let silent = bed.asked().await;
+    assert!(began.elapsed() >= SECOND * (4 * 60 + 180), "{:?}", began.elapsed());
+    assert_eq!(bed.health.report().state, WatchState::Silent);
+    let stream = silent.accept_after("14");
+    tokio::task::yield_now().await;
+    stream.bookmark("21").await;
+    stream.event("MODIFIED", "a", "22").await;
+    assert_eq!(bed.told().await, "+a");
+    let report = bed.health.report();
+    assert_eq!(
+        (report.state, report.silences, report.restarts),
+        (WatchState::Watching, 1, 0)
+    );
+}
+
+#[tokio::test]
+async fn objects_that_are_none_end_nothing() {
+    let mut bed = Bed::pods();
+    let list =
+        json!({"metadata": {"resourceVersion": "10"}, "items": [7, {"metadata": {"name": "a"}}, {"metadata": {}}]});
+    bed.asked().await.reply(200, &list);
+    assert_eq!(bed.told().await, "all a");
+    let stream = bed.asked().await.accept_after("10");
+    stream.text("no JSON\n\n".into()).await;
+    stream.line("MODIFIED", json!([])).await;
+    stream
+        .line(
+            "ADDED",
+            json!({"metadata": {"name": "b", "labels": 7, "resourceVersion": "11"}}),
+        )
+        .await;
+    stream.line("UNHEARD OF", json!({})).await;
+    stream.event("ADDED", "c", "12").await;
+    assert_eq!(bed.told().await, "+c");
+    assert_eq!(bed.health.report().undecodable, 5);
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_with_a_hint_and_tried_again() {
+    let mut bed = Bed::pods();
+    let forbidden = json!({"code": 403, "message": "pods is forbidden"});
+    bed.asked().await.reply(403, &forbidden);
+    let again = bed.asked().await;
+    let error = bed.health.report().last_error;
+    assert!(
+        error.contains("403 pods is forbidden; hint: ") && error.contains("ClusterRole"),
+        "{error}"
+    );
+    again.list("10", &["a"], "");
+    assert_eq!(bed.told().await, "all a");
+    bed.asked().await.reply(
+        404,
+        &json!({"message": "the server could not find the requested resource"}),
+    );
+    bed.asked().await.accept_after("10").event("ADDED", "b", "11").await;
+    assert_eq!(bed.told().await, "+b");
+    assert!(bed.health.report().last_error.contains("is the CRD installed?"));
+}
+
+#[test]
+fn waits_double_up_to_half_a_minute_until_something_comes() {
+    let mut machine = Machine::<()>::new(7);
+    let refused = Failure::Unreachable("no route".into());
+    let waits: Vec<Duration> = (0..9).map(|_| machine.failed(&refused)).collect();
+    assert!(
+        waits[0] >= Duration::from_millis(800) && waits[0] <= Duration::from_secs(1),
+        "{waits:?}"
+    );
+    assert!(waits.windows(2).all(|two| two[0] <= two[1]), "{waits:?}");
+    assert_eq!(waits.last(), Some(&Duration::from_secs(30)));
+    machine.progress("1");
+    let gone = Failure::Gone(String::new());
+    assert_eq!(machine.failed(&gone), Duration::ZERO, "a version may be gone once");
+    assert!(
+        machine.failed(&gone) >= Duration::from_millis(800),
+        "but not at every try"
+    );
+    machine.progress("2");
+    assert_eq!(machine.ended(Duration::ZERO), Duration::ZERO);
+    assert!(
+        machine.ended(Duration::ZERO) >= Duration::from_millis(800),
+        "a stream that ends at once fails"
+    );
+    assert_eq!(machine.ended(Duration::from_secs(5)), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn metadata_alone_is_asked_for_as_such() {
+    let target = WatchTarget {
+        metadata_only: true,
+        labels: Some("a=b".into()),
+        ..WatchTarget::all(pods())
+    };
+    assert_eq!(target.name(), "pods?a=b");
+    let mut bed = Bed::new(target);
+    let list = bed.asked().await;
+    assert!(list.accept.contains("as=PartialObjectMetadataList"), "{}", list.accept);
+    assert!(list.has("labelSelector=a%3Db"), "{}", list.query);
+    list.list("1", &[], "");
+    assert_eq!(bed.told().await, "all ");
+    let watch = bed.asked().await;
+    assert!(watch.accept.contains("as=PartialObjectMetadata;"), "{}", watch.accept);
+    watch.accept_after("1");
+}
