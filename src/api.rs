@@ -6,14 +6,18 @@ pub mod diagnostics;
 pub mod document;
 pub mod field;
 pub mod folder;
+pub mod gateway_api;
 pub mod istio;
 pub mod kube;
+pub mod mcs;
 pub mod mesh_config;
 pub mod mesh_networks;
 pub mod meta;
 pub mod names;
 pub mod regex;
+pub mod resolved_host;
 pub mod row;
+pub mod typed;
 pub mod unknown;
 pub mod yaml;
 

@@ -37,6 +37,16 @@ pub use vip::VipView;
 /// EnvoyFilters and no extensions. Whoever serves or renders tells it, so that nobody relies on them.
 pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)> {
     let counts = [
+        (Kind::KubeGateway, mesh.kube_gateways.len()),
+        (Kind::HttpRoute, mesh.http_routes.len()),
+        (Kind::GrpcRoute, mesh.grpc_routes.len()),
+        (Kind::TlsRoute, mesh.tls_routes.len()),
+        (Kind::TcpRoute, mesh.tcp_routes.len()),
+        (Kind::UdpRoute, mesh.udp_routes.len()),
+        (Kind::BackendTlsPolicy, mesh.backend_tls_policies.len()),
+        (Kind::ListenerSet, mesh.listener_sets.len()),
+        (Kind::BackendTrafficPolicy, mesh.backend_traffic_policies.len()),
+        (Kind::Ingress, mesh.ingresses.len()),
         (Kind::EnvoyFilter, mesh.envoy_filters.len()),
         (Kind::WasmPlugin, mesh.wasm_plugins.len()),
         (Kind::TrafficExtension, mesh.traffic_extensions.len()),

@@ -23,6 +23,7 @@ pub mod snapshot;
 #[cfg(test)]
 mod tests;
 pub mod virtual_service;
+pub mod wants;
 pub mod workload;
 pub mod world;
 

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Diagnostic, FieldError, Kind, Meta, Row, Severity, field::scalar_text, istio, kube};
+use super::{
+    Diagnostic, FieldError, Kind, Meta, Row, Severity, field::scalar_text, gateway_api, istio, kube, mcs, typed,
+};
 use crate::base::{ClusterId, Namespace, ObjectKey, Shared};
 
 /// What a document gives.
@@ -76,10 +78,10 @@ fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value
     let Some(kind) = known else {
         return unknown_kind(group, kind_name, value);
     };
-    if !versions(kind).contains(&version) {
+    if !kind.versions().contains(&version) {
         let message = format!(
             "{api_version} is not served, want one of: {}",
-            versions(kind).join(", ")
+            kind.versions().join(", ")
         );
         return rejected(
             cluster,
@@ -89,17 +91,14 @@ fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value
             vec![error("apiVersion", message)],
         );
     }
-    let meta = match Meta::parse(kind, cluster, value) {
-        Ok(meta) => Shared::new(meta),
-        Err(errors) => return rejected(cluster, kind, value, "InvalidField", errors),
-    };
-    row(meta, value)
+    parse_object(cluster, kind, value)
 }
 
-fn versions(kind: Kind) -> &'static [&'static str] {
-    match istio::served_versions(kind) {
-        [] => &["v1"],
-        versions => versions,
+/// Parses an object whose kind is known, whatever `apiVersion` and `kind` it states (items of lists state none).
+pub fn parse_object(cluster: &ClusterId, kind: Kind, value: &Value) -> Parsed {
+    match Meta::parse(kind, cluster, value) {
+        Ok(meta) => row(Shared::new(meta), value),
+        Err(errors) => rejected(cluster, kind, value, "InvalidField", errors),
     }
 }
 
@@ -131,6 +130,11 @@ fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
             kube::$type::parse(meta, value).map(Row::from)
         };
     }
+    macro_rules! typed_row {
+        ($type:ty) => {
+            typed::parse::<$type>(meta, value).map(Row::from)
+        };
+    }
     let parsed: Result<Row, Vec<FieldError>> = match kind {
         Kind::Namespace => kube_row!(Namespace),
         Kind::Node => kube_row!(Node),
@@ -139,6 +143,21 @@ fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
         Kind::EndpointSlice => kube_row!(EndpointSlice),
         Kind::Secret => kube_row!(Secret),
         Kind::ConfigMap => kube_row!(ConfigMap),
+        Kind::GatewayClass => typed_row!(gateway_api::GatewayClass),
+        Kind::KubeGateway => typed_row!(gateway_api::Gateway),
+        Kind::HttpRoute => typed_row!(gateway_api::HttpRoute),
+        Kind::GrpcRoute => typed_row!(gateway_api::GrpcRoute),
+        Kind::TlsRoute => typed_row!(gateway_api::TlsRoute),
+        Kind::TcpRoute => typed_row!(gateway_api::TcpRoute),
+        Kind::UdpRoute => typed_row!(gateway_api::UdpRoute),
+        Kind::BackendTlsPolicy => typed_row!(gateway_api::BackendTlsPolicy),
+        Kind::ListenerSet => typed_row!(gateway_api::ListenerSet),
+        Kind::ReferenceGrant => typed_row!(gateway_api::ReferenceGrant),
+        Kind::BackendTrafficPolicy => typed_row!(gateway_api::BackendTrafficPolicy),
+        Kind::Ingress => typed_row!(kube::Ingress),
+        Kind::IngressClass => typed_row!(kube::IngressClass),
+        Kind::ServiceExport => typed_row!(mcs::ServiceExport),
+        Kind::ServiceImport => typed_row!(mcs::ServiceImport),
         _ => {
             let (row, diagnostics) = istio::parse(meta, value);
             return Parsed {

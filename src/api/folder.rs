@@ -172,7 +172,7 @@ impl FileContent {
     /// Takes the objects of a document. Further clusters give services and endpoints, but no config.
     fn objects(&mut self, is_config_cluster: bool, parsed: &document::Parsed, place: &SmolStr) {
         for row in &parsed.rows {
-            if is_config_cluster || !row.kind().group().ends_with("istio.io") {
+            if is_config_cluster || row.kind().counts_in_remote_clusters() {
                 self.objects.push((row.clone(), place.clone()));
             } else {
                 let finding = FieldError {

@@ -29,25 +29,6 @@ use crate::{
     },
 };
 
-/// The served versions of an Istio kind; empty for other kinds.
-pub fn served_versions(kind: Kind) -> &'static [&'static str] {
-    match kind {
-        Kind::DestinationRule
-        | Kind::Gateway
-        | Kind::ServiceEntry
-        | Kind::Sidecar
-        | Kind::VirtualService
-        | Kind::WorkloadEntry
-        | Kind::WorkloadGroup => &["v1", "v1beta1", "v1alpha3"],
-        Kind::EnvoyFilter => &["v1alpha3"],
-        Kind::ProxyConfig => &["v1beta1"],
-        Kind::AuthorizationPolicy | Kind::PeerAuthentication | Kind::RequestAuthentication => &["v1", "v1beta1"],
-        Kind::Telemetry => &["v1", "v1alpha1"],
-        Kind::WasmPlugin | Kind::TrafficExtension => &["v1alpha1"],
-        _ => &[],
-    }
-}
-
 /// What checks find out about one object.
 #[derive(Debug, Default)]
 pub struct Findings {

@@ -2,6 +2,7 @@
 
 pub mod config_map;
 pub mod endpoint_slice;
+pub mod ingress;
 pub mod namespace;
 pub mod node;
 pub mod pod;
@@ -10,6 +11,7 @@ pub mod service;
 
 pub use config_map::ConfigMap;
 pub use endpoint_slice::EndpointSlice;
+pub use ingress::{Ingress, IngressClass};
 pub use namespace::Namespace;
 pub use node::Node;
 pub use pod::Pod;

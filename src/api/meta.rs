@@ -8,7 +8,7 @@ use super::field::{FieldError, FieldErrors, Fields};
 use crate::base::{ClusterId, Labels, Namespace, ObjectKey, Shared};
 
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $variant:ident => $group:literal, $version:literal, $kebab:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident($kind:literal) => $group:literal, [$($version:literal),+], $kebab:literal, $plural:literal;)*) => {
         /// The kinds of input objects. The order is that of dumps.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Kind {
@@ -19,9 +19,9 @@ macro_rules! kinds {
             /// Every kind.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The kind as in `kind:` of a manifest.
+            /// The kind as in `kind:` of a manifest. Two groups have a `Gateway`.
             pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => stringify!($variant),)* }
+                match self { $(Self::$variant => $kind,)* }
             }
 
             /// The API group, empty for core.
@@ -29,14 +29,19 @@ macro_rules! kinds {
                 match self { $(Self::$variant => $group,)* }
             }
 
-            /// The version that istiod stores the kind in, used in config metadata and dumps.
-            pub fn version(self) -> &'static str {
-                match self { $(Self::$variant => $version,)* }
+            /// The versions in which API servers may serve the kind and in which it is read, the preferred one first.
+            pub fn versions(self) -> &'static [&'static str] {
+                match self { $(Self::$variant => &[$($version),+],)* }
             }
 
             /// The kind in kebab case, as it stands in config metadata paths.
             pub fn kebab(self) -> &'static str {
                 match self { $(Self::$variant => $kebab,)* }
+            }
+
+            /// The name of the resource in paths of the Kubernetes API.
+            pub fn plural(self) -> &'static str {
+                match self { $(Self::$variant => $plural,)* }
             }
         }
     };
@@ -44,64 +49,134 @@ macro_rules! kinds {
 
 kinds! {
     /// The mesh config as a whole (file or ConfigMap key `mesh`).
-    MeshConfig => "mesh.istio.io", "v1alpha1", "mesh-config";
+    MeshConfig("MeshConfig") => "mesh.istio.io", ["v1alpha1"], "mesh-config", "meshconfigs";
     /// The networks as a whole (file or ConfigMap key `meshNetworks`).
-    MeshNetworks => "mesh.istio.io", "v1alpha1", "mesh-networks";
+    MeshNetworks("MeshNetworks") => "mesh.istio.io", ["v1alpha1"], "mesh-networks", "meshnetworks";
     /// core/v1 Namespace.
-    Namespace => "", "v1", "namespace";
+    Namespace("Namespace") => "", ["v1"], "namespace", "namespaces";
     /// core/v1 Node.
-    Node => "", "v1", "node";
+    Node("Node") => "", ["v1"], "node", "nodes";
     /// core/v1 Pod.
-    Pod => "", "v1", "pod";
+    Pod("Pod") => "", ["v1"], "pod", "pods";
     /// core/v1 Service.
-    Service => "", "v1", "service";
+    Service("Service") => "", ["v1"], "service", "services";
     /// discovery.k8s.io EndpointSlice.
-    EndpointSlice => "discovery.k8s.io", "v1", "endpoint-slice";
+    EndpointSlice("EndpointSlice") => "discovery.k8s.io", ["v1"], "endpoint-slice", "endpointslices";
     /// core/v1 Secret.
-    Secret => "", "v1", "secret";
+    Secret("Secret") => "", ["v1"], "secret", "secrets";
     /// core/v1 ConfigMap.
-    ConfigMap => "", "v1", "config-map";
+    ConfigMap("ConfigMap") => "", ["v1"], "config-map", "configmaps";
     /// networking.istio.io DestinationRule.
-    DestinationRule => "networking.istio.io", "v1", "destination-rule";
+    DestinationRule("DestinationRule") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "destination-rule", "destinationrules";
     /// networking.istio.io EnvoyFilter.
-    EnvoyFilter => "networking.istio.io", "v1alpha3", "envoy-filter";
+    EnvoyFilter("EnvoyFilter") => "networking.istio.io", ["v1alpha3"], "envoy-filter", "envoyfilters";
     /// networking.istio.io Gateway.
-    Gateway => "networking.istio.io", "v1", "gateway";
+    Gateway("Gateway") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "gateway", "gateways";
     /// networking.istio.io ProxyConfig.
-    ProxyConfig => "networking.istio.io", "v1beta1", "proxy-config";
+    ProxyConfig("ProxyConfig") => "networking.istio.io", ["v1beta1"], "proxy-config", "proxyconfigs";
     /// networking.istio.io ServiceEntry.
-    ServiceEntry => "networking.istio.io", "v1", "service-entry";
+    ServiceEntry("ServiceEntry") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "service-entry", "serviceentries";
     /// networking.istio.io Sidecar.
-    Sidecar => "networking.istio.io", "v1", "sidecar";
+    Sidecar("Sidecar") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "sidecar", "sidecars";
     /// networking.istio.io VirtualService.
-    VirtualService => "networking.istio.io", "v1", "virtual-service";
+    VirtualService("VirtualService") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "virtual-service", "virtualservices";
     /// networking.istio.io WorkloadEntry.
-    WorkloadEntry => "networking.istio.io", "v1", "workload-entry";
+    WorkloadEntry("WorkloadEntry") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "workload-entry", "workloadentries";
     /// networking.istio.io WorkloadGroup.
-    WorkloadGroup => "networking.istio.io", "v1", "workload-group";
+    WorkloadGroup("WorkloadGroup") => "networking.istio.io", ["v1", "v1beta1", "v1alpha3"], "workload-group", "workloadgroups";
     /// security.istio.io AuthorizationPolicy.
-    AuthorizationPolicy => "security.istio.io", "v1", "authorization-policy";
+    AuthorizationPolicy("AuthorizationPolicy") => "security.istio.io", ["v1", "v1beta1"], "authorization-policy", "authorizationpolicies";
     /// security.istio.io PeerAuthentication.
-    PeerAuthentication => "security.istio.io", "v1", "peer-authentication";
+    PeerAuthentication("PeerAuthentication") => "security.istio.io", ["v1", "v1beta1"], "peer-authentication", "peerauthentications";
     /// security.istio.io RequestAuthentication.
-    RequestAuthentication => "security.istio.io", "v1", "request-authentication";
+    RequestAuthentication("RequestAuthentication") => "security.istio.io", ["v1", "v1beta1"], "request-authentication", "requestauthentications";
     /// telemetry.istio.io Telemetry.
-    Telemetry => "telemetry.istio.io", "v1", "telemetry";
+    Telemetry("Telemetry") => "telemetry.istio.io", ["v1", "v1alpha1"], "telemetry", "telemetries";
     /// extensions.istio.io WasmPlugin.
-    WasmPlugin => "extensions.istio.io", "v1alpha1", "wasm-plugin";
+    WasmPlugin("WasmPlugin") => "extensions.istio.io", ["v1alpha1"], "wasm-plugin", "wasmplugins";
     /// extensions.istio.io TrafficExtension.
-    TrafficExtension => "extensions.istio.io", "v1alpha1", "traffic-extension";
+    TrafficExtension("TrafficExtension") => "extensions.istio.io", ["v1alpha1"], "traffic-extension", "trafficextensions";
+    /// gateway.networking.k8s.io GatewayClass.
+    GatewayClass("GatewayClass") => "gateway.networking.k8s.io", ["v1", "v1beta1"], "gateway-class", "gatewayclasses";
+    /// gateway.networking.k8s.io Gateway.
+    KubeGateway("Gateway") => "gateway.networking.k8s.io", ["v1", "v1beta1"], "kubernetes-gateway", "gateways";
+    /// gateway.networking.k8s.io HTTPRoute.
+    HttpRoute("HTTPRoute") => "gateway.networking.k8s.io", ["v1", "v1beta1"], "http-route", "httproutes";
+    /// gateway.networking.k8s.io GRPCRoute.
+    GrpcRoute("GRPCRoute") => "gateway.networking.k8s.io", ["v1"], "grpc-route", "grpcroutes";
+    /// gateway.networking.k8s.io TLSRoute.
+    TlsRoute("TLSRoute") => "gateway.networking.k8s.io", ["v1", "v1alpha3", "v1alpha2"], "tls-route", "tlsroutes";
+    /// gateway.networking.k8s.io TCPRoute.
+    TcpRoute("TCPRoute") => "gateway.networking.k8s.io", ["v1alpha2"], "tcp-route", "tcproutes";
+    /// gateway.networking.k8s.io UDPRoute.
+    UdpRoute("UDPRoute") => "gateway.networking.k8s.io", ["v1alpha2"], "udp-route", "udproutes";
+    /// gateway.networking.k8s.io BackendTLSPolicy.
+    BackendTlsPolicy("BackendTLSPolicy") => "gateway.networking.k8s.io", ["v1", "v1alpha3"], "backend-tls-policy", "backendtlspolicies";
+    /// gateway.networking.k8s.io ListenerSet.
+    ListenerSet("ListenerSet") => "gateway.networking.k8s.io", ["v1"], "listener-set", "listenersets";
+    /// gateway.networking.k8s.io ReferenceGrant.
+    ReferenceGrant("ReferenceGrant") => "gateway.networking.k8s.io", ["v1beta1", "v1"], "reference-grant", "referencegrants";
+    /// gateway.networking.x-k8s.io XBackendTrafficPolicy.
+    BackendTrafficPolicy("XBackendTrafficPolicy") => "gateway.networking.x-k8s.io", ["v1alpha1"], "backend-traffic-policy", "xbackendtrafficpolicies";
+    /// networking.k8s.io Ingress.
+    Ingress("Ingress") => "networking.k8s.io", ["v1"], "ingress", "ingresses";
+    /// networking.k8s.io IngressClass.
+    IngressClass("IngressClass") => "networking.k8s.io", ["v1"], "ingress-class", "ingressclasses";
+    /// multicluster.x-k8s.io ServiceExport.
+    ServiceExport("ServiceExport") => "multicluster.x-k8s.io", ["v1alpha1", "v1beta1"], "service-export", "serviceexports";
+    /// multicluster.x-k8s.io ServiceImport.
+    ServiceImport("ServiceImport") => "multicluster.x-k8s.io", ["v1alpha1", "v1beta1"], "service-import", "serviceimports";
+    /// The answer of DNS for the host name of a network gateway: an input that istiod asks for itself.
+    ResolvedHost("ResolvedHost") => "mesh.istio.io", ["v1alpha1"], "resolved-host", "resolvedhosts";
 }
 
 impl Kind {
-    /// True for kinds that are written as objects with `kind:`; false for the files of the mesh.
+    /// The version that istiod stores the kind in, used in config metadata and dumps.
+    pub fn version(self) -> &'static str {
+        self.versions()[0]
+    }
+
+    /// True for kinds that are written as objects with `kind:`; false for the files of the mesh and for what istiod
+    /// finds out itself.
     pub fn is_object(self) -> bool {
-        !matches!(self, Self::MeshConfig | Self::MeshNetworks)
+        !matches!(self, Self::MeshConfig | Self::MeshNetworks | Self::ResolvedHost)
     }
 
     /// True if objects of the kind belong to no namespace.
     pub fn is_cluster_scoped(self) -> bool {
-        matches!(self, Self::Namespace | Self::Node)
+        matches!(
+            self,
+            Self::Namespace | Self::Node | Self::GatewayClass | Self::IngressClass | Self::ResolvedHost
+        )
+    }
+
+    /// True if API servers know the kind only by a CustomResourceDefinition, which may be missing.
+    pub fn is_custom(self) -> bool {
+        self.is_istio() || self.is_gateway_api() || matches!(self, Self::ServiceExport | Self::ServiceImport)
+    }
+
+    /// True for the kinds of Istio's own API groups.
+    pub fn is_istio(self) -> bool {
+        self.is_object() && self.group().ends_with(".istio.io")
+    }
+
+    /// True for the kinds of the Gateway API.
+    pub fn is_gateway_api(self) -> bool {
+        matches!(
+            self.group(),
+            "gateway.networking.k8s.io" | "gateway.networking.x-k8s.io"
+        )
+    }
+
+    /// True if the kind says how traffic is treated, false if it says what there is. Such objects count only in the
+    /// config cluster, save that Gateways of the Gateway API tell of network gateways in every cluster.
+    pub fn is_config(self) -> bool {
+        self.is_istio() || self.is_gateway_api() || matches!(self, Self::Ingress | Self::IngressClass)
+    }
+
+    /// True if objects of the kind count in clusters other than the config cluster.
+    pub fn counts_in_remote_clusters(self) -> bool {
+        self.is_object() && (!self.is_config() || self == Self::KubeGateway)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `Row`: a parsed object of any kind.
 
-use super::{Config, Kind, kube, meta::Keyed};
+use super::{Config, Kind, gateway_api, kube, mcs, meta::Keyed, resolved_host::ResolvedHost};
 use crate::{
     base::{ObjectKey, Shared},
     proto::istio::{
@@ -62,4 +62,20 @@ rows! {
     Telemetry: Config<telemetry::Telemetry>;
     WasmPlugin: Config<extensions::WasmPlugin>;
     TrafficExtension: Config<extensions::TrafficExtension>;
+    GatewayClass: Config<gateway_api::GatewayClass>;
+    KubeGateway: Config<gateway_api::Gateway>;
+    HttpRoute: Config<gateway_api::HttpRoute>;
+    GrpcRoute: Config<gateway_api::GrpcRoute>;
+    TlsRoute: Config<gateway_api::TlsRoute>;
+    TcpRoute: Config<gateway_api::TcpRoute>;
+    UdpRoute: Config<gateway_api::UdpRoute>;
+    BackendTlsPolicy: Config<gateway_api::BackendTlsPolicy>;
+    ListenerSet: Config<gateway_api::ListenerSet>;
+    ReferenceGrant: Config<gateway_api::ReferenceGrant>;
+    BackendTrafficPolicy: Config<gateway_api::BackendTrafficPolicy>;
+    Ingress: Config<kube::Ingress>;
+    IngressClass: Config<kube::IngressClass>;
+    ServiceExport: Config<mcs::ServiceExport>;
+    ServiceImport: Config<mcs::ServiceImport>;
+    ResolvedHost: ResolvedHost;
 }

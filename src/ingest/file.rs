@@ -42,7 +42,7 @@ pub const POLL: Duration = Duration::from_secs(5);
 pub enum Objects {
     /// Everything: the folder is the whole mesh.
     All,
-    /// Istio's kinds; services come from Kubernetes.
+    /// Config alone; services come from Kubernetes.
     IstioOnly,
 }
 
@@ -256,7 +256,7 @@ impl FileSource {
 
     fn counts(&self, row: &Row) -> bool {
         let own = row.key().cluster == self.settings.cluster;
-        self.settings.objects == Objects::All || own && row.kind().group().ends_with("istio.io")
+        self.settings.objects == Objects::All || own && (row.kind().is_config() || !row.kind().is_object())
     }
 
     /// Logs and counts what was not standing before.

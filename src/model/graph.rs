@@ -16,6 +16,7 @@ use super::{
     },
     snapshot::MeshSnapshot,
     virtual_service::{self, Audience, Reach, VirtualService},
+    wants::{self, Wants},
     workload::{self, Workload, WorkloadKey},
 };
 use crate::{
@@ -108,6 +109,8 @@ graph! {
         /// Services that are labelled as gateways of a network.
         network_services: ((), ObjectKey, api::kube::Service) =
             |_, service, emit| if network::network_label(service).is_some() { emit(()) };
+        /// Gateways of the Gateway API that are labelled as gateways of a network.
+        network_gateways: ((), ObjectKey, Config<api::gateway_api::Gateway>) = network::labelled_gateway;
         /// ExternalName Services by the name they stand for.
         aliases_by_target: (crate::base::Hostname, ObjectKey, api::kube::Service) =
             |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
@@ -198,6 +201,8 @@ graph! {
         endpoint_traits: (ServiceKey, EndpointTraits);
         /// The network gateways.
         networks: ((), Networks);
+        /// What the mesh asks of ingestion.
+        wants: ((), Wants);
         /// VirtualServices ready for routing.
         virtual_services: (ObjectKey, VirtualService);
         /// What decides who sees a VirtualService and where it leads.
@@ -247,6 +252,7 @@ impl Graph {
             kube_services_by_namespace <- kube_services,
             aliases_by_target <- kube_services,
             network_services <- kube_services,
+            network_gateways <- kube_gateways,
             slices_by_service <- endpoint_slices,
             service_entries_by_host <- service_entries,
             service_entries_by_endpoint_address <- service_entries,
@@ -279,7 +285,8 @@ impl Graph {
             service::visibility);
         index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility,
             services_by_audience <- visibility);
-        derive!(self, tx, mesh: networks <- whole_mesh, network::networks);
+        derive!(self, tx, mesh: networks <- whole_mesh.clone(), network::networks);
+        derive!(self, tx, mesh: wants <- whole_mesh, wants::wants);
         derive!(self, tx, mesh: endpoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             endpoint::endpoints);
         index_derived!(self, tx, mesh: services_by_endpoint_address <- endpoints);

@@ -1,7 +1,7 @@
 //! One raw table for each kind of input.
 
 use crate::{
-    api::{self, Config, Kind, meta::Keyed},
+    api::{self, Config, Kind, gateway_api, mcs, meta::Keyed, resolved_host::ResolvedHost},
     base::{ClusterId, ObjectKey},
     proto::istio::{
         extensions::v1alpha1 as extensions, mesh::v1alpha1 as mesh, networking::v1alpha3 as networking,
@@ -90,4 +90,20 @@ inputs! {
     Telemetry, telemetries: Config<telemetry::Telemetry>;
     WasmPlugin, wasm_plugins: Config<extensions::WasmPlugin>;
     TrafficExtension, traffic_extensions: Config<extensions::TrafficExtension>;
+    GatewayClass, gateway_classes: Config<gateway_api::GatewayClass>;
+    KubeGateway, kube_gateways: Config<gateway_api::Gateway>;
+    HttpRoute, http_routes: Config<gateway_api::HttpRoute>;
+    GrpcRoute, grpc_routes: Config<gateway_api::GrpcRoute>;
+    TlsRoute, tls_routes: Config<gateway_api::TlsRoute>;
+    TcpRoute, tcp_routes: Config<gateway_api::TcpRoute>;
+    UdpRoute, udp_routes: Config<gateway_api::UdpRoute>;
+    BackendTlsPolicy, backend_tls_policies: Config<gateway_api::BackendTlsPolicy>;
+    ListenerSet, listener_sets: Config<gateway_api::ListenerSet>;
+    ReferenceGrant, reference_grants: Config<gateway_api::ReferenceGrant>;
+    BackendTrafficPolicy, backend_traffic_policies: Config<gateway_api::BackendTrafficPolicy>;
+    Ingress, ingresses: Config<api::kube::Ingress>;
+    IngressClass, ingress_classes: Config<api::kube::IngressClass>;
+    ServiceExport, service_exports: Config<mcs::ServiceExport>;
+    ServiceImport, service_imports: Config<mcs::ServiceImport>;
+    ResolvedHost, resolved_hosts: ResolvedHost;
 }

@@ -1,5 +1,9 @@
 //! Networks: which gateways lead into each.
 
+mod gateway_resource;
+
+pub(super) use gateway_resource::labelled as labelled_gateway;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
@@ -7,7 +11,7 @@ use smol_str::SmolStr;
 
 use super::{MeshSnapshot, service::kube as registry};
 use crate::{
-    api::kube,
+    api::{Diagnostic, FieldError, Kind, Severity, kube, resolved_host::ResolvedHost},
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
     proto::istio::mesh::v1alpha1::{
         Network,
@@ -106,6 +110,12 @@ fn lcm(a: u32, b: u32) -> u32 {
 
 /// The label that names the network of a workload, of a cluster (on its system namespace), or of a gateway.
 pub const LABEL: &str = "topology.istio.io/network";
+/// The label that names the passthrough port of a gateway, [`PASSTHROUGH_PORT`] without it.
+const PORT_LABEL: &str = "networking.istio.io/gatewayPort";
+/// Where gateways pass mTLS through.
+const PASSTHROUGH_PORT: u32 = 15443;
+/// Where gateways take HBONE.
+const HBONE_PORT: u32 = 15008;
 
 /// The network of an endpoint: its label, else that of its cluster's system namespace, else what meshNetworks says of
 /// the cluster, else the network whose range holds the address.
@@ -155,7 +165,7 @@ fn by_range<'a>(networks: &'a BTreeMap<String, Network>, address: &str) -> Optio
         .map(|(_, id)| id)
 }
 
-/// Derives the network gateways: addresses and services that meshNetworks names, and labelled services.
+/// Derives the network gateways: addresses and services that meshNetworks names, labelled Services and Gateways.
 pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
     let mut gateways: Vec<NetworkGateway> = Vec::new();
     for (_, service) in mesh.network_services.get(cx, &()) {
@@ -164,6 +174,10 @@ pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
                 .into_iter()
                 .flat_map(|template| reached(cx, mesh, service, &template)),
         );
+    }
+    if mesh.installation.features.pilot_multi_network_discover_gateway_api {
+        let labelled = mesh.network_gateways.get(cx, &());
+        gateways.extend(labelled.flat_map(|(_, gateway)| gateway_resource::offered(&mesh.installation, gateway)));
     }
     let config = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key());
     for (id, network) in config.iter().flat_map(|config| &config.spec.networks) {
@@ -184,13 +198,59 @@ pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
             }
         }
     }
-    let with_ip = gateways
-        .iter()
-        .filter(|gateway| cidr::parse_ip(&gateway.address).is_some());
+    let resolved = gateways.iter().flat_map(|gateway| resolved(cx, mesh, gateway));
     Some(Networks {
-        resolved: GatewayIndex::of(with_ip.cloned()),
+        resolved: GatewayIndex::of(resolved),
         unresolved: GatewayIndex::of(gateways),
     })
+}
+
+/// The gateway at each address that its host name has. As long as no answer is known, and where host names are not to
+/// be resolved, there is none.
+fn resolved(cx: &Cx, mesh: &MeshSnapshot, gateway: &NetworkGateway) -> Vec<NetworkGateway> {
+    if cidr::parse_ip(&gateway.address).is_some() {
+        return vec![gateway.clone()];
+    }
+    if !mesh.installation.features.resolve_hostname_gateways {
+        return Vec::new();
+    }
+    let key = ResolvedHost::key(&mesh.installation.cluster, &gateway.address);
+    let addresses = mesh.resolved_hosts.get(cx, &key).map(|host| &host.addresses);
+    let at = |address: &std::net::IpAddr| NetworkGateway {
+        address: SmolStr::new(address.to_string()),
+        ..gateway.clone()
+    };
+    addresses.into_iter().flatten().map(at).collect()
+}
+
+/// The host names of gateways.
+pub fn hosts(networks: &Networks) -> BTreeSet<SmolStr> {
+    let gateways = networks.unresolved.by_network.values().flatten();
+    let addresses = gateways.map(|gateway| &gateway.address);
+    addresses
+        .filter(|address| cidr::parse_ip(address).is_none())
+        .cloned()
+        .collect()
+}
+
+/// Gateways that do not count because they have a host name and host names are not resolved.
+pub fn dropped(cx: &Cx, mesh: &MeshSnapshot) -> Vec<Diagnostic> {
+    if mesh.installation.features.resolve_hostname_gateways {
+        return Vec::new();
+    }
+    let networks = mesh.networks.get(cx, &());
+    let hosts = networks.map(|networks| hosts(networks)).unwrap_or_default();
+    let tell = |host: SmolStr| {
+        let message =
+            format!("the gateway {host} does not count: host names are resolved only with RESOLVE_HOSTNAME_GATEWAYS");
+        let finding = FieldError {
+            field: String::new(),
+            message,
+        };
+        let key = mesh.installation.mesh_config_key();
+        Diagnostic::of_object(Kind::MeshNetworks, key, Severity::Warning, "UnresolvedGateway", finding)
+    };
+    hosts.into_iter().map(tell).collect()
 }
 
 /// A gateway without address and cluster.
@@ -212,11 +272,9 @@ pub(super) fn network_label(service: &kube::Service) -> Option<&SmolStr> {
 
 /// What a labelled Service offers; none if it serves neither the passthrough port nor the HBONE port.
 fn labelled(service: &kube::Service) -> Option<NetworkGateway> {
-    const PASSTHROUGH: u32 = 15443;
-    const HBONE: u32 = 15008;
     let network = network_label(service)?;
-    let given = service.meta.labels.get("networking.istio.io/gatewayPort");
-    let port = given.and_then(|text| text.parse().ok()).unwrap_or(PASSTHROUGH);
+    let given = service.meta.labels.get(PORT_LABEL);
+    let port = given.and_then(|text| text.parse().ok()).unwrap_or(PASSTHROUGH_PORT);
     let served = |number: u32| {
         let found = service
             .ports
@@ -225,7 +283,7 @@ fn labelled(service: &kube::Service) -> Option<NetworkGateway> {
         if found { number } else { 0 }
     };
     let gateway = NetworkGateway {
-        hbone_port: served(HBONE),
+        hbone_port: served(HBONE_PORT),
         ..template(network, served(port))
     };
     (gateway.port > 0 || gateway.hbone_port > 0).then_some(gateway)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MeshSnapshot, virtual_service::VirtualService};
+use super::{MeshSnapshot, network, virtual_service::VirtualService};
 use crate::{
     api::{Diagnostic, Kind, Severity, field::FieldError},
     base::{Hostname, Namespace, ObjectKey, host},
@@ -14,6 +14,7 @@ use crate::{
 const MESH_GATEWAY: &str = "mesh";
 
 /// All references of VirtualServices that lead nowhere. What they name is served as if it were there, with no endpoints.
+/// With them network gateways whose host names nobody resolves.
 pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     let known = Known::of(cx, mesh);
     let mut findings = BTreeSet::new();
@@ -54,6 +55,7 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
             }
         }
     }
+    findings.extend(network::dropped(cx, mesh));
     findings
 }
 

@@ -93,6 +93,94 @@ spec: {type: NodePort, ports: [{port: 443, nodePort: 31443}]}
     assert!(gateways(&mesh(&[("kube-c2.yaml", &other)])).0.is_empty());
 }
 
+const GATEWAY: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: east, namespace: istio-system, labels: {topology.istio.io/network: n2}}
+spec:
+  gatewayClassName: istio
+  addresses: [{type: IPAddress, value: 1.2.3.4}, {type: Hostname, value: gw.example.com}, {type: NamedAddress, value: x},
+    {value: 9.9.9.9}]
+  listeners:
+  - {name: option, port: 35443, protocol: TLS, tls: {mode: Passthrough, options: {gateway.istio.io/listener-protocol: auto-passthrough}}}
+  - {name: number, port: 15443, protocol: TLS, tls: {mode: Passthrough}}
+  - {name: plain, port: 15444, protocol: TCP}
+  - {name: hbone, port: 15008, protocol: HBONE}
+";
+
+#[test]
+fn labelled_gateway_resources() {
+    let of = |file: &str, text: &str| {
+        let mesh = mesh(&[(file, text)]);
+        let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
+        let listed = networks.by_network.values().flatten();
+        let text = listed.map(|g| format!("{}:{} {} {}", g.address, g.port, g.hbone_port, g.service_account));
+        let wants = crate::model::wants::Wants::of(&mesh);
+        (text.collect::<Vec<_>>(), wants.hosts.into_iter().collect::<Vec<_>>())
+    };
+    let account = "istio-system/east";
+    let want = [
+        format!("1.2.3.4:15008 15008 {account}"),
+        format!("1.2.3.4:15443 0 {account}"),
+        format!("1.2.3.4:35443 0 {account}"),
+    ];
+    let (listed, hosts) = of("kube-c2.yaml", GATEWAY);
+    assert_eq!(listed, want);
+    assert_eq!(hosts, ["gw.example.com"]);
+    let other_port = GATEWAY.replace("network: n2", "network: n2, networking.istio.io/gatewayPort: '15444'");
+    let (listed, _) = of("kube-c2.yaml", &other_port);
+    assert_eq!(listed.len(), 2, "the option and HBONE: {listed:?}");
+    let remote = GATEWAY.replace("gatewayClassName: istio", "gatewayClassName: istio-remote");
+    assert!(of("kube-c2.yaml", &remote).0.is_empty());
+    assert!(of("kube.yaml", &remote).0[0].ends_with("istio-system/east-istio-remote"));
+    let unlabelled = GATEWAY.replace("topology.istio.io/network: n2", "");
+    assert!(of("kube.yaml", &unlabelled).0.is_empty());
+}
+
+#[test]
+fn host_names_are_gateways_at_each_address() {
+    use crate::model::{Change, World};
+    let installation = Installation::default();
+    let answer = |addresses: &[&str]| {
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let key = ResolvedHost::key(&Installation::default().cluster, "gw.example.com");
+        Change::Upsert(ResolvedHost { key, addresses }.into())
+    };
+    let mut world: World = fixture::folder_world(installation, &[("kube-c2.yaml", SERVICE)]);
+    assert_eq!(gateways(&world.snapshot()).0.len(), 2);
+    let mesh = world.commit(vec![answer(&["3.3.3.3", "2001:db8::1"])]).snapshot;
+    let want = [
+        "n2 1.1.1.1:15443 c2",
+        "n2 2.2.2.2:15443 c2",
+        "n2 2001:db8::1:15443 c2",
+        "n2 3.3.3.3:15443 c2",
+    ];
+    assert_eq!(gateways(&mesh), (want.map(str::to_owned).to_vec(), 4));
+    let mesh = world.commit(vec![answer(&[])]).snapshot;
+    assert_eq!(gateways(&mesh).0.len(), 2, "no records");
+    let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
+    assert_eq!(networks.unresolved.by_network[&NetworkId::new("n2")].len(), 3);
+}
+
+#[test]
+fn host_names_that_are_not_to_be_resolved() {
+    let mut installation = Installation::default();
+    installation.features.resolve_hostname_gateways = false;
+    let mut world = fixture::folder_world(installation, &[("kube-c2.yaml", SERVICE)]);
+    let key = ResolvedHost::key(&Installation::default().cluster, "gw.example.com");
+    let addresses = vec!["3.3.3.3".parse().unwrap()];
+    let mesh = world
+        .commit(vec![crate::model::Change::Upsert(
+            ResolvedHost { key, addresses }.into(),
+        )])
+        .snapshot;
+    assert_eq!(gateways(&mesh).0.len(), 2);
+    assert!(crate::model::wants::Wants::of(&mesh).hosts.is_empty());
+    let told = dropped(&Cx::untracked(), &mesh);
+    assert_eq!(told.len(), 1);
+    assert!(told[0].message.contains("gw.example.com"), "{}", told[0]);
+}
+
 #[test]
 fn the_network_of_an_endpoint() {
     let networks = "

@@ -1,0 +1,89 @@
+//! Network gateways that Gateways of the Gateway API declare by the network label.
+
+use smol_str::SmolStr;
+
+use super::{LABEL, NetworkGateway, template};
+use crate::{
+    api::{Config, gateway_api},
+    base::{Labels, ObjectKey},
+    model::Installation,
+};
+
+/// The class of Gateways that stand for a gateway elsewhere, which nobody deploys here.
+const REMOTE_CLASS: &str = "istio-remote";
+/// The TLS option by which a listener says what it is for.
+const LISTENER_PROTOCOL: &str = "gateway.istio.io/listener-protocol";
+/// The annotation that names the service account of the gateway's pods.
+const SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
+
+/// The index entry of Gateways that are labelled with a network.
+pub(in crate::model) fn labelled(_key: &ObjectKey, gateway: &Config<gateway_api::Gateway>, emit: &mut dyn FnMut(())) {
+    if network(gateway).is_some() {
+        emit(());
+    }
+}
+
+fn network(gateway: &Config<gateway_api::Gateway>) -> Option<&SmolStr> {
+    gateway.meta.labels.get(LABEL).filter(|network| !network.is_empty())
+}
+
+/// What a labelled Gateway offers: each of its addresses with each listener that leads into its network. One that
+/// stands for a gateway elsewhere counts only in the config cluster.
+pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api::Gateway>) -> Vec<NetworkGateway> {
+    let Some(network) = network(gateway) else {
+        return Vec::new();
+    };
+    let remote = gateway.spec.gateway_class_name == REMOTE_CLASS;
+    if remote && *gateway.meta.cluster() != installation.cluster {
+        return Vec::new();
+    }
+    let of_listener = |listener: &gateway_api::gateway::Listener| {
+        let port = u32::from(listener.port);
+        let passthrough = is_passthrough(&gateway.meta.labels, listener).then_some((port, 0));
+        let hbone = (listener.protocol == "HBONE").then_some((port, port));
+        passthrough.into_iter().chain(hbone)
+    };
+    let ports: Vec<(u32, u32)> = gateway.spec.listeners.iter().flat_map(of_listener).collect();
+    let account = match gateway
+        .meta
+        .annotations
+        .get(SERVICE_ACCOUNT)
+        .filter(|name| !name.is_empty())
+    {
+        Some(name) => name.clone(),
+        None if remote => SmolStr::new(format!("{}-{REMOTE_CLASS}", gateway.meta.name())),
+        None => gateway.meta.name().clone(),
+    };
+    let service_account = SmolStr::new(format!("{}/{account}", gateway.meta.namespace()));
+    // API servers fill in the type; an address without one never came from there.
+    let usable = gateway.spec.addresses.iter().filter(|address| {
+        matches!(address.address_type.as_deref(), Some("IPAddress" | "Hostname")) && !address.value.is_empty()
+    });
+    let gateways = usable.flat_map(|address| {
+        ports.iter().map(|(port, hbone_port)| NetworkGateway {
+            address: address.value.clone(),
+            hbone_port: *hbone_port,
+            cluster: gateway.meta.cluster().clone(),
+            service_account: service_account.clone(),
+            ..template(network, *port)
+        })
+    });
+    gateways.collect()
+}
+
+/// True if a listener passes mTLS through to whatever service the client names: it says so, or it stands at the port
+/// for that, with TLS.
+fn is_passthrough(labels: &Labels, listener: &gateway_api::gateway::Listener) -> bool {
+    let Some(tls) = &listener.tls else {
+        return false;
+    };
+    if tls
+        .options
+        .get(LISTENER_PROTOCOL)
+        .is_some_and(|value| value == "auto-passthrough")
+    {
+        return true;
+    }
+    let expected = labels.get(super::PORT_LABEL).map_or("15443", SmolStr::as_str);
+    labels.contains_key(LABEL) && listener.port.to_string() == expected
+}
