@@ -91,6 +91,7 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         environment,
         pump.groups.clone(),
         server_options(&environment.settings, &features),
+        None,
     )?;
     listen(environment, &pump, &xds).await?;
     start_source(environment, source, pump.changes.clone(), changes, pump.mesh.clone());

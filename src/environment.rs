@@ -1,6 +1,6 @@
 //! `Environment`: what all IO parts share, in one `Arc`. Pure layers never see it.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use prometheus::Registry;
 use tokio::sync::watch;
@@ -41,4 +41,13 @@ impl Environment {
 )]
 pub fn now() -> Instant {
     Instant::now()
+}
+
+/// The calendar of the process, for what people read and what other processes compare.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the clock that everything else is handed"
+)]
+pub fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

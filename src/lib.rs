@@ -13,6 +13,7 @@ pub mod model;
 pub mod proto;
 pub mod push;
 pub mod settings;
+pub mod status;
 pub mod table;
 pub mod task;
 pub mod xds;

@@ -4,6 +4,7 @@ pub mod admission;
 pub mod body;
 pub mod connection;
 mod delta;
+pub mod events;
 pub mod metrics;
 mod order;
 pub mod registry;

@@ -37,6 +37,8 @@ pub(super) struct Incoming {
     pub(super) type_url: String,
     /// Code of `error_detail`.
     pub(super) error_code: i32,
+    /// `error_detail.message` of a type that is not served; agents tell by it that their workload is not healthy.
+    pub(super) complaint: Option<String>,
     /// The request; `None` if the type is not served.
     pub(super) request: Option<Request>,
     /// Size of the message.
@@ -166,16 +168,18 @@ fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> 
         }
     };
     let error_code = error.as_ref().map_or(0, |status| status.code);
+    let mut error = error.map(shortened);
     let request = ResourceType::of_url(&type_url).map(|resource_type| Request {
         resource_type,
         nonce: nonce.into(),
-        error: error.map(shortened),
+        error: error.take(),
         wish,
     });
     Ok(Incoming {
         node,
         type_url,
         error_code,
+        complaint: error,
         request,
         size_bytes,
     })

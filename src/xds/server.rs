@@ -2,16 +2,8 @@
 //! are made.
 
 use std::{
-    collections::hash_map::RandomState,
-    convert::Infallible,
-    future::Future,
-    hash::BuildHasher,
-    io,
-    net::SocketAddr,
-    panic::AssertUnwindSafe,
-    pin::pin,
-    sync::Arc,
-    time::{Duration, SystemTime},
+    collections::hash_map::RandomState, convert::Infallible, future::Future, hash::BuildHasher, io, net::SocketAddr,
+    panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration,
 };
 
 use bytes::Bytes;
@@ -31,6 +23,7 @@ use super::{
     admission::{Admission, Limits},
     body::{Body, Outlet},
     connection::Protocol,
+    events::{Events, Rejection},
     metrics::Metrics,
     registry::Registry,
     request::{RequestError, Requests},
@@ -138,7 +131,14 @@ pub struct Server {
 impl Server {
     /// A server that serves what groups are sent, once the environment is ready. An error means that a metric's name is
     /// taken.
-    pub fn new(environment: &Environment, groups: Groups, options: ServerOptions) -> Result<Self, prometheus::Error> {
+    ///
+    /// `events` is told of machines and their health; without it such clients are served like all others.
+    pub fn new(
+        environment: &Environment,
+        groups: Groups,
+        options: ServerOptions,
+        events: Option<Events>,
+    ) -> Result<Self, prometheus::Error> {
         let shared = Shared {
             groups,
             registry: Arc::default(),
@@ -147,7 +147,8 @@ impl Server {
             patience: options.patience,
             max_message_bytes: options.max_message_bytes,
             clock: environment::now,
-            wall_clock,
+            wall_clock: environment::wall_clock,
+            events,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -325,6 +326,9 @@ fn status(end: &End) -> Status {
         End::Request(RequestError::Compressed) => Code::Unimplemented,
         End::Request(RequestError::Malformed(_)) | End::TooLarge(_) => Code::Internal,
         End::Request(RequestError::Broken(_)) => Code::Cancelled,
+        End::Rejected(Rejection::Missing(_)) => Code::FailedPrecondition,
+        End::Rejected(Rejection::Forbidden(_)) => Code::PermissionDenied,
+        End::Rejected(Rejection::Failed(_)) => Code::Unavailable,
     };
     Status::new(code, end.to_string())
 }
@@ -373,11 +377,6 @@ fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
 
 #[cfg(test)]
 mod tests;
-
-#[expect(clippy::disallowed_methods, reason = "this is the clock that streams are handed")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
-}
 
 /// Starts what a connection needs to go on by itself.
 #[derive(Clone)]

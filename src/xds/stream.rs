@@ -19,6 +19,7 @@ use super::{
     admission::{Admission, Busy, Share},
     body::{Gone, Message, Outlet, TooLarge},
     connection::{Outcome, Protocol, Refusal, Request, Response},
+    events::{Attachment, Events, Health, Rejection},
     metrics::Metrics,
     registry::{Arrival, Registration, Registry},
     request::{Incoming, RequestError, Requests},
@@ -64,6 +65,8 @@ pub(super) struct Shared {
     pub(super) max_message_bytes: usize,
     pub(super) clock: fn() -> Instant,
     pub(super) wall_clock: fn() -> SystemTime,
+    /// Who keeps WorkloadEntries, if anybody does.
+    pub(super) events: Option<Events>,
 }
 
 /// Why a stream ended, other than by the client's wish.
@@ -85,6 +88,8 @@ pub(super) enum End {
     Refused(#[from] Refusal),
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
 }
 
 impl From<Gone> for End {
@@ -113,11 +118,16 @@ where
         let Some((proxy, first)) = self.first().await? else {
             return Ok(());
         };
+        // A machine's own WorkloadEntry stands before its configuration is made, which depends on it.
+        let attachment = tokio::select! {
+            attachment = attach(&self.shared, &proxy) => attachment?,
+            end = ended(&self.outlet, &self.draining) => return Err(end),
+        };
         let share = tokio::select! {
             share = self.shared.admission.first_configuration() => share?,
             end = ended(&self.outlet, &self.draining) => return Err(end),
         };
-        let mut session = Session::new(&self, Arc::new(proxy), share);
+        let mut session = Session::new(&self, Arc::new(proxy), attachment, share);
         session.on_request(first).await?;
         loop {
             let hoarded = session.first_share.as_ref().map(|(_, until)| *until);
@@ -156,6 +166,22 @@ where
     }
 }
 
+/// Tells whoever keeps WorkloadEntries, if the client stands for a machine.
+async fn attach(shared: &Shared, proxy: &Proxy) -> Result<Option<Attachment>, Rejection> {
+    let Some(events) = &shared.events else {
+        return Ok(None);
+    };
+    // Who a client is, is not known on plaintext streams.
+    let Some(machine) = events.machine(proxy, None) else {
+        return Ok(None);
+    };
+    let attached = events.connect(machine, (shared.wall_clock)()).await;
+    if let Err(rejection) = &attached {
+        tracing::warn!(node = %proxy.id, %rejection, "a machine is not served");
+    }
+    attached.map(Some)
+}
+
 async fn ended(outlet: &Outlet, draining: &CancellationToken) -> End {
     tokio::select! {
         () = outlet.closed() => End::Gone,
@@ -176,10 +202,12 @@ struct Session {
     since: Option<Instant>,
     /// Refusals that were counted for this node, with the code.
     refusals: Vec<(ResourceType, &'static str)>,
+    /// Held while the client stands for a machine.
+    attachment: Option<Attachment>,
 }
 
 impl Session {
-    fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, share: Share) -> Self {
+    fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, attachment: Option<Attachment>, share: Share) -> Self {
         let shared = stream.shared.clone();
         let patience = shared.patience;
         let member = shared.groups.join(proxy.clone());
@@ -201,6 +229,7 @@ impl Session {
             first_share: Some((share, Timer::now() + patience.first)),
             since: None,
             refusals: Vec::new(),
+            attachment,
         }
     }
 
@@ -211,7 +240,9 @@ impl Session {
     async fn on_request(&mut self, incoming: Incoming) -> Result<(), End> {
         self.shared.metrics.received(incoming.size_bytes);
         let Some(request) = incoming.request else {
-            if incoming.type_url != HEALTH_INFORMATION {
+            if incoming.type_url == HEALTH_INFORMATION {
+                self.on_health(incoming.complaint).await;
+            } else {
                 tracing::debug!(
                     node = self.node(),
                     r#type = incoming.type_url,
@@ -223,6 +254,22 @@ impl Session {
         let rendering = (self.shared.clock)();
         let responses = self.react(request, incoming.error_code)?;
         self.write(responses, rendering).await
+    }
+
+    /// An agent told the health of its workload: a complaint, or none.
+    async fn on_health(&self, complaint: Option<String>) {
+        let Some(attachment) = &self.attachment else {
+            return tracing::debug!(
+                node = self.node(),
+                "health is told of a workload without a WorkloadEntry"
+            );
+        };
+        let health = Health {
+            healthy: complaint.is_none(),
+            message: complaint.unwrap_or_default(),
+            at: (self.shared.wall_clock)(),
+        };
+        attachment.health(health).await;
     }
 
     fn react(&mut self, request: Request, error_code: i32) -> Result<Vec<Response>, End> {

@@ -127,6 +127,7 @@ const TABLE: &[Rule] = &[
             "kube",
             "template",
             "model::snapshot",
+            "table::Cx",
             "xds::events",
         ],
     ),

@@ -64,7 +64,7 @@ impl Bed {
         });
         environment.ready.send_replace(true);
         let (groups, feed) = groups::hand_fed(&environment.tasks);
-        let mut server = Server::new(&environment, groups, options).expect("an empty registry");
+        let mut server = Server::new(&environment, groups, options, None).expect("an empty registry");
         Arc::get_mut(&mut server.shared).expect("not shared yet").clock = clock;
         Self {
             environment,

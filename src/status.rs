@@ -1,0 +1,9 @@
+//! What the control plane writes into Kubernetes: locks of leaders, root certificates, addresses, WorkloadEntries,
+//! statuses. Decisions are pure functions beside each writer; what is written comes back as an event of a watch and
+//! never otherwise.
+
+pub mod auto_allocation;
+pub mod leader;
+pub mod store;
+
+pub use leader::{Election, Lock};

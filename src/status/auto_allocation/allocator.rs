@@ -1,0 +1,271 @@
+//! Which addresses ServiceEntries get: rows in, patches out. An address that a row shows is taken; the position in the
+//! range goes on, so that an address that became free is not given away at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use smol_str::SmolStr;
+
+/// Namespace and name.
+pub type EntryKey = (SmolStr, SmolStr);
+
+/// What matters of a ServiceEntry.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Entry {
+    /// When it was created, in seconds since 1970. Of two with one address the older keeps it.
+    pub creation: i64,
+    /// Its version, to tell a row that shows what was written from one that does not yet.
+    pub resource_version: SmolStr,
+    /// It is to have addresses: none of its own, a resolution that uses them, and nobody opted out.
+    pub wanted: bool,
+    /// Hosts that can have addresses, in the order in which they are declared.
+    pub hosts: Vec<SmolStr>,
+    /// Single addresses that its owner wrote; nobody else may be given them.
+    pub own: Vec<IpAddr>,
+    /// Its status as it stands; `Null` without one.
+    pub status: Value,
+}
+
+/// What is to be written to the status of one ServiceEntry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// Which.
+    pub key: EntryKey,
+    /// JSON patch operations, the first of which tests that the status is still what the decision was made on.
+    pub operations: Value,
+    /// Why, for the log.
+    pub reason: &'static str,
+    new: Vec<IpAddr>,
+}
+
+/// The addresses of one family.
+#[derive(Clone, Debug)]
+struct Range {
+    net: IpNet,
+    next: u128,
+}
+
+/// What was given, and the row for which it was.
+#[derive(Clone, Debug)]
+struct Pending {
+    resource_version: SmolStr,
+    status: Value,
+    addresses: Vec<IpAddr>,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Allocator {
+    ranges: [Range; 2],
+    /// Written, and not seen in a row yet.
+    pending: BTreeMap<EntryKey, Pending>,
+}
+
+impl Entry {
+    /// Hosts with addresses as the status tells them.
+    fn assigned(&self) -> BTreeMap<SmolStr, Vec<IpAddr>> {
+        let mut assigned = BTreeMap::<_, Vec<IpAddr>>::new();
+        for address in self.status["addresses"].as_array().into_iter().flatten() {
+            let value = address["value"].as_str().and_then(|text| text.parse::<IpAddr>().ok());
+            if let Some(value) = value {
+                let host = SmolStr::new(address["host"].as_str().unwrap_or_default());
+                assigned.entry(host).or_default().push(value.to_canonical());
+            }
+        }
+        assigned
+    }
+
+    fn has_addresses(&self) -> bool {
+        self.status["addresses"].as_array().is_some_and(|list| !list.is_empty())
+    }
+}
+
+impl Allocator {
+    /// An allocator of these ranges, from which nothing was given yet.
+    pub fn new(ipv4: IpNet, ipv6: IpNet) -> Self {
+        Self {
+            ranges: [Range::new(ipv4), Range::new(ipv6)],
+            pending: BTreeMap::new(),
+        }
+    }
+
+    /// What has to be written, given all ServiceEntries. Whoever writes says how it went by [`Self::failed`], or the
+    /// next row of the entry shows it.
+    pub fn plan(&mut self, entries: &BTreeMap<EntryKey, Entry>) -> Vec<Patch> {
+        self.pending.retain(|key, pending| {
+            let entry = entries.get(key);
+            entry.is_some_and(|entry| {
+                entry.resource_version == pending.resource_version && entry.status == pending.status
+            })
+        });
+        let evicted = self.conflicts(entries);
+        let mut used: BTreeSet<IpAddr> = self
+            .pending
+            .values()
+            .flat_map(|pending| pending.addresses.clone())
+            .collect();
+        for entry in entries.values() {
+            used.extend(entry.own.iter().map(IpAddr::to_canonical));
+            used.extend(entry.assigned().into_values().flatten());
+        }
+        let mut oldest_first: Vec<_> = entries.iter().collect();
+        oldest_first.sort_by_key(|(key, entry)| (entry.creation, *key));
+        let mut patches = Vec::new();
+        for (key, entry) in oldest_first {
+            if self.pending.contains_key(key) {
+                continue;
+            }
+            let patch = self.patch(key, entry, evicted.contains(key), &mut used);
+            if let Some(patch) = patch {
+                let pending = Pending {
+                    resource_version: entry.resource_version.clone(),
+                    status: entry.status.clone(),
+                    addresses: patch.new.clone(),
+                };
+                self.pending.insert(key.clone(), pending);
+                patches.push(patch);
+            }
+        }
+        patches
+    }
+
+    /// A patch was not written: what it gave is free, and the entry is looked at again by the next plan.
+    pub fn failed(&mut self, patch: &Patch) {
+        self.pending.remove(&patch.key);
+        for address in &patch.new {
+            if let Some(range) = self.ranges.iter_mut().find(|range| range.net.contains(address)) {
+                range.next = range.next.min(number(*address));
+            }
+        }
+    }
+
+    /// Entries that have an address which somebody with a better claim has too: an entry whose owner wrote it, or an
+    /// older one.
+    fn conflicts<'a>(&self, entries: &'a BTreeMap<EntryKey, Entry>) -> BTreeSet<&'a EntryKey> {
+        let mut claims = BTreeMap::<IpAddr, Vec<(bool, i64, &EntryKey)>>::new();
+        for (key, entry) in entries {
+            for address in &entry.own {
+                claims.entry(address.to_canonical()).or_default().push((false, 0, key));
+            }
+            let given: BTreeSet<IpAddr> = entry.assigned().into_values().flatten().collect();
+            for address in given {
+                claims.entry(address).or_default().push((true, entry.creation, key));
+            }
+        }
+        let mut evicted = BTreeSet::new();
+        let contested = claims.into_iter().filter(|(address, claims)| {
+            claims.len() > 1 && self.ranges.iter().any(|range| range.net.contains(address))
+        });
+        for (_, mut claims) in contested {
+            claims.sort_unstable();
+            let losers = claims.into_iter().skip(1).filter(|(given, ..)| *given);
+            evicted.extend(losers.map(|(.., key)| key));
+        }
+        evicted
+    }
+
+    fn patch(&mut self, key: &EntryKey, entry: &Entry, evicted: bool, used: &mut BTreeSet<IpAddr>) -> Option<Patch> {
+        if !entry.wanted {
+            return entry.has_addresses().then(|| Patch {
+                key: key.clone(),
+                operations: operations(&entry.status, json!([])),
+                reason: "addresses are wanted no more",
+                new: Vec::new(),
+            });
+        }
+        let mut assigned = entry.assigned();
+        let hosts: BTreeSet<&SmolStr> = entry.hosts.iter().collect();
+        if !evicted && hosts.iter().copied().eq(assigned.keys()) {
+            return None;
+        }
+        if evicted {
+            assigned.clear();
+        }
+        let (mut addresses, mut new, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for host in entry.hosts.iter().filter(|host| seen.insert(*host)) {
+            let given = assigned.remove(host).unwrap_or_else(|| {
+                let given: Vec<IpAddr> = self.ranges.iter_mut().filter_map(|range| range.take(used)).collect();
+                new.extend(given.iter().copied());
+                given
+            });
+            addresses.extend(
+                given
+                    .iter()
+                    .map(|address| json!({"value": address.to_string(), "host": host})),
+            );
+        }
+        Some(Patch {
+            key: key.clone(),
+            operations: operations(&entry.status, Value::Array(addresses)),
+            reason: if evicted {
+                "an address is somebody else's"
+            } else {
+                "hosts have no addresses"
+            },
+            new,
+        })
+    }
+}
+
+/// Operations that hold only while the status is this one.
+fn operations(status: &Value, addresses: Value) -> Value {
+    if status.is_null() {
+        return json!([
+            {"op": "test", "path": "/status", "value": null},
+            {"op": "add", "path": "/status", "value": {"addresses": addresses}},
+        ]);
+    }
+    json!([
+        {"op": "test", "path": "/status/addresses", "value": status["addresses"]},
+        {"op": "add", "path": "/status/addresses", "value": addresses},
+    ])
+}
+
+impl Range {
+    fn new(net: IpNet) -> Self {
+        let net = net.trunc();
+        Self {
+            net,
+            next: number(net.network()) + 1,
+        }
+    }
+
+    /// The next free address, starting again at the end; `None` if all are taken.
+    fn take(&mut self, used: &mut BTreeSet<IpAddr>) -> Option<IpAddr> {
+        let first = number(self.net.network()) + 1;
+        let last = number(self.net.broadcast());
+        // At most one more than there are taken ones has to be tried.
+        for _ in 0..=used.len() {
+            if !(first..=last).contains(&self.next) {
+                self.next = first;
+            }
+            let address = self.address(self.next);
+            self.next += 1;
+            if first <= last && used.insert(address) {
+                return Some(address);
+            }
+        }
+        None
+    }
+
+    fn address(&self, number: u128) -> IpAddr {
+        match self.net {
+            IpNet::V4(_) => Ipv4Addr::from(number as u32).into(),
+            IpNet::V6(_) => Ipv6Addr::from(number).into(),
+        }
+    }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

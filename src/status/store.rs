@@ -1,0 +1,143 @@
+//! Reads and writes whole objects of one resource as JSON, so that nothing is lost of fields that nobody here knows.
+
+use ::kube::{
+    Client, Error, Resource,
+    core::params::{DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions},
+    core::{ApiResource, DynamicObject, Request},
+};
+use serde_json::Value;
+
+/// A resource of one cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    client: Client,
+    resource: ApiResource,
+}
+
+/// Why something was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Somebody else was faster: read again, decide again.
+    #[error("it changed meanwhile: {0}")]
+    Conflict(String),
+    /// The object, its namespace or its kind is not there. Retrying helps only once it is.
+    #[error("not found: {0}")]
+    NotFound(String),
+    /// Refused for good: rights, an invalid object, or a namespace that is going away.
+    #[error("refused: {0}; hint: are the ClusterRole and the CRDs those of this release?")]
+    Refused(String),
+    /// The API server could not be asked, or was not able to answer. Retryable.
+    #[error(transparent)]
+    Failed(Box<Error>),
+}
+
+impl From<Error> for WriteError {
+    fn from(error: Error) -> Self {
+        let Error::Api(status) = &error else {
+            return Self::Failed(Box::new(error));
+        };
+        let message = status.message.clone();
+        match status.code {
+            404 => Self::NotFound(message),
+            409 => Self::Conflict(message),
+            400 | 401 | 403 | 405 | 413 | 422 => Self::Refused(message),
+            _ => Self::Failed(Box::new(error)),
+        }
+    }
+}
+
+impl Store {
+    /// A resource by its group, version, kind and plural.
+    pub fn new(client: Client, group: &str, version: &str, kind: &str, plural: &str) -> Self {
+        let api_version = if group.is_empty() {
+            version.to_owned()
+        } else {
+            format!("{group}/{version}")
+        };
+        let resource = ApiResource {
+            group: group.into(),
+            version: version.into(),
+            api_version,
+            kind: kind.into(),
+            plural: plural.into(),
+        };
+        Self { client, resource }
+    }
+
+    /// What the store reads and writes.
+    pub fn resource(&self) -> &ApiResource {
+        &self.resource
+    }
+
+    fn request(&self, namespace: &str) -> Request {
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+        Request::new(DynamicObject::url_path(&self.resource, namespace))
+    }
+
+    async fn send(
+        &self,
+        request: Result<http::Request<Vec<u8>>, ::kube::core::request::Error>,
+    ) -> Result<Value, WriteError> {
+        let request = request.map_err(|error| WriteError::Failed(Box::new(Error::BuildRequest(error))))?;
+        Ok(self.client.request::<Value>(request).await?)
+    }
+
+    /// An object as it stands; `None` if it is not there.
+    pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<Value>, WriteError> {
+        match self
+            .send(self.request(namespace).get(name, &GetParams::default()))
+            .await
+        {
+            Ok(object) => Ok(Some(object)),
+            Err(WriteError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Creates an object; a conflict means that there is one of this name.
+    pub async fn create(&self, namespace: &str, object: &Value) -> Result<Value, WriteError> {
+        let body = object.to_string().into_bytes();
+        self.send(self.request(namespace).create(&PostParams::default(), body))
+            .await
+    }
+
+    /// Replaces an object, if its resource version is still the one that the new content has.
+    pub async fn replace(&self, namespace: &str, name: &str, object: &Value) -> Result<Value, WriteError> {
+        let body = object.to_string().into_bytes();
+        let request = self.request(namespace).replace(name, &PostParams::default(), body);
+        self.send(request).await
+    }
+
+    /// Replaces the status of an object, if its resource version is still the one that the new content has.
+    pub async fn replace_status(&self, namespace: &str, name: &str, object: &Value) -> Result<Value, WriteError> {
+        let body = object.to_string().into_bytes();
+        let request = self.request(namespace);
+        self.send(request.replace_subresource("status", name, &PostParams::default(), body))
+            .await
+    }
+
+    /// Patches the status of an object by JSON patch; a failed test is a refusal.
+    pub async fn patch_status(&self, namespace: &str, name: &str, operations: &Value) -> Result<Value, WriteError> {
+        let patch: ::kube::core::params::Patch<()> = Patch::Json(
+            serde_json::from_value(operations.clone())
+                .map_err(|error| WriteError::Failed(Box::new(Error::SerdeError(error))))?,
+        );
+        let request = self.request(namespace);
+        self.send(request.patch_subresource("status", name, &PatchParams::default(), &patch))
+            .await
+    }
+
+    /// Deletes an object, if its resource version is still this one.
+    pub async fn delete(&self, namespace: &str, name: &str, resource_version: &str) -> Result<(), WriteError> {
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                resource_version: Some(resource_version.to_owned()),
+                uid: None,
+            }),
+            ..DeleteParams::default()
+        };
+        self.send(self.request(namespace).delete(name, &parameters))
+            .await
+            .map(|_| ())
+    }
+}
