@@ -5,6 +5,7 @@
 
 mod e2e;
 mod golden;
+mod kube;
 mod parity;
 mod properties;
 mod support;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
         golden::trials(),
         parity::trials(),
         properties::trials(),
+        kube::trials(),
         e2e::trials(),
     ]
     .into_iter()

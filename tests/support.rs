@@ -1,8 +1,10 @@
 //! What the trials share: the places of the project, child processes, ports, waiting and HTTP.
 
+pub(crate) mod ads;
 pub(crate) mod daemon;
 pub(crate) mod envoy;
 pub(crate) mod http;
+pub(crate) mod kubernetes;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod wait;

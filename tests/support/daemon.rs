@@ -1,5 +1,7 @@
 //! The daemon's binary, as the trials run it.
 
+#![allow(dead_code, reason = "more trials are to come")]
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
@@ -46,6 +48,34 @@ impl Daemon {
         Daemon::listening(ports::free(), local(ports::free()), local(ports::free()), folder, log)
     }
 
+    /// Starts `istiod discovery` against a real API server and waits until it is ready; `configure` adds flags and
+    /// variables.
+    pub(crate) fn in_kubernetes(
+        kubeconfig: &Path,
+        namespace: &str,
+        log: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<Daemon, String> {
+        let daemon = Daemon::beginning(kubeconfig, namespace, log, configure);
+        daemon.until_ready()?;
+        Ok(daemon)
+    }
+
+    /// [`Self::in_kubernetes`] without waiting.
+    pub(crate) fn beginning(
+        kubeconfig: &Path,
+        namespace: &str,
+        log: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Daemon {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
+        Daemon::spawned(xds, http, monitoring, log, |command| {
+            command.arg("--kubeconfig").arg(kubeconfig).args(["-n", namespace]);
+            configure(command);
+        })
+    }
+
     /// Ends the daemon at once and starts another in its place.
     pub(crate) fn replace(&mut self, folder: &Path, log: &Path) -> Result<(), String> {
         self.process.kill();
@@ -60,23 +90,45 @@ impl Daemon {
         folder: &Path,
         log: &Path,
     ) -> Result<Daemon, String> {
+        let daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
+            command.arg("--configDir").arg(folder);
+        });
+        daemon.until_ready()?;
+        Ok(daemon)
+    }
+
+    fn spawned(
+        xds: u16,
+        http: SocketAddr,
+        monitoring: SocketAddr,
+        log: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Daemon {
         let mut command = istiod();
-        command.arg("discovery").arg("--configDir").arg(folder);
+        command.arg("discovery");
         command.arg(format!("--grpcAddr=127.0.0.1:{xds}"));
         command.arg(format!("--httpAddr={http}"));
         command.arg(format!("--monitoringAddr={monitoring}"));
         command.args(["--secureGRPCAddr=", "--httpsAddr=", "--ctrlz_port=0"]);
+        configure(&mut command);
         let process = Process::start(&mut command, log);
-        let daemon = Daemon {
+        Daemon {
             process,
             xds,
             http,
             monitoring,
-        };
-        daemon
-            .ready()
-            .map_err(|error| format!("{error}\n{}", daemon.process.log_tail()))?;
-        Ok(daemon)
+        }
+    }
+
+    /// Waits until the daemon says that it is ready.
+    pub(crate) fn until_ready(&self) -> Result<(), String> {
+        self.ready()
+            .map_err(|error| format!("{error}\n{}", self.process.log_tail()))
+    }
+
+    /// Whether the daemon says now that it is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        http::get(self.http, "istiod", "/ready").is_ok_and(|answer| answer.status.is_success())
     }
 
     fn ready(&self) -> Result<(), String> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Empty, Full};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::client::legacy::Client;
@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 /// Carries all sockets of the trials, which themselves are plain threads.
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime can be made"));
 
-static CLIENT: LazyLock<Client<HttpConnector, Empty<Bytes>>> =
+static CLIENT: LazyLock<Client<HttpConnector, Full<Bytes>>> =
     // A pooled connection would stick to the listener of a proxy that a trial has just replaced.
     LazyLock::new(|| {
         Client::builder(TokioExecutor::new())
@@ -51,13 +51,32 @@ pub(crate) fn get(address: SocketAddr, host: &str, path: &str) -> Result<Answer,
     RUNTIME.block_on(request(address, host, path))
 }
 
+/// Posts JSON to a server on 127.0.0.1 and gives the JSON that it answers; any status but success is an error.
+pub(crate) fn post(port: u16, path: &str, body: &Value) -> Result<Value, String> {
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let request = Request::post(format!("http://{address}{path}"))
+        .header("content-type", "application/json")
+        .body(Full::from(body.to_string()))
+        .map_err(|error| error.to_string())?;
+    let answer = RUNTIME.block_on(exchange(request))?;
+    if !answer.status.is_success() {
+        return Err(format!("{path}: {} {}", answer.status, answer.body));
+    }
+    serde_json::from_str(&answer.body).map_err(|error| format!("{path}: {error}"))
+}
+
 /// The request behind [`get`].
 pub(crate) async fn request(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
     let request = Request::builder()
         .uri(format!("http://{address}{path}"))
         .header("host", host)
-        .body(Empty::new())
+        .body(Full::default())
         .map_err(|error| error.to_string())?;
+    exchange(request).await
+}
+
+async fn exchange(request: Request<Full<Bytes>>) -> Result<Answer, String> {
+    let uri = request.uri().clone();
     let exchange = async {
         let response = CLIENT.request(request).await.map_err(|error| format!("{error:?}"))?;
         let status = response.status();
@@ -74,7 +93,7 @@ pub(crate) async fn request(address: SocketAddr, host: &str, path: &str) -> Resu
     };
     match tokio::time::timeout(Duration::from_secs(20), exchange).await {
         Ok(answer) => answer,
-        Err(_) => Err(format!("{address}{path} does not answer within 20 s")),
+        Err(_) => Err(format!("{uri} does not answer within 20 s")),
     }
 }
 

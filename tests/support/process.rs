@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::wait;
+use super::{http, wait};
 
 /// All children that run now, by process id.
 static CHILDREN: Mutex<BTreeMap<u32, Child>> = Mutex::new(BTreeMap::new());
@@ -27,14 +27,19 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `command` with its output in the file `log`.
     pub(crate) fn start(command: &mut Command, log: &Path) -> Process {
-        let output = File::create(log).expect("the log's folder was made by the trial");
-        let errors = output.try_clone().expect("a file handle can be doubled");
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(output)
-            .stderr(errors)
-            .spawn()
-            .unwrap_or_else(|error| panic!("{} does not start: {error}", command.get_program().display()));
+        write_to(command, log);
+        Process::registered(spawn(command), log)
+    }
+
+    /// Starts a command that asks the kernel to end it when its parent ends. Linux takes the thread that starts a child
+    /// for the parent, so this is left to a thread that lives as long as the run.
+    pub(crate) fn start_bound(mut command: Command, log: &Path) -> Process {
+        write_to(&mut command, log);
+        let child = http::RUNTIME.spawn(async move { spawn(&mut command) });
+        Process::registered(http::RUNTIME.block_on(child).expect("it is nobody else's to end"), log)
+    }
+
+    fn registered(child: Child, log: &Path) -> Process {
         let id = child.id();
         children().insert(id, child);
         Process {
@@ -84,6 +89,18 @@ impl Process {
         let tail = lines[lines.len().saturating_sub(25)..].join("\n");
         format!("--- last lines of {}\n{tail}", self.log.display())
     }
+}
+
+fn write_to(command: &mut Command, log: &Path) {
+    let output = File::create(log).expect("the log's folder was made by the trial");
+    let errors = output.try_clone().expect("a file handle can be doubled");
+    command.stdin(Stdio::null()).stdout(output).stderr(errors);
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command
+        .spawn()
+        .unwrap_or_else(|error| panic!("{} does not start: {error}", command.get_program().display()))
 }
 
 impl Drop for Process {

@@ -1,0 +1,361 @@
+//! A proxy that only listens: it asks for everything over delta ADS, as Envoy does, and keeps what it was sent.
+
+#![allow(dead_code, reason = "more trials are to come")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use istiod::proto::envoy::config::cluster::v3::Cluster;
+use istiod::proto::envoy::config::cluster::v3::cluster::{ClusterDiscoveryType, DiscoveryType};
+use istiod::proto::envoy::config::core::v3;
+use istiod::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
+use istiod::proto::envoy::config::listener::v3::Listener;
+use istiod::proto::envoy::config::listener::v3::filter::ConfigType;
+use istiod::proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
+use istiod::proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
+use istiod::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use istiod::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use istiod::proto::json::struct_from_json;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+
+use super::envoy::Node;
+use super::http::RUNTIME;
+use super::wait;
+
+/// What a proxy asks for, in the order in which Envoy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Type {
+    Cluster,
+    Endpoints,
+    Listener,
+    Route,
+}
+
+impl Type {
+    const ALL: [Type; 4] = [Type::Cluster, Type::Endpoints, Type::Listener, Type::Route];
+
+    fn url(self) -> &'static str {
+        match self {
+            Type::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+            Type::Endpoints => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+            Type::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
+            Type::Route => "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+        }
+    }
+}
+
+/// One resource as it was sent.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Resource {
+    pub(crate) version: String,
+    pub(crate) body: Bytes,
+}
+
+impl fmt::Debug for Resource {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} ({} bytes)", self.version, self.body.len())
+    }
+}
+
+/// All that a proxy has.
+pub(crate) type Resources = BTreeMap<(Type, String), Resource>;
+
+/// Fails with the names of what differs between two proxies' resources.
+pub(crate) fn same(expected: &Resources, given: &Resources) -> Result<(), String> {
+    let names: BTreeSet<_> = expected.keys().chain(given.keys()).collect();
+    let differing: Vec<String> = names
+        .into_iter()
+        .filter(|name| expected.get(*name) != given.get(*name))
+        .map(|name| format!("{name:?}: expected {:?}, not {:?}", expected.get(name), given.get(name)))
+        .collect();
+    if differing.is_empty() {
+        return Ok(());
+    }
+    let count = differing.len();
+    Err(format!(
+        "{count} resources differ:\n{}",
+        differing[..count.min(20)].join("\n")
+    ))
+}
+
+#[derive(Default)]
+struct State {
+    resources: Resources,
+    /// Names that were asked for one by one.
+    wanted: BTreeSet<(Type, String)>,
+    /// Types that were answered at least once.
+    answered: BTreeSet<Type>,
+    /// What became less since [`Ads::mark`], in words.
+    lost: Vec<String>,
+    responses: u64,
+    ended: Option<String>,
+}
+
+/// The proxy; dropping it ends its connection.
+pub(crate) struct Ads {
+    state: Arc<Mutex<State>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Ads {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Ads {
+    /// Connects to the daemon on that port of 127.0.0.1.
+    pub(crate) fn connect(xds: u16, node: &Node) -> Ads {
+        let state = Arc::new(Mutex::new(State::default()));
+        let metadata = node.metadata.as_object().map(struct_from_json);
+        let node = v3::Node {
+            id: node.id.clone(),
+            metadata,
+            ..Default::default()
+        };
+        let kept = Arc::clone(&state);
+        let task = RUNTIME.spawn(async move {
+            let ended = follow(xds, node, &kept).await.err();
+            lock(&kept).ended = Some(ended.unwrap_or_else(|| "the daemon ended the stream".to_owned()));
+        });
+        Ads { state, task }
+    }
+
+    /// What the proxy has, once everything that it asked for was answered.
+    pub(crate) fn complete(&self) -> Option<Resources> {
+        let state = self.state();
+        let answered = state.answered.contains(&Type::Cluster) && state.answered.contains(&Type::Listener);
+        let named = state.wanted.iter().all(|name| state.resources.contains_key(name));
+        (answered && named).then(|| state.resources.clone())
+    }
+
+    /// Waits until `condition` gives a value for what the proxy has.
+    pub(crate) fn until<T>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        mut condition: impl FnMut(&Resources) -> Option<T>,
+    ) -> Result<T, String> {
+        wait::until(what, deadline, || {
+            if let Some(ended) = &self.state().ended {
+                return Some(Err(format!("the connection ended: {ended}")));
+            }
+            self.complete().and_then(|resources| condition(&resources)).map(Ok)
+        })
+        .flatten()
+    }
+
+    /// Waits until the proxy has exactly these resources.
+    pub(crate) fn until_same(&self, expected: &Resources, deadline: Duration) -> Result<(), String> {
+        let reached = self.until("the expected resources", deadline, |given| {
+            (given == expected).then_some(())
+        });
+        reached.map_err(|error| match same(expected, &self.complete().unwrap_or_default()) {
+            Err(difference) => format!("{error}; {difference}"),
+            Ok(()) => error,
+        })
+    }
+
+    /// Waits for the first complete configuration.
+    pub(crate) fn first(&self) -> Result<Resources, String> {
+        self.until("a configured proxy", Duration::from_mins(1), |resources| {
+            Some(resources.clone())
+        })
+    }
+
+    /// From here on, [`Self::lost`] tells.
+    pub(crate) fn mark(&self) {
+        self.state().lost.clear();
+    }
+
+    /// Resources that were taken away since [`Self::mark`], and load assignments that got fewer endpoints.
+    pub(crate) fn lost(&self) -> Vec<String> {
+        self.state().lost.clone()
+    }
+
+    /// How many responses came.
+    pub(crate) fn responses(&self) -> u64 {
+        self.state().responses
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn follow(xds: u16, node: v3::Node, state: &Mutex<State>) -> Result<(), String> {
+    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).map_err(|error| error.to_string())?;
+    let channel = endpoint.connect().await.map_err(|error| format!("{error:?}"))?;
+    let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(1 << 30);
+    let (requests, outbox) = mpsc::channel(16);
+    let first = |resource_type: Type, node| DeltaDiscoveryRequest {
+        node,
+        type_url: resource_type.url().into(),
+        ..Default::default()
+    };
+    let closed = |_| "the stream is closed".to_owned();
+    requests.send(first(Type::Cluster, Some(node))).await.map_err(closed)?;
+    requests.send(first(Type::Listener, None)).await.map_err(closed)?;
+    let stream = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
+    let mut responses = stream.map_err(|status| status.to_string())?.into_inner();
+    while let Some(response) = responses.message().await.map_err(|status| status.to_string())? {
+        let ack = DeltaDiscoveryRequest {
+            type_url: response.type_url.clone(),
+            response_nonce: response.nonce.clone(),
+            ..Default::default()
+        };
+        requests.send(ack).await.map_err(closed)?;
+        let subscription = lock(state).take_in(response)?;
+        if let Some(subscription) = subscription {
+            requests.send(subscription).await.map_err(closed)?;
+        }
+    }
+    Ok(())
+}
+
+impl State {
+    /// Keeps what a response brings; gives the request for names that are new or gone, if any are.
+    fn take_in(&mut self, response: DeltaDiscoveryResponse) -> Result<Option<DeltaDiscoveryRequest>, String> {
+        let known = Type::ALL.into_iter().find(|known| known.url() == response.type_url);
+        let resource_type = known.ok_or_else(|| format!("{} was not asked for", response.type_url))?;
+        self.responses += 1;
+        self.answered.insert(resource_type);
+        for resource in response.resources {
+            let body = resource.resource.ok_or("a resource without a body")?.value;
+            let key = (resource_type, resource.name);
+            let new = Resource {
+                version: resource.version,
+                body,
+            };
+            let old = self.resources.insert(key.clone(), new.clone());
+            if let (Type::Endpoints, Some(old)) = (resource_type, old) {
+                let (before, after) = (endpoints(&old)?.len(), endpoints(&new)?.len());
+                if after < before {
+                    self.lost.push(format!("{}: {before} endpoints, then {after}", key.1));
+                }
+            }
+        }
+        for name in response.removed_resources {
+            self.lose(&(resource_type, name));
+        }
+        match resource_type {
+            Type::Cluster => self.ask(resource_type, Type::Endpoints, load_assignment_name),
+            Type::Listener => self.ask(resource_type, Type::Route, route_names),
+            Type::Endpoints | Type::Route => Ok(None),
+        }
+    }
+
+    fn lose(&mut self, key: &(Type, String)) {
+        if self.resources.remove(key).is_some() {
+            self.lost.push(format!("{key:?}"));
+        }
+    }
+
+    /// Asks for the resources of type `wanted` that those of type `from` name, and no longer for the others.
+    fn ask(
+        &mut self,
+        from: Type,
+        wanted: Type,
+        names: fn(&Resource) -> Result<Vec<String>, String>,
+    ) -> Result<Option<DeltaDiscoveryRequest>, String> {
+        let mut named = BTreeSet::new();
+        for ((_, _), resource) in self
+            .resources
+            .iter()
+            .filter(|((resource_type, _), _)| *resource_type == from)
+        {
+            named.extend(names(resource)?.into_iter().map(|name| (wanted, name)));
+        }
+        let had: BTreeSet<_> = self
+            .wanted
+            .iter()
+            .filter(|(resource_type, _)| *resource_type == wanted)
+            .cloned()
+            .collect();
+        let subscribe: Vec<_> = named.difference(&had).cloned().collect();
+        let unsubscribe: Vec<_> = had.difference(&named).cloned().collect();
+        for key in &unsubscribe {
+            self.wanted.remove(key);
+            self.lose(key);
+        }
+        self.wanted.extend(subscribe.iter().cloned());
+        let texts = |keys: Vec<(Type, String)>| keys.into_iter().map(|(_, name)| name).collect();
+        let request = DeltaDiscoveryRequest {
+            type_url: wanted.url().into(),
+            resource_names_subscribe: texts(subscribe),
+            resource_names_unsubscribe: texts(unsubscribe),
+            ..Default::default()
+        };
+        let empty = request.resource_names_subscribe.is_empty() && request.resource_names_unsubscribe.is_empty();
+        Ok((!empty).then_some(request))
+    }
+}
+
+fn decode<M: Message + Default>(resource: &Resource) -> Result<M, String> {
+    M::decode(resource.body.clone()).map_err(|error| error.to_string())
+}
+
+fn load_assignment_name(cluster: &Resource) -> Result<Vec<String>, String> {
+    let cluster: Cluster = decode(cluster)?;
+    let by_eds = matches!(cluster.cluster_discovery_type, Some(ClusterDiscoveryType::Type(kind)) if kind == DiscoveryType::Eds as i32);
+    let name = cluster
+        .eds_cluster_config
+        .map(|config| config.service_name)
+        .filter(|name| !name.is_empty());
+    Ok(by_eds.then(|| name.unwrap_or(cluster.name)).into_iter().collect())
+}
+
+fn route_names(listener: &Resource) -> Result<Vec<String>, String> {
+    let listener: Listener = decode(listener)?;
+    let chains = listener.filter_chains.into_iter().chain(listener.default_filter_chain);
+    let mut names = Vec::new();
+    for filter in chains.flat_map(|chain| chain.filters) {
+        let Some(ConfigType::TypedConfig(any)) = filter.config_type else {
+            continue;
+        };
+        let manager: Option<HttpConnectionManager> = any.unpack().map_err(|error| error.to_string())?;
+        if let Some(RouteSpecifier::Rds(rds)) = manager.and_then(|manager| manager.route_specifier) {
+            names.push(rds.route_config_name);
+        }
+    }
+    Ok(names)
+}
+
+/// The addresses in a load assignment, with their ports, sorted.
+pub(crate) fn endpoints(assignment: &Resource) -> Result<Vec<String>, String> {
+    use istiod::proto::envoy::config::core::v3::address::Address;
+    use istiod::proto::envoy::config::core::v3::socket_address::PortSpecifier;
+    use istiod::proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+    let assignment: ClusterLoadAssignment = decode(assignment)?;
+    let mut addresses = Vec::new();
+    for endpoint in assignment
+        .endpoints
+        .into_iter()
+        .flat_map(|locality| locality.lb_endpoints)
+    {
+        let Some(HostIdentifier::Endpoint(endpoint)) = endpoint.host_identifier else {
+            continue;
+        };
+        let Some(Address::SocketAddress(socket)) = endpoint.address.and_then(|address| address.address) else {
+            continue;
+        };
+        let port = match socket.port_specifier {
+            Some(PortSpecifier::PortValue(port)) => port,
+            _ => 0,
+        };
+        addresses.push(format!("{}:{port}", socket.address));
+    }
+    addresses.sort();
+    Ok(addresses)
+}

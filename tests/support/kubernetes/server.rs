@@ -1,0 +1,149 @@
+//! The two processes of a cluster.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::binary;
+use crate::support::process::Process;
+use crate::support::{http, ports, wait};
+
+/// What the administrator shows. The server listens on loopback only, and lives as long as the trials.
+pub(super) const ADMIN_TOKEN: &str = "administrator";
+
+/// How long a start may take on a machine that does much else.
+const START: Duration = Duration::from_mins(3);
+
+pub(super) struct Server {
+    folder: PathBuf,
+    etcd_port: u16,
+    pub(super) port: u16,
+    api_server: Mutex<Option<Process>>,
+    _etcd: Process,
+}
+
+impl Server {
+    pub(super) fn start(folder: &Path) -> Result<Server, String> {
+        let [etcd_port, peer_port, port] = [ports::free(), ports::free(), ports::free()];
+        std::fs::write(
+            folder.join("tokens.csv"),
+            format!("{ADMIN_TOKEN},admin,admin,system:masters\n"),
+        )
+        .map_err(|error| error.to_string())?;
+        std::fs::write(folder.join("audit.json"), audit_policy().to_string()).map_err(|error| error.to_string())?;
+        let (client, peer) = (
+            format!("http://127.0.0.1:{etcd_port}"),
+            format!("http://127.0.0.1:{peer_port}"),
+        );
+        let mut etcd = bound(&binary("etcd").ok_or("no etcd; `make tools` installs it")?);
+        etcd.arg("--data-dir")
+            .arg(folder.join("etcd"))
+            .args(["--logger", "zap", "--log-level", "warn"]);
+        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        etcd.args(["--initial-cluster", &format!("default={peer}")]);
+        let server = Server {
+            folder: folder.to_owned(),
+            etcd_port,
+            port,
+            api_server: Mutex::default(),
+            _etcd: Process::start_bound(etcd, &folder.join("etcd.log")),
+        };
+        server.start_api_server()?;
+        Ok(server)
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// The server signs its own certificate; the file holds the signer as well.
+    pub(super) fn authority(&self) -> Result<String, String> {
+        std::fs::read_to_string(self.folder.join("certificates/apiserver.crt")).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn audit_log(&self) -> PathBuf {
+        self.folder.join("audit.log")
+    }
+
+    pub(super) fn stop(&self) {
+        self.lock().take();
+    }
+
+    /// Starts the API server and waits until it is ready. The certificate and its key, which also signs tokens, stay those
+    /// of the first start.
+    pub(super) fn start_api_server(&self) -> Result<(), String> {
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        let key = file("certificates/apiserver.key");
+        let mut command = bound(&binary("kube-apiserver").ok_or("no API server; `make tools` installs it")?);
+        command.args([
+            format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--secure-port={}", self.port),
+            // Told to clients inside of a cluster, of which there are none; an address for documentation.
+            "--advertise-address=192.0.2.1".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
+            format!("--cert-dir={}", file("certificates")),
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
+            format!("--service-account-key-file={key}"),
+            format!("--service-account-signing-key-file={key}"),
+            format!("--token-auth-file={}", file("tokens.csv")),
+            "--authorization-mode=RBAC".to_owned(),
+            "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+            "--enable-priority-and-fairness=false".to_owned(),
+            format!("--audit-policy-file={}", file("audit.json")),
+            format!("--audit-log-path={}", file("audit.log")),
+        ]);
+        let count = std::fs::read_dir(&self.folder).map_or(0, Iterator::count);
+        let process = Process::start_bound(command, &self.folder.join(format!("kube-apiserver-{count}.log")));
+        let ready = wait::until("a ready API server", START, || {
+            if let Some(status) = process.ended() {
+                return Some(Err(format!("the API server ended: {status}")));
+            }
+            let authority = self.authority().ok()?;
+            let api = super::Api::new(&self.url(), &authority, ADMIN_TOKEN).ok()?;
+            api.text("/readyz").ok().map(|_| Ok(()))
+        });
+        ready
+            .flatten()
+            .map_err(|error| format!("{error}\n{}", process.log_tail()))?;
+        *self.lock() = Some(process);
+        Ok(())
+    }
+
+    pub(super) fn compact(&self) -> Result<(), String> {
+        let etcd = |path: &str, body: Value| http::post(self.etcd_port, path, &body);
+        let state = etcd("/v3/kv/range", json!({ "key": "AA==" }))?;
+        let revision = &state["header"]["revision"];
+        etcd("/v3/kv/compaction", json!({ "revision": revision, "physical": true })).map(|_| ())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Process>> {
+        self.api_server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A command that the kernel ends together with this process, even where this one is killed.
+fn bound(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command.env_clear();
+    command
+}
+
+/// Who asked for what, the administrator and the server itself aside.
+fn audit_policy() -> Value {
+    json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "rules": [
+            { "level": "None", "userGroups": ["system:masters"] },
+            { "level": "Metadata" },
+        ],
+    })
+}
