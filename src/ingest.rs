@@ -1,3 +1,4 @@
 //! The outside world to `Change`s.
 
 pub mod file;
+pub mod remote;

@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod health;
+pub mod kubeconfig;
 pub mod object;
 pub mod watch;
 

@@ -3,8 +3,8 @@
 //! What a reader would get wrong: a file that cannot be read does not take away what it declared. Its last good content
 //! stays until it can be read again, so that a slip in an editor does not empty the mesh. A file that is deleted does.
 
-mod disk;
-mod watch;
+pub(super) mod disk;
+pub(super) mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

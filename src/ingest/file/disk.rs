@@ -82,7 +82,7 @@ pub(super) fn fingerprints(entries: &[Entry]) -> Vec<(String, Fingerprint)> {
 }
 
 /// Reads a file, one byte more than the limit at most: enough to see that it is too large.
-pub(super) fn read(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+pub(in crate::ingest) fn read(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)

@@ -19,7 +19,7 @@ struct Notice {
 }
 
 /// Watches folders, each as long as it is the one that its path leads to.
-pub(super) struct Watch {
+pub(in crate::ingest) struct Watch {
     watcher: Option<RecommendedWatcher>,
     notices: mpsc::Receiver<Notice>,
     /// The watched folders, and which folder stood there when the watch began.
@@ -27,7 +27,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new() -> Self {
+    pub(in crate::ingest) fn new() -> Self {
         let (sender, notices) = mpsc::channel(NOTICES);
         let tell = move |event: notify::Result<notify::Event>| {
             if let Some(notice) = notice(&event) {
@@ -47,7 +47,7 @@ impl Watch {
     }
 
     /// Watches these folders, and anew those that were replaced.
-    pub(super) fn follow(&mut self, folders: Vec<PathBuf>) {
+    pub(in crate::ingest) fn follow(&mut self, folders: Vec<PathBuf>) {
         let Some(watcher) = &mut self.watcher else { return };
         for folder in folders {
             let identity = disk::identity(&folder);
@@ -69,7 +69,7 @@ impl Watch {
     }
 
     /// Waits for changes and for the quiet after them. False: nothing was noticed for the length of `poll`.
-    pub(super) async fn quiet(&mut self, objects: Duration, mesh: Duration, poll: Duration) -> bool {
+    pub(in crate::ingest) async fn quiet(&mut self, objects: Duration, mesh: Duration, poll: Duration) -> bool {
         let mut quiet = match time::timeout(poll, self.next()).await {
             Err(_) => return false,
             Ok(notice) => wait_after(notice, objects, mesh),

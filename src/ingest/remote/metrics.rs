@@ -1,0 +1,93 @@
+//! Metrics about remote clusters, under Istio's names.
+
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use super::{SyncStatus, reconcile::Event};
+use crate::base::ClusterId;
+
+/// See the module's text.
+#[derive(Clone)]
+pub(super) struct RemoteMetrics {
+    managed: IntGaugeVec,
+    status: IntGaugeVec,
+    events: IntCounterVec,
+    timeouts: IntCounterVec,
+}
+
+impl RemoteMetrics {
+    pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let managed = IntGaugeVec::new(
+            Opts::new("istiod_managed_clusters", "Number of clusters managed by istiod."),
+            &["cluster_type"],
+        )?;
+        let status = IntGaugeVec::new(
+            Opts::new(
+                "istiod_remote_cluster_sync_status",
+                "Synchronization state of remote clusters: 1 for the state that a cluster is in, 0 for the others.",
+            ),
+            &["cluster", "cluster_type", "status"],
+        )?;
+        let events = IntCounterVec::new(
+            Opts::new(
+                "remote_cluster_secret_events_total",
+                "Number of events of remote-cluster Secrets or files.",
+            ),
+            &["event"],
+        )?;
+        let timeouts = IntCounterVec::new(
+            Opts::new(
+                "remote_cluster_sync_timeouts_total",
+                "Number of times a remote cluster took too long to sync; istiod becomes ready without it.",
+            ),
+            &["cluster"],
+        )?;
+        registry.register(Box::new(managed.clone()))?;
+        registry.register(Box::new(status.clone()))?;
+        registry.register(Box::new(events.clone()))?;
+        registry.register(Box::new(timeouts.clone()))?;
+        managed.with_label_values(&["local"]).set(1);
+        managed.with_label_values(&["remote"]).set(0);
+        Ok(Self {
+            managed,
+            status,
+            events,
+            timeouts,
+        })
+    }
+
+    pub(super) fn event(&self, event: Event) {
+        let event = match event {
+            Event::Add => "add",
+            Event::Update => "update",
+            Event::Delete => "delete",
+        };
+        self.events.with_label_values(&[event]).inc();
+    }
+
+    pub(super) fn managed(&self, clusters: usize) {
+        self.managed.with_label_values(&["remote"]).set(clusters as i64);
+    }
+
+    pub(super) fn timed_out(&self, cluster: &ClusterId) {
+        self.timeouts.with_label_values(&[cluster.as_str()]).inc();
+    }
+
+    pub(super) fn status(&self, cluster: &ClusterId, now: SyncStatus) {
+        for status in SyncStatus::ALL {
+            let gauge = self
+                .status
+                .with_label_values(&[cluster.as_str(), "remote", status.name()]);
+            gauge.set(i64::from(status == now));
+        }
+    }
+
+    /// A cluster that is gone leaves no series behind.
+    pub(super) fn gone(&self, cluster: &ClusterId) {
+        for status in SyncStatus::ALL {
+            // An error says that there is no such series, which is what we want.
+            let _ = self
+                .status
+                .remove_label_values(&[cluster.as_str(), "remote", status.name()]);
+        }
+    }
+}

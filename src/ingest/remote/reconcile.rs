@@ -1,0 +1,239 @@
+//! Which remote clusters there are to be: from all that is declared to what has to be started, replaced and stopped.
+//!
+//! Pure. The outcome is a function of what is declared now and of what runs, never of the order of events: of several
+//! Secrets that name one cluster, the oldest counts, as between all objects that conflict. What a reader would get wrong:
+//! a kubeconfig that became bad stops nothing; its cluster goes on with the last good one as long as the same Secret or
+//! file names it.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use bytes::Bytes;
+use smol_str::SmolStr;
+
+use crate::{
+    base::{ClusterId, ObjectKey},
+    kube::kubeconfig::CheckedKubeconfig,
+};
+
+/// One Secret, or one file of a folder.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Origin {
+    /// `metadata.creationTimestamp`; empty for files.
+    pub(super) created: SmolStr,
+    /// The clusters it names.
+    pub(super) claims: BTreeMap<ClusterId, Claim>,
+    /// What is wrong with it as a whole.
+    pub(super) problem: Option<String>,
+}
+
+/// What an origin says about one cluster. Its content never prints.
+#[derive(Clone)]
+pub(super) struct Claim {
+    /// The text of the kubeconfig. Two of equal text are one.
+    pub(super) content: Bytes,
+    /// The kubeconfig, or why it is refused.
+    pub(super) reading: Result<Arc<CheckedKubeconfig>, String>,
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Claim").field(&self.reading).finish()
+    }
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        let contents = |origin: &Self| {
+            let claims = origin.claims.iter();
+            claims
+                .map(|(cluster, claim)| (cluster.clone(), claim.content.clone()))
+                .collect::<Vec<_>>()
+        };
+        self.created == other.created && self.problem == other.problem && contents(self) == contents(other)
+    }
+}
+
+/// What is to be done about a cluster.
+#[derive(Clone, Debug)]
+pub(super) enum Action {
+    /// It is new.
+    Start(Arc<CheckedKubeconfig>),
+    /// Its kubeconfig changed: the old source stays until the new one is synced.
+    Replace(Arc<CheckedKubeconfig>),
+    /// Nothing but its origin changed.
+    Adopt,
+    /// Nothing names it any more.
+    Stop,
+}
+
+/// Why something that is declared does not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// The code of the finding.
+    pub(super) code: &'static str,
+    /// For people.
+    pub(super) message: String,
+}
+
+/// Where a problem is: an origin and, unless it is about the whole of it, the cluster.
+pub(super) type ProblemAt = (ObjectKey, Option<ClusterId>);
+
+/// What changed about an origin, as `remote_cluster_secret_events_total` counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Add,
+    Update,
+    Delete,
+}
+
+#[derive(Clone, PartialEq)]
+struct Wanted {
+    origin: ObjectKey,
+    content: Bytes,
+}
+
+/// See the module's text.
+pub(super) struct Reconciler {
+    /// The config cluster, which no Secret may name.
+    own: ClusterId,
+    origins: BTreeMap<ObjectKey, Origin>,
+    /// What was last asked to run.
+    wanted: BTreeMap<ClusterId, Wanted>,
+}
+
+impl Reconciler {
+    pub(super) fn new(own: ClusterId) -> Self {
+        Self {
+            own,
+            origins: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+        }
+    }
+
+    /// The origin that a cluster runs by.
+    #[cfg(test)]
+    pub(super) fn running(&self) -> BTreeMap<ClusterId, (ObjectKey, Bytes)> {
+        let wanted = self.wanted.iter();
+        wanted
+            .map(|(cluster, wanted)| (cluster.clone(), (wanted.origin.clone(), wanted.content.clone())))
+            .collect()
+    }
+
+    /// An origin is there, with this content. `None`: it was there, and the same.
+    pub(super) fn put(&mut self, key: ObjectKey, origin: Origin) -> Option<Event> {
+        match self.origins.get(&key) {
+            Some(known) if *known == origin => None,
+            Some(_) => {
+                self.origins.insert(key, origin);
+                Some(Event::Update)
+            }
+            None => {
+                self.origins.insert(key, origin);
+                Some(Event::Add)
+            }
+        }
+    }
+
+    /// An origin is gone. `None`: it was not there.
+    pub(super) fn remove(&mut self, key: &ObjectKey) -> Option<Event> {
+        self.origins.remove(key).map(|_| Event::Delete)
+    }
+
+    /// These origins are there, and no others.
+    pub(super) fn replace(&mut self, origins: BTreeMap<ObjectKey, Origin>) -> Vec<Event> {
+        let gone: Vec<_> = self
+            .origins
+            .keys()
+            .filter(|key| !origins.contains_key(*key))
+            .cloned()
+            .collect();
+        let mut events: Vec<_> = gone.iter().filter_map(|key| self.remove(key)).collect();
+        events.extend(origins.into_iter().filter_map(|(key, origin)| self.put(key, origin)));
+        events
+    }
+
+    /// What has to be done now, once for each cluster, and all problems that stand.
+    pub(super) fn reconcile(&mut self) -> (BTreeMap<ClusterId, (ObjectKey, Action)>, BTreeMap<ProblemAt, Problem>) {
+        let mut problems = BTreeMap::new();
+        let owners = self.owners(&mut problems);
+        let mut actions = BTreeMap::new();
+        let mut wanted = BTreeMap::new();
+        for (cluster, (key, claim)) in owners {
+            let running = self.wanted.get(&cluster);
+            let now = Wanted {
+                origin: key.clone(),
+                content: claim.content.clone(),
+            };
+            match (&claim.reading, running) {
+                (Ok(_), Some(running)) if *running == now => {}
+                (Ok(_), Some(running)) if running.content == now.content => {
+                    actions.insert(cluster.clone(), (key, Action::Adopt));
+                }
+                (Ok(kubeconfig), running) => {
+                    let kubeconfig = kubeconfig.clone();
+                    let action = if running.is_some() {
+                        Action::Replace(kubeconfig)
+                    } else {
+                        Action::Start(kubeconfig)
+                    };
+                    actions.insert(cluster.clone(), (key, action));
+                }
+                (Err(message), running) => {
+                    let problem = Problem {
+                        code: "BadKubeconfig",
+                        message: message.clone(),
+                    };
+                    problems.insert((key.clone(), Some(cluster.clone())), problem);
+                    if let Some(running) = running.filter(|running| running.origin == key) {
+                        wanted.insert(cluster, running.clone());
+                    }
+                    continue;
+                }
+            }
+            wanted.insert(cluster, now);
+        }
+        for (cluster, running) in &self.wanted {
+            if !wanted.contains_key(cluster) {
+                actions.insert(cluster.clone(), (running.origin.clone(), Action::Stop));
+            }
+        }
+        self.wanted = wanted;
+        (actions, problems)
+    }
+
+    /// For each cluster the oldest origin that names it; of equal age the first by name.
+    fn owners(&self, problems: &mut BTreeMap<ProblemAt, Problem>) -> BTreeMap<ClusterId, (ObjectKey, Claim)> {
+        let mut ordered: Vec<_> = self.origins.iter().collect();
+        ordered.sort_by(|(left_key, left), (right_key, right)| {
+            (&left.created, left_key).cmp(&(&right.created, right_key))
+        });
+        let mut owners: BTreeMap<ClusterId, (ObjectKey, Claim)> = BTreeMap::new();
+        for (key, origin) in ordered {
+            if let Some(message) = &origin.problem {
+                let problem = Problem {
+                    code: "BadKubeconfig",
+                    message: message.clone(),
+                };
+                problems.insert((key.clone(), None), problem);
+            }
+            for (cluster, claim) in &origin.claims {
+                if *cluster == self.own {
+                    continue;
+                }
+                match owners.get(cluster) {
+                    None => {
+                        owners.insert(cluster.clone(), (key.clone(), claim.clone()));
+                    }
+                    Some((owner, _)) => {
+                        let problem = Problem {
+                            code: "DuplicateCluster",
+                            message: format!("the cluster {cluster} is named by {owner} already, which counts"),
+                        };
+                        problems.insert((key.clone(), Some(cluster.clone())), problem);
+                    }
+                }
+            }
+        }
+        owners
+    }
+}

@@ -1,0 +1,454 @@
+use std::sync::Mutex;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use proptest::prelude::*;
+use tokio::task::JoinHandle;
+
+use super::{
+    origin::{of_file, of_secret},
+    *,
+};
+use crate::kube::Object;
+
+/// The source of one cluster, as the test plays it.
+struct Played {
+    cluster: ClusterId,
+    server: String,
+    changes: mpsc::Sender<Vec<Change>>,
+    ended: Arc<Mutex<bool>>,
+}
+
+impl Played {
+    async fn says(&self, kinds: &[Kind]) {
+        let replace = |kind: &Kind| {
+            let source = SourceId {
+                cluster: self.cluster.clone(),
+                kind: *kind,
+            };
+            Change::Replace(source, Vec::new())
+        };
+        self.changes
+            .send(kinds.iter().map(replace).collect())
+            .await
+            .expect("somebody listens");
+    }
+
+    fn is_ended(&self) -> bool {
+        *self.ended.lock().unwrap()
+    }
+}
+
+/// Never waited for in full when all is well.
+const LONG: Duration = Duration::from_mins(1);
+
+/// A controller, and the world around it.
+struct Bed {
+    events: mpsc::Sender<WatchEvent>,
+    played: mpsc::Receiver<Played>,
+    changes: mpsc::Receiver<Vec<Change>>,
+    shown: watch::Receiver<Arc<RemoteClusters>>,
+    findings: Arc<Mutex<Vec<String>>>,
+    registry: Registry,
+    _task: JoinHandle<()>,
+}
+
+impl Bed {
+    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
+    fn new(timeout: Duration) -> Self {
+        let (events, events_in) = mpsc::channel(8);
+        let (played_out, played) = mpsc::channel(8);
+        let (changes_out, changes) = mpsc::channel(8);
+        let registry = Registry::new();
+        let findings = Arc::new(Mutex::new(Vec::new()));
+        let noted = findings.clone();
+        let start: Start = Arc::new(move |start| {
+            let played_out = played_out.clone();
+            Box::pin(async move {
+                let config = start
+                    .kubeconfig
+                    .client_config()
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let ended = Arc::new(Mutex::new(false));
+                let played = Played {
+                    cluster: start.cluster,
+                    server: config.cluster_url.host().unwrap_or_default().to_owned(),
+                    changes: start.changes,
+                    ended: ended.clone(),
+                };
+                played_out.send(played).await.map_err(|error| error.to_string())?;
+                Ok(RunningCluster::new(None, move || *ended.lock().unwrap() = true))
+            })
+        });
+        let settings = RemoteSettings {
+            own: ClusterId::new("own"),
+            timeout,
+            allowed: BTreeSet::new(),
+        };
+        let report: Report = Arc::new(move |finding| noted.lock().unwrap().push(finding.to_string()));
+        let (remote, shown) = Remote::new(&registry, settings, start, report).unwrap();
+        let task = tokio::spawn(remote.run(Declarations::Secrets(events_in), changes_out));
+        Self {
+            events,
+            played,
+            changes,
+            shown,
+            findings,
+            registry,
+            _task: task,
+        }
+    }
+
+    async fn secrets(&self, secrets: &[Object]) {
+        self.events.send(WatchEvent::Restarted(secrets.to_vec())).await.unwrap();
+    }
+
+    async fn applied(&self, secret: Object) {
+        self.events.send(WatchEvent::Applied(secret)).await.unwrap();
+    }
+
+    async fn deleted(&self, secret: Object) {
+        self.events.send(WatchEvent::Deleted(secret)).await.unwrap();
+    }
+
+    async fn started(&mut self, server: &str) -> Played {
+        let played = self.played.recv().await.expect("a source starts");
+        assert_eq!(played.server, server);
+        played
+    }
+
+    /// What was passed on: `r` a replacement, `x` a removal of the cluster.
+    async fn passed(&mut self) -> Vec<String> {
+        let changes = self.changes.recv().await.expect("changes are passed on");
+        let word = |change: &Change| match change {
+            Change::Replace(source, _) => format!("r {} {}", source.cluster, source.kind.name()),
+            Change::RemoveCluster(cluster) => format!("x {cluster}"),
+            other => format!("{other:?}"),
+        };
+        changes.iter().map(word).collect()
+    }
+
+    async fn shows(&mut self, cluster: &str, status: Option<SyncStatus>) -> Arc<RemoteClusters> {
+        let is = |shown: &Arc<RemoteClusters>| shown.clusters.get(cluster).map(|shown| shown.status) == status;
+        let wait = self.shown.wait_for(is);
+        let shown = time::timeout(LONG, wait).await;
+        shown.expect("the state comes").expect("the controller lives").clone()
+    }
+
+    fn metric(&self, name: &str, labels: &str) -> Option<f64> {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == name)?;
+        let metric = family.get_metric().iter().find(|metric| {
+            let pairs = metric
+                .get_label()
+                .iter()
+                .map(|pair| format!("{}={}", pair.name(), pair.value()));
+            pairs.collect::<Vec<_>>().join(",") == labels
+        })?;
+        Some(metric.get_gauge().get_value() + metric.get_counter().get_value())
+    }
+}
+
+fn kubeconfig(server: &str) -> String {
+    format!(
+        "current-context: c\ncontexts: [{{name: c, context: {{cluster: in-{server}, user: u}}}}]\n\
+         clusters: [{{name: in-{server}, cluster: {{server: 'https://{server}'}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\n"
+    )
+}
+
+fn secret_with(name: &str, created: &str, data: &[(&str, &str)]) -> Object {
+    let data: serde_json::Map<_, _> = data
+        .iter()
+        .map(|(cluster, text)| ((*cluster).to_owned(), json!(STANDARD.encode(text))))
+        .collect();
+    Object::from_value(json!({
+        "metadata": { "name": name, "namespace": "istio-system", "creationTimestamp": created },
+        "data": data,
+    }))
+    .unwrap()
+}
+
+fn secret(name: &str, created: &str, clusters: &[(&str, &str)]) -> Object {
+    let texts: Vec<_> = clusters
+        .iter()
+        .map(|(cluster, server)| (*cluster, kubeconfig(server)))
+        .collect();
+    let data: Vec<_> = texts.iter().map(|(cluster, text)| (*cluster, text.as_str())).collect();
+    secret_with(name, created, &data)
+}
+
+const OLD: &str = "2026-01-01T00:00:00Z";
+const NEW: &str = "2026-02-01T00:00:00Z";
+
+#[tokio::test]
+async fn clusters_come_change_and_go() {
+    let mut bed = Bed::new(LONG);
+    bed.secrets(&[secret("s", OLD, &[("c1", "one"), ("c2", "two"), ("own", "self")])])
+        .await;
+    let first = bed.started("one").await;
+    let second = bed.started("two").await;
+    assert!(!bed.shows("c1", Some(SyncStatus::Syncing)).await.ready);
+    first.says(&[Kind::Service, Kind::Pod]).await;
+    assert_eq!(bed.passed().await, ["r c1 Service", "r c1 Pod"]);
+    second.says(&[Kind::Service]).await;
+    assert_eq!(bed.passed().await, ["r c2 Service"]);
+    let shown = bed.shows("c2", Some(SyncStatus::Synced)).await;
+    assert!(shown.ready && shown.clusters.len() == 2);
+    let row = json!({ "id": "c1", "secretName": "istio-system/s", "syncStatus": "synced" });
+    assert_eq!(shown.dump()[0], row);
+
+    // The new source is started beside the old one, which feeds until the new one is synced.
+    bed.applied(secret("s", OLD, &[("c1", "three"), ("c2", "two")])).await;
+    let third = bed.started("three").await;
+    bed.shows("c1", Some(SyncStatus::Syncing)).await;
+    first.says(&[Kind::Node]).await;
+    assert_eq!(bed.passed().await, ["r c1 Node"]);
+    assert!(!first.is_ended());
+    third.says(&[Kind::Service]).await;
+    assert_eq!(bed.passed().await, ["r c1 Service", "r c1 Node", "r c1 Pod"]);
+    bed.shows("c1", Some(SyncStatus::Synced)).await;
+    assert!(
+        first.is_ended() && first.changes.is_closed(),
+        "what the old source says counts no more"
+    );
+
+    bed.applied(secret("s", OLD, &[("c1", "three")])).await;
+    assert_eq!(bed.passed().await, ["x c2"]);
+    bed.shows("c2", None).await;
+    assert!(second.is_ended() && !third.is_ended());
+    bed.deleted(secret("s", OLD, &[])).await;
+    assert_eq!(bed.passed().await, ["x c1"]);
+    bed.shows("c1", None).await;
+    assert_eq!(bed.metric("istiod_managed_clusters", "cluster_type=remote"), Some(0.0));
+    for (event, count) in [("add", 1.0), ("update", 2.0), ("delete", 1.0)] {
+        assert_eq!(
+            bed.metric("remote_cluster_secret_events_total", &format!("event={event}")),
+            Some(count)
+        );
+    }
+    let synced = "cluster=c1,cluster_type=remote,status=synced";
+    assert_eq!(bed.metric("istiod_remote_cluster_sync_status", synced), None);
+    assert!(bed.findings.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_dead_cluster_does_not_hold_up_the_start_and_joins_later() {
+    let mut bed = Bed::new(Duration::from_millis(50));
+    bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let source = bed.started("one").await;
+    assert!(!bed.shown.borrow().ready);
+    assert!(bed.shows("c1", Some(SyncStatus::Timeout)).await.ready);
+    assert_eq!(
+        bed.metric("remote_cluster_sync_timeouts_total", "cluster=c1"),
+        Some(1.0)
+    );
+    let timeout = "cluster=c1,cluster_type=remote,status=timeout";
+    assert_eq!(bed.metric("istiod_remote_cluster_sync_status", timeout), Some(1.0));
+    source.says(&[Kind::Service]).await;
+    assert_eq!(bed.passed().await, ["r c1 Service"]);
+    bed.shows("c1", Some(SyncStatus::Synced)).await;
+}
+
+#[tokio::test]
+async fn no_clusters_are_ready_once_that_is_known() {
+    let mut bed = Bed::new(LONG);
+    assert!(!bed.shown.borrow().ready);
+    bed.secrets(&[]).await;
+    bed.shown.wait_for(|shown| shown.ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_bad_kubeconfig_is_told_and_takes_nothing_away() {
+    let mut bed = Bed::new(LONG);
+    let exec = kubeconfig("one").replace("{token: t}", "{exec: {command: sh}}");
+    bed.secrets(&[secret_with("s", OLD, &[("c1", &exec)])]).await;
+    let shown = bed.shows("c1", Some(SyncStatus::Closed)).await;
+    assert!(shown.ready, "nothing is to be waited for");
+    assert_eq!(
+        shown.dump()[0]["error"],
+        "the kubeconfig is not allowed: exec is not allowed"
+    );
+
+    bed.applied(secret("s", OLD, &[("c1", "one")])).await;
+    let first = bed.started("one").await;
+    first.says(&[Kind::Service]).await;
+    assert_eq!(bed.passed().await, ["r c1 Service"]);
+
+    bed.applied(secret_with("s", OLD, &[("c1", "{")])).await;
+    bed.shown
+        .wait_for(|shown| shown.clusters["c1"].problem.is_some())
+        .await
+        .unwrap();
+    assert_eq!(bed.shown.borrow().clusters["c1"].status, SyncStatus::Synced);
+    // The same text as before: nothing is to be done.
+    bed.applied(secret("s", OLD, &[("c1", "one")])).await;
+    bed.shown
+        .wait_for(|shown| shown.clusters["c1"].problem.is_none())
+        .await
+        .unwrap();
+    assert!(!first.is_ended() && bed.played.is_empty());
+
+    // A certificate authority that is none shows only when the client is made.
+    let broken = kubeconfig("two").replace("cluster: {server", "cluster: {certificate-authority-data: '%', server");
+    bed.applied(secret_with("s", OLD, &[("c1", &broken)])).await;
+    let shown = bed
+        .shown
+        .wait_for(|shown| shown.clusters["c1"].problem.is_some())
+        .await
+        .unwrap();
+    assert_eq!(shown.clusters["c1"].status, SyncStatus::Synced);
+    drop(shown);
+    assert!(!first.is_ended());
+    let findings = bed.findings.lock().unwrap();
+    assert_eq!(findings.len(), 3, "{findings:?}");
+    assert!(
+        findings
+            .iter()
+            .all(|text| text.starts_with("Secret istio-system/s: data.c1: ")),
+        "{findings:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_second_secret_of_a_cluster_waits_for_its_turn() {
+    let mut bed = Bed::new(LONG);
+    bed.secrets(&[secret("b", OLD, &[("c1", "one")])]).await;
+    let first = bed.started("one").await;
+    first.says(&[Kind::Service]).await;
+    bed.passed().await;
+    bed.applied(secret("a", NEW, &[("c1", "two")])).await;
+    // A cluster of its own shows that the Secret before was seen.
+    bed.applied(secret("z", NEW, &[("c2", "three")])).await;
+    let other = bed.started("three").await;
+    assert!(!first.is_ended() && bed.findings.lock().unwrap()[0].contains("istio-system/b"));
+    bed.deleted(secret("b", OLD, &[])).await;
+    let second = bed.started("two").await;
+    second.says(&[Kind::Service]).await;
+    assert_eq!(bed.passed().await, ["r c1 Service"]);
+    assert!(first.is_ended() && !other.is_ended());
+}
+
+#[tokio::test]
+async fn a_cluster_that_goes_before_it_is_read_leaves_nothing() {
+    let mut bed = Bed::new(LONG);
+    bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let source = bed.started("one").await;
+    bed.secrets(&[]).await;
+    assert_eq!(bed.passed().await, ["x c1"]);
+    bed.shows("c1", None).await;
+    assert!(source.is_ended() && source.changes.is_closed());
+    bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    bed.started("one").await;
+}
+
+#[test]
+fn a_file_names_the_cluster_of_its_context_and_keeps_its_last_good_content() {
+    let allowed = Allowed::default();
+    let good = of_file(Ok(kubeconfig("one").into()), None, &allowed);
+    let names = |origin: &Origin| origin.claims.keys().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!((names(&good), &good.problem), (vec!["in-one".to_owned()], &None));
+    for text in ["", "{", "users: []"] {
+        let bad = of_file(Ok(text.into()), Some(&good), &allowed);
+        assert_eq!(names(&bad), ["in-one"], "{text}");
+        assert!(
+            bad.problem.is_some() && bad.claims.values().all(|claim| claim.reading.is_ok()),
+            "{text}"
+        );
+    }
+    let unread = of_file(Err("no permission".to_owned()), None, &allowed);
+    assert!(unread.claims.is_empty() && unread.problem.is_some());
+}
+
+#[tokio::test]
+async fn a_folder_is_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, text: &str| {
+        let draft = folder.path().join(".draft");
+        std::fs::write(&draft, text).unwrap();
+        std::fs::rename(draft, folder.path().join(name)).unwrap();
+    };
+    put("a.yaml", &kubeconfig("one"));
+    put("notes.txt", "nothing");
+    let (out, mut declared) = mpsc::channel(4);
+    let watched = folder::Folder::new(folder.path().to_owned(), ClusterId::new("own"), Allowed::default()).run(out);
+    let follow = async {
+        let mut next = async || match declared.recv().await {
+            Some(Declared::All(origins)) => origins
+                .iter()
+                .map(|(key, origin)| (key.to_string(), origin.claims.keys().map(ToString::to_string).collect()))
+                .collect::<Vec<(String, Vec<String>)>>(),
+            _ => panic!("a folder tells all that it has"),
+        };
+        assert_eq!(next().await, [("a.yaml".to_owned(), vec!["in-one".to_owned()])]);
+        put("b.yml", &kubeconfig("two"));
+        assert_eq!(next().await.len(), 2);
+        std::fs::remove_file(folder.path().join("a.yaml")).unwrap();
+        assert_eq!(next().await, [("b.yml".to_owned(), vec!["in-two".to_owned()])]);
+    };
+    let both = async {
+        tokio::select! { () = watched => panic!("it follows"), () = follow => {} }
+    };
+    time::timeout(LONG, both).await.expect("changes are noticed");
+}
+
+/// A step of the property below: a Secret is there with these clusters, or it is gone.
+type Step = (usize, Option<Vec<(usize, usize)>>);
+
+fn step() -> impl Strategy<Value = Step> {
+    let clusters = prop::collection::vec((0..3_usize, 0..3_usize), 0..3);
+    (0..3_usize, prop::option::weighted(0.7, clusters))
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_events_does_not_matter(steps in prop::collection::vec(step(), 0..12)) {
+        let own = ClusterId::new("own");
+        let key = |number: usize| ObjectKey::new(&own, "ns", format!("s{number}"));
+        // The age of a Secret is part of it: here the later names are older.
+        let origin = |number: usize, clusters: &[(usize, usize)]| {
+            let clusters: Vec<_> = clusters.iter().map(|(id, server)| (format!("c{id}"), format!("h{server}"))).collect();
+            let named: Vec<_> = clusters.iter().map(|(id, server)| (id.as_str(), server.as_str())).collect();
+            of_secret(&secret("s", &format!("2026-01-0{}T00:00:00Z", 9 - number), &named), &Allowed::default())
+        };
+        let mut reconciler = Reconciler::new(own.clone());
+        let mut declared = BTreeMap::new();
+        let mut running: BTreeMap<ClusterId, ObjectKey> = BTreeMap::new();
+        for (number, clusters) in steps {
+            match clusters {
+                Some(clusters) => {
+                    declared.insert(number, clusters.clone());
+                    reconciler.put(key(number), origin(number, &clusters));
+                }
+                None => {
+                    declared.remove(&number);
+                    reconciler.remove(&key(number));
+                }
+            }
+            // The actions alone lead to what is wanted, each fitting what runs.
+            for (cluster, (origin, action)) in reconciler.reconcile().0 {
+                let before = match action {
+                    Action::Stop => running.remove(&cluster),
+                    _ => running.insert(cluster, origin),
+                };
+                prop_assert_eq!(before.is_some(), !matches!(action, Action::Start(_)));
+            }
+            let wanted: BTreeMap<_, _> = reconciler.running().into_iter().map(|(id, (origin, _))| (id, origin)).collect();
+            prop_assert_eq!(&running, &wanted);
+            prop_assert!(reconciler.reconcile().0.is_empty(), "nothing is done twice");
+        }
+        let mut fresh = Reconciler::new(own.clone());
+        fresh.replace(declared.iter().map(|(number, clusters)| (key(*number), origin(*number, clusters))).collect());
+        let problems = fresh.reconcile().1;
+        prop_assert_eq!(fresh.running(), reconciler.running());
+        prop_assert_eq!(problems, reconciler.reconcile().1);
+    }
+}
+
+#[test]
+fn debug_shows_no_credentials() {
+    let origin = of_secret(&secret("s", OLD, &[("c1", "one")]), &Allowed::default());
+    assert!(origin.claims[&ClusterId::new("c1")].reading.is_ok());
+    let shown = format!("{origin:?}");
+    assert!(shown.contains("in-one") && !shown.contains("token"), "{shown}");
+}
