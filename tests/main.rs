@@ -3,6 +3,7 @@
 //! Each module below lists its trials; what a trial needs (a daemon, an Envoy, an application) it starts itself, and
 //! `support::process` ends every child by its id: when the trial drops it, when the run ends, on a panic and on a signal.
 
+mod charts;
 mod e2e;
 mod golden;
 mod kube;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         parity::trials(),
         properties::trials(),
         kube::trials(),
+        charts::trials(),
         e2e::trials(),
     ]
     .into_iter()

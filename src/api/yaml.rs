@@ -4,12 +4,16 @@
 //! and limits hold for each document and not for the sum. Scalars are read as `sigs.k8s.io/yaml` reads them: `yes` and
 //! `on` are booleans, `014` is twelve, and of equal keys the last one counts.
 
+mod write;
+
 use serde_json::Value;
 use serde_saphyr::{
     Error, Options,
     budget::BudgetBreach,
     options::{DuplicateKeyPolicy, NonFiniteFloatPolicy},
 };
+
+pub use write::to_text;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: usize = 32 << 20;

@@ -1,0 +1,119 @@
+{{/*
+Puts what stands below `pilot` at the top of the values. Every template begins with it, since Helm renders them in an
+order of its own.
+*/}}
+{{- define "istiod.values" -}}
+{{- $_ := mustMergeOverwrite .Values (.Values.pilot | default dict) -}}
+{{- range list .Values.profile .Values.global.profile .Values.compatibilityVersion -}}
+{{- if . -}}
+{{- fail (printf "there are no profiles and no compatibility versions, but %q was asked for" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* -REVISION, or nothing. */}}
+{{- define "istiod.suffix" -}}
+{{- with .Values.revision }}-{{ . }}{{ end -}}
+{{- end -}}
+
+{{- define "istiod.inNamespace" -}}
+{{- if has .Values.global.resourceScope (list "all" "namespace") }}true{{ end -}}
+{{- end -}}
+
+{{- define "istiod.inCluster" -}}
+{{- if has .Values.global.resourceScope (list "all" "cluster") }}true{{ end -}}
+{{- end -}}
+
+{{/* Labels of every object. */}}
+{{- define "istiod.common" -}}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+app.kubernetes.io/part-of: istio
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- end -}}
+
+{{/* Labels of what belongs to no revision's pods: accounts and roles. */}}
+{{- define "istiod.labels" -}}
+app: istiod
+release: {{ .Release.Name }}
+app.kubernetes.io/name: istiod
+{{ include "istiod.common" . }}
+{{- end -}}
+
+{{/* Labels of what belongs to a revision. */}}
+{{- define "istiod.revisionLabels" -}}
+{{ include "istiod.labels" . }}
+istio.io/rev: {{ .Values.revision | default "default" | quote }}
+operator.istio.io/component: Pilot
+{{- end -}}
+
+{{/* Labels of the reader for other clusters. */}}
+{{- define "istiod.readerLabels" -}}
+app: istio-reader
+release: {{ .Release.Name }}
+app.kubernetes.io/name: istio-reader
+{{ include "istiod.common" . }}
+{{- end -}}
+
+{{/* What the Service selects: without a revision only pods without one, so that a canary gets no traffic of the default. */}}
+{{- define "istiod.selector" -}}
+app: istiod
+{{- if .Values.revision }}
+istio.io/rev: {{ .Values.revision | quote }}
+{{- else }}
+istio: pilot
+{{- end }}
+{{- end -}}
+
+{{- define "istiod.image" -}}
+{{- if contains "/" .Values.image -}}
+{{ .Values.image }}
+{{- else -}}
+{{- $variant := .Values.variant | default .Values.global.variant -}}
+{{ .Values.hub | default .Values.global.hub }}/{{ .Values.image }}:{{ .Values.tag | default .Values.global.tag }}{{ with $variant }}-{{ . }}{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "istiod.ports" -}}
+- name: grpc-xds
+  port: 15010
+  protocol: TCP
+- name: https-dns
+  port: 15012
+  protocol: TCP
+- name: https-webhook
+  port: 443
+  targetPort: 15017
+  protocol: TCP
+- name: http-monitoring
+  port: 15014
+  protocol: TCP
+{{- end -}}
+
+{{/* The group of ServiceExport and ServiceImport. */}}
+{{- define "istiod.mcsGroup" -}}
+{{ .Values.env.MCS_API_GROUP | default "multicluster.x-k8s.io" }}
+{{- end -}}
+
+{{/* The mesh config: what follows from other values, and meshConfig laid over it. */}}
+{{- define "istiod.mesh" -}}
+{{- $name := printf "istiod%s" (include "istiod.suffix" .) -}}
+{{- $proxies := dict "discoveryAddress" (printf "%s.%s.svc:15012" $name .Release.Namespace) -}}
+{{- with .Values.global.meshID -}}
+{{- $_ := set $proxies "meshId" . -}}
+{{- end -}}
+{{- $tracer := .Values.global.proxy.tracer -}}
+{{- if and $tracer (ne $tracer "none") -}}
+{{- $zipkin := dict "address" (printf "zipkin.%s:9411" .Values.global.istioNamespace) -}}
+{{- $usual := dict "zipkin" $zipkin "datadog" (dict "address" "$(HOST_IP):8126") -}}
+{{- $given := get .Values.global.tracer $tracer | default dict -}}
+{{- $_ := set $proxies "tracing" (dict $tracer (merge (dict) $given (get $usual $tracer | default dict))) -}}
+{{- end -}}
+{{- $mesh := dict "trustDomain" "cluster.local" "rootNamespace" .Values.global.istioNamespace "defaultConfig" $proxies -}}
+{{- $telemetry := .Values.telemetry -}}
+{{- if and $telemetry.enabled $telemetry.v2.enabled $telemetry.v2.prometheus.enabled (not .Values.meshConfig.defaultProviders) -}}
+{{- $_ := set $mesh "defaultProviders" (dict "metrics" (list "prometheus")) -}}
+{{- end -}}
+{{ mustMergeOverwrite $mesh .Values.meshConfig | toYaml }}
+{{- end -}}

@@ -1,0 +1,123 @@
+//! JSON values as YAML text that every YAML reader understands alike: block style, keys in order, and quotes wherever a
+//! reader of YAML 1.1 could see anything but a string.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+/// Plain words that YAML 1.1 reads as something else than a string.
+const RESERVED: &[&str] = &[
+    "true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf",
+];
+
+/// One document, without a marker, with a line break at its end.
+pub fn to_text(value: &Value) -> String {
+    let mut text = String::new();
+    match value {
+        Value::Object(entries) if !entries.is_empty() => mapping(&mut text, entries, 0),
+        Value::Array(items) if !items.is_empty() => list(&mut text, items, 0),
+        other => {
+            scalar(&mut text, other);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn mapping(text: &mut String, entries: &Map<String, Value>, indent: usize) {
+    let mut sorted: Vec<_> = entries.iter().collect();
+    sorted.sort_by_key(|(key, _)| *key);
+    for (position, (key, value)) in sorted.into_iter().enumerate() {
+        // The first entry stands where the caller stopped: at the beginning of a line, or behind a dash.
+        if position > 0 || text.ends_with('\n') || text.is_empty() {
+            text.extend(std::iter::repeat_n(' ', indent));
+        }
+        string(text, key);
+        text.push(':');
+        match value {
+            Value::Object(entries) if !entries.is_empty() => {
+                text.push('\n');
+                mapping(text, entries, indent + 2);
+            }
+            Value::Array(items) if !items.is_empty() => {
+                text.push('\n');
+                list(text, items, indent);
+            }
+            other => {
+                text.push(' ');
+                scalar(text, other);
+                text.push('\n');
+            }
+        }
+    }
+}
+
+fn list(text: &mut String, items: &[Value], indent: usize) {
+    for (position, item) in items.iter().enumerate() {
+        if position > 0 || text.ends_with('\n') || text.is_empty() {
+            text.extend(std::iter::repeat_n(' ', indent));
+        }
+        text.push_str("- ");
+        match item {
+            Value::Object(entries) if !entries.is_empty() => mapping(text, entries, indent + 2),
+            Value::Array(items) if !items.is_empty() => list(text, items, indent + 2),
+            other => {
+                scalar(text, other);
+                text.push('\n');
+            }
+        }
+    }
+}
+
+fn scalar(text: &mut String, value: &Value) {
+    match value {
+        Value::String(value) => string(text, value),
+        other => write!(text, "{other}").expect("because writing to a string cannot fail"),
+    }
+}
+
+fn string(text: &mut String, value: &str) {
+    if is_plain(value) {
+        text.push_str(value);
+    } else {
+        // A JSON string is a double-quoted YAML scalar.
+        write!(text, "{}", Value::from(value)).expect("because writing to a string cannot fail");
+    }
+}
+
+/// Whether the string may stand without quotes: words of letters and harmless signs that begin with a letter.
+fn is_plain(value: &str) -> bool {
+    let harmless = |character: char| character.is_ascii_alphanumeric() || " ._/-,()".contains(character);
+    value.starts_with(|first: char| first.is_ascii_alphabetic())
+        && !value.ends_with(' ')
+        && value.chars().all(harmless)
+        && !RESERVED.contains(&value.to_ascii_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::yaml::documents;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let value = json!({
+            "z": [], "a": {}, "b": null, "list": [1, -2.5, true, [[], [1, 2]], {"x": {"y": [{"k": "v", "l": "w"}]}}],
+            "words": ["yes", "On", "n", "", " a", "a ", "1e3", "0x1F", "~", "a: b", "a #b", "-", "plain words", "^a\\d$",
+                      "line\nbreak", "\u{e9}", "12", "NaN", "2024-01-01", "a,b (c)", "*", "&x", "!t", "%d", "@a", "`"],
+            "yes": {"x-kubernetes-int-or-string": true},
+        });
+        let text = to_text(&value);
+        let read = documents(&text)[0].parse().expect("the text is YAML");
+        assert_eq!(read, value, "{text}");
+    }
+
+    #[test]
+    fn the_text_is_in_order_and_in_blocks() {
+        let value = json!({"b": {"c": ["x", {"w": 1, "z": "2"}]}, "a": "on"});
+        assert_eq!(to_text(&value), "a: \"on\"\nb:\n  c:\n  - x\n  - w: 1\n    z: \"2\"\n");
+        assert_eq!(to_text(&json!({})), "{}\n");
+    }
+}

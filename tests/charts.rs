@@ -1,0 +1,50 @@
+//! The charts and the definitions that the base chart installs: with the real Helm, and with a real API server.
+
+mod helm;
+mod rendered;
+
+use libtest_mimic::{Failed, Trial};
+
+use crate::support::{project, variable};
+
+/// The definitions of the base chart.
+const DEFINITIONS: &str = "charts/base/files/crd-all.gen.yaml";
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = vec![
+        Trial::test("charts::definitions_are_current", definitions_are_current),
+        Trial::test(
+            "charts::versions_are_those_of_the_program",
+            versions_are_those_of_the_program,
+        ),
+    ];
+    trials.extend(rendered::trials());
+    trials
+}
+
+/// `UPDATE_GOLDEN=1` writes them anew.
+fn definitions_are_current() -> Result<(), Failed> {
+    let path = project().join(DEFINITIONS);
+    let made = istiod::api::crd::text();
+    if variable("UPDATE_GOLDEN").is_some() {
+        return Ok(std::fs::write(path, made)?);
+    }
+    if std::fs::read_to_string(&path)? == made {
+        return Ok(());
+    }
+    let path = path.display();
+    Err(
+        format!("{path} differs from what is generated\nsee: istiod crds | diff {path} -; UPDATE_GOLDEN=1 accepts")
+            .into(),
+    )
+}
+
+fn versions_are_those_of_the_program() -> Result<(), Failed> {
+    for chart in ["base", "istiod"] {
+        let text = std::fs::read_to_string(project().join("charts").join(chart).join("Chart.yaml"))?;
+        let chart = istiod::api::yaml::documents(&text)[0].parse()?;
+        assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(chart["appVersion"], istiod::admin::metrics::ISTIO_VERSION);
+    }
+    Ok(())
+}

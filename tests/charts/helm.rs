@@ -1,0 +1,60 @@
+//! The real Helm.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use libtest_mimic::{Failed, Trial};
+use serde_json::Value;
+
+use crate::support::{missing, project};
+
+fn binary() -> Option<PathBuf> {
+    let path = project().join(".tools/bin/helm");
+    path.is_file().then_some(path)
+}
+
+/// A trial that is skipped where there is no Helm.
+pub(super) fn trial(name: &str, trial: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || {
+        if binary().is_none() {
+            return missing("there is no Helm; `make tools` installs it");
+        }
+        trial().map(|()| libtest_mimic::Completion::Completed)
+    })
+}
+
+/// Runs Helm with an empty environment in the folder of the charts; gives what it prints.
+pub(super) fn run(arguments: &[&str]) -> Result<String, String> {
+    let mut helm = Command::new(binary().ok_or("no Helm")?);
+    let home = project().join("target/integration/helm");
+    helm.env_clear()
+        .envs(["HOME", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, &home)))
+        .current_dir(project().join("charts"))
+        .args(arguments);
+    let output = helm.output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(format!(
+            "helm {}: {}{}",
+            arguments.join(" "),
+            text(&output.stdout),
+            text(&output.stderr)
+        ))
+    }
+}
+
+/// The objects of a chart, rendered as the release `mesh` in istio-system with these values (`name=value`).
+pub(super) fn objects(chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+    let mut arguments = vec!["template", "mesh", chart, "--namespace", "istio-system"];
+    for value in values {
+        arguments.extend(["--set", value]);
+    }
+    let text = run(&arguments)?;
+    let documents = istiod::api::yaml::documents(&text);
+    documents
+        .iter()
+        .map(|document| document.parse().map_err(|error| error.to_string()))
+        .collect()
+}
