@@ -1,5 +1,7 @@
 //! Builds every part, hands each its inputs, runs until shutdown. Nothing imports this but `cli`.
 
+mod wants;
+
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
 use axum::{Router, extract::ConnectInfo};
@@ -19,7 +21,10 @@ use crate::{
     api::{Diagnostic, Severity},
     base::{ClusterId, Namespace},
     environment::{self, Environment},
-    ingest::file::{FileError, FileSettings, FileSource, Objects, Report},
+    ingest::{
+        file::{FileError, FileSettings, FileSource, Objects, Report},
+        resolve,
+    },
     model::{Change, Installation, MeshSnapshot, World, features::Features},
     push::{Pump, PushOptions, debounce::Timing, pump::PumpLoop},
     settings::{Address, Settings},
@@ -78,6 +83,7 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
     let (source, changes) = open_folder(environment, &installation)?;
     installation.features = features(&environment.settings, source.env());
     let features = installation.features.clone();
+    let cluster = installation.cluster.clone();
     let options = PushOptions {
         timing: Timing {
             after: features.pilot_debounce_after,
@@ -94,6 +100,8 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         None,
     )?;
     listen(environment, &pump, &xds).await?;
+    let wants = wants::follow(environment, pump.mesh.clone());
+    resolve::start(environment, cluster, wants, pump.changes.clone());
     start_source(environment, source, pump.changes.clone(), changes, pump.mesh.clone());
     tokio::select! {
         signal = until_signal() => signal?,

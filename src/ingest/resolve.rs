@@ -1,0 +1,190 @@
+//! Host names of network gateways, asked of DNS. What is wanted comes from the mesh; an answer is a change like others.
+//!
+//! Each host is asked for again when its records expire. As long as DNS does not answer, the last addresses stay: a
+//! broken resolver is no reason to cut networks apart.
+
+mod dns;
+
+use std::{collections::BTreeMap, future::poll_fn, net::IpAddr, sync::Arc, task::Poll, time::Duration};
+
+use futures::future::BoxFuture;
+use smol_str::SmolStr;
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    api::resolved_host::ResolvedHost,
+    base::ClusterId,
+    environment::Environment,
+    model::{change::Change, wants::Wants},
+};
+
+/// The soonest that a host is asked for again, and the time after a failure or an answer without records.
+const SOONEST: Duration = Duration::from_secs(30);
+/// The latest that a host is asked for again.
+const LATEST: Duration = Duration::from_hours(1);
+
+/// What DNS says of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Answer {
+    /// The addresses of both families; none if the host has no records.
+    pub addresses: Vec<IpAddr>,
+    /// The smallest time that one of the records holds; `None` without records.
+    pub ttl: Option<Duration>,
+}
+
+/// Why there is no answer; for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LookupError(String);
+
+/// Asks for hosts.
+pub trait Lookup: Send + Sync + 'static {
+    /// The addresses of a fully qualified host name, asked for after a wait.
+    fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>>;
+}
+
+/// Starts to resolve the hosts that are wanted, by the servers of `/etc/resolv.conf`.
+pub fn start(
+    environment: &Environment,
+    cluster: ClusterId,
+    wants: watch::Receiver<Arc<Wants>>,
+    changes: mpsc::Sender<Vec<Change>>,
+) {
+    let resolver = Resolver::new(cluster, Arc::new(dns::SystemDns::default()), changes);
+    environment.tasks.spawn_until_shutdown("resolver", resolver.run(wants));
+}
+
+/// The hosts that are wanted, and what is known of them.
+struct Resolver<L> {
+    cluster: ClusterId,
+    lookup: Arc<L>,
+    changes: mpsc::Sender<Vec<Change>>,
+    hosts: BTreeMap<SmolStr, Host>,
+}
+
+/// One host.
+struct Host {
+    /// The next answer: a wait, then a lookup.
+    next: BoxFuture<'static, Result<Answer, LookupError>>,
+    /// The addresses that were told, sorted; `None` before the first answer.
+    told: Option<Vec<IpAddr>>,
+    /// The last lookup failed.
+    failing: bool,
+}
+
+impl<L: Lookup> Resolver<L> {
+    fn new(cluster: ClusterId, lookup: Arc<L>, changes: mpsc::Sender<Vec<Change>>) -> Self {
+        Self {
+            cluster,
+            lookup,
+            changes,
+            hosts: BTreeMap::new(),
+        }
+    }
+
+    /// Runs until nobody tells wants or takes changes.
+    async fn run(mut self, mut wants: watch::Receiver<Arc<Wants>>) {
+        loop {
+            let wanted = wants.borrow_and_update().clone();
+            if !self.take(&wanted).await {
+                return;
+            }
+            loop {
+                let (host, answer) = tokio::select! {
+                    changed = wants.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    answered = self.answered() => answered,
+                };
+                if !self.learn(host, answer).await {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes over what is wanted now. False if nobody takes changes any more.
+    async fn take(&mut self, wants: &Wants) -> bool {
+        for host in &wants.hosts {
+            if !self.hosts.contains_key(host) {
+                let next = self.ask(host, Duration::ZERO);
+                let host = host.clone();
+                self.hosts.insert(
+                    host,
+                    Host {
+                        next,
+                        told: None,
+                        failing: false,
+                    },
+                );
+            }
+        }
+        let mut gone = Vec::new();
+        self.hosts.retain(|host, entry| {
+            let keep = wants.hosts.contains(host);
+            if !keep && entry.told.is_some() {
+                gone.push(Change::Remove(
+                    ResolvedHost::KIND,
+                    ResolvedHost::key(&self.cluster, host),
+                ));
+            }
+            keep
+        });
+        gone.is_empty() || self.changes.send(gone).await.is_ok()
+    }
+
+    fn ask(&self, host: &SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
+        self.lookup.clone().ask(host.clone(), wait)
+    }
+
+    /// The next answer; pending for ever while no host is wanted.
+    async fn answered(&mut self) -> (SmolStr, Result<Answer, LookupError>) {
+        poll_fn(|cx| {
+            for (host, entry) in &mut self.hosts {
+                if let Poll::Ready(answer) = entry.next.as_mut().poll(cx) {
+                    return Poll::Ready((host.clone(), answer));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
+    async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
+        let wait = match &answer {
+            Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),
+            Err(_) => SOONEST,
+        };
+        let next = self.ask(&host, wait);
+        let Some(entry) = self.hosts.get_mut(&host) else {
+            return true;
+        };
+        entry.next = next;
+        let mut addresses = match answer {
+            Ok(answer) => answer.addresses,
+            Err(error) => {
+                if !std::mem::replace(&mut entry.failing, true) {
+                    let kept = entry.told.as_deref().unwrap_or_default();
+                    tracing::warn!(%host, %error, ?kept, "cannot resolve a network gateway, the last addresses stay");
+                }
+                return true;
+            }
+        };
+        entry.failing = false;
+        addresses.sort_unstable();
+        addresses.dedup();
+        if entry.told.as_ref() == Some(&addresses) {
+            return true;
+        }
+        tracing::info!(%host, ?addresses, before = ?entry.told, again = ?wait, "resolved a network gateway");
+        entry.told = Some(addresses.clone());
+        let key = ResolvedHost::key(&self.cluster, &host);
+        let change = Change::Upsert(ResolvedHost { key, addresses }.into());
+        self.changes.send(vec![change]).await.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use hickory_resolver::{
+    TokioResolver,
+    config::{ConnectionConfig, NameServerConfig, ResolverConfig},
+    net::runtime::TokioRuntimeProvider,
+    proto::{
+        op::{Message, MessageType, OpCode, ResponseCode},
+        rr::{Name, RData, Record, RecordType},
+    },
+};
+use tokio::{net::UdpSocket, task::yield_now};
+
+use super::*;
+use crate::model::change::Batch;
+
+const CLUSTER: ClusterId = ClusterId::new_static("c");
+
+/// Answers from a table that tests change, by a clock that they set.
+#[derive(Default)]
+struct Table {
+    clock: watch::Sender<u64>,
+    answers: Mutex<BTreeMap<&'static str, Result<Answer, LookupError>>>,
+    asked: AtomicUsize,
+}
+
+impl Table {
+    fn set(&self, host: &'static str, addresses: &[&str], seconds: u64) {
+        let answer = Answer {
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            ttl: (seconds > 0).then(|| Duration::from_secs(seconds)),
+        };
+        self.answers.lock().unwrap().insert(host, Ok(answer));
+    }
+
+    fn fail(&self, host: &'static str) {
+        let error = LookupError("no server".into());
+        self.answers.lock().unwrap().insert(host, Err(error));
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Lookup for Table {
+    fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
+        let mut clock = self.clock.subscribe();
+        let due = *clock.borrow() + wait.as_secs();
+        Box::pin(async move {
+            clock.wait_for(|now| *now >= due).await.unwrap();
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.answers.lock().unwrap()[host.as_str()].clone()
+        })
+    }
+}
+
+struct Bed {
+    table: Arc<Table>,
+    wants: watch::Sender<Arc<Wants>>,
+    changes: mpsc::Receiver<Batch>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (wants, wants_in) = watch::channel(Arc::default());
+        let (changes_out, changes) = mpsc::channel(8);
+        let table = Arc::new(Table::default());
+        let resolver = Resolver::new(CLUSTER, table.clone(), changes_out);
+        crate::task::Tasks::default().spawn("resolver", resolver.run(wants_in));
+        Self { table, wants, changes }
+    }
+
+    fn want(&self, hosts: &[&'static str]) {
+        let hosts = hosts.iter().copied().map(SmolStr::new_static).collect();
+        self.wants.send_replace(Arc::new(Wants {
+            hosts,
+            ..Wants::default()
+        }));
+    }
+
+    /// Lets everything happen that can happen now.
+    async fn settle(&self) {
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+
+    /// Lets time pass, second by second.
+    async fn sleep(&self, seconds: u64) {
+        self.settle().await;
+        for _ in 0..seconds {
+            self.table.clock.send_modify(|now| *now += 1);
+            self.settle().await;
+        }
+    }
+
+    /// The next change in words, and the seconds until it came.
+    async fn next(&mut self) -> (String, u64) {
+        let mut waited = 0;
+        self.settle().await;
+        let batch = loop {
+            match self.changes.try_recv() {
+                Ok(batch) => break batch,
+                Err(_) => self.sleep(1).await,
+            }
+            waited += 1;
+            assert!(waited < 100_000, "nothing comes");
+        };
+        let words = batch.iter().map(|change| match change {
+            Change::Upsert(crate::api::Row::ResolvedHost(host)) => format!("{} {:?}", host.key.name, host.addresses),
+            Change::Remove(kind, key) => format!("{} -{}", kind.name(), key.name),
+            other => panic!("unexpected {other:?}"),
+        });
+        (words.collect::<Vec<_>>().join(", "), waited)
+    }
+}
+
+#[tokio::test]
+async fn hosts_are_asked_for_when_their_records_expire() {
+    let mut bed = Bed::new();
+    bed.table.set("a", &["2.2.2.2", "1.1.1.1", "2.2.2.2"], 120);
+    bed.want(&["a"]);
+    assert_eq!(bed.next().await, ("a [1.1.1.1, 2.2.2.2]".into(), 0));
+    bed.table.set("a", &["3.3.3.3"], 1);
+    assert_eq!(bed.next().await, ("a [3.3.3.3]".into(), 120));
+    bed.table.set("a", &["4.4.4.4"], 100_000);
+    assert_eq!(bed.next().await, ("a [4.4.4.4]".into(), 30), "no sooner than 30 s");
+    bed.table.set("a", &[], 0);
+    assert_eq!(bed.next().await, ("a []".into(), 3600), "no later than an hour");
+    bed.table.set("a", &["5.5.5.5"], 60);
+    assert_eq!(bed.next().await, ("a [5.5.5.5]".into(), 30), "without records");
+}
+
+#[tokio::test]
+async fn equal_answers_are_no_news_and_failures_keep_the_last() {
+    let mut bed = Bed::new();
+    bed.table.fail("a");
+    bed.want(&["a"]);
+    bed.sleep(95).await;
+    assert_eq!(bed.table.asked(), 4, "at once, then every 30 s");
+    assert!(bed.changes.is_empty(), "nothing is known");
+    bed.table.set("a", &["1.1.1.1"], 60);
+    assert_eq!(bed.next().await, ("a [1.1.1.1]".into(), 25));
+    bed.table.fail("a");
+    bed.sleep(200).await;
+    bed.table.set("a", &["1.1.1.1"], 60);
+    bed.sleep(600).await;
+    assert!(bed.changes.is_empty(), "the addresses are what they were");
+}
+
+#[tokio::test]
+async fn hosts_come_and_go() {
+    let mut bed = Bed::new();
+    bed.table.set("a", &["1.1.1.1"], 60);
+    bed.table.set("b", &["2.2.2.2"], 60);
+    bed.table.fail("c");
+    bed.want(&["a", "c"]);
+    assert_eq!(bed.next().await.0, "a [1.1.1.1]");
+    bed.want(&["b"]);
+    let (first, second) = (bed.next().await.0, bed.next().await.0);
+    assert_eq!((first.as_str(), second.as_str()), ("ResolvedHost -a", "b [2.2.2.2]"));
+    let asked = bed.table.asked();
+    bed.sleep(61).await;
+    assert_eq!(bed.table.asked(), asked + 1, "only b");
+    bed.want(&["b", "a"]);
+    assert_eq!(bed.next().await.0, "a [1.1.1.1]", "told again");
+}
+
+/// A DNS server: `a.example.com` has an alias and addresses, `v4.example.com` fails for IPv6, `broken.example.com`
+/// fails for both, everything else does not exist.
+async fn serve(socket: UdpSocket) {
+    let mut buffer = [0; 1024];
+    while let Ok((length, client)) = socket.recv_from(&mut buffer).await {
+        let question = Message::from_vec(&buffer[..length]).unwrap();
+        let query = question.queries[0].clone();
+        let mut reply = Message::new(question.metadata.id, MessageType::Response, OpCode::Query);
+        let record = |name: &str, ttl, data| Record::from_rdata(Name::from_ascii(name).unwrap(), ttl, data);
+        let name = query.name().to_ascii();
+        match (name.as_str(), query.query_type()) {
+            ("a.example.com.", RecordType::A) => {
+                let target = Name::from_ascii("lb.example.com.").unwrap();
+                let alias = RData::CNAME(hickory_resolver::proto::rr::rdata::CNAME(target));
+                reply.add_answer(record(&name, 45, alias));
+                reply.add_answer(record(
+                    "lb.example.com.",
+                    300,
+                    RData::A(Ipv4Addr::new(10, 0, 0, 2).into()),
+                ));
+                reply.add_answer(record(
+                    "lb.example.com.",
+                    300,
+                    RData::A(Ipv4Addr::new(10, 0, 0, 1).into()),
+                ));
+            }
+            ("a.example.com.", RecordType::AAAA) => {
+                let address: std::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
+                reply.add_answer(record(&name, 100, RData::AAAA(address.into())));
+            }
+            ("v4.example.com.", RecordType::A) => {
+                reply.add_answer(record(&name, 50, RData::A(Ipv4Addr::new(10, 0, 0, 3).into())));
+            }
+            ("v4.example.com." | "broken.example.com.", _) => reply.metadata.response_code = ResponseCode::ServFail,
+            _ => reply.metadata.response_code = ResponseCode::NXDomain,
+        }
+        reply.add_query(query);
+        socket.send_to(&reply.to_vec().unwrap(), client).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn both_families_are_asked_of_the_server() {
+    let socket = UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+        .await
+        .unwrap();
+    let mut connection = ConnectionConfig::udp();
+    connection.port = socket.local_addr().unwrap().port();
+    crate::task::Tasks::default().spawn("dns", serve(socket));
+    let server = NameServerConfig::new(Ipv4Addr::LOCALHOST.into(), true, vec![connection]);
+    let config = ResolverConfig::from_parts(None, vec![Name::from_ascii("search.example.").unwrap()], vec![server]);
+    let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+    dns::set_options(builder.options_mut());
+    let resolver = builder.build().unwrap();
+
+    let answer = dns::answer(&resolver, "a.example.com").await.unwrap();
+    let mut addresses: Vec<_> = answer.addresses.iter().map(ToString::to_string).collect();
+    addresses.sort();
+    assert_eq!(addresses, ["10.0.0.1", "10.0.0.2", "2001:db8::1"]);
+    assert_eq!(answer.ttl, Some(Duration::from_secs(45)), "that of the alias");
+    let answer = dns::answer(&resolver, "v4.example.com.").await.unwrap();
+    assert_eq!((answer.addresses.len(), answer.ttl), (1, Some(Duration::from_secs(50))));
+    assert_eq!(
+        dns::answer(&resolver, "nowhere.example.com").await,
+        Ok(Answer::default())
+    );
+    assert!(dns::answer(&resolver, "broken.example.com").await.is_err());
+}
