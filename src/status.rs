@@ -3,6 +3,7 @@
 //! never otherwise.
 
 pub mod auto_allocation;
+pub mod auto_registration;
 pub mod leader;
 pub mod store;
 

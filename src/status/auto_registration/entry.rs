@@ -1,0 +1,326 @@
+//! What happens to the WorkloadEntry of a machine: objects in, objects out. Several instances of the control plane work
+//! on one entry; whoever the machine connected to last keeps it, and every decision compares times that stand on the
+//! entry itself.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Map, Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::{
+    base::Labels,
+    xds::events::{Binding, Health, Machine, Rejection},
+};
+
+/// The WorkloadGroup that an entry was made from.
+pub const GROUP: &str = "istio.io/autoRegistrationGroup";
+/// The instance that the machine is connected to.
+pub const CONTROLLER: &str = "istio.io/workloadController";
+/// When the machine connected.
+pub const CONNECTED_AT: &str = "istio.io/connectedAt";
+/// When it went away.
+pub const DISCONNECTED_AT: &str = "istio.io/disconnectedAt";
+/// The health that its agent tells is written to the entry (and counts, if the value is `true`).
+pub const HEALTH_CHECKED: &str = "proxy.istio.io/health-checks-enabled";
+
+/// The label of workloads that take HBONE.
+const TUNNEL: &str = "networking.istio.io/tunnel";
+/// The label that stands for a locality on a node; its value would be no label of Kubernetes'.
+const LOCALITY: &str = "istio-locality";
+/// The type of the condition that tells health.
+const HEALTHY: &str = "Healthy";
+/// The longest name of an object.
+const MAX_NAME: usize = 253;
+
+/// The name of a machine's entry.
+pub fn name(machine: &Machine) -> String {
+    let group = match &machine.binding {
+        Binding::Entry(name) => return name.to_string(),
+        Binding::Group(group) => group,
+    };
+    let mut name = format!("{group}-{}", machine.address.replace(':', "-"));
+    if !machine.network.is_empty() {
+        name = format!("{name}-{}", machine.network);
+    }
+    // The end tells machines apart, the beginning does not.
+    let begin = name.len().saturating_sub(MAX_NAME);
+    let begin = (begin..).find(|at| name.is_char_boundary(*at)).unwrap_or_default();
+    name.split_off(begin)
+}
+
+/// Whether the machine may have this entry, which may be one that is about to be made.
+pub fn permit(validate: bool, machine: &Machine, entry: &Value) -> Result<(), Rejection> {
+    if !validate {
+        return Ok(());
+    }
+    let Some(identity) = &machine.identity else {
+        return Err(Rejection::Forbidden(format!(
+            "registration of a WorkloadEntry for {} requires a verified identity, which plaintext streams do not have; \
+             hint: connect over TLS, or set ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
+            machine.proxy
+        )));
+    };
+    let namespace = text(&entry["metadata"]["namespace"]);
+    if identity.namespace != namespace {
+        return Err(Rejection::Forbidden(format!(
+            "registration of a WorkloadEntry in namespace {namespace:?} is not for identities of {:?}",
+            identity.namespace
+        )));
+    }
+    let account = text(&entry["spec"]["serviceAccount"]);
+    if !account.is_empty() && identity.service_account != account {
+        return Err(Rejection::Forbidden(format!(
+            "registration of a WorkloadEntry with service account {account:?} is not for {:?}",
+            identity.service_account
+        )));
+    }
+    Ok(())
+}
+
+/// A new entry from the template of its group. The labels of the machine stand over those of the group's metadata, and
+/// these over the template's.
+pub fn of_group(name: &str, machine: &Machine, group: &Value, instance: &str, at: SystemTime) -> Value {
+    let metadata = &group["spec"]["metadata"];
+    let mut spec = group["spec"]["template"].as_object().cloned().unwrap_or_default();
+    let mut labels = object(spec.get("labels"));
+    labels.extend(object(metadata.get("labels")));
+    labels.extend(values(&machine.labels));
+    labels.remove(LOCALITY);
+    if machine.hbone && !labels.contains_key(TUNNEL) {
+        labels.insert(TUNNEL.into(), "http".into());
+    }
+    spec.insert("address".into(), machine.address.as_str().into());
+    if !labels.is_empty() {
+        spec.insert("labels".into(), labels.clone().into());
+    }
+    if !machine.network.is_empty() {
+        spec.insert("network".into(), machine.network.as_str().into());
+    }
+    if !machine.locality.is_empty() {
+        spec.insert("locality".into(), machine.locality.as_str().into());
+    }
+    let group_name = text(&group["metadata"]["name"]);
+    let mut annotations = Map::from_iter([(GROUP.to_owned(), Value::from(group_name))]);
+    annotations.extend(object(metadata.get("annotations")));
+    if machine.probed {
+        annotations.insert(HEALTH_CHECKED.into(), "true".into());
+    }
+    let mut entry = json!({
+        "apiVersion": "networking.istio.io/v1",
+        "kind": "WorkloadEntry",
+        "metadata": {
+            "name": name,
+            "namespace": machine.namespace.as_str(),
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [{
+                "apiVersion": "networking.istio.io/v1",
+                "kind": "WorkloadGroup",
+                "name": group_name,
+                "uid": group["metadata"]["uid"],
+                "controller": true,
+            }],
+        },
+        "spec": spec,
+    });
+    mark_connected(&mut entry, instance, at);
+    entry
+}
+
+fn mark_connected(entry: &mut Value, instance: &str, at: SystemTime) {
+    annotate(entry, CONTROLLER, Some(instance.to_owned()));
+    annotate(entry, CONNECTED_AT, Some(time_text(at)));
+    annotate(entry, DISCONNECTED_AT, None);
+}
+
+/// The entry of a machine that connected to this instance; `None` if it says so already, or says something newer.
+pub fn connected(entry: &Value, instance: &str, at: SystemTime) -> Option<Value> {
+    let later = |key: &str| annotation_time(entry, key).is_some_and(|time| time > at);
+    if later(DISCONNECTED_AT) || later(CONNECTED_AT) {
+        return None;
+    }
+    if annotation(entry, CONTROLLER) == instance && annotation_time(entry, CONNECTED_AT) == Some(at) {
+        return None;
+    }
+    let mut entry = entry.clone();
+    mark_connected(&mut entry, instance, at);
+    Some(entry)
+}
+
+/// The entry of a machine that went away from this instance; `None` if it has come back since, here or elsewhere.
+pub fn disconnected(entry: &Value, instance: &str, connected_at: SystemTime, at: SystemTime) -> Option<Value> {
+    let connected = annotation_time(entry, CONNECTED_AT);
+    let came_back = connected.is_some_and(|time| time > connected_at || time > at);
+    if came_back || annotation(entry, CONTROLLER) != instance {
+        return None;
+    }
+    let mut entry = entry.clone();
+    annotate(&mut entry, CONNECTED_AT, None);
+    annotate(&mut entry, DISCONNECTED_AT, Some(time_text(at)));
+    Some(entry)
+}
+
+/// True if health that agents tell is written to the entry.
+pub fn takes_health(entry: &Value) -> bool {
+    entry["metadata"]["annotations"].get(HEALTH_CHECKED).is_some()
+}
+
+/// The entry with this health in its status; `None` if it is somebody else's now, or knows something newer.
+pub fn with_health(entry: &Value, instance: &str, health: &Health) -> Option<Value> {
+    if annotation(entry, CONTROLLER) != instance {
+        return None;
+    }
+    let mut conditions = entry["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let known = conditions.iter().position(|condition| condition["type"] == HEALTHY);
+    if let Some(known) = known {
+        let probed = parse_time(text(&conditions[known]["lastProbeTime"]));
+        if probed.is_some_and(|probed| probed > health.at) {
+            return None;
+        }
+    }
+    // Agents tell health only when it changes, so both times are that of the report.
+    let at = time_text(health.at);
+    let mut condition = json!({
+        "type": HEALTHY,
+        "status": if health.healthy { "True" } else { "False" },
+        "lastProbeTime": at,
+        "lastTransitionTime": at,
+    });
+    if !health.message.is_empty() {
+        condition["message"] = health.message.as_str().into();
+    }
+    match known {
+        Some(known) => conditions[known] = condition,
+        None => conditions.push(condition),
+    }
+    let mut entry = entry.clone();
+    entry["status"]["conditions"] = conditions.into();
+    Some(entry)
+}
+
+/// The entry without any health in its status.
+pub fn without_health(entry: &Value) -> Value {
+    let mut entry = entry.clone();
+    if let Some(conditions) = entry["status"]["conditions"].as_array_mut() {
+        conditions.retain(|condition| condition["type"] != HEALTHY);
+    }
+    entry
+}
+
+/// What tells whether an entry is left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traces<'a> {
+    annotations: [&'a str; 4],
+    has_health: bool,
+}
+
+/// What is to be done with an entry that is left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CleanUp {
+    /// It was made for the machine: delete it.
+    Delete,
+    /// It was there before: forget what the machine's agent told.
+    ForgetHealth,
+}
+
+/// When an entry counts as left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How long a machine may be away (`PILOT_WORKLOAD_ENTRY_GRACE_PERIOD`).
+    pub grace: Duration,
+    /// How long a machine that connected can be taken for connected: longer than a connection may live; `None`: for ever.
+    pub connection: Option<Duration>,
+}
+
+impl<'a> Traces<'a> {
+    /// The traces of an object.
+    pub fn of_object(entry: &'a Value) -> Self {
+        Self::new(|key| annotation(entry, key), &entry["status"])
+    }
+
+    /// The traces of a row.
+    pub fn of_row(annotations: &'a Labels, status: Option<&Value>) -> Self {
+        let annotation = |key: &str| annotations.get(key).map_or("", |value| value.as_str());
+        Self::new(annotation, status.unwrap_or(&Value::Null))
+    }
+
+    fn new(annotation: impl Fn(&str) -> &'a str, status: &Value) -> Self {
+        let conditions = status["conditions"].as_array();
+        Self {
+            annotations: [GROUP, CONTROLLER, CONNECTED_AT, DISCONNECTED_AT].map(annotation),
+            has_health: conditions.is_some_and(|list| list.iter().any(|condition| condition["type"] == HEALTHY)),
+        }
+    }
+
+    /// What is to be done now.
+    pub fn clean_up(&self, now: SystemTime, limits: Limits) -> Option<CleanUp> {
+        let [group, controller, connected_at, disconnected_at] = self.annotations;
+        let clean_up = match (group.is_empty(), controller.is_empty()) {
+            (false, _) => CleanUp::Delete,
+            (true, false) if self.has_health => CleanUp::ForgetHealth,
+            _ => return None,
+        };
+        let since = |text: &str| parse_time(text).map(|time| now.duration_since(time).unwrap_or_default());
+        let left_behind = if !connected_at.is_empty() {
+            // Machine and control plane ended together, and nobody wrote down when.
+            let age = since(connected_at);
+            age.is_some_and(|age| limits.connection.is_some_and(|limit| age > limit))
+        } else if !disconnected_at.is_empty() {
+            since(disconnected_at).is_none_or(|away| away >= limits.grace)
+        } else {
+            false
+        };
+        left_behind.then_some(clean_up)
+    }
+}
+
+/// The object's resource version.
+pub fn resource_version(entry: &Value) -> &str {
+    text(&entry["metadata"]["resourceVersion"])
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn object(value: Option<&Value>) -> Map<String, Value> {
+    value.and_then(Value::as_object).cloned().unwrap_or_default()
+}
+
+fn values(labels: &Labels) -> impl Iterator<Item = (String, Value)> {
+    labels
+        .iter()
+        .map(|(key, value)| (key.to_string(), value.as_str().into()))
+}
+
+fn annotation<'e>(entry: &'e Value, key: &str) -> &'e str {
+    text(&entry["metadata"]["annotations"][key])
+}
+
+fn annotation_time(entry: &Value, key: &str) -> Option<SystemTime> {
+    parse_time(annotation(entry, key))
+}
+
+fn annotate(entry: &mut Value, key: &str, value: Option<String>) {
+    let annotations = &mut entry["metadata"]["annotations"];
+    match value {
+        Some(value) => annotations[key] = value.into(),
+        None => {
+            if let Some(annotations) = annotations.as_object_mut() {
+                annotations.remove(key);
+            }
+        }
+    }
+}
+
+fn parse_time(text: &str) -> Option<SystemTime> {
+    OffsetDateTime::parse(text, &Rfc3339).ok().map(SystemTime::from)
+}
+
+/// A time as Go's `RFC3339Nano` has it: as many digits as it takes.
+fn time_text(time: SystemTime) -> String {
+    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;
