@@ -3,6 +3,7 @@
 pub mod authentication;
 pub mod canonical;
 pub mod change;
+mod cluster_local;
 pub mod destination_rule;
 pub mod endpoint;
 pub mod export;

@@ -5,6 +5,9 @@
 pub mod auto_allocation;
 pub mod auto_registration;
 pub mod leader;
+pub mod mcs_export;
+pub mod root_cert;
 pub mod store;
+pub mod watching;
 
 pub use leader::{Election, Lock};

@@ -4,7 +4,6 @@
 //! gateways that lead there ([`network`]); and what locality load balancing makes of the groups ([`locality`]).
 
 mod assignment;
-mod cluster_local;
 mod locality;
 mod network;
 
@@ -81,7 +80,7 @@ impl EndpointClient {
     pub fn of(view: &View, service: &Service, client: &OutboundClient, place: Option<(&Place, &Needs)>) -> Self {
         let networks = view.mesh.networks.get(view.cx, &());
         let is_multi_network = networks.is_some_and(|networks| networks.is_multi_network());
-        let cluster_local = service.node_local || cluster_local::is_cluster_local(view, &service.key.hostname);
+        let cluster_local = service.node_local || view.mesh.is_cluster_local(view.cx, &service.key.hostname);
         let mut projection = Self {
             network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
             network: is_multi_network.then(|| NetworkClient {

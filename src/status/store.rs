@@ -46,21 +46,26 @@ impl From<Error> for WriteError {
     }
 }
 
+/// A resource by its group (empty for core), version, kind and plural.
+pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource {
+    let api_version = if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    };
+    ApiResource {
+        group: group.into(),
+        version: version.into(),
+        api_version,
+        kind: kind.into(),
+        plural: plural.into(),
+    }
+}
+
 impl Store {
     /// A resource by its group, version, kind and plural.
     pub fn new(client: Client, group: &str, version: &str, kind: &str, plural: &str) -> Self {
-        let api_version = if group.is_empty() {
-            version.to_owned()
-        } else {
-            format!("{group}/{version}")
-        };
-        let resource = ApiResource {
-            group: group.into(),
-            version: version.into(),
-            api_version,
-            kind: kind.into(),
-            plural: plural.into(),
-        };
+        let resource = resource(group, version, kind, plural);
         Self { client, resource }
     }
 

@@ -1,0 +1,297 @@
+//! The namespace controller: the mesh's root certificates in a ConfigMap of every namespace, where proxies find them
+//! before they know anybody. Whatever changes or deletes one, it is written again.
+
+mod plan;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use serde_json::{Value, json};
+use smol_str::SmolStr;
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
+
+use self::plan::{Content, Plan};
+use super::{
+    leader::{Election, Lock},
+    store::{Store, WriteError},
+    watching::Watches,
+};
+use crate::{
+    base::Labels,
+    kube::{
+        Object,
+        watch::{WatchEvent, WatchTarget},
+    },
+    model::snapshot::MeshSnapshot,
+    table::Cx,
+};
+
+/// The key of the certificates.
+const KEY: &str = "root-cert.pem";
+/// The label of all such ConfigMaps.
+const LABEL: &str = "istio.io/config";
+/// Writes under way at once.
+const AT_ONCE: usize = 16;
+/// How often a write is tried; then the next event of the namespace has to come.
+const ATTEMPTS: u32 = 5;
+/// The first wait before a failed write is tried again; each next one is twice as long.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// How root certificates are distributed.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// `PILOT_CA_CERT_CONFIGMAP`: the name of the ConfigMaps.
+    pub config_map: SmolStr,
+    /// `ISTIO_WATCH_NAMESPACE`; empty: all.
+    pub only: SmolStr,
+}
+
+/// Distributes in one cluster while this instance leads there. `roots` is PEM; `None` while there is nothing to distribute.
+pub async fn run(
+    election: &Election,
+    watches: Watches,
+    rules: Rules,
+    roots: watch::Receiver<Option<Bytes>>,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+) {
+    election
+        .run(Lock::NAMESPACES, |token| {
+            let distribution = Distribution {
+                store: Store::new(election.client.clone(), "", "v1", "ConfigMap", "configmaps"),
+                rules: rules.clone(),
+                roots: roots.clone(),
+                mesh: mesh.clone(),
+                plan: Plan::new(election.namespace.clone(), rules.only.clone()),
+                waiting: BTreeSet::new(),
+                attempts: BTreeMap::new(),
+                writing: FuturesUnordered::new(),
+                resting: FuturesUnordered::new(),
+            };
+            distribution.run(watches.clone(), token)
+        })
+        .await;
+}
+
+struct Distribution {
+    store: Store,
+    rules: Rules,
+    roots: watch::Receiver<Option<Bytes>>,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    plan: Plan,
+    /// Namespaces whose ConfigMap may have to be written.
+    waiting: BTreeSet<SmolStr>,
+    /// Failures since the last success, by namespace.
+    attempts: BTreeMap<SmolStr, u32>,
+    writing: FuturesUnordered<BoxFuture<'static, (SmolStr, Result<bool, WriteError>)>>,
+    resting: FuturesUnordered<BoxFuture<'static, SmolStr>>,
+}
+
+/// A namespace: its name, and its labels if it is not going away.
+type NamespaceFacts = (SmolStr, Option<Labels>);
+
+impl Distribution {
+    async fn run(mut self, watches: Watches, token: CancellationToken) {
+        let (namespaces, mut namespace_events) = watches.open(
+            WatchTarget {
+                metadata_only: true,
+                ..WatchTarget::all(super::store::resource("", "v1", "Namespace", "namespaces"))
+            },
+            namespace_facts,
+        );
+        let (config_maps, mut config_map_events) = watches.open(
+            WatchTarget {
+                fields: Some(format!("metadata.name={}", self.rules.config_map)),
+                ..WatchTarget::all(self.store.resource().clone())
+            },
+            config_map_facts,
+        );
+        tokio::select! {
+            () = token.cancelled() => {}
+            () = namespaces => {}
+            () = config_maps => {}
+            () = self.distribute(&mut namespace_events, &mut config_map_events) => {}
+        }
+    }
+
+    async fn distribute(
+        &mut self,
+        namespaces: &mut mpsc::Receiver<WatchEvent<NamespaceFacts>>,
+        config_maps: &mut mpsc::Receiver<WatchEvent<(SmolStr, Content)>>,
+    ) {
+        self.writing.push(pending().boxed());
+        self.resting.push(pending().boxed());
+        // Without both lists every ConfigMap would seem to be missing.
+        let (Some(first_namespaces), Some(first_config_maps)) = tokio::join!(namespaces.recv(), config_maps.recv()) else {
+            return;
+        };
+        self.on_config_map(first_config_maps);
+        self.on_namespace(first_namespaces);
+        self.roots.mark_changed();
+        self.mesh.mark_changed();
+        loop {
+            tokio::select! {
+                event = namespaces.recv() => match event {
+                    Some(event) => self.on_namespace(event),
+                    None => return,
+                },
+                event = config_maps.recv() => match event {
+                    Some(event) => self.on_config_map(event),
+                    None => return,
+                },
+                changed = self.roots.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let hash = self.roots.borrow_and_update().as_ref().map(|roots| xxh3_64(roots));
+                    if self.plan.want(hash) {
+                        self.waiting.extend(self.plan.needy());
+                    }
+                }
+                changed = self.mesh.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let mesh = self.mesh.borrow_and_update().clone();
+                    let wants = mesh.wants.get(&Cx::untracked(), &());
+                    // Before the mesh config is known, every namespace would seem to count.
+                    if let Some(wants) = wants.filter(|_| mesh.revision.0 > 0)
+                        && self.plan.select(wants.discovery_selectors.clone())
+                    {
+                        self.waiting.extend(self.plan.needy());
+                    }
+                }
+                Some((namespace, written)) = self.writing.next() => self.on_written(namespace, written),
+                Some(namespace) = self.resting.next() => {
+                    self.waiting.insert(namespace);
+                }
+            }
+            self.write();
+        }
+    }
+
+    fn on_namespace(&mut self, event: WatchEvent<NamespaceFacts>) {
+        match event {
+            WatchEvent::Restarted(all) => {
+                let active = all.into_iter().filter_map(|(name, labels)| Some((name, labels?)));
+                self.plan.namespaces(active);
+                self.waiting.extend(self.plan.needy());
+            }
+            WatchEvent::Applied((name, labels)) => {
+                self.plan.namespace(name.clone(), labels);
+                self.waiting.insert(name);
+            }
+            WatchEvent::Deleted((name, _)) => self.plan.namespace(name, None),
+        }
+    }
+
+    fn on_config_map(&mut self, event: WatchEvent<(SmolStr, Content)>) {
+        match event {
+            WatchEvent::Restarted(all) => {
+                self.plan.contents(all);
+                self.waiting.extend(self.plan.needy());
+            }
+            WatchEvent::Applied((namespace, content)) => {
+                self.plan.content(namespace.clone(), Some(content));
+                self.waiting.insert(namespace);
+            }
+            WatchEvent::Deleted((namespace, _)) => {
+                self.plan.content(namespace.clone(), None);
+                self.waiting.insert(namespace);
+            }
+        }
+    }
+
+    /// Starts writes, as many as may be under way. One of them never ends and does not count.
+    fn write(&mut self) {
+        while self.writing.len() <= AT_ONCE {
+            let Some(namespace) = self.waiting.pop_first() else { return };
+            let Some(roots) = self.roots.borrow().clone() else { continue };
+            if !self.plan.needs(&namespace) {
+                continue;
+            }
+            let (store, name) = (self.store.clone(), self.rules.config_map.clone());
+            self.writing.push(
+                async move {
+                    let written = put(&store, &namespace, &name, &String::from_utf8_lossy(&roots)).await;
+                    (namespace, written)
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    fn on_written(&mut self, namespace: SmolStr, written: Result<bool, WriteError>) {
+        match written {
+            Ok(wrote) => {
+                self.attempts.remove(&namespace);
+                if wrote {
+                    tracing::debug!(%namespace, "root certificates written");
+                }
+            }
+            // The namespace is going away.
+            Err(WriteError::NotFound(_)) => {}
+            Err(error) => {
+                let attempts = self.attempts.entry(namespace.clone()).or_default();
+                *attempts += 1;
+                if *attempts < ATTEMPTS {
+                    let wait = RETRY * 2_u32.pow(*attempts);
+                    self.resting.push(sleep(wait).map(|()| namespace).boxed());
+                } else {
+                    self.attempts.remove(&namespace);
+                    tracing::warn!(%namespace, %error, "root certificates could not be written");
+                }
+            }
+        }
+    }
+}
+
+/// Writes one ConfigMap; what else stands in it stays. False if it was right already.
+async fn put(store: &Store, namespace: &str, name: &str, roots: &str) -> Result<bool, WriteError> {
+    let Some(mut found) = store.get(namespace, name).await? else {
+        let new = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": namespace, "labels": {LABEL: "true"}},
+            "data": {KEY: roots},
+        });
+        return store.create(namespace, &new).await.map(|_| true);
+    };
+    if found["data"][KEY] == roots && found["metadata"]["labels"][LABEL] == "true" {
+        return Ok(false);
+    }
+    found["metadata"]["labels"][LABEL] = "true".into();
+    found["data"][KEY] = roots.into();
+    store.replace(namespace, name, &found).await.map(|_| true)
+}
+
+fn namespace_facts(object: Object) -> NamespaceFacts {
+    let metadata = object.metadata;
+    let labels = metadata.labels.unwrap_or_default();
+    let labels = labels.into_iter().map(|(key, value)| (key.into(), value.into()));
+    let is_active = metadata.deletion_timestamp.is_none();
+    (
+        metadata.name.unwrap_or_default().into(),
+        is_active.then(|| labels.collect()),
+    )
+}
+
+fn config_map_facts(object: Object) -> (SmolStr, Content) {
+    let roots = object.value["data"][KEY].as_str();
+    let label: &Value = &object.value["metadata"]["labels"][LABEL];
+    let content = Content {
+        hash: roots.map_or(0, |roots| xxh3_64(roots.as_bytes())),
+        labelled: label == "true",
+    };
+    (object.metadata.namespace.unwrap_or_default().into(), content)
+}

@@ -1,0 +1,176 @@
+//! Which namespaces need their ConfigMap written. Facts of watches in, names of namespaces out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use smol_str::SmolStr;
+
+use crate::base::{Labels, select::LabelSelector};
+
+/// Namespaces that are not served. `kube-system` is: ztunnel may run there.
+const EXCLUDED: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
+
+/// What a ConfigMap says, shortened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Hash of the root certificates; 0 without any.
+    pub hash: u64,
+    /// It has the label that it should have.
+    pub labelled: bool,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Active namespaces with their labels.
+    namespaces: BTreeMap<SmolStr, Labels>,
+    contents: BTreeMap<SmolStr, Content>,
+    selectors: Vec<LabelSelector>,
+    /// The control plane's own namespace is served whatever the selectors say.
+    own: SmolStr,
+    /// `ISTIO_WATCH_NAMESPACE`; empty: all.
+    only: SmolStr,
+    /// Hash of what is to be distributed; `None`: nothing is known yet, so nothing is done.
+    wanted: Option<u64>,
+}
+
+impl Plan {
+    /// A plan without facts.
+    pub fn new(own: SmolStr, only: SmolStr) -> Self {
+        Self {
+            own,
+            only,
+            ..Self::default()
+        }
+    }
+
+    /// The root certificates to be distributed, by their hash. True if that is news.
+    pub fn want(&mut self, wanted: Option<u64>) -> bool {
+        std::mem::replace(&mut self.wanted, wanted) != wanted
+    }
+
+    /// The discovery selectors. True if that is news.
+    pub fn select(&mut self, selectors: Vec<LabelSelector>) -> bool {
+        let news = self.selectors != selectors;
+        self.selectors = selectors;
+        news
+    }
+
+    /// A namespace is there (with its labels), or is not or no longer active.
+    pub fn namespace(&mut self, name: SmolStr, labels: Option<Labels>) {
+        match labels {
+            Some(labels) => self.namespaces.insert(name, labels),
+            None => self.namespaces.remove(&name),
+        };
+    }
+
+    /// These are all namespaces.
+    pub fn namespaces(&mut self, all: impl IntoIterator<Item = (SmolStr, Labels)>) {
+        self.namespaces = all.into_iter().collect();
+    }
+
+    /// The ConfigMap of a namespace, if there is one.
+    pub fn content(&mut self, namespace: SmolStr, content: Option<Content>) {
+        match content {
+            Some(content) => self.contents.insert(namespace, content),
+            None => self.contents.remove(&namespace),
+        };
+    }
+
+    /// These are all ConfigMaps.
+    pub fn contents(&mut self, all: impl IntoIterator<Item = (SmolStr, Content)>) {
+        self.contents = all.into_iter().collect();
+    }
+
+    /// True if the ConfigMap of this namespace is to be written.
+    pub fn needs(&self, namespace: &SmolStr) -> bool {
+        let Some(hash) = self.wanted else { return false };
+        let wanted = Content { hash, labelled: true };
+        self.serves(namespace) && self.contents.get(namespace) != Some(&wanted)
+    }
+
+    /// All namespaces whose ConfigMap is to be written.
+    pub fn needy(&self) -> BTreeSet<SmolStr> {
+        self.namespaces.keys().filter(|name| self.needs(name)).cloned().collect()
+    }
+
+    fn serves(&self, namespace: &SmolStr) -> bool {
+        let Some(labels) = self.namespaces.get(namespace) else {
+            return false;
+        };
+        let excluded = EXCLUDED.contains(&namespace.as_str());
+        let watched = self.only.is_empty() || self.only == *namespace;
+        let selected = self.selectors.is_empty()
+            || *namespace == self.own
+            || self.selectors.iter().any(|selector| selector.matches(labels));
+        !excluded && watched && selected
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(plan: &Plan) -> Vec<String> {
+        plan.needy().iter().map(ToString::to_string).collect()
+    }
+
+    fn plan() -> Plan {
+        let mut plan = Plan::new("istio-system".into(), SmolStr::default());
+        plan.namespaces(
+            ["a", "istio-system", "kube-public", "kube-system"].map(|name| (name.into(), Labels::default())),
+        );
+        plan
+    }
+
+    #[test]
+    fn nothing_is_written_before_there_is_something() {
+        let mut plan = plan();
+        assert!(plan.needy().is_empty());
+        assert!(plan.want(Some(7)) && !plan.want(Some(7)));
+        assert_eq!(names(&plan), ["a", "istio-system", "kube-system"]);
+    }
+
+    #[test]
+    fn what_is_right_is_left_alone() {
+        let mut plan = plan();
+        plan.want(Some(7));
+        let right = Content {
+            hash: 7,
+            labelled: true,
+        };
+        plan.contents([
+            ("a".into(), right),
+            ("istio-system".into(), Content { hash: 6, ..right }),
+            (
+                "kube-system".into(),
+                Content {
+                    labelled: false,
+                    ..right
+                },
+            ),
+        ]);
+        assert_eq!(names(&plan), ["istio-system", "kube-system"]);
+        plan.want(Some(6));
+        assert_eq!(names(&plan), ["a", "kube-system"]);
+        plan.content("istio-system".into(), None);
+        assert!(plan.needs(&"istio-system".into()), "it was deleted");
+        plan.namespace("istio-system".into(), None);
+        assert!(!plan.needs(&"istio-system".into()), "and its namespace with it");
+    }
+
+    #[test]
+    fn selectors_choose_namespaces() {
+        let mut plan = plan();
+        plan.want(Some(7));
+        let team = Labels::from_iter([("team".into(), "x".into())]);
+        plan.namespace("b".into(), Some(team.clone()));
+        let selector = LabelSelector {
+            match_labels: team,
+            ..LabelSelector::default()
+        };
+        assert!(plan.select(vec![selector.clone()]) && !plan.select(vec![selector]));
+        assert_eq!(names(&plan), ["b", "istio-system"]);
+        plan.only = "a".into();
+        assert!(names(&plan).is_empty());
+    }
+}

@@ -1,0 +1,41 @@
+//! Watches of what writers must read back: they live as long as the work that reads them.
+
+use std::{future::Future, sync::Arc};
+
+use tokio::sync::mpsc;
+
+use crate::{
+    base::ClusterId,
+    kube::{
+        Object,
+        health::{WatchHealth, WatchMetrics},
+        watch::{WatchEvent, WatchTarget, watch_as},
+    },
+};
+
+/// Events that wait to be taken.
+const QUEUE: usize = 64;
+
+/// Opens watches in one cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct Watches {
+    /// Client of the cluster.
+    pub client: ::kube::Client,
+    /// The cluster, for metrics.
+    pub cluster: ClusterId,
+    /// Where watches are counted.
+    pub metrics: WatchMetrics,
+}
+
+impl Watches {
+    /// A watch and its events. It runs while the future is polled, and ends when nobody listens any more.
+    pub fn open<T: Send + 'static>(
+        &self,
+        target: WatchTarget,
+        convert: impl FnMut(Object) -> T + Send,
+    ) -> (impl Future<Output = ()> + Send, mpsc::Receiver<WatchEvent<T>>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let health = Arc::new(WatchHealth::new(&self.cluster, &target.name(), &self.metrics));
+        (watch_as(self.client.clone(), target, health, convert, sender), receiver)
+    }
+}
