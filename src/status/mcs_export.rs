@@ -39,7 +39,13 @@ pub async fn run(
     version: &str,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
-    let exports = Store::new(election.client.clone(), group, version, "ServiceExport", "serviceexports");
+    let exports = Store::new(
+        election.client.clone(),
+        group,
+        version,
+        "ServiceExport",
+        "serviceexports",
+    );
     election
         .run(Lock::SERVICE_EXPORT, |token| {
             export(exports.clone(), watches.clone(), mesh.clone(), token)
@@ -47,7 +53,12 @@ pub async fn run(
         .await;
 }
 
-async fn export(exports: Store, watches: Watches, mut mesh: watch::Receiver<Arc<MeshSnapshot>>, token: CancellationToken) {
+async fn export(
+    exports: Store,
+    watches: Watches,
+    mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    token: CancellationToken,
+) {
     // Before the mesh config is known, no Service would seem to be cluster-local.
     tokio::select! {
         () = token.cancelled() => return,
@@ -74,7 +85,11 @@ fn service(object: Object) -> Service {
     )
 }
 
-async fn follow(exports: &Store, events: &mut mpsc::Receiver<WatchEvent<Service>>, mesh: &watch::Receiver<Arc<MeshSnapshot>>) {
+async fn follow(
+    exports: &Store,
+    events: &mut mpsc::Receiver<WatchEvent<Service>>,
+    mesh: &watch::Receiver<Arc<MeshSnapshot>>,
+) {
     let mut exported = BTreeSet::new();
     while let Some(event) = events.recv().await {
         let services = match event {
@@ -97,7 +112,10 @@ async fn follow(exports: &Store, events: &mut mpsc::Receiver<WatchEvent<Service>
                     exported.insert(service);
                 }
                 Err(WriteError::NotFound(error)) => {
-                    tracing::warn!(error, "Services cannot be exported; hint: is the CRD of ServiceExports installed?");
+                    tracing::warn!(
+                        error,
+                        "Services cannot be exported; hint: is the CRD of ServiceExports installed?"
+                    );
                 }
                 Err(error) => {
                     let (namespace, name, _) = &service;

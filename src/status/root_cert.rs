@@ -1,7 +1,7 @@
 //! The namespace controller: the mesh's root certificates in a ConfigMap of every namespace, where proxies find them
 //! before they know anybody. Whatever changes or deletes one, it is written again.
 
-mod plan;
+pub mod plan;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -132,7 +132,8 @@ impl Distribution {
         self.writing.push(pending().boxed());
         self.resting.push(pending().boxed());
         // Without both lists every ConfigMap would seem to be missing.
-        let (Some(first_namespaces), Some(first_config_maps)) = tokio::join!(namespaces.recv(), config_maps.recv()) else {
+        let (Some(first_namespaces), Some(first_config_maps)) = tokio::join!(namespaces.recv(), config_maps.recv())
+        else {
             return;
         };
         self.on_config_map(first_config_maps);
@@ -215,8 +216,12 @@ impl Distribution {
     /// Starts writes, as many as may be under way. One of them never ends and does not count.
     fn write(&mut self) {
         while self.writing.len() <= AT_ONCE {
-            let Some(namespace) = self.waiting.pop_first() else { return };
-            let Some(roots) = self.roots.borrow().clone() else { continue };
+            let Some(namespace) = self.waiting.pop_first() else {
+                return;
+            };
+            let Some(roots) = self.roots.borrow().clone() else {
+                continue;
+            };
             if !self.plan.needs(&namespace) {
                 continue;
             }

@@ -29,11 +29,11 @@ pub struct Watches {
 
 impl Watches {
     /// A watch and its events. It runs while the future is polled, and ends when nobody listens any more.
-    pub fn open<T: Send + 'static>(
+    pub fn open<T: Send + Sync + 'static>(
         &self,
         target: WatchTarget,
-        convert: impl FnMut(Object) -> T + Send,
-    ) -> (impl Future<Output = ()> + Send, mpsc::Receiver<WatchEvent<T>>) {
+        convert: fn(Object) -> T,
+    ) -> (impl Future<Output = ()> + Send + use<T>, mpsc::Receiver<WatchEvent<T>>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let health = Arc::new(WatchHealth::new(&self.cluster, &target.name(), &self.metrics));
         (watch_as(self.client.clone(), target, health, convert, sender), receiver)

@@ -90,7 +90,11 @@ impl Plan {
 
     /// All namespaces whose ConfigMap is to be written.
     pub fn needy(&self) -> BTreeSet<SmolStr> {
-        self.namespaces.keys().filter(|name| self.needs(name)).cloned().collect()
+        self.namespaces
+            .keys()
+            .filter(|name| self.needs(name))
+            .cloned()
+            .collect()
     }
 
     fn serves(&self, namespace: &SmolStr) -> bool {
