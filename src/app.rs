@@ -1,5 +1,6 @@
 //! Builds every part, hands each its inputs, runs until shutdown. Nothing imports this but `cli`.
 
+pub mod controllers;
 mod wants;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};

@@ -4,6 +4,7 @@ pub mod admin;
 pub mod api;
 pub mod app;
 pub mod base;
+pub mod ca;
 pub mod cli;
 pub mod environment;
 pub mod generate;

@@ -336,6 +336,8 @@ features! {
         PILOT_WORKLOAD_ENTRY_GRACE_PERIOD pilot_workload_entry_grace_period: Duration = seconds(10);
         /// A machine's identity must fit its WorkloadEntry.
         ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY istio_workload_entry_validate_identity: bool = true;
+        /// Of several instances one writes; else every one does.
+        ENABLE_LEADER_ELECTION enable_leader_election: bool = true;
         /// ServiceEntries without an address get one by their status.
         PILOT_ENABLE_IP_AUTOALLOCATE pilot_enable_ip_autoallocate: bool = true;
         /// The range of such IPv4 addresses.

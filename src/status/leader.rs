@@ -18,8 +18,17 @@ use self::{
     elector::{Candidate, Elector, Step},
     record::{LockForm, RecordError},
 };
-use super::store::{Store, WriteError};
-use crate::environment;
+use super::{
+    store::{self, Store, WriteError},
+    watching::Watches,
+};
+use crate::{
+    environment,
+    kube::{
+        Object,
+        watch::{WatchEvent, WatchTarget},
+    },
+};
 
 /// How long what ran under a lost lock may take to end by itself.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -294,6 +303,44 @@ impl Election {
             Err(_) => tracing::warn!(lock = %lock.name, "the lock could not be given back in time"),
         }
     }
+}
+
+/// The webhook configuration whose label names the default revision.
+const DEFAULT_TAG: &str = "istio-revision-tag-default";
+
+/// Follows which revision is the default one in a cluster; empty: none.
+pub async fn default_revision(watches: Watches, revision: watch::Sender<SmolStr>) {
+    let webhooks = store::resource(
+        "admissionregistration.k8s.io",
+        "v1",
+        "MutatingWebhookConfiguration",
+        "mutatingwebhookconfigurations",
+    );
+    let target = WatchTarget {
+        fields: Some(format!("metadata.name={DEFAULT_TAG}")),
+        metadata_only: true,
+        ..WatchTarget::all(webhooks)
+    };
+    let (watching, mut events) = watches.open(target, revision_of);
+    let following = async {
+        while let Some(event) = events.recv().await {
+            let named = match event {
+                WatchEvent::Restarted(all) => all.into_iter().next().unwrap_or_default(),
+                WatchEvent::Applied(named) => named,
+                WatchEvent::Deleted(_) => SmolStr::default(),
+            };
+            revision.send_replace(named);
+        }
+    };
+    tokio::select! {
+        () = watching => {}
+        () = following => {}
+    }
+}
+
+fn revision_of(webhook: Object) -> SmolStr {
+    let labels = webhook.metadata.labels.unwrap_or_default();
+    labels.get("istio.io/rev").map(SmolStr::new).unwrap_or_default()
 }
 
 /// Tells an error that differs from the last one.

@@ -1,0 +1,208 @@
+//! Starts what writes into clusters.
+
+use std::{path::PathBuf, sync::Arc};
+
+use bytes::Bytes;
+use smol_str::{SmolStr, format_smolstr};
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    base::{ClusterId, cidr},
+    ca::root::RootSource,
+    environment::Environment,
+    kube::health::WatchMetrics,
+    model::{Installation, MeshSnapshot, features::Features},
+    settings::{ConnectionAge, Settings},
+    status::{
+        auto_allocation::{self, Ranges},
+        auto_registration::{self, entry::Limits},
+        leader::{self, Election},
+        mcs_export, root_cert,
+        watching::Watches,
+    },
+    xds::events::{Event, EventOptions, Events},
+};
+
+/// Where plugged-in CA certificates are mounted (`ROOT_CA_DIR`).
+const ROOT_CA_DIR: &str = "./etc/cacerts";
+
+/// A cluster that is written into.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Its id.
+    pub id: ClusterId,
+    /// Its client.
+    pub client: ::kube::Client,
+    /// Where watches are counted.
+    pub metrics: WatchMetrics,
+    /// The control plane runs elsewhere.
+    pub remote: bool,
+}
+
+/// What controllers of all clusters share. Cheap to clone.
+#[derive(Clone)]
+pub struct Controllers {
+    environment: Arc<Environment>,
+    installation: Installation,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    roots: watch::Receiver<Option<Bytes>>,
+}
+
+/// The queue by which streams tell of machines, if anybody is to know.
+pub fn events(features: &Features) -> Option<(Events, mpsc::Receiver<Event>)> {
+    let options = EventOptions {
+        registration: features.pilot_enable_workload_entry_autoregistration,
+        health: features.pilot_enable_workload_entry_healthchecks,
+    };
+    (options.registration || options.health).then(|| Events::channel(options))
+}
+
+impl Controllers {
+    /// Starts the controllers of the config cluster. An error means that the name of a metric is taken.
+    pub fn start(
+        environment: &Arc<Environment>,
+        installation: &Installation,
+        config: &Cluster,
+        mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        events: Option<mpsc::Receiver<Event>>,
+    ) -> Result<Self, prometheus::Error> {
+        let (sender, roots) = watch::channel(None);
+        let controllers = Self {
+            environment: environment.clone(),
+            installation: installation.clone(),
+            mesh,
+            roots,
+        };
+        let source = RootSource {
+            folder: PathBuf::from(environment.settings.variable("ROOT_CA_DIR").unwrap_or(ROOT_CA_DIR)),
+            client: config.client.clone(),
+            cluster: config.id.clone(),
+            namespace: installation.namespace.to_string(),
+            metrics: config.metrics.clone(),
+        };
+        environment
+            .tasks
+            .spawn_until_shutdown("root certificates", source.run(sender));
+        let election = controllers.start_in(config);
+        controllers.allocate(&election);
+        if let Some(events) = events {
+            controllers.register(config, events)?;
+        }
+        Ok(controllers)
+    }
+
+    /// Starts what is done in every cluster that this control plane serves, and gives the election of that cluster.
+    pub fn start_in(&self, cluster: &Cluster) -> Election {
+        let features = &self.installation.features;
+        let election = self.election(cluster);
+        let watches = Watches {
+            client: cluster.client.clone(),
+            cluster: cluster.id.clone(),
+            metrics: cluster.metrics.clone(),
+        };
+        let rules = root_cert::Rules {
+            config_map: features.pilot_ca_cert_configmap.clone(),
+            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+        };
+        let tasks = &self.environment.tasks;
+        {
+            let (election, watches) = (election.clone(), watches.clone());
+            let (roots, mesh) = (self.roots.clone(), self.mesh.clone());
+            // Not until shutdown: the lock is given back.
+            tasks.spawn("root certificate distribution", async move {
+                root_cert::run(&election, watches, rules, roots, mesh).await;
+            });
+        }
+        if features.enable_mcs_auto_export {
+            let (election, mesh) = (election.clone(), self.mesh.clone());
+            let (group, version) = (features.mcs_api_group.clone(), features.mcs_api_version.clone());
+            tasks.spawn("service export", async move {
+                mcs_export::run(&election, watches, &group, &version, mesh).await;
+            });
+        }
+        election
+    }
+
+    fn election(&self, cluster: &Cluster) -> Election {
+        let tasks = &self.environment.tasks;
+        let (sender, default_revision) = watch::channel(SmolStr::default());
+        let enabled = self.installation.features.enable_leader_election;
+        if enabled {
+            let watches = Watches {
+                client: cluster.client.clone(),
+                cluster: cluster.id.clone(),
+                metrics: cluster.metrics.clone(),
+            };
+            tasks.spawn_until_shutdown("default revision", leader::default_revision(watches, sender));
+        }
+        Election {
+            client: cluster.client.clone(),
+            namespace: self.installation.namespace.as_str().into(),
+            identity: identity(&self.environment.settings),
+            revision: self.installation.revision.clone(),
+            remote: cluster.remote,
+            enabled,
+            default_revision,
+            shutdown: tasks.shutdown().clone(),
+            timing: leader::Timing::default(),
+        }
+    }
+
+    fn allocate(&self, election: &Election) {
+        let features = &self.installation.features;
+        if !features.pilot_enable_ip_autoallocate {
+            return;
+        }
+        let prefixes = (
+            &features.pilot_ip_autoallocate_ipv4_prefix,
+            &features.pilot_ip_autoallocate_ipv6_prefix,
+        );
+        let (Some(ipv4), Some(ipv6)) = (cidr::parse(prefixes.0), cidr::parse(prefixes.1)) else {
+            tracing::error!(
+                ?prefixes,
+                "these are no address ranges; ServiceEntries are given no addresses"
+            );
+            return;
+        };
+        let (election, mesh) = (election.clone(), self.mesh.clone());
+        self.environment.tasks.spawn("address allocation", async move {
+            auto_allocation::run(&election, mesh, Ranges { ipv4, ipv6 }).await;
+        });
+    }
+
+    fn register(&self, config: &Cluster, events: mpsc::Receiver<Event>) -> Result<(), prometheus::Error> {
+        let features = &self.installation.features;
+        let age = match self.environment.settings.flags.keepalive_max_server_connection_age {
+            // Half as much again: connections are not closed at the very moment.
+            Some(ConnectionAge::AtMost(age)) => age.checked_add(age / 2),
+            Some(ConnectionAge::Infinite) | None => None,
+        };
+        let rules = auto_registration::Rules {
+            instance: identity(&self.environment.settings),
+            validate_identity: features.istio_workload_entry_validate_identity,
+            limits: Limits {
+                grace: features.pilot_workload_entry_grace_period,
+                connection: age,
+            },
+        };
+        let metrics = auto_registration::Metrics::new(&self.environment.registry)?;
+        let registration = auto_registration::run(config.client.clone(), rules, metrics, events, self.mesh.clone());
+        self.environment
+            .tasks
+            .spawn_until_shutdown("workload entries", registration);
+        Ok(())
+    }
+
+    fn variable(&self, name: &str) -> SmolStr {
+        self.environment.settings.variable(name).unwrap_or_default().into()
+    }
+}
+
+/// What this instance is called in locks and on WorkloadEntries: the pod's name.
+fn identity(settings: &Settings) -> SmolStr {
+    if let Some(name) = settings.variable("POD_NAME") {
+        return name.into();
+    }
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format_smolstr!("unknown-{}", host.trim())
+}
