@@ -206,6 +206,7 @@ async fn listen(environment: &Arc<Environment>, pump: &Pump, xds: &Server) -> Re
         mesh: pump.mesh.clone(),
         inspect: pump.inspect.clone(),
         connections: xds.registry().clone(),
+        remote: None,
     });
     let pages = || server::local_only(debug::pages(sources.clone()));
     let mut http = server::readiness(environment).merge(pages());

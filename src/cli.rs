@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 pub mod crds;
+pub mod create_remote_secret;
 pub mod discovery;
 pub mod render;
 pub mod request;
@@ -30,6 +31,8 @@ enum Command {
     Request(request::RequestFlags),
     /// Prints the CustomResourceDefinitions of Istio's kinds as YAML.
     Crds,
+    /// Prints a Secret by which a control plane in another cluster may read this one.
+    CreateRemoteSecret(Box<create_remote_secret::CreateRemoteSecretFlags>),
     /// Writes what each proxy of a mesh folder would be sent, without serving.
     Render {
         /// The mesh folder.
@@ -56,6 +59,7 @@ pub fn run(mut words: Vec<String>) -> ExitCode {
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Crds => crds::run(),
+        Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
         Command::Render { folder, out } => render::run(&folder, &out),
     }
 }

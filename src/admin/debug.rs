@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     generate::{ResourceSnapshot, ResourceType},
+    ingest::remote::{RemoteClusters, SyncStatus},
     model::MeshSnapshot,
     proto::json,
     push::pump::{Inspect, Pump},
@@ -32,6 +33,8 @@ pub struct Sources {
     pub inspect: mpsc::Sender<Inspect>,
     /// The live connections.
     pub connections: Arc<Registry>,
+    /// The clusters beside the config cluster, where Kubernetes is a source.
+    pub remote: Option<watch::Receiver<Arc<RemoteClusters>>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -48,8 +51,9 @@ struct Parameters {
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
 /// The pages that there are, as `/debug/list` names them.
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 13] = [
     "adsz",
+    "clusterz",
     "config_dump",
     "configz",
     "connections",
@@ -73,6 +77,7 @@ pub fn pages(sources: Arc<Sources>) -> Router {
             get(async |Query(p): Query<Parameters>| reply(&p, json!(PAGES))),
         )
         .route("/debug/adsz", get(adsz))
+        .route("/debug/clusterz", get(clusterz))
         .route("/debug/connections", get(connections))
         .route("/debug/syncz", get(syncz))
         .route("/debug/registryz", get(of_mesh(forms::registry)))
@@ -153,6 +158,23 @@ async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
         .filter(|c| wanted(&c.proxy.namespace))
         .map(|c| forms::sync(c))
         .collect();
+    reply(&parameters, Value::Array(rows))
+}
+
+/// The config cluster, then the remote ones.
+async fn clusterz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let (cluster, is_synced) = {
+        let mesh = sources.mesh.borrow();
+        (mesh.installation.cluster.clone(), mesh.revision.0 > 0)
+    };
+    let status = if is_synced {
+        SyncStatus::Synced
+    } else {
+        SyncStatus::Syncing
+    };
+    let own = json!({ "id": cluster.as_str(), "secretName": "", "syncStatus": status.name() });
+    let remote = sources.remote.as_ref().map(|remote| remote.borrow().dump());
+    let rows = std::iter::once(own).chain(remote.unwrap_or_default()).collect();
     reply(&parameters, Value::Array(rows))
 }
 

@@ -43,12 +43,31 @@ fn mapping(text: &mut String, entries: &Map<String, Value>, indent: usize) {
                 text.push('\n');
                 list(text, items, indent);
             }
+            Value::String(lines) if is_block(lines) => block(text, lines, indent + 2),
             other => {
                 text.push(' ');
                 scalar(text, other);
                 text.push('\n');
             }
         }
+    }
+}
+
+/// Whether the string may stand as a block of lines: plain ones, the last of which has its line break.
+fn is_block(value: &str) -> bool {
+    let is_line = |line: &str| {
+        let harmless = |character: char| character == ' ' || character.is_ascii_graphic();
+        !line.is_empty() && !line.ends_with(' ') && line.chars().all(harmless)
+    };
+    value.ends_with('\n') && !value.starts_with(' ') && value.lines().all(is_line)
+}
+
+fn block(text: &mut String, value: &str, indent: usize) {
+    text.push_str(" |\n");
+    for line in value.lines() {
+        text.extend(std::iter::repeat_n(' ', indent));
+        text.push_str(line);
+        text.push('\n');
     }
 }
 
@@ -107,6 +126,7 @@ mod tests {
             "z": [], "a": {}, "b": null, "list": [1, -2.5, true, [[], [1, 2]], {"x": {"y": [{"k": "v", "l": "w"}]}}],
             "words": ["yes", "On", "n", "", " a", "a ", "1e3", "0x1F", "~", "a: b", "a #b", "-", "plain words", "^a\\d$",
                       "line\nbreak", "\u{e9}", "12", "NaN", "2024-01-01", "a,b (c)", "*", "&x", "!t", "%d", "@a", "`"],
+            "block": "a: 1\n  - b\n# c\n", "tabs": "a\tb\n", "gap": "a\n\nb\n", "blank": "\n", "deep": " a\n", "end": "a \n",
             "yes": {"x-kubernetes-int-or-string": true},
         });
         let text = to_text(&value);
@@ -119,5 +139,9 @@ mod tests {
         let value = json!({"b": {"c": ["x", {"w": 1, "z": "2"}]}, "a": "on"});
         assert_eq!(to_text(&value), "a: \"on\"\nb:\n  c:\n  - x\n  - w: 1\n    z: \"2\"\n");
         assert_eq!(to_text(&json!({})), "{}\n");
+        assert_eq!(
+            to_text(&json!({"a": {"b": "c: d\ne\n"}})),
+            "a:\n  b: |\n    c: d\n    e\n"
+        );
     }
 }

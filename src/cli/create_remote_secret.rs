@@ -1,0 +1,256 @@
+//! `istiod create-remote-secret`: a Secret by which a control plane elsewhere may read the cluster of the current context.
+//! Flags, names and output are those of `istioctl create-remote-secret`.
+//!
+//! What a reader would get wrong: nothing is written but the account and its token, and both in the cluster that is to be
+//! read. The Secret itself is printed; whoever runs the command applies it to the other cluster.
+
+mod account;
+mod output;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, ValueEnum};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Config,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+
+use self::output::{Access, Credentials};
+use crate::{
+    api::names::is_label,
+    kube::client::{self, ClientError, Rate},
+};
+
+/// Flags of `create-remote-secret`.
+#[derive(Args)]
+pub struct CreateRemoteSecretFlags {
+    /// Id of the cluster (default: the UID of its namespace kube-system).
+    #[arg(long)]
+    name: Option<String>,
+    /// remote: for a control plane that also reads this cluster; config: for one that has its configuration here.
+    #[arg(long = "type", value_enum, default_value_t = SecretType::Remote)]
+    secret_type: SecretType,
+    /// How the control plane authenticates itself.
+    #[arg(long, value_enum, default_value_t = AuthType::BearerToken)]
+    auth_type: AuthType,
+    /// Name of the auth provider, with --auth-type=plugin.
+    #[arg(long, default_value = "")]
+    auth_plugin_name: String,
+    /// Its settings, as key=value separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = setting)]
+    auth_plugin_config: Vec<(String, String)>,
+    /// Address of the API server as the control plane reaches it (default: that of the current context).
+    #[arg(long)]
+    server: Option<String>,
+    /// Name that the API server's certificate has to have (default: the host of its address).
+    #[arg(long)]
+    tls_server_name: Option<String>,
+    /// Whose token is handed out (default: istio-reader-service-account; istiod with --type=config).
+    #[arg(long)]
+    service_account: Option<String>,
+    /// Create the service account, with the right to read, if it is not there.
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    create_service_account: bool,
+    /// A certain token Secret of the service account.
+    #[arg(long)]
+    secret_name: Option<String>,
+    /// Namespace of the service account, and of the Secret (default: --istioNamespace).
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Namespace of the control plane.
+    #[arg(short = 'i', long = "istioNamespace", default_value = "istio-system")]
+    istio_namespace: String,
+    /// Kubeconfig of the cluster that is to be read (default: KUBECONFIG, then ~/.kube/config).
+    #[arg(short = 'c', long)]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig (default: its current one).
+    #[arg(long)]
+    context: Option<String>,
+    /// How the Secret is printed.
+    #[arg(short, long, value_enum, default_value_t = Format::Yaml)]
+    output: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum SecretType {
+    Remote,
+    Config,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum AuthType {
+    BearerToken,
+    Plugin,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Yaml,
+    Json,
+}
+
+/// Why there is no Secret to print.
+#[derive(Debug, thiserror::Error)]
+enum CreateError {
+    #[error("{0} is not a valid DNS 1123 label")]
+    Name(String),
+    #[error("cannot use the kubeconfig: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("could not {0}: {1}")]
+    Request(String, String),
+    #[error(
+        "failed retrieving service account {account}.{namespace} required for creating the remote secret \
+         (hint: install the chart istiod in that cluster first, or run with --create-service-account=true): {error}"
+    )]
+    NoAccount {
+        account: String,
+        namespace: String,
+        error: String,
+    },
+    #[error("secret {namespace}/{name} does not reference ServiceAccount {account}")]
+    NotOfAccount {
+        namespace: String,
+        name: String,
+        account: String,
+    },
+    #[error(
+        "the token Secret {namespace}/{name} has no {key:?} data \
+         (hint: kube-controller-manager writes it; does it run in that cluster?)"
+    )]
+    NotFilled {
+        namespace: String,
+        name: String,
+        key: &'static str,
+    },
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+}
+
+impl CreateError {
+    /// A request that failed, by what was wanted of it.
+    fn request(wanted: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let wanted = wanted.into();
+        move |error| {
+            let told = match error {
+                kube::Error::Api(status) => status.message.clone(),
+                other => other.to_string(),
+            };
+            Self::Request(wanted, told)
+        }
+    }
+}
+
+/// Prints the Secret.
+pub fn run(flags: &CreateRemoteSecretFlags) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let created = runtime
+        .map_err(CreateError::from)
+        .and_then(|runtime| runtime.block_on(create(flags)));
+    match created {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> {
+    if let Some(name) = flags.name.as_ref().filter(|name| !is_label(name)) {
+        return Err(CreateError::Name(name.clone()));
+    }
+    client::install_cryptography();
+    let config = config(flags).await?;
+    let current = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+    let unlimited = Rate {
+        per_second: 0.0,
+        burst: 0,
+    };
+    let client = client::client(&client::Access::Given(Box::new(config)), unlimited).await?;
+    let cluster = match &flags.name {
+        Some(name) => name.clone(),
+        None => cluster_uid(client.clone()).await?,
+    };
+    let namespace = flags.namespace.as_ref().unwrap_or(&flags.istio_namespace).clone();
+    let wanted = account::Wanted {
+        name: service_account(flags).to_owned(),
+        secret: flags.secret_name.clone(),
+        create: flags.create_service_account && flags.secret_type == SecretType::Remote,
+        namespace: namespace.clone(),
+    };
+    let token = account::token(client, &wanted).await?;
+    let server = server(flags, current);
+    let access = Access {
+        cluster,
+        server,
+        tls_server_name: flags.tls_server_name.clone(),
+        authority: token.authority,
+        credentials: match flags.auth_type {
+            AuthType::BearerToken => Credentials::Token(token.token),
+            AuthType::Plugin => Credentials::Plugin {
+                name: flags.auth_plugin_name.clone(),
+                settings: flags.auth_plugin_config.iter().cloned().collect(),
+            },
+        },
+    };
+    let secret = output::secret(&access, &namespace, flags.secret_type);
+    Ok(match flags.output {
+        Format::Yaml => output::yaml(&secret),
+        Format::Json => format!("{secret:#}\n"),
+    })
+}
+
+async fn config(flags: &CreateRemoteSecretFlags) -> Result<Config, KubeconfigError> {
+    let options = KubeConfigOptions {
+        context: flags.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    match &flags.kubeconfig {
+        Some(path) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await,
+        None => Config::from_kubeconfig(&options).await,
+    }
+}
+
+fn service_account(flags: &CreateRemoteSecretFlags) -> &str {
+    match (&flags.service_account, flags.secret_type) {
+        (Some(name), _) if !name.is_empty() => name,
+        (_, SecretType::Remote) => account::READER,
+        (_, SecretType::Config) => "istiod",
+    }
+}
+
+fn server(flags: &CreateRemoteSecretFlags, current: String) -> String {
+    if let Some(server) = flags.server.as_ref().filter(|server| !server.is_empty()) {
+        return server.clone();
+    }
+    if current.contains("127.0.0.1") || current.contains("localhost") {
+        eprintln!(
+            "warn: the server in the kubeconfig is {current}, which a control plane in another cluster most likely \
+             cannot reach; give --server an address that it can, such as that of the node's container with Kubernetes in Docker"
+        );
+    }
+    current
+}
+
+async fn cluster_uid(client: kube::Client) -> Result<String, CreateError> {
+    let namespaces: Api<Namespace> = Api::all(client);
+    let wanted = "read the namespace kube-system, whose UID is the default of --name";
+    let namespace = namespaces
+        .get("kube-system")
+        .await
+        .map_err(CreateError::request(wanted))?;
+    Ok(namespace.metadata.uid.unwrap_or_default())
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text:?} is not of the form key=value"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}

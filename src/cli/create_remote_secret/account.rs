@@ -1,0 +1,187 @@
+//! The service account whose token is handed out.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::api::{
+    core::v1::{Namespace, Secret, ServiceAccount},
+    rbac::v1::{ClusterRole, ClusterRoleBinding},
+};
+use kube::{
+    Api, Client,
+    api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::CreateError;
+
+/// The account of the charts for control planes of other clusters.
+pub(super) const READER: &str = "istio-reader-service-account";
+
+/// The type of Secrets that Kubernetes fills with a token.
+const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
+/// The annotation that names the account of such a Secret.
+const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
+/// How often a token Secret is looked at again, and how long is waited in between.
+const RETRIES: usize = 5;
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What is asked for.
+pub(super) struct Wanted {
+    /// The service account.
+    pub(super) name: String,
+    /// Its namespace.
+    pub(super) namespace: String,
+    /// A certain token Secret of it.
+    pub(super) secret: Option<String>,
+    /// Create it if it is not there.
+    pub(super) create: bool,
+}
+
+/// What a token Secret holds.
+pub(super) struct Token {
+    /// `ca.crt`: what the API server's certificate is signed by, as PEM.
+    pub(super) authority: Vec<u8>,
+    /// `token`.
+    pub(super) token: String,
+}
+
+/// The token of a service account; both are created if need be.
+pub(super) async fn token(client: Client, wanted: &Wanted) -> Result<Token, CreateError> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &wanted.namespace);
+    if let Err(error) = accounts.get(&wanted.name).await {
+        if !wanted.create {
+            return Err(CreateError::NoAccount {
+                account: wanted.name.clone(),
+                namespace: wanted.namespace.clone(),
+                error: error.to_string(),
+            });
+        }
+        create(&client, wanted).await?;
+    }
+    let secrets: Api<Secret> = Api::namespaced(client, &wanted.namespace);
+    let mut secret = token_secret(&secrets, wanted).await?;
+    for _ in 0..RETRIES {
+        if let Ok(token) = content(&secret, wanted) {
+            return Ok(token);
+        }
+        tokio::time::sleep(RETRY_AFTER).await;
+        let name = secret.metadata.name.clone().unwrap_or_default();
+        secret = secrets
+            .get(&name)
+            .await
+            .map_err(CreateError::request(format!("read the Secret {name}")))?;
+    }
+    content(&secret, wanted)
+}
+
+async fn token_secret(secrets: &Api<Secret>, wanted: &Wanted) -> Result<Secret, CreateError> {
+    let namespace = &wanted.namespace;
+    if let Some(name) = wanted.secret.as_ref().filter(|name| !name.is_empty()) {
+        let secret = secrets.get(name).await;
+        let secret = secret.map_err(CreateError::request(format!("get specified secret {namespace}/{name}")))?;
+        if !is_of(&secret, &wanted.name) {
+            return Err(CreateError::NotOfAccount {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                account: wanted.name.clone(),
+            });
+        }
+        return Ok(secret);
+    }
+    let of_type = ListParams::default().fields(&format!("type={TOKEN_TYPE}"));
+    let listed = secrets.list(&of_type).await;
+    let listed = listed.map_err(CreateError::request(format!("list the Secrets of {namespace}")))?;
+    if let Some(secret) = listed.items.into_iter().find(|secret| is_of(secret, &wanted.name)) {
+        return Ok(secret);
+    }
+    let secret = Secret {
+        metadata: ObjectMeta {
+            name: Some(format!("{}-istio-remote-secret-token", wanted.name)),
+            annotations: Some(BTreeMap::from([(OF_ACCOUNT.to_owned(), wanted.name.clone())])),
+            ..ObjectMeta::default()
+        },
+        type_: Some(TOKEN_TYPE.to_owned()),
+        ..Secret::default()
+    };
+    let created = secrets.create(&PostParams::default(), &secret).await;
+    created.map_err(CreateError::request(format!("create a token Secret in {namespace}")))
+}
+
+fn is_of(secret: &Secret, account: &str) -> bool {
+    let annotations = secret.metadata.annotations.as_ref();
+    let named = annotations.and_then(|annotations| annotations.get(OF_ACCOUNT));
+    secret.type_.as_deref() == Some(TOKEN_TYPE) && named.is_some_and(|name| name == account)
+}
+
+fn content(secret: &Secret, wanted: &Wanted) -> Result<Token, CreateError> {
+    let field = |key: &'static str| {
+        let data = secret.data.as_ref().and_then(|data| data.get(key));
+        data.map(|data| data.0.clone()).ok_or_else(|| CreateError::NotFilled {
+            namespace: wanted.namespace.clone(),
+            name: secret.metadata.name.clone().unwrap_or_default(),
+            key,
+        })
+    };
+    let (authority, token) = (field("ca.crt")?, field("token")?);
+    Ok(Token {
+        authority,
+        token: String::from_utf8_lossy(&token).trim().to_owned(),
+    })
+}
+
+/// Creates the account, its namespace, and the right to read what a control plane elsewhere needs.
+async fn create(client: &Client, wanted: &Wanted) -> Result<(), CreateError> {
+    let Wanted { name, namespace, .. } = wanted;
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let found = namespaces.get_opt(namespace).await;
+    if found
+        .map_err(CreateError::request(format!("read the namespace {namespace}")))?
+        .is_none()
+    {
+        let new = Namespace {
+            metadata: ObjectMeta {
+                name: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        let created = namespaces.create(&PostParams::default(), &new).await;
+        created.map_err(CreateError::request(format!("create the namespace {namespace}")))?;
+    }
+    let role = format!("istio-reader-clusterrole-{namespace}");
+    let apply = PatchParams::apply("istiod").force();
+    let labels = json!({ "app": "istio-reader" });
+    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "name": name, "namespace": namespace, "labels": labels } });
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    let applied = accounts.patch(name, &apply, &Patch::Apply(account)).await;
+    applied.map_err(CreateError::request(format!(
+        "create the service account {name}.{namespace}"
+    )))?;
+    let rules = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": { "name": role, "labels": labels }, "rules": rules() });
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let applied = roles.patch(&role, &apply, &Patch::Apply(rules)).await;
+    applied.map_err(CreateError::request(format!("create the ClusterRole {role}")))?;
+    let binding = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": { "name": role, "labels": labels },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+        "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }] });
+    let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
+    let applied = bindings.patch(&role, &apply, &Patch::Apply(binding)).await;
+    applied.map_err(CreateError::request(format!("create the ClusterRoleBinding {role}")))?;
+    Ok(())
+}
+
+/// What may be read: as in the chart istiod, for the default group of the multi-cluster services API.
+fn rules() -> Value {
+    let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] });
+    json!([
+        rule("", &["namespaces", "nodes", "pods", "services"]),
+        rule("discovery.k8s.io", &["endpointslices"]),
+        rule("apiextensions.k8s.io", &["customresourcedefinitions"]),
+        rule("gateway.networking.k8s.io", &["gateways"]),
+        rule("networking.istio.io", &["workloadentries"]),
+        rule("multicluster.x-k8s.io", &["serviceexports", "serviceimports"]),
+    ])
+}
