@@ -249,7 +249,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                     match &failure {
                         Failure::Silent => self.health.silent(),
                         Failure::Gone(_) | Failure::Dropped(_) => {
-                            tracing::debug!(target = %self.target.name(), "{failure}")
+                            tracing::debug!(watch = %self.target.name(), "{failure}");
                         }
                         Failure::Refused { .. } | Failure::Unreachable(_) => self.health.failed(&failure.to_string()),
                     }
