@@ -89,12 +89,20 @@ pub struct Parsed {
 
 /// Lays the content of a mesh file over the defaults and checks the result. After an error the caller keeps what it has.
 pub fn parse(file: &Value) -> Result<Parsed, Vec<FieldError>> {
+    parse_layers(&[file])
+}
+
+/// The same for several files, each laid over the one before it.
+pub fn parse_layers(layers: &[&Value]) -> Result<Parsed, Vec<FieldError>> {
     let findings = RefCell::<Findings>::default();
-    for path in unknown_fields(&descriptor::<MeshConfig>(), file) {
-        let message = "is no field of the mesh config and has no effect";
-        findings.borrow_mut().warning(path, message);
+    let mut config = defaults();
+    for layer in layers {
+        for path in unknown_fields(&descriptor::<MeshConfig>(), layer) {
+            let message = "is no field of the mesh config and has no effect";
+            findings.borrow_mut().warning(path, message);
+        }
+        config = lay_over(&config, layer).map_err(|error| vec![field_error(error)])?;
     }
-    let config = lay_over(&defaults(), file).map_err(|error| vec![field_error(error)])?;
     validate::mesh_config(&At::root("", &findings), &config);
     let findings = findings.into_inner();
     if findings.errors.is_empty() {

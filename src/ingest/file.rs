@@ -9,7 +9,6 @@ pub(super) mod watch;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::Arc,
     time::Duration,
 };
 
@@ -20,6 +19,8 @@ use self::{
     disk::{Entry, Fingerprint},
     watch::Watch,
 };
+pub use super::findings::Report;
+use super::findings::Standing;
 use crate::{
     api::{
         Diagnostic, Kind, Row, Severity,
@@ -76,19 +77,15 @@ pub enum FileError {
     },
 }
 
-/// Told once for every new finding; counts it.
-pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
-
 /// A watched folder.
 pub struct FileSource {
     settings: FileSettings,
-    report: Report,
+    standing: Standing<()>,
     watch: Watch,
     files: BTreeMap<String, FileContent>,
     hashes: BTreeMap<String, Version>,
     fingerprints: Vec<(String, Fingerprint)>,
     rows: BTreeMap<(ClusterId, Kind), Vec<Row>>,
-    standing: BTreeSet<Diagnostic>,
     env: Option<BTreeMap<String, String>>,
     proxies: Vec<Value>,
 }
@@ -99,12 +96,11 @@ impl FileSource {
         let mut source = Self {
             watch: Watch::new(),
             settings,
-            report,
+            standing: Standing::new(report),
             files: BTreeMap::new(),
             hashes: BTreeMap::new(),
             fingerprints: Vec::new(),
             rows: BTreeMap::new(),
-            standing: BTreeSet::new(),
             env: None,
             proxies: Vec::new(),
         };
@@ -161,7 +157,8 @@ impl FileSource {
             Err(error) => {
                 let place = self.settings.folder.display().to_string();
                 let message = format!("the folder cannot be read, what it declared stays: {error}");
-                self.tell([Diagnostic::of_document(place, "UnreadableFolder", message)].into());
+                self.standing
+                    .set((), [Diagnostic::of_document(place, "UnreadableFolder", message)].into());
                 Vec::new()
             }
         }
@@ -238,7 +235,7 @@ impl FileSource {
             Some(_) => {}
         }
         self.proxies = folder.proxies;
-        self.tell(standing);
+        self.standing.set((), standing);
         let mut rows: BTreeMap<(ClusterId, Kind), Vec<Row>> = BTreeMap::new();
         for (cluster, row) in folder
             .rows
@@ -257,18 +254,6 @@ impl FileSource {
     fn counts(&self, row: &Row) -> bool {
         let own = row.key().cluster == self.settings.cluster;
         self.settings.objects == Objects::All || own && (row.kind().is_config() || !row.kind().is_object())
-    }
-
-    /// Logs and counts what was not standing before.
-    fn tell(&mut self, standing: BTreeSet<Diagnostic>) {
-        for diagnostic in standing.difference(&self.standing) {
-            match diagnostic.severity {
-                Severity::Error => tracing::error!(code = %diagnostic.code, "{diagnostic}"),
-                Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
-            }
-            (self.report)(diagnostic);
-        }
-        self.standing = standing;
     }
 }
 

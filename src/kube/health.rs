@@ -1,6 +1,6 @@
 //! How a watch is doing: what debug pages show and metrics count.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use serde::Serialize;
@@ -70,6 +70,34 @@ pub struct WatchHealth {
     errors: IntCounter,
     /// What the last step left. A lock, not a message: it is held for a copy, and pages read it at any time.
     facts: Mutex<Facts>,
+}
+
+/// The watches that there are.
+#[derive(Default)]
+pub struct Watches {
+    /// A lock, not a message: it is held for a copy, when a watch begins and when a page is made.
+    all: Mutex<Vec<Weak<WatchHealth>>>,
+}
+
+impl Watches {
+    /// Adds a watch; it is forgotten when it ends.
+    pub fn add(&self, health: &Arc<WatchHealth>) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|health| health.strong_count() > 0);
+        all.push(Arc::downgrade(health));
+    }
+
+    /// How all are doing, by cluster and resource.
+    pub fn reports(&self) -> Vec<WatchReport> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut reports: Vec<_> = all
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|health| health.report())
+            .collect();
+        reports.sort_by(|a, b| (&a.cluster, &a.resource).cmp(&(&b.cluster, &b.resource)));
+        reports
+    }
 }
 
 #[derive(Default)]

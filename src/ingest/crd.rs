@@ -1,0 +1,260 @@
+//! Which custom kinds the API server serves, and in which version: an input like any other, and unknown until it is told.
+//!
+//! Definitions are watched as metadata only, because their schemas are megabytes that nobody here reads. Their versions
+//! stand in the schemas' part, so they are asked of the API's discovery when a definition appears or changes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use ::kube::{Client, core::ApiResource};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+
+use super::{cluster::Shared, kinds::resource};
+use crate::{
+    api::Kind,
+    base::{ClusterId, SmolStr},
+    kube::{
+        Object,
+        health::WatchHealth,
+        watch::{WatchEvent, WatchTarget, watch_as},
+    },
+};
+
+/// The first wait before the API is asked again.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// The longest wait before the API is asked again.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// The kinds that are served, each in the version in which it is read.
+pub type Served = BTreeMap<Kind, ApiResource>;
+
+/// A kind that may be served.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The kind.
+    pub kind: Kind,
+    /// Its group.
+    pub group: SmolStr,
+    /// The versions in which it is read, the preferred one first.
+    pub versions: Vec<SmolStr>,
+}
+
+impl Wanted {
+    fn definition(&self) -> SmolStr {
+        SmolStr::from(format!("{}.{}", self.kind.plural(), self.group))
+    }
+}
+
+/// What is known of the definitions of the kinds that are wanted.
+struct Definitions {
+    wanted: BTreeMap<SmolStr, Wanted>,
+    /// The definitions that are there.
+    present: BTreeSet<SmolStr>,
+    /// Those of them that are to be looked up.
+    unresolved: BTreeSet<SmolStr>,
+    served: Served,
+    listed: bool,
+}
+
+/// Follows the definitions until nobody listens. None: not known yet.
+pub async fn follow(
+    cluster: ClusterId,
+    client: Client,
+    wanted: Vec<Wanted>,
+    shared: Arc<Shared>,
+    out: watch::Sender<Option<Served>>,
+) {
+    let target = WatchTarget {
+        metadata_only: true,
+        ..WatchTarget::all(resource(
+            "CustomResourceDefinition",
+            "customresourcedefinitions",
+            "apiextensions.k8s.io",
+            "v1",
+        ))
+    };
+    let health = Arc::new(WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics));
+    shared.watches.add(&health);
+    let (sender, mut events) = mpsc::channel(64);
+    let name = |object: Object| SmolStr::new(object.name());
+    let watching = watch_as(client.clone(), target, health, name, sender);
+    shared.environment.tasks.spawn_until_shutdown("watch", watching);
+    let mut definitions = Definitions::new(wanted);
+    let mut wait = FIRST_WAIT;
+    loop {
+        let waiting = definitions.listed && !definitions.unresolved.is_empty();
+        tokio::select! {
+            () = out.closed() => return,
+            event = events.recv() => {
+                let Some(event) = event else { return };
+                if definitions.take(event) {
+                    wait = FIRST_WAIT;
+                }
+                while let Ok(event) = events.try_recv() {
+                    definitions.take(event);
+                }
+            }
+            () = sleep(wait), if waiting => {
+                if wait < LONGEST_WAIT && wait * 2 >= LONGEST_WAIT {
+                    let names: Vec<&str> = definitions.unresolved.iter().map(SmolStr::as_str).collect();
+                    tracing::warn!(%cluster, "CustomResourceDefinitions are there, but not served in a version that is read: {}",
+                        names.join(" "));
+                }
+                wait = (wait * 2).min(LONGEST_WAIT);
+            }
+        }
+        let known = definitions.resolve(&client).await;
+        if definitions.listed && (known || out.borrow().is_some()) {
+            let served = definitions.served.clone();
+            out.send_if_modified(|have| {
+                let different = have.as_ref() != Some(&served);
+                *have = Some(served);
+                different
+            });
+        }
+    }
+}
+
+impl Definitions {
+    fn new(wanted: Vec<Wanted>) -> Self {
+        Self {
+            wanted: wanted.into_iter().map(|wanted| (wanted.definition(), wanted)).collect(),
+            present: BTreeSet::new(),
+            unresolved: BTreeSet::new(),
+            served: Served::new(),
+            listed: false,
+        }
+    }
+
+    /// Takes an event. True if a definition that is wanted has to be looked up.
+    fn take(&mut self, event: WatchEvent<SmolStr>) -> bool {
+        match event {
+            WatchEvent::Restarted(all) => {
+                let present: BTreeSet<SmolStr> =
+                    all.into_iter().filter(|name| self.wanted.contains_key(name)).collect();
+                for gone in self.present.difference(&present).cloned().collect::<Vec<_>>() {
+                    self.forget(&gone);
+                }
+                self.unresolved.clone_from(&present);
+                self.present = present;
+                self.listed = true;
+                !self.unresolved.is_empty()
+            }
+            WatchEvent::Applied(name) if self.wanted.contains_key(&name) => {
+                self.present.insert(name.clone());
+                self.unresolved.insert(name);
+                true
+            }
+            WatchEvent::Applied(_) => false,
+            WatchEvent::Deleted(name) => {
+                self.forget(&name);
+                false
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &SmolStr) {
+        self.present.remove(name);
+        self.unresolved.remove(name);
+        if let Some(wanted) = self.wanted.get(name) {
+            self.served.remove(&wanted.kind);
+        }
+    }
+
+    /// Looks up what is to be looked up. A definition that is not served yet is looked up again later. True if the API
+    /// answered all questions, so that what is not served is known not to be.
+    async fn resolve(&mut self, client: &Client) -> bool {
+        let mut answers: BTreeMap<SmolStr, BTreeSet<String>> = BTreeMap::new();
+        for name in self.unresolved.clone() {
+            let Some(wanted) = self.wanted.get(&name) else { continue };
+            let mut found = None;
+            for version in &wanted.versions {
+                let group_version = SmolStr::from(format!("{}/{version}", wanted.group));
+                if !answers.contains_key(&group_version) {
+                    let Some(plurals) = plurals(client, &group_version).await else {
+                        return false;
+                    };
+                    answers.insert(group_version.clone(), plurals);
+                }
+                if answers[&group_version].contains(wanted.kind.plural()) {
+                    found = Some(resource(
+                        wanted.kind.name(),
+                        wanted.kind.plural(),
+                        &wanted.group,
+                        version,
+                    ));
+                    break;
+                }
+            }
+            if let Some(resource) = found {
+                self.served.insert(wanted.kind, resource);
+                self.unresolved.remove(&name);
+            }
+        }
+        true
+    }
+}
+
+/// The resources of a group and version; empty if the API server does not know it, none if there is no answer.
+async fn plurals(client: &Client, group_version: &str) -> Option<BTreeSet<String>> {
+    match client.list_api_group_resources(group_version).await {
+        Ok(list) => Some(list.resources.into_iter().map(|resource| resource.name).collect()),
+        Err(::kube::Error::Api(status)) if status.code == 404 => Some(BTreeSet::new()),
+        Err(error) => {
+            tracing::warn!(
+                group_version,
+                "the API server does not tell which resources it serves: {error}"
+            );
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definitions() -> Definitions {
+        let wanted = |kind: Kind| Wanted {
+            kind,
+            group: kind.group().into(),
+            versions: vec!["v1".into()],
+        };
+        Definitions::new(vec![wanted(Kind::Sidecar), wanted(Kind::VirtualService)])
+    }
+
+    #[test]
+    fn definitions_come_change_and_go() {
+        let mut definitions = definitions();
+        let sidecars = SmolStr::from("sidecars.networking.istio.io");
+        assert!(!definitions.take(WatchEvent::Applied("others.example.com".into())));
+        assert!(definitions.take(WatchEvent::Restarted(vec![
+            sidecars.clone(),
+            "others.example.com".into()
+        ])));
+        assert_eq!(definitions.unresolved, [sidecars.clone()].into());
+        let served = resource("Sidecar", "sidecars", "networking.istio.io", "v1");
+        definitions.served.insert(Kind::Sidecar, served.clone());
+        definitions.unresolved.clear();
+        assert!(
+            definitions.take(WatchEvent::Applied(sidecars.clone())),
+            "its versions may be others now"
+        );
+        assert_eq!(
+            definitions.served[&Kind::Sidecar],
+            served,
+            "but it is served while they are looked up"
+        );
+        definitions.take(WatchEvent::Deleted(sidecars.clone()));
+        assert!(definitions.served.is_empty() && definitions.unresolved.is_empty());
+        definitions.take(WatchEvent::Restarted(vec![sidecars]));
+        definitions.take(WatchEvent::Restarted(vec![]));
+        assert!(definitions.present.is_empty());
+    }
+}

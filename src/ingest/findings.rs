@@ -1,0 +1,63 @@
+//! What is wrong with users' objects, told once while it stands.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use prometheus::{IntCounterVec, Opts, Registry};
+
+use crate::api::{Diagnostic, Kind, Severity};
+
+/// Called once for every new finding; counts it.
+pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
+
+/// The report that counts errors in `pilot_total_rejected_configs`.
+pub fn counting(registry: &Registry) -> Result<Report, prometheus::Error> {
+    let counter = IntCounterVec::new(
+        Opts::new(
+            "pilot_total_rejected_configs",
+            "Total number of configs that Pilot had to reject or ignore.",
+        ),
+        &["type", "name"],
+    )?;
+    registry.register(Box::new(counter.clone()))?;
+    Ok(Arc::new(move |diagnostic: &Diagnostic| {
+        if diagnostic.severity == Severity::Error {
+            let kind = diagnostic.kind.map_or("document", Kind::name);
+            counter.with_label_values(&[kind, &diagnostic.key.to_string()]).inc();
+        }
+    }))
+}
+
+/// The findings that stand, by whatever they are about.
+pub struct Standing<K> {
+    report: Report,
+    findings: BTreeMap<K, BTreeSet<Diagnostic>>,
+}
+
+impl<K: Ord> Standing<K> {
+    /// Nothing stands yet.
+    pub fn new(report: Report) -> Self {
+        Self {
+            report,
+            findings: BTreeMap::new(),
+        }
+    }
+
+    /// Everything that stands about something: logs and counts what did not stand before.
+    pub fn set(&mut self, about: K, findings: BTreeSet<Diagnostic>) {
+        if findings.is_empty() {
+            self.findings.remove(&about);
+            return;
+        }
+        let before = self.findings.insert(about, findings.clone()).unwrap_or_default();
+        for diagnostic in findings.difference(&before) {
+            match diagnostic.severity {
+                Severity::Error => tracing::error!(code = %diagnostic.code, "{diagnostic}"),
+                Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
+            }
+            (self.report)(diagnostic);
+        }
+    }
+}

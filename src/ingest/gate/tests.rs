@@ -1,0 +1,242 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::document::parse_object;
+
+fn cluster() -> ClusterId {
+    ClusterId::new_static("c")
+}
+
+fn item(kind: Kind, value: &Value) -> Item {
+    let parsed = parse_object(&cluster(), kind, value);
+    let text = |name: &str| value["metadata"][name].as_str().unwrap_or_default();
+    Item {
+        kind,
+        key: ObjectKey::new(&cluster(), text("namespace"), text("name")),
+        revision: value["metadata"]["labels"]["istio.io/rev"].as_str().map(SmolStr::new),
+        row: parsed.rows.into_iter().next(),
+        findings: parsed.diagnostics,
+    }
+}
+
+fn namespace(name: &str, team: &str) -> Item {
+    item(
+        Kind::Namespace,
+        &json!({"metadata": {"name": name, "labels": {"team": team}}}),
+    )
+}
+
+fn sidecar(namespace: &str, name: &str, revision: Option<&str>, hosts: &Value) -> Item {
+    let mut value = json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"egress": [{"hosts": hosts}]}});
+    if let Some(revision) = revision {
+        value["metadata"]["labels"] = json!({"istio.io/rev": revision});
+    }
+    item(Kind::Sidecar, &value)
+}
+
+fn teams(teams: &[&str]) -> Vec<LabelSelector> {
+    let selector = |team: &&str| LabelSelector {
+        match_labels: [(SmolStr::new("team"), SmolStr::new(team))].into(),
+        ..LabelSelector::default()
+    };
+    teams.iter().map(selector).collect()
+}
+
+/// What a listener has after these changes.
+fn follow(have: &mut BTreeMap<(Kind, ObjectKey), Row>, changes: &[Change]) {
+    for change in changes {
+        match change {
+            Change::Upsert(row) => drop(have.insert((row.kind(), row.key().clone()), row.clone())),
+            Change::Remove(kind, key) => drop(have.remove(&(*kind, key.clone()))),
+            Change::Replace(source, rows) => {
+                have.retain(|(kind, _), _| *kind != source.kind);
+                have.extend(rows.iter().map(|row| ((row.kind(), row.key().clone()), row.clone())));
+            }
+            Change::RemoveCluster(_) => have.clear(),
+        }
+    }
+}
+
+fn told(passed: &Passed) -> Vec<String> {
+    let one = |change: &Change| match change {
+        Change::Upsert(row) => format!("+{}", row.key()),
+        Change::Remove(_, key) => format!("-{key}"),
+        other => format!("{other:?}"),
+    };
+    passed.changes.iter().map(one).collect()
+}
+
+#[test]
+fn a_namespace_comes_and_goes_with_its_labels() {
+    let mut gate = Gate::new(cluster(), "default".into());
+    let mut passed = Passed::default();
+    gate.set_filters(
+        Filters {
+            selectors: teams(&["red", "blue"]),
+            ..Filters::default()
+        },
+        &mut passed,
+    );
+    gate.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut passed);
+    assert_eq!(
+        told(&passed),
+        [] as [&str; 0],
+        "a namespace that is not known has no labels"
+    );
+    gate.apply(namespace("a", "blue"), &mut passed);
+    gate.apply(namespace("b", "green"), &mut passed);
+    assert_eq!(
+        told(&passed),
+        ["+a", "+a/s", "+b"],
+        "namespaces themselves always count"
+    );
+    let mut passed = Passed::default();
+    gate.apply(namespace("a", "green"), &mut passed);
+    gate.set_filters(Filters::default(), &mut passed);
+    gate.delete(Kind::Namespace, &ObjectKey::new(&cluster(), "", "a"), &mut passed);
+    assert_eq!(told(&passed), ["+a", "-a/s", "+a/s", "-a"]);
+}
+
+#[test]
+fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
+    let mut gate = Gate::new(cluster(), "v2".into());
+    let mut passed = Passed::default();
+    for (name, revision) in [
+        ("none", None),
+        ("own", Some("v2")),
+        ("other", Some("v1")),
+        ("tag", Some("prod")),
+    ] {
+        gate.apply(sidecar("a", name, revision, &json!(["*/*"])), &mut passed);
+    }
+    assert_eq!(told(&passed), ["+a/none", "+a/own"]);
+    let mut passed = Passed::default();
+    let tags = Filters {
+        tags: ["prod".into()].into(),
+        ..Filters::default()
+    };
+    gate.set_filters(tags, &mut passed);
+    gate.set_filters(Filters::default(), &mut passed);
+    assert_eq!(told(&passed), ["+a/tag", "-a/tag"]);
+    let service = json!({"metadata": {"name": "s", "namespace": "a", "labels": {"istio.io/rev": "v1"}}, "spec": {}});
+    let mut passed = Passed::default();
+    gate.apply(item(Kind::Service, &service), &mut passed);
+    assert_eq!(told(&passed), ["+a/s"], "services have no revision");
+}
+
+#[test]
+fn what_is_invalid_keeps_its_last_good_form_and_is_told_while_it_counts() {
+    let mut gate = Gate::new(cluster(), "v2".into());
+    let mut passed = Passed::default();
+    assert_eq!(
+        gate.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut passed),
+        Effect::Added
+    );
+    assert_eq!(
+        gate.apply(sidecar("a", "s", None, &json!(7)), &mut passed),
+        Effect::Same
+    );
+    assert_eq!(told(&passed), ["+a/s"]);
+    assert_eq!((passed.findings.len(), passed.findings[0].2.len()), (1, 1));
+    let mut passed = Passed::default();
+    gate.apply(sidecar("a", "s", Some("v1"), &json!(7)), &mut passed);
+    assert_eq!(told(&passed), ["-a/s"]);
+    assert!(passed.findings[0].2.is_empty(), "it is of no concern any more");
+    let Passed { changes, findings } = gate.everything([Kind::Sidecar]);
+    assert!(matches!(&changes[..], [Change::Replace(_, rows)] if rows.is_empty()) && findings.is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Apply(Item),
+    Delete(Kind, ObjectKey),
+    Replace(Kind, Vec<Item>),
+    Filter(Filters),
+}
+
+fn items() -> impl Strategy<Value = Item> {
+    let names = || prop::sample::select(vec!["a", "b"]);
+    let team = prop::sample::select(vec!["red", "blue"]);
+    let revision = prop::sample::select(vec![None, Some("v1"), Some("v2"), Some("tag")]);
+    let hosts = prop::sample::select(vec![json!(["*/*"]), json!(["./*"]), json!(7)]);
+    prop_oneof![
+        (names(), team).prop_map(|(name, team)| namespace(name, team)),
+        (names(), names(), revision, hosts)
+            .prop_map(|(namespace, name, revision, hosts)| sidecar(namespace, name, revision, &hosts)),
+    ]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let filters = (prop::sample::subsequence(vec!["red", "blue"], 0..=2), any::<bool>());
+    let replace = (any::<bool>(), prop::collection::vec(items(), 0..4)).prop_map(|(namespaces, items)| {
+        let kind = if namespaces { Kind::Namespace } else { Kind::Sidecar };
+        let mut by_key = BTreeMap::new();
+        by_key.extend(
+            items
+                .into_iter()
+                .filter(|item| item.kind == kind)
+                .map(|item| (item.key.clone(), item)),
+        );
+        Step::Replace(kind, by_key.into_values().collect())
+    });
+    prop_oneof![
+        6 => items().prop_map(Step::Apply),
+        2 => items().prop_map(|item| Step::Delete(item.kind, item.key)),
+        1 => replace,
+        2 => filters.prop_map(|(names, tagged)| Step::Filter(Filters {
+            selectors: teams(&names),
+            tags: tagged.then(|| SmolStr::new("tag")).into_iter().collect(),
+        })),
+    ]
+}
+
+proptest! {
+    /// Any order of events and filters gives what the final state gives at once.
+    #[test]
+    fn what_passed_is_the_filter_of_the_final_state(steps in prop::collection::vec(steps(), 0..40)) {
+        let kinds = [Kind::Namespace, Kind::Sidecar];
+        let mut gate = Gate::new(cluster(), "v2".into());
+        let (mut have, mut good, mut filters) = (BTreeMap::new(), BTreeMap::new(), Filters::default());
+        for step in steps {
+            let mut passed = Passed::default();
+            // What a reader of the same events would know, last good forms included.
+            let mut note = |item: &Item| {
+                let place = (item.kind, item.key.clone());
+                let row = item.row.clone().or_else(|| good.get(&place).and_then(|item: &Item| item.row.clone()));
+                good.insert(place, Item { row, ..item.clone() });
+            };
+            match step {
+                Step::Apply(item) => {
+                    note(&item);
+                    gate.apply(item, &mut passed);
+                }
+                Step::Delete(kind, key) => {
+                    good.remove(&(kind, key.clone()));
+                    gate.delete(kind, &key, &mut passed);
+                }
+                Step::Replace(kind, items) => {
+                    items.iter().for_each(&mut note);
+                    good.retain(|(held, key), _| *held != kind || items.iter().any(|item| item.key == *key));
+                    gate.replace(kind, items, &mut passed);
+                }
+                Step::Filter(new) => {
+                    filters = new.clone();
+                    gate.set_filters(new, &mut passed);
+                }
+            }
+            follow(&mut have, &passed.changes);
+        }
+        let mut fresh = Gate::new(cluster(), "v2".into());
+        fresh.set_filters(filters, &mut Passed::default());
+        for item in good.into_values().rev() {
+            fresh.apply(item, &mut Passed::default());
+        }
+        let mut want = BTreeMap::new();
+        follow(&mut want, &fresh.everything(kinds).changes);
+        prop_assert_eq!(&have, &want);
+        let mut again = BTreeMap::new();
+        follow(&mut again, &gate.everything(kinds).changes);
+        prop_assert_eq!(&again, &want);
+    }
+}

@@ -1,0 +1,187 @@
+//! Which kinds of a cluster are read, and under which names the API server knows them.
+
+use std::collections::BTreeSet;
+
+use ::kube::core::ApiResource;
+
+use crate::{
+    api::Kind,
+    base::{Namespace, SmolStr},
+    kube::watch::WatchTarget,
+};
+
+/// What a cluster is to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The cluster with the config, usually the one that we run in.
+    Config,
+    /// A cluster that gives services and workloads only.
+    Remote,
+}
+
+/// What of clusters is read; the same for all clusters and fixed while the process lives.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// The namespace of the control plane.
+    pub system_namespace: Namespace,
+    /// The own revision.
+    pub revision: SmolStr,
+    /// `PILOT_IGNORE_RESOURCES`: config kinds that are not read, as `plural.group` or `*.group`.
+    pub ignored: Vec<SmolStr>,
+    /// `PILOT_INCLUDE_RESOURCES`: exceptions from the above.
+    pub included: Vec<SmolStr>,
+    /// `ISTIO_WATCH_NAMESPACE`: namespaced objects are read there alone.
+    pub watch_namespace: Option<String>,
+    /// Config comes from the config cluster, not from a folder.
+    pub config_kinds: bool,
+    /// `PILOT_ENABLE_GATEWAY_API`.
+    pub gateway_api: bool,
+    /// `MCS_API_GROUP` and `MCS_API_VERSION`, if anything of MCS is on.
+    pub mcs: Option<(SmolStr, SmolStr)>,
+    /// `PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY`.
+    pub remote_workload_entries: bool,
+}
+
+impl Rules {
+    /// The kinds that are read from a cluster.
+    pub fn kinds(&self, role: Role) -> BTreeSet<Kind> {
+        let all = Kind::ALL.iter().copied();
+        all.filter(|kind| self.reads(role, *kind)).collect()
+    }
+
+    fn reads(&self, role: Role, kind: Kind) -> bool {
+        // Nothing is made of the content of Secrets and ConfigMaps yet, so nobody's secrets are read.
+        let counts = kind.is_object() && !matches!(kind, Kind::Secret | Kind::ConfigMap);
+        let in_role = match role {
+            Role::Config => self.config_kinds || !kind.is_config(),
+            Role::Remote => {
+                kind.counts_in_remote_clusters() || kind == Kind::WorkloadEntry && self.remote_workload_entries
+            }
+        };
+        let is_on = match kind {
+            Kind::ServiceExport | Kind::ServiceImport => self.mcs.is_some(),
+            kind if kind.is_gateway_api() => self.gateway_api,
+            _ => true,
+        };
+        counts && in_role && is_on && !(kind.is_config() && self.ignores(kind))
+    }
+
+    fn ignores(&self, kind: Kind) -> bool {
+        let group = kind.group();
+        let name = format!("{}.{group}", kind.plural());
+        let names = |patterns: &[SmolStr]| {
+            let matches = |pattern: &SmolStr| {
+                *pattern == name || pattern.strip_prefix("*.").is_some_and(|wanted| wanted == group)
+            };
+            patterns.iter().any(matches)
+        };
+        names(&self.ignored) && !names(&self.included)
+    }
+
+    /// The group of a kind and the versions in which it is read, the preferred one first.
+    pub fn group_and_versions(&self, kind: Kind) -> (SmolStr, Vec<SmolStr>) {
+        match (kind, &self.mcs) {
+            (Kind::ServiceExport | Kind::ServiceImport, Some((group, version))) => {
+                (group.clone(), vec![version.clone()])
+            }
+            _ => {
+                let versions = kind.versions().iter().map(|version| SmolStr::new_static(version));
+                (SmolStr::new_static(kind.group()), versions.collect())
+            }
+        }
+    }
+
+    /// The kind in its preferred version.
+    pub fn resource(&self, kind: Kind) -> ApiResource {
+        let (group, versions) = self.group_and_versions(kind);
+        resource(
+            kind.name(),
+            kind.plural(),
+            &group,
+            versions.first().map_or("v1", SmolStr::as_str),
+        )
+    }
+
+    /// What is watched of a kind. Namespaces have nothing of interest but metadata; of everything else the content
+    /// matters, of Nodes at least the addresses.
+    pub fn target(&self, kind: Kind, resource: ApiResource) -> WatchTarget {
+        WatchTarget {
+            namespace: self.watch_namespace.clone().filter(|_| !kind.is_cluster_scoped()),
+            metadata_only: kind == Kind::Namespace,
+            ..WatchTarget::all(resource)
+        }
+    }
+}
+
+/// A kind as paths of the API name it.
+pub fn resource(kind: &str, plural: &str, group: &str, version: &str) -> ApiResource {
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: if group.is_empty() {
+            version.to_owned()
+        } else {
+            format!("{group}/{version}")
+        },
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules() -> Rules {
+        Rules {
+            config_kinds: true,
+            ..Rules::default()
+        }
+    }
+
+    #[test]
+    fn roles_and_switches_decide_what_is_read() {
+        let config = rules().kinds(Role::Config);
+        assert!(config.contains(&Kind::VirtualService) && config.contains(&Kind::Ingress));
+        assert!(!config.contains(&Kind::Secret) && !config.contains(&Kind::HttpRoute));
+        assert!(!config.contains(&Kind::ServiceExport) && !config.contains(&Kind::MeshConfig));
+        let remote = Rules {
+            gateway_api: true,
+            mcs: Some(("g.io".into(), "v1".into())),
+            remote_workload_entries: true,
+            ..rules()
+        };
+        use Kind::*;
+        let want = [
+            Namespace,
+            Node,
+            Pod,
+            Service,
+            EndpointSlice,
+            WorkloadEntry,
+            KubeGateway,
+            ServiceExport,
+            ServiceImport,
+        ];
+        assert_eq!(remote.kinds(Role::Remote), want.into());
+        assert_eq!(remote.resource(ServiceExport).api_version, "g.io/v1");
+        let beside_a_folder = Rules::default().kinds(Role::Config);
+        assert_eq!(beside_a_folder, [Namespace, Node, Pod, Service, EndpointSlice].into());
+    }
+
+    #[test]
+    fn what_is_ignored_may_be_included_again() {
+        let rules = Rules {
+            ignored: vec![
+                "*.networking.istio.io".into(),
+                "telemetries.telemetry.istio.io".into(),
+                "*.v1".into(),
+            ],
+            included: vec!["sidecars.networking.istio.io".into()],
+            ..rules()
+        };
+        let kinds = rules.kinds(Role::Config);
+        assert!(kinds.contains(&Kind::Sidecar) && kinds.contains(&Kind::Service));
+        assert!(!kinds.contains(&Kind::VirtualService) && !kinds.contains(&Kind::Telemetry));
+    }
+}

@@ -1,0 +1,129 @@
+use std::sync::Mutex;
+
+use super::*;
+use crate::proto::istio::mesh::v1alpha1::MeshConfig;
+
+struct Bed {
+    reader: Reader,
+    texts: BTreeMap<Part, Text>,
+    reported: Arc<Mutex<Vec<String>>>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let cluster = ClusterId::new_static("Kubernetes");
+        let settings = MeshSettings {
+            mesh_key: ObjectKey::new(&cluster, "istio-system", "istio"),
+            cluster,
+            namespace: Namespace::new_static("istio-system"),
+            revision: "default".into(),
+            shared_map: None,
+            mesh_file: PathBuf::new(),
+            networks_file: PathBuf::new(),
+        };
+        let reported = Arc::<Mutex<Vec<String>>>::default();
+        let reports = reported.clone();
+        let report: Report =
+            Arc::new(move |diagnostic: &Diagnostic| reports.lock().unwrap().push(diagnostic.to_string()));
+        let mut reader = Reader::new(&settings, report);
+        reader.places.insert(Part::Mesh, "here".into());
+        Self {
+            reader,
+            texts: BTreeMap::new(),
+            reported,
+        }
+    }
+
+    fn set(&mut self, part: Part, text: &str) -> Vec<Change> {
+        self.texts.insert(part, Text::Is(text.to_owned()));
+        self.reader.read(&self.texts)
+    }
+}
+
+fn mesh_config(changes: &[Change]) -> &MeshConfig {
+    let rows = changes.iter().find_map(|change| match change {
+        Change::Replace(source, rows) if source.kind == Kind::MeshConfig => Some(rows),
+        _ => None,
+    });
+    match &rows.expect("a mesh config")[..] {
+        [Row::MeshConfig(row)] => &row.spec,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn absent_texts_mean_the_defaults() {
+    let mut bed = Bed::new();
+    let changes = bed.reader.read(&bed.texts);
+    assert_eq!(mesh_config(&changes).trust_domain, "cluster.local");
+    assert!(
+        matches!(&changes[1], Change::Replace(source, rows) if source.kind == Kind::MeshNetworks && rows.is_empty())
+    );
+    assert!(bed.reader.read(&bed.texts).is_empty(), "nothing is told twice");
+}
+
+#[test]
+fn the_shared_config_lies_below_the_own() {
+    let mut bed = Bed::new();
+    bed.set(Part::Shared, "trustDomain: shared\nenableTracing: false\n");
+    let changes = bed.set(Part::Mesh, "trustDomain: own\n");
+    let config = mesh_config(&changes);
+    assert_eq!((config.trust_domain.as_str(), config.enable_tracing), ("own", false));
+}
+
+#[test]
+fn a_text_that_cannot_be_read_leaves_the_last_good_one() {
+    let mut bed = Bed::new();
+    bed.set(Part::Mesh, "trustDomain: good\n");
+    let networks = "networks: {n: {endpoints: [{fromRegistry: c}]}}\n";
+    assert_eq!(bed.set(Part::Networks, networks).len(), 1);
+    for bad in ["trustDomain: [\n", "enableTracing: maybe\n", "enableTracing: maybe\n"] {
+        assert!(bed.set(Part::Mesh, bad).is_empty());
+    }
+    assert!(bed.set(Part::Networks, "networks: {n: {endpoints: [{}]}}\n").is_empty());
+    let reported = bed.reported.lock().unwrap().clone();
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(
+        reported[0].starts_with("here: MeshConfig istio-system/istio: "),
+        "{reported:?}"
+    );
+    let changes = bed.set(Part::Mesh, "trustDomain: new\n");
+    assert_eq!(mesh_config(&changes).trust_domain, "new");
+    bed.texts.insert(Part::Networks, Text::Absent);
+    assert_eq!(bed.reader.read(&bed.texts).len(), 1, "what is deleted is gone");
+}
+
+#[test]
+fn without_a_good_one_the_defaults_count() {
+    let mut bed = Bed::new();
+    let changes = bed.set(Part::Mesh, "enableTracing: maybe\n");
+    assert!(mesh_config(&changes).enable_tracing);
+    assert_eq!(bed.reported.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn the_map_is_named_after_the_revision() {
+    assert_eq!(
+        [map_name(""), map_name("default"), map_name("v2")],
+        ["istio", "istio", "istio-v2"]
+    );
+}
+
+#[tokio::test]
+async fn a_map_that_is_not_there_is_absent_only_once_that_is_known() {
+    let (sender, events) = mpsc::channel(4);
+    let (out, mut texts) = mpsc::channel(8);
+    let tasks = crate::task::Tasks::default();
+    tasks.spawn("map", follow_map(events, vec![Part::Mesh, Part::Networks], out));
+    assert!(texts.try_recv().is_err());
+    sender.send(WatchEvent::Restarted(vec![])).await.unwrap();
+    assert_eq!(texts.recv().await, Some((Part::Mesh, Text::Absent)));
+    assert_eq!(texts.recv().await, Some((Part::Networks, Text::Absent)));
+    let value = serde_json::json!({"metadata": {"name": "istio"}, "data": {"mesh": "a: b"}});
+    let object = crate::kube::Object::from_value(value).unwrap();
+    sender.send(WatchEvent::Applied(object.clone())).await.unwrap();
+    assert_eq!(texts.recv().await, Some((Part::Mesh, Text::Is("a: b".into()))));
+    assert_eq!(texts.recv().await, Some((Part::Networks, Text::Absent)));
+    sender.send(WatchEvent::Deleted(object)).await.unwrap();
+    assert_eq!(texts.recv().await, Some((Part::Mesh, Text::Absent)));
+}

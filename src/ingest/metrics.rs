@@ -1,0 +1,49 @@
+//! Counts events of clusters, under Istio's names.
+
+use prometheus::{IntCounterVec, Opts, Registry};
+
+use super::gate::Effect;
+use crate::api::Kind;
+
+/// `pilot_k8s_reg_events` and `pilot_k8s_cfg_events`.
+#[derive(Clone)]
+pub struct EventMetrics {
+    registry: IntCounterVec,
+    config: IntCounterVec,
+}
+
+impl EventMetrics {
+    /// Registers the counters.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounterVec::new(Opts::new(name, help), &["type", "event"])?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        Ok(Self {
+            registry: counter("pilot_k8s_reg_events", "Events from k8s registry.")?,
+            config: counter("pilot_k8s_cfg_events", "Events from k8s config.")?,
+        })
+    }
+
+    /// Counts what happened to objects of a kind.
+    pub fn count(&self, kind: Kind, effects: &[Effect]) {
+        let (counter, name) = match kind {
+            Kind::Namespace => (&self.registry, "Namespaces"),
+            Kind::Node => (&self.registry, "Nodes"),
+            Kind::Pod => (&self.registry, "Pods"),
+            Kind::Service => (&self.registry, "Services"),
+            Kind::EndpointSlice => (&self.registry, "EndpointSlice"),
+            kind => (&self.config, kind.name()),
+        };
+        for effect in effects {
+            let event = match effect {
+                Effect::Added => "add",
+                Effect::Updated => "update",
+                Effect::Same => "updatesame",
+                Effect::Deleted => "delete",
+            };
+            counter.with_label_values(&[name, event]).inc();
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The tags that point to the own revision: webhook configurations labelled `istio.io/tag`, and Services of the control
+//! plane's namespace labelled so, each with `istio.io/rev` saying which revision the tag means.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use tokio::sync::{mpsc, watch};
+
+use super::{cluster::Shared, kinds::resource};
+use crate::{
+    base::{ClusterId, Namespace, SmolStr},
+    kube::{
+        Object,
+        health::WatchHealth,
+        watch::{WatchEvent, WatchTarget, watch_as},
+    },
+};
+
+/// The label that names a tag.
+const TAG: &str = "istio.io/tag";
+/// The label that names a revision.
+const REVISION: &str = "istio.io/rev";
+
+/// A labelled object: its name, the tag, the revision that the tag means.
+type Pointer = (SmolStr, SmolStr, SmolStr);
+
+/// Follows the tags until nobody listens. None: not known yet.
+pub async fn follow(
+    cluster: ClusterId,
+    client: ::kube::Client,
+    (system_namespace, revision): (Namespace, SmolStr),
+    shared: Arc<Shared>,
+    out: watch::Sender<Option<BTreeSet<SmolStr>>>,
+) {
+    let webhooks = resource(
+        "MutatingWebhookConfiguration",
+        "mutatingwebhookconfigurations",
+        "admissionregistration.k8s.io",
+        "v1",
+    );
+    let targets = [
+        WatchTarget::all(webhooks),
+        WatchTarget {
+            namespace: Some(system_namespace.to_string()),
+            ..WatchTarget::all(resource("Service", "services", "", "v1"))
+        },
+    ];
+    let start = |target: WatchTarget| {
+        let target = WatchTarget {
+            labels: Some(TAG.to_owned()),
+            metadata_only: true,
+            ..target
+        };
+        let health = Arc::new(WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics));
+        shared.watches.add(&health);
+        let (sender, receiver) = mpsc::channel(8);
+        let watching = watch_as(client.clone(), target, health, pointer, sender);
+        shared.environment.tasks.spawn_until_shutdown("watch", watching);
+        receiver
+    };
+    let [mut webhooks, mut services] = targets.map(start);
+    let mut known: [Option<BTreeMap<SmolStr, Pointer>>; 2] = [None, None];
+    loop {
+        let (source, event) = tokio::select! {
+            () = out.closed() => return,
+            event = webhooks.recv() => (0, event),
+            event = services.recv() => (1, event),
+        };
+        let Some(event) = event else { return };
+        take(&mut known[source], event);
+        if let [Some(webhooks), Some(services)] = &known {
+            let pointers = webhooks.values().chain(services.values());
+            let own = pointers.filter(|(_, _, means)| *means == revision);
+            let tags = own.map(|(_, tag, _)| tag.clone()).collect();
+            out.send_if_modified(|have| {
+                let different = have.as_ref() != Some(&tags);
+                *have = Some(tags);
+                different
+            });
+        }
+    }
+}
+
+fn pointer(object: Object) -> Pointer {
+    let label = |name: &str| {
+        let labels = object.metadata.labels.as_ref();
+        SmolStr::new(labels.and_then(|labels| labels.get(name)).map_or("", String::as_str))
+    };
+    (SmolStr::new(object.name()), label(TAG), label(REVISION))
+}
+
+fn take(known: &mut Option<BTreeMap<SmolStr, Pointer>>, event: WatchEvent<Pointer>) {
+    match event {
+        WatchEvent::Restarted(all) => *known = Some(all.into_iter().map(|one| (one.0.clone(), one)).collect()),
+        WatchEvent::Applied(one) => drop(known.get_or_insert_default().insert(one.0.clone(), one)),
+        WatchEvent::Deleted(one) => drop(known.get_or_insert_default().remove(&one.0)),
+    }
+}
