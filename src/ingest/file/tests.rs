@@ -1,4 +1,9 @@
-use std::{fs, os::unix::fs::symlink, path::Path, sync::Mutex};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use super::*;
 
