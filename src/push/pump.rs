@@ -72,7 +72,11 @@ pub struct Pump {
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
     /// Where debug pages ask.
     pub inspect: mpsc::Sender<Inspect>,
+    barriers: mpsc::Sender<Barrier>,
 }
+
+/// Answered when everything that was sent before it is in a snapshot.
+type Barrier = oneshot::Sender<()>;
 
 /// What the pump's thread reads.
 pub struct PumpLoop {
@@ -82,6 +86,7 @@ pub struct PumpLoop {
     changes: mpsc::Receiver<Vec<Change>>,
     membership: mpsc::UnboundedReceiver<Membership>,
     inspect: mpsc::Receiver<Inspect>,
+    barriers: mpsc::Receiver<Barrier>,
     mesh: watch::Sender<Arc<MeshSnapshot>>,
     members: FxHashMap<MemberId, watch::Sender<Publication>>,
     pending: Pending,
@@ -93,6 +98,7 @@ impl Pump {
     pub fn new(world: World, options: PushOptions, clock: fn() -> Instant) -> (Self, PumpLoop) {
         let (changes, changes_in) = mpsc::channel(64);
         let (inspect, inspect_in) = mpsc::channel(16);
+        let (barriers, barriers_in) = mpsc::channel(4);
         let (groups, membership) = Groups::channel();
         let (mesh_out, mesh) = watch::channel(world.snapshot());
         let pump = Self {
@@ -100,6 +106,7 @@ impl Pump {
             groups,
             mesh,
             inspect,
+            barriers,
         };
         let run = PumpLoop {
             world,
@@ -108,12 +115,20 @@ impl Pump {
             changes: changes_in,
             membership,
             inspect: inspect_in,
+            barriers: barriers_in,
             mesh: mesh_out,
             members: FxHashMap::default(),
             pending: Pending::default(),
             clock,
         };
         (pump, run)
+    }
+
+    /// Waits until everything that was sent to [`Self::changes`] before is in the latest snapshot, without the wait for
+    /// more of it. False after shutdown.
+    pub async fn settle(&self) -> bool {
+        let (answer, answered) = oneshot::channel();
+        self.barriers.send(answer).await.is_ok() && answered.await.is_ok()
     }
 
     /// Asks the thread that owns the store; `None` after shutdown.
@@ -134,6 +149,7 @@ enum Event {
     Changes(Vec<Change>),
     Membership(Membership),
     Inspect(Inspect),
+    Barrier(Barrier),
     Due,
     Closed,
 }
@@ -146,6 +162,11 @@ impl PumpLoop {
                 Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
                 Event::Membership(first) => self.admit(first, &observer),
                 Event::Inspect(question) => question(&self.world, &self.store),
+                Event::Barrier(answer) => {
+                    self.settle(&observer);
+                    // Whoever asked may have gone.
+                    let _ = answer.send(());
+                }
                 Event::Due => self.push(&observer),
                 Event::Closed => return,
             }
@@ -160,6 +181,7 @@ impl PumpLoop {
             biased;
             Some(event) = self.membership.recv() => Event::Membership(event),
             Some(question) = self.inspect.recv() => Event::Inspect(question),
+            Some(answer) = self.barriers.recv() => Event::Barrier(answer),
             () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due,
             changes = self.changes.recv() => changes.map_or(Event::Closed, Event::Changes),
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due,
@@ -200,6 +222,13 @@ impl PumpLoop {
             },
             observer,
         );
+    }
+
+    fn settle(&mut self, observer: &impl Observer) {
+        while let Ok(changes) = self.changes.try_recv() {
+            self.pending.add(changes, (self.clock)());
+        }
+        self.push(observer);
     }
 
     fn push(&mut self, observer: &impl Observer) {
