@@ -84,7 +84,7 @@ async fn allocate(store: Store, mesh: watch::Receiver<Arc<MeshSnapshot>>, ranges
             let (namespace, name) = &patch.key;
             match written {
                 Ok(_) => {
-                    tracing::info!(%namespace, %name, reason = patch.reason, "addresses of a ServiceEntry written")
+                    tracing::info!(%namespace, %name, reason = patch.reason, "addresses of a ServiceEntry written");
                 }
                 Err(WriteError::NotFound(_)) => allocator.failed(&patch),
                 Err(error) => {

@@ -44,7 +44,9 @@ pub fn name(machine: &Machine) -> String {
     }
     // The end tells machines apart, the beginning does not.
     let begin = name.len().saturating_sub(MAX_NAME);
-    let begin = (begin..).find(|at| name.is_char_boundary(*at)).unwrap_or_default();
+    let begin = (begin..=name.len())
+        .find(|at| name.is_char_boundary(*at))
+        .unwrap_or_default();
     name.split_off(begin)
 }
 

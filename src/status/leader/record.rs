@@ -133,6 +133,7 @@ fn annotate(object: &mut Value, key: &str, text: Option<String>) {
 }
 
 /// Kubernetes' `Time`: whole seconds.
+#[expect(clippy::ref_option, reason = "serde passes references to fields")]
 fn seconds<S: Serializer>(time: &Option<OffsetDateTime>, serializer: S) -> Result<S::Ok, S::Error> {
     let text = time.map(|time| {
         time.to_offset(time::UtcOffset::UTC)

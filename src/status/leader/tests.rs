@@ -123,7 +123,7 @@ fn a_lease_holds_what_istio_writes() {
     assert!(
         object["metadata"]["annotations"]
             .as_object()
-            .is_none_or(|map| map.is_empty())
+            .is_none_or(serde_json::Map::is_empty)
     );
 }
 
