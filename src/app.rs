@@ -1,6 +1,7 @@
 //! Builds every part, hands each its inputs, runs until shutdown. Nothing imports this but `cli`.
 
 pub mod controllers;
+pub mod remote;
 mod wants;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};

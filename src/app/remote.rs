@@ -1,0 +1,132 @@
+//! Remote clusters: where they are declared, and how their sources start.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    base::{ClusterId, Namespace},
+    environment::Environment,
+    ingest::{
+        cluster::{self, ClusterSettings, Shared},
+        gate::Filters,
+        kinds::{Role, resource},
+        remote::{Declarations, Remote, RemoteClusters, RemoteSettings, RunningCluster, SECRET_SELECTOR, Start},
+    },
+    kube::{
+        client::{self, Access, ClientError, Rate},
+        health::WatchHealth,
+        watch::{WatchTarget, watch},
+    },
+    model::{Change, Installation},
+};
+
+/// Events of the watch of Secrets that wait at most.
+const EVENTS: usize = 16;
+
+/// What remote clusters share with the config cluster.
+pub struct Parts<'a> {
+    pub environment: &'a Arc<Environment>,
+    pub installation: &'a Installation,
+    /// The API server of the config cluster.
+    pub client: ::kube::Client,
+    pub shared: &'a Arc<Shared>,
+    /// What decides which objects count.
+    pub filters: watch::Receiver<Option<Filters>>,
+    pub changes: mpsc::Sender<Vec<Change>>,
+}
+
+/// Why remote clusters cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// `LOCAL_CLUSTER_SECRET_WATCHER` asks for the cluster that istiod runs in, which cannot be reached.
+    #[error("Secrets of remote clusters are in the cluster that istiod runs in (LOCAL_CLUSTER_SECRET_WATCHER): {0}")]
+    Local(#[from] ClientError),
+    /// Two metrics have one name; a defect.
+    #[error("cannot register metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// Follows the declarations of remote clusters. The receiver always holds the present state; the start of istiod waits
+/// until it is ready.
+pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteClusters>>, RemoteError> {
+    let environment = parts.environment;
+    let features = &parts.installation.features;
+    let allowed = features.pilot_insecure_multicluster_kubeconfig_options.iter();
+    let settings = RemoteSettings {
+        own: parts.installation.cluster.clone(),
+        timeout: features.pilot_remote_cluster_timeout,
+        allowed: allowed.map(ToString::to_string).collect(),
+    };
+    let rate = Rate {
+        per_second: environment.settings.flags.kubernetes_api_qps,
+        burst: environment.settings.flags.kubernetes_api_burst,
+    };
+    let report = parts.shared.report.clone();
+    let start = starting(parts.shared.clone(), parts.filters.clone(), rate);
+    let (remote, shown) = Remote::new(&environment.registry, settings, start, report)?;
+    let declarations = declarations(&parts, rate).await?;
+    let run = remote.run(declarations, parts.changes);
+    environment.tasks.spawn_until_shutdown("remote clusters", run);
+    Ok(shown)
+}
+
+/// Makes the client of a cluster and reads it.
+fn starting(shared: Arc<Shared>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
+    Arc::new(move |start| {
+        let (shared, filters) = (shared.clone(), filters.clone());
+        Box::pin(async move {
+            let config = start
+                .kubeconfig
+                .client_config()
+                .await
+                .map_err(|error| error.to_string())?;
+            let client = client::client(&Access::Given(Box::new(config)), rate).await;
+            let client = client.map_err(|error| error.to_string())?;
+            let settings = ClusterSettings {
+                id: start.cluster,
+                client: client.clone(),
+                role: Role::Remote,
+                filters,
+                changes: start.changes,
+            };
+            let handle = cluster::start(settings, &shared);
+            Ok(RunningCluster::new(Some(client), move || drop(handle)))
+        })
+    })
+}
+
+async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, ClientError> {
+    let settings = &parts.environment.settings;
+    let features = &parts.installation.features;
+    if !features.pilot_multicluster_kubeconfig_path.is_empty() {
+        return Ok(Declarations::Folder(
+            features.pilot_multicluster_kubeconfig_path.as_str().into(),
+        ));
+    }
+    let is_external = matches!(
+        settings.variable("EXTERNAL_ISTIOD"),
+        Some("1" | "t" | "T" | "true" | "TRUE" | "True")
+    );
+    let client = if features.local_cluster_secret_watcher && is_external {
+        client::client(&Access::InCluster, rate).await?
+    } else {
+        parts.client.clone()
+    };
+    let named = settings
+        .flags
+        .cluster_registries_namespace
+        .as_deref()
+        .filter(|namespace| !namespace.is_empty());
+    let namespace = named.map_or_else(|| parts.installation.namespace.clone(), Namespace::from);
+    let mut target = WatchTarget::all(resource("Secret", "secrets", "", "v1"));
+    target.namespace = Some(namespace.to_string());
+    target.labels = Some(SECRET_SELECTOR.to_owned());
+    let own: &ClusterId = &parts.installation.cluster;
+    let health = Arc::new(WatchHealth::new(own, &target.name(), &parts.shared.watch_metrics));
+    parts.shared.watches.add(&health);
+    let (sender, events) = mpsc::channel(EVENTS);
+    let watching = watch(client, target, health, sender);
+    parts.environment.tasks.spawn_until_shutdown("remote secrets", watching);
+    Ok(Declarations::Secrets(events))
+}
