@@ -67,10 +67,10 @@ $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 # The version is linked in, as it is in releases; the API server tells it to its clients.
 $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION): tests/kubernetes/go.mod tests/kubernetes/go.sum
 	@command -v go >/dev/null || { echo 'the API server is built with Go, which is not here' >&2; exit 1; }
-	go build -C tests/kubernetes -o $(TOOLS)/bin/kube-apiserver -ldflags '-s -w \
+	go build -C tests/kubernetes -o $(TOOLS)/bin/kube-apiserver -ldflags "-s -w \
 	  -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
 	  -X k8s.io/component-base/version.gitMajor=1 \
-	  -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION)))' \
+	  -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION)))" \
 	  k8s.io/kubernetes/cmd/kube-apiserver
 	touch $@
 
