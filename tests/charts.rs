@@ -1,6 +1,6 @@
 //! The charts and the definitions that the base chart installs: with the real Helm, and with a real API server.
 
-mod helm;
+mod applied;
 mod rendered;
 
 use libtest_mimic::{Failed, Trial};
@@ -19,6 +19,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         ),
     ];
     trials.extend(rendered::trials());
+    trials.extend(applied::trials());
     trials
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod ads;
 pub(crate) mod daemon;
 pub(crate) mod envoy;
+pub(crate) mod helm;
 pub(crate) mod http;
 pub(crate) mod kubernetes;
 pub(crate) mod ports;

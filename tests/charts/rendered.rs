@@ -6,7 +6,7 @@ use istiod::api::{crd, mesh_config, mesh_networks, yaml};
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
-use super::helm;
+use crate::support::helm;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![

@@ -28,11 +28,16 @@ fn binary(name: &str) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
+/// Whether there is an API server.
+pub(crate) fn is_installed() -> bool {
+    binary("kube-apiserver").is_some() && binary("etcd").is_some()
+}
+
 /// A trial that is skipped where there is no API server; it is told its name, for its folder.
 pub(crate) fn trial(name: &str, trial: impl FnOnce(&str) -> Result<(), Failed> + Send + 'static) -> Trial {
     let folder = name.replace("::", "/");
     Trial::ignorable_test(name, move || {
-        if binary("kube-apiserver").is_none() || binary("etcd").is_none() {
+        if !is_installed() {
             return missing("there is no Kubernetes API server; `make tools` installs it");
         }
         trial(&folder).map(|()| Completion::Completed)

@@ -1,4 +1,4 @@
-//! The real Helm.
+//! The real Helm, and what it makes of the charts.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,17 +6,22 @@ use std::process::Command;
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
 
-use crate::support::{missing, project};
+use super::{missing, project};
 
 fn binary() -> Option<PathBuf> {
     let path = project().join(".tools/bin/helm");
     path.is_file().then_some(path)
 }
 
+/// Whether there is a Helm.
+pub(crate) fn is_installed() -> bool {
+    binary().is_some()
+}
+
 /// A trial that is skipped where there is no Helm.
-pub(super) fn trial(name: &str, trial: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
+pub(crate) fn trial(name: &str, trial: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     Trial::ignorable_test(name, move || {
-        if binary().is_none() {
+        if !is_installed() {
             return missing("there is no Helm; `make tools` installs it");
         }
         trial().map(|()| libtest_mimic::Completion::Completed)
@@ -24,7 +29,7 @@ pub(super) fn trial(name: &str, trial: impl FnOnce() -> Result<(), Failed> + Sen
 }
 
 /// Runs Helm with an empty environment in the folder of the charts; gives what it prints.
-pub(super) fn run(arguments: &[&str]) -> Result<String, String> {
+pub(crate) fn run(arguments: &[&str]) -> Result<String, String> {
     let mut helm = Command::new(binary().ok_or("no Helm")?);
     let home = project().join("target/integration/helm");
     helm.env_clear()
@@ -46,8 +51,14 @@ pub(super) fn run(arguments: &[&str]) -> Result<String, String> {
 }
 
 /// The objects of a chart, rendered as the release `mesh` in istio-system with these values (`name=value`).
-pub(super) fn objects(chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
-    let mut arguments = vec!["template", "mesh", chart, "--namespace", "istio-system"];
+pub(crate) fn objects(chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+    objects_in("istio-system", chart, values)
+}
+
+/// [`objects`] for another namespace of the control plane.
+pub(crate) fn objects_in(namespace: &str, chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+    let root = format!("global.istioNamespace={namespace}");
+    let mut arguments = vec!["template", "mesh", chart, "--namespace", namespace, "--set", &root];
     for value in values {
         arguments.extend(["--set", value]);
     }

@@ -1,0 +1,238 @@
+//! What a real API server makes of the definitions and of the charts.
+
+use std::collections::BTreeMap;
+
+use istiod::api::{crd, yaml};
+use libtest_mimic::{Completion, Failed, Trial};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster};
+use crate::support::{helm, missing, project};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::trial("charts::definitions::accept_and_refuse", |_| accept_and_refuse()),
+        kubernetes::trial("charts::definitions::status_is_written_apart", |_| {
+            status_is_written_apart()
+        }),
+        kubernetes::trial("charts::definitions::versions_are_one_object", |_| {
+            versions_are_one_object()
+        }),
+        Trial::ignorable_test("charts::definitions::conformance", conformance),
+        Trial::ignorable_test("charts::istiod::is_applied", is_applied),
+    ]
+}
+
+/// The definition of a kind.
+fn definition(kind: &str) -> Value {
+    let of_kind = |definition: &Value| definition["spec"]["names"]["kind"] == kind;
+    let found = crd::definitions().into_iter().find(of_kind);
+    found.unwrap_or_else(|| panic!("no definition of {kind}"))
+}
+
+/// Has the API server decide about an object without storing it.
+fn try_out(cluster: &Cluster, object: &Value) -> Result<Value, String> {
+    let definition = definition(object["kind"].as_str().unwrap_or_default());
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    let plural = definition["spec"]["names"]["plural"].as_str().unwrap_or_default();
+    let path = format!("/apis/{version}/namespaces/default/{plural}?dryRun=All");
+    let mut object = object.clone();
+    object["metadata"]["name"] = json!("tried-out");
+    cluster.api.post(&path, &object)
+}
+
+/// What `objects.yaml` says of a kind.
+#[derive(Deserialize)]
+struct Cases {
+    accepts: Vec<Value>,
+    refuses: BTreeMap<String, Vec<Value>>,
+}
+
+fn accept_and_refuse() -> Result<(), Failed> {
+    let cluster = kubernetes::shared(0)?;
+    let text = std::fs::read_to_string(project().join("tests/charts/objects.yaml"))?;
+    let cases: BTreeMap<String, Cases> = serde_json::from_value(yaml::documents(&text)[0].parse()?)?;
+    assert_eq!(cases.len(), crd::definitions().len(), "each kind has cases");
+    let mut wrong = Vec::new();
+    for (kind, cases) in &cases {
+        let definition = definition(kind);
+        for version in definition["spec"]["versions"].as_array().into_iter().flatten() {
+            let group = definition["spec"]["group"].as_str().unwrap_or_default();
+            let version = format!("{group}/{}", version["name"].as_str().unwrap_or_default());
+            let decide = |spec: &Value| {
+                let mut object = json!({ "apiVersion": version, "kind": kind });
+                if !spec.is_null() {
+                    object["spec"] = spec.clone();
+                }
+                try_out(cluster, &object)
+            };
+            for spec in &cases.accepts {
+                match decide(spec) {
+                    Ok(stored) if stored["spec"] == *spec || has_null(spec) => {}
+                    Ok(stored) => wrong.push(format!("{version} {kind}: {spec} is stored as {}", stored["spec"])),
+                    Err(error) => wrong.push(format!("{version} {kind}: {spec} is refused: {error}")),
+                }
+            }
+            for (because, specs) in &cases.refuses {
+                for spec in specs {
+                    match decide(spec) {
+                        Ok(_) => wrong.push(format!("{version} {kind}: {spec} is accepted, in spite of: {because}")),
+                        Err(error) if error.contains(because.as_str()) => {}
+                        Err(error) => wrong.push(format!(
+                            "{version} {kind}: {spec} is refused, but not with {because}: {error}"
+                        )),
+                    }
+                }
+            }
+        }
+    }
+    verdict(wrong)
+}
+
+/// The API server stores no nulls.
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.iter().any(has_null),
+        Value::Object(fields) => fields.values().any(has_null),
+        _ => false,
+    }
+}
+
+fn verdict(wrong: Vec<String>) -> Result<(), Failed> {
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(wrong.join("\n").into())
+}
+
+fn status_is_written_apart() -> Result<(), Failed> {
+    let cluster = kubernetes::shared(0)?;
+    let namespace = "definition-status";
+    cluster.namespace(namespace, &json!({}))?;
+    let object = json!({ "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+        "metadata": { "namespace": namespace, "name": "apart" }, "spec": { "hosts": ["apart.example.com"] },
+        "status": { "observedGeneration": "7" } });
+    let reference = Reference::of(&object);
+    let created = cluster.api.create(&object)?;
+    assert_eq!(created["status"], Value::Null, "a new object has no status");
+    // The addresses that are given are no field of the status message, and are kept all the same.
+    let mut with_status = object.clone();
+    with_status["status"]["addresses"] = json!([{ "value": "240.240.0.1", "host": "apart.example.com" }]);
+    with_status["spec"]["hosts"] = json!(["apart.example.com"]);
+    let stored = cluster.api.apply(&with_status)?;
+    assert_eq!(stored["status"], with_status["status"]);
+    let patched = cluster
+        .api
+        .patch(&reference, &json!({ "spec": { "hosts": ["b"] }, "status": null }))?;
+    assert_eq!(
+        (&patched["status"], &patched["spec"]["hosts"]),
+        (&with_status["status"], &json!(["b"]))
+    );
+    with_status["status"] = json!({ "conditions": [{ "lastProbeTime": "yesterday" }] });
+    assert!(cluster.api.apply(&with_status).is_err(), "a status has a schema, too");
+    Ok(cluster.api.delete(&reference)?)
+}
+
+fn versions_are_one_object() -> Result<(), Failed> {
+    let cluster = kubernetes::shared(0)?;
+    let namespace = "definition-versions";
+    cluster.namespace(namespace, &json!({}))?;
+    let object = json!({ "apiVersion": "networking.istio.io/v1alpha3", "kind": "DestinationRule",
+        "metadata": { "namespace": namespace, "name": "one" }, "spec": { "host": "web", "unknown": 1 } });
+    cluster.api.create(&object)?;
+    for version in ["v1", "v1beta1", "v1alpha3"] {
+        let reference = Reference::new(
+            &format!("networking.istio.io/{version}"),
+            "DestinationRule",
+            namespace,
+            "one",
+        );
+        let read = cluster.get(&reference)?.ok_or("the object is not there")?;
+        assert_eq!(
+            read["spec"],
+            json!({ "host": "web" }),
+            "fields that nobody knows are dropped"
+        );
+    }
+    Ok(cluster.api.delete(&Reference::of(&object))?)
+}
+
+/// Istio's own cases, where the conformance set lies beside the project.
+fn conformance() -> Result<Completion, Failed> {
+    let set = project().join("../shared/conformance/upstream/crd-validation");
+    let Ok(files) = std::fs::read_dir(&set) else {
+        return Ok(Completion::ignored_with(
+            "the conformance set is not beside the project (../shared/conformance)",
+        ));
+    };
+    if !kubernetes::is_installed() {
+        return missing("there is no Kubernetes API server; `make tools` installs it");
+    }
+    let cluster = kubernetes::shared(0)?;
+    let mut wrong = Vec::new();
+    for file in files {
+        let path = file?.path();
+        if path.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        // YAML 1.2 sees a mapping where Go's reader, which the set was written for, sees an address.
+        let text = std::fs::read_to_string(&path)?.replace("001:db8::]", "'001:db8::']");
+        for mut object in kubernetes::api::documents(&text) {
+            let because = object.as_object_mut().and_then(|fields| fields.remove("_err"));
+            let name = format!("{} of {}", object["metadata"]["name"], path.display());
+            match (try_out(cluster, &object), because.as_ref().and_then(Value::as_str)) {
+                (Ok(_), None) => {}
+                (Err(error), Some(because)) if tells(&error, because) => {}
+                (decision, because) => wrong.push(format!("{name}: {decision:?}, want {because:?}")),
+            }
+        }
+    }
+    verdict(wrong).map(|()| Completion::Completed)
+}
+
+/// The set's texts are those of an older API server, which repeated types, and of a null that was not dropped.
+fn tells(error: &str, because: &str) -> bool {
+    let because = because
+        .rsplit_once(": Invalid value: ")
+        .map_or(because, |(_, because)| because);
+    let because = ["\"object\": ", "\"integer\": "]
+        .iter()
+        .find_map(|repeated| because.strip_prefix(repeated))
+        .unwrap_or(because);
+    let dropped = because
+        .split_once(" in body must be of type ")
+        .filter(|(_, rest)| rest.ends_with("\"null\""));
+    error.contains(because) || dropped.is_some_and(|(field, _)| error.contains(&format!("{field}: Required value")))
+}
+
+fn is_applied() -> Result<Completion, Failed> {
+    if !kubernetes::is_installed() || !helm::is_installed() {
+        return missing("there is no Kubernetes API server, or no Helm; `make tools` installs them");
+    }
+    let cluster = kubernetes::shared(0)?;
+    let namespace = "charts-applied";
+    cluster.namespace(namespace, &json!({}))?;
+    let accounts = helm::objects_in(namespace, "base", &["global.resourceScope=namespace"])?;
+    let plain = helm::objects_in(namespace, "istiod", &["global.networkPolicy.enabled=true"])?;
+    let canary = helm::objects_in(
+        namespace,
+        "istiod",
+        &["revision=canary", "revisionTags={prod}", "autoscaleMin=2"],
+    )?;
+    for object in accounts.iter().chain(&plain).chain(&canary) {
+        cluster
+            .api
+            .apply(object)
+            .map_err(|error| format!("{}: {error}", object["kind"]))?;
+    }
+    for name in ["istiod", "istiod-canary", "istio-reader-service-account"] {
+        cluster.token(namespace, name, &[])?;
+    }
+    let service = Reference::new("v1", "Service", namespace, "istiod-revision-tag-prod");
+    let service = cluster.get(&service)?.ok_or("the Service of the tag is not there")?;
+    assert_eq!(service["spec"]["ports"].as_array().map(Vec::len), Some(4));
+    Ok(Completion::Completed)
+}
