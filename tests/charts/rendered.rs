@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use istiod::api::{crd, mesh_config, mesh_networks, yaml};
+use istiod::ingest::kinds::{Role, Rules};
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
@@ -20,6 +21,7 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial("charts::istiod::ports_are_istios", ports_are_istios),
         helm::trial("charts::istiod::pods_are_what_is_selected", pods_are_what_is_selected),
         helm::trial("charts::istiod::flags_are_known", flags_are_known),
+        helm::trial("charts::istiod::roles_allow_what_is_read", roles_allow_what_is_read),
         helm::trial("charts::istiod::mesh_config_is_read", mesh_config_is_read),
         helm::trial("charts::istiod::values_below_pilot_count", values_below_pilot_count),
         helm::trial("charts::istiod::scope_divides_the_objects", scope_divides_the_objects),
@@ -268,6 +270,43 @@ fn flags_are_known() -> Result<(), Failed> {
         ("ENABLE_MCS_AUTO_EXPORT", "true"),
     ] {
         assert_eq!(environment.get(&Some(name)), Some(&Some(value)), "{name}");
+    }
+    Ok(())
+}
+
+fn roles_allow_what_is_read() -> Result<(), Failed> {
+    let objects = helm::objects("istiod", &["env.MCS_API_GROUP=mcs.example.com"])?;
+    let rules = Rules {
+        config_kinds: true,
+        gateway_api: true,
+        mcs: Some(("mcs.example.com".into(), "v1".into())),
+        remote_workload_entries: true,
+        ..Rules::default()
+    };
+    for (role, name) in [
+        (Role::Config, "istiod-clusterrole"),
+        (Role::Remote, "istio-reader-clusterrole"),
+    ] {
+        let allowed = &find(&objects, "ClusterRole", &format!("{name}-istio-system"))["rules"];
+        for kind in rules.kinds(role) {
+            let resource = rules.resource(kind);
+            let (group, plural) = (json!(resource.group), json!(resource.plural));
+            let names = |rule: &Value, key: &str, wanted: &Value| {
+                rule[key]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .any(|value| value == wanted || value == "*")
+            };
+            let allows = |verb: &str| {
+                allowed.as_array().into_iter().flatten().any(|rule| {
+                    names(rule, "apiGroups", &group)
+                        && names(rule, "resources", &plural)
+                        && names(rule, "verbs", &json!(verb))
+                })
+            };
+            assert!(allows("list") && allows("watch"), "{name}: {group} {plural}");
+        }
     }
     Ok(())
 }
