@@ -19,7 +19,10 @@ use kube::{
 use self::output::{Access, Credentials};
 use crate::{
     api::names::is_label,
-    kube::client::{self, ClientError, Rate},
+    kube::{
+        client::{self, ClientError, Rate},
+        kubeconfig::client_config,
+    },
 };
 
 /// Flags of `create-remote-secret`.
@@ -211,10 +214,11 @@ async fn config(flags: &CreateRemoteSecretFlags) -> Result<Config, KubeconfigErr
         context: flags.context.clone(),
         ..KubeConfigOptions::default()
     };
-    match &flags.kubeconfig {
-        Some(path) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await,
-        None => Config::from_kubeconfig(&options).await,
-    }
+    let kubeconfig = match &flags.kubeconfig {
+        Some(path) => Kubeconfig::read_from(path)?,
+        None => Kubeconfig::read()?,
+    };
+    client_config(kubeconfig, &options).await
 }
 
 fn service_account(flags: &CreateRemoteSecretFlags) -> &str {

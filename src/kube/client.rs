@@ -17,6 +17,8 @@ use http::{HeaderValue, header::USER_AGENT};
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
+use super::kubeconfig::client_config;
+
 /// Where the credentials of a cluster come from.
 #[derive(Clone, Debug)]
 pub enum Access {
@@ -76,7 +78,7 @@ pub async fn config(access: &Access) -> Result<Config, ClientError> {
             };
             let file = Kubeconfig::read_from(path).map_err(failed)?;
             let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(file, &options).await.map_err(failed)
+            client_config(file, &options).await.map_err(failed)
         }
     }
 }

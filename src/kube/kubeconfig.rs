@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fmt};
 
 use kube::{
     Config,
-    config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError as LoadError},
+    config::{AuthInfo, Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError as LoadError},
 };
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ impl CheckedKubeconfig {
 
     /// The configuration of a client: the current context's server, credentials and certificates.
     pub async fn client_config(&self) -> Result<Config, KubeconfigError> {
-        let loaded = Config::from_custom_kubeconfig(self.0.clone(), &KubeConfigOptions::default()).await;
+        let loaded = client_config(self.0.clone(), &KubeConfigOptions::default()).await;
         loaded.map_err(|error| KubeconfigError::NotUsable(what_fails(&error).to_owned()))
     }
 
@@ -94,6 +94,31 @@ impl fmt::Debug for CheckedKubeconfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("CheckedKubeconfig").field(&self.cluster()).finish()
     }
+}
+
+/// The configuration of a client. A proxy counts if the kubeconfig names it: the library alone would also take one from the
+/// environment, of which only `settings` may know.
+pub async fn client_config(kubeconfig: Kubeconfig, options: &KubeConfigOptions) -> Result<Config, LoadError> {
+    let current = options.context.clone().or_else(|| kubeconfig.current_context.clone());
+    let cluster = cluster_of(&kubeconfig, current.as_deref().unwrap_or_default());
+    let has_proxy = cluster.is_some_and(|cluster| cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty()));
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, options).await?;
+    if !has_proxy {
+        config.proxy_url = None;
+    }
+    Ok(config)
+}
+
+/// The cluster of a context.
+fn cluster_of<'a>(kubeconfig: &'a Kubeconfig, context: &str) -> Option<&'a Cluster> {
+    let named = kubeconfig.contexts.iter().find(|named| named.name == context)?;
+    let cluster = &named.context.as_ref()?.cluster;
+    kubeconfig
+        .clusters
+        .iter()
+        .find(|named| named.name == *cluster)?
+        .cluster
+        .as_ref()
 }
 
 /// Empty texts mean that nothing is given; the client would take some of them at their word.

@@ -121,3 +121,14 @@ async fn messages_and_debug_show_no_content() {
     assert!(error.to_string().contains("certificate authority"), "{error}");
     assert!(!told.contains(&SECRET[..6]), "{told}");
 }
+
+#[tokio::test]
+async fn a_proxy_counts_if_the_kubeconfig_names_it() {
+    let mut config = kubeconfig(&json!({ "token": "t" }));
+    let checked = CheckedKubeconfig::of(config.clone(), &BTreeSet::new()).expect("allowed");
+    assert_eq!(checked.client_config().await.expect("usable").proxy_url, None);
+    config["clusters"][0]["cluster"]["proxy-url"] = json!("http://192.0.2.9:3128");
+    let checked = CheckedKubeconfig::of(config, &BTreeSet::new()).expect("proxies are not checked");
+    let proxy = checked.client_config().await.expect("usable").proxy_url;
+    assert_eq!(proxy.and_then(|url| url.port_u16()), Some(3128));
+}
