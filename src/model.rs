@@ -3,7 +3,7 @@
 pub mod authentication;
 pub mod canonical;
 pub mod change;
-mod cluster_local;
+pub mod cluster_local;
 pub mod destination_rule;
 pub mod endpoint;
 pub mod export;
@@ -14,6 +14,7 @@ pub mod gateway;
 pub mod graph;
 pub mod inputs;
 pub mod installation;
+pub mod mcs;
 pub mod network;
 pub mod place;
 pub mod policy;

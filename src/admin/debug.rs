@@ -51,7 +51,7 @@ struct Parameters {
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
 /// The pages that there are, as `/debug/list` names them.
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 14] = [
     "adsz",
     "clusterz",
     "config_dump",
@@ -60,6 +60,7 @@ const PAGES: [&str; 13] = [
     "edsz",
     "endpointShardz",
     "list",
+    "mcsz",
     "mesh",
     "networkz",
     "notez",
@@ -87,6 +88,7 @@ pub fn pages(sources: Arc<Sources>) -> Router {
             "/debug/mesh",
             get(of_mesh(|mesh| json::to_json(mesh.mesh_config(&Cx::untracked())))),
         )
+        .route("/debug/mcsz", get(of_mesh(forms::mcs)))
         .route("/debug/networkz", get(of_mesh(forms::networks)))
         .route("/debug/edsz", get(edsz))
         .route("/debug/config_dump", get(config_dump))
@@ -232,3 +234,6 @@ async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
         .collect();
     reply(&parameters, Value::Array(rows))
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,8 +56,10 @@ pub struct EndpointClient {
     pub network_view: Option<Shared<BTreeSet<NetworkId>>>,
     /// Its network, where gateways lead into networks.
     pub network: Option<NetworkClient>,
-    /// Its cluster, for services whose endpoints are for clients of the same cluster.
+    /// Its cluster, for services with endpoints that are for clients of the same cluster.
     pub cluster: Option<ClusterId>,
+    /// All endpoints of the service are for clients of the same cluster, not only those that say so.
+    pub cluster_only: bool,
     /// Its node, for node-local services.
     pub node: Option<SmolStr>,
     /// Its `region/zone/subzone`, for services with locality load balancing.
@@ -87,7 +89,9 @@ impl EndpointClient {
                 network: client.network.clone(),
                 ip_mode: client.ip_mode,
             }),
-            cluster: cluster_local.then(|| client.cluster.clone()),
+            cluster: (cluster_local || view.mesh.installation.features.enable_mcs_service_discovery)
+                .then(|| client.cluster.clone()),
+            cluster_only: cluster_local,
             ..Self::default()
         };
         if let Some((place, needs)) = place {

@@ -70,6 +70,8 @@ pub struct Endpoint {
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
+    /// Only clients of the same cluster may use it: its cluster does not export the service.
+    pub confined: bool,
 }
 
 /// All endpoints of a service in all clusters, in a fixed order.
@@ -194,6 +196,7 @@ impl Endpoint {
             node_name: workload.node_name.clone(),
             hostname: dns_hostname(workload),
             subdomain: workload.subdomain.clone(),
+            confined: false,
         }
     }
 

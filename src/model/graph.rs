@@ -5,6 +5,7 @@
 use smol_str::SmolStr;
 
 use super::{
+    cluster_local::{self, ClusterLocalHosts},
     destination_rule::{self, HostRules, RuleKey},
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     inputs::{InputTables, Inputs},
@@ -106,6 +107,9 @@ graph! {
             |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
         /// Kubernetes Services by namespace.
         kube_services_by_namespace: (Namespace, ObjectKey, api::kube::Service) = by_namespace!();
+        /// ServiceImports by (namespace, name) over clusters.
+        service_imports_by_name: ((Namespace, SmolStr), ObjectKey, Config<api::mcs::ServiceImport>) =
+            |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
         /// Services that are labelled as gateways of a network.
         network_services: ((), ObjectKey, api::kube::Service) =
             |_, service, emit| if network::network_label(service).is_some() { emit(()) };
@@ -114,9 +118,12 @@ graph! {
         /// ExternalName Services by the name they stand for.
         aliases_by_target: (crate::base::Hostname, ObjectKey, api::kube::Service) =
             |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
-        /// EndpointSlices by (cluster, namespace, service name).
-        slices_by_service: ((ClusterId, Namespace, SmolStr), ObjectKey, api::kube::EndpointSlice) =
-            |key, slice, emit| emit((key.cluster.clone(), key.namespace.clone(), slice.service_name.clone()));
+        /// EndpointSlices by (namespace, service name) over clusters; rows come by cluster.
+        slices_by_service: ((Namespace, SmolStr), ObjectKey, api::kube::EndpointSlice) = |key, slice, emit| {
+            if !slice.service_name.is_empty() {
+                emit((key.namespace.clone(), slice.service_name.clone()));
+            }
+        };
         /// ServiceEntries by host and namespace.
         service_entries_by_host: (ServiceKey, ObjectKey, Config<networking::ServiceEntry>) = service::entry_keys;
         /// ServiceEntries by the address of an inline endpoint.
@@ -201,6 +208,8 @@ graph! {
         endpoint_traits: (ServiceKey, EndpointTraits);
         /// The network gateways.
         networks: ((), Networks);
+        /// Hosts whose endpoints are for clients of the same cluster.
+        cluster_local: ((), ClusterLocalHosts);
         /// What the mesh asks of ingestion.
         wants: ((), Wants);
         /// VirtualServices ready for routing.
@@ -250,6 +259,7 @@ impl Graph {
         index_inputs!(self, tx, inputs, mesh:
             kube_services_by_name <- kube_services,
             kube_services_by_namespace <- kube_services,
+            service_imports_by_name <- service_imports,
             aliases_by_target <- kube_services,
             network_services <- kube_services,
             network_gateways <- kube_gateways,
@@ -280,13 +290,15 @@ impl Graph {
         derive!(self, tx, mesh: auto_addresses <- self.service_entries_by_host.changed().iter().cloned().collect(),
             auto_allocation::addresses);
         derive!(self, tx, mesh: services <- service::candidates(
-            &installation, self.kube_services_by_name.changed(), self.service_entries_by_host.changed()), service::service);
+            &installation, self.kube_services_by_name.changed(), self.service_imports_by_name.changed(),
+            self.service_entries_by_host.changed()), service::service);
         derive!(self, tx, mesh: visibility <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             service::visibility);
         index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility,
             services_by_audience <- visibility);
         derive!(self, tx, mesh: networks <- whole_mesh.clone(), network::networks);
-        derive!(self, tx, mesh: wants <- whole_mesh, wants::wants);
+        derive!(self, tx, mesh: wants <- whole_mesh.clone(), wants::wants);
+        derive!(self, tx, mesh: cluster_local <- whole_mesh, cluster_local::hosts);
         derive!(self, tx, mesh: endpoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             endpoint::endpoints);
         index_derived!(self, tx, mesh: services_by_endpoint_address <- endpoints);

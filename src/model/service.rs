@@ -15,7 +15,7 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, export, installation::Installation};
+use super::{MeshSnapshot, export, installation::Installation, mcs};
 use crate::{
     api::{Config, Meta, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey},
@@ -292,17 +292,24 @@ pub fn selecting_entry_key(key: &ObjectKey, entry: &Config<networking::ServiceEn
     }
 }
 
-/// The services that a change of Kubernetes Services or ServiceEntries may concern.
+/// The services that a change of Kubernetes Services, ServiceImports or ServiceEntries may concern.
 pub fn candidates(
     installation: &Installation,
     kube: &BTreeSet<(Namespace, SmolStr)>,
+    imports: &BTreeSet<(Namespace, SmolStr)>,
     entries: &BTreeSet<ServiceKey>,
 ) -> Vec<ServiceKey> {
-    let kube = kube.iter().map(|(namespace, name)| ServiceKey {
+    let own = kube.iter().map(|(namespace, name)| ServiceKey {
         hostname: Hostname::from(format!("{name}.{namespace}.svc.{}", installation.domain)),
         namespace: namespace.clone(),
     });
-    kube.chain(entries.iter().cloned()).collect()
+    let has_imports = mcs::has_hosts(&installation.features);
+    let imported = kube.union(imports).filter(|_| has_imports);
+    let imported = imported.map(|(namespace, name)| ServiceKey {
+        hostname: mcs::hostname(name, namespace),
+        namespace: namespace.clone(),
+    });
+    own.chain(imported).chain(entries.iter().cloned()).collect()
 }
 
 /// Derives one service: the Kubernetes Services of this name in all clusters, else the ServiceEntries of the namespace

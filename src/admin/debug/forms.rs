@@ -1,16 +1,16 @@
 //! The JSON forms of debug pages, as Istio's clients read them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 use smol_str::SmolStr;
 
 use crate::{
     api::{Config, Kind},
-    base::{Namespace, ObjectKey},
+    base::{Hostname, Namespace, ObjectKey},
     generate::{ProxyType, ResourceSnapshot, ResourceType},
     model::{
-        MeshSnapshot,
+        MeshSnapshot, ServiceKey, mcs,
         service::{ExportTo, Registry, Resolution, Service},
     },
     proto::json,
@@ -172,23 +172,68 @@ fn objects<M: prost::Message + prost::Name>(table: &Table<ObjectKey, Config<M>>,
     }));
 }
 
-/// The network gateways.
+/// The network gateways, by address and port.
 pub(super) fn networks(mesh: &MeshSnapshot) -> Value {
     let networks = mesh.networks.get(&Cx::untracked(), &());
     let gateways = networks
         .iter()
         .flat_map(|networks| networks.by_network.values().flatten());
-    let rows = gateways.map(|gateway| {
+    let mut gateways: Vec<_> = gateways.collect();
+    gateways.sort();
+    let rows = gateways.into_iter().map(|gateway| {
+        let (namespace, name) = gateway.service_account.split_once('/').unwrap_or_default();
         json!({
             "Network": gateway.network.as_str(),
             "Cluster": gateway.cluster.as_str(),
             "Addr": gateway.address,
             "Port": gateway.port,
             "HBONEPort": gateway.hbone_port,
-            "ServiceAccount": gateway.service_account,
+            "ServiceAccount": { "Namespace": namespace, "Name": name },
         })
     });
     rows.collect()
+}
+
+/// Exports and imports of services by cluster.
+pub(super) fn mcs(mesh: &MeshSnapshot) -> Value {
+    let (cx, features) = (Cx::untracked(), &mesh.installation.features);
+    let mut keys: BTreeSet<&ObjectKey> = BTreeSet::new();
+    if features.enable_mcs_service_discovery {
+        keys.extend(mesh.service_exports.iter(&cx).map(|(key, _)| key));
+    }
+    if mcs::has_hosts(features) {
+        keys.extend(mesh.service_imports.iter(&cx).map(|(key, _)| key));
+    }
+    let mut keys: Vec<&ObjectKey> = keys.into_iter().collect();
+    keys.sort_by_key(|key| (&key.cluster, &key.namespace, &key.name));
+    let row = |key: &ObjectKey| {
+        let own = format!("{}.{}.svc.{}", key.name, key.namespace, mesh.installation.domain);
+        let hosts = [Hostname::from(own), mcs::hostname(&key.name, &key.namespace)];
+        let exported = features.enable_mcs_service_discovery && mesh.service_exports.get(&cx, key).is_some();
+        let policies: Map<String, Value> = hosts
+            .into_iter()
+            .filter_map(|hostname| {
+                let namespace = key.namespace.clone();
+                let service = mesh.services.get(&cx, &ServiceKey { hostname, namespace })?;
+                let known = mcs::is_known(&cx, mesh, service, &key.cluster);
+                let policy = match mcs::is_confined(&cx, mesh, service, &key.cluster) {
+                    true => "DiscoverableFromSameCluster",
+                    false => "AlwaysDiscoverable",
+                };
+                known.then(|| (service.key.hostname.to_string(), json!(policy)))
+            })
+            .collect();
+        json!({
+            "Cluster": key.cluster.as_str(),
+            "Name": key.name,
+            "Namespace": key.namespace.as_str(),
+            "Exported": exported,
+            "Imported": mcs::has_hosts(features) && mesh.service_imports.get(&cx, key).is_some(),
+            "ClusterSetVIP": mcs::vips(&cx, mesh, key).into_iter().next().unwrap_or_default(),
+            "Discoverability": if exported { Value::Object(policies) } else { Value::Null },
+        })
+    };
+    keys.into_iter().map(row).collect()
 }
 
 /// A client of `connections`.

@@ -19,8 +19,6 @@ pub struct Node {
     pub meta: Shared<Meta>,
     /// `status.addresses` of type `ExternalIP`.
     pub external_ips: Vec<SmolStr>,
-    /// `status.addresses` of type `InternalIP`.
-    pub internal_ips: Vec<SmolStr>,
 }
 
 impl Node {
@@ -29,16 +27,10 @@ impl Node {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
         let addresses = root.object("status").objects("addresses");
-        let of_type = |kind: &str| -> Vec<SmolStr> {
-            let matching = addresses.iter().filter(|address| address.text("type") == kind);
-            matching.map(|address| address.text("address")).collect()
-        };
-        let (external_ips, internal_ips) = (of_type("ExternalIP"), of_type("InternalIP"));
-        errors.finish(Self {
-            meta,
-            external_ips,
-            internal_ips,
-        })
+        let external = addresses.iter().filter(|address| address.text("type") == "ExternalIP");
+        let external_ips = external.map(|address| address.text("address"));
+        let external_ips = external_ips.filter(|address| !address.is_empty()).collect();
+        errors.finish(Self { meta, external_ips })
     }
 }
 

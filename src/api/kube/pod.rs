@@ -34,7 +34,7 @@ pub struct Pod {
     /// Named container ports, init containers with restartPolicy Always included: name → (number, protocol).
     /// The first container that has the name wins.
     pub named_ports: BTreeMap<SmolStr, (u32, SmolStr)>,
-    /// The workload that owns the pod (`Deployment` name and the like), see kube.md section 3.
+    /// The workload that owns the pod (`Deployment` name and the like), unless a label names it.
     pub workload_name: SmolStr,
     /// The kind of that owner (`Deployment`, `CronJob`, …; `Pod` when none).
     pub workload_kind: SmolStr,
@@ -63,6 +63,7 @@ impl Pod {
             .iter()
             .any(|c| c.text("type") == "Ready" && c.text("status") == "True");
         let (workload_name, workload_kind) = owner(&meta, &metadata);
+        let named = meta.labels.get("service.istio.io/workload-name").cloned();
         let pod = Self {
             meta,
             ips,
@@ -72,7 +73,7 @@ impl Pod {
             subdomain: spec.text("subdomain"),
             host_network: spec.flag("hostNetwork").unwrap_or_default(),
             named_ports: named_ports(&spec),
-            workload_name,
+            workload_name: named.unwrap_or(workload_name),
             workload_kind,
             ready,
             phase: status.text("phase"),
@@ -121,8 +122,7 @@ fn owner(meta: &Meta, metadata: &Fields<'_>) -> (SmolStr, SmolStr) {
     let (name, kind) = (owner.text("name"), owner.text("kind"));
     let trimmed = |label: &str| {
         let hash = meta.labels.get(label).filter(|hash| !hash.is_empty())?;
-        let stem = name.strip_suffix(hash.as_str())?;
-        Some(SmolStr::new(stem.strip_suffix('-').unwrap_or(stem)))
+        Some(SmolStr::new(name.strip_suffix(hash.as_str())?.strip_suffix('-')?))
     };
     let (name, kind) = match kind.as_str() {
         "ReplicaSet" => match (trimmed("pod-template-hash"), trimmed("rollouts-pod-template-hash")) {
@@ -135,7 +135,7 @@ fn owner(meta: &Meta, metadata: &Fields<'_>) -> (SmolStr, SmolStr) {
             None => (name, kind),
         },
         "Job" => match name.rsplit_once('-') {
-            Some((stem, digits)) if digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit()) => {
+            Some((stem, digits)) if (8..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()) => {
                 (SmolStr::new(stem), SmolStr::new_static("CronJob"))
             }
             _ => (name, kind),

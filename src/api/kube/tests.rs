@@ -96,6 +96,11 @@ fn a_pod_knows_its_workload() {
     assert_eq!(owned("ReplicaSet", "web-5d", json!({})), "ReplicaSet/web-5d");
     assert_eq!(owned("Job", "tick-28391040", json!({})), "CronJob/tick");
     assert_eq!(owned("Job", "once-7", json!({})), "Job/once-7");
+    assert_eq!(owned("Job", "once-123456789012", json!({})), "Job/once-123456789012");
+    let config = json!({"deploymentconfig": "web"});
+    assert_eq!(owned("ReplicationController", "web-1", config), "DeploymentConfig/web");
+    let named = json!({"service.istio.io/workload-name": "other"});
+    assert_eq!(owned("StatefulSet", "db", named), "StatefulSet/other");
     assert_eq!(owned("StatefulSet", "db", json!({})), "StatefulSet/db");
 }
 
@@ -148,13 +153,16 @@ fn slices_nodes_and_config_maps_are_read() {
         (Some(true), None)
     );
     assert_eq!(slice.endpoints[1].pod, None);
+    // Slices that another cluster's controller mirrors here belong to no Service of this one.
+    let mirrored = json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "web",
+        "multicluster.kubernetes.io/service-name": "web"}}});
+    let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &mirrored), &mirrored).unwrap();
+    assert_eq!(slice.service_name, "");
     let object = json!({"metadata": {"name": "n"}, "status": {"addresses": [
-        {"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "10.0.0.9"}]}});
+        {"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "10.0.0.9"},
+        {"type": "ExternalIP", "address": ""}, {"type": "ExternalIP", "address": "1.0.0.9"}]}});
     let node = Node::parse(meta(Kind::Node, &object), &object).unwrap();
-    assert_eq!(
-        (node.internal_ips, node.external_ips),
-        (vec!["10.0.0.9".into()], vec![])
-    );
+    assert_eq!(node.external_ips, ["1.0.0.9"]);
     let object = json!({"metadata": {"name": "m"}, "data": {"mesh": "x: y"}, "binaryData": {"b": "AAE="}});
     let map = ConfigMap::parse(meta(Kind::ConfigMap, &object), &object).unwrap();
     assert_eq!((&map.data["mesh"][..], &map.data["b"][..]), (&b"x: y"[..], &[0, 1][..]));

@@ -201,10 +201,7 @@ impl Target<'_> {
         endpoint.port_name == self.port.name
             && self.selects(endpoint)
             && client.node.as_ref().is_none_or(|node| *node == endpoint.node_name)
-            && client
-                .cluster
-                .as_ref()
-                .is_none_or(|cluster| *cluster == endpoint.cluster)
+            && is_for_cluster(client, endpoint)
             && is_in_view(client, endpoint)
             && self.is_served(view, endpoint)
             && (!endpoint.address.is_empty() || is_behind_gateway(client, endpoint))
@@ -234,6 +231,13 @@ impl Target<'_> {
             Health::Healthy | Health::Unknown => true,
         }
     }
+}
+
+/// True if clients of the client's cluster may use the endpoint. A client that does not name its cluster may be of any.
+fn is_for_cluster(client: &EndpointClient, endpoint: &Endpoint) -> bool {
+    client.cluster.as_ref().is_none_or(|cluster| {
+        *cluster == endpoint.cluster || !client.cluster_only && (!endpoint.confined || cluster.is_empty())
+    })
 }
 
 fn is_in_view(client: &EndpointClient, endpoint: &Endpoint) -> bool {

@@ -19,7 +19,7 @@ use crate::{
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, Shared, select},
     generate::{Proxy, View},
     model::{
-        Service, ServiceKey,
+        Service, ServiceKey, mcs,
         service::{Protocol, Resolution},
         workload::{Workload, WorkloadSource, augmented},
     },
@@ -95,18 +95,20 @@ fn rows<'a>(view: &View<'a>, service: &kube::Service) -> impl Iterator<Item = &'
     let (name, namespace) = (service.meta.name(), service.meta.namespace());
     let installation = &view.mesh.installation;
     let own = format!("{name}.{namespace}.svc.{}", installation.domain);
-    let clusterset = installation
-        .features
-        .enable_mcs_host
-        .then(|| format!("{name}.{namespace}.svc.clusterset.local"));
+    // The cluster knows it by the other host too if it imports it.
+    let is_imported = !mcs::vips(view.cx, view.mesh, &service.meta.key).is_empty();
+    let imported = is_imported.then(|| mcs::hostname(name, namespace));
     let namespace = namespace.clone();
     let view = *view;
-    [Some(own), clusterset].into_iter().flatten().filter_map(move |host| {
-        view.service(&ServiceKey {
-            hostname: Hostname::from(host),
-            namespace: namespace.clone(),
+    [Some(Hostname::from(own)), imported]
+        .into_iter()
+        .flatten()
+        .filter_map(move |hostname| {
+            view.service(&ServiceKey {
+                hostname,
+                namespace: namespace.clone(),
+            })
         })
-    })
 }
 
 /// The targets of a Service whose ports resolve: two ports with the same target and protocol make one.
@@ -180,7 +182,9 @@ fn by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<
         if !workload::is_of_namespace(proxy, &key.namespace) {
             continue;
         }
-        let Some(row) = view.service(key).filter(|row| row.service_entry.is_none()) else {
+        let known =
+            |row: &&Shared<Service>| row.service_entry.is_none() && mcs::is_known(view.cx, view.mesh, row, cluster);
+        let Some(row) = view.service(key).filter(known) else {
             continue;
         };
         for endpoint in &endpoints.endpoints {

@@ -163,5 +163,6 @@ fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePo
         node_name: SmolStr::default(),
         hostname: SmolStr::default(),
         subdomain: SmolStr::default(),
+        confined: false,
     }
 }

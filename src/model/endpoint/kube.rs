@@ -1,6 +1,6 @@
 //! Endpoints of Kubernetes Services: from EndpointSlices with their pods, and from WorkloadEntries with fitting labels.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -9,36 +9,71 @@ use crate::{
     api::kube::{self, EndpointSlice, endpoint_slice::SliceEndpoint, service::TargetPort},
     base::{ClusterId, Labels, ObjectKey, Shared, select},
     model::{
-        MeshSnapshot, Service, network,
+        MeshSnapshot, Service, mcs, network,
         service::{Resolution, kube as registry},
         workload::{self, Workload, WorkloadKey, WorkloadSource},
     },
     table::Cx,
 };
 
-/// The endpoints in all clusters that have the Service, in the order of cluster ids.
+/// A service in one cluster.
+struct Here<'a> {
+    cluster: &'a ClusterId,
+    /// The Service, unless the cluster has only slices of it.
+    object: Option<&'a Shared<kube::Service>>,
+    /// The labels that decide how ending endpoints are treated; `None`: the cluster does not know the service.
+    labels: Option<&'a Labels>,
+    /// The endpoints are for clients of the cluster alone.
+    confined: bool,
+}
+
+/// The endpoints in all clusters that have the Service, or slices of it, in the order of cluster ids.
 pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> Vec<Endpoint> {
-    let mut objects = registry::objects(cx, mesh, &service.key.namespace, &service.name);
-    objects.sort_by(|a, b| a.meta.cluster().cmp(b.meta.cluster()));
+    let name = (service.key.namespace.clone(), service.name.clone());
+    let mut slices: BTreeMap<&ClusterId, Vec<&Shared<EndpointSlice>>> = BTreeMap::new();
+    for (key, slice) in mesh.slices_by_service.get(cx, &name) {
+        slices.entry(&key.cluster).or_default().push(slice);
+    }
+    let objects = registry::objects(cx, mesh, &service.key.namespace, &service.name);
+    let objects: BTreeMap<_, _> = objects
+        .into_iter()
+        .map(|object| (object.meta.cluster(), object))
+        .collect();
+    let clusters: BTreeSet<&ClusterId> = slices.keys().chain(objects.keys()).copied().collect();
     let mut endpoints = Vec::new();
-    for object in objects {
-        endpoints.extend(of_slices(cx, mesh, object));
-        endpoints.extend(of_entries(cx, mesh, service, object));
+    for cluster in clusters {
+        let object = objects.get(cluster).copied();
+        let labels = if mcs::is_imported(service) {
+            mcs::is_known(cx, mesh, service, cluster).then_some(&service.labels)
+        } else {
+            object.map(|object| &object.meta.labels)
+        };
+        let here = Here {
+            cluster,
+            object,
+            labels,
+            confined: mcs::is_confined(cx, mesh, service, cluster),
+        };
+        endpoints.extend(of_slices(
+            cx,
+            mesh,
+            &here,
+            slices.get(cluster).map_or(&[], Vec::as_slice),
+        ));
+        if let Some(object) = object {
+            endpoints.extend(of_entries(cx, mesh, service, object));
+        }
     }
     endpoints
 }
 
-/// The endpoints of the Service's slices in its cluster; an address that moves between slices counts once.
-fn of_slices(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec<Endpoint> {
-    let meta = &object.meta;
-    let key = (meta.cluster().clone(), meta.namespace().clone(), meta.name().clone());
+/// The endpoints of the service's slices in a cluster; an address that moves between slices counts once.
+fn of_slices(cx: &Cx, mesh: &MeshSnapshot, here: &Here<'_>, slices: &[&Shared<EndpointSlice>]) -> Vec<Endpoint> {
     let mut known: BTreeSet<(SmolStr, SmolStr)> = BTreeSet::new();
     let mut endpoints = Vec::new();
-    for (_, slice) in mesh.slices_by_service.get(cx, &key) {
-        if slice.address_type == "FQDN" {
-            continue;
-        }
-        for endpoint in of_slice(cx, mesh, object, slice) {
+    // Slices of host names are not served.
+    for slice in slices.iter().filter(|slice| slice.address_type != "FQDN") {
+        for endpoint in of_slice(cx, mesh, here, slice) {
             if known.insert((endpoint.address.clone(), endpoint.port_name.clone())) {
                 endpoints.push(endpoint);
             }
@@ -47,10 +82,11 @@ fn of_slices(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec<Endpoi
     endpoints
 }
 
-fn of_slice(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service, slice: &EndpointSlice) -> Vec<Endpoint> {
+fn of_slice(cx: &Cx, mesh: &MeshSnapshot, here: &Here<'_>, slice: &EndpointSlice) -> Vec<Endpoint> {
     let mut endpoints = Vec::new();
+    let has_both_families = here.object.is_some_and(|object| object.cluster_ips.len() > 1);
     for listed in &slice.endpoints {
-        let health = health(mesh, object, listed);
+        let health = health(mesh, here, listed);
         for address in &listed.addresses {
             let workload = workload_of(cx, mesh, slice, listed, address);
             // A pod that is not known yet: without its labels and account the endpoint would be served wrongly.
@@ -61,7 +97,7 @@ fn of_slice(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service, slice: &Endpoi
             let dual = mesh.installation.features.istio_dual_stack
                 && listed.pod.is_some()
                 && pod_addresses.len() > 1
-                && object.cluster_ips.len() > 1;
+                && has_both_families;
             // The endpoint of the IPv4 slice has all addresses of the pod.
             if dual && slice.address_type == "IPv6" {
                 continue;
@@ -69,9 +105,10 @@ fn of_slice(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service, slice: &Endpoi
             for (port_name, port) in &slice.ports {
                 let mut endpoint = match workload {
                     Some(workload) => Endpoint::of_workload(workload, port_name, *port, health),
-                    None => without_pod(cx, mesh, slice.meta.cluster(), address, port_name, *port, health),
+                    None => without_pod(cx, mesh, here.cluster, address, port_name, *port, health),
                 };
                 endpoint.address.clone_from(address);
+                endpoint.confined = here.confined;
                 if dual {
                     endpoint = endpoint.with_addresses(pod_addresses);
                 }
@@ -134,25 +171,28 @@ fn without_pod(
         node_name: SmolStr::default(),
         hostname: SmolStr::default(),
         subdomain: SmolStr::default(),
+        confined: false,
     }
 }
 
-/// Health by the conditions of the slice; an absent condition counts as true.
-fn health(mesh: &MeshSnapshot, object: &kube::Service, listed: &SliceEndpoint) -> Health {
+/// Health by the conditions of the slice; an absent condition counts as true. A cluster that does not know the service
+/// does not tell the ends of its endpoints apart.
+fn health(mesh: &MeshSnapshot, here: &Here<'_>, listed: &SliceEndpoint) -> Health {
     let features = &mesh.installation.features;
     let labels = [
         &features.pilot_persistent_session_label,
         &features.pilot_persistent_session_header_label,
     ];
-    let keeps_draining = labels
-        .into_iter()
-        .any(|label| object.meta.labels.get(label).is_some_and(|value| !value.is_empty()));
+    let keeps_draining = labels.into_iter().any(|label| {
+        here.labels
+            .is_some_and(|labels| labels.get(label).is_some_and(|value| !value.is_empty()))
+    });
     let holds = |condition: Option<bool>| condition.unwrap_or(true);
     if holds(listed.ready) {
         Health::Healthy
     } else if keeps_draining && holds(listed.serving) && holds(listed.terminating) {
         Health::Draining
-    } else if holds(listed.terminating) {
+    } else if here.labels.is_some() && holds(listed.terminating) {
         Health::Terminating
     } else {
         Health::Unhealthy

@@ -143,6 +143,140 @@ fn slices_meet_their_pods() {
 }
 
 #[test]
+fn slices_that_are_no_ones() {
+    let count = |service: &str| list(&mesh(&[("kube.yaml", service), ("pods.yaml", POD)]), A).len();
+    assert_eq!(count(SERVICE), 2);
+    assert_eq!(count(&SERVICE.replace("IPv4", "FQDN")), 0);
+    let mirrored = SERVICE.replace(
+        "service-name: a}",
+        "service-name: a, multicluster.kubernetes.io/service-name: a}",
+    );
+    assert_eq!(count(&mirrored), 0);
+    let unnamed = SERVICE.replace("kubernetes.io/service-name: a", "x: y");
+    assert_eq!(count(&unnamed), 0);
+}
+
+#[test]
+fn an_address_in_two_slices_counts_once() {
+    let second = SERVICE
+        .split("---")
+        .nth(1)
+        .unwrap_or_default()
+        .replace("{name: a-1, labels", "{name: a-0, labels");
+    let world = mesh(&[("kube.yaml", SERVICE), ("second.yaml", &second), ("pods.yaml", POD)]);
+    assert_eq!(list(&world, A).len(), 2);
+}
+
+#[test]
+fn ports_without_name_and_number() {
+    let bare = SERVICE.replace("ports: [{name: http, port: 8080}]", "ports: [{}]");
+    let endpoints = list(&mesh(&[("kube.yaml", &bare), ("pods.yaml", POD)]), A);
+    assert_eq!((endpoints[0].port_name.as_str(), endpoints[0].port), ("", 0));
+}
+
+#[test]
+fn addresses_without_a_reference_find_a_pod_of_the_namespace() {
+    let bare = SERVICE.replace("  targetRef: {kind: Pod, name: a-0, namespace: default}\n", "");
+    let workload = |pods: &str| {
+        let endpoints = list(&mesh(&[("kube.yaml", &bare), ("pods.yaml", pods)]), A);
+        let found = endpoints.iter().find(|endpoint| endpoint.address == "10.1.0.1");
+        found.map(|endpoint| endpoint.workload_name.to_string())
+    };
+    assert_eq!(workload(POD).as_deref(), Some("a-0"));
+    for other in [
+        POD.replace("status: 'True'", "status: 'False'"),
+        POD.replace("phase: Running", "phase: Failed"),
+        POD.replace("name: a-0", "name: a-0\n  deletionTimestamp: '2024-01-01T00:00:00Z'"),
+        POD.replace("name: a-0", "name: a-0\n  namespace: other"),
+    ] {
+        assert_eq!(workload(&other).as_deref(), Some(""), "{other}");
+    }
+}
+
+#[test]
+fn localities_of_pods() {
+    let of = |pods: &str| {
+        list(&mesh(&[("kube.yaml", SERVICE), ("pods.yaml", pods)]), A)[0]
+            .locality
+            .to_string()
+    };
+    assert_eq!(of(POD), "r/z/");
+    assert_eq!(
+        of(&POD.replace("app: a,", "app: a, istio-locality: r2.z2.s2,")),
+        "r2/z2/s2"
+    );
+    let both = POD.replace("app: a,", "app: a, istio-locality: x, topology.istio.io/locality: a.b,");
+    assert_eq!(of(&both), "a/b");
+    let beta = POD.replace(
+        "topology.kubernetes.io/zone: z",
+        "failure-domain.beta.kubernetes.io/zone: old, topology.istio.io/subzone: s",
+    );
+    assert_eq!(of(&beta), "r/old/s");
+    assert_eq!(of(&POD.replace("nodeName: n1", "nodeName: n2")), "");
+}
+
+#[test]
+fn networks_of_pods() {
+    let of = |pods: &str, networks: &str| {
+        let files = [
+            ("kube.yaml", SERVICE),
+            ("pods.yaml", pods),
+            ("meshnetworks.yaml", networks),
+        ];
+        let endpoint = list(&mesh(&files), A)[0].clone();
+        let label = endpoint
+            .labels
+            .get("topology.istio.io/network")
+            .cloned()
+            .unwrap_or_default();
+        assert_eq!(label, endpoint.network.as_str());
+        label.to_string()
+    };
+    let none = "networks: {}";
+    let registry = "networks: {reg: {endpoints: [{fromRegistry: Kubernetes}, {fromCidr: 10.0.0.0/8}]}}";
+    let range = "networks: {range: {endpoints: [{fromCidr: 10.0.0.0/8}]}}";
+    assert_eq!(
+        of(
+            &POD.replace("app: a,", "app: a, topology.istio.io/network: own,"),
+            registry
+        ),
+        "own"
+    );
+    assert_eq!(of(POD, registry), "net");
+    let unlabelled = POD.replace("labels: {topology.istio.io/network: net}", "labels: {}");
+    assert_eq!(of(&unlabelled, registry), "reg");
+    assert_eq!(of(&unlabelled, range), "range");
+    assert_eq!(of(&unlabelled, none), "");
+}
+
+#[test]
+fn machines_that_are_not_healthy_are_not_served() {
+    let service = SERVICE.split("---").next().unwrap_or_default();
+    let of = |entry: &str, checks: bool| {
+        let mut installation = Installation::default();
+        installation.features.pilot_enable_workload_entry_healthchecks = checks;
+        let files = [("kube.yaml", service), ("config.yaml", entry)];
+        list(&fixture::folder_world(installation, &files), A).len()
+    };
+    // Of the three entries one has a host name, and one is sick.
+    assert_eq!(of(ENTRIES, true), 1);
+    assert_eq!(of(ENTRIES, false), 2);
+    assert_eq!(of(&ENTRIES.replace("'False'", "'True'"), true), 2);
+    assert_eq!(
+        of(&ENTRIES.replace("type: Healthy", "type: Other"), true),
+        1,
+        "not known to be healthy"
+    );
+    assert_eq!(
+        of(
+            &ENTRIES.replace("health-checks-enabled: 'true'", "health-checks-enabled: 'false'"),
+            true
+        ),
+        2
+    );
+}
+
+#[test]
 fn health_follows_the_conditions() {
     let of = |conditions: &str, label: &str| {
         let service = SERVICE.replace("{name: a}", &format!("{{name: a, labels: {{{label}}}}}"));

@@ -5,8 +5,8 @@ use smol_str::SmolStr;
 use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP};
 use crate::{
     api::kube,
-    base::{Hostname, Labels, Namespace, Shared, select},
-    model::{MeshSnapshot, workload},
+    base::{ClusterId, Hostname, Labels, Namespace, Shared, select},
+    model::{MeshSnapshot, mcs, workload},
     table::Cx,
 };
 
@@ -16,8 +16,40 @@ const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
 /// The service that the Kubernetes Services of this name make together. The first cluster decides everything but the
 /// addresses and accounts, which are collected from all.
 pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
-    let name = object_name(mesh, key)?;
-    let objects = objects(cx, mesh, &key.namespace, &name);
+    match object_name(&mesh.installation.domain, key) {
+        Some(name) => merged(cx, mesh, key, &name),
+        None => imported(cx, mesh, key),
+    }
+}
+
+/// The service by the host that clusters import it by: wherever the Service itself is, with the addresses of the
+/// imports. The first cluster that imports it decides its main address.
+fn imported(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
+    if !mcs::has_hosts(&mesh.installation.features) {
+        return None;
+    }
+    let name = object_name(mcs::DOMAIN, key)?;
+    let imports = mesh
+        .service_imports_by_name
+        .get(cx, &(key.namespace.clone(), name.clone()));
+    let mut imports: Vec<(&ClusterId, Vec<SmolStr>)> = imports
+        .map(|(object, _)| (&object.cluster, mcs::vips(cx, mesh, object)))
+        .filter(|(_, vips)| !vips.is_empty())
+        .collect();
+    imports.sort_by_key(|(cluster, _)| **cluster != mesh.installation.cluster);
+    let default_address = imports.first()?.1.first()?.clone();
+    Some(Service {
+        default_address,
+        cluster_vips: imports
+            .into_iter()
+            .map(|(cluster, vips)| (cluster.clone(), vips))
+            .collect(),
+        ..merged(cx, mesh, key, &name)?
+    })
+}
+
+fn merged(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, name: &SmolStr) -> Option<Service> {
+    let objects = objects(cx, mesh, &key.namespace, name);
     let mut merged = converted(cx, mesh, key, objects.first()?);
     for object in &objects[1..] {
         let other = converted(cx, mesh, key, object);
@@ -31,9 +63,9 @@ pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<
     Some(merged)
 }
 
-/// The name of the Kubernetes Service that has this host name; `None` if it is no such name.
-fn object_name(mesh: &MeshSnapshot, key: &ServiceKey) -> Option<SmolStr> {
-    let rest = key.hostname.strip_suffix(mesh.installation.domain.as_str())?;
+/// The name of the Kubernetes Service that has this host name in a domain; `None` if it is no such name.
+fn object_name(domain: &str, key: &ServiceKey) -> Option<SmolStr> {
+    let rest = key.hostname.strip_suffix(domain)?;
     let rest = rest.strip_suffix(".svc.")?.strip_suffix(key.namespace.as_str())?;
     let name = rest.strip_suffix('.')?;
     (!name.is_empty() && !name.contains('.')).then(|| SmolStr::new(name))

@@ -250,6 +250,102 @@ fn load_balancers_and_nodes_give_external_addresses() {
 }
 
 #[test]
+fn external_addresses_by_type() {
+    let status = json!({"loadBalancer": {"ingress": [{"hostname": "lb.com"}, {"ip": "3.3.3.3", "hostname": "x"}, {}]}});
+    let addresses = |spec: Value, annotations: Value| {
+        let object = json!({"metadata": {"name": "a", "annotations": annotations}, "spec": spec, "status": status});
+        let row = raw::Service::parse(meta(Kind::Service, "Kubernetes", &object), &object).unwrap();
+        let service = service_of(&world(vec![row.into()]), A);
+        let lists = service.external_addresses.values().flatten();
+        (
+            lists.map(SmolStr::to_string).collect::<Vec<_>>(),
+            service.external_ports.len(),
+        )
+    };
+    let both = json!({"type": "LoadBalancer", "externalIPs": ["4.4.4.4"]});
+    assert_eq!(
+        addresses(both, json!({})),
+        (["lb.com", "3.3.3.3", "4.4.4.4"].map(str::to_owned).to_vec(), 0)
+    );
+    let cluster_ip = json!({"externalIPs": ["4.4.4.4"]});
+    assert_eq!(addresses(cluster_ip, json!({})), (vec!["4.4.4.4".to_owned()], 0));
+    let node_port = json!({"type": "NodePort", "externalIPs": ["4.4.4.4"], "ports": [{"port": 80, "nodePort": 30080}]});
+    let selector = json!({"traffic.istio.io/nodeSelector": "{}"});
+    assert_eq!(addresses(node_port.clone(), selector), (vec!["4.4.4.4".to_owned()], 1));
+    assert_eq!(addresses(node_port, json!({})), (vec!["4.4.4.4".to_owned()], 0));
+}
+
+#[test]
+fn the_fields_of_a_kubernetes_service() {
+    let spec = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "internalTrafficPolicy": "Local",
+        "publishNotReadyAddresses": true, "selector": {"app": "a"}, "ports": [
+            {"port": 80, "name": "http", "targetPort": 8080}, {"port": 81, "targetPort": "web"},
+            {"port": 82}, {"port": 53, "protocol": "UDP", "name": "http-dns"}, {"port": 83, "name": "x", "appProtocol": "grpc"}]});
+    let service = service_of(&world(vec![kube("Kubernetes", "a", &spec, &json!({}))]), A);
+    assert_eq!(
+        (service.resolution, service.mesh_external),
+        (Resolution::ClientSideLb, false)
+    );
+    assert_eq!(
+        service.cluster_vips[&ClusterId::new("Kubernetes")],
+        ["10.0.0.1", "fd00::1"]
+    );
+    assert_eq!(service.default_address, "10.0.0.1");
+    assert!(service.node_local && service.publish_not_ready && !service.headless);
+    let ports: Vec<_> = service
+        .ports
+        .iter()
+        .map(|port| (port.target.clone(), port.protocol))
+        .collect();
+    let want = [
+        (TargetPort::Number(8080), Protocol::Http),
+        (TargetPort::Name("web".into()), Protocol::Unsupported),
+        (TargetPort::Number(0), Protocol::Unsupported),
+        (TargetPort::Number(0), Protocol::Udp),
+        (TargetPort::Number(0), Protocol::Grpc),
+    ];
+    assert_eq!(ports, want);
+    let bare = service_of(&world(vec![kube("Kubernetes", "a", &json!({}), &json!({}))]), A);
+    assert_eq!(bare.default_address, UNSPECIFIED_IP);
+    assert_eq!(bare.cluster_vips[&ClusterId::new("Kubernetes")], [UNSPECIFIED_IP]);
+    // Without a name there is nothing that it stands for.
+    let nameless = json!({"type": "ExternalName", "clusterIP": "10.0.0.1"});
+    let nameless = service_of(&world(vec![kube("Kubernetes", "a", &nameless, &json!({}))]), A);
+    assert_eq!(
+        (nameless.resolution, nameless.mesh_external),
+        (Resolution::ClientSideLb, false)
+    );
+}
+
+#[test]
+fn traffic_distribution_of_service_and_namespace() {
+    const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
+    let of = |spec: Value, service: Value, namespace: Value| {
+        let namespace = json!({"metadata": {"name": "default", "annotations": namespace}});
+        let namespace = raw::Namespace::parse(meta(Kind::Namespace, "Kubernetes", &namespace), &namespace).unwrap();
+        let rows = vec![namespace.into(), kube("Kubernetes", "a", &spec, &service)];
+        service_of(&world(rows), A).traffic_distribution
+    };
+    let (node, zone) = (TrafficDistribution::PreferSameNode, TrafficDistribution::PreferSameZone);
+    let annotated = |value: &str| json!({ANNOTATION: value});
+    let field = |value: &str| json!({"trafficDistribution": value});
+    assert_eq!(of(json!({}), json!({}), json!({})), TrafficDistribution::Any);
+    for close in ["PreferClose", "PreferSameZone"] {
+        assert_eq!(of(field(close), annotated("PreferSameNode"), json!({})), zone);
+        assert_eq!(of(json!({}), annotated(close), annotated("PreferSameNode")), zone);
+        assert_eq!(of(json!({}), json!({}), annotated(close)), zone);
+    }
+    assert_eq!(of(field("PreferSameNode"), json!({}), json!({})), node);
+    assert_eq!(of(field("Unknown"), annotated("prefersamenode"), json!({})), node);
+    assert_eq!(of(json!({}), json!({}), annotated("PreferSameNode")), node);
+    // A value that nobody knows takes back what the namespace says.
+    assert_eq!(
+        of(json!({}), annotated("x"), annotated("PreferSameNode")),
+        TrafficDistribution::Any
+    );
+}
+
+#[test]
 fn an_entry_has_a_service_for_each_host_and_a_variant_for_each_address() {
     let spec = json!({"hosts": ["x.com", "y.com"], "addresses": ["1.1.1.1/32", "nonsense", "2.0.0.0/8"],
         "ports": [80], "resolution": "STATIC", "exportTo": ["."]});
