@@ -163,7 +163,10 @@ impl Settings {
 
     /// Services and everything else come from `--configDir`, and no cluster is contacted.
     pub fn is_folder_only(&self) -> bool {
-        self.flags.config_dir.is_some() && self.flags.registries.is_none() && self.flags.kubeconfig.is_none()
+        let flags = &self.flags;
+        let registries = flags.registries.as_deref().unwrap_or_default();
+        let kubernetes = flags.kubeconfig.is_some() || registries.iter().any(|name| name == "Kubernetes");
+        flags.config_dir.is_some() && !kubernetes
     }
 }
 

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     generate::{ResourceSnapshot, ResourceType},
     ingest::remote::{RemoteClusters, SyncStatus},
+    kube::health::WatchMetrics,
     model::MeshSnapshot,
     proto::json,
     push::pump::{Inspect, Pump},
@@ -35,6 +36,8 @@ pub struct Sources {
     pub connections: Arc<Registry>,
     /// The clusters beside the config cluster, where Kubernetes is a source.
     pub remote: Option<watch::Receiver<Arc<RemoteClusters>>>,
+    /// The watches of all clusters.
+    pub watches: WatchMetrics,
 }
 
 #[derive(Deserialize, Default)]
@@ -66,6 +69,7 @@ const PAGES: [&str; 14] = [
     "notez",
     "registryz",
     "syncz",
+    "watchz",
 ];
 
 /// All pages under `/debug`.
@@ -93,6 +97,7 @@ pub fn pages(sources: Arc<Sources>) -> Router {
         .route("/debug/edsz", get(edsz))
         .route("/debug/config_dump", get(config_dump))
         .route("/debug/notez", get(notez))
+        .route("/debug/watchz", get(watchz))
         .with_state(sources)
 }
 
@@ -233,6 +238,11 @@ async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
         .map(|note| json!({ "code": note.code, "detail": note.detail.as_str() }))
         .collect();
     reply(&parameters, Value::Array(rows))
+}
+
+/// How every watch of every cluster is doing.
+async fn watchz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    reply(&parameters, json!(sources.watches.reports()))
 }
 
 #[cfg(test)]

@@ -123,8 +123,7 @@ async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, Cli
     target.namespace = Some(namespace.to_string());
     target.labels = Some(SECRET_SELECTOR.to_owned());
     let own: &ClusterId = &parts.installation.cluster;
-    let health = Arc::new(WatchHealth::new(own, &target.name(), &parts.shared.watch_metrics));
-    parts.shared.watches.add(&health);
+    let health = WatchHealth::new(own, &target.name(), &parts.shared.watch_metrics);
     let (sender, events) = mpsc::channel(EVENTS);
     let watching = watch(client, target, health, sender);
     parts.environment.tasks.spawn_until_shutdown("remote secrets", watching);

@@ -5,7 +5,6 @@
 use std::{
     future::Future,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
@@ -112,7 +111,7 @@ impl RootSource {
             fields: Some(format!("metadata.name={name}")),
             ..WatchTarget::all(resource)
         };
-        let health = Arc::new(WatchHealth::new(&self.cluster, &target.name(), &self.metrics));
+        let health = WatchHealth::new(&self.cluster, &target.name(), &self.metrics);
         (watch_as(self.client.clone(), target, health, root_of, sender), receiver)
     }
 }

@@ -52,9 +52,12 @@ fn filter(levels: &str) -> EnvFilter {
             Some(format!("{module}={level}"))
         })
         .collect();
-    EnvFilter::new(if directives.is_empty() {
+    let mut filter = if directives.is_empty() {
         "info".to_owned()
     } else {
         directives.join(",")
-    })
+    };
+    // Every failed request is an error to the client's library; watches and writers tell what of it matters.
+    filter.push_str(",kube_client=off");
+    EnvFilter::new(filter)
 }

@@ -30,7 +30,7 @@ use crate::{
     environment::Environment,
     kube::{
         Object,
-        health::{WatchHealth, WatchMetrics, Watches},
+        health::{WatchHealth, WatchMetrics},
         watch::{WatchEvent, watch_as},
     },
     model::change::Change,
@@ -53,20 +53,22 @@ pub struct Shared {
     pub event_metrics: EventMetrics,
     /// Counts what happens to watches.
     pub watch_metrics: WatchMetrics,
-    /// All watches, for debug pages.
-    pub watches: Watches,
 }
 
 impl Shared {
-    /// Registers the metrics of all clusters.
-    pub fn new(environment: &Arc<Environment>, rules: Rules, report: Report) -> Result<Self, prometheus::Error> {
+    /// Registers the metrics of events.
+    pub fn new(
+        environment: &Arc<Environment>,
+        rules: Rules,
+        report: Report,
+        watch_metrics: WatchMetrics,
+    ) -> Result<Self, prometheus::Error> {
         Ok(Self {
             event_metrics: EventMetrics::new(&environment.registry)?,
-            watch_metrics: WatchMetrics::new(&environment.registry)?,
+            watch_metrics,
             environment: environment.clone(),
             rules,
             report,
-            watches: Watches::default(),
         })
     }
 }
@@ -257,8 +259,6 @@ impl Cluster {
     fn watch(&mut self, kind: Kind, resource: ApiResource) {
         let target = self.shared.rules.target(kind, resource.clone());
         let health = WatchHealth::new(&self.settings.id, &target.name(), &self.shared.watch_metrics);
-        let health = Arc::new(health);
-        self.shared.watches.add(&health);
         let (sender, receiver) = mpsc::channel(EVENTS);
         let cluster = self.settings.id.clone();
         let convert = move |object| item(kind, &cluster, object);

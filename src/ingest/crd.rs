@@ -79,8 +79,7 @@ pub async fn follow(
             "v1",
         ))
     };
-    let health = Arc::new(WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics));
-    shared.watches.add(&health);
+    let health = WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics);
     let (sender, mut events) = mpsc::channel(64);
     let name = |object: Object| SmolStr::new(object.name());
     let watching = watch_as(client.clone(), target, health, name, sender);

@@ -43,8 +43,10 @@ pub const POLL: Duration = Duration::from_secs(5);
 pub enum Objects {
     /// Everything: the folder is the whole mesh.
     All,
-    /// Config alone; services come from Kubernetes.
+    /// Config with mesh config and networks; services come from Kubernetes.
     IstioOnly,
+    /// Config without mesh config and networks, which come from Kubernetes as services do.
+    ConfigOnly,
 }
 
 /// What is read.
@@ -253,7 +255,11 @@ impl FileSource {
 
     fn counts(&self, row: &Row) -> bool {
         let own = row.key().cluster == self.settings.cluster;
-        self.settings.objects == Objects::All || own && (row.kind().is_config() || !row.kind().is_object())
+        match self.settings.objects {
+            Objects::All => true,
+            Objects::IstioOnly => own && (row.kind().is_config() || !row.kind().is_object()),
+            Objects::ConfigOnly => own && row.kind().is_config(),
+        }
     }
 }
 

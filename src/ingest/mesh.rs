@@ -161,12 +161,7 @@ fn begin(
             fields: Some(format!("metadata.name={name}")),
             ..WatchTarget::all(resource("ConfigMap", "configmaps", "", "v1"))
         };
-        let health = Arc::new(WatchHealth::new(
-            &settings.cluster,
-            &target.name(),
-            &shared.watch_metrics,
-        ));
-        shared.watches.add(&health);
+        let health = WatchHealth::new(&settings.cluster, &target.name(), &shared.watch_metrics);
         let (sender, events) = mpsc::channel(8);
         tasks.spawn_until_shutdown("watch", watch(client.clone(), target, health, sender));
         tasks.spawn_until_shutdown("mesh config", follow_map(events, parts, out.clone()));

@@ -53,8 +53,7 @@ pub async fn follow(
             metadata_only: true,
             ..target
         };
-        let health = Arc::new(WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics));
-        shared.watches.add(&health);
+        let health = WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics);
         let (sender, receiver) = mpsc::channel(8);
         let watching = watch_as(client.clone(), target, health, pointer, sender);
         shared.environment.tasks.spawn_until_shutdown("watch", watching);

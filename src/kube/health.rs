@@ -51,13 +51,14 @@ pub struct WatchReport {
     pub last_error: String,
 }
 
-/// The counters of all watches.
+/// The counters of all watches, and the watches themselves. Cheap to clone.
 #[derive(Clone)]
 pub struct WatchMetrics {
     silent: IntCounterVec,
     restarts: IntCounterVec,
     undecodable: IntCounterVec,
     errors: IntCounterVec,
+    watches: Arc<Watches>,
 }
 
 /// The health of one watch, shared by the watch and whoever asks.
@@ -74,21 +75,20 @@ pub struct WatchHealth {
 
 /// The watches that there are.
 #[derive(Default)]
-pub struct Watches {
+struct Watches {
     /// A lock, not a message: it is held for a copy, when a watch begins and when a page is made.
     all: Mutex<Vec<Weak<WatchHealth>>>,
 }
 
 impl Watches {
     /// Adds a watch; it is forgotten when it ends.
-    pub fn add(&self, health: &Arc<WatchHealth>) {
+    fn add(&self, health: &Arc<WatchHealth>) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|health| health.strong_count() > 0);
         all.push(Arc::downgrade(health));
     }
 
-    /// How all are doing, by cluster and resource.
-    pub fn reports(&self) -> Vec<WatchReport> {
+    fn reports(&self) -> Vec<WatchReport> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut reports: Vec<_> = all
             .iter()
@@ -144,15 +144,21 @@ impl WatchMetrics {
                 "Total number of errors syncing controllers.",
                 &["cluster"],
             )?,
+            watches: Arc::default(),
         })
+    }
+
+    /// How all watches are doing, by cluster and resource.
+    pub fn reports(&self) -> Vec<WatchReport> {
+        self.watches.reports()
     }
 }
 
 impl WatchHealth {
     /// The health of a watch that has not begun. `resource` names it in metrics.
-    pub fn new(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Self {
+    pub fn new(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Arc<Self> {
         let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), resource]);
-        Self {
+        let health = Arc::new(Self {
             cluster: SmolStr::new(cluster.as_str()),
             resource: SmolStr::new(resource),
             silent: of(&metrics.silent),
@@ -160,7 +166,9 @@ impl WatchHealth {
             undecodable: of(&metrics.undecodable),
             errors: metrics.errors.with_label_values(&[cluster.as_str()]),
             facts: Mutex::default(),
-        }
+        });
+        metrics.watches.add(&health);
+        health
     }
 
     /// The health as it is now.

@@ -1,6 +1,6 @@
 //! Watches of what writers must read back: they live as long as the work that reads them.
 
-use std::{future::Future, sync::Arc};
+use std::future::Future;
 
 use tokio::sync::mpsc;
 
@@ -35,7 +35,7 @@ impl Watches {
         convert: fn(Object) -> T,
     ) -> (impl Future<Output = ()> + Send + use<T>, mpsc::Receiver<WatchEvent<T>>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let health = Arc::new(WatchHealth::new(&self.cluster, &target.name(), &self.metrics));
+        let health = WatchHealth::new(&self.cluster, &target.name(), &self.metrics);
         (watch_as(self.client.clone(), target, health, convert, sender), receiver)
     }
 }

@@ -50,7 +50,7 @@ impl Bed {
         });
         let client = Client::new(service, "default");
         let metrics = WatchMetrics::new(&Registry::new()).unwrap();
-        let health = Arc::new(WatchHealth::new(&ClusterId::new("c"), &target.name(), &metrics));
+        let health = WatchHealth::new(&ClusterId::new("c"), &target.name(), &metrics);
         let (out, events) = mpsc::channel(8);
         let watch = Watch {
             second: SECOND,

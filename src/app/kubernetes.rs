@@ -1,0 +1,215 @@
+//! Kubernetes as a source: the config cluster, the mesh config in it, and the clusters that its Secrets name.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use ::kube::Client;
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    AppError,
+    controllers::{self, Controllers},
+    folder,
+    remote::{self, Parts},
+};
+use crate::{
+    base::SmolStr,
+    environment::Environment,
+    ingest::{
+        cluster::{self, ClusterHandle, ClusterSettings, Shared, SyncState},
+        findings::Report,
+        gate::Filters,
+        kinds::{Role, Rules},
+        mesh::{self, MeshSettings},
+        remote::RemoteClusters,
+        tag,
+    },
+    kube::{
+        client::{self, Access, ClientError, Rate},
+        health::WatchMetrics,
+    },
+    model::{Installation, MeshSnapshot, wants::Wants},
+    push::Pump,
+    settings::Settings,
+    table::Cx,
+    xds::events::Event,
+};
+
+/// Where mesh config is mounted.
+const MESH_FILE: &str = "./etc/istio/config/mesh";
+/// Where networks are mounted.
+const NETWORKS_FILE: &str = "./etc/istio/config/meshNetworks";
+
+/// A client of the config cluster, unless everything comes from a folder.
+pub(super) async fn client(settings: &Settings) -> Result<Option<Client>, ClientError> {
+    if settings.is_folder_only() {
+        return Ok(None);
+    }
+    let access = match &settings.flags.kubeconfig {
+        Some(path) => Access::Kubeconfig(path.clone()),
+        None => Access::InCluster,
+    };
+    client::client(&access, rate(settings)).await.map(Some)
+}
+
+fn rate(settings: &Settings) -> Rate {
+    Rate {
+        per_second: settings.flags.kubernetes_api_qps,
+        burst: settings.flags.kubernetes_api_burst,
+    }
+}
+
+/// The running sources.
+pub(super) struct Kubernetes {
+    client: Client,
+    config: ClusterHandle,
+    remote: watch::Receiver<Arc<RemoteClusters>>,
+    watches: WatchMetrics,
+}
+
+impl Kubernetes {
+    /// Begins to read everything.
+    pub(super) async fn start(
+        environment: &Arc<Environment>,
+        installation: &Installation,
+        client: Client,
+        pump: &Pump,
+        report: Report,
+        watches: WatchMetrics,
+    ) -> Result<Self, AppError> {
+        let rules = rules(&environment.settings, installation);
+        let shared = Arc::new(Shared::new(environment, rules, report, watches.clone())?);
+        let tasks = &environment.tasks;
+        if !folder::gives_mesh_config(&environment.settings) {
+            let settings = mesh_settings(&environment.settings, installation);
+            let following = mesh::follow(settings, client.clone(), shared.clone(), pump.changes.clone());
+            tasks.spawn_until_shutdown("mesh config", following);
+        }
+        let (tags_out, tags) = watch::channel(None);
+        let own = (installation.namespace.clone(), installation.revision.clone());
+        let id = installation.cluster.clone();
+        let following = tag::follow(id.clone(), client.clone(), own, shared.clone(), tags_out);
+        tasks.spawn_until_shutdown("revision tags", following);
+        let (filters_out, filters) = watch::channel(None);
+        let following = follow_filters(pump.mesh.clone(), tags, filters_out);
+        tasks.spawn_until_shutdown("filters", following);
+        let config = ClusterSettings {
+            id,
+            client: client.clone(),
+            role: Role::Config,
+            filters: filters.clone(),
+            changes: pump.changes.clone(),
+        };
+        let config = cluster::start(config, &shared);
+        let parts = Parts {
+            environment,
+            installation,
+            client: client.clone(),
+            shared: &shared,
+            filters,
+            changes: pump.changes.clone(),
+        };
+        let remote = remote::start(parts).await?;
+        Ok(Self {
+            client,
+            config,
+            remote,
+            watches,
+        })
+    }
+
+    /// The remote clusters.
+    pub(super) fn remote(&self) -> watch::Receiver<Arc<RemoteClusters>> {
+        self.remote.clone()
+    }
+
+    /// Waits until the config cluster is known, and each remote cluster is or has taken too long.
+    pub(super) async fn synced(&mut self) {
+        // Errors say that the tasks are gone, which happens at shutdown only.
+        let _ = self.config.state.wait_for(|state| *state == SyncState::Synced).await;
+        let _ = self.remote.wait_for(|remote| remote.ready).await;
+    }
+
+    /// Starts what writes into the config cluster.
+    pub(super) fn start_controllers(
+        &self,
+        environment: &Arc<Environment>,
+        installation: &Installation,
+        mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        events: Option<mpsc::Receiver<Event>>,
+    ) -> Result<(), AppError> {
+        let config = controllers::Cluster {
+            id: installation.cluster.clone(),
+            client: self.client.clone(),
+            metrics: self.watches.clone(),
+            remote: false,
+        };
+        Controllers::start(environment, installation, &config, mesh, events)?;
+        Ok(())
+    }
+}
+
+fn rules(settings: &Settings, installation: &Installation) -> Rules {
+    let features = &installation.features;
+    let mcs = features.enable_mcs_service_discovery
+        || features.enable_mcs_host
+        || features.enable_mcs_cluster_local
+        || features.enable_mcs_auto_export;
+    Rules {
+        system_namespace: installation.namespace.clone(),
+        revision: installation.revision.clone(),
+        ignored: features.pilot_ignore_resources.clone(),
+        included: features.pilot_include_resources.clone(),
+        watch_namespace: settings.variable("ISTIO_WATCH_NAMESPACE").map(str::to_owned),
+        config_kinds: settings.flags.config_dir.is_none(),
+        gateway_api: features.pilot_enable_gateway_api,
+        mcs: mcs.then(|| (features.mcs_api_group.clone(), features.mcs_api_version.clone())),
+        remote_workload_entries: features.pilot_enable_cross_cluster_workload_entry,
+    }
+}
+
+fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettings {
+    let flags = &settings.flags;
+    MeshSettings {
+        cluster: installation.cluster.clone(),
+        mesh_key: installation.mesh_config_key(),
+        namespace: installation.namespace.clone(),
+        revision: installation.revision.clone(),
+        shared_map: settings.variable("SHARED_MESH_CONFIG").map(Into::into),
+        mesh_file: flags.mesh_config.clone().unwrap_or_else(|| MESH_FILE.into()),
+        networks_file: flags.networks_config.clone().unwrap_or_else(|| NETWORKS_FILE.into()),
+    }
+}
+
+/// What decides which objects count: the mesh config, once there is one, and the tags, once they are known.
+async fn follow_filters(
+    mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    mut tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    out: watch::Sender<Option<Filters>>,
+) {
+    loop {
+        let selectors = {
+            let mesh = mesh.borrow_and_update();
+            let is_known = mesh
+                .mesh_config
+                .get(&Cx::untracked(), &mesh.installation.mesh_config_key())
+                .is_some();
+            is_known.then(|| Wants::of(&mesh).discovery_selectors)
+        };
+        let tags_now = tags.borrow_and_update().clone();
+        if let (Some(selectors), Some(tags)) = (selectors, tags_now) {
+            let filters = Some(Filters { selectors, tags });
+            out.send_if_modified(|have| {
+                let different = *have != filters;
+                *have = filters;
+                different
+            });
+        }
+        let changed = tokio::select! {
+            changed = mesh.changed() => changed,
+            changed = tags.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
+    }
+}

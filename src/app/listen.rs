@@ -1,0 +1,109 @@
+//! The ports: HTTP from the start, xDS once there is something to serve.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request},
+    http::StatusCode,
+    response::IntoResponse,
+};
+use tokio::{net::TcpListener, sync::watch};
+
+use super::AppError;
+use crate::{
+    admin::{debug, server},
+    environment::Environment,
+    settings::Address,
+    xds::{
+        body::FlatBody,
+        server::{Peer, Server, is_grpc},
+    },
+};
+
+/// Opens the ports of pages. Empty addresses move what they serve to `--httpAddr`.
+pub(super) async fn pages(
+    environment: &Arc<Environment>,
+    sources: debug::Sources,
+    xds: &Server,
+) -> Result<(), AppError> {
+    let flags = &environment.settings.flags;
+    let inspect = sources.inspect.clone();
+    let sources = Arc::new(sources);
+    let pages = || server::local_only(debug::pages(sources.clone()));
+    let mut http = server::readiness(environment).merge(pages());
+    let monitoring = server::monitoring(environment, inspect)?;
+    match flags.monitoring_addr {
+        Address(Some(address)) => {
+            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?;
+        }
+        Address(None) => http = http.merge(monitoring),
+    }
+    if flags.grpc_addr == Address(None) {
+        http = with_xds(http, xds, environment.ready.subscribe());
+    }
+    if let Address(Some(address)) = flags.http_addr {
+        serve_http(environment, "--httpAddr", address, http).await?;
+    }
+    Ok(())
+}
+
+/// Opens the port of xDS: what is not known yet is not empty, so nobody is answered before it is.
+pub(super) async fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<(), AppError> {
+    if let Address(Some(address)) = environment.settings.flags.grpc_addr {
+        let listener = bind("--grpcAddr", address).await?;
+        let xds = xds.clone();
+        environment.tasks.spawn("xds", async move { xds.serve(listener).await });
+    }
+    Ok(())
+}
+
+/// xDS beside other pages: whatever is gRPC goes to the xDS server, once there is something to serve.
+fn with_xds(router: Router, xds: &Server, ready: watch::Receiver<bool>) -> Router {
+    let xds = xds.clone();
+    router.fallback(move |mut request: Request| {
+        let xds = xds.clone();
+        let is_ready = *ready.borrow();
+        async move {
+            if !is_grpc(request.headers()) {
+                return StatusCode::NOT_FOUND.into_response();
+            }
+            if !is_ready {
+                return StatusCode::SERVICE_UNAVAILABLE.into_response();
+            }
+            let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+            if let Some(peer) = peer.map(|ConnectInfo(address)| Peer { address: *address }) {
+                request.extensions_mut().insert(peer);
+            }
+            xds.handle(request)
+                .await
+                .map(|body| axum::body::Body::new(FlatBody::from(body)))
+        }
+    })
+}
+
+async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| AppError::Listen { address, flag, source })?;
+    tracing::info!(flag, address = %listener.local_addr()?, "listening");
+    Ok(listener)
+}
+
+async fn serve_http(
+    environment: &Arc<Environment>,
+    flag: &'static str,
+    address: SocketAddr,
+    router: Router,
+) -> Result<(), AppError> {
+    let listener = bind(flag, address).await?;
+    let shutdown = environment.tasks.shutdown().clone();
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    environment.tasks.spawn("http", async move {
+        let serving = axum::serve(listener, service).with_graceful_shutdown(shutdown.cancelled_owned());
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "an HTTP server ended");
+        }
+    });
+    Ok(())
+}
