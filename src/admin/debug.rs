@@ -54,7 +54,7 @@ struct Parameters {
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
 /// The pages that there are, as `/debug/list` names them.
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 15] = [
     "adsz",
     "clusterz",
     "config_dump",
