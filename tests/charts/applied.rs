@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
-use crate::support::{helm, missing, project};
+use crate::support::{helm, missing, project, scratch};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -21,7 +21,7 @@ pub(super) fn trials() -> Vec<Trial> {
             versions_are_one_object()
         }),
         Trial::ignorable_test("charts::definitions::conformance", conformance),
-        Trial::ignorable_test("charts::istiod::is_applied", is_applied),
+        Trial::ignorable_test("charts::istiod::is_installed", is_installed),
     ]
 }
 
@@ -208,31 +208,69 @@ fn tells(error: &str, because: &str) -> bool {
     error.contains(because) || dropped.is_some_and(|(field, _)| error.contains(&format!("{field}: Required value")))
 }
 
-fn is_applied() -> Result<Completion, Failed> {
+fn is_installed() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
         return missing("there is no Kubernetes API server, or no Helm; `make tools` installs them");
     }
     let cluster = kubernetes::shared(0)?;
-    let namespace = "charts-applied";
-    cluster.namespace(namespace, &json!({}))?;
-    let accounts = helm::objects_in(namespace, "base", &["global.resourceScope=namespace"])?;
-    let plain = helm::objects_in(namespace, "istiod", &["global.networkPolicy.enabled=true"])?;
-    let canary = helm::objects_in(
-        namespace,
-        "istiod",
-        &["revision=canary", "revisionTags={prod}", "autoscaleMin=2"],
+    let namespace = "charts-installed";
+    let kubeconfig = scratch("charts").join("kubeconfig");
+    cluster.account_kubeconfig(namespace, "installer", &kubeconfig)?;
+    cluster.api.apply(
+        &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": { "name": "charts-installer" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin" },
+        "subjects": [{ "kind": "ServiceAccount", "namespace": namespace, "name": "installer" }] }),
     )?;
-    for object in accounts.iter().chain(&plain).chain(&canary) {
-        cluster
-            .api
-            .apply(object)
-            .map_err(|error| format!("{}: {error}", object["kind"]))?;
-    }
+    let kubeconfig = kubeconfig.display().to_string();
+    let root = format!("global.istioNamespace={namespace}");
+    let helm = |words: &[&str]| {
+        let common = ["--namespace", namespace, "--kubeconfig", &kubeconfig];
+        helm::run(&[words, &common].concat())
+    };
+    // The definitions are there already for all trials, and Helm would not take over what it did not install.
+    helm(&[
+        "install",
+        "base",
+        "base",
+        "--set",
+        &root,
+        "--set",
+        "global.resourceScope=namespace",
+    ])?;
+    let told = helm(&[
+        "install",
+        "istiod",
+        "istiod",
+        "--set",
+        &root,
+        "--set",
+        "taint.enabled=true,global.network=a",
+    ])?;
+    assert!(told.contains("no effect yet: taint, global.network."), "{told}");
+    let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true";
+    helm(&["install", "canary", "istiod", "--set", &root, "--set", canary])?;
+    helm(&[
+        "upgrade",
+        "istiod",
+        "istiod",
+        "--set",
+        &root,
+        "--set",
+        "autoscaleEnabled=false,replicaCount=2",
+    ])?;
     for name in ["istiod", "istiod-canary", "istio-reader-service-account"] {
         cluster.token(namespace, name, &[])?;
     }
+    let deployment = Reference::new("apps/v1", "Deployment", namespace, "istiod");
+    let found = cluster.get(&deployment)?.ok_or("the Deployment is not there")?;
+    assert_eq!(found["spec"]["replicas"], 2);
     let service = Reference::new("v1", "Service", namespace, "istiod-revision-tag-prod");
     let service = cluster.get(&service)?.ok_or("the Service of the tag is not there")?;
     assert_eq!(service["spec"]["ports"].as_array().map(Vec::len), Some(4));
+    for release in ["canary", "istiod", "base"] {
+        helm(&["uninstall", release])?;
+    }
+    assert!(cluster.get(&deployment)?.is_none(), "what was installed is removed");
     Ok(Completion::Completed)
 }

@@ -29,7 +29,10 @@ pub(super) fn trials() -> Vec<Trial> {
             "charts::istiod::replicas_and_budget_go_together",
             replicas_and_budget_go_together,
         ),
-        helm::trial("charts::istiod::profiles_are_refused", profiles_are_refused),
+        helm::trial(
+            "charts::istiod::what_is_not_there_is_refused",
+            what_is_not_there_is_refused,
+        ),
     ]
 }
 
@@ -408,8 +411,14 @@ fn replicas_and_budget_go_together() -> Result<(), Failed> {
     Ok(())
 }
 
-fn profiles_are_refused() -> Result<(), Failed> {
-    let refused = helm::objects("istiod", &["profile=ambient"]);
-    assert!(refused.is_err_and(|error| error.contains("\"ambient\" was asked for")));
+fn what_is_not_there_is_refused() -> Result<(), Failed> {
+    for (value, because) in [
+        ("profile=ambient", "\"ambient\" was asked for"),
+        ("compatibilityVersion=1.29", "\"1.29\" was asked for"),
+        ("istiodRemote.enabled=true", "which this chart does not install"),
+    ] {
+        let refused = helm::objects("istiod", &[value]);
+        assert!(refused.is_err_and(|error| error.contains(because)), "{value}");
+    }
     Ok(())
 }

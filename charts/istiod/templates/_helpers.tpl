@@ -9,6 +9,9 @@ order of its own.
 {{- fail (printf "there are no profiles and no compatibility versions, but %q was asked for" .) -}}
 {{- end -}}
 {{- end -}}
+{{- if (.Values.istiodRemote).enabled -}}
+{{- fail "istiodRemote.enabled asks for a cluster without a control plane of its own, which this chart does not install" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* -REVISION, or nothing. */}}
