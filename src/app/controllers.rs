@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     base::{ClusterId, cidr},
@@ -37,6 +38,10 @@ pub struct Cluster {
     pub metrics: WatchMetrics,
     /// The control plane runs elsewhere.
     pub remote: bool,
+    /// Its root certificates are ours to distribute.
+    pub led: bool,
+    /// Ends what is done in it.
+    pub until: CancellationToken,
 }
 
 /// What controllers of all clusters share. Cheap to clone.
@@ -91,6 +96,22 @@ impl Controllers {
         Ok(controllers)
     }
 
+    /// True if something may have to be done in remote clusters: they may be ours (`EXTERNAL_ISTIOD`), or Services are
+    /// exported.
+    pub fn concern_remote_clusters(&self) -> bool {
+        self.is_external() || self.exports_services()
+    }
+
+    /// True if every Service is exported (`ENABLE_MCS_AUTO_EXPORT`).
+    pub fn exports_services(&self) -> bool {
+        self.installation.features.enable_mcs_auto_export
+    }
+
+    /// The control plane runs outside of the clusters that it serves.
+    pub fn is_external(&self) -> bool {
+        is_external(&self.environment.settings)
+    }
+
     /// Starts what is done in every cluster that this control plane serves, and gives the election of that cluster.
     pub fn start_in(&self, cluster: &Cluster) -> Election {
         let features = &self.installation.features;
@@ -100,12 +121,12 @@ impl Controllers {
             cluster: cluster.id.clone(),
             metrics: cluster.metrics.clone(),
         };
-        let rules = root_cert::Rules {
-            config_map: features.pilot_ca_cert_configmap.clone(),
-            only: self.variable("ISTIO_WATCH_NAMESPACE"),
-        };
         let tasks = &self.environment.tasks;
-        {
+        if cluster.led {
+            let rules = root_cert::Rules {
+                config_map: features.pilot_ca_cert_configmap.clone(),
+                only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            };
             let (election, watches) = (election.clone(), watches.clone());
             let (roots, mesh) = (self.roots.clone(), self.mesh.clone());
             // Not until shutdown: the lock is given back.
@@ -133,7 +154,12 @@ impl Controllers {
                 cluster: cluster.id.clone(),
                 metrics: cluster.metrics.clone(),
             };
-            tasks.spawn_until_shutdown("default revision", leader::default_revision(watches, sender));
+            let until = cluster.until.clone();
+            tasks.spawn("default revision", async move {
+                until
+                    .run_until_cancelled_owned(leader::default_revision(watches, sender))
+                    .await;
+            });
         }
         Election {
             client: cluster.client.clone(),
@@ -143,7 +169,7 @@ impl Controllers {
             remote: cluster.remote,
             enabled,
             default_revision,
-            shutdown: tasks.shutdown().clone(),
+            shutdown: cluster.until.clone(),
             timing: leader::Timing::default(),
         }
     }
@@ -196,6 +222,14 @@ impl Controllers {
     fn variable(&self, name: &str) -> SmolStr {
         self.environment.settings.variable(name).unwrap_or_default().into()
     }
+}
+
+/// `EXTERNAL_ISTIOD`.
+pub fn is_external(settings: &Settings) -> bool {
+    matches!(
+        settings.variable("EXTERNAL_ISTIOD"),
+        Some("1" | "t" | "T" | "true" | "TRUE" | "True")
+    )
 }
 
 /// What this instance is called in locks and on WorkloadEntries: the pod's name.

@@ -142,8 +142,16 @@ impl Kubernetes {
             client: self.client.clone(),
             metrics: self.watches.clone(),
             remote: false,
+            led: true,
+            until: environment.tasks.shutdown().clone(),
         };
-        Controllers::start(environment, installation, &config, mesh, events)?;
+        let controllers = Controllers::start(environment, installation, &config, mesh, events)?;
+        if controllers.concern_remote_clusters() {
+            let watches = self.watches.clone();
+            let (environment, installation) = (environment.clone(), installation.clone());
+            let control = remote::control(controllers, watches, environment.clone(), installation, self.remote());
+            environment.tasks.spawn_until_shutdown("remote controllers", control);
+        }
         Ok(())
     }
 }

@@ -1,9 +1,13 @@
 //! Remote clusters: where they are declared, and how their sources start.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use ::kube::Api;
+use k8s_openapi::api::core::v1::Namespace as Namespaces;
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::DropGuard;
 
+use super::controllers::{self, Controllers};
 use crate::{
     base::{ClusterId, Namespace},
     environment::Environment,
@@ -15,7 +19,7 @@ use crate::{
     },
     kube::{
         client::{self, Access, ClientError, Rate},
-        health::WatchHealth,
+        health::{WatchHealth, WatchMetrics},
         watch::{WatchTarget, watch},
     },
     model::{Change, Installation},
@@ -104,10 +108,7 @@ async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, Cli
             features.pilot_multicluster_kubeconfig_path.as_str().into(),
         ));
     }
-    let is_external = matches!(
-        settings.variable("EXTERNAL_ISTIOD"),
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True")
-    );
+    let is_external = controllers::is_external(settings);
     let client = if features.local_cluster_secret_watcher && is_external {
         client::client(&Access::InCluster, rate).await?
     } else {
@@ -128,4 +129,74 @@ async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, Cli
     let watching = watch(client, target, health, sender);
     parts.environment.tasks.spawn_until_shutdown("remote secrets", watching);
     Ok(Declarations::Secrets(events))
+}
+
+/// Names the clusters, by their ids or `*`, whose control planes write into a cluster; on the control plane's namespace
+/// there.
+const LEADERS: &str = "topology.istio.io/controlPlaneClusters";
+/// How long is waited before the namespace is asked for again.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Starts what writes into remote clusters, where there is such, and ends it with the source of the cluster.
+pub async fn control(
+    controllers: Controllers,
+    metrics: WatchMetrics,
+    environment: Arc<Environment>,
+    installation: Installation,
+    mut shown: watch::Receiver<Arc<RemoteClusters>>,
+) {
+    let mut running: BTreeMap<ClusterId, (u64, DropGuard)> = BTreeMap::new();
+    loop {
+        let now = shown.borrow_and_update().clone();
+        running.retain(|cluster, (source, _)| now.clusters.get(cluster).is_some_and(|shown| shown.source == *source));
+        for (id, shown) in &now.clusters {
+            let Some(client) = shown.client.clone().filter(|_| !running.contains_key(id)) else {
+                continue;
+            };
+            let until = environment.tasks.shutdown().child_token();
+            let cluster = controllers::Cluster {
+                id: id.clone(),
+                client,
+                metrics: metrics.clone(),
+                remote: true,
+                led: false,
+                until: until.clone(),
+            };
+            running.insert(id.clone(), (shown.source, until.clone().drop_guard()));
+            let (controllers, installation) = (controllers.clone(), installation.clone());
+            environment.tasks.spawn("remote controllers", async move {
+                let starting = async {
+                    let led = controllers.is_external() && is_led(&cluster, &installation).await;
+                    if led || controllers.exports_services() {
+                        controllers.start_in(&controllers::Cluster { led, ..cluster });
+                    }
+                };
+                until.run_until_cancelled(starting).await;
+            });
+        }
+        if shown.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether the cluster says that its control plane is the one of our config cluster.
+async fn is_led(cluster: &controllers::Cluster, installation: &Installation) -> bool {
+    let namespaces: Api<Namespaces> = Api::all(cluster.client.clone());
+    loop {
+        match namespaces.get_metadata_opt(&installation.namespace).await {
+            Ok(namespace) => {
+                let annotations = namespace.and_then(|namespace| namespace.metadata.annotations);
+                let leaders = annotations
+                    .and_then(|mut annotations| annotations.remove(LEADERS))
+                    .unwrap_or_default();
+                let is_own = |leader: &str| leader == "*" || installation.cluster == *leader;
+                return leaders.split(',').map(str::trim).any(is_own);
+            }
+            Err(error) => {
+                tracing::warn!(cluster = %cluster.id, %error, "whether the cluster is ours to lead cannot be read");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
 }

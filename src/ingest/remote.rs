@@ -139,6 +139,8 @@ pub struct RemoteCluster {
     pub problem: Option<String>,
     /// The client of the source that serves, if any.
     pub client: Option<::kube::Client>,
+    /// The number of that source: another number means another client.
+    pub source: u64,
 }
 
 /// All remote clusters at one time.
@@ -470,12 +472,13 @@ impl Remote {
                 (None, None) => SyncStatus::Closed,
             };
             self.metrics.status(cluster, status);
-            let serving = slot.serving.as_ref().and_then(|source| source.running.as_ref());
+            let running = slot.serving.as_ref().and_then(|source| source.running.as_ref());
             let shown = RemoteCluster {
                 origin: slot.origin.clone(),
                 status,
                 problem: slot.problem.clone(),
-                client: serving.and_then(|running| running.client.clone()),
+                client: running.and_then(|running| running.client.clone()),
+                source: slot.serving.as_ref().map_or(0, |source| source.number),
             };
             clusters.insert(cluster.clone(), shown);
         }
@@ -487,6 +490,7 @@ impl Remote {
                 status: SyncStatus::Closed,
                 problem: None,
                 client: None,
+                source: 0,
             });
             // A duplicate is wrong with the other origin, not with the cluster.
             if shown.origin == *origin {
