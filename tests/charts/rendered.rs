@@ -45,6 +45,7 @@ const ALL: &[&str] = &[
     "env.MCS_API_GROUP=mcs.example.com",
     "global.networkPolicy.enabled=true",
     "global.imagePullSecrets={registry}",
+    "global.externalIstiod=true",
     "global.logAsJson=true",
     "global.multiCluster.clusterName=east",
     "global.trustBundleName=roots",
@@ -268,6 +269,7 @@ fn flags_are_known() -> Result<(), Failed> {
     for (name, value) in [
         ("REVISION", "canary"),
         ("CLUSTER_ID", "east"),
+        ("EXTERNAL_ISTIOD", "true"),
         ("PILOT_CA_CERT_CONFIGMAP", "roots"),
         ("PILOT_TRACE_SAMPLING", "1"),
         ("ENABLE_MCS_AUTO_EXPORT", "true"),

@@ -99,6 +99,11 @@ istio: pilot
 {{ .Values.env.MCS_API_GROUP | default "multicluster.x-k8s.io" }}
 {{- end -}}
 
+{{/* The ConfigMap with the root certificate in every namespace. */}}
+{{- define "istiod.rootName" -}}
+{{ .Values.env.PILOT_CA_CERT_CONFIGMAP | default .Values.global.trustBundleName | default "istio-ca-root-cert" }}
+{{- end -}}
+
 {{/* The mesh config: what follows from other values, and meshConfig laid over it. */}}
 {{- define "istiod.mesh" -}}
 {{- $name := printf "istiod%s" (include "istiod.suffix" .) -}}
