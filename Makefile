@@ -18,7 +18,7 @@ KUBERNETES_VERSION := 1.36.3
 HELM_VERSION := 3.22.0
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: build test audit run tools clean help
+.PHONY: build test bench audit run tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
@@ -42,6 +42,9 @@ test: ## format, lints, unit and integration tests; ends with the time of each s
 	$(call step,compile,cargo test --workspace --locked --no-run)
 	$(call step,tests,cargo test --workspace --locked)
 	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
+
+bench: tools ## figures of the release build with a large mesh in a real API server
+	cargo bench --locked --bench kubernetes
 
 audit: $(TOOLS)/bin/cargo-deny ## licences, bans, duplicates and sources of every dependency
 	PATH="$(TOOLS)/bin:$$PATH" cargo deny --locked check licenses bans sources

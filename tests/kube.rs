@@ -1,13 +1,25 @@
 //! The daemon with a real Kubernetes API server.
 
 mod cluster;
+mod edits;
+mod faults;
+mod mesh;
+mod place;
+mod remote;
 mod remote_secret;
 
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    [cluster::trials(), remote_secret::trials()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        cluster::trials(),
+        mesh::trials(),
+        edits::trials(),
+        faults::trials(),
+        remote::trials(),
+        remote_secret::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod ads;
 pub(crate) mod daemon;
+pub(crate) mod detour;
 pub(crate) mod envoy;
 pub(crate) mod helm;
 pub(crate) mod http;

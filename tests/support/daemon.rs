@@ -48,6 +48,15 @@ impl Daemon {
         Daemon::listening(ports::free(), local(ports::free()), local(ports::free()), folder, log)
     }
 
+    /// Starts `istiod discovery --configDir folder -n namespace` and waits until it is ready.
+    pub(crate) fn of_folder(folder: &Path, namespace: &str, log: &Path) -> Result<Daemon, String> {
+        let daemon = Daemon::begun(log, |command| {
+            command.arg("--configDir").arg(folder).args(["-n", namespace]);
+        });
+        daemon.until_ready()?;
+        Ok(daemon)
+    }
+
     /// Starts `istiod discovery` against a real API server and waits until it is ready; `configure` adds flags and
     /// variables.
     pub(crate) fn in_kubernetes(
@@ -68,12 +77,16 @@ impl Daemon {
         log: &Path,
         configure: impl FnOnce(&mut Command),
     ) -> Daemon {
-        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
-        Daemon::spawned(xds, http, monitoring, log, |command| {
+        Daemon::begun(log, |command| {
             command.arg("--kubeconfig").arg(kubeconfig).args(["-n", namespace]);
             configure(command);
         })
+    }
+
+    fn begun(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
+        Daemon::spawned(xds, http, monitoring, log, configure)
     }
 
     /// Ends the daemon at once and starts another in its place.
@@ -124,6 +137,16 @@ impl Daemon {
     pub(crate) fn until_ready(&self) -> Result<(), String> {
         self.ready()
             .map_err(|error| format!("{error}\n{}", self.process.log_tail()))
+    }
+
+    /// A line of the process's status in KiB, such as `VmRSS`.
+    pub(crate) fn memory(&self, name: &str) -> Result<u64, String> {
+        let status = self.process.status()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let number = line.and_then(|line| line.trim().split(' ').next()?.parse().ok());
+        number.ok_or_else(|| format!("no {name} in {status}"))
     }
 
     /// Whether the daemon says now that it is ready.

@@ -116,6 +116,14 @@ impl Envoy {
         names
     }
 
+    /// The configuration of a cluster that Envoy has from the daemon.
+    pub(crate) fn cluster(&self, name: &str) -> Option<Value> {
+        let dump = self.json("/config_dump?resource=dynamic_active_clusters");
+        let clusters = dump["configs"].as_array().into_iter().flatten();
+        let mut named = clusters.filter(|cluster| cluster["cluster"]["name"] == name);
+        named.next().map(|cluster| cluster["cluster"].clone())
+    }
+
     /// The addresses of a cluster's endpoints.
     pub(crate) fn endpoints(&self, cluster: &str) -> Vec<String> {
         let clusters = self.json("/clusters?format=json");

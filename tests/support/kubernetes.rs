@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "more trials are to come")]
 
 pub(crate) mod api;
-mod crds;
+pub(crate) mod crds;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -35,12 +35,20 @@ pub(crate) fn is_installed() -> bool {
 
 /// A trial that is skipped where there is no API server; it is told its name, for its folder.
 pub(crate) fn trial(name: &str, trial: impl FnOnce(&str) -> Result<(), Failed> + Send + 'static) -> Trial {
+    optional_trial(name, |folder| trial(folder).map(|()| Completion::Completed))
+}
+
+/// [`trial`] that may find something else missing.
+pub(crate) fn optional_trial(
+    name: &str,
+    trial: impl FnOnce(&str) -> Result<Completion, Failed> + Send + 'static,
+) -> Trial {
     let folder = name.replace("::", "/");
     Trial::ignorable_test(name, move || {
         if !is_installed() {
             return missing("there is no Kubernetes API server; `make tools` installs it");
         }
-        trial(&folder).map(|()| Completion::Completed)
+        trial(&folder)
     })
 }
 
@@ -118,8 +126,13 @@ impl Cluster {
     /// Writes a kubeconfig of the administrator into the cluster's folder.
     pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
         let path = self.folder.join("admin.kubeconfig");
-        self.write_kubeconfig(&path, &self.url(), server::ADMIN_TOKEN);
+        self.write_admin_kubeconfig(&path, &self.url());
         path
+    }
+
+    /// Writes a kubeconfig of the administrator that leads to `url`, which may be a detour to this cluster.
+    pub(crate) fn write_admin_kubeconfig(&self, path: &Path, url: &str) {
+        self.write_kubeconfig(path, url, server::ADMIN_TOKEN);
     }
 
     /// A token of a service account, which has to be there, for an hour; without audiences, for the API server itself.
@@ -144,7 +157,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes a kubeconfig that leads to `url`, which may be a detour to this cluster.
+    /// Writes a kubeconfig that leads to `url` and shows `token`.
     pub(crate) fn write_kubeconfig(&self, path: &Path, url: &str, token: &str) {
         std::fs::write(path, self.kubeconfig(url, token).to_string()).expect("the folder is ours");
     }

@@ -48,6 +48,12 @@ impl Process {
         }
     }
 
+    /// What the kernel tells of the child.
+    pub(crate) fn status(&self) -> Result<String, String> {
+        let path = format!("/proc/{}/status", self.id);
+        std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
+    }
+
     /// How the child ended, if it did.
     pub(crate) fn ended(&self) -> Option<ExitStatus> {
         children()

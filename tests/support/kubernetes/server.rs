@@ -140,7 +140,7 @@ fn audit_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
-        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "omitStages": ["RequestReceived"],
         "rules": [
             { "level": "None", "userGroups": ["system:masters"] },
             { "level": "Metadata" },

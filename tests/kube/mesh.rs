@@ -1,0 +1,228 @@
+//! What is in the API server becomes what proxies get.
+
+use std::time::Duration;
+
+use libtest_mimic::{Failed, Trial};
+use serde_json::{Value, json};
+
+use super::place::{Place, SOON};
+use crate::support::ads::{Ads, Resources, Type, same};
+use crate::support::daemon::Daemon;
+use crate::support::kubernetes::api::{Reference, documents};
+use crate::support::kubernetes::{self, Cluster, crds};
+use crate::support::wait;
+
+/// A mesh in which everything has a part.
+pub(super) const MESH: &str = include_str!("mesh.yaml");
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::trial("kube::mesh::same_as_a_folder", same_as_a_folder),
+        kubernetes::trial("kube::mesh::definitions_come_and_go", definitions_come_and_go),
+        kubernetes::trial("kube::mesh::selectors_change", selectors_change),
+        kubernetes::trial("kube::mesh::revisions_part", revisions_part),
+    ]
+}
+
+/// The same objects in a folder give the same resources, to the byte.
+fn same_as_a_folder(name: &str) -> Result<(), Failed> {
+    let place = Place::shared(0, name)?;
+    place.apply(MESH)?;
+    let folder = place.folder.join("mesh");
+    std::fs::create_dir(&folder)?;
+    std::fs::write(folder.join("mesh.yaml"), place.mesh(""))?;
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: '{}', labels: {trial: '{trial}'}}\n---\n";
+    let namespaces = [&place.app, &place.system]
+        .map(|name| namespace.replace("{}", name))
+        .concat();
+    std::fs::write(folder.join("objects.yaml"), place.fill(&(namespaces + MESH)))?;
+
+    let from_folder = Daemon::of_folder(&folder, &place.system, &place.folder.join("folder.log"))?;
+    let from_server = place.daemon("istiod")?;
+    let mut node = place.sidecar(&json!({ "app": "client" }));
+    let (expected, given) = (
+        Ads::connect(from_folder.xds, &node),
+        Ads::connect(from_server.xds, &node),
+    );
+    let expected = expected.first()?;
+    assert!(expected.len() > 12, "the mesh shapes a sidecar: {:?}", expected.keys());
+    given.until_same(&expected, SOON)?;
+
+    // One that stands before a pod of the mesh.
+    let address = place.fill("10.{n}.0.1");
+    node.id = format!("sidecar~{address}~web-1.{app}~{app}.svc.cluster.local", app = place.app);
+    node.metadata["INSTANCE_IPS"] = json!(address);
+    node.metadata["SERVICE_ACCOUNT"] = json!("web");
+    node.metadata["LABELS"] = json!({ "app": "web", "version": "v1" });
+    let (expected, given) = (
+        Ads::connect(from_folder.xds, &node),
+        Ads::connect(from_server.xds, &node),
+    );
+    given.until_same(&expected.first()?, SOON)?;
+    Ok(())
+}
+
+/// Whether some route holds this text.
+fn routes_hold(resources: &Resources, text: &str) -> bool {
+    let mut routes = resources
+        .iter()
+        .filter(|((resource_type, _), _)| *resource_type == Type::Route);
+    routes.any(|(_, route)| route.body.windows(text.len()).any(|window| window == text.as_bytes()))
+}
+
+/// Waits until routes hold a text, or do not.
+fn until_routes(ads: &Ads, text: &str, hold: bool) -> Result<Resources, String> {
+    let what = format!("routes {} {text}", if hold { "with" } else { "without" });
+    ads.until(&what, SOON, |resources| {
+        (routes_hold(resources, text) == hold).then(|| resources.clone())
+    })
+}
+
+fn virtual_service(place: &Place, name: &str, prefix: &str) -> Value {
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
+        "metadata": { "namespace": place.app, "name": name },
+        "spec": { "hosts": [format!("{name}.{}.svc.cluster.local", place.app)], "http": [
+            { "match": [{ "uri": { "prefix": prefix } }], "route": [{ "destination": { "host": name } }] },
+            { "route": [{ "destination": { "host": name } }] }] } })
+}
+
+/// A plain service with one endpoint.
+pub(super) fn service(name: &str, namespace: &str, last: u8) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: '{namespace}'}}
+spec:
+  clusterIP: 10.96.{{n}}.{last}
+  ports: [{{name: http, port: 80, targetPort: 8080}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-a, namespace: '{namespace}', labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+endpoints: [{{addresses: [10.{{n}}.3.{last}], conditions: {{ready: true}}}}]
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+---
+"
+    )
+}
+
+/// A definition that appears is watched, one that goes takes its objects along, and an object that makes no sense changes
+/// nothing else.
+fn definitions_come_and_go(name: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(&format!("{name}/cluster"))?;
+    let place = Place::within(&cluster, name)?;
+    place.apply(&(service("web", "{app}", 1) + &service("shop", "{app}", 2)))?;
+    // One that accepts objects which make no sense.
+    let definition = crds::loose_crd("networking.istio.io", "VirtualService");
+    remove_definition(&cluster, &definition)?;
+
+    let daemon = place.daemon("istiod")?;
+    let ads = Ads::connect(daemon.xds, &place.sidecar(&json!({})));
+    let without = ads.first()?;
+    cluster.api.apply(&definition)?;
+    crds::established(&cluster.api, &definition)?;
+    cluster.api.apply(&virtual_service(&place, "web", "/first"))?;
+    until_routes(&ads, "/first", true)?;
+
+    let mut senseless = virtual_service(&place, "shop", "/never");
+    senseless["spec"]["http"] = json!("no list");
+    cluster.api.apply(&senseless)?;
+    cluster.api.apply(&virtual_service(&place, "web", "/second"))?;
+    let resources = until_routes(&ads, "/second", true)?;
+    assert!(!routes_hold(&resources, "/first"), "the object was replaced");
+    assert!(!routes_hold(&resources, "/never"), "the senseless object leads nowhere");
+    assert!(
+        place.outbound(80, "shop").len() < 200 && resources.contains_key(&(Type::Cluster, place.outbound(80, "shop")))
+    );
+    cluster.api.apply(&virtual_service(&place, "shop", "/corrected"))?;
+    until_routes(&ads, "/corrected", true)?;
+
+    remove_definition(&cluster, &definition)?;
+    ads.until_same(&without, SOON)?;
+    Ok(())
+}
+
+fn remove_definition(cluster: &Cluster, definition: &Value) -> Result<(), String> {
+    let reference = Reference::of(definition);
+    cluster.api.delete(&reference)?;
+    wait::until("the end of the definition", Duration::from_mins(1), || {
+        cluster.get(&reference).ok()?.is_none().then_some(())
+    })
+}
+
+/// Namespaces come into view and go out of it, as the mesh config and their labels say.
+fn selectors_change(name: &str) -> Result<(), Failed> {
+    let place = Place::shared(1, name)?;
+    let other = format!("{}-other", place.trial);
+    place.cluster.namespace(&other, &json!({ "also": place.trial }))?;
+    place.apply(&(service("web", "{app}", 1) + &service("far", &other, 2)))?;
+    let daemon = place.daemon("istiod")?;
+    let ads = Ads::connect(daemon.xds, &place.sidecar(&json!({})));
+    let narrow = ads.first()?;
+    let far = (Type::Cluster, format!("outbound|80||far.{other}.svc.cluster.local"));
+    let web = (Type::Cluster, place.outbound(80, "web"));
+    assert!(
+        narrow.contains_key(&web),
+        "the trial's own namespace is selected: {:?}",
+        narrow.keys()
+    );
+    assert!(!narrow.contains_key(&far), "no other is: {:?}", narrow.keys());
+    let until_wide = |what: &str| ads.until(what, SOON, |resources| resources.contains_key(&far).then_some(()));
+
+    ads.mark();
+    let wide = place.mesh("").replace(
+        "discoverySelectors: [",
+        &place.fill("discoverySelectors: [{matchLabels: {also: '{trial}'}}, "),
+    );
+    place.set_config("mesh", &wide)?;
+    until_wide("the namespace that another selector selects")?;
+    assert_eq!(ads.lost(), [""; 0], "what was in view stays");
+    place.set_mesh("")?;
+    ads.until_same(&narrow, SOON)?;
+    place
+        .cluster
+        .namespace(&other, &json!({ "also": place.trial, "trial": place.trial }))?;
+    until_wide("the namespace with a new label")?;
+    place.cluster.namespace(&other, &json!({ "also": place.trial }))?;
+    ads.until_same(&narrow, SOON)?;
+    Ok(())
+}
+
+/// Objects of another revision are none of this one's business.
+fn revisions_part(name: &str) -> Result<(), Failed> {
+    let place = Place::shared(0, name)?;
+    place.apply(&service("web", "{app}", 1))?;
+    place.cluster.api.apply(&virtual_service(&place, "web", "/everybody"))?;
+    let mut canary = virtual_service(&place, "web", "/canary");
+    canary["metadata"] = json!({ "namespace": place.app, "name": "a-canary", "labels": { "istio.io/rev": "canary" } });
+    place.cluster.api.apply(&canary)?;
+
+    let stable = place.daemon("stable")?;
+    // A revision's mesh config is in a ConfigMap of its own.
+    let map = documents(
+        &place.fill("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: '{system}', name: istio-canary}}"),
+    );
+    let mut map = map.into_iter().next().ok_or("one document")?;
+    map["data"] = json!({ "mesh": place.mesh("") });
+    place.cluster.api.apply(&map)?;
+    let canary_daemon = place.daemon_with("canary", |command| {
+        command.env("REVISION", "canary");
+    })?;
+    let node = place.sidecar(&json!({}));
+    let (stable, canary_proxy) = (Ads::connect(stable.xds, &node), Ads::connect(canary_daemon.xds, &node));
+    let resources = until_routes(&stable, "/everybody", true)?;
+    assert!(!routes_hold(&resources, "/canary"), "the object is another revision's");
+    until_routes(&canary_proxy, "/canary", true)?;
+
+    let reference = Reference::of(&canary);
+    let label = |value: Value| json!({ "metadata": { "labels": { "istio.io/rev": value } } });
+    place.cluster.api.patch(&reference, &label(Value::Null))?;
+    until_routes(&stable, "/canary", true)?;
+    place.cluster.api.patch(&reference, &label(json!("default")))?;
+    until_routes(&canary_proxy, "/canary", false)?;
+    let resources = until_routes(&stable, "/canary", true)?;
+    let fresh = place.daemon("fresh")?;
+    same(&Ads::connect(fresh.xds, &node).first()?, &resources)?;
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! More than one cluster.
+
+use libtest_mimic::{Failed, Trial};
+use serde_json::{Value, json};
+
+use super::mesh::service;
+use super::place::{Place, SOON};
+use crate::support::ads::{self, Ads, Resources, Type};
+use crate::support::detour::Detour;
+use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster};
+use crate::support::wait;
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::trial("kube::remote::late_cluster_joins", late_cluster_joins),
+        kubernetes::trial(
+            "kube::remote::secret_is_corrected_rotated_removed",
+            secret_is_corrected_rotated_removed,
+        ),
+    ]
+}
+
+/// A place in the first cluster, with the second as its remote one.
+struct Two {
+    place: Place<'static>,
+    remote: &'static Cluster,
+}
+
+/// Which endpoints a service has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Endpoints {
+    Local,
+    Both,
+}
+
+impl Two {
+    /// `web` runs in both clusters, `there` only in the remote one, `here` only in the local one.
+    fn new(name: &str) -> Result<Two, String> {
+        let two = Two {
+            place: Place::shared(0, name)?,
+            remote: kubernetes::shared(1)?,
+        };
+        two.place.namespaces(two.remote)?;
+        two.place
+            .apply(&(service("web", "{app}", 1) + &service("here", "{app}", 2)))?;
+        let text = service("web", "{app}", 3) + &service("there", "{app}", 4);
+        two.remote.api.apply_all(&two.place.fill(&text))?;
+        Ok(two)
+    }
+
+    /// The Secret that names the remote cluster.
+    fn secret(&self) -> Reference {
+        Reference::new("v1", "Secret", &self.place.system, "remote")
+    }
+
+    fn set_secret(&self, kubeconfig: &Value) -> Result<(), String> {
+        let secret = self.secret();
+        self.place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "namespace": secret.namespace, "name": secret.name, "labels": { "istio/multiCluster": "true" } },
+            "stringData": { self.cluster_name(): kubeconfig.to_string() } }))?;
+        Ok(())
+    }
+
+    fn cluster_name(&self) -> String {
+        format!("remote-{}", self.place.trial)
+    }
+
+    /// A kubeconfig of an account in the remote cluster that may read.
+    fn kubeconfig(&self, account: &str, port: u16) -> Result<Value, String> {
+        let place = &self.place;
+        let api = &self.remote.api;
+        let metadata = json!({ "namespace": place.system, "name": account });
+        api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata }))?;
+        let name = format!("{}-{account}", place.trial);
+        api.apply(
+            &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": name },
+            "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"] }] }),
+        )?;
+        api.apply(
+            &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": { "name": name },
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name },
+            "subjects": [{ "kind": "ServiceAccount", "namespace": place.system, "name": account }] }),
+        )?;
+        let token = self.remote.token(&place.system, account, &[])?;
+        Ok(self.remote.kubeconfig(&format!("https://127.0.0.1:{port}"), &token))
+    }
+
+    /// What `web` has, if it is one of the two.
+    fn endpoints(&self, resources: &Resources) -> Option<Endpoints> {
+        let assignment = resources.get(&(Type::Endpoints, self.place.outbound(80, "web")))?;
+        let found = ads::endpoints(assignment).ok()?;
+        let [local, remote] = ["1", "3"].map(|last| self.place.fill(&format!("10.{{n}}.3.{last}:8080")));
+        if found == [local.clone()] {
+            return Some(Endpoints::Local);
+        }
+        (found == [local, remote]).then_some(Endpoints::Both)
+    }
+
+    fn until(&self, proxy: &Ads, wanted: Endpoints) -> Result<Resources, String> {
+        let there = (Type::Cluster, self.place.outbound(80, "there"));
+        proxy.until(&format!("endpoints of {wanted:?}"), SOON, |resources| {
+            let complete = self.endpoints(resources) == Some(wanted)
+                && resources.contains_key(&there) == (wanted == Endpoints::Both);
+            complete.then(|| resources.clone())
+        })
+    }
+}
+
+/// A cluster that cannot be reached does not keep the mesh from starting, and joins when it can.
+fn late_cluster_joins(name: &str) -> Result<(), Failed> {
+    let two = Two::new(name)?;
+    let detour = Detour::to(two.remote.port());
+    detour.silence();
+    two.set_secret(&two.kubeconfig("reader", detour.port)?)?;
+    let daemon = two.place.daemon_with("istiod", |command| {
+        command.env("PILOT_REMOTE_CLUSTER_TIMEOUT", "2s");
+    })?;
+    let proxy = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    proxy.first()?;
+    two.until(&proxy, Endpoints::Local)?;
+    proxy.mark();
+    detour.open();
+    let all = two.until(&proxy, Endpoints::Both)?;
+
+    // Once known, it is not forgotten because it cannot be reached.
+    detour.cut();
+    let arrivals = detour.arrivals();
+    wait::until("attempts to reach the remote cluster", SOON, || {
+        (detour.arrivals() > arrivals + 1).then_some(())
+    })?;
+    let late = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    assert_eq!(late.first()?, all, "the last good state is kept");
+    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &two.place.app, "there-a");
+    let address = two.place.fill("10.{n}.3.44");
+    let edit = json!({ "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }] });
+    two.remote.api.patch(&slice, &edit)?;
+    detour.open();
+    let there = (Type::Endpoints, two.place.outbound(80, "there"));
+    proxy.until("what changed meanwhile", SOON, |resources| {
+        (ads::endpoints(resources.get(&there)?).ok()? == [format!("{address}:8080")]).then_some(())
+    })?;
+    assert_eq!(proxy.lost(), [""; 0], "nothing was taken away on the way");
+    Ok(())
+}
+
+/// A Secret that is wrong, put right, exchanged and removed.
+fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
+    let two = Two::new(name)?;
+    let right = two.kubeconfig("reader", two.remote.port())?;
+    let mut wrong = right.clone();
+    wrong["users"][0]["user"]["token"] = json!("nonsense");
+    two.set_secret(&wrong)?;
+    let daemon = two.place.daemon_with("istiod", |command| {
+        command.env("PILOT_REMOTE_CLUSTER_TIMEOUT", "2s");
+    })?;
+    let proxy = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    proxy.first()?;
+    let alone = two.until(&proxy, Endpoints::Local)?;
+    proxy.mark();
+
+    // Commands of other programs are never run.
+    let mut foreign = right.clone();
+    foreign["users"][0]["user"] =
+        json!({ "exec": { "apiVersion": "client.authentication.k8s.io/v1", "command": "true" } });
+    two.set_secret(&foreign)?;
+    two.set_secret(&right)?;
+    let all = two.until(&proxy, Endpoints::Both)?;
+
+    let rotated = two.kubeconfig("other-reader", two.remote.port())?;
+    two.set_secret(&rotated)?;
+    let user = format!("system:serviceaccount:{}:other-reader", two.place.system);
+    wait::until("the new account at work", SOON, || {
+        let requests = two.remote.audit(&user);
+        requests
+            .iter()
+            .any(|request| request.verb == "list" && request.status == 200)
+            .then_some(())
+    })?;
+    proxy.until_same(&all, SOON)?;
+    assert_eq!(proxy.lost(), [""; 0], "nothing was taken away on the way");
+
+    two.place.cluster.api.delete(&two.secret())?;
+    proxy.until_same(&alone, SOON)?;
+    let web = two.place.outbound(80, "web");
+    let halves: Vec<_> = proxy.lost().into_iter().filter(|lost| lost.starts_with(&web)).collect();
+    assert_eq!(
+        halves,
+        [format!("{web}: 2 endpoints, then 1")],
+        "all of it went at once"
+    );
+    assert!(
+        proxy
+            .lost()
+            .iter()
+            .all(|lost| lost.contains("there") || lost.starts_with(&web)),
+        "nothing of the other cluster went: {:?}",
+        proxy.lost()
+    );
+    Ok(())
+}
