@@ -383,3 +383,6 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> Item {
         findings,
     }
 }
+
+#[cfg(test)]
+mod tests;

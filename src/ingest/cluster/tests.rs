@@ -1,0 +1,256 @@
+use std::{convert::Infallible, sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::body::Frame;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+use crate::settings::{DiscoveryFlags, Settings};
+
+/// A small API server: lists that can be set, watches to which lines can be sent. A list that is not set is not answered.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    lists: BTreeMap<String, Value>,
+    watches: BTreeMap<String, mpsc::Sender<Result<Frame<Bytes>, Infallible>>>,
+}
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const SIDECARS: &str = "/apis/networking.istio.io/v1/sidecars";
+const DISCOVERY: &str = "/apis/networking.istio.io/v1";
+
+impl Server {
+    fn set(&self, path: &str, items: Value) {
+        let list = json!({"metadata": {"resourceVersion": "1"}, "items": items});
+        self.0.lock().unwrap().lists.insert(path.to_owned(), list);
+    }
+
+    fn serves(&self, path: &str, plurals: &[&str]) {
+        let resource =
+            |plural: &&str| json!({"name": plural, "kind": "", "namespaced": true, "singularName": "", "verbs": []});
+        let resources: Vec<Value> = plurals.iter().map(resource).collect();
+        let list = json!({"kind": "APIResourceList", "groupVersion": "g/v1", "resources": resources});
+        self.0.lock().unwrap().lists.insert(path.to_owned(), list);
+    }
+
+    async fn event(&self, path: &str, kind: &str, object: Value) {
+        let sender = loop {
+            if let Some(sender) = self.0.lock().unwrap().watches.get(path) {
+                break sender.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        let line = format!("{}\n", json!({"type": kind, "object": object}));
+        sender.send(Ok(Frame::data(line.into()))).await.unwrap();
+    }
+
+    async fn answer(self, request: Request<Body>) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
+        let (path, query) = (
+            request.uri().path().to_owned(),
+            request.uri().query().unwrap_or_default(),
+        );
+        if query.contains("watch=true") {
+            let (sender, receiver) = mpsc::channel(4);
+            self.0.lock().unwrap().watches.insert(path, sender);
+            return Ok(Response::new(BodyExt::boxed(StreamBody::new(ReceiverStream::new(
+                receiver,
+            )))));
+        }
+        loop {
+            if let Some(list) = self.0.lock().unwrap().lists.get(&path) {
+                return Ok(Response::new(Full::new(Bytes::from(list.to_string())).boxed()));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn client(&self) -> Client {
+        let server = self.clone();
+        Client::new(
+            tower::service_fn(move |request| server.clone().answer(request)),
+            "default",
+        )
+    }
+}
+
+struct Bed {
+    server: Server,
+    filters: watch::Sender<Option<Filters>>,
+    changes: mpsc::Receiver<Vec<Change>>,
+    handle: ClusterHandle,
+    reported: Arc<Mutex<Vec<String>>>,
+}
+
+impl Bed {
+    /// A cluster of which Services and Sidecars are read.
+    fn new() -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            flags: DiscoveryFlags,
+        }
+        let settings = Settings {
+            flags: <Line as clap::Parser>::parse_from(["istiod"]).flags,
+            variables: BTreeMap::new(),
+        };
+        let environment = Arc::new(Environment::new(settings));
+        let ignored = [
+            "virtualservices",
+            "gateways",
+            "destinationrules",
+            "envoyfilters",
+            "proxyconfigs",
+            "serviceentries",
+            "workloadentries",
+            "workloadgroups",
+        ];
+        let ignored = ignored
+            .iter()
+            .map(|plural| SmolStr::from(format!("{plural}.networking.istio.io")));
+        let others = [
+            "*.security.istio.io",
+            "*.telemetry.istio.io",
+            "*.extensions.istio.io",
+            "*.networking.k8s.io",
+        ];
+        let rules = Rules {
+            revision: "default".into(),
+            config_kinds: true,
+            ignored: ignored.chain(others.iter().map(SmolStr::new)).collect(),
+            ..Rules::default()
+        };
+        let reported = Arc::<Mutex<Vec<String>>>::default();
+        let reports = reported.clone();
+        let report: Report =
+            Arc::new(move |diagnostic: &Diagnostic| reports.lock().unwrap().push(diagnostic.to_string()));
+        let metrics = WatchMetrics::new(&environment.registry).unwrap();
+        let shared = Arc::new(Shared::new(&environment, rules, report, metrics).unwrap());
+        let server = Server::default();
+        let (filters, filters_in) = watch::channel(None);
+        let (changes_out, changes) = mpsc::channel(8);
+        let settings = ClusterSettings {
+            id: ClusterId::new_static("c"),
+            client: server.client(),
+            role: Role::Config,
+            filters: filters_in,
+            changes: changes_out,
+        };
+        Self {
+            handle: start(settings, &shared),
+            server,
+            filters,
+            changes,
+            reported,
+        }
+    }
+
+    /// The next batch: the kinds and how many rows they have, or single changes.
+    async fn told(&mut self) -> Vec<String> {
+        let batch = tokio::time::timeout(Duration::from_secs(20), self.changes.recv()).await;
+        let one = |change: &Change| match change {
+            Change::Upsert(row) => format!("+{}", row.key()),
+            Change::Remove(_, key) => format!("-{key}"),
+            Change::Replace(source, rows) => format!("{} {}", source.kind.name(), rows.len()),
+            Change::RemoveCluster(_) => "everything".to_owned(),
+        };
+        batch.unwrap().unwrap().iter().map(one).collect()
+    }
+
+    async fn nothing(&mut self) {
+        let more = tokio::time::timeout(Duration::from_millis(100), self.changes.recv()).await;
+        assert!(more.is_err(), "{more:?}");
+        assert_eq!(*self.handle.state.borrow(), SyncState::Syncing);
+    }
+}
+
+fn service(name: &str, port: &Value) -> Value {
+    json!({"metadata": {"name": name, "namespace": "n", "resourceVersion": "2"}, "spec": {"ports": [{"port": port}]}})
+}
+
+#[tokio::test]
+async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
+    let mut bed = Bed::new();
+    for path in [
+        "/api/v1/namespaces",
+        "/api/v1/nodes",
+        "/api/v1/pods",
+        "/apis/discovery.k8s.io/v1/endpointslices",
+    ] {
+        bed.server.set(path, json!([]));
+    }
+    bed.server.set(CRDS, json!([]));
+    bed.filters.send_replace(Some(Filters::default()));
+    bed.nothing().await;
+    bed.server.set(
+        "/api/v1/services",
+        json!([service("a", &json!(80)), service("b", &json!("many"))]),
+    );
+    let whole = [
+        "Namespace 0",
+        "Node 0",
+        "Pod 0",
+        "Service 1",
+        "EndpointSlice 0",
+        "Sidecar 0",
+    ];
+    assert_eq!(bed.told().await, whole);
+    bed.handle
+        .state
+        .wait_for(|state| *state == SyncState::Synced)
+        .await
+        .unwrap();
+    assert_eq!(bed.reported.lock().unwrap().len(), 1, "what is wrong with b");
+    // What becomes invalid stays as it was; what only has a new version is no change.
+    let services = "/api/v1/services";
+    bed.server
+        .event(services, "MODIFIED", service("a", &json!("many")))
+        .await;
+    bed.server.event(services, "MODIFIED", service("a", &json!(80))).await;
+    bed.server.event(services, "MODIFIED", service("b", &json!(81))).await;
+    assert_eq!(bed.told().await, ["+n/b"]);
+    bed.server.event(services, "DELETED", service("a", &json!(80))).await;
+    assert_eq!(bed.told().await, ["-n/a"]);
+    // A kind that appears, and goes.
+    let sidecar = json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"egress": [{"hosts": ["*/*"]}]}});
+    bed.server.serves(DISCOVERY, &["sidecars"]);
+    bed.server.set(SIDECARS, json!([sidecar]));
+    let definition = json!({"metadata": {"name": "sidecars.networking.istio.io"}});
+    bed.server.event(CRDS, "ADDED", definition.clone()).await;
+    assert_eq!(bed.told().await, ["+n/s"]);
+    bed.server.event(CRDS, "DELETED", definition).await;
+    assert_eq!(bed.told().await, ["-n/s"]);
+    bed.handle.end().await;
+    assert!(
+        bed.changes.recv().await.is_none(),
+        "nothing comes of a cluster that has ended"
+    );
+}
+
+#[tokio::test]
+async fn what_is_unknown_holds_back_everything() {
+    let mut bed = Bed::new();
+    for path in [
+        "/api/v1/namespaces",
+        "/api/v1/nodes",
+        "/api/v1/pods",
+        "/api/v1/services",
+    ] {
+        bed.server.set(path, json!([]));
+    }
+    bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+    bed.server
+        .set(CRDS, json!([{"metadata": {"name": "sidecars.networking.istio.io"}}]));
+    bed.nothing().await;
+    bed.filters.send_replace(Some(Filters::default()));
+    bed.nothing().await;
+    bed.server.serves(DISCOVERY, &["sidecars"]);
+    bed.nothing().await;
+    bed.server.set(SIDECARS, json!([]));
+    assert_eq!(bed.told().await.len(), 6);
+}
