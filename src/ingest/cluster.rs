@@ -9,11 +9,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use ::kube::{Client, core::ApiResource};
 use futures::{FutureExt, StreamExt};
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
 use tokio_stream::{StreamMap, wrappers::ReceiverStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -40,6 +44,8 @@ use crate::{
 const EVENTS: usize = 64;
 /// Events that are taken together at most.
 const TOGETHER: usize = 1_000;
+/// How often it is told what the first batch waits for.
+const TOLD: Duration = Duration::from_secs(10);
 
 /// What all clusters share.
 pub struct Shared {
@@ -160,6 +166,7 @@ enum Step {
     Events(Vec<(Kind, WatchEvent<Item>)>),
     Served,
     Filters,
+    Late,
     Nothing,
 }
 
@@ -212,6 +219,7 @@ impl Cluster {
                 }
                 Step::Served => self.take_served(&mut passed),
                 Step::Filters => self.take_filters(&mut passed),
+                Step::Late => self.tell_what_is_missing(),
                 Step::Nothing => return,
             }
             if !self.synced {
@@ -236,6 +244,7 @@ impl Cluster {
 
     async fn next(&mut self) -> Step {
         tokio::select! {
+            () = sleep(TOLD), if !self.synced => Step::Late,
             changed = self.served.changed() => if changed.is_ok() { Step::Served } else { Step::Nothing },
             changed = self.settings.filters.changed() => if changed.is_ok() { Step::Filters } else { Step::Nothing },
             Some(first) = self.events.next() => {
@@ -254,6 +263,15 @@ impl Cluster {
     fn is_complete(&self) -> bool {
         let custom = self.served.borrow().is_some();
         self.has_filters && custom && self.watching.values().all(|watching| watching.listed)
+    }
+
+    fn tell_what_is_missing(&self) {
+        let mut missing = Vec::new();
+        missing.extend((!self.has_filters).then_some("mesh config and revision tags"));
+        missing.extend(self.served.borrow().is_none().then_some("CustomResourceDefinitions"));
+        let unlisted = self.watching.iter().filter(|(_, watching)| !watching.listed);
+        missing.extend(unlisted.map(|(kind, _)| kind.plural()));
+        tracing::warn!(cluster = %self.settings.id, "the cluster is not synced yet, missing: {}", missing.join(", "));
     }
 
     fn watch(&mut self, kind: Kind, resource: ApiResource) {

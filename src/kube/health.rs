@@ -111,7 +111,8 @@ struct Facts {
     silences: u64,
     undecodable: u64,
     last_error: String,
-    failing: bool,
+    /// Failures in a row.
+    failures: u32,
 }
 
 impl WatchMetrics {
@@ -227,7 +228,7 @@ impl WatchHealth {
         if facts.state == WatchState::Silent {
             facts.state = WatchState::Watching;
         }
-        if std::mem::take(&mut facts.failing) {
+        if std::mem::take(&mut facts.failures) > 1 {
             tracing::info!(cluster = %self.cluster, resource = %self.resource, "the watch works again");
         }
     }
@@ -235,15 +236,16 @@ impl WatchHealth {
     pub(super) fn failed(&self, error: &str) {
         self.errors.inc();
         let mut facts = self.facts();
-        let known = facts.failing && facts.last_error == error;
-        facts.failing = true;
+        facts.failures = facts.failures.saturating_add(1);
+        let (failures, known) = (facts.failures, facts.last_error == error);
         error.clone_into(&mut facts.last_error);
         drop(facts);
         let (cluster, resource) = (&self.cluster, &self.resource);
-        if known {
-            tracing::debug!(%cluster, %resource, "the watch fails still: {error}");
-        } else {
+        // One failure is a restart of the API server or a definition that it has not taken in yet; most heal at once.
+        if failures == 2 || failures > 2 && !known {
             tracing::warn!(%cluster, %resource, "the watch fails and is tried again: {error}");
+        } else {
+            tracing::debug!(%cluster, %resource, failures, "the watch fails: {error}");
         }
     }
 
