@@ -7,6 +7,7 @@ mod mesh;
 mod place;
 mod remote;
 mod remote_secret;
+mod status;
 
 use libtest_mimic::Trial;
 
@@ -18,6 +19,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         faults::trials(),
         remote::trials(),
         remote_secret::trials(),
+        status::trials(),
     ]
     .into_iter()
     .flatten()

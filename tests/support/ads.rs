@@ -101,6 +101,7 @@ struct State {
 /// The proxy; dropping it ends its connection.
 pub(crate) struct Ads {
     state: Arc<Mutex<State>>,
+    requests: mpsc::Sender<DeltaDiscoveryRequest>,
     task: JoinHandle<()>,
 }
 
@@ -121,11 +122,31 @@ impl Ads {
             ..Default::default()
         };
         let kept = Arc::clone(&state);
+        let (requests, outbox) = mpsc::channel(16);
+        let answers = requests.clone();
         let task = RUNTIME.spawn(async move {
-            let ended = follow(xds, node, &kept).await.err();
+            let ended = follow(xds, node, &kept, answers, outbox).await.err();
             lock(&kept).ended = Some(ended.unwrap_or_else(|| "the daemon ended the stream".to_owned()));
         });
-        Ads { state, task }
+        Ads { state, requests, task }
+    }
+
+    /// Why the connection ended, if it did.
+    pub(crate) fn ended(&self) -> Option<String> {
+        self.state().ended.clone()
+    }
+
+    /// Tells the health of the workload, as an agent does: what is wrong, or nothing.
+    pub(crate) fn tell_health(&self, complaint: Option<&str>) -> Result<(), String> {
+        let request = DeltaDiscoveryRequest {
+            type_url: "type.googleapis.com/istio.v1.HealthInformation".into(),
+            error_detail: complaint.map(|message| istiod::proto::google::rpc::Status {
+                message: message.into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        self.requests.try_send(request).map_err(|error| error.to_string())
     }
 
     /// What the proxy has, once everything that it asked for was answered.
@@ -194,11 +215,16 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn follow(xds: u16, node: v3::Node, state: &Mutex<State>) -> Result<(), String> {
+async fn follow(
+    xds: u16,
+    node: v3::Node,
+    state: &Mutex<State>,
+    requests: mpsc::Sender<DeltaDiscoveryRequest>,
+    outbox: mpsc::Receiver<DeltaDiscoveryRequest>,
+) -> Result<(), String> {
     let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).map_err(|error| error.to_string())?;
     let channel = endpoint.connect().await.map_err(|error| format!("{error:?}"))?;
     let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(1 << 30);
-    let (requests, outbox) = mpsc::channel(16);
     let first = |resource_type: Type, node| DeltaDiscoveryRequest {
         node,
         type_url: resource_type.url().into(),

@@ -1,0 +1,231 @@
+//! What the control plane writes: locks, root certificates, addresses, WorkloadEntries. Each trial has a cluster of its
+//! own: what is written is written everywhere.
+
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use libtest_mimic::{Failed, Trial};
+use serde_json::{Value, json};
+
+use crate::support::ads::Ads;
+use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
+use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster};
+use crate::support::wait;
+
+const SYSTEM: &str = "istio-system";
+/// Longer than a lock that was given back is left alone: attempts come every 7.5 s.
+const SOON: Duration = Duration::from_secs(20);
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::trial("kube::status::one_of_two_writes", one_of_two_writes),
+        kubernetes::trial("kube::status::machines_register", machines_register),
+    ]
+}
+
+fn root(text: &str) -> String {
+    format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+}
+
+fn set_root(cluster: &Cluster, text: &str) -> Result<(), String> {
+    let data = json!({ "root-cert.pem": BASE64_STANDARD.encode(root(text)) });
+    let metadata = json!({ "namespace": SYSTEM, "name": "cacerts" });
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data });
+    cluster.api.apply(&secret).map(|_| ())
+}
+
+fn root_reference(namespace: &str) -> Reference {
+    Reference::new("v1", "ConfigMap", namespace, "istio-ca-root-cert")
+}
+
+/// Waits until a namespace has these root certificates.
+fn until_root(cluster: &Cluster, namespace: &str, text: &str) -> Result<(), String> {
+    wait::until(&format!("root {text} in {namespace}"), SOON, || {
+        let found = cluster.get(&root_reference(namespace)).ok()??;
+        let right = found["data"]["root-cert.pem"] == root(text).as_str()
+            && found["metadata"]["labels"]["istio.io/config"] == "true";
+        right.then_some(())
+    })
+}
+
+fn start(cluster: &Cluster, folder: &Path, name: &str, variables: &[(&str, &str)]) -> Result<Daemon, String> {
+    let log = folder.join(format!("{name}.log"));
+    Daemon::in_kubernetes(&cluster.admin_kubeconfig(), SYSTEM, &log, |command| {
+        command.env("POD_NAME", name);
+        command.envs(variables.iter().copied());
+    })
+}
+
+fn holder(cluster: &Cluster, lock: &str) -> Option<String> {
+    let lock = cluster.get(&Reference::new("v1", "ConfigMap", SYSTEM, lock)).ok()??;
+    let record = lock["metadata"]["annotations"]["control-plane.alpha.kubernetes.io/leader"].as_str()?;
+    let record: Value = serde_json::from_str(record).ok()?;
+    let holder = record["holderIdentity"].as_str()?.to_owned();
+    (!holder.is_empty()).then_some(holder)
+}
+
+fn one_of_two_writes(name: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(name)?;
+    let folder = crate::support::scratch(&format!("{name}-logs"));
+    for namespace in [SYSTEM, "before"] {
+        cluster.namespace(namespace, &json!({}))?;
+    }
+    set_root(&cluster, "AAAA")?;
+    let mut daemons = vec![
+        ("istiod-a", start(&cluster, &folder, "istiod-a", &[])?),
+        ("istiod-b", start(&cluster, &folder, "istiod-b", &[])?),
+    ];
+    roots_are_everywhere(&cluster)?;
+    addresses_are_given(&cluster)?;
+    let lock = "istio-namespace-controller-election";
+    let first = wait::until("a leader", SOON, || holder(&cluster, lock))?;
+    let index = daemons.iter().position(|(name, _)| *name == first).ok_or("a stranger leads")?;
+    let (_, leader) = daemons.remove(index);
+    leader.process.terminate();
+    leader.process.end_of(SOON)?;
+    let second = daemons[0].0;
+    wait::until("another leader", SOON, || {
+        (holder(&cluster, lock).as_deref() == Some(second)).then_some(())
+    })?;
+    cluster.namespace("after", &json!({}))?;
+    until_root(&cluster, "after", "BBBB")?;
+    Ok(())
+}
+
+fn roots_are_everywhere(cluster: &Cluster) -> Result<(), String> {
+    until_root(cluster, "before", "AAAA")?;
+    cluster.namespace("later", &json!({}))?;
+    until_root(cluster, "later", "AAAA")?;
+    cluster.api.delete(&root_reference("later"))?;
+    until_root(cluster, "later", "AAAA")?;
+    cluster
+        .api
+        .patch(&root_reference("later"), &json!({ "data": { "root-cert.pem": "spoilt" } }))?;
+    until_root(cluster, "later", "AAAA")?;
+    set_root(cluster, "BBBB")?;
+    for namespace in ["before", "later", "kube-system"] {
+        until_root(cluster, namespace, "BBBB")?;
+    }
+    let public = cluster.get(&root_reference("kube-public"))?;
+    public.map_or(Ok(()), |_| Err("kube-public is not served".to_owned()))
+}
+
+fn service_entry(name: &str, hosts: &[&str]) -> Value {
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+        "metadata": { "namespace": "before", "name": name },
+        "spec": { "hosts": hosts, "resolution": "DNS", "location": "MESH_EXTERNAL",
+            "ports": [{ "number": 80, "name": "http", "protocol": "HTTP" }] } })
+}
+
+/// Waits until every host of the entry has its two addresses; gives them.
+fn until_addresses(cluster: &Cluster, entry: &Value) -> Result<Vec<(String, String)>, String> {
+    let hosts = entry["spec"]["hosts"].as_array().map_or(0, Vec::len);
+    wait::until("addresses of a ServiceEntry", SOON, || {
+        let found = cluster.get(&Reference::of(entry)).ok()??;
+        let addresses = found["status"]["addresses"].as_array()?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let pairs: Vec<_> = addresses
+            .iter()
+            .map(|address| (text(&address["host"]), text(&address["value"])))
+            .collect();
+        (pairs.len() == 2 * hosts).then_some(pairs)
+    })
+}
+
+fn addresses_are_given(cluster: &Cluster) -> Result<(), String> {
+    let one = service_entry("one", &["one.example.com"]);
+    cluster.api.apply(&one)?;
+    let given = until_addresses(cluster, &one)?;
+    let pair = |host: &str, address: &str| (host.to_owned(), address.to_owned());
+    assert_eq!(
+        given,
+        [pair("one.example.com", "240.240.0.1"), pair("one.example.com", "2001:2::1")]
+    );
+    let more = service_entry("one", &["one.example.com", "two.example.com"]);
+    cluster.api.apply(&more)?;
+    let given = until_addresses(cluster, &more)?;
+    assert_eq!(given[0], pair("one.example.com", "240.240.0.1"), "what a host has it keeps");
+    assert_eq!(given[2], pair("two.example.com", "240.240.0.2"));
+    let mut own = service_entry("one", &["one.example.com"]);
+    own["spec"]["addresses"] = json!(["10.9.8.7"]);
+    cluster.api.apply(&own)?;
+    wait::until("a status without addresses", SOON, || {
+        let found = cluster.get(&Reference::of(&own)).ok()??;
+        (found["status"]["addresses"] == json!([])).then_some(())
+    })
+}
+
+fn machine(address: &str) -> Node {
+    Node {
+        id: format!("sidecar~{address}~vm-1.vms~vms.svc.cluster.local"),
+        metadata: json!({ "NAMESPACE": "vms", "AUTO_REGISTER_GROUP": "web", "NETWORK": "net1",
+            "LABELS": { "app": "web" }, "PROXY_CONFIG": { "readinessProbe": { "httpGet": { "port": 8080 } } } }),
+    }
+}
+
+fn machines_register(name: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(name)?;
+    let folder = crate::support::scratch(&format!("{name}-logs"));
+    for namespace in [SYSTEM, "vms"] {
+        cluster.namespace(namespace, &json!({}))?;
+    }
+    let lenient = [
+        ("ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY", "false"),
+        ("PILOT_WORKLOAD_ENTRY_GRACE_PERIOD", "1s"),
+    ];
+    let one = start(&cluster, &folder, "istiod-a", &lenient)?;
+    let other = start(&cluster, &folder, "istiod-b", &lenient)?;
+    let strict = start(&cluster, &folder, "istiod-c", &[])?;
+
+    let early = Ads::connect(one.xds, &machine("10.9.9.1"));
+    let refusal = until_ended(&early)?;
+    assert!(refusal.contains("WorkloadGroup vms/web"), "{refusal}");
+    let group = json!({ "apiVersion": "networking.istio.io/v1", "kind": "WorkloadGroup",
+        "metadata": { "namespace": "vms", "name": "web" },
+        "spec": { "metadata": { "labels": { "tier": "front" } },
+            "template": { "serviceAccount": "web", "ports": { "http": 8080 } } } });
+    let group = cluster.api.apply(&group)?;
+    let refusal = until_ended(&Ads::connect(strict.xds, &machine("10.9.9.1")))?;
+    assert!(refusal.contains("verified identity"), "{refusal}");
+
+    let connection = Ads::connect(one.xds, &machine("10.9.9.1"));
+    let reference = Reference::new("networking.istio.io/v1", "WorkloadEntry", "vms", "web-10.9.9.1-net1");
+    let entry = wait::until("a WorkloadEntry", SOON, || cluster.get(&reference).ok()?)?;
+    assert_eq!(entry["spec"]["address"], "10.9.9.1");
+    assert_eq!(entry["spec"]["labels"], json!({ "app": "web", "tier": "front" }));
+    assert_eq!(entry["metadata"]["ownerReferences"][0]["uid"], group["metadata"]["uid"]);
+    let controller = |entry: &Value| entry["metadata"]["annotations"]["istio.io/workloadController"].clone();
+    assert_eq!(controller(&entry), "istiod-a");
+    connection.first()?;
+    for (complaint, status) in [(Some("connection refused"), "False"), (None, "True")] {
+        connection.tell_health(complaint)?;
+        wait::until("its health", SOON, || {
+            let entry = cluster.get(&reference).ok()??;
+            let condition = &entry["status"]["conditions"][0];
+            (condition["type"] == "Healthy" && condition["status"] == status).then_some(())
+        })?;
+    }
+
+    let elsewhere = Ads::connect(other.xds, &machine("10.9.9.1"));
+    elsewhere.first()?;
+    drop(connection);
+    let stays = wait::until("the end of the WorkloadEntry", Duration::from_secs(3), || {
+        cluster.get(&reference).ok()?.is_none().then_some(())
+    });
+    assert!(stays.is_err(), "another instance has taken over");
+    let entry = cluster.get(&reference)?.ok_or("it stays")?;
+    assert_eq!(controller(&entry), "istiod-b");
+    drop(elsewhere);
+    wait::until("the end of the WorkloadEntry", SOON, || {
+        cluster.get(&reference).ok()?.is_none().then_some(())
+    })?;
+    Ok(())
+}
+
+fn until_ended(connection: &Ads) -> Result<String, String> {
+    wait::until("the end of a connection", SOON, || connection.ended())
+}
