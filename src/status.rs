@@ -2,6 +2,7 @@
 //! statuses. Decisions are pure functions beside each writer; what is written comes back as an event of a watch and
 //! never otherwise.
 
+pub mod analysis;
 pub mod auto_allocation;
 pub mod auto_registration;
 pub mod leader;

@@ -15,6 +15,7 @@ use crate::{
     model::{Installation, MeshSnapshot, features::Features},
     settings::{ConnectionAge, Settings},
     status::{
+        analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
         leader::{self, Election},
@@ -90,6 +91,7 @@ impl Controllers {
             .spawn_until_shutdown("root certificates", source.run(sender));
         let election = controllers.start_in(config);
         controllers.allocate(&election);
+        controllers.analyse(&election);
         if let Some(events) = events {
             controllers.register(config, events)?;
         }
@@ -193,6 +195,18 @@ impl Controllers {
         let (election, mesh) = (election.clone(), self.mesh.clone());
         self.environment.tasks.spawn("address allocation", async move {
             auto_allocation::run(&election, mesh, Ranges { ipv4, ipv6 }).await;
+        });
+    }
+
+    fn analyse(&self, election: &Election) {
+        let features = &self.installation.features;
+        if !features.pilot_enable_analysis {
+            return;
+        }
+        let (election, mesh) = (election.clone(), self.mesh.clone());
+        let interval = features.pilot_analysis_interval;
+        self.environment.tasks.spawn("analysis", async move {
+            analysis::run(&election, mesh, interval).await;
         });
     }
 

@@ -338,6 +338,10 @@ features! {
         ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY istio_workload_entry_validate_identity: bool = true;
         /// Of several instances one writes; else every one does.
         ENABLE_LEADER_ELECTION enable_leader_election: bool = true;
+        /// Findings are told in statuses.
+        PILOT_ENABLE_ANALYSIS pilot_enable_analysis: bool = false;
+        /// How often at most.
+        PILOT_ANALYSIS_INTERVAL pilot_analysis_interval: Duration = seconds(10);
         /// ServiceEntries without an address get one by their status.
         PILOT_ENABLE_IP_AUTOALLOCATE pilot_enable_ip_autoallocate: bool = true;
         /// The range of such IPv4 addresses.

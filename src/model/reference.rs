@@ -13,6 +13,13 @@ use crate::{
 /// The name that stands for all sidecars.
 const MESH_GATEWAY: &str = "mesh";
 
+impl MeshSnapshot {
+    /// What [`missing`] finds in this snapshot.
+    pub fn missing_references(&self, cx: &Cx) -> BTreeSet<Diagnostic> {
+        missing(cx, self)
+    }
+}
+
 /// All references of VirtualServices that lead nowhere. What they name is served as if it were there, with no endpoints.
 /// With them network gateways whose host names nobody resolves.
 pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {

@@ -83,7 +83,10 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
     addresses_are_given(&cluster)?;
     let lock = "istio-namespace-controller-election";
     let first = wait::until("a leader", SOON, || holder(&cluster, lock))?;
-    let index = daemons.iter().position(|(name, _)| *name == first).ok_or("a stranger leads")?;
+    let index = daemons
+        .iter()
+        .position(|(name, _)| *name == first)
+        .ok_or("a stranger leads")?;
     let (_, leader) = daemons.remove(index);
     leader.process.terminate();
     leader.process.end_of(SOON)?;
@@ -102,9 +105,10 @@ fn roots_are_everywhere(cluster: &Cluster) -> Result<(), String> {
     until_root(cluster, "later", "AAAA")?;
     cluster.api.delete(&root_reference("later"))?;
     until_root(cluster, "later", "AAAA")?;
-    cluster
-        .api
-        .patch(&root_reference("later"), &json!({ "data": { "root-cert.pem": "spoilt" } }))?;
+    cluster.api.patch(
+        &root_reference("later"),
+        &json!({ "data": { "root-cert.pem": "spoilt" } }),
+    )?;
     until_root(cluster, "later", "AAAA")?;
     set_root(cluster, "BBBB")?;
     for namespace in ["before", "later", "kube-system"] {
@@ -143,12 +147,19 @@ fn addresses_are_given(cluster: &Cluster) -> Result<(), String> {
     let pair = |host: &str, address: &str| (host.to_owned(), address.to_owned());
     assert_eq!(
         given,
-        [pair("one.example.com", "240.240.0.1"), pair("one.example.com", "2001:2::1")]
+        [
+            pair("one.example.com", "240.240.0.1"),
+            pair("one.example.com", "2001:2::1")
+        ]
     );
     let more = service_entry("one", &["one.example.com", "two.example.com"]);
     cluster.api.apply(&more)?;
     let given = until_addresses(cluster, &more)?;
-    assert_eq!(given[0], pair("one.example.com", "240.240.0.1"), "what a host has it keeps");
+    assert_eq!(
+        given[0],
+        pair("one.example.com", "240.240.0.1"),
+        "what a host has it keeps"
+    );
     assert_eq!(given[2], pair("two.example.com", "240.240.0.2"));
     let mut own = service_entry("one", &["one.example.com"]);
     own["spec"]["addresses"] = json!(["10.9.8.7"]);

@@ -1,0 +1,218 @@
+//! Tells in the status of an object what its references lead to nothing (`PILOT_ENABLE_ANALYSIS`), in the form that
+//! `istioctl analyze` and Istio's own analysis use: `status.validationMessages`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    leader::{Election, Lock},
+    store::{Store, WriteError},
+};
+use crate::{
+    api::{Diagnostic, Kind, Severity},
+    base::ObjectKey,
+    model::snapshot::MeshSnapshot,
+    table::Cx,
+};
+
+/// Istio's codes for findings of ours.
+const CODES: [(&str, &str); 1] = [("ReferencedResourceNotFound", "IST0101")];
+/// How often a status is read and written again because somebody else wrote in between.
+const ATTEMPTS: u32 = 5;
+
+/// An object by kind and key.
+type About = (Kind, ObjectKey);
+
+/// Analyses while this instance leads, at most once in an interval (`PILOT_ANALYSIS_INTERVAL`).
+pub async fn run(election: &Election, mesh: watch::Receiver<Arc<MeshSnapshot>>, interval: Duration) {
+    election
+        .run(Lock::ANALYSIS, |token| {
+            analyse(election.client.clone(), mesh.clone(), interval, token)
+        })
+        .await;
+}
+
+async fn analyse(
+    client: ::kube::Client,
+    mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    interval: Duration,
+    token: CancellationToken,
+) {
+    let mut told = BTreeMap::<About, Vec<Value>>::new();
+    mesh.mark_changed();
+    loop {
+        tokio::select! {
+            () = token.cancelled() => return,
+            changed = mesh.changed() => if changed.is_err() { return },
+        }
+        let snapshot = mesh.borrow_and_update().clone();
+        let found = messages(&snapshot.missing_references(&Cx::untracked()));
+        for about in changes(&told, &found) {
+            let messages = found.get(&about).cloned().unwrap_or_default();
+            let (kind, key) = &about;
+            let store = Store::new(client.clone(), kind.group(), kind.version(), kind.name(), kind.plural());
+            match write(&store, key, &messages).await {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!(kind = kind.name(), object = %key, %error, "findings could not be written");
+                    // What could not be written is tried again by the next analysis.
+                    continue;
+                }
+            }
+            if messages.is_empty() {
+                told.remove(&about);
+            } else {
+                told.insert(about, messages);
+            }
+        }
+        tokio::select! {
+            () = token.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+    }
+}
+
+/// The messages of each object, in order.
+fn messages(findings: &BTreeSet<Diagnostic>) -> BTreeMap<About, Vec<Value>> {
+    let mut messages = BTreeMap::<About, Vec<Value>>::new();
+    for finding in findings {
+        let Some(kind) = finding.kind else { continue };
+        // Statuses are written to Istio's own kinds only.
+        if kind.group().ends_with("istio.io") && kind.is_object() {
+            messages
+                .entry((kind, finding.key.clone()))
+                .or_default()
+                .push(message(finding));
+        }
+    }
+    messages
+}
+
+fn message(finding: &Diagnostic) -> Value {
+    let code = CODES
+        .iter()
+        .find(|(name, _)| finding.code == *name)
+        .map(|(_, code)| *code);
+    let level = match finding.severity {
+        Severity::Error => "ERROR",
+        Severity::Warning => "WARNING",
+    };
+    let mut kind = json!({"name": finding.code});
+    if let Some(code) = code {
+        kind["code"] = code.into();
+    }
+    let mut message = json!({"type": kind, "level": level, "message": finding.message});
+    if let Some(code) = code {
+        let code = code.to_ascii_lowercase();
+        message["documentationUrl"] = format!("https://istio.io/latest/docs/reference/config/analysis/{code}/").into();
+    }
+    message
+}
+
+/// Objects of which something else is to be told than was.
+fn changes(told: &BTreeMap<About, Vec<Value>>, found: &BTreeMap<About, Vec<Value>>) -> BTreeSet<About> {
+    let all: BTreeSet<&About> = told.keys().chain(found.keys()).collect();
+    all.into_iter()
+        .filter(|about| told.get(*about) != found.get(*about))
+        .cloned()
+        .collect()
+}
+
+async fn write(store: &Store, key: &ObjectKey, messages: &[Value]) -> Result<(), WriteError> {
+    let mut last = WriteError::Conflict("nobody looked".into());
+    for _ in 0..ATTEMPTS {
+        let Some(mut found) = store.get(&key.namespace, &key.name).await? else {
+            return Ok(());
+        };
+        if !put(&mut found, messages) {
+            return Ok(());
+        }
+        match store.replace_status(&key.namespace, &key.name, &found).await {
+            Ok(_) | Err(WriteError::NotFound(_)) => return Ok(()),
+            Err(error @ WriteError::Conflict(_)) => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// Puts messages into an object's status; false if they are there.
+fn put(object: &mut Value, messages: &[Value]) -> bool {
+    let known = object["status"]["validationMessages"].as_array();
+    if known.map_or(messages.is_empty(), |known| known == messages) {
+        return false;
+    }
+    let generation = object["metadata"]["generation"].clone();
+    object["status"]["validationMessages"] = messages.into();
+    if !generation.is_null() {
+        object["status"]["observedGeneration"] = generation;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::field::FieldError;
+
+    fn finding(name: &str, message: &str) -> Diagnostic {
+        let key = ObjectKey::new(&"Kubernetes".into(), "default", name);
+        let finding = FieldError {
+            field: "spec".into(),
+            message: message.into(),
+        };
+        Diagnostic::of_object(
+            Kind::VirtualService,
+            key,
+            Severity::Error,
+            "ReferencedResourceNotFound",
+            finding,
+        )
+    }
+
+    #[test]
+    fn findings_are_told_once_and_taken_back() {
+        let one = messages(&BTreeSet::from([
+            finding("a", "x"),
+            finding("a", "y"),
+            finding("b", "x"),
+        ]));
+        let other = messages(&BTreeSet::from([finding("a", "x"), finding("b", "x")]));
+        let names = |changes: BTreeSet<About>| -> Vec<String> {
+            changes.into_iter().map(|(_, key)| key.name.to_string()).collect()
+        };
+        assert_eq!(names(changes(&BTreeMap::new(), &one)), ["a", "b"]);
+        assert_eq!(names(changes(&one, &other)), ["a"]);
+        assert_eq!(names(changes(&other, &BTreeMap::new())), ["a", "b"]);
+    }
+
+    #[test]
+    fn messages_have_istios_form() {
+        let all = messages(&BTreeSet::from([finding("a", "no service has the host x")]));
+        let messages = all.values().next().expect("one object");
+        let mut object = json!({"metadata": {"name": "a", "generation": 3}, "status": {"conditions": []}});
+        assert!(put(&mut object, messages) && !put(&mut object, messages));
+        assert_eq!(
+            object["status"],
+            json!({
+                "conditions": [],
+                "observedGeneration": 3,
+                "validationMessages": [{
+                    "type": {"name": "ReferencedResourceNotFound", "code": "IST0101"},
+                    "level": "ERROR",
+                    "message": "no service has the host x",
+                    "documentationUrl": "https://istio.io/latest/docs/reference/config/analysis/ist0101/",
+                }],
+            })
+        );
+        assert!(put(&mut object, &[]));
+        assert!(!put(&mut json!({"metadata": {}}), &[]), "nothing to take back");
+    }
+}
