@@ -157,12 +157,12 @@ impl Election {
             let token = self.shutdown.child_token();
             {
                 let mut working = pin!(self.keep_working(&work, token.clone()));
-                tokio::select! {
-                    () = self.renew(&lock, &store, &mut elector) => {}
-                    () = working.as_mut() => {}
-                }
+                let ended = tokio::select! {
+                    () = self.renew(&lock, &store, &mut elector) => false,
+                    () = working.as_mut() => true,
+                };
                 token.cancel();
-                if tokio::time::timeout(FAREWELL, working).await.is_err() {
+                if !ended && tokio::time::timeout(FAREWELL, working).await.is_err() {
                     tracing::debug!(lock = %lock.name, "work was cut off");
                 }
             }

@@ -75,12 +75,20 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
         cluster.namespace(namespace, &json!({}))?;
     }
     set_root(&cluster, "AAAA")?;
+    let all = [
+        ("PILOT_ENABLE_ANALYSIS", "true"),
+        ("PILOT_ANALYSIS_INTERVAL", "100ms"),
+        ("ENABLE_MCS_AUTO_EXPORT", "true"),
+    ];
+    cluster.api.apply(&service_exports())?;
     let mut daemons = vec![
-        ("istiod-a", start(&cluster, &folder, "istiod-a", &[])?),
-        ("istiod-b", start(&cluster, &folder, "istiod-b", &[])?),
+        ("istiod-a", start(&cluster, &folder, "istiod-a", &all)?),
+        ("istiod-b", start(&cluster, &folder, "istiod-b", &all)?),
     ];
     roots_are_everywhere(&cluster)?;
     addresses_are_given(&cluster)?;
+    findings_are_told(&cluster)?;
+    services_are_exported(&cluster)?;
     let lock = "istio-namespace-controller-election";
     let first = wait::until("a leader", SOON, || holder(&cluster, lock))?;
     let index = daemons
@@ -168,6 +176,52 @@ fn addresses_are_given(cluster: &Cluster) -> Result<(), String> {
         let found = cluster.get(&Reference::of(&own)).ok()??;
         (found["status"]["addresses"] == json!([])).then_some(())
     })
+}
+
+fn findings_are_told(cluster: &Cluster) -> Result<(), String> {
+    let rule = |host: &str| {
+        json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
+            "metadata": { "namespace": "before", "name": "rule" },
+            "spec": { "hosts": ["one.example.com"], "http": [{ "route": [{ "destination": { "host": host } }] }] } })
+    };
+    let until_told = |codes: &[&str]| {
+        wait::until(&format!("findings {codes:?}"), SOON, || {
+            let found = cluster.get(&Reference::of(&rule(""))).ok()??;
+            let told = found["status"]["validationMessages"].as_array()?;
+            let told: Vec<_> = told.iter().map(|message| message["type"]["code"].clone()).collect();
+            (told == codes).then_some(())
+        })
+    };
+    cluster.api.apply(&rule("nowhere.example.com"))?;
+    until_told(&["IST0101"])?;
+    cluster.api.apply(&rule("one.example.com"))?;
+    until_told(&[])
+}
+
+/// The definition of ServiceExports, which is not ours to install.
+fn service_exports() -> Value {
+    let schema = json!({ "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
+    json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "serviceexports.multicluster.x-k8s.io",
+            "annotations": { "api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements" } },
+        "spec": { "group": "multicluster.x-k8s.io", "scope": "Namespaced",
+            "names": { "kind": "ServiceExport", "plural": "serviceexports", "singular": "serviceexport" },
+            "versions": [{ "name": "v1alpha1", "served": true, "storage": true, "schema": schema }] } })
+}
+
+fn services_are_exported(cluster: &Cluster) -> Result<(), String> {
+    let service = |namespace: &str| {
+        json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": namespace, "name": "web" },
+            "spec": { "ports": [{ "name": "http", "port": 80 }] } })
+    };
+    cluster.api.apply(&service("kube-system"))?;
+    let owner = cluster.api.apply(&service("before"))?;
+    let export = |namespace: &str| Reference::new("multicluster.x-k8s.io/v1alpha1", "ServiceExport", namespace, "web");
+    let exported = wait::until("a ServiceExport", SOON, || cluster.get(&export("before")).ok()?)?;
+    let uid = &exported["metadata"]["ownerReferences"][0]["uid"];
+    assert_eq!(*uid, owner["metadata"]["uid"]);
+    assert!(cluster.get(&export("kube-system"))?.is_none(), "it is cluster-local");
+    Ok(())
 }
 
 fn machine(address: &str) -> Node {
