@@ -117,17 +117,25 @@ const PASSTHROUGH_PORT: u32 = 15443;
 /// Where gateways take HBONE.
 const HBONE_PORT: u32 = 15008;
 
+/// The network that labels name.
+pub fn label(labels: &Labels) -> Option<NetworkId> {
+    let label = labels.get(LABEL).filter(|network| !network.is_empty());
+    label.map(|network| NetworkId::from(network.clone()))
+}
+
 /// The network of an endpoint: its label, else that of its cluster's system namespace, else what meshNetworks says of
-/// the cluster, else the network whose range holds the address.
+/// the cluster, else the network whose range holds the address. (For a pod its node's label comes second.)
 pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &Labels, address: &str) -> NetworkId {
-    if let Some(network) = labels.get(LABEL).filter(|network| !network.is_empty()) {
-        return NetworkId::from(network.clone());
+    if let Some(network) = label(labels) {
+        return network;
     }
     let system = ObjectKey::new(cluster, "", SmolStr::new(mesh.installation.namespace.as_str()));
-    let system = mesh.namespaces.get(cx, &system);
-    let label = system.and_then(|namespace| namespace.meta.labels.get(LABEL));
-    if let Some(network) = label.filter(|network| !network.is_empty()) {
-        return NetworkId::from(network.clone());
+    if let Some(network) = mesh
+        .namespaces
+        .get(cx, &system)
+        .and_then(|system| label(&system.meta.labels))
+    {
+        return network;
     }
     let Some(networks) = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key()) else {
         return NetworkId::default();

@@ -6,7 +6,10 @@ use smol_str::SmolStr;
 
 use super::{MeshSnapshot, inputs::Inputs, network};
 use crate::{
-    api::{Config, Meta, kube::Pod},
+    api::{
+        Config, Meta,
+        kube::{Node, Pod},
+    },
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
     proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
@@ -117,7 +120,8 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     let meta = &pod.meta;
     let locality = locality_label(&meta.labels).unwrap_or_else(|| node_locality(cx, mesh, pod));
     let ip = pod.ips.first().map_or("", SmolStr::as_str);
-    let network = network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip);
+    let own = network::label(&meta.labels).or_else(|| network::label(&node(cx, mesh, pod)?.meta.labels));
+    let network = own.unwrap_or_else(|| network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip));
     let endpoint_labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
     let trust_domain = &mesh.mesh_config(cx).trust_domain;
     Workload {
@@ -248,9 +252,14 @@ pub fn locality_label(labels: &Labels) -> Option<SmolStr> {
     }
 }
 
-fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
+/// The node that runs a pod.
+fn node<'a>(cx: &Cx, mesh: &'a MeshSnapshot, pod: &Pod) -> Option<&'a Shared<Node>> {
     let key = ObjectKey::new(pod.meta.cluster(), "", pod.node_name.clone());
-    let Some(node) = mesh.nodes.get(cx, &key) else {
+    mesh.nodes.get(cx, &key)
+}
+
+fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
+    let Some(node) = node(cx, mesh, pod) else {
         return SmolStr::default();
     };
     let label = |names: [&str; 2]| {

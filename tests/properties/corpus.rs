@@ -1,5 +1,12 @@
 //! Random objects of every kind, over few names, so that they refer to each other and collide.
 
+use std::net::IpAddr;
+
+use istiod::{
+    api::{document, resolved_host::ResolvedHost},
+    base::ClusterId,
+    model::inputs::Row,
+};
 use serde_json::{Value, json};
 
 /// A small random source (SplitMix64): the same seed gives the same mesh everywhere.
@@ -41,10 +48,38 @@ const PORTS: [(&str, u32); 6] = [
     ("https", 443),
     ("mongo", 27017),
 ];
-pub(super) const KINDS: usize = 22;
+const KINDS: usize = 26;
+/// Host names of network gateways.
+const GATEWAY_HOSTS: [&str; 2] = ["east.example.com", "west.example.com"];
 
-/// An object of a kind (0..`KINDS`) with random content. Its name comes from a small pool, so it often replaces another.
-pub(super) fn object(random: &mut Random, kind: usize) -> Value {
+/// The rows of an object of a random kind and cluster, with random content. Its name comes from a small pool, so it
+/// often replaces another.
+pub(super) fn rows(random: &mut Random) -> Vec<Row> {
+    let kind = random.below(KINDS);
+    if kind == KINDS - 1 {
+        return vec![resolved_host(random).into()];
+    }
+    let object = object(random, kind);
+    let elsewhere = document::parse(&ClusterId::new("c2"), &object);
+    let counts = elsewhere.rows.iter().all(|row| row.kind().counts_in_remote_clusters());
+    if counts && random.one_in(3) {
+        return elsewhere.rows;
+    }
+    document::parse(&ClusterId::new("Kubernetes"), &object).rows
+}
+
+/// What DNS says of the host name of a gateway.
+fn resolved_host(random: &mut Random) -> ResolvedHost {
+    let key = ResolvedHost::key(&ClusterId::new("Kubernetes"), random.pick(&GATEWAY_HOSTS));
+    let first = random.below(4);
+    let addresses = (first..first + random.below(3)).map(|last| IpAddr::from([10, 6, 0, last as u8]));
+    ResolvedHost {
+        key,
+        addresses: addresses.collect(),
+    }
+}
+
+fn object(random: &mut Random, kind: usize) -> Value {
     let namespace = random.pick(&NAMESPACES).to_owned();
     let name = random.pick(&APPS).to_owned();
     let meta = json!({ "name": name, "namespace": namespace,
@@ -88,8 +123,25 @@ pub(super) fn object(random: &mut Random, kind: usize) -> Value {
         ),
         20 => json!({ "apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry", "metadata": meta,
             "spec": { "accessLogging": [{ "providers": [{ "name": "envoy" }], "disabled": random.one_in(2) }] } }),
-        _ => envoy_filter(random, &istio),
+        21 => envoy_filter(random, &istio),
+        22 => network_gateway(random, &meta),
+        23 => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceExport", "metadata": meta }),
+        _ => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceImport", "metadata": meta,
+            "spec": { "ips": [format!("10.2.1.{}", random.below(9))] } }),
     }
+}
+
+/// A Gateway of the Gateway API that leads into a network.
+fn network_gateway(random: &mut Random, meta: &Value) -> Value {
+    let mut meta = meta.clone();
+    meta["labels"] = json!({ "topology.istio.io/network": random.pick(&["n1", "n2"]) });
+    let address = match random.below(2) {
+        0 => json!({ "type": "IPAddress", "value": format!("10.6.1.{}", random.below(4)) }),
+        _ => json!({ "type": "Hostname", "value": random.pick(&GATEWAY_HOSTS) }),
+    };
+    json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": meta, "spec": {
+        "gatewayClassName": random.pick(&["istio", "istio-remote"]), "addresses": [address],
+        "listeners": [{ "name": "tls", "port": 15443, "protocol": "TLS", "tls": { "mode": "Passthrough" } }] } })
 }
 
 fn networking(kind: &str, meta: &Value, spec: Value) -> Value {
@@ -142,6 +194,17 @@ fn service(random: &mut Random, meta: &Value, app: &str) -> Value {
         .map(|offset| PORTS[(first + offset) % PORTS.len()])
         .map(|(name, number)| json!({ "name": name, "port": number, "targetPort": if name == "http" { json!("web") } else { json!(number) } }))
         .collect();
+    if random.one_in(6) {
+        let mut meta = meta.clone();
+        meta["labels"] = json!({ "topology.istio.io/network": random.pick(&["n1", "n2"]) });
+        let ingress = match random.below(2) {
+            0 => json!({ "ip": format!("10.6.2.{}", random.below(4)) }),
+            _ => json!({ "hostname": random.pick(&GATEWAY_HOSTS) }),
+        };
+        return json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta,
+            "spec": { "type": "LoadBalancer", "clusterIP": "10.2.0.99", "ports": [{ "name": "tls", "port": 15443 }] },
+            "status": { "loadBalancer": { "ingress": [ingress] } } });
+    }
     let headless = random.one_in(5);
     json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {
         "clusterIP": if headless { "None".to_owned() } else { format!("10.2.0.{}", random.below(30)) },

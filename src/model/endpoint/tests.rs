@@ -243,6 +243,11 @@ fn networks_of_pods() {
         "own"
     );
     assert_eq!(of(POD, registry), "net");
+    let node = POD.replace(
+        "labels: {topology.kubernetes.io/region: r,",
+        "labels: {topology.istio.io/network: node,",
+    );
+    assert_eq!(of(&node, registry), "node");
     let unlabelled = POD.replace("labels: {topology.istio.io/network: net}", "labels: {}");
     assert_eq!(of(&unlabelled, registry), "reg");
     assert_eq!(of(&unlabelled, range), "range");
