@@ -51,9 +51,11 @@ pub fn hosts(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<ClusterLocalHost
     let mut defaults: Vec<String> = DEFAULTS.iter().map(|host| format!("{host}.{domain}")).collect();
     let discovery = config.default_config.as_ref().map(|config| &config.discovery_address);
     if let Some((address, _)) = discovery.and_then(|address| address.rsplit_once(':')) {
-        defaults.push(match address.ends_with(domain.as_str()) {
-            true => address.to_owned(),
-            false => format!("{address}.{domain}"),
+        let whole = address.ends_with(domain.as_str());
+        defaults.push(if whole {
+            address.to_owned()
+        } else {
+            format!("{address}.{domain}")
         });
     }
     let taken_back = |default: &String| {

@@ -216,9 +216,11 @@ pub(super) fn mcs(mesh: &MeshSnapshot) -> Value {
                 let namespace = key.namespace.clone();
                 let service = mesh.services.get(&cx, &ServiceKey { hostname, namespace })?;
                 let known = mcs::is_known(&cx, mesh, service, &key.cluster);
-                let policy = match mcs::is_confined(&cx, mesh, service, &key.cluster) {
-                    true => "DiscoverableFromSameCluster",
-                    false => "AlwaysDiscoverable",
+                let confined = mcs::is_confined(&cx, mesh, service, &key.cluster);
+                let policy = if confined {
+                    "DiscoverableFromSameCluster"
+                } else {
+                    "AlwaysDiscoverable"
                 };
                 known.then(|| (service.key.hostname.to_string(), json!(policy)))
             })
