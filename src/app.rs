@@ -9,6 +9,7 @@ mod wants;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
+use futures::{FutureExt, future::BoxFuture};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::{folder::Folder, kubernetes::Kubernetes, remote::RemoteError};
@@ -52,6 +53,9 @@ pub enum AppError {
     /// The thread that owns the model is gone: whoever started the process should start it again.
     #[error("the model's thread ended unexpectedly; this is a defect of istiod")]
     WorldEnded,
+    /// The task that reads the config cluster is gone: as above.
+    #[error("the config cluster is read no longer; this is a defect of istiod")]
+    SourceEnded,
     /// There is no access to the config cluster.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -112,12 +116,18 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
     listen::pages(environment, sources, &xds).await?;
     let wants = wants::follow(environment, pump.mesh.clone());
     resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
+    let ended: BoxFuture<'_, ()> = match &kubernetes {
+        Some(kubernetes) => kubernetes.ended().boxed(),
+        None => std::future::pending().boxed(),
+    };
     let serving = async {
         if let Some(folder) = folder {
             folder.start(environment, pump.changes.clone()).await;
         }
-        if let Some(kubernetes) = &mut kubernetes {
-            kubernetes.synced().await;
+        if let Some(kubernetes) = &mut kubernetes
+            && !kubernetes.synced().await
+        {
+            return Err(AppError::SourceEnded);
         }
         // What was sent is in the snapshot, or the process ends.
         if pump.settle().await {
@@ -134,6 +144,7 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         signal = until_signal() => signal?,
         failed = serving => return failed,
         () = pump.inspect.closed() => return Err(AppError::WorldEnded),
+        () = ended => return Err(AppError::SourceEnded),
     }
     tracing::info!("ending");
     Ok(())

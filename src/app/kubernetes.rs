@@ -122,11 +122,17 @@ impl Kubernetes {
         self.remote.clone()
     }
 
-    /// Waits until the config cluster is known, and each remote cluster is or has taken too long.
-    pub(super) async fn synced(&mut self) {
-        // Errors say that the tasks are gone, which happens at shutdown only.
-        let _ = self.config.state.wait_for(|state| *state == SyncState::Synced).await;
-        let _ = self.remote.wait_for(|remote| remote.ready).await;
+    /// Completes when nothing comes of the config cluster any more.
+    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.config.ended()
+    }
+
+    /// Waits until the config cluster is known, and each remote cluster is or has taken too long. False: that will never
+    /// be, because a task is gone.
+    pub(super) async fn synced(&mut self) -> bool {
+        let state = &mut self.config.state;
+        state.wait_for(|state| *state == SyncState::Synced).await.is_ok()
+            && self.remote.wait_for(|remote| remote.ready).await.is_ok()
     }
 
     /// Starts what writes into the config cluster.

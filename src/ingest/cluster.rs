@@ -112,11 +112,20 @@ pub struct ClusterHandle {
 }
 
 impl ClusterHandle {
+    /// Completes when nothing comes of the cluster any more, for whatever reason.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut done = self.done.clone();
+        async move {
+            // An error says that the task is gone without having said so: it panicked.
+            let _ = done.wait_for(|done| *done).await;
+        }
+    }
+
     /// Ends the reading, and waits until nothing more can come of it. What was passed on stays.
-    pub async fn end(mut self) {
+    pub async fn end(self) {
+        let ended = self.ended();
         drop(self.end);
-        // An error says that the task is gone, which is what is waited for.
-        let _ = self.done.wait_for(|done| *done).await;
+        ended.await;
     }
 }
 
@@ -158,6 +167,8 @@ struct Cluster {
     watching: BTreeMap<Kind, Watching>,
     events: StreamMap<Kind, ReceiverStream<WatchEvent<Item>>>,
     served: watch::Receiver<Option<Served>>,
+    /// Where there are no custom kinds to follow, what is served never changes.
+    _served_for_ever: Option<watch::Sender<Option<Served>>>,
     has_filters: bool,
     synced: bool,
 }
@@ -178,9 +189,10 @@ impl Cluster {
             .filter(|kind| kind.is_custom())
             .map(|kind| wanted(&shared.rules, *kind))
             .collect();
-        let (served_out, served) = watch::channel(None);
+        let (served_out, served) = watch::channel(wanted.is_empty().then(Served::new));
+        let mut served_for_ever = None;
         if wanted.is_empty() {
-            served_out.send_replace(Some(Served::new()));
+            served_for_ever = Some(served_out);
         } else {
             let (id, client) = (settings.id.clone(), settings.client.clone());
             let following = crd::follow(id, client, wanted, shared.clone(), served_out);
@@ -194,6 +206,7 @@ impl Cluster {
             has_filters: false,
             synced: false,
             served,
+            _served_for_ever: served_for_ever,
             kinds,
             state,
             settings,
@@ -211,6 +224,7 @@ impl Cluster {
         self.take_served(&mut Passed::default());
         loop {
             let mut passed = Passed::default();
+            self.revive();
             match self.next().await {
                 Step::Events(events) => {
                     for (kind, event) in events {
@@ -263,6 +277,17 @@ impl Cluster {
     fn is_complete(&self) -> bool {
         let custom = self.served.borrow().is_some();
         self.has_filters && custom && self.watching.values().all(|watching| watching.listed)
+    }
+
+    /// A watch ends only by a panic, which its task has told. It begins anew, so that its kind does not stand still.
+    fn revive(&mut self) {
+        let dead = self.watching.iter().filter(|(kind, _)| !self.events.contains_key(kind));
+        let dead: Vec<_> = dead
+            .map(|(kind, watching)| (*kind, watching.resource.clone()))
+            .collect();
+        for (kind, resource) in dead {
+            self.watch(kind, resource);
+        }
     }
 
     fn tell_what_is_missing(&self) {

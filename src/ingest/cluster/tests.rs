@@ -89,7 +89,7 @@ struct Bed {
 
 impl Bed {
     /// A cluster of which Services and Sidecars are read.
-    fn new() -> Self {
+    fn new(config_kinds: bool) -> Self {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -121,7 +121,7 @@ impl Bed {
         ];
         let rules = Rules {
             revision: "default".into(),
-            config_kinds: true,
+            config_kinds,
             ignored: ignored.chain(others.iter().map(SmolStr::new)).collect(),
             ..Rules::default()
         };
@@ -175,7 +175,7 @@ fn service(name: &str, port: &Value) -> Value {
 
 #[tokio::test]
 async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
-    let mut bed = Bed::new();
+    let mut bed = Bed::new(true);
     for path in [
         "/api/v1/namespaces",
         "/api/v1/nodes",
@@ -234,7 +234,7 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
 
 #[tokio::test]
 async fn what_is_unknown_holds_back_everything() {
-    let mut bed = Bed::new();
+    let mut bed = Bed::new(true);
     for path in [
         "/api/v1/namespaces",
         "/api/v1/nodes",
@@ -253,4 +253,19 @@ async fn what_is_unknown_holds_back_everything() {
     bed.nothing().await;
     bed.server.set(SIDECARS, json!([]));
     assert_eq!(bed.told().await.len(), 6);
+}
+
+#[tokio::test]
+async fn a_cluster_without_custom_kinds_is_read_as_well() {
+    let mut bed = Bed::new(false);
+    for path in ["namespaces", "nodes", "pods", "services"] {
+        bed.server.set(&format!("/api/v1/{path}"), json!([]));
+    }
+    bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+    bed.filters.send_replace(Some(Filters::default()));
+    assert_eq!(bed.told().await.len(), 5);
+    bed.server
+        .event("/api/v1/services", "ADDED", service("a", &json!(80)))
+        .await;
+    assert_eq!(bed.told().await, ["+n/a"]);
 }
