@@ -2,6 +2,7 @@
 
 mod applied;
 mod rendered;
+mod rights;
 
 use libtest_mimic::{Failed, Trial};
 
@@ -20,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ];
     trials.extend(rendered::trials());
     trials.extend(applied::trials());
+    trials.extend(rights::trials());
     trials
 }
 

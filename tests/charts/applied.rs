@@ -214,7 +214,7 @@ fn is_installed() -> Result<Completion, Failed> {
     }
     let cluster = kubernetes::shared(0)?;
     let namespace = "charts-installed";
-    let kubeconfig = scratch("charts").join("kubeconfig");
+    let kubeconfig = scratch("charts/installed").join("kubeconfig");
     cluster.account_kubeconfig(namespace, "installer", &kubeconfig)?;
     cluster.api.apply(
         &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",

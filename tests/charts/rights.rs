@@ -1,0 +1,177 @@
+//! The rights that the charts grant are those that the daemon uses: none is missing, none is idle.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use libtest_mimic::{Completion, Failed, Trial};
+use serde_json::{Value, json};
+
+use crate::support::ads::Ads;
+use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
+use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster, crds};
+use crate::support::{helm, missing, scratch, wait};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![Trial::ignorable_test(
+        "charts::istiod::rights_are_those_used",
+        rights_are_those_used,
+    )]
+}
+
+const NAMESPACE: &str = "istio-system";
+
+/// With these, everything that writes is on, and what waits does not wait long.
+const VALUES: &[&str] = &[
+    "env.ENABLE_MCS_AUTO_EXPORT=true",
+    "env.PILOT_WORKLOAD_ENTRY_GRACE_PERIOD=1s",
+    "env.ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
+];
+
+/// Used only when a machine tells of its health, which the trial's proxy does not.
+const NOT_TRIED: &[&str] = &["update networking.istio.io workloadentries/status"];
+
+fn rights_are_those_used() -> Result<Completion, Failed> {
+    if !kubernetes::is_installed() || !helm::is_installed() {
+        return missing("there is no Kubernetes API server, or no Helm; `make tools` installs them");
+    }
+    let cluster = Cluster::start("charts/rights")?;
+    cluster.namespace(NAMESPACE, &json!({}))?;
+    for (group, kind) in [
+        ("gateway.networking.k8s.io", "HTTPRoute"),
+        ("gateway.networking.x-k8s.io", "XBackendTrafficPolicy"),
+        ("multicluster.x-k8s.io", "ServiceExport"),
+        ("multicluster.x-k8s.io", "ServiceImport"),
+    ] {
+        let mut definition = crds::loose_crd(group, kind);
+        definition["metadata"]["annotations"] = json!({ "api-approved.kubernetes.io": "unapproved, for a test" });
+        cluster.api.apply(&definition)?;
+        crds::established(&cluster.api, &definition)?;
+    }
+    let objects = helm::objects("istiod", VALUES)?;
+    for object in &objects {
+        cluster
+            .api
+            .apply(object)
+            .map_err(|error| format!("{}: {error}", object["kind"]))?;
+    }
+    let folder = scratch("charts/rights-daemon");
+    let kubeconfig = folder.join("kubeconfig");
+    cluster.write_kubeconfig(&kubeconfig, &cluster.url(), &cluster.token(NAMESPACE, "istiod", &[])?);
+    let environment = environment(&objects);
+    let daemon = Daemon::in_kubernetes(&kubeconfig, NAMESPACE, &folder.join("istiod.log"), |command| {
+        command
+            .envs(environment)
+            .env("POD_NAME", "istiod-0")
+            .env("POD_NAMESPACE", NAMESPACE);
+    })?;
+    give_it_work(&cluster, &daemon)?;
+    daemon.process.terminate();
+    daemon.process.end_of(Duration::from_mins(1))?;
+
+    let asked = cluster.audit(&format!("system:serviceaccount:{NAMESPACE}:istiod"));
+    let refused: BTreeSet<_> = asked.iter().filter(|request| request.status == 403).collect();
+    assert!(refused.is_empty(), "refused: {refused:#?}");
+    let used: BTreeSet<String> = asked
+        .iter()
+        .flat_map(|request| {
+            [request.resource.as_str(), "*"].map(|resource| format!("{} {} {resource}", request.verb, request.group))
+        })
+        .collect();
+    let idle: BTreeSet<String> = granted(&objects).difference(&used).cloned().collect();
+    assert_eq!(
+        idle,
+        NOT_TRIED.iter().map(ToString::to_string).collect(),
+        "what is granted and not used"
+    );
+    Ok(Completion::Completed)
+}
+
+/// The variables that the Deployment sets to a value.
+fn environment(objects: &[Value]) -> Vec<(String, String)> {
+    let deployment = objects.iter().find(|object| object["kind"] == "Deployment");
+    let container = deployment.map(|deployment| &deployment["spec"]["template"]["spec"]["containers"][0]);
+    let entries = container
+        .and_then(|container| container["env"].as_array())
+        .into_iter()
+        .flatten();
+    entries
+        .filter_map(|entry| Some((entry["name"].as_str()?.to_owned(), entry["value"].as_str()?.to_owned())))
+        .collect()
+}
+
+/// `verb group resource` of everything that the roles of the account grant.
+fn granted(objects: &[Value]) -> BTreeSet<String> {
+    let roles = objects.iter().filter(|object| {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")) && name.starts_with("istiod")
+    });
+    let words = |value: &Value| -> Vec<String> {
+        let words = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+        words.map(str::to_owned).collect()
+    };
+    let mut granted = BTreeSet::new();
+    for rule in roles.flat_map(|role| role["rules"].as_array().into_iter().flatten()) {
+        for group in words(&rule["apiGroups"]) {
+            for resource in words(&rule["resources"]) {
+                let grants = words(&rule["verbs"])
+                    .into_iter()
+                    .map(|verb| format!("{verb} {group} {resource}"));
+                granted.extend(grants);
+            }
+        }
+    }
+    granted
+}
+
+/// Lets each controller write what it has to.
+fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
+    let roots = json!({ "root-cert.pem": cluster.authority() });
+    let metadata = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name });
+    let networking = "networking.istio.io/v1";
+    for object in [
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata(NAMESPACE, "cacerts"), "stringData": roots }),
+        json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata("default", "web"),
+            "spec": { "selector": { "app": "web" }, "ports": [{ "name": "http", "port": 80 }] } }),
+        json!({ "apiVersion": networking, "kind": "ServiceEntry", "metadata": metadata("default", "far"),
+            "spec": { "hosts": ["far.example.com"], "ports": [{ "name": "http", "number": 80 }], "resolution": "DNS" } }),
+        json!({ "apiVersion": networking, "kind": "WorkloadGroup", "metadata": metadata("default", "machines"),
+            "spec": { "template": { "serviceAccount": "machine" } } }),
+    ] {
+        cluster.api.apply(&object)?;
+    }
+    let is_there = |api_version: &str, kind: &str, name: &str| {
+        let reference = Reference::new(api_version, kind, "default", name);
+        wait::until(&format!("the {kind} {name}"), Duration::from_mins(1), || {
+            cluster.get(&reference).ok()?
+        })
+    };
+    is_there("v1", "ConfigMap", "istio-ca-root-cert")?;
+    is_there("multicluster.x-k8s.io/v1alpha1", "ServiceExport", "web")?;
+    let entry = Reference::new(networking, "ServiceEntry", "default", "far");
+    wait::until("addresses of the ServiceEntry", Duration::from_mins(1), || {
+        let entry = cluster.get(&entry).ok()??;
+        entry["status"]["addresses"].is_array().then_some(())
+    })?;
+    // Other roots come: the ConfigMaps are not only created.
+    let roots = json!({ "root-cert.pem": format!("{0}{0}", cluster.authority()) });
+    cluster.api.apply(
+        &json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata(NAMESPACE, "cacerts"),
+        "stringData": roots }),
+    )?;
+    let machine = Ads::connect(
+        daemon.xds,
+        &Node {
+            id: "sidecar~10.99.0.1~machine.default~default.svc.cluster.local".to_owned(),
+            metadata: json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "machine", "AUTO_REGISTER_GROUP": "machines" }),
+        },
+    );
+    is_there(networking, "WorkloadEntry", "machines-10.99.0.1")?;
+    drop(machine);
+    wait::until("the machine forgotten", Duration::from_mins(1), || {
+        let entries = cluster.api.list(networking, "WorkloadEntry", "default").ok()?;
+        entries.is_empty().then_some(())
+    })?;
+    Ok(())
+}
