@@ -22,21 +22,21 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 /// A place in the first cluster, with the second as its remote one.
-struct Two {
-    place: Place<'static>,
-    remote: &'static Cluster,
+pub(super) struct Two {
+    pub(super) place: Place<'static>,
+    pub(super) remote: &'static Cluster,
 }
 
 /// Which endpoints a service has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Endpoints {
+pub(super) enum Endpoints {
     Local,
     Both,
 }
 
 impl Two {
     /// `web` runs in both clusters, `there` only in the remote one, `here` only in the local one.
-    fn new(name: &str) -> Result<Two, String> {
+    pub(super) fn new(name: &str) -> Result<Two, String> {
         let two = Two {
             place: Place::shared(0, name)?,
             remote: kubernetes::shared(1)?,
@@ -62,12 +62,12 @@ impl Two {
         Ok(())
     }
 
-    fn cluster_name(&self) -> String {
+    pub(super) fn cluster_name(&self) -> String {
         format!("remote-{}", self.place.trial)
     }
 
     /// A kubeconfig of an account in the remote cluster that may read.
-    fn kubeconfig(&self, account: &str, port: u16) -> Result<Value, String> {
+    pub(super) fn kubeconfig(&self, account: &str, port: u16) -> Result<Value, String> {
         let place = &self.place;
         let api = &self.remote.api;
         let metadata = json!({ "namespace": place.system, "name": account });
@@ -98,7 +98,7 @@ impl Two {
         (found == [local, remote]).then_some(Endpoints::Both)
     }
 
-    fn until(&self, proxy: &Ads, wanted: Endpoints) -> Result<Resources, String> {
+    pub(super) fn until(&self, proxy: &Ads, wanted: Endpoints) -> Result<Resources, String> {
         let there = (Type::Cluster, self.place.outbound(80, "there"));
         proxy.until(&format!("endpoints of {wanted:?}"), SOON, |resources| {
             let complete = self.endpoints(resources) == Some(wanted)

@@ -8,17 +8,24 @@ use base64::prelude::BASE64_STANDARD;
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
-use crate::support::daemon::istiod;
+use super::remote::{Endpoints, Two};
+use crate::support::ads::Ads;
+use crate::support::daemon::{Daemon, istiod};
+use crate::support::http;
 use crate::support::kubernetes::api::{Api, Reference, documents};
 use crate::support::kubernetes::{self, Cluster};
 use crate::support::process::Process;
 use crate::support::{scratch, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
-    vec![kubernetes::trial(
-        "kube::remote_secret::is_made_and_opens_the_cluster",
-        is_made_and_opens_the_cluster,
-    )]
+    vec![
+        kubernetes::trial(
+            "kube::remote_secret::is_made_and_opens_the_cluster",
+            is_made_and_opens_the_cluster,
+        ),
+        kubernetes::trial("kube::remote_secret::joins_the_mesh", joins_the_mesh),
+        kubernetes::trial("kube::remote_secret::folder_in_its_place", folder_in_its_place),
+    ]
 }
 
 const SOON: Duration = Duration::from_mins(1);
@@ -121,5 +128,88 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
     let uid = system["metadata"]["uid"].as_str().ok_or("no UID")?;
     let secret: Value = serde_json::from_str(&unnamed.log()).map_err(|error| error.to_string())?;
     assert_eq!(secret["metadata"]["name"], format!("istio-remote-secret-{uid}"));
+    Ok(())
+}
+
+/// What the page of clusters shows of one, and the gauge of its state.
+fn shown(daemon: &Daemon, cluster: &str) -> Option<(Value, String)> {
+    let page = http::get(daemon.monitoring, "istiod", "/debug/clusterz").ok()?;
+    let rows: Vec<Value> = serde_json::from_str(&page.body).ok()?;
+    let row = rows.into_iter().find(|row| row["id"] == cluster)?;
+    let metrics = http::get(daemon.monitoring, "istiod", "/metrics").ok()?.body;
+    let series = format!("istiod_remote_cluster_sync_status{{cluster=\"{cluster}\"");
+    let state = metrics
+        .lines()
+        .find(|line| line.starts_with(&series) && line.ends_with(" 1"))?;
+    Some((row, state.to_owned()))
+}
+
+/// The whole way with the rights of the reading account alone, and a slip in the Secret afterwards.
+fn joins_the_mesh(name: &str) -> Result<(), Failed> {
+    let two = Two::new(name)?;
+    let (place, cluster) = (&two.place, two.cluster_name());
+    let flags = ["--name", &cluster, "--server", &two.remote.url()];
+    let made = command(two.remote, &place.system, &flags, &place.folder.join("made.log"));
+    fill_token_secret(two.remote, &place.system)?;
+    assert!(made.end_of(SOON)?.success(), "{}", made.log());
+    let secret = documents(&made.log()).remove(0);
+    place.cluster.api.apply(&secret)?;
+    let daemon = place.daemon("istiod")?;
+    let proxy = Ads::connect(daemon.xds, &place.sidecar(&json!({})));
+    proxy.first()?;
+    let all = two.until(&proxy, Endpoints::Both)?;
+    let secret_name = format!("{}/istio-remote-secret-{cluster}", place.system);
+    let (row, state) = shown(&daemon, &cluster).ok_or("the cluster is not shown")?;
+    assert_eq!(
+        row,
+        json!({ "id": cluster, "secretName": secret_name, "syncStatus": "synced" })
+    );
+    assert!(state.contains("status=\"synced\""), "{state}");
+
+    let reference = Reference::of(&secret);
+    let slip = json!({ "stringData": { &cluster: "current-context: nowhere\n" } });
+    place.cluster.api.patch(&reference, &slip)?;
+    let row = wait::until("the slip on the page", SOON, || {
+        shown(&daemon, &cluster)
+            .map(|(row, _)| row)
+            .filter(|row| !row["error"].is_null())
+    })?;
+    assert_eq!(row["syncStatus"], "synced", "what was known stays");
+    let log = daemon.process.log();
+    assert!(
+        log.contains(&format!("Secret {secret_name}: data.{cluster}: ")),
+        "{log}"
+    );
+    let rejected = format!("pilot_total_rejected_configs{{name=\"{secret_name}\",type=\"Secret\"}} 1");
+    let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
+    assert!(metrics.contains(&rejected), "{metrics}");
+    proxy.until_same(&all, SOON)?;
+
+    place.cluster.api.delete(&reference)?;
+    two.until(&proxy, Endpoints::Local)?;
+    assert!(shown(&daemon, &cluster).is_none(), "nothing is left of it");
+    Ok(())
+}
+
+/// A folder of kubeconfigs, one of which comes and goes.
+fn folder_in_its_place(name: &str) -> Result<(), Failed> {
+    let two = Two::new(name)?;
+    let folder = two.place.folder.join("clusters");
+    std::fs::create_dir(&folder).map_err(|error| error.to_string())?;
+    let daemon = two.place.daemon_with("istiod", |command| {
+        command.env("PILOT_MULTICLUSTER_KUBECONFIG_PATH", &folder);
+    })?;
+    let proxy = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    proxy.first()?;
+    two.until(&proxy, Endpoints::Local)?;
+    let kubeconfig = two.kubeconfig("reader", two.remote.port())?;
+    let file = folder.join("remote.yaml");
+    std::fs::write(folder.join("draft"), kubeconfig.to_string()).map_err(|error| error.to_string())?;
+    std::fs::rename(folder.join("draft"), &file).map_err(|error| error.to_string())?;
+    two.until(&proxy, Endpoints::Both)?;
+    let (row, _) = shown(&daemon, "test").ok_or("the cluster is not shown")?;
+    assert_eq!(row["secretName"], "remote.yaml");
+    std::fs::remove_file(file).map_err(|error| error.to_string())?;
+    two.until(&proxy, Endpoints::Local)?;
     Ok(())
 }
