@@ -31,6 +31,7 @@ pub struct PushMetrics {
     updates: IntCounterVec,
     without_effect: IntGaugeVec,
     missing: IntGauge,
+    pending: IntGauge,
     /// Missing references that were told. Only the world's thread locks it; the lock makes the observer shareable.
     told: Mutex<BTreeSet<Diagnostic>>,
 }
@@ -80,6 +81,11 @@ impl PushMetrics {
             "istiod_missing_references",
             "References of VirtualServices that lead nowhere.",
         )?;
+        let pending = IntGauge::new(
+            "pilot_k8s_endpoints_pending_pod",
+            "Number of endpoints that do not currently have any corresponding pods.",
+        )?;
+        registry.register(Box::new(pending.clone()))?;
         registry.register(Box::new(missing.clone()))?;
         registry.register(Box::new(without_effect.clone()))?;
         registry.register(Box::new(triggers.clone()))?;
@@ -112,6 +118,7 @@ impl PushMetrics {
             updates,
             without_effect,
             missing,
+            pending,
             told: Mutex::default(),
         })
     }
@@ -155,6 +162,9 @@ impl Observer for PushMetrics {
             self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
         }
         self.tell_missing(push);
+        let awaiting = push.mesh.services_awaiting_pods.get(&Cx::untracked(), &());
+        let pending: usize = awaiting.map(|(_, endpoints)| endpoints.pending).sum();
+        self.pending.set(pending as i64);
         for (kind, count) in generate::without_effect(&push.mesh) {
             let gauge = self.without_effect.with_label_values(&[kind.name()]);
             if gauge.get() != count as i64 {
@@ -189,7 +199,7 @@ fn trigger(kind: Kind) -> &'static str {
         Kind::Service => "service",
         Kind::Namespace => "namespace",
         Kind::Secret => "secret",
-        Kind::MeshNetworks => "networks",
+        Kind::MeshNetworks | Kind::ResolvedHost => "networks",
         Kind::MeshConfig => "global",
         _ => "config",
     }

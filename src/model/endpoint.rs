@@ -79,6 +79,8 @@ pub struct Endpoint {
 pub struct ServiceEndpoints {
     /// Those of ServiceEntries first, then by cluster, each as the registry lists them.
     pub endpoints: Vec<Shared<Endpoint>>,
+    /// Addresses that are left out because the pods that they belong to are not known yet.
+    pub pending: usize,
 }
 
 /// What clusters and listeners need to know of a service's endpoints; changes far less often than they do.
@@ -129,16 +131,26 @@ pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn
         .for_each(|address| emit(address.clone()));
 }
 
+/// Index entry of services that wait for pods.
+pub fn pending(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn FnMut(())) {
+    if endpoints.pending > 0 {
+        emit(());
+    }
+}
+
 /// Derives the endpoints of one service.
 pub fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceEndpoints> {
     let service = mesh.services.get(cx, key)?;
     // A ServiceEntry adds endpoints even to a Kubernetes Service that has taken its host.
     let mut endpoints = entry::endpoints(cx, mesh, key);
+    let mut pending = 0;
     if service.registry == Registry::Kubernetes {
-        endpoints.extend(kube::endpoints(cx, mesh, service));
+        let (own, missing) = kube::endpoints(cx, mesh, service);
+        endpoints.extend(own);
+        pending = missing;
     }
     let endpoints = endpoints.into_iter().map(Shared::new).collect();
-    Some(ServiceEndpoints { endpoints })
+    Some(ServiceEndpoints { endpoints, pending })
 }
 
 /// Derives the traits of one service's endpoints.

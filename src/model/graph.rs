@@ -154,6 +154,8 @@ graph! {
         services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
         /// Services by who may see them, and by the namespace that declares them (`None`: all).
         services_by_audience: ((Audience, Option<Namespace>), ServiceKey, Visibility) = service::audience_keys;
+        /// Services with endpoints whose pods are not known yet.
+        services_awaiting_pods: ((), ServiceKey, ServiceEndpoints) = endpoint::pending;
         /// Services by the address of an endpoint.
         services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
         /// VirtualServices by who may see them and gateway.
@@ -301,7 +303,7 @@ impl Graph {
         derive!(self, tx, mesh: cluster_local <- whole_mesh, cluster_local::hosts);
         derive!(self, tx, mesh: endpoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             endpoint::endpoints);
-        index_derived!(self, tx, mesh: services_by_endpoint_address <- endpoints);
+        index_derived!(self, tx, mesh: services_by_endpoint_address <- endpoints, services_awaiting_pods <- endpoints);
         derive!(self, tx, mesh: endpoint_traits <- self.endpoints.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             endpoint::traits);
         derive!(self, tx, mesh: virtual_services <- inputs.raw_virtual_services.changes().iter().map(|(key, ..)| key.clone()).collect(),

@@ -27,8 +27,9 @@ struct Here<'a> {
     confined: bool,
 }
 
-/// The endpoints in all clusters that have the Service, or slices of it, in the order of cluster ids.
-pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> Vec<Endpoint> {
+/// The endpoints in all clusters that have the Service, or slices of it, in the order of cluster ids; and how many
+/// addresses are left out because their pod is not known yet.
+pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec<Endpoint>, usize) {
     let name = (service.key.namespace.clone(), service.name.clone());
     let mut slices: BTreeMap<&ClusterId, Vec<&Shared<EndpointSlice>>> = BTreeMap::new();
     for (key, slice) in mesh.slices_by_service.get(cx, &name) {
@@ -40,7 +41,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> Vec<
         .map(|object| (object.meta.cluster(), object))
         .collect();
     let clusters: BTreeSet<&ClusterId> = slices.keys().chain(objects.keys()).copied().collect();
-    let mut endpoints = Vec::new();
+    let (mut endpoints, mut pending) = (Vec::new(), 0);
     for cluster in clusters {
         let object = objects.get(cluster).copied();
         let labels = if mcs::is_imported(service) {
@@ -54,26 +55,28 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> Vec<
             labels,
             confined: mcs::is_confined(cx, mesh, service, cluster),
         };
-        endpoints.extend(of_slices(
-            cx,
-            mesh,
-            &here,
-            slices.get(cluster).map_or(&[], Vec::as_slice),
-        ));
+        let slices = slices.get(cluster).map_or(&[][..], Vec::as_slice);
+        endpoints.extend(of_slices(cx, mesh, &here, slices, &mut pending));
         if let Some(object) = object {
             endpoints.extend(of_entries(cx, mesh, service, object));
         }
     }
-    endpoints
+    (endpoints, pending)
 }
 
 /// The endpoints of the service's slices in a cluster; an address that moves between slices counts once.
-fn of_slices(cx: &Cx, mesh: &MeshSnapshot, here: &Here<'_>, slices: &[&Shared<EndpointSlice>]) -> Vec<Endpoint> {
+fn of_slices(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    here: &Here<'_>,
+    slices: &[&Shared<EndpointSlice>],
+    pending: &mut usize,
+) -> Vec<Endpoint> {
     let mut known: BTreeSet<(SmolStr, SmolStr)> = BTreeSet::new();
     let mut endpoints = Vec::new();
     // Slices of host names are not served.
     for slice in slices.iter().filter(|slice| slice.address_type != "FQDN") {
-        for endpoint in of_slice(cx, mesh, here, slice) {
+        for endpoint in of_slice(cx, mesh, here, slice, pending) {
             if known.insert((endpoint.address.clone(), endpoint.port_name.clone())) {
                 endpoints.push(endpoint);
             }
@@ -82,7 +85,13 @@ fn of_slices(cx: &Cx, mesh: &MeshSnapshot, here: &Here<'_>, slices: &[&Shared<En
     endpoints
 }
 
-fn of_slice(cx: &Cx, mesh: &MeshSnapshot, here: &Here<'_>, slice: &EndpointSlice) -> Vec<Endpoint> {
+fn of_slice(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    here: &Here<'_>,
+    slice: &EndpointSlice,
+    pending: &mut usize,
+) -> Vec<Endpoint> {
     let mut endpoints = Vec::new();
     let has_both_families = here.object.is_some_and(|object| object.cluster_ips.len() > 1);
     for listed in &slice.endpoints {
@@ -91,6 +100,7 @@ fn of_slice(cx: &Cx, mesh: &MeshSnapshot, here: &Here<'_>, slice: &EndpointSlice
             let workload = workload_of(cx, mesh, slice, listed, address);
             // A pod that is not known yet: without its labels and account the endpoint would be served wrongly.
             if workload.is_none() && listed.pod.is_some() {
+                *pending += 1;
                 continue;
             }
             let pod_addresses = workload.map_or(&[][..], |workload| &workload.addresses);

@@ -89,6 +89,12 @@ fn short(endpoints: &[Shared<Endpoint>]) -> Vec<String> {
 fn slices_meet_their_pods() {
     let mut world = mesh(&[("kube.yaml", SERVICE), ("pods.yaml", POD)]);
     let endpoints = list(&world, A);
+    let pending = |world: &World| -> usize {
+        let mesh = world.snapshot();
+        let rows = mesh.services_awaiting_pods.get(&Cx::untracked(), &());
+        rows.map(|(_, row)| row.pending).sum()
+    };
+    assert_eq!(pending(&world), 1);
     // The pod a-1 is not known; the address without a pod is.
     assert_eq!(
         short(&endpoints),
@@ -135,6 +141,7 @@ fn slices_meet_their_pods() {
     let rows = fixture::folder(&Installation::default(), &[("late.yaml", &late)]);
     world.commit(rows.into_iter().map(Change::Upsert).collect());
     assert_eq!(short(&list(&world, A))[1], "10.1.0.2:8080 http a-1 Unhealthy");
+    assert_eq!(pending(&world), 0);
     world.commit(vec![Change::Remove(
         Kind::Pod,
         ObjectKey::new(&fixture::CLUSTER, "default", "a-0"),
