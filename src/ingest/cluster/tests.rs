@@ -269,3 +269,27 @@ async fn a_cluster_without_custom_kinds_is_read_as_well() {
         .await;
     assert_eq!(bed.told().await, ["+n/a"]);
 }
+
+#[tokio::test]
+async fn a_kind_is_read_in_the_best_version_that_is_served() {
+    let mut bed = Bed::new(true);
+    for path in ["namespaces", "nodes", "pods", "services"] {
+        bed.server.set(&format!("/api/v1/{path}"), json!([]));
+    }
+    bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+    bed.filters.send_replace(Some(Filters::default()));
+    let definition = json!({"metadata": {"name": "sidecars.networking.istio.io"}});
+    let sidecar =
+        |name| json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"egress": [{"hosts": ["*/*"]}]}});
+    bed.server.serves(DISCOVERY, &[]);
+    bed.server.serves("/apis/networking.istio.io/v1beta1", &["sidecars"]);
+    bed.server
+        .set("/apis/networking.istio.io/v1beta1/sidecars", json!([sidecar("a")]));
+    bed.server.set(CRDS, json!([definition]));
+    assert!(bed.told().await.contains(&"Sidecar 1".to_owned()));
+    // A new version is read in place of the old one, and nothing is lost in between.
+    bed.server.serves(DISCOVERY, &["sidecars"]);
+    bed.server.set(SIDECARS, json!([sidecar("a"), sidecar("b")]));
+    bed.server.event(CRDS, "MODIFIED", definition).await;
+    assert_eq!(bed.told().await, ["+n/b"]);
+}
