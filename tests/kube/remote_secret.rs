@@ -25,6 +25,10 @@ pub(super) fn trials() -> Vec<Trial> {
         ),
         kubernetes::trial("kube::remote_secret::joins_the_mesh", joins_the_mesh),
         kubernetes::trial("kube::remote_secret::folder_in_its_place", folder_in_its_place),
+        kubernetes::trial(
+            "kube::remote_secret::external_control_plane_leads",
+            external_control_plane_leads,
+        ),
     ]
 }
 
@@ -211,5 +215,48 @@ fn folder_in_its_place(name: &str) -> Result<(), Failed> {
     assert_eq!(row["secretName"], "remote.yaml");
     std::fs::remove_file(file).map_err(|error| error.to_string())?;
     two.until(&proxy, Endpoints::Local)?;
+    Ok(())
+}
+
+/// A control plane outside of its clusters distributes its root certificates in those that name it, and in no others.
+fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
+    let two = Two::new(name)?;
+    let place = &two.place;
+    let root = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "namespace": place.system, "name": "cacerts" }, "stringData": { "root-cert.pem": root } }))?;
+    let kubeconfig = std::fs::read_to_string(two.remote.admin_kubeconfig()).map_err(|error| error.to_string())?;
+    place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "namespace": place.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
+        "stringData": { two.cluster_name(): kubeconfig } }))?;
+    let external = |name: &str| {
+        place.daemon_with(name, |command| {
+            command.env("EXTERNAL_ISTIOD", "true").env("POD_NAME", name);
+        })
+    };
+    let map = Reference::new("v1", "ConfigMap", &place.app, "istio-ca-root-cert");
+    let daemon = external("first")?;
+    wait::until("root certificates in the config cluster", SOON, || {
+        place.cluster.get(&map).ok().flatten()
+    })?;
+    assert!(two.remote.get(&map)?.is_none(), "the remote cluster does not name us");
+    drop(daemon);
+
+    let namespace = Reference::new("v1", "Namespace", "", &place.system);
+    let leaders =
+        json!({ "metadata": { "annotations": { "topology.istio.io/controlPlaneClusters": "other,Kubernetes" } } });
+    two.remote.api.patch(&namespace, &leaders)?;
+    let _daemon = external("second")?;
+    let found = wait::until("root certificates in the remote cluster", SOON, || {
+        two.remote.get(&map).ok().flatten()
+    })?;
+    assert_eq!(found["data"]["root-cert.pem"], root);
+    let lock = Reference::new("v1", "ConfigMap", &place.system, "istio-namespace-controller-election");
+    let lock = two.remote.get(&lock)?.ok_or("no lock")?;
+    let record = lock["metadata"]["annotations"]["control-plane.alpha.kubernetes.io/leader"].as_str();
+    assert!(
+        record.is_some_and(|record| record.contains("\"holderKey\":\"^")),
+        "{record:?}"
+    );
     Ok(())
 }
