@@ -25,6 +25,7 @@ const NAMESPACE: &str = "istio-system";
 /// With these, everything that writes is on, and what waits does not wait long.
 const VALUES: &[&str] = &[
     "env.ENABLE_MCS_AUTO_EXPORT=true",
+    "global.istiod.enableAnalysis=true",
     "env.PILOT_WORKLOAD_ENTRY_GRACE_PERIOD=1s",
     "env.ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
 ];
@@ -136,6 +137,9 @@ fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
             "spec": { "selector": { "app": "web" }, "ports": [{ "name": "http", "port": 80 }] } }),
         json!({ "apiVersion": networking, "kind": "ServiceEntry", "metadata": metadata("default", "far"),
             "spec": { "hosts": ["far.example.com"], "ports": [{ "name": "http", "number": 80 }], "resolution": "DNS" } }),
+        json!({ "apiVersion": networking, "kind": "VirtualService", "metadata": metadata("default", "astray"),
+            "spec": { "hosts": ["far.example.com"], "gateways": ["absent"],
+                "http": [{ "route": [{ "destination": { "host": "far.example.com" } }] }] } }),
         json!({ "apiVersion": networking, "kind": "WorkloadGroup", "metadata": metadata("default", "machines"),
             "spec": { "template": { "serviceAccount": "machine" } } }),
     ] {
@@ -153,6 +157,11 @@ fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
     wait::until("addresses of the ServiceEntry", Duration::from_mins(1), || {
         let entry = cluster.get(&entry).ok()??;
         entry["status"]["addresses"].is_array().then_some(())
+    })?;
+    let routes = Reference::new(networking, "VirtualService", "default", "astray");
+    wait::until("findings about the VirtualService", Duration::from_mins(1), || {
+        let routes = cluster.get(&routes).ok()??;
+        routes["status"]["validationMessages"].is_array().then_some(())
     })?;
     // Other roots come: the ConfigMaps are not only created.
     let roots = json!({ "root-cert.pem": format!("{0}{0}", cluster.authority()) });
