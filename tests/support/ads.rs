@@ -1,7 +1,5 @@
 //! A proxy that only listens: it asks for everything over delta ADS, as Envoy does, and keeps what it was sent.
 
-#![allow(dead_code, reason = "more trials are to come")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -94,7 +92,6 @@ struct State {
     answered: BTreeSet<Type>,
     /// What became less since [`Ads::mark`], in words.
     lost: Vec<String>,
-    responses: u64,
     ended: Option<String>,
 }
 
@@ -201,11 +198,6 @@ impl Ads {
         self.state().lost.clone()
     }
 
-    /// How many responses came.
-    pub(crate) fn responses(&self) -> u64 {
-        self.state().responses
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -255,7 +247,6 @@ impl State {
     fn take_in(&mut self, response: DeltaDiscoveryResponse) -> Result<Option<DeltaDiscoveryRequest>, String> {
         let known = Type::ALL.into_iter().find(|known| known.url() == response.type_url);
         let resource_type = known.ok_or_else(|| format!("{} was not asked for", response.type_url))?;
-        self.responses += 1;
         self.answered.insert(resource_type);
         for resource in response.resources {
             let body = resource.resource.ok_or("a resource without a body")?.value;

@@ -1,7 +1,5 @@
 //! The daemon's binary, as the trials run it.
 
-#![allow(dead_code, reason = "more trials are to come")]
-
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
@@ -137,16 +135,6 @@ impl Daemon {
     pub(crate) fn until_ready(&self) -> Result<(), String> {
         self.ready()
             .map_err(|error| format!("{error}\n{}", self.process.log_tail()))
-    }
-
-    /// A line of the process's status in KiB, such as `VmRSS`.
-    pub(crate) fn memory(&self, name: &str) -> Result<u64, String> {
-        let status = self.process.status()?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let number = line.and_then(|line| line.trim().split(' ').next()?.parse().ok());
-        number.ok_or_else(|| format!("no {name} in {status}"))
     }
 
     /// Whether the daemon says now that it is ready.

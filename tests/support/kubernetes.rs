@@ -4,8 +4,6 @@
 //! server, compacts its history or looks at what was asked of it starts its own. No controllers run: a trial that needs
 //! EndpointSlices writes them.
 
-#![allow(dead_code, reason = "more trials are to come")]
-
 pub(crate) mod api;
 pub(crate) mod crds;
 mod server;

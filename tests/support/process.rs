@@ -20,7 +20,8 @@ fn children() -> MutexGuard<'static, BTreeMap<u32, Child>> {
 
 /// A running child; dropping it kills it.
 pub(crate) struct Process {
-    id: u32,
+    /// The process id.
+    pub(crate) id: u32,
     log: PathBuf,
 }
 
@@ -46,12 +47,6 @@ impl Process {
             id,
             log: log.to_owned(),
         }
-    }
-
-    /// What the kernel tells of the child.
-    pub(crate) fn status(&self) -> Result<String, String> {
-        let path = format!("/proc/{}/status", self.id);
-        std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
     }
 
     /// How the child ended, if it did.
