@@ -90,8 +90,11 @@ impl Controllers {
             .tasks
             .spawn_until_shutdown("root certificates", source.run(sender));
         let election = controllers.start_in(config);
-        controllers.allocate(&election);
-        controllers.analyse(&election);
+        // Objects of a folder have no status that could be written.
+        if environment.settings.flags.config_dir.is_none() {
+            controllers.allocate(&election);
+            controllers.analyse(&election);
+        }
         if let Some(events) = events {
             controllers.register(config, events)?;
         }

@@ -68,6 +68,13 @@ impl RootSource {
             };
             found.0[1] = pem(one);
             found.0[2] = pem(other);
+            if found.0.iter().all(Option::is_none) {
+                let folder = self.folder.display();
+                tracing::warn!(
+                    %folder,
+                    "no root certificates are known, so none are distributed; hint: create Secret cacerts with root-cert.pem"
+                );
+            }
             loop {
                 publish(&roots, &found);
                 tokio::select! {

@@ -134,8 +134,8 @@ enum Due {
 struct Keeper {
     writer: Writer,
     connections: BTreeMap<u64, Connection>,
-    /// Groups of live connections, and whether the snapshot had them last.
-    groups: BTreeMap<ObjectKey, bool>,
+    /// Groups of live connections, with the version that the snapshot had last.
+    groups: BTreeMap<ObjectKey, Option<SmolStr>>,
     lanes: Lanes,
     working: FuturesUnordered<BoxFuture<'static, (EntryKey, Outcome)>>,
     leaving: FuturesUnordered<BoxFuture<'static, u64>>,
@@ -221,8 +221,9 @@ impl Keeper {
             .boxed(),
         );
         if let Binding::Group(group) = &machine.binding {
-            // The registration itself finds out whether the group exists.
-            self.groups.entry(self.group_key(&machine, group)).or_insert(true);
+            let group = self.group_key(&machine, group);
+            let version = version_of(&self.mesh.borrow(), &group);
+            self.groups.entry(group).or_insert(version);
         }
         self.connections.insert(
             connection,
@@ -316,17 +317,17 @@ impl Keeper {
         ObjectKey::new(&cluster, machine.namespace.clone(), group.clone())
     }
 
-    /// Machines whose group was deleted and made again lost their entries with it: they are registered again.
+    /// Machines whose group was deleted and made again lost their entries with it: they are registered again. A group
+    /// that was only changed is taken for one that was made again, which costs a look at the entries.
     fn on_snapshot(&mut self) {
         let mesh = self.mesh.borrow_and_update().clone();
-        let cx = Cx::untracked();
         let mut again = BTreeSet::new();
         for (key, known) in &mut self.groups {
-            let is_there = mesh.workload_groups.get(&cx, key).is_some();
-            if is_there && !*known {
+            let version = version_of(&mesh, key);
+            if version.is_some() && version != *known {
                 again.insert(key.clone());
             }
-            *known = is_there;
+            *known = version;
         }
         if again.is_empty() {
             return;
@@ -371,6 +372,12 @@ impl Keeper {
             }
         }
     }
+}
+
+/// The version of a WorkloadGroup, if it is there.
+fn version_of(mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SmolStr> {
+    let group = mesh.workload_groups.get(&Cx::untracked(), key)?;
+    Some(group.meta.resource_version.clone())
 }
 
 /// A failed operation and when to try it again; none if it is given up.

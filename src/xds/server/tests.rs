@@ -510,3 +510,108 @@ async fn a_panic_ends_one_stream() {
     stream.ask(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
 }
+
+/// A node of a machine that registers itself in a group.
+fn machine() -> Node {
+    use prost_types::{Struct, Value, value::Kind};
+    let text = |text: &str| Value {
+        kind: Some(Kind::StringValue(text.into())),
+    };
+    let fields = [
+        ("AUTO_REGISTER_GROUP", "web"),
+        ("NAMESPACE", "vms"),
+        ("NETWORK", "net1"),
+    ];
+    Node {
+        id: "sidecar~10.0.0.9~vm.vms~vms.svc.cluster.local".into(),
+        metadata: Some(Struct {
+            fields: fields.map(|(key, value)| (key.to_owned(), text(value))).into(),
+        }),
+        ..Default::default()
+    }
+}
+
+fn health(complaint: Option<&str>) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        type_url: "type.googleapis.com/istio.v1.HealthInformation".into(),
+        error_detail: complaint.map(|message| rpc::Status {
+            message: message.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn machines_are_told_of_before_they_are_served() {
+    use crate::xds::events::{Binding, Event, EventOptions};
+    let mut bed = Bed::new(ServerOptions::default());
+    let options = EventOptions {
+        registration: true,
+        health: true,
+    };
+    let (events, mut told) = Events::channel(options);
+    Arc::get_mut(&mut bed.server.shared).expect("not shared yet").events = Some(events);
+    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut client = bed.client().await;
+    let first = DeltaDiscoveryRequest {
+        node: Some(machine()),
+        type_url: ResourceType::Cluster.url().into(),
+        ..Default::default()
+    };
+    let open = async |client: &mut Client| {
+        let (requests, outbox) = mpsc::channel(8);
+        requests.send(first.clone()).await.expect("room for it");
+        let responses = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
+        (requests, responses.expect("a stream").into_inner())
+    };
+
+    let (_requests, mut responses) = open(&mut client).await;
+    let Some(Event::Connected { machine, answer, .. }) = told.recv().await else {
+        panic!("a machine connected");
+    };
+    assert_eq!(machine.binding, Binding::Group("web".into()));
+    assert_eq!(
+        (machine.namespace.as_str(), machine.address.as_str()),
+        ("vms", "10.0.0.9")
+    );
+    answer
+        .send(Err(Rejection::Missing("no such group".into())))
+        .expect("it waits");
+    let refused = responses.message().await.expect_err("it is not served");
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::FailedPrecondition, "no such group")
+    );
+
+    let (requests, mut responses) = open(&mut client).await;
+    let Some(Event::Connected {
+        answer,
+        gone,
+        connection,
+        ..
+    }) = told.recv().await
+    else {
+        panic!("a machine connected");
+    };
+    answer.send(Ok(())).expect("it waits");
+    let served = responses.message().await.expect("served").expect("a response");
+    assert_eq!(served.resources.len(), 1);
+    for complaint in [Some("refused"), None] {
+        requests.send(health(complaint)).await.expect("room for it");
+        let Some(Event::Health {
+            connection: told,
+            health,
+        }) = told.recv().await
+        else {
+            panic!("its health is told");
+        };
+        assert_eq!(told, connection);
+        assert_eq!(
+            (health.healthy, health.message.as_str()),
+            (complaint.is_none(), complaint.unwrap_or_default())
+        );
+    }
+    drop((requests, responses));
+    assert!(gone.await.is_err(), "its place was dropped");
+}
