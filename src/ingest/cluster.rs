@@ -44,8 +44,10 @@ use crate::{
 const EVENTS: usize = 64;
 /// Events that are taken together at most.
 const TOGETHER: usize = 1_000;
-/// How often it is told what the first batch waits for.
+/// How long it takes until it is told what the first batch waits for; twice as long each further time.
 const TOLD: Duration = Duration::from_secs(10);
+/// The longest such time: a cluster that cannot be reached is old news.
+const LATEST_TOLD: Duration = Duration::from_mins(10);
 
 /// What all clusters share.
 pub struct Shared {
@@ -171,6 +173,7 @@ struct Cluster {
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
     has_filters: bool,
     synced: bool,
+    told_after: Duration,
 }
 
 enum Step {
@@ -205,6 +208,7 @@ impl Cluster {
             events: StreamMap::new(),
             has_filters: false,
             synced: false,
+            told_after: TOLD,
             served,
             _served_for_ever: served_for_ever,
             kinds,
@@ -258,7 +262,7 @@ impl Cluster {
 
     async fn next(&mut self) -> Step {
         tokio::select! {
-            () = sleep(TOLD), if !self.synced => Step::Late,
+            () = sleep(self.told_after), if !self.synced => Step::Late,
             changed = self.served.changed() => if changed.is_ok() { Step::Served } else { Step::Nothing },
             changed = self.settings.filters.changed() => if changed.is_ok() { Step::Filters } else { Step::Nothing },
             Some(first) = self.events.next() => {
@@ -290,7 +294,8 @@ impl Cluster {
         }
     }
 
-    fn tell_what_is_missing(&self) {
+    fn tell_what_is_missing(&mut self) {
+        self.told_after = (self.told_after * 2).min(LATEST_TOLD);
         let mut missing = Vec::new();
         missing.extend((!self.has_filters).then_some("mesh config and revision tags"));
         missing.extend(self.served.borrow().is_none().then_some("CustomResourceDefinitions"));
