@@ -15,7 +15,10 @@ mod tidy;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments = libtest_mimic::Arguments::from_args();
+    let mut arguments = libtest_mimic::Arguments::from_args();
+    // Most trials wait for other processes most of the time.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(2 * cores);
     let _children = support::process::end_all_on_drop();
     support::process::end_all_on_signal();
     let trials = [

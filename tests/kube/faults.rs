@@ -9,7 +9,7 @@ use crate::support::ads::{self, Ads, Type};
 use crate::support::detour::Detour;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
-use crate::support::wait;
+use crate::support::{http, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -72,6 +72,14 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
     assert!(
         lost.iter().all(|lost| lost.contains("going")),
         "only what was deleted is taken away: {lost:?}"
+    );
+
+    let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
+    assert!(
+        metrics
+            .lines()
+            .any(|line| line.starts_with("istiod_watch_restarts_total{") && !line.ends_with(" 0")),
+        "the history was gone, and lists were read again: {metrics}"
     );
 
     // And on a history of one change, for good measure.
