@@ -45,6 +45,16 @@ pub struct Cluster {
     pub until: CancellationToken,
 }
 
+impl Cluster {
+    fn watches(&self) -> Watches {
+        Watches {
+            client: self.client.clone(),
+            cluster: self.id.clone(),
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
 /// What controllers of all clusters share. Cheap to clone.
 #[derive(Clone)]
 pub struct Controllers {
@@ -92,7 +102,7 @@ impl Controllers {
         let election = controllers.start_in(config);
         // Objects of a folder have no status that could be written.
         if environment.settings.flags.config_dir.is_none() {
-            controllers.allocate(&election);
+            controllers.allocate(config, &election);
             controllers.analyse(&election);
         }
         if let Some(events) = events {
@@ -121,11 +131,7 @@ impl Controllers {
     pub fn start_in(&self, cluster: &Cluster) -> Election {
         let features = &self.installation.features;
         let election = self.election(cluster);
-        let watches = Watches {
-            client: cluster.client.clone(),
-            cluster: cluster.id.clone(),
-            metrics: cluster.metrics.clone(),
-        };
+        let watches = cluster.watches();
         let tasks = &self.environment.tasks;
         if cluster.led {
             let rules = root_cert::Rules {
@@ -154,11 +160,7 @@ impl Controllers {
         let (sender, default_revision) = watch::channel(SmolStr::default());
         let enabled = self.installation.features.enable_leader_election;
         if enabled {
-            let watches = Watches {
-                client: cluster.client.clone(),
-                cluster: cluster.id.clone(),
-                metrics: cluster.metrics.clone(),
-            };
+            let watches = cluster.watches();
             let until = cluster.until.clone();
             tasks.spawn("default revision", async move {
                 until
@@ -179,7 +181,7 @@ impl Controllers {
         }
     }
 
-    fn allocate(&self, election: &Election) {
+    fn allocate(&self, config: &Cluster, election: &Election) {
         let features = &self.installation.features;
         if !features.pilot_enable_ip_autoallocate {
             return;
@@ -196,8 +198,9 @@ impl Controllers {
             return;
         };
         let (election, mesh) = (election.clone(), self.mesh.clone());
+        let watches = config.watches();
         self.environment.tasks.spawn("address allocation", async move {
-            auto_allocation::run(&election, mesh, Ranges { ipv4, ipv6 }).await;
+            auto_allocation::run(&election, watches, mesh, Ranges { ipv4, ipv6 }).await;
         });
     }
 

@@ -20,6 +20,10 @@ pub struct Entry {
     pub creation: i64,
     /// Its version, to tell a row that shows what was written from one that does not yet.
     pub resource_version: SmolStr,
+    /// It can be understood, and so be decided on.
+    pub is_valid: bool,
+    /// Its namespace counts. What others have was given by others, and is not for us to change.
+    pub selected: bool,
     /// It is to have addresses: none of its own, a resolution that uses them, and nobody opted out.
     pub wanted: bool,
     /// Hosts that can have addresses, in the order in which they are declared.
@@ -169,6 +173,9 @@ impl Allocator {
     }
 
     fn patch(&mut self, key: &EntryKey, entry: &Entry, evicted: bool, used: &mut BTreeSet<IpAddr>) -> Option<Patch> {
+        if !entry.is_valid || !entry.selected {
+            return None;
+        }
         if !entry.wanted {
             return entry.has_addresses().then(|| Patch {
                 key: key.clone(),

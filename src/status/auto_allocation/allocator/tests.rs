@@ -17,6 +17,8 @@ fn entry(creation: i64, hosts: &[&str]) -> Entry {
     Entry {
         creation,
         resource_version: "1".into(),
+        is_valid: true,
+        selected: true,
         wanted: true,
         hosts: hosts.iter().map(SmolStr::new).collect(),
         ..Entry::default()

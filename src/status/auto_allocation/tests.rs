@@ -1,0 +1,36 @@
+use serde_json::json;
+
+use super::*;
+
+fn service_entry(name: &str, resolution: &str, address: Option<&str>) -> Object {
+    let addresses: Vec<_> = address
+        .iter()
+        .map(|value| json!({"value": value, "host": "a.example"}))
+        .collect();
+    let value = json!({
+        "metadata": {"name": name, "namespace": "shop", "resourceVersion": "7", "labels": {"istio.io/rev": "other"}},
+        "spec": {"hosts": ["a.example"], "resolution": resolution, "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}]},
+        "status": {"addresses": addresses},
+    });
+    Object::from_value(value).unwrap()
+}
+
+#[test]
+fn what_others_have_is_taken_and_left_alone() {
+    let mut entries = Entries::default();
+    entries.take(WatchEvent::Restarted(vec![
+        known(service_entry("ours", "DNS", None)),
+        known(service_entry("invalid", "NONSENSE", Some("240.240.0.1"))),
+        known(service_entry("left-out", "NONE", Some("240.240.0.2"))),
+    ]));
+    let left_out = entries.entries.get_mut(&("shop".into(), "left-out".into())).unwrap();
+    left_out.selected = false;
+    let mut allocator = Allocator::new("240.240.0.0/16".parse().unwrap(), "2001:2::/48".parse().unwrap());
+    let patches = allocator.plan(&entries.entries);
+    let [patch] = &patches[..] else { panic!("{patches:?}") };
+    assert_eq!(patch.key.1, "ours", "whatever revision its label names");
+    let addresses = &patch.operations[1]["value"];
+    assert_eq!(addresses[0]["value"], "240.240.0.3", "{addresses}");
+    entries.take(WatchEvent::Deleted(known(service_entry("ours", "DNS", None))));
+    assert_eq!(entries.entries.len(), 2);
+}
