@@ -10,7 +10,62 @@ use crate::base::Shared;
 /// Rows of a table by an extracted key; a row may stand under several keys.
 pub struct Index<I, K, V> {
     id: RelationId,
-    entries: OrdMap<I, OrdMap<K, Shared<V>>>,
+    entries: OrdMap<I, Rows<K, V>>,
+}
+
+/// The rows under one key. Under most keys (an address, a host) stands one row, and a map of its own for each would take
+/// more memory than all rows together: a node of a persistent map has room for many entries.
+enum Rows<K, V> {
+    One(K, Shared<V>),
+    Many(OrdMap<K, Shared<V>>),
+}
+
+impl<K: Clone, V> Clone for Rows<K, V> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::One(key, row) => Self::One(key.clone(), row.clone()),
+            Self::Many(rows) => Self::Many(rows.clone()),
+        }
+    }
+}
+
+impl<K: Key, V> Rows<K, V> {
+    fn iter(&self) -> impl Iterator<Item = (&K, &Shared<V>)> {
+        let (one, many) = match self {
+            Self::One(key, row) => (Some((key, row)), None),
+            Self::Many(rows) => (None, Some(rows)),
+        };
+        one.into_iter().chain(many.into_iter().flat_map(OrdMap::iter))
+    }
+
+    fn insert(&mut self, key: K, row: Shared<V>) {
+        match self {
+            Self::One(own, held) if *own == key => *held = row,
+            Self::One(own, held) => {
+                let both = [(own.clone(), held.clone()), (key, row)];
+                *self = Self::Many(both.into_iter().collect());
+            }
+            Self::Many(rows) => {
+                rows.insert(key, row);
+            }
+        }
+    }
+
+    /// Takes out the row; true if nothing is left.
+    fn remove(&mut self, key: &K) -> bool {
+        match self {
+            Self::One(own, _) => own == key,
+            Self::Many(rows) => {
+                rows.remove(key);
+                if rows.len() == 1
+                    && let Some((key, row)) = rows.get_min().cloned()
+                {
+                    *self = Self::One(key, row);
+                }
+                false
+            }
+        }
+    }
 }
 
 impl<I, K, V> Clone for Index<I, K, V> {
@@ -34,7 +89,7 @@ impl<I: Key, K: Key, V> Index<I, K, V> {
     /// The rows under a key, in order of their own keys.
     pub fn get<'a>(&'a self, cx: &Cx, key: &I) -> impl Iterator<Item = (&'a K, &'a Shared<V>)> + use<'a, I, K, V> {
         cx.record(ReadKey::of(self.id, key));
-        self.entries.get(key).into_iter().flat_map(OrdMap::iter)
+        self.entries.get(key).into_iter().flat_map(Rows::iter)
     }
 
     /// True if some row stands under the key.
@@ -92,11 +147,7 @@ impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
             }
             if let Some(new) = new {
                 (self.extract)(key, new, &mut |entry| {
-                    self.index
-                        .entries
-                        .entry(entry.clone())
-                        .or_default()
-                        .insert(key.clone(), new.clone());
+                    insert(&mut self.index.entries, &entry, key, new);
                     self.changed.insert(entry);
                 });
             }
@@ -107,10 +158,17 @@ impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
     }
 }
 
-fn remove<I: Key, K: Key, V>(entries: &mut OrdMap<I, OrdMap<K, Shared<V>>>, entry: &I, key: &K) {
-    let Some(rows) = entries.get_mut(entry) else { return };
-    rows.remove(key);
-    if rows.is_empty() {
+fn insert<I: Key, K: Key, V>(entries: &mut OrdMap<I, Rows<K, V>>, entry: &I, key: &K, row: &Shared<V>) {
+    match entries.get_mut(entry) {
+        Some(rows) => rows.insert(key.clone(), row.clone()),
+        None => {
+            entries.insert(entry.clone(), Rows::One(key.clone(), row.clone()));
+        }
+    }
+}
+
+fn remove<I: Key, K: Key, V>(entries: &mut OrdMap<I, Rows<K, V>>, entry: &I, key: &K) {
+    if entries.get_mut(entry).is_some_and(|rows| rows.remove(key)) {
         entries.remove(entry);
     }
 }
