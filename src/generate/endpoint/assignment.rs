@@ -223,10 +223,10 @@ impl Target<'_> {
                 let label = self.service.label(&features.pilot_persistent_session_label);
                 label.is_some_and(|value| !value.is_empty())
             }
+            // Parity: `publishNotReadyAddresses` counts for the name table alone. Kubernetes marks the endpoints of such a
+            // Service as ready anyhow.
             Health::Unhealthy => {
-                features.pilot_send_unhealthy_endpoints
-                    || self.service.publish_not_ready
-                    || self.service.traffic_distribution != TrafficDistribution::Any
+                features.pilot_send_unhealthy_endpoints || self.service.traffic_distribution != TrafficDistribution::Any
             }
             Health::Healthy | Health::Unknown => true,
         }
