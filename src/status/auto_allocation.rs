@@ -86,15 +86,14 @@ async fn allocate(
     // Before the list is there, every address would seem to be free.
     let Some(first) = events.recv().await else { return };
     entries.take(first);
-    let mut retry = false;
     mesh.mark_changed();
+    let (mut due, mut retry) = (true, false);
     loop {
-        let mut changed = retry;
         tokio::select! {
             event = events.recv() => match event {
                 Some(event) => {
                     entries.take(event);
-                    changed = true;
+                    due = true;
                 }
                 None => return,
             },
@@ -103,14 +102,15 @@ async fn allocate(
         }
         while let Ok(event) = events.try_recv() {
             entries.take(event);
-            changed = true;
+            due = true;
         }
         let snapshot = mesh.borrow_and_update().clone();
-        changed |= entries.select(&snapshot);
+        due |= entries.select(&snapshot) | retry;
         // Before the first commit nobody knows which namespaces count.
-        if snapshot.revision.0 == 0 || !changed {
+        if snapshot.revision.0 == 0 || !due {
             continue;
         }
+        due = false;
         retry = write_all(&store, &mut allocator, &entries.entries).await;
     }
 }
