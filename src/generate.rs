@@ -9,6 +9,8 @@ pub mod constant;
 pub mod encoded;
 pub mod endpoint;
 pub mod extension;
+#[cfg(test)]
+pub(crate) mod fixture;
 pub mod gateway;
 pub mod group;
 pub mod labels;

@@ -51,7 +51,8 @@ pub(super) async fn client(settings: &Settings) -> Result<Option<Client>, Client
     client::client(&access, rate(settings)).await.map(Some)
 }
 
-fn rate(settings: &Settings) -> Rate {
+/// How fast every client of ours may ask.
+pub(super) fn rate(settings: &Settings) -> Rate {
     Rate {
         per_second: settings.flags.kubernetes_api_qps,
         burst: settings.flags.kubernetes_api_burst,

@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::Namespace as Namespaces;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::DropGuard;
 
-use super::controllers::{self, Controllers};
+use super::{
+    controllers::{self, Controllers},
+    kubernetes,
+};
 use crate::{
     base::{ClusterId, Namespace},
     environment::Environment,
@@ -62,10 +65,7 @@ pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteCluster
         timeout: features.pilot_remote_cluster_timeout,
         allowed: allowed.map(ToString::to_string).collect(),
     };
-    let rate = Rate {
-        per_second: environment.settings.flags.kubernetes_api_qps,
-        burst: environment.settings.flags.kubernetes_api_burst,
-    };
+    let rate = kubernetes::rate(&environment.settings);
     let report = parts.shared.report.clone();
     let start = starting(parts.shared.clone(), parts.filters.clone(), rate);
     let (remote, shown) = Remote::new(&environment.registry, settings, start, report)?;

@@ -1,19 +1,13 @@
 //! Clusters and endpoints of small meshes, through the store as when serving.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use crate::{
     base::Shared,
-    generate::{
-        Proxy, ResourceType,
-        proxy::Extensions,
-        store::{MemberId, Membership, Serial, Store},
-    },
-    model::{fixture, installation::Installation},
-    proto::json,
-    table::ChangeSet,
+    generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
+    model::installation::Installation,
 };
 
 const MESH: (&str, &str) = ("mesh.yaml", "accessLogFile: ''\n");
@@ -68,26 +62,13 @@ struct Bed {
 impl Bed {
     fn new(files: &[(&str, &str)], proxies: Vec<Proxy>) -> Self {
         let files: Vec<_> = std::iter::once(MESH).chain(files.iter().copied()).collect();
-        let world = fixture::folder_world(Installation::default(), &files);
-        let mut store = Store::default();
-        let joined = proxies.into_iter().enumerate();
-        let membership = Membership {
-            joined: joined
-                .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
-                .collect(),
-            left: Vec::new(),
-        };
-        let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
-        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        let store = fixture::store(Installation::default(), &files, proxies);
         Self { store }
     }
 
     /// A resource of a client as JSON; null if there is none.
     fn get(&self, client: u64, resource_type: ResourceType, name: &str) -> Value {
-        let group = self.store.group_of(MemberId(client)).expect("the client has a group");
-        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
-        let resource = snapshot.view(resource_type).get(name);
-        resource.map_or(Value::Null, |resource| json::any_to_json(&resource.any()))
+        fixture::resource(&self.store, client, resource_type, name)
     }
 
     fn cluster(&self, name: &str) -> Value {

@@ -1,19 +1,17 @@
 //! Listeners of small meshes, through the store as when serving.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use crate::{
     base::Shared,
     generate::{
-        Proxy, ResourceType,
+        Proxy, ResourceType, fixture,
         proxy::Extensions,
-        store::{MemberId, Membership, Serial, Store},
+        store::{MemberId, Store},
     },
-    model::{fixture, installation::Installation},
-    proto::json,
-    table::ChangeSet,
+    model::installation::Installation,
 };
 
 const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\ntrustDomain: cluster.local\n";
@@ -62,17 +60,7 @@ impl Bed {
         let files: Vec<_> = std::iter::once(("mesh.yaml", mesh.as_str()))
             .chain(files.iter().copied())
             .collect();
-        let world = fixture::folder_world(Installation::default(), &files);
-        let mut store = Store::default();
-        let joined = proxies.into_iter().enumerate();
-        let membership = Membership {
-            joined: joined
-                .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
-                .collect(),
-            left: Vec::new(),
-        };
-        let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
-        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        let store = fixture::store(Installation::default(), &files, proxies);
         Self { store }
     }
 
@@ -84,20 +72,11 @@ impl Bed {
 
     /// A listener of a client as JSON; null if there is none.
     fn get(&self, name: &str) -> Value {
-        let group = self.store.group_of(MemberId(0)).expect("the client has a group");
-        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
-        let listener = snapshot.view(ResourceType::Listener).get(name);
-        listener.map_or(Value::Null, |listener| json::any_to_json(&listener.any()))
+        fixture::resource(&self.store, 0, ResourceType::Listener, name)
     }
 
     fn names(&self) -> Vec<String> {
-        let group = self.store.group_of(MemberId(0)).expect("the client has a group");
-        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
-        let mut names: Vec<String> = snapshot
-            .view(ResourceType::Listener)
-            .iter()
-            .map(|listener| listener.name.to_string())
-            .collect();
+        let mut names = fixture::names(&self.store, 0, ResourceType::Listener);
         names.sort_unstable();
         names
     }

@@ -1,18 +1,14 @@
 //! Route configurations and gateway listeners of small meshes, through the store as when serving.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 
 use crate::{
     generate::{
-        Proxy, ResourceType,
+        Proxy, ResourceType, fixture,
         proxy::Extensions,
-        store::{MemberId, Membership, Serial, Store},
+        store::{MemberId, Store},
     },
-    model::{features::Features, fixture, installation::Installation},
-    proto::json,
-    table::ChangeSet,
+    model::{features::Features, installation::Installation},
 };
 
 const SERVICES: &str = "
@@ -61,32 +57,16 @@ impl Bed {
             features,
             ..Installation::default()
         };
-        let world = fixture::folder_world(installation, &files);
-        let mut store = Store::default();
-        let joined = proxies.into_iter().enumerate();
-        let membership = Membership {
-            joined: joined
-                .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
-                .collect(),
-            left: Vec::new(),
-        };
-        let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
-        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        let store = fixture::store(installation, &files, proxies);
         Self { store }
     }
 
     fn get(&self, client: u64, resource_type: ResourceType, name: &str) -> Value {
-        let group = self.store.group_of(MemberId(client)).expect("the client has a group");
-        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
-        let resource = snapshot.view(resource_type).get(name);
-        resource.map_or(Value::Null, |resource| json::any_to_json(&resource.any()))
+        fixture::resource(&self.store, client, resource_type, name)
     }
 
     fn names(&self, client: u64, resource_type: ResourceType) -> Vec<String> {
-        let group = self.store.group_of(MemberId(client)).expect("the client has a group");
-        let snapshot = self.store.snapshot(group).expect("the group has a snapshot");
-        let all = snapshot.view(resource_type).iter();
-        all.map(|resource| resource.name.to_string()).collect()
+        fixture::names(&self.store, client, resource_type)
     }
 
     /// The virtual hosts of a route configuration: name and domains.
