@@ -99,9 +99,11 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
     let options = server_options(settings, &features);
     let xds = Server::new(environment, pump.groups.clone(), options, events)?;
     let watches = WatchMetrics::new(&environment.registry)?;
+    let wants = wants::follow(environment, pump.mesh.clone());
     let mut kubernetes = match client {
         Some(client) => {
-            let start = Kubernetes::start(environment, &installation, client, &pump, report, watches.clone());
+            let (watches, wants) = (watches.clone(), wants.clone());
+            let start = Kubernetes::start(environment, &installation, client, &pump, report, watches, wants);
             Some(start.await?)
         }
         None => None,
@@ -114,7 +116,6 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         watches,
     };
     listen::pages(environment, sources, &xds).await?;
-    let wants = wants::follow(environment, pump.mesh.clone());
     resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
     let ended: BoxFuture<'_, ()> = match &kubernetes {
         Some(kubernetes) => kubernetes.ended().boxed(),

@@ -30,7 +30,6 @@ use crate::{
     model::{Installation, MeshSnapshot, wants::Wants},
     push::Pump,
     settings::Settings,
-    table::Cx,
     xds::events::Event,
 };
 
@@ -76,6 +75,7 @@ impl Kubernetes {
         pump: &Pump,
         report: Report,
         watches: WatchMetrics,
+        wants: watch::Receiver<Option<Arc<Wants>>>,
     ) -> Result<Self, AppError> {
         let rules = rules(&environment.settings, installation);
         let shared = Arc::new(Shared::new(environment, rules, report, watches.clone())?);
@@ -91,7 +91,7 @@ impl Kubernetes {
         let following = tag::follow(id.clone(), client.clone(), own, shared.clone(), tags_out);
         tasks.spawn_until_shutdown("revision tags", following);
         let (filters_out, filters) = watch::channel(None);
-        let following = follow_filters(pump.mesh.clone(), tags, filters_out);
+        let following = follow_filters(wants, tags, filters_out);
         tasks.spawn_until_shutdown("filters", following);
         let config = ClusterSettings {
             id,
@@ -197,21 +197,15 @@ fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettin
 
 /// What decides which objects count: the mesh config, once there is one, and the tags, once they are known.
 async fn follow_filters(
-    mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    mut wants: watch::Receiver<Option<Arc<Wants>>>,
     mut tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     out: watch::Sender<Option<Filters>>,
 ) {
     loop {
-        let selectors = {
-            let mesh = mesh.borrow_and_update();
-            let is_known = mesh
-                .mesh_config
-                .get(&Cx::untracked(), &mesh.installation.mesh_config_key())
-                .is_some();
-            is_known.then(|| Wants::of(&mesh).discovery_selectors)
-        };
+        let wanted = wants.borrow_and_update().clone();
         let tags_now = tags.borrow_and_update().clone();
-        if let (Some(selectors), Some(tags)) = (selectors, tags_now) {
+        if let (Some(wants), Some(tags)) = (wanted, tags_now) {
+            let selectors = wants.discovery_selectors.clone();
             let filters = Some(Filters { selectors, tags });
             out.send_if_modified(|have| {
                 let different = *have != filters;
@@ -220,7 +214,7 @@ async fn follow_filters(
             });
         }
         let changed = tokio::select! {
-            changed = mesh.changed() => changed,
+            changed = wants.changed() => changed,
             changed = tags.changed() => changed,
         };
         if changed.is_err() {

@@ -7,22 +7,28 @@ use tokio::sync::watch;
 use crate::{
     environment::Environment,
     model::{MeshSnapshot, wants::Wants},
+    table::Cx,
 };
 
-/// Follows the wants of the mesh; tells only what differs.
+/// Follows the wants of the mesh; tells only what differs. `None` until the mesh config is known: before that nobody knows
+/// what it asks for.
 pub(super) fn follow(
     environment: &Environment,
     mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
-) -> watch::Receiver<Arc<Wants>> {
-    let (sender, wants) = watch::channel(Arc::default());
+) -> watch::Receiver<Option<Arc<Wants>>> {
+    let (sender, wants) = watch::channel(None);
     environment.tasks.spawn_until_shutdown("wants", async move {
         loop {
-            let now = Wants::of(&mesh.borrow_and_update());
-            sender.send_if_modified(|last: &mut Arc<Wants>| {
-                let news = **last != now;
-                if news {
-                    *last = Arc::new(now);
-                }
+            let now = {
+                let mesh = mesh.borrow_and_update();
+                let config = mesh
+                    .mesh_config
+                    .get(&Cx::untracked(), &mesh.installation.mesh_config_key());
+                config.map(|_| Arc::new(Wants::of(&mesh)))
+            };
+            sender.send_if_modified(|last| {
+                let news = *last != now;
+                *last = now;
                 news
             });
             if mesh.changed().await.is_err() {

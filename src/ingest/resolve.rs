@@ -47,7 +47,7 @@ pub trait Lookup: Send + Sync + 'static {
 pub fn start(
     environment: &Environment,
     cluster: ClusterId,
-    wants: watch::Receiver<Arc<Wants>>,
+    wants: watch::Receiver<Option<Arc<Wants>>>,
     changes: mpsc::Sender<Vec<Change>>,
 ) {
     let resolver = Resolver::new(cluster, Arc::new(dns::SystemDns::default()), changes);
@@ -83,9 +83,9 @@ impl<L: Lookup> Resolver<L> {
     }
 
     /// Runs until nobody tells wants or takes changes.
-    async fn run(mut self, mut wants: watch::Receiver<Arc<Wants>>) {
+    async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
         loop {
-            let wanted = wants.borrow_and_update().clone();
+            let wanted = wants.borrow_and_update().clone().unwrap_or_default();
             if !self.take(&wanted).await {
                 return;
             }

@@ -63,13 +63,13 @@ impl Lookup for Table {
 
 struct Bed {
     table: Arc<Table>,
-    wants: watch::Sender<Arc<Wants>>,
+    wants: watch::Sender<Option<Arc<Wants>>>,
     changes: mpsc::Receiver<Batch>,
 }
 
 impl Bed {
     fn new() -> Self {
-        let (wants, wants_in) = watch::channel(Arc::default());
+        let (wants, wants_in) = watch::channel(None);
         let (changes_out, changes) = mpsc::channel(8);
         let table = Arc::new(Table::default());
         let resolver = Resolver::new(CLUSTER, table.clone(), changes_out);
@@ -79,10 +79,10 @@ impl Bed {
 
     fn want(&self, hosts: &[&'static str]) {
         let hosts = hosts.iter().copied().map(SmolStr::new_static).collect();
-        self.wants.send_replace(Arc::new(Wants {
+        self.wants.send_replace(Some(Arc::new(Wants {
             hosts,
             ..Wants::default()
-        }));
+        })));
     }
 
     /// Lets everything happen that can happen now.
