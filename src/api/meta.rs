@@ -196,7 +196,8 @@ pub struct Meta {
     pub annotations: Labels,
     /// `metadata.creationTimestamp` in seconds since 1970; decides who is older. Files without it: 2024-01-01T00:00:00Z.
     pub creation: i64,
-    /// `metadata.resourceVersion`; shows only in the environment of Wasm plugins.
+    /// `metadata.resourceVersion`, where it counts: Wasm plugins are told it, and a WorkloadGroup that was made again
+    /// shows by it. `1` otherwise.
     pub resource_version: SmolStr,
 }
 

@@ -396,9 +396,7 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> Item {
         if let Some(annotations) = metadata.get_mut("annotations").and_then(|all| all.as_object_mut()) {
             annotations.remove(LAST_APPLIED);
         }
-        // Every heartbeat of a Node and every write of a status gives a new version. Only proxies with Wasm plugins are
-        // told it; for all others a row that says the same must be the same.
-        if !matches!(kind, Kind::WasmPlugin | Kind::TrafficExtension) {
+        if !version_counts(kind) {
             metadata.remove("resourceVersion");
         }
     }
@@ -430,6 +428,15 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> Item {
         row,
         findings,
     }
+}
+
+/// True if two objects of the kind that differ in nothing but their version are two rows.
+///
+/// Every heartbeat of a Node and every write of a status gives a new version; rows that say the same must be the same.
+/// But proxies with Wasm plugins are told the version, and a WorkloadGroup that was deleted and made again within one
+/// debounced change is seen by its version alone: the entries of its machines went with the old one.
+fn version_counts(kind: Kind) -> bool {
+    matches!(kind, Kind::WasmPlugin | Kind::TrafficExtension | Kind::WorkloadGroup)
 }
 
 #[cfg(test)]

@@ -293,3 +293,14 @@ async fn a_kind_is_read_in_the_best_version_that_is_served() {
     bed.server.event(CRDS, "MODIFIED", definition).await;
     assert_eq!(bed.told().await, ["+n/b"]);
 }
+
+#[test]
+fn objects_made_again_differ_where_it_counts() {
+    let row = |kind: Kind, version: &str| {
+        let value = json!({"metadata": {"name": "a", "namespace": "n", "resourceVersion": version}, "spec": {}});
+        let object = Object::from_value(value).expect("an object");
+        format!("{:?}", item(kind, &"c1".into(), object).row.expect("a row"))
+    };
+    assert_ne!(row(Kind::WorkloadGroup, "1"), row(Kind::WorkloadGroup, "2"));
+    assert_eq!(row(Kind::Service, "1"), row(Kind::Service, "2"));
+}
