@@ -1,5 +1,7 @@
 //! EnvoyFilter patches: the last step of every resource.
 
+pub mod merge;
+
 use super::{View, group::Note};
 use crate::{
     base::ObjectKey,
