@@ -6,6 +6,7 @@ pub mod change;
 pub mod cluster_local;
 pub mod destination_rule;
 pub mod endpoint;
+pub mod envoy_filter;
 pub mod export;
 pub mod features;
 #[cfg(test)]

@@ -1,36 +1,92 @@
 //! EnvoyFilter patches: the last step of every resource.
+//!
+//! Selection finds the patches for a proxy once ([`Patches::of`]) and every resource key holds those of its class, so
+//! that proxies without any go on sharing. What one would get wrong: the order of patches is their order of effect, so it
+//! must not be changed on the way.
 
+mod listener;
 pub mod merge;
 
-use super::{View, group::Note};
+pub use listener::{inbound_routes, listener};
+
+use super::{
+    View,
+    proxy::{Proxy, ProxyType},
+};
 use crate::{
-    base::ObjectKey,
-    proto::envoy::config::{listener::v3::Listener, route::v3::RouteConfiguration},
+    base::{ObjectKey, Shared},
+    model::envoy_filter::Patch,
 };
 
-/// Where a patch applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PatchContext {
-    /// Inbound configuration of sidecars.
-    SidecarInbound,
-    /// Outbound configuration of sidecars.
-    SidecarOutbound,
-    /// Gateways.
-    Gateway,
+pub use crate::model::envoy_filter::PatchContext;
+
+/// Names one patch of one EnvoyFilter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PatchRef {
+    /// The EnvoyFilter.
+    pub filter: ObjectKey,
+    /// The place among its compiled patches.
+    pub index: usize,
 }
 
-/// Applies the patches to a listener; `None` if one removes it.
-pub fn listener(
-    _view: &View,
-    _filters: &[ObjectKey],
-    _context: PatchContext,
-    listener: Listener,
-    _notes: &mut Vec<Note>,
-) -> Option<Listener> {
-    Some(listener)
+/// The patches for one proxy, each list in the order of application.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Patches {
+    /// Of clusters.
+    pub clusters: Shared<[PatchRef]>,
+    /// Of listeners, filter chains and filters.
+    pub listeners: Shared<[PatchRef]>,
+    /// Of route configurations, virtual hosts and routes.
+    pub routes: Shared<[PatchRef]>,
+    /// Extension configurations.
+    pub extensions: Shared<[PatchRef]>,
 }
 
-/// Applies the patches to the routes that stand in an inbound listener.
-pub fn inbound_routes(_view: &View, _filters: &[ObjectKey], routes: RouteConfiguration) -> RouteConfiguration {
-    routes
+impl Patches {
+    /// The patches of the EnvoyFilters that are for a proxy and can have an effect on what such a proxy is sent.
+    pub fn of(view: &View, proxy: &Proxy, filters: &[ObjectKey]) -> Self {
+        let mut lists: [Vec<PatchRef>; 4] = Default::default();
+        for key in filters {
+            let Some(row) = view.mesh.envoy_filter_patches.get(view.cx, key) else {
+                continue;
+            };
+            for (index, patch) in row.patches.iter().enumerate() {
+                let Some(class) = patch.class() else { continue };
+                let counts = contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
+                if counts && patch.proxy.matches(&proxy.version_text, &proxy.metadata) {
+                    lists[class as usize].push(PatchRef {
+                        filter: key.clone(),
+                        index,
+                    });
+                }
+            }
+        }
+        let [clusters, listeners, routes, extensions] = lists.map(Shared::from);
+        Self {
+            clusters,
+            listeners,
+            routes,
+            extensions,
+        }
+    }
+}
+
+/// The contexts that there are in the configuration of a kind of proxy.
+fn contexts(proxy_type: ProxyType) -> &'static [PatchContext] {
+    match proxy_type {
+        ProxyType::Sidecar => &[PatchContext::SidecarInbound, PatchContext::SidecarOutbound],
+        ProxyType::Router => &[PatchContext::Gateway],
+        ProxyType::Waypoint => &[PatchContext::SidecarInbound, PatchContext::SidecarOutbound],
+        ProxyType::Ztunnel | ProxyType::Agentgateway => &[],
+    }
+}
+
+/// The patches behind references, in their order. One that an edit took away in this very revision is left out: the
+/// selection of the same revision does not name it.
+pub fn resolve<'a>(view: &View<'a>, refs: &[PatchRef]) -> Vec<&'a Patch> {
+    let patch = |one: &PatchRef| {
+        let row = view.mesh.envoy_filter_patches.get(view.cx, &one.filter)?;
+        row.patches.get(one.index)
+    };
+    refs.iter().filter_map(patch).collect()
 }

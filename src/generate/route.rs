@@ -23,6 +23,7 @@ use super::{
     EncodedResource, ProxyType, ResourceType, View, VipView,
     group::{Built, Listed, Resource},
     labels,
+    patch::PatchRef,
     select::Selected,
 };
 use crate::{
@@ -63,6 +64,8 @@ pub struct Client {
     include_attempt_count: bool,
     /// A rewritten host is kept in `x-forwarded-host`.
     append_forwarded_host: bool,
+    /// EnvoyFilter patches of routes that apply, in order.
+    patches: Shared<[PatchRef]>,
 }
 
 impl Client {
@@ -77,6 +80,7 @@ impl Client {
             vip: VipView::of(selected.proxy, &view.mesh.installation.features),
             include_attempt_count: attempts.and_then(|attempts| attempts.disabled) != Some(true),
             append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
+            patches: selected.patches.routes.clone(),
         }
     }
 }

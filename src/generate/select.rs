@@ -13,6 +13,7 @@ use super::{
     View, cluster,
     group::{Part, ProxyGroupKey, Selection},
     listener, name_table,
+    patch::Patches,
     proxy::{Proxy, ProxyType},
     route,
 };
@@ -54,8 +55,8 @@ pub struct Selected<'a> {
     pub targets: Shared<[ServiceTarget]>,
     /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
     pub proxy_config: MessageKey<ProxyConfig>,
-    /// EnvoyFilters that select it, in the order of application.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// The patches of the EnvoyFilters that select it, in the order of application.
+    pub patches: Patches,
     /// Gateways that select it (routers only), oldest first.
     pub gateways: Shared<[ObjectKey]>,
 }
@@ -96,7 +97,7 @@ impl<'a> Selected<'a> {
             scope: scope(view, proxy, &labels),
             targets: found.list.into(),
             proxy_config: MessageKey::new(proxy_config(view, proxy)),
-            envoy_filters: envoy_filters(view, proxy, &labels).into(),
+            patches: Patches::of(view, proxy, &envoy_filters(view, proxy, &labels)),
             gateways: gateways.into(),
             labels: Shared::new(labels),
         }

@@ -8,6 +8,7 @@ use super::{
     cluster_local::{self, ClusterLocalHosts},
     destination_rule::{self, HostRules, RuleKey},
     endpoint::{self, EndpointTraits, ServiceEndpoints},
+    envoy_filter::{self, CompiledFilter},
     inputs::{InputTables, Inputs},
     network::{self, Networks},
     place::{self, PlaceNeeds},
@@ -222,6 +223,8 @@ graph! {
         destination_rules: (RuleKey, HostRules);
         /// Whether anything depends on where a client is.
         place_needs: ((), PlaceNeeds);
+        /// EnvoyFilters with their patches read.
+        envoy_filter_patches: (ObjectKey, CompiledFilter);
     }
 }
 
@@ -325,5 +328,7 @@ impl Graph {
             Vec::new()
         };
         derive!(self, tx, mesh: place_needs <- first, place::needs);
+        derive!(self, tx, mesh: envoy_filter_patches <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
+            envoy_filter::compiled);
     }
 }

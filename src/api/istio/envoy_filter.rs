@@ -2,17 +2,66 @@
 
 use std::collections::BTreeMap;
 
+use prost::Name;
+use prost_reflect::DynamicMessage;
+use prost_types::Struct;
+
 use super::{check::At, common};
 use crate::{
     api::Meta,
-    proto::istio::networking::v1alpha3::{
-        EnvoyFilter,
-        envoy_filter::{
-            ApplyTo, EnvoyConfigObjectMatch, EnvoyConfigObjectPatch, ListenerMatch, ProxyMatch,
-            envoy_config_object_match::ObjectTypes, patch::Operation,
+    proto::{
+        descriptor_pool,
+        envoy::{
+            config::{
+                bootstrap::v3::Bootstrap,
+                cluster::v3::Cluster,
+                core::v3::TypedExtensionConfig,
+                listener::v3::{Filter, FilterChain, Listener, ListenerFilter},
+                route::v3::{Route, RouteConfiguration, VirtualHost},
+            },
+            extensions::filters::network::http_connection_manager::v3::HttpFilter,
         },
+        istio::networking::v1alpha3::{
+            EnvoyFilter,
+            envoy_filter::{
+                ApplyTo, EnvoyConfigObjectMatch, EnvoyConfigObjectPatch, ListenerMatch, ProxyMatch,
+                envoy_config_object_match::ObjectTypes, patch::Operation,
+            },
+        },
+        json::{JsonError, Unknown, encode_json, struct_to_json},
     },
 };
+
+/// Reads the value of a patch as the message that belongs to `applyTo`. Fields that the message does not have are
+/// skipped: they may be of a newer Envoy.
+///
+/// # Errors
+/// At the first value that does not fit its field, and for types that are not known.
+pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonError> {
+    let of_type = |message: &str| JsonError {
+        path: String::new(),
+        message: message.to_owned(),
+    };
+    let name = match apply_to {
+        ApplyTo::Listener => Listener::full_name(),
+        ApplyTo::FilterChain => FilterChain::full_name(),
+        ApplyTo::NetworkFilter => Filter::full_name(),
+        ApplyTo::HttpFilter => HttpFilter::full_name(),
+        ApplyTo::ListenerFilter => ListenerFilter::full_name(),
+        ApplyTo::RouteConfiguration => RouteConfiguration::full_name(),
+        ApplyTo::VirtualHost => VirtualHost::full_name(),
+        ApplyTo::HttpRoute => Route::full_name(),
+        ApplyTo::Cluster => Cluster::full_name(),
+        ApplyTo::ExtensionConfig => TypedExtensionConfig::full_name(),
+        ApplyTo::Bootstrap => Bootstrap::full_name(),
+        ApplyTo::Invalid => return Err(of_type("applyTo names nothing")),
+    };
+    let descriptor = descriptor_pool().get_message_by_name(&name);
+    let descriptor = descriptor.ok_or_else(|| of_type("the type of applyTo is not known"))?;
+    let json = serde_json::Value::Object(struct_to_json(value));
+    let bytes = encode_json(&descriptor, &json, Unknown::Ignore)?;
+    Ok(DynamicMessage::decode(descriptor, bytes).expect("because the bytes follow the descriptor"))
+}
 
 /// Checks an EnvoyFilter.
 pub fn check(at: &At<'_>, filter: &EnvoyFilter, _meta: &Meta) {
@@ -43,6 +92,10 @@ fn patch(at: &At<'_>, patch: &EnvoyConfigObjectPatch) {
                 .require(removes || patch.value.is_some(), "is required");
             if removes && patch.value.is_some() {
                 at.field("value").warning("has no effect with REMOVE");
+            }
+            if let Some(Err(error)) = patch.value.as_ref().map(|found| value(apply_to, found)) {
+                // The other patches of the object count.
+                at.field("value").warning(format!("is left out: {error}"));
             }
             let filters = matches!(apply_to, ApplyTo::HttpFilter);
             let filtered = patch.filter_class != 0;

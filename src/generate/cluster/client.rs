@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use crate::{
-    base::{ClusterId, Hashed, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr::IpMode},
+    base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode},
     generate::{
         View,
         constant::{ALPN_FILTER, METADATA_EXCHANGE},
+        patch::PatchRef,
         proxy::{Proxy, ProxyType},
         select::Selected,
     },
@@ -55,8 +56,8 @@ pub struct OutboundClient {
     pub cluster: ClusterId,
     /// The labels that some DestinationRule of the namespace selects clients by.
     pub rule_labels: Labels,
-    /// EnvoyFilters that apply.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of clusters that apply, in order.
+    pub patches: Shared<[PatchRef]>,
 }
 
 impl OutboundClient {
@@ -70,7 +71,7 @@ impl OutboundClient {
             network_view: Shared::new(proxy.network_view.clone()),
             cluster: proxy.cluster.clone(),
             rule_labels: rule_labels(view, selected.scope.namespace(), &selected.labels),
-            envoy_filters: selected.envoy_filters.clone(),
+            patches: selected.patches.clusters.clone(),
         })
     }
 }

@@ -19,6 +19,7 @@ use crate::{
         constant::{self, loopbacks},
         group::{Built, Listed, Resource},
         name,
+        patch::PatchRef,
         proxy::{InterceptionMode, Proxy},
         select::{Selected, ServiceTarget},
     },
@@ -59,8 +60,8 @@ pub struct InboundPart {
     pub instance_v4: SmolStr,
     /// The instance's first IPv6 address; empty unless the Sidecar sends traffic there.
     pub instance_v6: SmolStr,
-    /// EnvoyFilters that apply.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of clusters that apply, in order.
+    pub patches: Shared<[PatchRef]>,
 }
 
 /// One inbound cluster.
@@ -81,8 +82,8 @@ pub struct InboundKey {
     pub rule: Option<RuleRef>,
     /// The address families, for the source address.
     pub ip_mode: IpMode,
-    /// EnvoyFilters that apply.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of clusters that apply, in order.
+    pub patches: Shared<[PatchRef]>,
 }
 
 impl InboundPart {
@@ -102,7 +103,7 @@ impl InboundPart {
             bound_ports: proxy.interception_mode == InterceptionMode::None,
             instance_v4,
             instance_v6,
-            envoy_filters: selected.envoy_filters.clone(),
+            patches: selected.patches.clusters.clone(),
         };
         (part.sidecar.is_some() || !part.targets.is_empty()).then_some(part)
     }
@@ -186,7 +187,7 @@ impl InboundPart {
             is_listener: false,
             rule: None,
             ip_mode: self.ip_mode,
-            envoy_filters: self.envoy_filters.clone(),
+            patches: self.patches.clone(),
         }
     }
 

@@ -19,6 +19,7 @@ use crate::{
         endpoint::{self, EndpointClient, EndpointKey},
         group::{Built, Listed, Note, Resource},
         name,
+        patch::PatchRef,
         proxy::ProxyType,
         select::Selected,
     },
@@ -72,8 +73,8 @@ pub struct OutboundKey {
     pub client: Hashed<SocketClient>,
     /// What endpoints that stand inline depend on of the client: for DNS clusters only.
     pub inline: Option<InlineClient>,
-    /// EnvoyFilters that apply.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of clusters that apply, in order.
+    pub patches: Shared<[PatchRef]>,
 }
 
 /// What DNS clusters depend on of a client besides the rest.
@@ -181,7 +182,7 @@ impl OutboundPart {
                 rule: found.map(|(found, _)| found.clone()),
                 client: self.client.socket.clone(),
                 inline: None,
-                envoy_filters: self.client.envoy_filters.clone(),
+                patches: self.client.patches.clone(),
             };
             let endpoints = || self.endpoint_client(view, service, rule, &key);
             match kind {

@@ -2,11 +2,12 @@
 
 use super::{ClusterKey, client, connection_pool, draft::Draft};
 use crate::{
-    base::{ObjectKey, Shared, cidr::IpMode},
+    base::{Shared, cidr::IpMode},
     generate::{
         EncodedResource, ResourceType, View,
         constant::{self, METADATA_EXCHANGE, metadata_exchange, passthrough_sources, socket_address},
         group::{Built, Listed, Resource},
+        patch::PatchRef,
         proxy::ProxyType,
         select::Selected,
     },
@@ -43,8 +44,8 @@ pub struct StaticPart {
     pub metadata_exchange: bool,
     /// The client has an SDS provider of its own.
     pub credential_socket: bool,
-    /// EnvoyFilters that apply.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of clusters that apply, in order.
+    pub patches: Shared<[PatchRef]>,
 }
 
 /// One of the clusters.
@@ -52,8 +53,8 @@ pub struct StaticPart {
 pub struct StaticKey {
     /// Which one.
     pub kind: StaticCluster,
-    /// EnvoyFilters that apply.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of clusters that apply, in order.
+    pub patches: Shared<[PatchRef]>,
 }
 
 /// Which cluster.
@@ -83,7 +84,7 @@ impl StaticPart {
             ip_mode: if is_sidecar { proxy.ip_mode() } else { IpMode::default() },
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             credential_socket: client::has_credential_socket(proxy),
-            envoy_filters: selected.envoy_filters.clone(),
+            patches: selected.patches.clusters.clone(),
         }
     }
 
@@ -102,7 +103,7 @@ impl StaticPart {
         let keys = kinds.into_iter().map(|kind| {
             ClusterKey::Static(StaticKey {
                 kind,
-                envoy_filters: self.envoy_filters.clone(),
+                patches: self.patches.clone(),
             })
         });
         keys.map(|key| Listed::new(ResourceType::Cluster, Resource::Cluster(key)))

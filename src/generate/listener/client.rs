@@ -9,6 +9,7 @@ use crate::{
     base::{Hashed, Labels, MessageKey, Namespace, ObjectKey, Shared, duration},
     generate::{
         View,
+        patch::PatchRef,
         proxy::{Extensions, IstioVersion, Proxy, ProxyType},
         security::SecurityPolicies,
         select::Selected,
@@ -62,8 +63,10 @@ pub struct FilterClient {
     pub security: SecurityPolicies,
     /// WasmPlugins and TrafficExtensions that apply, in order.
     pub extension_filters: Shared<[ObjectKey]>,
-    /// EnvoyFilters that apply, in order.
-    pub envoy_filters: Shared<[ObjectKey]>,
+    /// EnvoyFilter patches of listeners that apply, in order.
+    pub listener_patches: Shared<[PatchRef]>,
+    /// EnvoyFilter patches of routes that apply, in order: for the routes that stand in listeners.
+    pub route_patches: Shared<[PatchRef]>,
 }
 
 /// Tags with which a proxy names itself in traces.
@@ -104,7 +107,8 @@ impl FilterClient {
             telemetries: telemetries(view, &subject),
             security: SecurityPolicies::of(view, &subject),
             extension_filters: extension_filters(view, &subject),
-            envoy_filters: selected.envoy_filters.clone(),
+            listener_patches: selected.patches.listeners.clone(),
+            route_patches: selected.patches.routes.clone(),
         })
     }
 }

@@ -326,9 +326,9 @@ impl InboundKey {
                 None => return Built::none(),
             },
         };
-        let filters = making.stack.client.envoy_filters.clone();
+        let patches = making.stack.client.listener_patches.clone();
         let mut notes = making.stack.into_notes();
-        match patch::listener(view, &filters, PatchContext::SidecarInbound, listener, &mut notes) {
+        match patch::listener(view, &patches, PatchContext::SidecarInbound, listener, &mut notes) {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }

@@ -182,8 +182,8 @@ impl InboundPort {
 
 impl InboundListener<'_> {
     fn patched(&self, routes: RouteConfiguration) -> RouteConfiguration {
-        let filters = &self.stack.client.envoy_filters;
-        patch::inbound_routes(&self.stack.view, filters, routes)
+        let patches = &self.stack.client.route_patches;
+        patch::inbound_routes(&self.stack.view, patches, routes)
     }
 
     /// The filters of an HTTP chain.

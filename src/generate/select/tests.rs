@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    generate::proxy::Extensions,
+    generate::{patch::PatchRef, proxy::Extensions},
     model::{Installation, World, fixture::folder_world},
     table::{Cx, RelationId, Table},
 };
@@ -186,17 +186,23 @@ fn filters_and_gateways_come_in_order() {
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: late, namespace: istio-system}
-spec: {priority: 5}
+spec: {priority: 5, configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]}
 ---
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: own, namespace: edge, creationTimestamp: '2023-01-01T00:00:00Z'}
-spec: {workloadSelector: {labels: {app: gw}}}
+spec:
+  workloadSelector: {labels: {app: gw}}
+  configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]
 ---
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: root, namespace: istio-system}
-spec: {}
+spec:
+  configPatches:
+  - {applyTo: CLUSTER, match: {context: SIDECAR_INBOUND}, patch: {operation: REMOVE}}
+  - {applyTo: LISTENER, patch: {operation: REMOVE}}
+  - {applyTo: CLUSTER, match: {context: GATEWAY}, patch: {operation: REMOVE}}
 ---
 apiVersion: networking.istio.io/v1
 kind: Gateway
@@ -212,8 +218,9 @@ spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name
     let proxy = router("edge");
     with(&world, |view| {
         let selected = Selected::of(view, &proxy);
-        let filters: Vec<_> = selected.envoy_filters.iter().map(ToString::to_string).collect();
-        assert_eq!(filters, ["istio-system/root", "edge/own", "istio-system/late"]);
+        let named = |one: &PatchRef| format!("{}[{}]", one.filter, one.index);
+        let patches: Vec<_> = selected.patches.clusters.iter().map(named).collect();
+        assert_eq!(patches, ["istio-system/root[2]", "edge/own[0]", "istio-system/late[0]"]);
         let gateways: Vec<_> = selected.gateways.iter().map(ToString::to_string).collect();
         assert_eq!(gateways, ["other/b"]);
     });

@@ -1,0 +1,323 @@
+//! EnvoyFilters compiled: each patch with its value read as the message that it changes, and its matches at hand.
+//!
+//! Compiling costs far more than applying, so it is done once for each object, not for each proxy. What one would get
+//! wrong: a patch that cannot be read is left out alone, the other patches of its object count.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use prost::{Message, Name};
+use prost_reflect::{DynamicMessage, ReflectMessage};
+use regex::bytes::Regex;
+use serde_json::Value;
+use smol_str::SmolStr;
+
+use super::MeshSnapshot;
+use crate::{
+    api::{Config, istio::envoy_filter, regex as user_regex},
+    base::{Hostname, Namespace, ObjectKey},
+    proto::istio::networking::v1alpha3::{
+        EnvoyFilter,
+        envoy_filter::{
+            self as proto, ClusterMatch, EnvoyConfigObjectPatch, ListenerMatch, RouteConfigurationMatch,
+            envoy_config_object_match::ObjectTypes,
+        },
+    },
+    table::Cx,
+};
+
+pub use proto::{ApplyTo, patch::FilterClass, patch::Operation};
+
+/// Names services whose clusters gateways keep although no route leads to them: `namespace/host` or `host`,
+/// comma-separated.
+const REFERENCED_SERVICES_ANNOTATION: &str = "envoyfilter.istio.io/referenced-services";
+
+/// Where in a mesh the configuration that a patch changes is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PatchContext {
+    /// Inbound configuration of sidecars, and that of waypoints.
+    SidecarInbound,
+    /// Outbound configuration of sidecars.
+    SidecarOutbound,
+    /// Gateways.
+    Gateway,
+}
+
+/// The resources that a patch is about: keys of resources hold the patches of their class alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PatchClass {
+    /// Clusters.
+    Cluster,
+    /// Listeners, filter chains and filters.
+    Listener,
+    /// Route configurations, virtual hosts and routes.
+    Route,
+    /// Extension configurations, which ECDS serves.
+    Extension,
+}
+
+/// One EnvoyFilter, ready to apply.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct CompiledFilter {
+    /// The patches that could be read, in the order of the object.
+    pub patches: Vec<Patch>,
+    /// Services whose clusters gateways keep although no route leads to them.
+    pub referenced_services: Vec<ReferencedService>,
+}
+
+/// A service that an EnvoyFilter's annotation names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReferencedService {
+    /// The namespace; `None`: any.
+    pub namespace: Option<Namespace>,
+    /// The host.
+    pub host: Hostname,
+}
+
+/// One patch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patch {
+    /// `namespace/name` of the EnvoyFilter, for remarks.
+    pub owner: SmolStr,
+    /// The place in the object's `configPatches`, for remarks.
+    pub position: usize,
+    /// The kind of object that it changes.
+    pub apply_to: ApplyTo,
+    /// Where it counts; `None`: everywhere. A patch for waypoints alone is not here: no context of ours is one.
+    pub context: Option<PatchContext>,
+    /// The proxies that it is for.
+    pub proxy: ProxyMatch,
+    /// The objects that it is for; `None`: all of the kind.
+    pub object: Option<ObjectTypes>,
+    /// What it does. Insertions next to something are additions for kinds without an order of their own.
+    pub operation: Operation,
+    /// Where an added HTTP filter should stand. Istio ignores it, and so do we.
+    pub filter_class: FilterClass,
+    /// What is merged, added or put in place; `None` for removals.
+    pub value: Option<PatchValue>,
+}
+
+/// A patch's value: a message of the type that belongs to `applyTo`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PatchValue {
+    /// The message with its fields.
+    pub message: DynamicMessage,
+    bytes: Bytes,
+}
+
+impl PatchValue {
+    fn new(message: DynamicMessage) -> Self {
+        let bytes = message.encode_to_vec().into();
+        Self { message, bytes }
+    }
+
+    /// The value as a message with a Rust type; `None` if it is of another type.
+    pub fn read<M: Message + Name + Default>(&self) -> Option<M> {
+        (self.message.descriptor().full_name() == M::full_name())
+            .then(|| M::decode(self.bytes.clone()).ok())
+            .flatten()
+    }
+}
+
+/// Which proxies a patch is for.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct ProxyMatch {
+    /// The release; `None`: any.
+    pub version: Option<VersionMatch>,
+    /// Metadata that the node must have, as text.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Which releases a patch is for.
+#[derive(Clone, Debug)]
+pub struct VersionMatch {
+    pattern: String,
+    /// `None`: the pattern is refused, so that nothing matches it.
+    regex: Option<Regex>,
+}
+
+impl PartialEq for VersionMatch {
+    fn eq(&self, other: &Self) -> bool {
+        self.pattern == other.pattern
+    }
+}
+
+impl VersionMatch {
+    fn new(pattern: &str) -> Self {
+        Self {
+            pattern: pattern.to_owned(),
+            regex: user_regex::compile(pattern).ok(),
+        }
+    }
+
+    /// True if the pattern is found in a release's text. A proxy without a release matches no pattern.
+    pub fn matches(&self, version: &str) -> bool {
+        let found = |regex: &Regex| regex.is_match(version.as_bytes());
+        !version.is_empty() && self.regex.as_ref().is_some_and(found)
+    }
+}
+
+impl ProxyMatch {
+    /// True for a proxy with this `ISTIO_VERSION` and this node metadata. Only metadata that is a text can match.
+    pub fn matches(&self, version: &str, metadata: &BTreeMap<String, Value>) -> bool {
+        let same = |(key, value): (&String, &String)| match metadata.get(key) {
+            Some(Value::String(text)) => text == value,
+            _ => false,
+        };
+        self.version.as_ref().is_none_or(|wanted| wanted.matches(version)) && self.metadata.iter().all(same)
+    }
+}
+
+impl Patch {
+    /// The resources that it is about; `None` for what only the bootstrap of proxies obeys.
+    pub fn class(&self) -> Option<PatchClass> {
+        match self.apply_to {
+            ApplyTo::Cluster => Some(PatchClass::Cluster),
+            ApplyTo::Listener
+            | ApplyTo::ListenerFilter
+            | ApplyTo::FilterChain
+            | ApplyTo::NetworkFilter
+            | ApplyTo::HttpFilter => Some(PatchClass::Listener),
+            ApplyTo::RouteConfiguration | ApplyTo::VirtualHost | ApplyTo::HttpRoute => Some(PatchClass::Route),
+            ApplyTo::ExtensionConfig => Some(PatchClass::Extension),
+            ApplyTo::Bootstrap | ApplyTo::Invalid => None,
+        }
+    }
+
+    /// True if it counts in a context.
+    pub fn is_for(&self, context: PatchContext) -> bool {
+        self.context.is_none_or(|own| own == context)
+    }
+
+    /// True if an addition of a whole cluster or listener happens in a context: without a context of its own it is made
+    /// once, where traffic leaves.
+    pub fn adds_in(&self, context: PatchContext) -> bool {
+        self.operation == Operation::Add
+            && match self.context {
+                Some(own) => own == context,
+                None => context != PatchContext::SidecarInbound,
+            }
+    }
+
+    /// The match of listeners, if it has one.
+    pub fn listener(&self) -> Option<&ListenerMatch> {
+        match &self.object {
+            Some(ObjectTypes::Listener(found)) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// The match of route configurations, if it has one.
+    pub fn route_configuration(&self) -> Option<&RouteConfigurationMatch> {
+        match &self.object {
+            Some(ObjectTypes::RouteConfiguration(found)) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// The match of clusters, if it has one.
+    pub fn cluster(&self) -> Option<&ClusterMatch> {
+        match &self.object {
+            Some(ObjectTypes::Cluster(found)) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// The value as a message with a Rust type.
+    pub fn read<M: Message + Name + Default>(&self) -> Option<M> {
+        self.value.as_ref()?.read()
+    }
+}
+
+/// Derives the compiled form of one EnvoyFilter.
+pub fn compiled(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<CompiledFilter> {
+    let row = mesh.envoy_filters.get(cx, key)?;
+    Some(CompiledFilter {
+        patches: patches(key, row),
+        referenced_services: referenced_services(row),
+    })
+}
+
+fn patches(key: &ObjectKey, row: &Config<EnvoyFilter>) -> Vec<Patch> {
+    let owner: SmolStr = key.to_string().into();
+    let all = row.spec.config_patches.iter().enumerate();
+    all.filter_map(|(position, written)| patch(&owner, position, written))
+        .collect()
+}
+
+/// Reads one patch; `None` if it can never have an effect.
+fn patch(owner: &SmolStr, position: usize, written: &EnvoyConfigObjectPatch) -> Option<Patch> {
+    let body = written.patch.as_ref()?;
+    let apply_to = ApplyTo::try_from(written.apply_to).ok()?;
+    let operation = Operation::try_from(body.operation).ok()?;
+    let value = match &body.value {
+        Some(value) => Some(PatchValue::new(envoy_filter::value(apply_to, value).ok()?)),
+        None => None,
+    };
+    let operation = effective(operation, apply_to);
+    if value.is_none() && operation != Operation::Remove {
+        return None;
+    }
+    let matched = written.r#match.as_ref();
+    Some(Patch {
+        owner: owner.clone(),
+        position,
+        apply_to,
+        context: match matched.map_or(proto::PatchContext::Any, proto::EnvoyConfigObjectMatch::context) {
+            proto::PatchContext::Any => None,
+            proto::PatchContext::SidecarInbound => Some(PatchContext::SidecarInbound),
+            proto::PatchContext::SidecarOutbound => Some(PatchContext::SidecarOutbound),
+            proto::PatchContext::Gateway => Some(PatchContext::Gateway),
+            proto::PatchContext::Waypoint => return None,
+        },
+        proxy: matched
+            .and_then(|matched| matched.proxy.as_ref())
+            .map(proxy_match)
+            .unwrap_or_default(),
+        object: matched.and_then(|matched| matched.object_types.clone()),
+        operation,
+        filter_class: body.filter_class(),
+        value,
+    })
+}
+
+/// Insertions are additions where there is no order to insert into.
+fn effective(operation: Operation, apply_to: ApplyTo) -> Operation {
+    let ordered = matches!(
+        apply_to,
+        ApplyTo::HttpFilter | ApplyTo::NetworkFilter | ApplyTo::HttpRoute | ApplyTo::ListenerFilter
+    );
+    match operation {
+        Operation::InsertBefore | Operation::InsertAfter | Operation::InsertFirst if !ordered => Operation::Add,
+        other => other,
+    }
+}
+
+fn proxy_match(written: &proto::ProxyMatch) -> ProxyMatch {
+    ProxyMatch {
+        version: (!written.proxy_version.is_empty()).then(|| VersionMatch::new(&written.proxy_version)),
+        metadata: written.metadata.clone(),
+    }
+}
+
+fn referenced_services(row: &Config<EnvoyFilter>) -> Vec<ReferencedService> {
+    let Some(list) = row.meta.annotations.get(REFERENCED_SERVICES_ANNOTATION) else {
+        return Vec::new();
+    };
+    let entries = list.split(',').filter(|entry| !entry.is_empty());
+    entries
+        .map(|entry| match entry.split_once('/') {
+            Some((namespace, host)) => ReferencedService {
+                namespace: Some(Namespace::new(namespace)),
+                host: Hostname::new(host),
+            },
+            None => ReferencedService {
+                namespace: None,
+                host: Hostname::new(entry),
+            },
+        })
+        .collect()
+}

@@ -1,0 +1,83 @@
+use super::*;
+use crate::{
+    model::{Installation, fixture},
+    proto::envoy::config::{cluster::v3::Cluster, listener::v3::Filter},
+};
+
+const FILTER: &str = "
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata:
+  name: all
+  namespace: shop
+  annotations: {envoyfilter.istio.io/referenced-services: 'shop/a.example,b.example'}
+spec:
+  configPatches:
+  - applyTo: CLUSTER
+    match: {context: SIDECAR_OUTBOUND, cluster: {name: one}, proxy: {proxyVersion: '^1\\.30.*', metadata: {A: b}}}
+    patch: {operation: MERGE, value: {connect_timeout: 3s, unheard_of: 1}}
+  - applyTo: NETWORK_FILTER
+    patch: {operation: ADD, value: {name: x, typed_config: {'@type': type.googleapis.com/no.such.Type}}}
+  - applyTo: CLUSTER
+    match: {context: WAYPOINT}
+    patch: {operation: ADD, value: {name: never}}
+  - applyTo: CLUSTER
+    patch: {operation: INSERT_BEFORE, value: {name: two}}
+";
+
+fn compile() -> CompiledFilter {
+    let world = fixture::folder_world(Installation::default(), &[("mesh.yaml", FILTER)]);
+    let key = fixture::key("shop/all");
+    let row = world
+        .snapshot()
+        .envoy_filter_patches
+        .get(&Cx::untracked(), &key)
+        .cloned();
+    CompiledFilter::clone(&row.expect("the filter is compiled"))
+}
+
+#[test]
+fn what_cannot_be_read_is_left_out_alone() {
+    let filter = compile();
+    let positions: Vec<_> = filter.patches.iter().map(|patch| patch.position).collect();
+    assert_eq!(positions, [0, 3]);
+    let [first, last] = filter.patches.as_slice() else {
+        panic!()
+    };
+    assert_eq!(first.owner, "shop/all");
+    assert_eq!(first.context, Some(PatchContext::SidecarOutbound));
+    assert_eq!(first.cluster().map(|found| found.name.as_str()), Some("one"));
+    let value: Cluster = first.read().expect("the value is a cluster");
+    assert_eq!(value.connect_timeout.map(|timeout| timeout.seconds), Some(3));
+    assert!(first.read::<Filter>().is_none());
+    assert_eq!(last.operation, Operation::Add, "clusters have no order to insert into");
+    assert!(last.adds_in(PatchContext::Gateway) && !last.adds_in(PatchContext::SidecarInbound));
+}
+
+#[test]
+fn proxies_match_by_release_and_metadata() {
+    let proxy = &compile().patches[0].proxy;
+    let metadata = |value: Value| BTreeMap::from([("A".to_owned(), value)]);
+    assert!(proxy.matches("1.30.3", &metadata("b".into())));
+    assert!(!proxy.matches("1.29.0", &metadata("b".into())));
+    assert!(
+        !proxy.matches("", &metadata("b".into())),
+        "no release matches no pattern"
+    );
+    assert!(!proxy.matches("1.30.3", &metadata(true.into())));
+    assert!(!proxy.matches("1.30.3", &BTreeMap::new()));
+    assert!(
+        !VersionMatch::new("(").matches("1.30.3"),
+        "a refused pattern matches nothing"
+    );
+}
+
+#[test]
+fn annotations_name_services() {
+    let named = compile().referenced_services;
+    let text: Vec<_> = named
+        .iter()
+        .map(|one| (one.namespace.as_deref().unwrap_or("any"), one.host.as_str()))
+        .collect();
+    assert_eq!(text, [("shop", "a.example"), ("any", "b.example")]);
+}
