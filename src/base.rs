@@ -7,12 +7,14 @@ pub mod host;
 pub mod ident;
 pub mod message;
 pub mod select;
+pub mod sensitive;
 pub mod shared;
 pub mod version;
 
 pub use hashed::Hashed;
 pub use ident::{ClusterId, Hostname, Namespace, NetworkId, ObjectKey};
 pub use message::MessageKey;
+pub use sensitive::Sensitive;
 pub use shared::Shared;
 pub use smol_str::SmolStr;
 pub use version::Version;

@@ -10,6 +10,9 @@ use crate::{
     kube::watch::WatchTarget,
 };
 
+/// Leaves out the Secrets that are many, large, and never certificates: releases of Helm and tokens of service accounts.
+const SECRET_FIELDS: &str = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token";
+
 /// What a cluster is to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -50,10 +53,10 @@ impl Rules {
     }
 
     fn reads(&self, role: Role, kind: Kind) -> bool {
-        // Nothing is made of the content of Secrets and ConfigMaps yet, so nobody's secrets are read.
-        let counts = kind.is_object() && !matches!(kind, Kind::Secret | Kind::ConfigMap);
         let in_role = match role {
             Role::Config => self.config_kinds || !kind.is_config(),
+            // Certificate authorities in ConfigMaps are those of the config cluster.
+            Role::Remote if kind == Kind::ConfigMap => false,
             Role::Remote => {
                 kind.counts_in_remote_clusters() || kind == Kind::WorkloadEntry && self.remote_workload_entries
             }
@@ -63,7 +66,7 @@ impl Rules {
             kind if kind.is_gateway_api() => self.gateway_api,
             _ => true,
         };
-        counts && in_role && is_on && !(kind.is_config() && self.ignores(kind))
+        kind.is_object() && in_role && is_on && !(kind.is_config() && self.ignores(kind))
     }
 
     fn ignores(&self, kind: Kind) -> bool {
@@ -105,7 +108,12 @@ impl Rules {
     /// What is watched of a kind. Namespaces have nothing of interest but metadata; of everything else the content
     /// matters, of Nodes at least the addresses.
     pub fn target(&self, kind: Kind, resource: ApiResource) -> WatchTarget {
+        let fields = match kind {
+            Kind::Secret => Some(SECRET_FIELDS.to_owned()),
+            _ => None,
+        };
         WatchTarget {
+            fields,
             namespace: self.watch_namespace.clone().filter(|_| !kind.is_cluster_scoped()),
             metadata_only: kind == Kind::Namespace,
             ..WatchTarget::all(resource)
@@ -143,7 +151,7 @@ mod tests {
     fn roles_and_switches_decide_what_is_read() {
         let config = rules().kinds(Role::Config);
         assert!(config.contains(&Kind::VirtualService) && config.contains(&Kind::Ingress));
-        assert!(!config.contains(&Kind::Secret) && !config.contains(&Kind::HttpRoute));
+        assert!(config.contains(&Kind::ConfigMap) && !config.contains(&Kind::HttpRoute));
         assert!(!config.contains(&Kind::ServiceExport) && !config.contains(&Kind::MeshConfig));
         let remote = Rules {
             gateway_api: true,
@@ -158,6 +166,7 @@ mod tests {
             Pod,
             Service,
             EndpointSlice,
+            Secret,
             WorkloadEntry,
             KubeGateway,
             ServiceExport,
@@ -166,7 +175,10 @@ mod tests {
         assert_eq!(remote.kinds(Role::Remote), want.into());
         assert_eq!(remote.resource(ServiceExport).api_version, "g.io/v1");
         let beside_a_folder = Rules::default().kinds(Role::Config);
-        assert_eq!(beside_a_folder, [Namespace, Node, Pod, Service, EndpointSlice].into());
+        let want = [Namespace, Node, Pod, Service, EndpointSlice, Secret, ConfigMap];
+        assert_eq!(beside_a_folder, want.into());
+        let secrets = remote.target(Secret, remote.resource(Secret));
+        assert!(secrets.fields.is_some() && !secrets.metadata_only);
     }
 
     #[test]

@@ -113,7 +113,7 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
     )?;
     reader.list("v1", "Service", namespace)?;
     assert!(
-        reader.list("v1", "Secret", namespace).is_err(),
+        reader.list("v1", "ConfigMap", namespace).is_err(),
         "it may read what it needs and no more"
     );
     // The Secret is one that an API server takes.

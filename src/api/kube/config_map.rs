@@ -1,4 +1,4 @@
-//! core/v1 ConfigMap.
+//! core/v1 ConfigMap, reduced to certificate authorities. The mesh config is read another way.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use super::secret::decoded;
+use super::secret::{AUTHORITY_KEYS, bare, other_keys};
 use crate::{
     api::{
         FieldError, Meta,
@@ -16,13 +16,15 @@ use crate::{
     base::{ObjectKey, Shared},
 };
 
-/// A ConfigMap.
+/// A ConfigMap, without labels, annotations and all keys that nothing is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigMap {
-    /// Metadata.
+    /// Metadata without labels and annotations.
     pub meta: Shared<Meta>,
-    /// `data` and `binaryData`.
+    /// `data`, of the known keys.
     pub data: BTreeMap<SmolStr, Bytes>,
+    /// Names of the first keys, for messages about those that are missing; empty where a known key is there.
+    pub other_keys: SmolStr,
 }
 
 impl ConfigMap {
@@ -30,13 +32,18 @@ impl ConfigMap {
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
-        let mut data: BTreeMap<SmolStr, Bytes> = root
-            .labels("data")
-            .into_iter()
+        let is_known = |key: &str| AUTHORITY_KEYS.contains(&key);
+        let texts = root.labels("data");
+        let other_keys = other_keys([&texts], is_known);
+        let known = texts.into_iter().filter(|(key, _)| is_known(key));
+        let data = known
             .map(|(key, text)| (key, Bytes::copy_from_slice(text.as_bytes())))
             .collect();
-        data.extend(decoded(&root, "binaryData"));
-        errors.finish(Self { meta, data })
+        errors.finish(Self {
+            meta: bare(meta),
+            data,
+            other_keys,
+        })
     }
 }
 

@@ -124,18 +124,34 @@ fn named_ports_and_readiness_of_a_pod() {
 }
 
 #[test]
-fn secrets_are_decoded_and_do_not_print() {
-    let object = json!({"metadata": {"name": "s"}, "data": {"a": "aGVsbG8=\n"}, "stringData": {"b": "plain"}});
+fn secrets_keep_what_is_used_and_do_not_print() {
+    let object = json!({"metadata": {"name": "s", "labels": {"a": "b"}, "annotations": {"last": "hello"}},
+        "type": "Opaque", "data": {"tls.key": "aGVsbG8=\n", "tls.crt": "AAE=", "a": "?unused?"},
+        "stringData": {"ca.crt": "plain", "b": "unused"}});
     let secret = Secret::parse(meta(Kind::Secret, &object), &object).unwrap();
+    let data: Vec<_> = secret
+        .data
+        .iter()
+        .map(|(key, value)| (key.as_str(), &value.reveal()[..]))
+        .collect();
     assert_eq!(
-        (&secret.data["a"][..], &secret.data["b"][..]),
-        (&b"hello"[..], &b"plain"[..])
+        data,
+        [("ca.crt", &b"plain"[..]), ("tls.crt", &[0, 1]), ("tls.key", b"hello")]
     );
-    assert!(!format!("{secret:?}").contains("hello"));
-    let bad = json!({"metadata": {"name": "s"}, "data": {"a": "?secret?"}});
+    assert_eq!((secret.other_keys.as_str(), secret.meta.labels.len()), ("", 0));
+    let printed = format!("{secret:?}");
+    assert!(!printed.contains("hello") && !printed.contains("104") && !printed.contains("plain"));
+    let bad = json!({"metadata": {"name": "s"}, "data": {"key": "?secret?"}});
     let errors = Secret::parse(meta(Kind::Secret, &bad), &bad).unwrap_err();
-    assert_eq!(fields(&errors), ["data.a"]);
+    assert_eq!(fields(&errors), ["data.key"]);
     assert!(!errors[0].message.contains("secret"));
+    let other =
+        json!({"metadata": {"name": "s"}, "data": {"d": "", "a": ""}, "stringData": {"b": "", "c": "", "a": ""}});
+    let secret = Secret::parse(meta(Kind::Secret, &other), &other).unwrap();
+    assert_eq!(
+        (secret.other_keys.as_str(), secret.data.len()),
+        ("a, b, c and 1 more", 0)
+    );
 }
 
 #[test]
@@ -163,9 +179,10 @@ fn slices_nodes_and_config_maps_are_read() {
         {"type": "ExternalIP", "address": ""}, {"type": "ExternalIP", "address": "1.0.0.9"}]}});
     let node = Node::parse(meta(Kind::Node, &object), &object).unwrap();
     assert_eq!(node.external_ips, ["1.0.0.9"]);
-    let object = json!({"metadata": {"name": "m"}, "data": {"mesh": "x: y"}, "binaryData": {"b": "AAE="}});
+    let object = json!({"metadata": {"name": "m"}, "data": {"mesh": "x: y", "ca.crt": "roots"},
+        "binaryData": {"cacert": "AAE="}});
     let map = ConfigMap::parse(meta(Kind::ConfigMap, &object), &object).unwrap();
-    assert_eq!((&map.data["mesh"][..], &map.data["b"][..]), (&b"x: y"[..], &[0, 1][..]));
+    assert_eq!((map.data.len(), &map.data["ca.crt"][..]), (1, &b"roots"[..]));
 }
 
 fn any_json() -> impl Strategy<Value = Value> {

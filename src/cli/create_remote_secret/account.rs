@@ -177,7 +177,7 @@ async fn create(client: &Client, wanted: &Wanted) -> Result<(), CreateError> {
 fn rules() -> Value {
     let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] });
     json!([
-        rule("", &["namespaces", "nodes", "pods", "services"]),
+        rule("", &["namespaces", "nodes", "pods", "secrets", "services"]),
         rule("discovery.k8s.io", &["endpointslices"]),
         rule("apiextensions.k8s.io", &["customresourcedefinitions"]),
         rule("gateway.networking.k8s.io", &["gateways"]),

@@ -1,0 +1,32 @@
+//! Bytes that must not show anywhere but where they are meant for.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+/// Key material. It compares and clones like bytes and never prints.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Sensitive(Bytes);
+
+impl Sensitive {
+    /// Wraps bytes.
+    pub fn new(bytes: Bytes) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes, for whoever hands them to their owner.
+    pub fn reveal(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Sensitive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redacted")
+    }
+}
