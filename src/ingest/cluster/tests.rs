@@ -177,9 +177,11 @@ fn service(name: &str, port: &Value) -> Value {
 async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
     let mut bed = Bed::new(true);
     for path in [
+        "/api/v1/configmaps",
         "/api/v1/namespaces",
         "/api/v1/nodes",
         "/api/v1/pods",
+        "/api/v1/secrets",
         "/apis/discovery.k8s.io/v1/endpointslices",
     ] {
         bed.server.set(path, json!([]));
@@ -197,6 +199,8 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
         "Pod 0",
         "Service 1",
         "EndpointSlice 0",
+        "Secret 0",
+        "ConfigMap 0",
         "Sidecar 0",
     ];
     assert_eq!(bed.told().await, whole);
@@ -236,9 +240,11 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
 async fn what_is_unknown_holds_back_everything() {
     let mut bed = Bed::new(true);
     for path in [
+        "/api/v1/configmaps",
         "/api/v1/namespaces",
         "/api/v1/nodes",
         "/api/v1/pods",
+        "/api/v1/secrets",
         "/api/v1/services",
     ] {
         bed.server.set(path, json!([]));
@@ -252,18 +258,18 @@ async fn what_is_unknown_holds_back_everything() {
     bed.server.serves(DISCOVERY, &["sidecars"]);
     bed.nothing().await;
     bed.server.set(SIDECARS, json!([]));
-    assert_eq!(bed.told().await.len(), 6);
+    assert_eq!(bed.told().await.len(), 8);
 }
 
 #[tokio::test]
 async fn a_cluster_without_custom_kinds_is_read_as_well() {
     let mut bed = Bed::new(false);
-    for path in ["namespaces", "nodes", "pods", "services"] {
+    for path in ["configmaps", "namespaces", "nodes", "pods", "secrets", "services"] {
         bed.server.set(&format!("/api/v1/{path}"), json!([]));
     }
     bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
     bed.filters.send_replace(Some(Filters::default()));
-    assert_eq!(bed.told().await.len(), 5);
+    assert_eq!(bed.told().await.len(), 7);
     bed.server
         .event("/api/v1/services", "ADDED", service("a", &json!(80)))
         .await;
@@ -273,7 +279,7 @@ async fn a_cluster_without_custom_kinds_is_read_as_well() {
 #[tokio::test]
 async fn a_kind_is_read_in_the_best_version_that_is_served() {
     let mut bed = Bed::new(true);
-    for path in ["namespaces", "nodes", "pods", "services"] {
+    for path in ["configmaps", "namespaces", "nodes", "pods", "secrets", "services"] {
         bed.server.set(&format!("/api/v1/{path}"), json!([]));
     }
     bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
@@ -297,7 +303,8 @@ async fn a_kind_is_read_in_the_best_version_that_is_served() {
 #[test]
 fn objects_made_again_differ_where_it_counts() {
     let row = |kind: Kind, version: &str| {
-        let value = json!({"metadata": {"name": "a", "namespace": "n", "resourceVersion": version}, "spec": {}});
+        let value = json!({"metadata": {"name": "a", "namespace": "n", "resourceVersion": version},
+            "spec": {"template": {"serviceAccount": "a"}}});
         let object = Object::from_value(value).expect("an object");
         format!("{:?}", item(kind, &"c1".into(), object).row.expect("a row"))
     };
