@@ -3,6 +3,7 @@
 //! Each module below lists its trials; what a trial needs (a daemon, an Envoy, an application) it starts itself, and
 //! `support::process` ends every child by its id: when the trial drops it, when the run ends, on a panic and on a signal.
 
+mod accept;
 mod charts;
 mod e2e;
 mod golden;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         kube::trials(),
         charts::trials(),
         e2e::trials(),
+        accept::trials(),
     ]
     .into_iter()
     .flatten()

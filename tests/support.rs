@@ -7,6 +7,7 @@ pub(crate) mod envoy;
 pub(crate) mod helm;
 pub(crate) mod http;
 pub(crate) mod kubernetes;
+pub(crate) mod netns;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod wait;

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -65,6 +66,28 @@ pub(crate) fn post(port: u16, path: &str, body: &Value) -> Result<Value, String>
     serde_json::from_str(&answer.body).map_err(|error| format!("{path}: {error}"))
 }
 
+/// `GET path` from a server whose socket is in the file system.
+pub(crate) fn get_at(socket: &Path, path: &str) -> Result<Answer, String> {
+    let request = Request::get(path)
+        .header("host", "local")
+        .body(Full::<Bytes>::default());
+    let request = request.map_err(|error| error.to_string())?;
+    let exchange = async {
+        let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;
+        let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
+        RUNTIME.spawn(quietly(connection));
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| format!("{error:?}"))?;
+        answered(response).await
+    };
+    let exchange = async { tokio::time::timeout(Duration::from_secs(20), exchange).await };
+    let answer = RUNTIME.block_on(exchange);
+    answer.unwrap_or_else(|_| Err(format!("{} does not answer within 20 s", socket.display())))
+}
+
 /// The request behind [`get`].
 pub(crate) async fn request(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
     let request = Request::builder()
@@ -79,22 +102,26 @@ async fn exchange(request: Request<Full<Bytes>>) -> Result<Answer, String> {
     let uri = request.uri().clone();
     let exchange = async {
         let response = CLIENT.request(request).await.map_err(|error| format!("{error:?}"))?;
-        let status = response.status();
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| format!("{error:?}"))?
-            .to_bytes();
-        Ok(Answer {
-            status,
-            body: String::from_utf8_lossy(&body).into_owned(),
-        })
+        answered(response).await
     };
     match tokio::time::timeout(Duration::from_secs(20), exchange).await {
         Ok(answer) => answer,
         Err(_) => Err(format!("{uri} does not answer within 20 s")),
     }
+}
+
+async fn answered(response: Response<Incoming>) -> Result<Answer, String> {
+    let status = response.status();
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|error| format!("{error:?}"))?
+        .to_bytes();
+    Ok(Answer {
+        status,
+        body: String::from_utf8_lossy(&body).into_owned(),
+    })
 }
 
 /// An application that answers every request with its name and what it was asked; `/hold` waits for [`Self::release`].

@@ -1,0 +1,248 @@
+//! One proxy of a scenario as a real Envoy, with a bootstrap as istio-agent would write it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use istiod::api::folder;
+use istiod::cli::render::read_files;
+use istiod::model::Installation;
+use serde_json::{Map, Value, json};
+
+use super::ledger::{CLUSTER, LISTENER};
+use super::relay::Relay;
+use super::{secrets, sockets};
+use crate::support::daemon::Daemon;
+use crate::support::process::Process;
+use crate::support::{envoy, http, netns, wait};
+
+/// Never waited for in full when all is well.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the rest may take once something was refused.
+const AFTERWARDS: Duration = Duration::from_secs(3);
+
+/// An entry of a scenario's `proxies.yaml`.
+pub(super) struct Proxy {
+    pub(super) name: String,
+    /// The `node` of its bootstrap.
+    node: Value,
+}
+
+/// What became of a proxy.
+pub(super) struct Outcome {
+    /// Responses that Envoy refused.
+    pub(super) refusals: usize,
+    /// Whether it has all that it was sent; if not, why.
+    pub(super) verdict: Result<(), String>,
+}
+
+impl Proxy {
+    /// The sidecars and gateways of a scenario.
+    pub(super) fn all(scenario: &Path) -> Result<Vec<Proxy>, String> {
+        let files = read_files(scenario).map_err(|error| error.to_string())?;
+        let installation = Installation::default();
+        let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
+        let envoys = folder.proxies.iter().filter(|entry| {
+            let id = entry["node"].as_str().unwrap_or_default();
+            id.starts_with("sidecar~") || id.starts_with("router~")
+        });
+        Ok(envoys.map(Proxy::of).collect())
+    }
+
+    fn of(entry: &Value) -> Proxy {
+        let mut node = Map::new();
+        node.insert("id".into(), entry["node"].clone());
+        for key in ["cluster", "metadata"] {
+            node.insert(key.into(), entry[key].clone());
+        }
+        if let Some(locality) = entry["locality"].as_object() {
+            let names = [("region", "region"), ("zone", "zone"), ("subZone", "sub_zone")];
+            let known = names
+                .iter()
+                .filter_map(|(from, to)| Some(((*to).to_owned(), locality.get(*from)?.clone())));
+            node.insert("locality".into(), Value::Object(known.collect()));
+        }
+        Proxy {
+            name: entry["name"].as_str().unwrap_or_default().to_owned(),
+            node: Value::Object(node),
+        }
+    }
+
+    /// Starts an Envoy, lets it load all that the daemon sends it, and ends it.
+    pub(super) fn load(&self, scenario: &Path, daemon: &Daemon, folder: &Path) -> Outcome {
+        match self.started(scenario, daemon, folder) {
+            Ok(running) => running.outcome(),
+            Err(error) => Outcome {
+                refusals: 0,
+                verdict: Err(error),
+            },
+        }
+    }
+
+    fn started(&self, scenario: &Path, daemon: &Daemon, folder: &Path) -> Result<Running, String> {
+        let place = netns::place();
+        let sockets = sockets();
+        let secrets = secrets::rendered(scenario, &folder.join("rendered"), &self.name);
+        let relay = Relay::start(&sockets.join("relay"), daemon.xds, secrets)?;
+        let config = folder.join(format!("{}.json", self.name));
+        std::fs::write(&config, self.bootstrap(&sockets).to_string()).map_err(|error| error.to_string())?;
+        let mut command = netns::in_namespace(&envoy::binary().ok_or("no Envoy; `make tools` installs it")?);
+        command.args([
+            "--disable-hot-restart",
+            "--concurrency",
+            "1",
+            "--log-level",
+            "warning",
+            "-c",
+        ]);
+        // Files that a configuration names by a relative path are not there, and none is written outside.
+        command.arg(&config).current_dir(&sockets);
+        let process = Process::start(&mut command, &folder.join(format!("{}.log", self.name)));
+        Ok(Running {
+            process,
+            relay,
+            admin: sockets.join("admin"),
+            _place: place,
+        })
+    }
+
+    fn bootstrap(&self, sockets: &Path) -> Value {
+        let over_ads = json!({ "ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s" });
+        let local = |name: &str, port: u16| {
+            let address = json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } });
+            cluster(name, address, json!({}))
+        };
+        let relay = |name: &str| {
+            let options = json!({ "typed_extension_protocol_options": { HTTP: {
+                "@type": format!("type.googleapis.com/{HTTP}"),
+                "explicit_http_config": { "http2_protocol_options": {} },
+            } } });
+            cluster(name, json!({ "pipe": { "path": sockets.join("relay") } }), options)
+        };
+        json!({
+            "node": self.node,
+            "admin": { "address": { "pipe": { "path": sockets.join("admin") } } },
+            "layered_runtime": { "layers": [{ "name": "fixed", "static_layer": {
+                "re2.max_program_size.error_level": 32768,
+                "envoy.reloadable_features.http_reject_path_with_fragment": false,
+            } }] },
+            "bootstrap_extensions": [{
+                "name": "envoy.bootstrap.internal_listener",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
+                },
+            }],
+            "dynamic_resources": {
+                "ads_config": {
+                    "api_type": "DELTA_GRPC",
+                    "transport_api_version": "V3",
+                    "set_node_on_first_message_only": true,
+                    "grpc_services": [{ "envoy_grpc": { "cluster_name": "xds-grpc" } }],
+                },
+                "cds_config": over_ads,
+                "lds_config": over_ads,
+            },
+            "static_resources": { "clusters": [
+                local("prometheus_stats", 15000),
+                local("agent", 15020),
+                relay("sds-grpc"),
+                relay("xds-grpc"),
+            ] },
+        })
+    }
+}
+
+const HTTP: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+/// Clusters of the bootstrap.
+const STATIC_CLUSTERS: u64 = 4;
+
+fn cluster(name: &str, address: Value, more: Value) -> Value {
+    let mut cluster = json!({
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address } }] }],
+        },
+    });
+    if let (Some(cluster), Value::Object(more)) = (cluster.as_object_mut(), more) {
+        cluster.extend(more);
+    }
+    cluster
+}
+
+/// The Envoy, in its namespace.
+struct Running {
+    process: Process,
+    relay: Relay,
+    admin: PathBuf,
+    _place: netns::Place,
+}
+
+impl Running {
+    fn outcome(self) -> Outcome {
+        let mut lacking = "it does not answer".to_owned();
+        let begun = wait::now();
+        let mut refused_at = None;
+        let loaded = wait::until("an Envoy with all that it was sent", PATIENCE, || {
+            if let Some(status) = self.process.ended() {
+                return Some(Err(format!("Envoy ended: {status}")));
+            }
+            match self.lacks() {
+                None => return Some(Ok(())),
+                Some(words) => lacking = words,
+            }
+            let is_refused = !self.relay.ledger().complaints().is_empty();
+            let since = is_refused.then(|| *refused_at.get_or_insert_with(|| begun.elapsed()))?;
+            (begun.elapsed() > since + AFTERWARDS).then_some(Ok(()))
+        });
+        let ledger = self.relay.ledger();
+        let refusals = ledger.refusals.len();
+        let complaints = ledger.complaints();
+        let verdict = if !complaints.is_empty() {
+            Err(complaints.join("\n"))
+        } else if let Some(broken) = &ledger.broken {
+            Err(format!("the stream broke: {broken}"))
+        } else {
+            let open = ledger.open();
+            drop(ledger);
+            let told = |error| format!("{error}; {lacking}; {open}\n{}", self.process.log_tail());
+            loaded.flatten().map_err(told)
+        };
+        Outcome { refusals, verdict }
+    }
+
+    /// What is missing until this Envoy has accepted and opened everything; `None` when it has.
+    fn lacks(&self) -> Option<String> {
+        let settled = self.relay.ledger().settled();
+        if !settled {
+            return Some("responses are under way".to_owned());
+        }
+        match http::get_at(&self.admin, "/ready") {
+            Ok(ready) if ready.status.is_success() => self.counts().unwrap_or_else(Some),
+            Ok(ready) => Some(format!("Envoy is {}", ready.body.trim())),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Holds Envoy's own counters against what it was sent.
+    fn counts(&self) -> Result<Option<String>, String> {
+        let filter = "update_rejected|listener_create_failure|warming|total_listeners_active|active_clusters";
+        let stats = http::get_at(&self.admin, &format!("/stats?format=json&filter={filter}"))?.body;
+        let stats: Value = serde_json::from_str(&stats).map_err(|error| error.to_string())?;
+        let rows = stats["stats"].as_array().into_iter().flatten();
+        let ledger = self.relay.ledger();
+        for row in rows {
+            let (name, value) = (row["name"].as_str().unwrap_or_default(), row["value"].as_u64());
+            let expected = match name {
+                "cluster_manager.active_clusters" => STATIC_CLUSTERS + ledger.count(CLUSTER),
+                "listener_manager.total_listeners_active" => ledger.count(LISTENER),
+                _ => 0,
+            };
+            if value.is_some_and(|value| value != expected) {
+                return Ok(Some(format!("{name} is {value:?}, not {expected}")));
+            }
+        }
+        Ok((ledger.streams != 1).then(|| format!("{} streams were opened", ledger.streams)))
+    }
+}
