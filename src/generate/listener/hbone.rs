@@ -235,8 +235,13 @@ impl TerminateKey {
 
     fn finish(&self, view: &View, stack: FilterStack, listener: Listener) -> Built {
         let mut notes = stack.into_notes();
-        let patches = &self.client.filters.listener_patches;
-        match patch::listener(view, patches, PatchContext::SidecarInbound, listener, &mut notes) {
+        match patch::listener(
+            view,
+            &self.client.filters,
+            PatchContext::SidecarInbound,
+            listener,
+            &mut notes,
+        ) {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }

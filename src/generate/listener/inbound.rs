@@ -326,9 +326,14 @@ impl InboundKey {
                 None => return Built::none(),
             },
         };
-        let patches = making.stack.client.listener_patches.clone();
         let mut notes = making.stack.into_notes();
-        match patch::listener(view, &patches, PatchContext::SidecarInbound, listener, &mut notes) {
+        match patch::listener(
+            view,
+            &client.filters,
+            PatchContext::SidecarInbound,
+            listener,
+            &mut notes,
+        ) {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }

@@ -152,9 +152,9 @@ impl OutboundKey {
 
 /// Patches and encodes an outbound listener.
 pub(super) fn finish(view: &View, stack: FilterStack, listener: Listener) -> Built {
-    let patches = stack.client.listener_patches.clone();
+    let client = stack.client;
     let mut notes = stack.into_notes();
-    match patch::listener(view, &patches, PatchContext::SidecarOutbound, listener, &mut notes) {
+    match patch::listener(view, client, PatchContext::SidecarOutbound, listener, &mut notes) {
         Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
         None => Built::none().with_notes(notes),
     }

@@ -1,23 +1,203 @@
-//! Patches of listeners.
+//! Patches of listeners and of what stands in them, from the outside in: the listener, its listener filters, each chain
+//! with its filters, last the chains that are added.
+//!
+//! What one would get wrong: patches go by kind, not in the order in which they are written. All those of listeners come
+//! before those of chains, whatever object they are from.
 
-use super::{PatchContext, PatchRef};
-use crate::{
-    generate::{View, group::Note},
-    proto::envoy::config::{listener::v3::Listener, route::v3::RouteConfiguration},
+mod chain;
+mod http;
+mod matches;
+
+use super::{
+    PatchContext, PatchRef, Patches,
+    filters::{self, Naming, merge_filter, rearrange, runnable},
+    merge::merge_into,
+    resolve,
+    set::{self, PatchSet},
 };
+use crate::{
+    generate::{
+        View,
+        encoded::EncodedResource,
+        group::{Built, Note},
+        listener::FilterClient,
+        proxy::{Extensions, ProxyType},
+    },
+    model::envoy_filter::{ApplyTo, Operation, Patch},
+    proto::envoy::config::listener::v3::{FilterChain, Listener},
+};
+
+use matches::Traits;
 
 /// Applies the patches to a listener; `None` if one removes it.
 pub fn listener(
-    _view: &View,
-    _patches: &[PatchRef],
-    _context: PatchContext,
+    view: &View,
+    client: &FilterClient,
+    context: PatchContext,
     listener: Listener,
-    _notes: &mut Vec<Note>,
+    notes: &mut Vec<Note>,
 ) -> Option<Listener> {
-    Some(listener)
+    let set = PatchSet::new(view, &client.listener_patches, context);
+    if set.is_empty() {
+        return Some(listener);
+    }
+    let patching = Patching {
+        set,
+        extensions: &client.extensions,
+    };
+    let patched = patching.listener(listener);
+    patching.set.into_notes(notes);
+    patched
 }
 
-/// Applies the patches to the routes that stand in an inbound listener.
-pub fn inbound_routes(_view: &View, _patches: &[PatchRef], routes: RouteConfiguration) -> RouteConfiguration {
-    routes
+/// The listeners that patches add for a proxy.
+pub fn added(view: &View, proxy_type: ProxyType, patches: &Patches) -> Vec<PatchRef> {
+    let contexts = super::contexts(proxy_type);
+    let adds = |one: &&PatchRef| {
+        let patch = resolve(view, std::slice::from_ref(*one));
+        patch
+            .iter()
+            .any(|patch| patch.apply_to == ApplyTo::Listener && contexts.iter().any(|context| patch.adds_in(*context)))
+    };
+    patches.listeners.iter().filter(adds).cloned().collect()
+}
+
+/// A listener that a patch adds. No other patch changes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AddedListener {
+    /// The patch.
+    pub patch: PatchRef,
+    /// What the client can run.
+    pub extensions: Extensions,
+}
+
+impl AddedListener {
+    /// Reads the listener from the patch. One without a name is none.
+    pub fn build(&self, view: &View) -> Built {
+        let patches = resolve(view, std::slice::from_ref(&self.patch));
+        let Some((patch, listener)) = patches
+            .first()
+            .and_then(|patch| Some((*patch, patch.read::<Listener>()?)))
+        else {
+            return Built::none();
+        };
+        if listener.name.is_empty() {
+            return Built::none().with_notes(vec![set::problem(patch, "the listener has no name")]);
+        }
+        let chains = listener.filter_chains.iter().chain(&listener.default_filter_chain);
+        if let Some(missing) = chains.flat_map(|chain| lacking(&self.extensions, chain)).next() {
+            return Built::none().with_notes(vec![set::missing(patch, missing)]);
+        }
+        Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(vec![set::applied(patch)])
+    }
+}
+
+/// The names of filters in a chain that a client cannot run.
+fn lacking<'a>(extensions: &'a Extensions, chain: &'a FilterChain) -> impl Iterator<Item = &'a str> {
+    let lacks = |filter: &&_| !filters::can_run(extensions, *filter) && !filters::is_security(*filter);
+    chain.filters.iter().filter(lacks).map(|filter| filter.name.as_str())
+}
+
+/// The patches of one listener and the client that it is for.
+struct Patching<'a> {
+    set: PatchSet<'a>,
+    extensions: &'a Extensions,
+}
+
+impl Patching<'_> {
+    fn listener(&self, mut listener: Listener) -> Option<Listener> {
+        for patch in self.set.of(ApplyTo::Listener) {
+            if !Traits::of(&listener).matches(patch) {
+                continue;
+            }
+            match patch.operation {
+                Operation::Remove => {
+                    self.set.applied(patch);
+                    return None;
+                }
+                Operation::Merge => self.merge(patch, &mut listener),
+                _ => {}
+            }
+        }
+        let traits = Traits::of(&listener);
+        self.listener_filters(&traits, &mut listener);
+        self.chains(&traits, &mut listener);
+        Some(listener)
+    }
+
+    /// Merges the value of a patch into a message.
+    fn merge<M: prost::Message + prost::Name + Default>(&self, patch: &Patch, message: &mut M) {
+        let Some(value) = &patch.value else { return };
+        match merge_into(message, &value.message) {
+            Ok(()) => self.set.applied(patch),
+            Err(error) => self.set.problem(patch, error),
+        }
+    }
+
+    fn listener_filters(&self, traits: &Traits, listener: &mut Listener) {
+        for patch in self.set.of(ApplyTo::ListenerFilter) {
+            if !traits.matches(patch) {
+                continue;
+            }
+            let wanted = matches::listener_filter(patch);
+            if patch.operation == Operation::Merge {
+                let same = listener
+                    .listener_filters
+                    .iter_mut()
+                    .filter(|filter| Some(filter.name.as_str()) == wanted);
+                for filter in same {
+                    if merge_filter(&self.set, patch, filter, Naming::Kept) {
+                        self.set.applied(patch);
+                    }
+                }
+            } else {
+                self.rearrange(patch, &mut listener.listener_filters, wanted);
+            }
+        }
+    }
+
+    /// Does to a list of filters what a patch says, merges aside.
+    fn rearrange<F: filters::Patched>(&self, patch: &Patch, list: &mut Vec<F>, wanted: Option<&str>) {
+        let value = match patch.operation {
+            Operation::Merge => return,
+            Operation::Remove => None,
+            _ => match runnable(&self.set, self.extensions, patch) {
+                Some(filter) => Some(filter),
+                None => return,
+            },
+        };
+        if rearrange(list, patch, value, wanted) {
+            self.set.applied(patch);
+        }
+    }
+
+    fn chains(&self, traits: &Traits, listener: &mut Listener) {
+        listener
+            .filter_chains
+            .retain_mut(|chain| !chain.filters.is_empty() && self.chain(traits, chain));
+        if let Some(mut chain) = listener.default_filter_chain.take() {
+            let stays = chain.filters.is_empty() || self.chain(traits, &mut chain);
+            listener.default_filter_chain = stays.then_some(chain);
+        }
+        for patch in self.set.of(ApplyTo::FilterChain) {
+            if patch.operation == Operation::Add && traits.matches(patch) {
+                listener.filter_chains.extend(self.added_chain(patch));
+            }
+        }
+    }
+
+    /// The chain that a patch adds. One without filters is none.
+    fn added_chain(&self, patch: &Patch) -> Option<FilterChain> {
+        let chain: FilterChain = patch.read()?;
+        if let Some(missing) = lacking(self.extensions, &chain).next() {
+            self.set.push(set::missing(patch, missing));
+            return None;
+        }
+        if chain.filters.is_empty() {
+            self.set.problem(patch, "the chain has no filters");
+            return None;
+        }
+        self.set.applied(patch);
+        Some(chain)
+    }
 }

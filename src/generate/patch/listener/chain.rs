@@ -1,0 +1,97 @@
+//! Patches of one filter chain and of the network filters in it.
+
+use super::{Patching, matches, matches::Traits};
+use crate::{
+    generate::{
+        listener::hcm::HTTP_CONNECTION_MANAGER,
+        patch::{
+            filters::{Naming, merge_filter},
+            merge::merge_any,
+        },
+    },
+    model::envoy_filter::{ApplyTo, Operation, Patch},
+    proto::{
+        Any,
+        envoy::config::{
+            core::v3::{TransportSocket, transport_socket::ConfigType},
+            listener::v3::FilterChain,
+        },
+    },
+};
+
+impl Patching<'_> {
+    /// Patches a chain; false if a patch removes it.
+    pub(super) fn chain(&self, traits: &Traits, chain: &mut FilterChain) -> bool {
+        for patch in self.set.of(ApplyTo::FilterChain) {
+            if !traits.matches(patch) || !traits.matches_chain(chain, patch) {
+                continue;
+            }
+            match patch.operation {
+                Operation::Remove => {
+                    self.set.applied(patch);
+                    return false;
+                }
+                Operation::Merge => self.merge_chain(patch, chain),
+                _ => {}
+            }
+        }
+        self.network_filters(traits, chain);
+        true
+    }
+
+    /// Merges a patch into a chain. If both have a transport socket of one name, its configurations are merged and that
+    /// is all: a patch of a socket is not a patch of the chain.
+    fn merge_chain(&self, patch: &Patch, chain: &mut FilterChain) {
+        let value: Option<FilterChain> = patch.read();
+        let from_patch = value.and_then(|value| value.transport_socket);
+        match (&mut chain.transport_socket, from_patch) {
+            (Some(socket), Some(from_patch)) if socket.name == from_patch.name => {
+                self.merge_socket(patch, socket, &from_patch);
+            }
+            _ => self.merge(patch, chain),
+        }
+    }
+
+    fn merge_socket(&self, patch: &Patch, socket: &mut TransportSocket, from_patch: &TransportSocket) {
+        let merged = match (config(socket), config(from_patch)) {
+            (Some(config), Some(from_patch)) => merge_any(config, from_patch),
+            _ => return self.set.applied(patch),
+        };
+        match merged {
+            Ok(merged) => {
+                socket.config_type = Some(ConfigType::TypedConfig(merged));
+                self.set.applied(patch);
+            }
+            Err(error) => self.set.problem(patch, error),
+        }
+    }
+
+    fn network_filters(&self, traits: &Traits, chain: &mut FilterChain) {
+        let about_chain = |patch: &&Patch| traits.matches(patch) && traits.matches_chain(chain, patch);
+        let patches: Vec<&Patch> = self.set.of(ApplyTo::NetworkFilter).filter(about_chain).collect();
+        let of_http: Vec<&Patch> = self.set.of(ApplyTo::HttpFilter).filter(about_chain).collect();
+        for patch in &patches {
+            self.rearrange(patch, &mut chain.filters, matches::network_filter(patch));
+        }
+        for filter in &mut chain.filters {
+            for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
+                let wanted = matches::network_filter(patch);
+                if wanted.is_none_or(|wanted| wanted == filter.name)
+                    && merge_filter(&self.set, patch, filter, Naming::OfPatch)
+                {
+                    self.set.applied(patch);
+                }
+            }
+            if filter.name == HTTP_CONNECTION_MANAGER {
+                self.http_filters(&of_http, filter);
+            }
+        }
+    }
+}
+
+fn config(socket: &TransportSocket) -> Option<&Any> {
+    match &socket.config_type {
+        Some(ConfigType::TypedConfig(config)) => Some(config),
+        None => None,
+    }
+}

@@ -1,0 +1,43 @@
+//! Patches of the HTTP filters in a connection manager.
+
+use super::{Patching, matches};
+use crate::{
+    generate::patch::filters::{Naming, Patched, merge_filter},
+    model::envoy_filter::{Operation, Patch},
+    proto::{
+        Any,
+        envoy::{
+            config::listener::v3::Filter,
+            extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
+        },
+    },
+};
+
+impl Patching<'_> {
+    /// Patches the HTTP filters of a connection manager, given the patches that are about its chain.
+    pub(super) fn http_filters(&self, patches: &[&Patch], filter: &mut Filter) {
+        let about_filter = |patch: &&&Patch| matches::network_filter(patch).is_none_or(|wanted| wanted == filter.name);
+        let patches: Vec<&Patch> = patches.iter().filter(about_filter).copied().collect();
+        if patches.is_empty() {
+            return;
+        }
+        // A patch may have put another type in place.
+        let Some(Ok(Some(mut manager))) = filter.config().map(Any::unpack::<HttpConnectionManager>) else {
+            return;
+        };
+        for patch in &patches {
+            self.rearrange(patch, &mut manager.http_filters, matches::http_filter(patch));
+        }
+        for http_filter in &mut manager.http_filters {
+            for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
+                let wanted = matches::http_filter(patch);
+                if wanted.is_none_or(|wanted| wanted == http_filter.name)
+                    && merge_filter(&self.set, patch, http_filter, Naming::OfPatch)
+                {
+                    self.set.applied(patch);
+                }
+            }
+        }
+        filter.configure(Any::pack(&manager));
+    }
+}

@@ -1,0 +1,93 @@
+//! The patches for one resource, by kind, and what is noted while they are applied.
+
+use std::{cell::RefCell, fmt::Display};
+
+use smol_str::format_smolstr;
+
+use super::{PatchContext, PatchRef, resolve};
+use crate::{
+    generate::{View, group::Note},
+    model::envoy_filter::{ApplyTo, Patch},
+};
+
+/// Tells which patches had an effect; the metric of the same name is made of it.
+pub const STATUS: &str = "pilot_envoy_filter_status";
+/// Tells why a patch that was meant for a resource has no effect.
+pub const PROBLEM: &str = "envoy_filter_problem";
+
+/// The remark that a patch had an effect.
+pub fn applied(patch: &Patch) -> Note {
+    Note {
+        code: STATUS,
+        detail: patch.place.clone(),
+    }
+}
+
+/// The remark that a patch has no effect although it was meant for a resource.
+pub fn problem(patch: &Patch, reason: impl Display) -> Note {
+    Note {
+        code: PROBLEM,
+        detail: format_smolstr!("{}: {reason}", patch.place),
+    }
+}
+
+/// The remark that a patch is left out because the client lacks an extension.
+pub fn missing(patch: &Patch, extension: &str) -> Note {
+    problem(patch, format_args!("the proxy lacks the extension {extension}"))
+}
+
+/// The patches for one resource.
+pub struct PatchSet<'a> {
+    patches: Vec<&'a Patch>,
+    notes: RefCell<Vec<Note>>,
+}
+
+impl<'a> PatchSet<'a> {
+    /// The patches that count in a context.
+    pub fn new(view: &View<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
+        let mut patches = resolve(view, refs);
+        patches.retain(|patch| patch.is_for(context));
+        Self {
+            patches,
+            notes: RefCell::default(),
+        }
+    }
+
+    /// True if there is nothing to apply.
+    pub fn is_empty(&self) -> bool {
+        self.patches.is_empty()
+    }
+
+    /// The patches of one kind of object, in the order of application.
+    pub fn of(&self, apply_to: ApplyTo) -> impl Iterator<Item = &'a Patch> + use<'a, '_> {
+        self.patches
+            .iter()
+            .copied()
+            .filter(move |patch| patch.apply_to == apply_to)
+    }
+
+    /// Notes that a patch had an effect.
+    pub fn applied(&self, patch: &Patch) {
+        self.push(applied(patch));
+    }
+
+    /// Notes that a patch has no effect although it was meant for this resource.
+    pub fn problem(&self, patch: &Patch, reason: impl Display) {
+        self.push(problem(patch, reason));
+    }
+
+    /// Adds a remark.
+    pub fn push(&self, note: Note) {
+        self.notes.borrow_mut().push(note);
+    }
+
+    /// Adds what was noted to the remarks of the resource, which stay sorted and unique.
+    pub fn into_notes(self, notes: &mut Vec<Note>) {
+        let own = self.notes.into_inner();
+        if !own.is_empty() {
+            notes.extend(own);
+            notes.sort_unstable();
+            notes.dedup();
+        }
+    }
+}
