@@ -6,6 +6,7 @@
 
 pub mod cluster;
 pub mod constant;
+pub mod demand;
 pub mod encoded;
 pub mod endpoint;
 pub mod extension;
@@ -13,6 +14,7 @@ pub mod extension;
 pub(crate) mod fixture;
 pub mod gateway;
 pub mod group;
+pub mod grpc;
 pub mod labels;
 pub mod listener;
 pub mod name;
@@ -28,6 +30,7 @@ pub mod vip;
 
 use crate::{api::Kind, model::MeshSnapshot};
 
+pub use demand::Demand;
 pub use encoded::{EncodedResource, ResourceType};
 pub use gateway::GatewayView;
 pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};

@@ -1,7 +1,10 @@
 //! `istiod render FOLDER --out DIR`: writes what each proxy of a mesh folder would be sent, without serving.
 //!
 //! It goes through the same commit, selection and encoding as serving does; only the subscriptions are played: every
-//! cluster and listener, the endpoints of EDS clusters, the routes and extensions that listeners name.
+//! cluster and listener, the endpoints of EDS clusters, the routes and extensions that listeners name; proxyless gRPC
+//! clients ask for the listeners in `grpcTargets` and what follows from these.
+
+mod proxyless;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,6 +24,7 @@ use crate::{
     },
     generate::{
         self, EncodedResource, Proxy, ResourceSnapshot, ResourceType,
+        demand::ON_DEMAND,
         proxy::{Extensions, NodeError, locality_text},
         store::{MemberId, Membership, Serial, Store},
     },
@@ -108,11 +112,14 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
         .collect();
     let membership = Membership {
         joined,
-        left: Vec::new(),
+        ..Membership::default()
     };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
     report.diagnostics.extend(reference::missing(&Cx::untracked(), &mesh));
     report.panics = update.panics;
+    let targets = folder.proxies.iter().map(proxyless::targets).enumerate();
+    let targets = targets.map(|(index, targets)| (MemberId(index as u64), targets));
+    report.panics.extend(proxyless::ask(&mut store, &mesh, targets));
     report.without_effect = generate::without_effect(&mesh).collect();
     for (index, (name, _)) in proxies.iter().enumerate() {
         let key = store.group_of(MemberId(index as u64)).cloned();
@@ -170,7 +177,8 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
     let mut counts = BTreeMap::new();
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
     for resource_type in ResourceType::ALL {
-        let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() {
+        let on_demand = snapshot.demand.is_some() && ON_DEMAND.contains(resource_type);
+        let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() || on_demand {
             snapshot
                 .view(*resource_type)
                 .iter()

@@ -19,7 +19,9 @@ mod static_clusters;
 mod tls;
 
 pub use inbound::{InboundKey, InboundPart};
+pub(super) use load_balancer::consistent_hash;
 pub use outbound::{ClusterMode, OutboundKey, OutboundPart};
+pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessions};
 pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
 
 use super::{

@@ -66,6 +66,14 @@ pub fn ads_source() -> ConfigSource {
     }
 }
 
+/// The aggregated stream, as gRPC clients are told of it.
+pub fn plain_ads_source() -> ConfigSource {
+    ConfigSource {
+        config_source_specifier: Some(ConfigSourceSpecifier::Ads(AggregatedConfigSource {})),
+        ..Default::default()
+    }
+}
+
 fn secret_ads_source() -> ConfigSource {
     ConfigSource {
         resource_api_version: ApiVersion::V3 as i32,

@@ -23,7 +23,7 @@ pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies:
         joined: joined
             .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
             .collect(),
-        left: Vec::new(),
+        ..Membership::default()
     };
     let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
     assert!(update.panics.is_empty(), "{:?}", update.panics);

@@ -7,11 +7,12 @@ use smol_str::SmolStr;
 
 use super::{
     View, cluster,
+    demand::Demand,
     encoded::{EncodedResource, ResourceType},
-    endpoint, listener, name_table, route,
+    endpoint, grpc, listener, name_table, route,
 };
 use crate::{
-    base::{Hashed, Version},
+    base::{Hashed, Shared, Version},
     model::{Revision, ScopeKey},
 };
 
@@ -26,6 +27,8 @@ pub enum Part {
     Routes(route::RoutePart),
     /// The name table.
     NameTable(name_table::NameTableKey),
+    /// What a proxyless gRPC client asks for.
+    Grpc(grpc::GrpcPart),
 }
 
 /// A part's key: hashed once, cheap to compare.
@@ -44,6 +47,8 @@ pub enum Resource {
     Route(route::RouteKey),
     /// The name table.
     NameTable(name_table::NameTableKey),
+    /// A listener or cluster of a proxyless gRPC client.
+    Grpc(grpc::GrpcKey),
 }
 
 /// A resource's key: hashed once, cheap to compare.
@@ -76,6 +81,7 @@ impl Part {
             Self::Listeners(part) => part.list(view),
             Self::Routes(part) => part.list(view),
             Self::NameTable(part) => part.list(),
+            Self::Grpc(part) => part.list(view),
         }
     }
 }
@@ -132,6 +138,7 @@ impl Resource {
             Self::Listener(key) => key.build(view),
             Self::Route(key) => key.build(view),
             Self::NameTable(key) => key.build(view),
+            Self::Grpc(key) => key.build(view),
         }
     }
 }
@@ -145,6 +152,8 @@ pub struct Selection {
     pub parts: Vec<PartKey>,
     /// Gateways are answered with an empty route configuration when they ask for one that does not exist.
     pub answers_unknown_routes: bool,
+    /// What the client asks for, if the parts follow from that.
+    pub demand: Option<Shared<Demand>>,
 }
 
 /// A group's key: hashed once, cheap to compare.
@@ -255,6 +264,8 @@ pub struct ResourceSnapshot {
     views: Arc<[TypeView]>,
     /// What an unknown route name is answered with: gateways get an empty route configuration, sidecars nothing.
     pub answers_unknown_routes: bool,
+    /// What it was made for, if it holds only what its clients ask for; `None`: it holds all there is.
+    pub demand: Option<Shared<Demand>>,
 }
 
 impl ResourceSnapshot {
@@ -265,7 +276,14 @@ impl ResourceSnapshot {
             revision,
             views: views.into(),
             answers_unknown_routes,
+            demand: None,
         }
+    }
+
+    /// The same, made for this demand.
+    pub fn on_demand(mut self, demand: Option<Shared<Demand>>) -> Self {
+        self.demand = demand;
+        self
     }
 
     /// A snapshot without resources.
@@ -280,6 +298,13 @@ impl ResourceSnapshot {
     /// The view of a type.
     pub fn view(&self, resource_type: ResourceType) -> &TypeView {
         &self.views[resource_type as usize]
+    }
+
+    /// True if these are just the names of the type that the snapshot was made for.
+    pub fn is_made_for(&self, resource_type: ResourceType, names: &std::collections::BTreeSet<SmolStr>) -> bool {
+        self.demand
+            .as_ref()
+            .is_some_and(|demand| demand.is(resource_type, names))
     }
 
     /// What a client gets that asks for a name which does not exist: an empty load assignment (the cluster is known,

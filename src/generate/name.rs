@@ -12,6 +12,29 @@ pub fn outbound_cluster(port: u32, subset: &str, host: impl Display) -> String {
     format!("outbound|{port}|{subset}|{host}")
 }
 
+/// What the name of an outbound cluster tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutboundName<'a> {
+    /// The service port, never 0.
+    pub port: u32,
+    /// The subset, empty for the default cluster.
+    pub subset: &'a str,
+    /// The host, never empty.
+    pub host: &'a str,
+}
+
+/// Reads the name of an outbound cluster, or the SNI of one; `None` for other texts.
+pub fn parse_outbound(name: &str) -> Option<OutboundName<'_>> {
+    let (rest, separator) = match name.strip_prefix("outbound_.") {
+        Some(rest) => (rest, "_."),
+        None => (name.strip_prefix("outbound|")?, "|"),
+    };
+    let (port, rest) = rest.split_once(separator)?;
+    let (subset, host) = rest.split_once(separator)?;
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    (!host.is_empty() && !host.contains(separator)).then_some(OutboundName { port, subset, host })
+}
+
 /// The cluster of a port of the workload itself: `inbound|8080||`.
 pub fn inbound_cluster(port: u32) -> String {
     format!("inbound|{port}||")

@@ -293,6 +293,11 @@ impl Proxy {
         label_map(self.metadata.get(key))
     }
 
+    /// True for gRPC clients and servers that do without a proxy: they ask for listeners and clusters by name.
+    pub fn is_proxyless(&self) -> bool {
+        self.generator == "grpc"
+    }
+
     /// The families of its addresses.
     pub fn ip_mode(&self) -> IpMode {
         IpMode::of(self.addresses.iter().map(SmolStr::as_str))

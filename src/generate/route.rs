@@ -7,14 +7,14 @@
 mod action;
 pub(crate) mod destination;
 pub(crate) mod domains;
-mod filters;
+pub(crate) mod filters;
 mod gateway;
 mod hash;
 mod headers;
 mod http;
 mod matches;
 mod retry;
-mod sidecar;
+pub(crate) mod sidecar;
 #[cfg(test)]
 mod tests;
 mod virtual_host;
@@ -64,12 +64,15 @@ pub struct Client {
     include_attempt_count: bool,
     /// A rewritten host is kept in `x-forwarded-host`.
     append_forwarded_host: bool,
+    /// It is a gRPC client without a proxy: it tells ports apart in `Host`, and knows time limits by another name.
+    proxyless: bool,
     /// EnvoyFilter patches of routes that apply, in order.
     patches: Shared<[PatchRef]>,
 }
 
 impl Client {
-    fn of(view: &View, selected: &Selected) -> Self {
+    /// What routes depend on of a selected proxy.
+    pub fn of(view: &View, selected: &Selected) -> Self {
         let headers = selected.proxy_config.proxy_headers.as_ref();
         let attempts = headers.and_then(|headers| headers.attempt_count.as_ref());
         let forwarded = headers.and_then(|headers| headers.x_forwarded_host.as_ref());
@@ -80,7 +83,12 @@ impl Client {
             vip: VipView::of(selected.proxy, &view.mesh.installation.features),
             include_attempt_count: attempts.and_then(|attempts| attempts.disabled) != Some(true),
             append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
-            patches: selected.patches.routes.clone(),
+            proxyless: selected.proxy.is_proxyless(),
+            patches: if selected.proxy.is_proxyless() {
+                Shared::from(Vec::new())
+            } else {
+                selected.patches.routes.clone()
+            },
         }
     }
 }
@@ -119,6 +127,16 @@ impl RouteKey {
 }
 
 const MAX_DIRECT_RESPONSE_BYTES: u32 = 1024 * 1024;
+
+/// The route configuration of one host, for a gRPC client without a proxy.
+fn plain_configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedResource {
+    let message = RouteConfiguration {
+        name: name.to_owned(),
+        virtual_hosts,
+        ..Default::default()
+    };
+    EncodedResource::new(name, &message)
+}
 
 /// A route configuration for outbound traffic.
 fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedResource {

@@ -13,6 +13,8 @@ mod rbac;
 mod rule;
 mod trust_domain;
 
+pub use rbac::proxyless_filters;
+
 use std::cell::OnceCell;
 
 use super::{

@@ -10,9 +10,9 @@ mod workload;
 use smol_str::SmolStr;
 
 use super::{
-    View, cluster,
+    Demand, View, cluster,
     group::{Part, ProxyGroupKey, Selection},
-    listener, name_table,
+    grpc, listener, name_table,
     patch::Patches,
     proxy::{Proxy, ProxyType},
     route,
@@ -61,11 +61,12 @@ pub struct Selected<'a> {
     pub gateways: Shared<[ObjectKey]>,
 }
 
-/// Reduces a proxy to the list of parts that make up its configuration.
-pub fn select(view: &View, proxy: &Proxy) -> ProxyGroupKey {
+/// Reduces a proxy to the list of parts that make up its configuration; `demand` is what it asks for, if that matters.
+pub fn select(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> ProxyGroupKey {
     let selected = Selected::of(view, proxy);
     let mut parts: Vec<Part> = Vec::new();
     match proxy.proxy_type {
+        _ if proxy.is_proxyless() => parts.extend(grpc::select(view, &selected, demand).into_iter().map(Part::Grpc)),
         ProxyType::Sidecar | ProxyType::Router => {
             parts.extend(cluster::select(view, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(view, &selected).into_iter().map(Part::Listeners));
@@ -78,6 +79,7 @@ pub fn select(view: &View, proxy: &Proxy) -> ProxyGroupKey {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
         answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
+        demand: proxy.is_proxyless().then(|| demand.clone()),
     })
 }
 

@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
-    View,
+    Demand, View,
     encoded::ResourceType,
     group::{Built, Listed, Note, PartKey, PartView, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeView},
     proxy::Proxy,
@@ -51,6 +51,8 @@ const RESOURCES: RelationId = RelationId(2003);
 pub struct Membership {
     /// Proxies that connected.
     pub joined: Vec<(MemberId, Arc<Proxy>)>,
+    /// Members that ask for other names than before: the names that they ask for now.
+    pub demanded: Vec<(MemberId, Shared<Demand>)>,
     /// Proxies that went away.
     pub left: Vec<MemberId>,
 }
@@ -88,6 +90,7 @@ pub struct Size {
 /// See the module's text.
 pub struct Store {
     proxies: FxHashMap<MemberId, Arc<Proxy>>,
+    demands: FxHashMap<MemberId, Shared<Demand>>,
     selections: Derived<MemberId, ProxyGroupKey>,
     scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, Vec<Listed>>,
@@ -110,6 +113,7 @@ impl Default for Store {
     fn default() -> Self {
         Self {
             proxies: FxHashMap::default(),
+            demands: FxHashMap::default(),
             selections: Derived::new(SELECTIONS),
             scopes: Derived::new(SCOPES),
             parts: Derived::new(PARTS),
@@ -238,14 +242,22 @@ impl Store {
             }
             self.selections.forget(tx, &member);
             self.proxies.remove(&member);
+            self.demands.remove(&member);
         }
-        let joined: Vec<MemberId> = membership.joined.iter().map(|(member, _)| *member).collect();
+        let mut candidates: Vec<MemberId> = membership.joined.iter().map(|(member, _)| *member).collect();
         self.proxies.extend(membership.joined);
-        let (proxies, scopes) = (&self.proxies, self.scopes.table().clone());
+        for (member, demand) in membership.demanded {
+            if self.proxies.contains_key(&member) {
+                self.demands.insert(member, demand);
+                candidates.push(member);
+            }
+        }
+        let (proxies, demands, scopes) = (&self.proxies, &self.demands, self.scopes.table().clone());
+        let nothing = Shared::<Demand>::default();
         evaluate(
             &mut self.selections,
             tx,
-            &joined,
+            &candidates,
             executor,
             &mut update.panics,
             |cx, member| {
@@ -257,6 +269,7 @@ impl Store {
                         scopes: &scopes,
                     },
                     proxy,
+                    demands.get(member).unwrap_or(&nothing),
                 ))
             },
         );
@@ -441,11 +454,8 @@ impl Store {
                     .map(|views| views[*resource_type as usize].clone())
                     .collect(),
             });
-            group.snapshot = Arc::new(ResourceSnapshot::new(
-                mesh.revision,
-                views.collect(),
-                key.answers_unknown_routes,
-            ));
+            let snapshot = ResourceSnapshot::new(mesh.revision, views.collect(), key.answers_unknown_routes);
+            group.snapshot = Arc::new(snapshot.on_demand(key.demand.clone()));
             published.push((key, group.snapshot.clone()));
         }
         published.sort_by(|(a, _), (b, _)| a.cmp(b));

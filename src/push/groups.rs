@@ -12,7 +12,10 @@ use rayon::prelude::*;
 use tokio::sync::{mpsc, watch};
 
 pub use crate::generate::store::MemberId;
-use crate::generate::{Proxy, ResourceSnapshot, store::Executor};
+use crate::{
+    base::Shared,
+    generate::{Demand, Proxy, ResourceSnapshot, store::Executor},
+};
 
 /// What a connection is to hold, and why.
 #[derive(Clone, Debug)]
@@ -52,6 +55,10 @@ pub(super) enum Membership {
         proxy: Arc<Proxy>,
         sender: watch::Sender<Publication>,
     },
+    Demand {
+        id: MemberId,
+        demand: Shared<Demand>,
+    },
     Leave(MemberId),
 }
 
@@ -64,7 +71,8 @@ pub struct Groups {
 
 impl Groups {
     /// Makes the way in and what the pump reads from it. The channel holds at most one joining and one leaving message
-    /// for each connection, so it is bounded by the bound on connections.
+    /// for each connection, and of those that are served on demand one for each request that changes it and waits for
+    /// its answer; so it is bounded by the bound on connections.
     #[allow(
         clippy::disallowed_methods,
         reason = "bounded by the number of connections; leaving must never fail"
@@ -106,6 +114,14 @@ pub struct Member {
     events: mpsc::UnboundedSender<Membership>,
 }
 
+impl Member {
+    /// Asks for other names than before. What is published for them says so ([`ResourceSnapshot::demand`]).
+    pub fn demand(&self, demand: Shared<Demand>) {
+        // As in [`Groups::join`].
+        let _ = self.events.send(Membership::Demand { id: self.id, demand });
+    }
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         let _ = self.events.send(Membership::Leave(self.id));
@@ -143,6 +159,7 @@ pub(crate) fn hand_fed(tasks: &crate::task::Tasks) -> (Groups, watch::Sender<Opt
                         members.remove(&id.0);
                         Vec::new()
                     }
+                    Some(Membership::Demand { .. }) => Vec::new(),
                     None => return,
                 },
                 changed = fed.changed() => match changed {

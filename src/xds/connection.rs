@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     base::Version,
-    generate::{EncodedResource, ResourceSnapshot, ResourceType},
+    generate::{Demand, EncodedResource, ResourceSnapshot, ResourceType, demand::ON_DEMAND},
 };
 
 /// The most names that a connection may subscribe to, over all types.
@@ -117,6 +117,7 @@ pub enum Refusal {
 #[derive(Debug)]
 pub struct Connection {
     protocol: Protocol,
+    on_demand: bool,
     latest: Option<Arc<ResourceSnapshot>>,
     types: [Option<Box<WatchedResource>>; ResourceType::ALL.len()],
     responses: u64,
@@ -127,10 +128,37 @@ impl Connection {
     pub fn new(protocol: Protocol) -> Self {
         Self {
             protocol,
+            on_demand: false,
             latest: None,
             types: Default::default(),
             responses: 0,
         }
+    }
+
+    /// The connection of a client that asks for clusters and listeners by name too, and whose snapshots are made for
+    /// what it asks for. An answer waits for the snapshot that was made for the names.
+    pub fn on_demand(protocol: Protocol) -> Self {
+        Self {
+            on_demand: true,
+            ..Self::new(protocol)
+        }
+    }
+
+    /// What the client asks for of the types that are made on demand; `None` where everything is at hand.
+    pub fn demand(&self) -> Option<Demand> {
+        let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.clone());
+        let asked = ON_DEMAND.into_iter();
+        let asked = asked.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
+        self.on_demand.then(|| Demand::new(asked))
+    }
+
+    fn is_on_demand(&self, resource_type: ResourceType) -> bool {
+        self.on_demand && ON_DEMAND.contains(&resource_type)
+    }
+
+    /// True if the type is everything to a client that names nothing.
+    fn is_wildcard(&self, resource_type: ResourceType) -> bool {
+        resource_type.is_wildcard() && !self.is_on_demand(resource_type)
     }
 
     /// What the connection holds of a type, for debug pages.
@@ -187,6 +215,8 @@ impl Connection {
         error: Option<String>,
         names: Vec<SmolStr>,
     ) -> Outcome {
+        let on_demand = self.is_on_demand(resource_type);
+        let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
         if let Some(error) = error {
             match slot {
@@ -196,7 +226,7 @@ impl Connection {
             }
             return Outcome::Nacked(error);
         }
-        let wildcard = resource_type.is_wildcard() && (names.is_empty() || names.iter().any(|name| name == "*"));
+        let wildcard = is_wildcard && (names.is_empty() || names.iter().any(|name| name == "*"));
         if names.is_empty() && !wildcard {
             *slot = None;
             return Outcome::Unsubscribed;
@@ -224,6 +254,7 @@ impl Connection {
             _ => {
                 *slot = Some(Box::new(WatchedResource {
                     wildcard,
+                    on_demand,
                     names,
                     owed_all: true,
                     must_answer: true,
@@ -246,6 +277,8 @@ impl Connection {
         unsubscribe: Vec<SmolStr>,
         initial: Vec<(SmolStr, String)>,
     ) -> Outcome {
+        let on_demand = self.is_on_demand(resource_type);
+        let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
         let first = slot.is_none();
         let watched = slot.get_or_insert_default();
@@ -266,7 +299,8 @@ impl Connection {
         // Changes of the subscription count even in a request whose nonce is stale: they are said only once.
         if first {
             let claims_only = subscribe.is_empty();
-            watched.wildcard = resource_type.is_wildcard() && claims_only;
+            watched.on_demand = on_demand;
+            watched.wildcard = is_wildcard && claims_only;
             watched.must_answer = true;
             watched.claimed = initial
                 .into_iter()
@@ -325,6 +359,10 @@ impl Connection {
                 continue;
             };
             if watched.in_flight.is_some() || watched.is_settled(latest.view(*resource_type)) {
+                continue;
+            }
+            // Until there is one that was made for these names, it is not known which of them exist.
+            if watched.on_demand && !latest.is_made_for(*resource_type, &watched.names) {
                 continue;
             }
             let content = match self.protocol {
@@ -405,8 +443,9 @@ impl WatchedResource {
     fn change(&mut self, subscribe: Vec<SmolStr>, unsubscribe: &[SmolStr], first: bool) {
         for name in subscribe {
             if name == "*" {
-                self.owed_all |= !first && !self.wildcard;
-                self.wildcard = true;
+                // Who is served on demand is never offered everything.
+                self.owed_all |= !first && !self.wildcard && !self.on_demand;
+                self.wildcard = !self.on_demand;
             } else {
                 if !first {
                     self.owed.insert(name.clone());

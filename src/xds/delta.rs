@@ -33,7 +33,7 @@ pub(super) fn content(
         }
     }
     if std::mem::take(&mut watched.owed_all) {
-        if watched.wildcard {
+        if watched.wildcard || watched.on_demand {
             content
                 .send
                 .extend(view.iter().map(|resource| (resource.name.clone(), resource.clone())));
@@ -41,7 +41,7 @@ pub(super) fn content(
         owed.extend(watched.names.iter().cloned());
     }
     for name in owed {
-        if !watched.wants(&name) {
+        if !watched.asks_for(&name) {
             continue;
         }
         match view
@@ -78,7 +78,7 @@ impl Content {
         self.first = true;
         let claimed = std::mem::take(&mut watched.claimed);
         let held = |resource: &EncodedResource| claimed.get(&resource.name) == Some(&Some(resource.version));
-        if watched.wildcard {
+        if watched.wildcard || watched.on_demand {
             self.send
                 .extend(view.iter().filter(|r| !held(r)).map(|r| (r.name.clone(), r.clone())));
         }
@@ -91,7 +91,7 @@ impl Content {
         );
         let gone = claimed
             .keys()
-            .filter(|name| watched.wants(name) && view.get(name).is_none());
+            .filter(|name| watched.asks_for(name) && view.get(name).is_none());
         self.removed.extend(gone.cloned());
     }
 
@@ -105,7 +105,7 @@ impl Content {
                 .map(|r| (r.name.clone(), r)),
         );
         self.removed
-            .extend(difference.removed.into_iter().filter(|name| watched.wants(name)));
+            .extend(difference.removed.into_iter().filter(|name| watched.asks_for(name)));
     }
 
     fn finish(self, watched: &mut WatchedResource, resource_type: ResourceType, must_answer: bool) -> Option<InFlight> {

@@ -89,6 +89,11 @@ impl Registry {
 
     pub(super) fn register(self: &Arc<Self>, arrival: Arrival) -> Registration {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let connection = if arrival.proxy.is_proxyless() {
+            Connection::on_demand(arrival.protocol)
+        } else {
+            Connection::new(arrival.protocol)
+        };
         let connection = Arc::new(LiveConnection {
             id: format_smolstr!("{}-{number}", arrival.proxy.id),
             peer: arrival.peer,
@@ -97,7 +102,7 @@ impl Registry {
             member: arrival.member,
             protocol: arrival.protocol,
             state: Mutex::new(State {
-                connection: Connection::new(arrival.protocol),
+                connection,
                 sent_at: Default::default(),
             }),
         });

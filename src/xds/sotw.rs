@@ -25,7 +25,7 @@ pub(super) fn content(
         None => all = true,
         Some(sent) => {
             let difference = sent.difference(view);
-            let removed = difference.removed.iter().any(|name| watched.wants(name));
+            let removed = difference.removed.iter().any(|name| watched.asks_for(name));
             changed.extend(
                 difference
                     .changed
@@ -44,8 +44,11 @@ pub(super) fn content(
     let resources: Vec<Arc<EncodedResource>> = if all && watched.wildcard {
         view.iter().cloned().collect()
     } else {
+        if all && watched.on_demand {
+            changed.extend(view.iter().map(|resource| (resource.name.clone(), resource.clone())));
+        }
         let names = if all { &watched.names } else { &owed };
-        for name in names.iter().filter(|name| watched.wants(name)) {
+        for name in names.iter().filter(|name| watched.asks_for(name)) {
             let resource = view
                 .get(name)
                 .cloned()

@@ -25,8 +25,9 @@ use super::{
     request::{Incoming, RequestError, Requests},
 };
 use crate::{
+    base,
     generate::{
-        ResourceType,
+        Demand, ResourceType,
         proxy::{NodeError, Proxy},
     },
     push::groups::{Groups, Member, Publication},
@@ -202,6 +203,8 @@ struct Session {
     since: Option<Instant>,
     /// Refusals that were counted for this node, with the code.
     refusals: Vec<(ResourceType, &'static str)>,
+    /// What the client was last said to ask for, if it is served on demand.
+    demand: Option<base::Shared<Demand>>,
     /// Held while the client stands for a machine.
     attachment: Option<Attachment>,
 }
@@ -229,6 +232,7 @@ impl Session {
             first_share: Some((share, Timer::now() + patience.first)),
             since: None,
             refusals: Vec::new(),
+            demand: None,
             attachment,
         }
     }
@@ -274,7 +278,13 @@ impl Session {
 
     fn react(&mut self, request: Request, error_code: i32) -> Result<Vec<Response>, End> {
         let resource_type = request.resource_type;
-        let reaction = self.registration.connection.state().connection.on_request(request)?;
+        let (reaction, demand) = {
+            let connection = &mut self.registration.connection.state().connection;
+            (connection.on_request(request)?, connection.demand())
+        };
+        if let Some(demand) = demand {
+            self.demand(demand);
+        }
         match reaction.outcome {
             Outcome::Nacked(message) => self.refused(resource_type, error_code, &message),
             Outcome::Stale => self.shared.metrics.expired(resource_type),
@@ -288,6 +298,16 @@ impl Session {
             }
         }
         Ok(reaction.responses)
+    }
+
+    /// Tells what the client asks for, if that has changed; what is made for it comes as a publication.
+    fn demand(&mut self, demand: Demand) {
+        if self.demand.as_deref() == Some(&demand) {
+            return;
+        }
+        let demand = base::Shared::new(demand);
+        self.member.demand(demand.clone());
+        self.demand = Some(demand);
     }
 
     fn refused(&mut self, resource_type: ResourceType, error_code: i32, message: &str) {

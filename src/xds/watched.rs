@@ -20,6 +20,8 @@ use crate::{
 pub struct WatchedResource {
     /// Everything of the type is wanted.
     pub wildcard: bool,
+    /// What the snapshot holds of the type was made for this client's names: all of it is sent.
+    pub on_demand: bool,
     /// Names that are wanted one by one.
     pub names: BTreeSet<SmolStr>,
     /// The view last sent; `None` before the first answer.
@@ -58,6 +60,11 @@ pub struct InFlight {
 impl WatchedResource {
     /// True if the client wants the resource.
     pub fn wants(&self, name: &SmolStr) -> bool {
+        self.on_demand || self.asks_for(name)
+    }
+
+    /// True if the client asks for the resource, so that it wants to know when it is gone.
+    pub fn asks_for(&self, name: &SmolStr) -> bool {
         self.wildcard || self.names.contains(name)
     }
 

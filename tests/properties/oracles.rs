@@ -43,7 +43,7 @@ impl Plane {
             .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)));
         let membership = Membership {
             joined: joined.collect(),
-            left: Vec::new(),
+            ..Membership::default()
         };
         let mesh = plane.world.snapshot();
         plane.store.update(&mesh, &ChangeSet::default(), membership, &Serial);

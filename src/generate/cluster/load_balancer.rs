@@ -81,11 +81,17 @@ pub(super) fn apply(draft: &mut Draft, settings: Option<&LoadBalancerSettings>, 
         }
     }
     if let Some(settings::LbPolicy::ConsistentHash(hash)) = settings.and_then(|settings| settings.lb_policy.as_ref()) {
-        apply_consistent_hash(draft, hash);
+        let (policy, config) = consistent_hash(hash);
+        draft.cluster.set_lb_policy(policy);
+        // Parity: one without a size keeps the settings of a warm-up.
+        if config.is_some() {
+            draft.cluster.lb_config = config;
+        }
     }
 }
 
-fn apply_consistent_hash(draft: &mut Draft, hash: &ConsistentHashLb) {
+/// The policy of a consistent hash, with its settings.
+pub(in super::super) fn consistent_hash(hash: &ConsistentHashLb) -> (LbPolicy, Option<LbConfig>) {
     let ring = |size: u64| {
         LbConfig::RingHashLbConfig(RingHashLbConfig {
             minimum_ring_size: Some(size),
@@ -94,25 +100,23 @@ fn apply_consistent_hash(draft: &mut Draft, hash: &ConsistentHashLb) {
     };
     match &hash.hash_algorithm {
         Some(HashAlgorithm::Maglev(maglev)) => {
-            draft.cluster.set_lb_policy(LbPolicy::Maglev);
-            if maglev.table_size != 0 {
-                draft.cluster.lb_config = Some(LbConfig::MaglevLbConfig(MaglevLbConfig {
+            let config = (maglev.table_size != 0).then(|| {
+                LbConfig::MaglevLbConfig(MaglevLbConfig {
                     table_size: Some(maglev.table_size),
-                }));
-            }
+                })
+            });
+            (LbPolicy::Maglev, config)
         }
         Some(HashAlgorithm::RingHash(ring_hash)) => {
-            draft.cluster.set_lb_policy(LbPolicy::RingHash);
-            if ring_hash.minimum_ring_size != 0 {
-                draft.cluster.lb_config = Some(ring(ring_hash.minimum_ring_size));
-            }
+            let size = Some(ring_hash.minimum_ring_size).filter(|size| *size != 0);
+            (LbPolicy::RingHash, size.map(ring))
         }
         None => {
-            draft.cluster.set_lb_policy(LbPolicy::RingHash);
-            draft.cluster.lb_config = Some(ring(match hash.minimum_ring_size {
+            let size = match hash.minimum_ring_size {
                 0 => DEFAULT_RING_SIZE,
                 size => size,
-            }));
+            };
+            (LbPolicy::RingHash, Some(ring(size)))
         }
     }
 }

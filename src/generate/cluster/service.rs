@@ -88,32 +88,14 @@ impl Context<'_> {
             DiscoveryType::OriginalDst => self.set_port_override(&mut draft),
             DiscoveryType::Static => {}
         }
-        if self.key.subset.is_empty() && self.key.mode == ClusterMode::Default && self.has_persistent_sessions() {
-            let statuses = [
-                HealthStatus::Healthy,
-                HealthStatus::Draining,
-                HealthStatus::Unknown,
-                HealthStatus::Degraded,
-            ];
-            draft
-                .cluster
-                .common_lb_config
-                .get_or_insert_default()
-                .override_host_status = Some(HealthStatusSet {
-                statuses: statuses.into_iter().map(|status| status as i32).collect(),
-            });
+        if self.key.subset.is_empty()
+            && self.key.mode == ClusterMode::Default
+            && has_persistent_sessions(self.view, self.service)
+        {
+            let common = draft.cluster.common_lb_config.get_or_insert_default();
+            common.override_host_status = Some(statuses_of_sessions());
         }
         Some(draft)
-    }
-
-    fn has_persistent_sessions(&self) -> bool {
-        let features = &self.view.mesh.installation.features;
-        let labels = [
-            &features.pilot_persistent_session_label,
-            &features.pilot_persistent_session_header_label,
-        ];
-        let mut values = labels.into_iter().filter(|label| !label.is_empty());
-        values.any(|label| self.service.label(label).is_some_and(|value| !value.is_empty()))
     }
 
     fn set_dns(&self, draft: &mut Draft) -> Option<()> {
@@ -227,7 +209,7 @@ impl Context<'_> {
             mesh_external: self.service.mesh_external,
             prefer_rule: features.prefer_destinationrule_tls_for_external_services,
             auto_mtls: mesh.enable_auto_mtls.unwrap_or(false) && self.peers_accept_mtls(),
-            identities: self.identities(),
+            identities: identities(self.view, self.service),
             default_sni: name::sni_cluster(self.key.port, &self.key.subset, &self.service.key.hostname),
             rule_selects: self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
             exchange_alpn: self.key.client.metadata_exchange && !features.pilot_disable_mx_alpn,
@@ -264,21 +246,6 @@ impl Context<'_> {
         traits.map(|traits| &**traits)
     }
 
-    /// The identities of the service's endpoints, each under every trust domain of the mesh.
-    fn identities(&self) -> Vec<String> {
-        let known = self.traits().map_or(&[][..], |traits| &traits.identities);
-        let aliases = &self.view.mesh_config().trust_domain_aliases;
-        let mut identities: BTreeSet<String> = BTreeSet::new();
-        for identity in known.iter().chain(&self.service.service_accounts) {
-            identities.insert(identity.to_string());
-            let workload = identity.strip_prefix("spiffe://").and_then(|rest| rest.split_once('/'));
-            if let Some((_, workload)) = workload.filter(|(_, workload)| workload.starts_with("ns/")) {
-                identities.extend(aliases.iter().map(|domain| format!("spiffe://{domain}/{workload}")));
-            }
-        }
-        identities.into_iter().collect()
-    }
-
     /// Metadata: the service, whether it is external, the rule and the subset.
     pub(super) fn set_metadata(&self, draft: &mut Draft, with_service: bool) {
         if with_service && self.view.mesh.installation.features.pilot_enable_telemetry_label {
@@ -299,6 +266,46 @@ impl Context<'_> {
         if tls.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
             draft.set_metadata("alpn_override", constant::text("false"));
         }
+    }
+}
+
+/// The identities of the service's endpoints, each under every trust domain of the mesh.
+pub(in super::super) fn identities(view: &View, service: &Service) -> Vec<String> {
+    let traits = view.mesh.endpoint_traits.get(view.cx, &service.key);
+    let known = traits.map_or(&[][..], |traits| &traits.identities);
+    let aliases = &view.mesh_config().trust_domain_aliases;
+    let mut identities: BTreeSet<String> = BTreeSet::new();
+    for identity in known.iter().chain(&service.service_accounts) {
+        identities.insert(identity.to_string());
+        let workload = identity.strip_prefix("spiffe://").and_then(|rest| rest.split_once('/'));
+        if let Some((_, workload)) = workload.filter(|(_, workload)| workload.starts_with("ns/")) {
+            identities.extend(aliases.iter().map(|domain| format!("spiffe://{domain}/{workload}")));
+        }
+    }
+    identities.into_iter().collect()
+}
+
+/// True if a service's labels ask that clients stay with the endpoint that they were served by.
+pub(in super::super) fn has_persistent_sessions(view: &View, service: &Service) -> bool {
+    let features = &view.mesh.installation.features;
+    let labels = [
+        &features.pilot_persistent_session_label,
+        &features.pilot_persistent_session_header_label,
+    ];
+    let mut values = labels.into_iter().filter(|label| !label.is_empty());
+    values.any(|label| service.label(label).is_some_and(|value| !value.is_empty()))
+}
+
+/// The endpoints that such clients stay with.
+pub(in super::super) fn statuses_of_sessions() -> HealthStatusSet {
+    let statuses = [
+        HealthStatus::Healthy,
+        HealthStatus::Draining,
+        HealthStatus::Unknown,
+        HealthStatus::Degraded,
+    ];
+    HealthStatusSet {
+        statuses: statuses.into_iter().map(|status| status as i32).collect(),
     }
 }
 

@@ -269,7 +269,7 @@ impl OutboundListener<'_> {
 }
 
 /// The further addresses of a listener.
-pub(super) fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<AdditionalAddress> {
+pub fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<AdditionalAddress> {
     binds
         .iter()
         .map(|bind| AdditionalAddress {

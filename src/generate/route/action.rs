@@ -12,7 +12,8 @@ use crate::{
                     redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
                     route::Action,
                     route_action::{
-                        ClusterNotFoundResponseCode, ClusterSpecifier, HostRewriteSpecifier, RequestMirrorPolicy,
+                        ClusterNotFoundResponseCode, ClusterSpecifier, HostRewriteSpecifier, MaxStreamDuration,
+                        RequestMirrorPolicy,
                     },
                     route_match::PathSpecifier,
                     weighted_cluster::{ClusterWeight, cluster_weight},
@@ -114,9 +115,16 @@ pub(crate) fn forward(
     let timeout = declared.timeout.unwrap_or_default();
     let mut action = RouteAction {
         timeout: Some(timeout),
-        max_grpc_timeout: Some(timeout),
         ..Default::default()
     };
+    if translation.client.proxyless {
+        action.max_stream_duration = Some(MaxStreamDuration {
+            max_stream_duration: Some(timeout),
+            ..Default::default()
+        });
+    } else {
+        action.max_grpc_timeout = Some(timeout);
+    }
     if semantics == Semantics::Gateway {
         action.cluster_not_found_response_code = ClusterNotFoundResponseCode::InternalServerError.into();
     }

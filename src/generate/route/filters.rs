@@ -153,8 +153,16 @@ pub(crate) fn cors(declared: &CorsPolicy) -> Any {
     })
 }
 
-/// The session configuration that a service's labels ask for.
+/// The session configuration that a service's labels ask for, as routes have it.
 pub(crate) fn stateful_session(service: &Service, features: &Features) -> Option<Any> {
+    let session = session(service, features)?;
+    Some(Any::pack(&StatefulSessionPerRoute {
+        r#override: Some(Override::StatefulSession(session)),
+    }))
+}
+
+/// The session configuration that a service's labels ask for.
+pub(crate) fn session(service: &Service, features: &Features) -> Option<StatefulSession> {
     if !features.pilot_enable_persistent_session_filter {
         return None;
     }
@@ -178,10 +186,8 @@ pub(crate) fn stateful_session(service: &Service, features: &Features) -> Option
             typed_config: Some(Any::pack(&HeaderBasedSessionState { name: name.to_string() })),
         }
     };
-    Some(Any::pack(&StatefulSessionPerRoute {
-        r#override: Some(Override::StatefulSession(StatefulSession {
-            session_state: Some(state),
-            ..Default::default()
-        })),
-    }))
+    Some(StatefulSession {
+        session_state: Some(state),
+        ..Default::default()
+    })
 }

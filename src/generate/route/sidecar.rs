@@ -1,6 +1,7 @@
 //! Outbound routes of sidecars: which route configurations there are, and building one.
 
 mod listing;
+pub(crate) mod single;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,6 +64,8 @@ pub struct SidecarRoutes {
     bindings: Vec<Binding>,
     /// The HTTP services of the port, by host; those that no VirtualService takes get a default route.
     services: Vec<ServiceKey>,
+    /// For one host only: a client without a proxy asks for each host by itself.
+    single: Option<single::Single>,
 }
 
 /// A VirtualService and what it is for in one route configuration.
@@ -94,7 +97,7 @@ impl SidecarRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, view: &View) -> Built {
         let groups = self.groups(view);
-        let known = groups
+        let mut known: BTreeSet<String> = groups
             .iter()
             .flat_map(|group| group.services.iter().map(|service| (group.port, service)))
             .flat_map(|(port, service)| {
@@ -102,10 +105,12 @@ impl SidecarRoutes {
                 [domains::host_port(&host, port), host]
             })
             .collect();
+        let single = self.single.as_ref();
+        known.extend(single.iter().flat_map(|single| single.known()));
         let mut collection = VirtualHosts::new(view, &self.client, known);
         let mut by_port: BTreeMap<u32, Vec<VirtualHost>> = BTreeMap::new();
         for group in &groups {
-            let forms = if self.port == 0 {
+            let forms = if self.port == 0 || self.client.proxyless {
                 PortForms::With(group.port)
             } else {
                 PortForms::Ignored
@@ -120,6 +125,11 @@ impl SidecarRoutes {
         }
         let mut virtual_hosts = self.merged(by_port);
         virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        if let Some(single) = single {
+            virtual_hosts.retain(|virtual_host| single.answers(&virtual_host.domains));
+            let configuration = super::plain_configuration(&self.name, virtual_hosts);
+            return Built::new(configuration).with_notes(collection.notes);
+        }
         match &self.catch_all {
             Some(kind) => virtual_hosts.push(virtual_host::catch_all(kind, &self.client)),
             None => self.keep_sniffed(&mut virtual_hosts),

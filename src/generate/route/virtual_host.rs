@@ -80,8 +80,12 @@ impl<'a> VirtualHosts<'a> {
 
     /// The virtual host of a host that only a VirtualService knows.
     pub(crate) fn of_host(&mut self, host: &str, port: u32, routes: &[Route]) -> Option<VirtualHost> {
+        let mut all = vec![domains::bracketed(host)];
+        if self.client.proxyless {
+            all.push(domains::host_port(host, port));
+        }
         let domains = Domains {
-            all: vec![domains::bracketed(host)],
+            all,
             ..Default::default()
         };
         self.virtual_host(host, port, domains, routes)

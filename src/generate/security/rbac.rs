@@ -10,13 +10,18 @@ use super::{
 };
 use crate::{
     api::Config,
-    generate::listener::{FilterStack, http_filters::filter as http_filter, tcp::filter as network_filter},
+    base::ObjectKey,
+    generate::{
+        View,
+        group::Note,
+        listener::{FilterStack, http_filters::filter as http_filter, tcp::filter as network_filter},
+    },
     proto::{
         Any,
         envoy::{
             config::{
                 listener::v3::Filter,
-                rbac::v3::{Rbac, rbac::Action as EnvoyAction},
+                rbac::v3::{Policy, Rbac, rbac::Action as EnvoyAction},
             },
             extensions::filters::{
                 http::rbac::v3::Rbac as HttpRbac,
@@ -76,6 +81,65 @@ pub(super) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilte
 pub(super) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
     let rules = rules(stack, Traffic::Tcp, tunneled).into_iter();
     rules.map(Rules::network_filter).collect()
+}
+
+/// The filters of a gRPC server without a proxy, with what could not be said in them.
+///
+/// Such servers know `DENY` and `ALLOW` alone and no shadow rules. Parity: policies that are only tried are enforced, one
+/// without rules does nothing, and trust domains have no aliases.
+pub fn proxyless_filters(view: &View, policies: &[ObjectKey]) -> (Vec<HttpFilter>, Vec<Note>) {
+    let (mut filters, mut notes) = (Vec::new(), Vec::new());
+    let rows = policies
+        .iter()
+        .filter_map(|key| view.mesh.authorization_policies.get(view.cx, key));
+    let rows: Vec<_> = rows.collect();
+    let actions = [
+        (Action::Deny, EnvoyAction::Deny, "envoy.filters.http.rbac.DENY"),
+        (Action::Allow, EnvoyAction::Allow, HTTP_RBAC),
+    ];
+    for (action, envoy_action, name) in actions {
+        let mut rules = empty(envoy_action);
+        for row in rows.iter().filter(|row| row.spec.action() == action) {
+            let key = &row.meta.key;
+            let place = Place {
+                traffic: Traffic::Http,
+                tunneled: false,
+                namespace: &key.namespace,
+                leniency: leniency(envoy_action),
+            };
+            for (index, rule) in row.spec.rules.iter().enumerate() {
+                let name = format!("{}-{}-{index}", key.namespace, key.name);
+                match rule::policy(rule, &TrustDomains::none(), &place) {
+                    Ok(policy) => {
+                        rules.policies.insert(name, policy);
+                    }
+                    // It matches nothing.
+                    Err(Skipped::NotApplicable) => {
+                        rules.policies.insert(name, Policy::default());
+                    }
+                    Err(Skipped::UnknownKey(condition)) => notes.push(Note {
+                        code: "authorization_condition_unknown",
+                        detail: SmolStr::from(format!("{name}: {condition}")),
+                    }),
+                }
+            }
+        }
+        if !rules.policies.is_empty() {
+            let config = HttpRbac {
+                rules: Some(rules),
+                ..Default::default()
+            };
+            filters.push(http_filter(name, Any::pack(&config)));
+        }
+    }
+    (filters, notes)
+}
+
+fn leniency(action: EnvoyAction) -> Leniency {
+    match action {
+        EnvoyAction::Allow => Leniency::SkipRule,
+        EnvoyAction::Deny | EnvoyAction::Log => Leniency::DropItem,
+    }
 }
 
 fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
@@ -149,10 +213,7 @@ impl Translation<'_> {
             traffic: self.traffic,
             tunneled: self.tunneled,
             namespace: &key.namespace,
-            leniency: match rules.action() {
-                EnvoyAction::Allow => Leniency::SkipRule,
-                EnvoyAction::Deny | EnvoyAction::Log => Leniency::DropItem,
-            },
+            leniency: leniency(rules.action()),
         };
         if policy.spec.rules.is_empty() {
             rules.policies.insert(name(0), rule::never());

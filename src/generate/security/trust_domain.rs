@@ -16,6 +16,11 @@ impl<'m> TrustDomains<'m> {
         Self(own.chain(&mesh.trust_domain_aliases).map(String::as_str).collect())
     }
 
+    /// No domains: identities mean what is written.
+    pub(super) fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// Principals (`<trust domain>/ns/<namespace>/sa/<account>`) with those of the other domains beside them. Principals
     /// of other forms, of any domain (`*/ns/…`) and of foreign domains stay as they are.
     pub(super) fn expand_principals(&self, principals: &[String]) -> Vec<String> {
@@ -28,7 +33,7 @@ impl<'m> TrustDomains<'m> {
     fn expanded(&self, principal: &str) -> Vec<String> {
         let has_domain = principal.split('/').count() == 5;
         let parts = principal.split_once('/').filter(|_| has_domain);
-        let Some((domain, rest)) = parts.filter(|(domain, _)| *domain != "*") else {
+        let Some((domain, rest)) = parts.filter(|(domain, _)| *domain != "*" && !self.0.is_empty()) else {
             return vec![principal.to_owned()];
         };
         let is_known = domain == LOCAL || self.0.iter().any(|own| *own == domain || ends_as(own, domain));

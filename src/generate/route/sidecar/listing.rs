@@ -134,6 +134,7 @@ impl SidecarPart {
             catch_all: matches!(extent, Extent::Port(_)).then(|| catch_all.clone()),
             bindings,
             services,
+            single: None,
         }
     }
 }
@@ -184,7 +185,7 @@ fn answering<'a, 'v>(listeners: &'a [Visible<'v>], port: u32, name: &str) -> Opt
 }
 
 /// What one egress listener reaches, with the relations between hosts of services and of VirtualServices.
-struct Visible<'a> {
+pub(super) struct Visible<'a> {
     egress: &'a EgressListener,
     scope: &'a SidecarScope,
     services: Vec<&'a Shared<Service>>,
@@ -199,6 +200,32 @@ struct Visible<'a> {
     by_service: Vec<Vec<usize>>,
     /// Position of the VirtualService that speaks most specifically of a service, by position of the service.
     most_specific: Vec<Option<usize>>,
+    /// The services that it leaves out, if it was narrowed to some.
+    others: Option<Others<'a>>,
+}
+
+/// Services of an egress listener that were not looked at.
+pub(super) struct Others<'a> {
+    /// To read one of them after all.
+    pub(super) view: View<'a>,
+    /// All services of the listener by host in lower case.
+    pub(super) by_host: &'a BTreeMap<String, &'a ServiceKey>,
+}
+
+impl<'a> Others<'a> {
+    /// The service of a host, if it has the port; 0: any.
+    pub(super) fn with_port(&self, host: &str, port: u32) -> Option<&'a ServiceKey> {
+        let key = *self.by_host.get(host)?;
+        let row = self.view.mesh.visibility.get(self.view.cx, key)?;
+        (port == 0 || row.ports.contains(&port)).then_some(key)
+    }
+
+    /// True if a wildcard covers a service with the port.
+    fn overlaps(&self, wildcard: &str, port: u32) -> bool {
+        let hosts = self.by_host.keys().filter(|name| host::overlaps(wildcard, name));
+        let mut with_port = hosts.filter_map(|name| self.with_port(name, port));
+        with_port.next().is_some()
+    }
 }
 
 /// A VirtualService with its hosts related to the services.
@@ -213,7 +240,19 @@ struct Declared<'a> {
 
 impl<'a> Visible<'a> {
     fn of(view: &View<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
-        let services: Vec<_> = egress.services.iter().filter_map(|key| view.service(key)).collect();
+        let services = egress.services.iter().filter_map(|key| view.service(key)).collect();
+        Self::narrowed(view, scope, egress, services, egress.virtual_services.iter(), None)
+    }
+
+    /// Reduced to some services and VirtualServices; `others` are for where the rest matters.
+    pub(super) fn narrowed(
+        view: &View<'a>,
+        scope: &'a SidecarScope,
+        egress: &'a EgressListener,
+        services: Vec<&'a Shared<Service>>,
+        virtual_services: impl Iterator<Item = &'a ObjectKey>,
+        others: Option<Others<'a>>,
+    ) -> Self {
         let host_of = |service: &Service| service.key.hostname.to_ascii_lowercase();
         let by_host: BTreeMap<_, _> = services
             .iter()
@@ -225,10 +264,7 @@ impl<'a> Visible<'a> {
             .filter(|(name, _)| host::is_wildcard(name))
             .map(|(_, index)| *index)
             .collect();
-        let rows = egress
-            .virtual_services
-            .iter()
-            .filter_map(|key| Some((key, view.mesh.virtual_service_reach.get(view.cx, key)?)));
+        let rows = virtual_services.filter_map(|key| Some((key, view.mesh.virtual_service_reach.get(view.cx, key)?)));
         let virtual_services: Vec<_> = rows
             .map(|(key, reach)| Declared::of(key, reach, &services, &by_host, &wildcards))
             .collect();
@@ -265,10 +301,11 @@ impl<'a> Visible<'a> {
             by_port,
             by_service,
             most_specific,
+            others,
         }
     }
 
-    fn is_http_proxy(&self) -> bool {
+    pub(super) fn is_http_proxy(&self) -> bool {
         let declared = self.egress.port.as_ref();
         declared.is_some_and(|declared| Protocol::parse(&declared.protocol) == Protocol::HttpProxy)
     }
@@ -287,7 +324,7 @@ impl<'a> Visible<'a> {
     }
 
     /// The services that have routes of their own, by host.
-    fn default_services(&self, port: u32) -> Vec<ServiceKey> {
+    pub(super) fn default_services(&self, port: u32) -> Vec<ServiceKey> {
         let routed = self.routed.get(&port).into_iter().flatten();
         let services = routed.map(|index| self.services[*index]);
         // An alias is served under the service that it stands for.
@@ -298,7 +335,7 @@ impl<'a> Visible<'a> {
     }
 
     /// The VirtualServices of a port. Only on port 80 one counts that has no service.
-    fn bindings(&self, port: u32, client: &str) -> Vec<Binding> {
+    pub(super) fn bindings(&self, port: u32, client: &str) -> Vec<Binding> {
         if port == HTTP_PORT {
             let all = 0..self.virtual_services.len();
             return all
@@ -343,7 +380,8 @@ impl<'a> Visible<'a> {
                 .iter()
                 .filter(|index| self.has_port(**index, port))
                 .peekable();
-            if declared.reach.semantics == Semantics::Gateway || on_port.peek().is_none() {
+            let elsewhere = || self.others.as_ref().is_some_and(|others| others.overlaps(name, port));
+            if declared.reach.semantics == Semantics::Gateway || on_port.peek().is_none() && !elsewhere() {
                 hosts.push(name.clone());
                 continue;
             }
@@ -386,9 +424,12 @@ impl<'a> Visible<'a> {
                     .by_host
                     .get(host.as_str())
                     .filter(|index| self.has_port(**index, port));
+                let others = self.others.as_ref();
+                let other = || others.and_then(|others| others.with_port(host, port));
+                let service = index.map(|index| &self.services[*index].key).or_else(other);
                 Target {
                     host: host.clone(),
-                    service: index.map(|index| self.services[*index].key.clone()),
+                    service: service.cloned(),
                     ruled: self.scope.by_host.get(host).cloned(),
                 }
             })

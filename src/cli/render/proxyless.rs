@@ -1,0 +1,97 @@
+//! Plays gRPC clients without a proxy, which ask for one thing after the other: the listeners of their targets, the
+//! routes that these name, the clusters of the routes, their endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use smol_str::SmolStr;
+
+use super::{document, mention};
+use crate::{
+    base::Shared,
+    generate::{
+        Demand, ResourceSnapshot, ResourceType,
+        demand::ON_DEMAND,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::MeshSnapshot,
+    table::ChangeSet,
+};
+
+/// The names that a client asks for, by type.
+type Wanted = BTreeMap<ResourceType, BTreeSet<SmolStr>>;
+
+/// The listeners that an entry of `proxies.yaml` asks for.
+pub(super) fn targets(entry: &Value) -> BTreeSet<SmolStr> {
+    let targets = entry.get("grpcTargets").and_then(Value::as_array);
+    let names = targets.into_iter().flatten().filter_map(Value::as_str);
+    names.map(SmolStr::new).collect()
+}
+
+/// Lets clients ask until nothing is left to ask for; gives the generators that panicked, described.
+pub(super) fn ask(
+    store: &mut Store,
+    mesh: &MeshSnapshot,
+    targets: impl Iterator<Item = (MemberId, BTreeSet<SmolStr>)>,
+) -> Vec<String> {
+    let mut clients: Vec<(MemberId, Wanted)> = targets
+        .filter(|(_, targets)| !targets.is_empty())
+        .map(|(member, targets)| (member, [(ResourceType::Listener, targets)].into()))
+        .collect();
+    let mut panics = Vec::new();
+    for _ in ON_DEMAND {
+        let demanded = clients
+            .iter()
+            .map(|(member, wanted)| (*member, Shared::new(Demand::new(wanted.clone()))));
+        let membership = Membership {
+            demanded: demanded.collect(),
+            ..Membership::default()
+        };
+        panics.extend(store.update(mesh, &ChangeSet::default(), membership, &Serial).panics);
+        for (member, wanted) in &mut clients {
+            let snapshot = store.group_of(*member).and_then(|key| store.snapshot(key));
+            if let Some(snapshot) = snapshot {
+                follow(snapshot, wanted);
+            }
+        }
+    }
+    panics
+}
+
+/// Adds what the answers name.
+fn follow(snapshot: &ResourceSnapshot, wanted: &mut Wanted) {
+    let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
+    for resource_type in ON_DEMAND {
+        for resource in snapshot.view(resource_type).iter() {
+            let (_, body) = document(resource);
+            mention(&body, &mut named);
+            let clusters = named.entry(ResourceType::Cluster).or_default();
+            clusters.extend(clusters_of(&body).map(str::to_owned));
+        }
+    }
+    for resource_type in [ResourceType::Route, ResourceType::Cluster, ResourceType::Endpoint] {
+        let names = named.remove(&resource_type).unwrap_or_default();
+        let wanted = wanted.entry(resource_type).or_default();
+        wanted.extend(names.into_iter().map(SmolStr::from));
+    }
+}
+
+/// The clusters that the routes of a route configuration lead to.
+fn clusters_of(configuration: &Value) -> impl Iterator<Item = &str> {
+    let hosts = array(configuration, "virtualHosts");
+    let actions = hosts
+        .flat_map(|host| array(host, "routes"))
+        .filter_map(|route| route.get("route"));
+    actions
+        .flat_map(|action| {
+            let weighted = action.get("weightedClusters").into_iter();
+            let weighted = weighted.flat_map(|weighted| array(weighted, "clusters"));
+            let names = weighted.filter_map(|cluster| cluster.get("name"));
+            action.get("cluster").into_iter().chain(names)
+        })
+        .filter_map(Value::as_str)
+}
+
+fn array<'v>(value: &'v Value, key: &str) -> impl Iterator<Item = &'v Value> {
+    value.get(key).and_then(Value::as_array).into_iter().flatten()
+}

@@ -1,0 +1,215 @@
+//! What gRPC clients and servers without a proxy are sent.
+//!
+//! They ask by name for each thing that they use: the listener of a target, the route configuration that it names, the
+//! clusters of the routes, their endpoints. So there is one part for each type, made of the names, and a name is resolved
+//! when the part is listed; what nobody asks for costs nothing. The resources themselves are keyed by what they are made
+//! of, and shared by all clients that see them alike; endpoints also with Envoys. What one would get wrong: of the
+//! policies only that may be said which gRPC understands, or the client refuses the resource.
+
+mod cluster;
+mod listener;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+use smol_str::SmolStr;
+
+use super::{
+    Demand, ResourceType, View, VipView,
+    cluster::{
+        ClusterMode,
+        client::{OutboundClient, Place},
+        rule,
+    },
+    demand::Names,
+    endpoint::{self, EndpointClient, EndpointKey},
+    group::{Built, Listed, Resource},
+    name,
+    route::{self, RouteKey, sidecar},
+    security::SecurityPolicies,
+    select::{Selected, ServiceTarget},
+};
+use crate::{
+    base::{Hashed, Labels, ObjectKey, Shared},
+    model::{
+        ScopeKey, SidecarScope,
+        authentication::{self, PeerPolicy},
+        destination_rule,
+        policy::Subject,
+    },
+};
+
+/// What a client asks for of one type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GrpcPart {
+    client: Hashed<GrpcClient>,
+    resource_type: ResourceType,
+    names: Names,
+}
+
+/// What resources depend on of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct GrpcClient {
+    /// What it can see.
+    scope: ScopeKey,
+    /// `NAMESPACE` of its node.
+    namespace: SmolStr,
+    /// `<namespace>.svc.<suffix>`: completes short names.
+    dns_domain: SmolStr,
+    /// How it sees addresses.
+    vip: VipView,
+    /// What clusters and endpoints depend on.
+    outbound: Hashed<OutboundClient>,
+    /// Where it is, if that matters to endpoints.
+    place: Option<Place>,
+    /// What routes depend on.
+    routes: Hashed<route::Client>,
+    /// What its own listeners depend on.
+    server: Server,
+}
+
+/// What the listeners of a server depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Server {
+    /// The service ports that it serves.
+    targets: Shared<[ServiceTarget]>,
+    /// What it demands of peers.
+    peers: PeerPolicy,
+    /// Label `security.istio.io/tlsMode` says that it speaks mutual TLS.
+    says_mtls: bool,
+    /// AuthorizationPolicies that apply, in order.
+    authorization: Shared<[ObjectKey]>,
+}
+
+/// What one listener or cluster is made of, besides what it reads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum GrpcKey {
+    /// A target of the client.
+    Outbound(listener::OutboundKey),
+    /// A socket of the server.
+    Inbound(listener::InboundKey),
+    /// A cluster.
+    Cluster(cluster::ClusterKey),
+}
+
+/// The parts of a client: one for each type that it asks for.
+pub fn select(view: &View, selected: &Selected, demand: &Demand) -> Vec<GrpcPart> {
+    let client = Hashed::new(GrpcClient::of(view, selected));
+    let part = |(resource_type, names): (ResourceType, &Names)| GrpcPart {
+        client: client.clone(),
+        resource_type,
+        names: names.clone(),
+    };
+    demand.iter().map(part).collect()
+}
+
+impl GrpcClient {
+    fn of(view: &View, selected: &Selected) -> Self {
+        let proxy = selected.proxy;
+        let subject = Subject::workload(proxy.namespace.clone(), Labels::clone(&selected.labels));
+        let says_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
+        Self {
+            scope: selected.scope.clone(),
+            namespace: proxy.text("NAMESPACE"),
+            dns_domain: proxy.dns_domain.clone(),
+            vip: VipView::of(proxy, &view.mesh.installation.features),
+            outbound: OutboundClient::of(view, selected),
+            place: Place::of(view, selected),
+            routes: Hashed::new(route::Client::of(view, selected)),
+            server: Server {
+                targets: selected.targets.clone(),
+                peers: authentication::peer_policy(view.cx, view.mesh, &proxy.namespace, &selected.labels),
+                says_mtls,
+                authorization: SecurityPolicies::of(view, &subject).authorization,
+            },
+        }
+    }
+}
+
+impl GrpcPart {
+    /// The resources that the names mean; unknown names have none.
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        let scope = view.scope(&self.client.scope);
+        match self.resource_type {
+            ResourceType::Listener => {
+                let keys = listener::list(view, &scope, &self.client, &self.names);
+                let listed = |key| Listed::new(ResourceType::Listener, Resource::Grpc(key));
+                keys.into_iter().map(listed).collect()
+            }
+            ResourceType::Route => {
+                let keys = sidecar::single::list(view, &scope, &self.client.routes, self.names.iter());
+                let listed = |key| Listed::new(ResourceType::Route, Resource::Route(RouteKey::Sidecar(key)));
+                keys.into_iter().map(listed).collect()
+            }
+            ResourceType::Cluster => {
+                let keys = self.names.iter().filter_map(|name| self.cluster(view, &scope, name));
+                let listed = |key| Listed::new(ResourceType::Cluster, Resource::Grpc(GrpcKey::Cluster(key)));
+                keys.map(listed).collect()
+            }
+            ResourceType::Endpoint => {
+                let keys = self.names.iter().filter_map(|name| self.endpoints(view, &scope, name));
+                let listed = |key| Listed::new(ResourceType::Endpoint, Resource::Endpoint(key));
+                keys.map(listed).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn cluster(&self, view: &View, scope: &SidecarScope, asked: &str) -> Option<cluster::ClusterKey> {
+        let name = name::parse_outbound(asked)?;
+        let service = scope.service(name.host)?;
+        if !scope.shows_port(service, name.port) {
+            return None;
+        }
+        let key = cluster::ClusterKey {
+            service: service.clone(),
+            port: name.port,
+            subset: name.subset.into(),
+            rule: self.rule(view, scope, service).map(|(rule, _)| rule),
+        };
+        // The name may be written in another way, in which clusters are not called.
+        (key.name() == asked).then_some(key)
+    }
+
+    /// The endpoints of any cluster, whether it is asked for or not.
+    fn endpoints(&self, view: &View, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
+        let name = name::parse_outbound(asked)?;
+        let service = view.service(scope.service(name.host)?)?;
+        let found = self.rule(view, scope, &service.key);
+        let policy = found
+            .as_ref()
+            .and_then(|(_, rule)| rule::policy_of(rule, name.port, name.subset));
+        let needs = endpoint::needs(view, service, policy.as_ref());
+        let place = self.client.place.as_ref().filter(|_| needs.any());
+        let key = EndpointKey {
+            service: service.key.clone(),
+            port: name.port,
+            subset: name.subset.into(),
+            mode: ClusterMode::Default,
+            rule: found.map(|(rule, _)| rule),
+            client: EndpointClient::of(view, service, &self.client.outbound, place.map(|place| (place, &needs))),
+        };
+        (key.name() == asked).then_some(key)
+    }
+
+    fn rule(
+        &self,
+        view: &View,
+        scope: &SidecarScope,
+        service: &crate::model::ServiceKey,
+    ) -> Option<(destination_rule::RuleRef, Shared<destination_rule::DestinationRule>)> {
+        let labels = Some(&self.client.outbound.rule_labels);
+        destination_rule::find(view.cx, view.mesh, scope.key.namespace(), labels, service)
+    }
+}
+
+impl GrpcKey {
+    /// Builds the resource.
+    pub fn build(&self, view: &View) -> Built {
+        match self {
+            Self::Outbound(key) => key.build(view),
+            Self::Inbound(key) => key.build(view),
+            Self::Cluster(key) => key.build(view),
+        }
+    }
+}

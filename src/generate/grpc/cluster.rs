@@ -1,0 +1,133 @@
+//! Clusters: always with endpoints by EDS, and of a DestinationRule what gRPC has a use for.
+
+use smol_str::SmolStr;
+
+use super::tls;
+use crate::{
+    generate::{
+        EncodedResource, View,
+        cluster::{self, rule},
+        constant,
+        group::Built,
+        name,
+    },
+    model::{
+        Service, ServiceKey,
+        destination_rule::{self, RuleRef},
+    },
+    proto::{
+        envoy::config::cluster::v3::{
+            CircuitBreakers, Cluster,
+            circuit_breakers::Thresholds,
+            cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig, LbPolicy},
+        },
+        istio::networking::v1alpha3::{
+            ConnectionPoolSettings, LoadBalancerSettings, TrafficPolicy,
+            client_tls_settings::TlSmode,
+            load_balancer_settings::{LbPolicy as Declared, SimpleLb},
+        },
+    },
+};
+
+/// What one cluster is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ClusterKey {
+    /// The service.
+    pub(super) service: ServiceKey,
+    /// The service port.
+    pub(super) port: u32,
+    /// The subset, empty for the default cluster.
+    pub(super) subset: SmolStr,
+    /// The rule, if there is one.
+    pub(super) rule: Option<RuleRef>,
+}
+
+impl ClusterKey {
+    /// The cluster's name.
+    pub(super) fn name(&self) -> String {
+        name::outbound_cluster(self.port, &self.subset, &self.service.hostname)
+    }
+
+    pub(super) fn build(&self, view: &View) -> Built {
+        let service = view.service(&self.service);
+        let Some(service) = service.filter(|service| service.port(self.port).is_some()) else {
+            return Built::none();
+        };
+        let rule = self.rule.as_ref();
+        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+        let has_subset = rule
+            .as_ref()
+            .is_some_and(|rule| rule::subset(rule, &self.subset).is_some());
+        if !self.subset.is_empty() && !has_subset {
+            return Built::none();
+        }
+        let mut cluster = self.discovered();
+        if self.subset.is_empty() && cluster::has_persistent_sessions(view, service) {
+            let common = cluster.common_lb_config.get_or_insert_default();
+            common.override_host_status = Some(cluster::statuses_of_sessions());
+        }
+        if let Some(policy) = rule.and_then(|rule| rule::policy_of(&rule, self.port, &self.subset)) {
+            apply(&mut cluster, &policy, view, service);
+        }
+        Built::new(EncodedResource::new(cluster.name.as_str(), &cluster))
+    }
+
+    fn discovered(&self) -> Cluster {
+        let name = self.name();
+        Cluster {
+            alt_stat_name: name::delimited_stat(&name),
+            cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds as i32)),
+            eds_cluster_config: Some(EdsClusterConfig {
+                eds_config: Some(constant::plain_ads_source()),
+                service_name: name.clone(),
+            }),
+            name,
+            ..Default::default()
+        }
+    }
+}
+
+/// Mutual TLS is never assumed: whether the client or the server can speak it is their own code's business.
+fn apply(cluster: &mut Cluster, policy: &TrafficPolicy, view: &View, service: &Service) {
+    if policy
+        .tls
+        .as_ref()
+        .is_some_and(|tls| tls.mode() == TlSmode::IstioMutual)
+    {
+        cluster.transport_socket = Some(tls::client_socket(cluster::identities(view, service)));
+    }
+    if let Some(settings) = &policy.load_balancer {
+        balance(cluster, settings);
+    }
+    if let Some(settings) = &policy.connection_pool {
+        cluster.circuit_breakers = circuit_breakers(settings);
+    }
+}
+
+/// Round robin is what gRPC does anyway; what it does not know is left out.
+fn balance(cluster: &mut Cluster, settings: &LoadBalancerSettings) {
+    match &settings.lb_policy {
+        Some(Declared::ConsistentHash(hash)) => {
+            let (policy, config) = cluster::consistent_hash(hash);
+            cluster.set_lb_policy(policy);
+            cluster.lb_config = config;
+        }
+        Some(Declared::Simple(simple)) if *simple == SimpleLb::LeastRequest as i32 => {
+            cluster.set_lb_policy(LbPolicy::LeastRequest);
+        }
+        Some(Declared::Simple(_)) | None => {}
+    }
+}
+
+/// gRPC limits requests and nothing else (gRFC A32).
+fn circuit_breakers(settings: &ConnectionPoolSettings) -> Option<CircuitBreakers> {
+    let limit = settings.http.as_ref()?.http2_max_requests;
+    let limit = u32::try_from(limit).ok().filter(|limit| *limit > 0)?;
+    Some(CircuitBreakers {
+        thresholds: vec![Thresholds {
+            max_requests: Some(limit),
+            ..Default::default()
+        }],
+        ..Default::default()
+    })
+}

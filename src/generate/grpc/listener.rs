@@ -1,0 +1,296 @@
+//! Listeners: what a client connects to, by the names that it may give a service, and the sockets of a server.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use smol_str::SmolStr;
+
+use super::{GrpcClient, GrpcKey, tls};
+use crate::{
+    base::{ObjectKey, Shared},
+    generate::{
+        EncodedResource, View, VipView, constant,
+        group::Built,
+        listener::{http_filters::filter, outbound_listener::additional_addresses},
+        name,
+        route::filters::{STATEFUL_SESSION, session},
+        security,
+    },
+    model::{Service, ServiceKey, SidecarScope, authentication::MtlsMode},
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::Address,
+                listener::v3::{AdditionalAddress, ApiListener, Filter, FilterChain, Listener, filter::ConfigType},
+                route::v3::{
+                    NonForwardingAction, Route, RouteConfiguration, RouteMatch, VirtualHost, route::Action,
+                    route_match::PathSpecifier,
+                },
+            },
+            extensions::filters::{
+                http::{fault::v3::HttpFault, router::v3::Router},
+                network::http_connection_manager::v3::{
+                    HttpConnectionManager, HttpFilter, Rds, http_connection_manager::RouteSpecifier,
+                },
+            },
+        },
+    },
+};
+
+/// What the names of a server's sockets begin with; `address:port` follows.
+const INBOUND: &str = "xds.istio.io/grpc/lds/inbound/";
+
+/// What the listener of one target is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OutboundKey {
+    /// The host as it was asked for.
+    host: SmolStr,
+    /// The service.
+    service: ServiceKey,
+    /// The service port.
+    port: u32,
+    /// How the client sees addresses.
+    vip: VipView,
+}
+
+/// What the listener of one socket is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InboundKey {
+    /// The name that it was asked for by.
+    name: SmolStr,
+    /// The address in the name.
+    address: SmolStr,
+    /// The port in the name.
+    port: u32,
+    /// The service behind it, whose further addresses it has too.
+    service: ServiceKey,
+    /// How the server sees addresses.
+    vip: VipView,
+    /// It takes mutual TLS only; else plaintext only.
+    mtls: bool,
+    /// AuthorizationPolicies that apply, in order.
+    authorization: Shared<[ObjectKey]>,
+}
+
+/// The names under which one host is asked for.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Asked {
+    hosts: BTreeSet<SmolStr>,
+    /// Ports as they are written.
+    ports: BTreeSet<SmolStr>,
+    /// Once it was asked for without a port, which means all.
+    every_port: bool,
+}
+
+/// The listeners that names mean.
+pub(super) fn list(view: &View, scope: &SidecarScope, client: &GrpcClient, names: &BTreeSet<SmolStr>) -> Vec<GrpcKey> {
+    let (inbound, outbound): (Vec<&SmolStr>, Vec<&SmolStr>) = names.iter().partition(|name| name.starts_with(INBOUND));
+    let mut keys = Vec::new();
+    for (host, asked) in asked_hosts(client, &outbound) {
+        let Some(service) = scope.service(&host).and_then(|key| view.service(key)) else {
+            continue;
+        };
+        // Parity: every name of the host is served on every port that one of them asks for.
+        for host in &asked.hosts {
+            let ports = service.ports.iter().map(|port| port.number);
+            let shown = ports.filter(|port| scope.shows_port(&service.key, *port) && asked.has_port(*port));
+            keys.extend(shown.map(|port| {
+                GrpcKey::Outbound(OutboundKey {
+                    host: host.clone(),
+                    service: service.key.clone(),
+                    port,
+                    vip: client.vip.clone(),
+                })
+            }));
+        }
+    }
+    let sockets = inbound.into_iter().filter_map(|name| InboundKey::of(client, name));
+    keys.extend(sockets.map(GrpcKey::Inbound));
+    keys
+}
+
+impl Asked {
+    fn has_port(&self, port: u32) -> bool {
+        self.every_port || self.ports.iter().any(|asked| *asked == port.to_string())
+    }
+}
+
+/// The hosts that are asked for, short names completed too.
+fn asked_hosts(client: &GrpcClient, names: &[&SmolStr]) -> BTreeMap<SmolStr, Asked> {
+    let mut hosts: BTreeMap<SmolStr, Asked> = BTreeMap::new();
+    for name in names {
+        let (host, port) = match split_host_port(name) {
+            Some((host, port)) => (host, Some(port)),
+            None => (name.as_str(), None),
+        };
+        let complete = completed(host, &client.namespace, &client.dns_domain);
+        for meant in std::iter::once(SmolStr::new(host)).chain(complete) {
+            let asked = hosts.entry(meant).or_default();
+            asked.hosts.insert(host.into());
+            asked.every_port |= port.is_none();
+            asked.ports.extend(port.map(SmolStr::new));
+        }
+    }
+    hosts
+}
+
+/// The full name that `service`, `service.namespace` or `service.namespace.svc` means to a client; the latter two only
+/// in its own namespace.
+fn completed(host: &str, namespace: &str, dns_domain: &str) -> Option<SmolStr> {
+    if !host.contains('.') {
+        return Some(SmolStr::from(format!("{host}.{dns_domain}")));
+    }
+    let qualified = format!("{namespace}.svc");
+    [namespace, &qualified].into_iter().find_map(|suffix| {
+        let short = host.strip_suffix(suffix)?.strip_suffix('.')?;
+        dns_domain
+            .starts_with(suffix)
+            .then(|| SmolStr::from(format!("{short}.{dns_domain}")))
+    })
+}
+
+/// `host:port`, `[address]:port`; the port may be empty.
+fn split_host_port(name: &str) -> Option<(&str, &str)> {
+    let (host, port) = name.rsplit_once(':')?;
+    match host.strip_prefix('[') {
+        Some(bracketed) => bracketed.strip_suffix(']').filter(|host| !host.contains(['[', ']'])),
+        None => Some(host).filter(|host| !host.contains([':', '[', ']'])),
+    }
+    .filter(|_| !port.contains(['[', ']']))
+    .map(|host| (host, port))
+}
+
+impl OutboundKey {
+    pub(super) fn build(&self, view: &View) -> Built {
+        let Some(service) = view.service(&self.service) else {
+            return Built::none();
+        };
+        let manager = HttpConnectionManager {
+            http_filters: self.filters(view, service),
+            route_specifier: Some(RouteSpecifier::Rds(Rds {
+                config_source: Some(constant::plain_ads_source()),
+                route_config_name: name::outbound_cluster(self.port, "", &self.service.hostname),
+            })),
+            ..Default::default()
+        };
+        let name = if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        };
+        let listener = Listener {
+            address: Some(address(&self.vip.address(service), self.port)),
+            additional_addresses: further_addresses(&self.vip, service, self.port),
+            api_listener: Some(ApiListener {
+                api_listener: Some(Any::pack(&manager)),
+            }),
+            name,
+            ..Default::default()
+        };
+        Built::new(EncodedResource::new(listener.name.as_str(), &listener))
+    }
+
+    fn filters(&self, view: &View, service: &Service) -> Vec<HttpFilter> {
+        let session = session(service, &view.mesh.installation.features);
+        let session = session.map(|session| filter(STATEFUL_SESSION, Any::pack(&session)));
+        let fault = filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
+        session.into_iter().chain([fault, router()]).collect()
+    }
+}
+
+impl InboundKey {
+    /// The socket of a name; `None` if the server serves no such port.
+    fn of(client: &GrpcClient, name: &SmolStr) -> Option<Self> {
+        let (address, port) = split_host_port(name.strip_prefix(INBOUND)?)?;
+        let port: u32 = port.parse().ok()?;
+        let server = &client.server;
+        let target = server.targets.iter().rfind(|target| target.target_port == port)?;
+        // gRPC cannot take both; clients use mutual TLS where the label says that it is understood.
+        let mtls = match server.peers.mode_on(port) {
+            MtlsMode::Strict => true,
+            MtlsMode::Permissive => server.says_mtls,
+            MtlsMode::Disable => false,
+        };
+        Some(Self {
+            name: name.clone(),
+            address: address.into(),
+            port,
+            service: target.service.clone(),
+            vip: client.vip.clone(),
+            mtls,
+            authorization: server.authorization.clone(),
+        })
+    }
+
+    pub(super) fn build(&self, view: &View) -> Built {
+        let (mut filters, notes) = security::proxyless_filters(view, &self.authorization);
+        filters.push(router());
+        let service = view.service(&self.service);
+        let further = service.map(|service| further_addresses(&self.vip, service, self.port));
+        let listener = Listener {
+            name: self.name.to_string(),
+            address: Some(address(&self.address, self.port)),
+            additional_addresses: further.unwrap_or_default(),
+            filter_chains: vec![self.chain(filters)],
+            ..Default::default()
+        };
+        Built::new(EncodedResource::new(self.name.as_str(), &listener)).with_notes(notes)
+    }
+
+    fn chain(&self, http_filters: Vec<HttpFilter>) -> FilterChain {
+        let manager = HttpConnectionManager {
+            http_filters,
+            route_specifier: Some(RouteSpecifier::RouteConfig(local_routes())),
+            ..Default::default()
+        };
+        let kind = if self.mtls { "mtls" } else { "plaintext" };
+        FilterChain {
+            name: format!("inbound-{kind}"),
+            filters: vec![Filter {
+                name: format!("inbound-hcm{kind}"),
+                config_type: Some(ConfigType::TypedConfig(Any::pack(&manager))),
+            }],
+            transport_socket: self.mtls.then(tls::server_socket),
+            ..Default::default()
+        }
+    }
+}
+
+/// Whatever comes in is for the server itself.
+fn local_routes() -> RouteConfiguration {
+    let route = Route {
+        r#match: Some(RouteMatch {
+            path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
+            ..Default::default()
+        }),
+        action: Some(Action::NonForwardingAction(NonForwardingAction {})),
+        ..Default::default()
+    };
+    RouteConfiguration {
+        name: "inbound".to_owned(),
+        virtual_hosts: vec![VirtualHost {
+            domains: vec!["*".to_owned()],
+            routes: vec![route],
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
+fn router() -> HttpFilter {
+    filter("envoy.filters.http.router", Any::pack(&Router::default()))
+}
+
+/// An IP address, or whatever else stands in a name.
+fn address(address: &str, port: u32) -> Address {
+    Address {
+        address: Some(crate::proto::envoy::config::core::v3::address::Address::SocketAddress(
+            constant::socket_address(address, port),
+        )),
+    }
+}
+
+fn further_addresses(vip: &VipView, service: &Service, port: u32) -> Vec<AdditionalAddress> {
+    let addresses = vip.addresses(service);
+    additional_addresses(addresses.get(1..).unwrap_or_default(), port)
+}

@@ -1,0 +1,1 @@
+//! Proxyless gRPC clients and servers of small meshes.
