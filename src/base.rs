@@ -9,6 +9,7 @@ pub mod message;
 pub mod select;
 pub mod sensitive;
 pub mod shared;
+pub mod url;
 pub mod version;
 
 pub use hashed::Hashed;

@@ -53,8 +53,6 @@ pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)
         (Kind::BackendTrafficPolicy, mesh.backend_traffic_policies.len()),
         (Kind::Ingress, mesh.ingresses.len()),
         (Kind::EnvoyFilter, mesh.envoy_filters.len()),
-        (Kind::WasmPlugin, mesh.wasm_plugins.len()),
-        (Kind::TrafficExtension, mesh.traffic_extensions.len()),
     ];
     counts.into_iter().filter(|(_, count)| *count > 0)
 }

@@ -8,6 +8,7 @@ pub mod destination_rule;
 pub mod endpoint;
 pub mod envoy_filter;
 pub mod export;
+pub mod extension;
 pub mod features;
 #[cfg(test)]
 pub(crate) mod fixture;

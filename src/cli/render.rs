@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use smol_str::SmolStr;
+use smol_str::{SmolStr, format_smolstr};
 
 use crate::{
     api::{
@@ -166,10 +166,24 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
                 locality.unwrap_or_default(),
                 Extensions { listed },
             );
-            let proxy = proxy.map_err(|reason: NodeError| error(reason.to_string()))?;
+            let mut proxy = proxy.map_err(|reason: NodeError| error(reason.to_string()))?;
+            proxy.identity = Some(identity(&text(entry, "identity"), &proxy));
             Ok((name, Arc::new(proxy)))
         })
         .collect()
+}
+
+/// Who a proxy is taken for: its `identity`, else what its namespace and service account make of it.
+fn identity(given: &str, proxy: &Proxy) -> SmolStr {
+    if given.is_empty() {
+        let Proxy {
+            namespace,
+            service_account,
+            ..
+        } = proxy;
+        return format_smolstr!("spiffe://cluster.local/ns/{namespace}/sa/{service_account}");
+    }
+    SmolStr::new(given)
 }
 
 /// The types that are asked for as a whole, or by the names that other types mention.

@@ -9,7 +9,7 @@ use super::{
     View, cluster,
     demand::Demand,
     encoded::{EncodedResource, ResourceType},
-    endpoint, grpc, listener, name_table, route,
+    endpoint, extension, grpc, listener, name_table, route,
 };
 use crate::{
     base::{Hashed, Shared, Version},
@@ -25,6 +25,8 @@ pub enum Part {
     Listeners(listener::ListenerPart),
     /// Route configurations.
     Routes(route::RoutePart),
+    /// Extension configurations.
+    Extensions(extension::ExtensionPart),
     /// The name table.
     NameTable(name_table::NameTableKey),
     /// What a proxyless gRPC client asks for.
@@ -45,6 +47,8 @@ pub enum Resource {
     Listener(listener::ListenerKey),
     /// A route configuration.
     Route(route::RouteKey),
+    /// An extension configuration.
+    Extension(extension::ExtensionKey),
     /// The name table.
     NameTable(name_table::NameTableKey),
     /// A listener or cluster of a proxyless gRPC client.
@@ -80,6 +84,7 @@ impl Part {
             Self::Clusters(part) => part.list(view),
             Self::Listeners(part) => part.list(view),
             Self::Routes(part) => part.list(view),
+            Self::Extensions(part) => part.list(),
             Self::NameTable(part) => part.list(),
             Self::Grpc(part) => part.list(view),
         }
@@ -137,6 +142,7 @@ impl Resource {
             Self::Endpoint(key) => key.build(view),
             Self::Listener(key) => key.build(view),
             Self::Route(key) => key.build(view),
+            Self::Extension(key) => key.build(view),
             Self::NameTable(key) => key.build(view),
             Self::Grpc(key) => key.build(view),
         }

@@ -157,6 +157,9 @@ pub struct Proxy {
     pub proxy_config: Option<Shared<Value>>,
     /// What the client can run.
     pub extensions: Extensions,
+    /// The SPIFFE id that the client has shown on its connection; `None` on those without TLS. Nobody else is sent
+    /// secrets.
+    pub identity: Option<SmolStr>,
     /// All other metadata as text or JSON, for rare keys and `proxy.metadata` of EnvoyFilter.
     pub metadata: Shared<BTreeMap<String, Value>>,
 }
@@ -274,6 +277,7 @@ impl Proxy {
                 .get("PROXY_CONFIG")
                 .map(|config| Shared::new(parsed_json(config))),
             extensions,
+            identity: None,
             metadata: Shared::new(metadata),
         })
     }

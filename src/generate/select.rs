@@ -10,7 +10,7 @@ mod workload;
 use smol_str::SmolStr;
 
 use super::{
-    Demand, View, cluster,
+    Demand, View, cluster, extension,
     group::{Part, ProxyGroupKey, Selection},
     grpc, listener, name_table,
     patch::Patches,
@@ -22,6 +22,7 @@ use crate::{
     base::{Hashed, Labels, MessageKey, Namespace, NetworkId, ObjectKey, Shared, select},
     model::{
         ScopeKey, ServiceKey,
+        extension::ExtensionId,
         policy::{self, Subject},
     },
     proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
@@ -57,6 +58,8 @@ pub struct Selected<'a> {
     pub proxy_config: MessageKey<ProxyConfig>,
     /// The patches of the EnvoyFilters that select it, in the order of application.
     pub patches: Patches,
+    /// WasmPlugins and TrafficExtensions that select it, in the order of application.
+    pub extensions: Shared<[ExtensionId]>,
     /// Gateways that select it (routers only), oldest first.
     pub gateways: Shared<[ObjectKey]>,
 }
@@ -71,6 +74,7 @@ pub fn select(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> ProxyGroup
             parts.extend(cluster::select(view, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(view, &selected).into_iter().map(Part::Listeners));
             parts.extend(route::select(view, &selected).into_iter().map(Part::Routes));
+            parts.extend(extension::select(view, &selected).map(Part::Extensions));
             parts.push(Part::NameTable(name_table::select(view, &selected)));
         }
         ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
@@ -100,9 +104,18 @@ impl<'a> Selected<'a> {
             targets: found.list.into(),
             proxy_config: MessageKey::new(proxy_config(view, proxy)),
             patches: Patches::of(view, proxy, &envoy_filters(view, proxy, &labels)),
+            extensions: extension::attached(view, &subject(proxy, &labels)),
             gateways: gateways.into(),
             labels: Shared::new(labels),
         }
+    }
+}
+
+/// What policies are matched against.
+fn subject(proxy: &Proxy, labels: &Labels) -> Subject {
+    Subject {
+        is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
+        ..Subject::workload(proxy.namespace.clone(), labels.clone())
     }
 }
 
@@ -149,10 +162,7 @@ fn proxy_config(view: &View, proxy: &Proxy) -> ProxyConfig {
 /// before others, then by age.
 fn envoy_filters(view: &View, proxy: &Proxy, labels: &Labels) -> Vec<ObjectKey> {
     let root = policy::root_namespace(view.cx, view.mesh);
-    let subject = Subject {
-        is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
-        ..Subject::workload(proxy.namespace.clone(), labels.clone())
-    };
+    let subject = subject(proxy, labels);
     let mut keys = policy::attached(view.cx, view.mesh, &view.mesh.envoy_filters_by_namespace, &subject);
     keys.sort_by_cached_key(|key| {
         let row = view.mesh.envoy_filters.get(view.cx, key);

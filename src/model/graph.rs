@@ -9,6 +9,7 @@ use super::{
     destination_rule::{self, HostRules, RuleKey},
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
+    extension::{self, ExtensionFilter, ExtensionId},
     inputs::{InputTables, Inputs},
     network::{self, Networks},
     place::{self, PlaceNeeds},
@@ -225,6 +226,8 @@ graph! {
         place_needs: ((), PlaceNeeds);
         /// EnvoyFilters with their patches read.
         envoy_filter_patches: (ObjectKey, CompiledFilter);
+        /// Where the filters of WasmPlugins and TrafficExtensions stand.
+        extension_filters: (ExtensionId, ExtensionFilter);
     }
 }
 
@@ -330,5 +333,6 @@ impl Graph {
         derive!(self, tx, mesh: place_needs <- first, place::needs);
         derive!(self, tx, mesh: envoy_filter_patches <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
             envoy_filter::compiled);
+        derive!(self, tx, mesh: extension_filters <- extension::candidates(inputs), extension::filter);
     }
 }

@@ -14,7 +14,10 @@ use crate::{
         security::SecurityPolicies,
         select::Selected,
     },
-    model::policy::{self, Attach, Subject},
+    model::{
+        extension::ExtensionId,
+        policy::{self, Attach, Subject},
+    },
     proto::istio::{
         mesh::v1alpha1::{Tracing, proxy_config::ProxyHeaders},
         telemetry::v1alpha1::Telemetry,
@@ -62,7 +65,7 @@ pub struct FilterClient {
     /// Security policies that apply.
     pub security: SecurityPolicies,
     /// WasmPlugins and TrafficExtensions that apply, in order.
-    pub extension_filters: Shared<[ObjectKey]>,
+    pub extension_filters: Shared<[ExtensionId]>,
     /// EnvoyFilter patches of listeners that apply, in order.
     pub listener_patches: Shared<[PatchRef]>,
     /// EnvoyFilter patches of routes that apply, in order: for the routes that stand in listeners.
@@ -106,7 +109,7 @@ impl FilterClient {
             otel_service_name: otel_service_name(proxy, &selected.labels),
             telemetries: telemetries(view, &subject),
             security: SecurityPolicies::of(view, &subject),
-            extension_filters: extension_filters(view, &subject),
+            extension_filters: selected.extensions.clone(),
             listener_patches: selected.patches.listeners.clone(),
             route_patches: selected.patches.routes.clone(),
         })
@@ -134,14 +137,6 @@ fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
     let special = special.iter().filter(|key| key.namespace == subject.namespace);
     let keys: Vec<ObjectKey> = of_root.into_iter().chain(of_own).chain(special).cloned().collect();
     keys.into()
-}
-
-/// WasmPlugins, then TrafficExtensions.
-fn extension_filters(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
-    let plugins = policy::attached(view.cx, view.mesh, &view.mesh.wasm_plugins_by_namespace, subject);
-    let index = &view.mesh.traffic_extensions_by_namespace;
-    let extensions = policy::attached(view.cx, view.mesh, index, subject);
-    [plugins, extensions].concat().into()
 }
 
 /// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.

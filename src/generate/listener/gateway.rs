@@ -210,15 +210,16 @@ impl Making<'_> {
     fn chains(&self) -> Vec<Chain> {
         let mut passed_on = tcp::TakenNames::default();
         let mut chains = Vec::new();
+        let mut extended = false;
         for chain in &self.key.chains {
             match chain {
                 ServerChain::Http { route, protocol } => chains.push(Chain {
-                    filters: self.http_filters(route, *protocol, ""),
+                    filters: self.http_filters(route, *protocol, "", true),
                     ..Default::default()
                 }),
                 ServerChain::Https { route, server, sni } => chains.push(Chain {
                     sni: sni.iter().map(ToString::to_string).collect(),
-                    filters: self.http_filters(route, Protocol::Https, &server.name),
+                    filters: self.http_filters(route, Protocol::Https, &server.name, !std::mem::replace(&mut extended, true)),
                     transport_socket: self.transport_socket(server),
                     ..Default::default()
                 }),
@@ -230,7 +231,8 @@ impl Making<'_> {
         chains
     }
 
-    fn http_filters(&self, route: &str, protocol: Protocol, server_name: &str) -> Vec<Filter> {
+    /// The filters of a chain of requests; `first`: it is the first of its kind.
+    fn http_filters(&self, route: &str, protocol: Protocol, server_name: &str, first: bool) -> Vec<Filter> {
         let stat_prefix = if server_name.is_empty() {
             name::delimited_stat(&format!("outbound_{}", self.key.name()))
         } else {
@@ -261,7 +263,12 @@ impl Making<'_> {
         http.use_remote_address = true;
         http.mesh_only_exchange = client.filters.exchanges_in_mesh_only();
         http.http3 = self.key.transport == Transport::Quic;
-        let mut filters = self.stack.filters_before_http(self.key.port, false);
+        // Parity: of several such chains of a listener only the first has them, and QUIC has none.
+        let mut filters = if first && self.key.transport == Transport::Tcp {
+            self.stack.filters_before_http(self.key.port, false)
+        } else {
+            Vec::new()
+        };
         filters.push(self.stack.http_connection_filter(http));
         filters
     }

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     base::{Hostname, cidr},
-    generate::{constant::ads_source, security},
-    model::service::Protocol,
+    generate::{constant::ads_source, extension, security},
+    model::{extension::ExtensionLayer, service::Protocol},
     proto::{
         Any,
         envoy::{
@@ -136,7 +136,7 @@ impl FilterStack<'_> {
         }
         manager.stream_idle_timeout = Some(prost_types::Duration::default());
         manager.route_specifier = Some(match http.routes {
-            _ if self.http_security(http.tunneled).denied => RouteSpecifier::RouteConfig(security::denied_routes()),
+            _ if self.denies_http(http.tunneled, http.port) => RouteSpecifier::RouteConfig(security::denied_routes()),
             HttpRoutes::Rds(name) => RouteSpecifier::Rds(Rds {
                 config_source: Some(ads_source()),
                 route_config_name: name,
@@ -157,6 +157,12 @@ impl FilterStack<'_> {
         }
         manager.proxy_100_continue = self.features().enable_100_continue_headers;
         manager
+    }
+
+    /// True if no request may pass, because the client cannot run what has to check it.
+    fn denies_http(&self, tunneled: bool, port: u32) -> bool {
+        let layers = [ExtensionLayer::Http, ExtensionLayer::Network];
+        self.http_security(tunneled).denied || extension::denies(self, &layers, port)
     }
 
     fn normalize(&self, manager: &mut HttpConnectionManager) {

@@ -10,7 +10,7 @@ use crate::{
         extension::{self, ExtensionPhase},
         security::SecurityStage,
     },
-    model::service::Protocol,
+    model::{extension::ExtensionLayer, service::Protocol},
     proto::{
         Any,
         envoy::{
@@ -160,7 +160,8 @@ impl FilterStack<'_> {
         filters.extend(extension(ExtensionPhase::Unspecified));
         filters.extend(self.stats_network_filters());
         filters.extend(dynamic_dns.map(|host| sni_forward_proxy(host, chain.port)));
-        if secured.is_some_and(|secured| secured.denied) {
+        let lacks_plugin = extension::denies(self, &[ExtensionLayer::Network], chain.port);
+        if lacks_plugin || secured.is_some_and(|secured| secured.denied) {
             filters.push(black_hole());
         } else {
             filters.extend(terminal);

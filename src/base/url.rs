@@ -1,0 +1,200 @@
+//! URLs read and written as Go does it, for values whose exact text shows on the wire.
+//!
+//! What one would get wrong: without a scheme everything is a path, so `registry/image` is fine and `1.2.3.4:5000/image`
+//! is not, while `localhost:5000/image` has the scheme `localhost`.
+
+/// A URL in its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// The scheme in lower case; may be empty.
+    pub scheme: String,
+    /// What follows a scheme without a slash.
+    opaque: String,
+    /// User and host as written, after two slashes.
+    authority: String,
+    /// A rooted path follows the scheme directly.
+    without_authority: bool,
+    /// The path as written.
+    path: String,
+    /// The query as written, with its question mark.
+    query: String,
+    /// The fragment as written, with its hash.
+    fragment: String,
+}
+
+impl Url {
+    /// Reads a URL; `None` if it is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.bytes().any(|byte| byte < b' ' || byte == 0x7f) {
+            return None;
+        }
+        let (text, fragment) = split_before(text, '#');
+        let (scheme, rest) = scheme(text)?;
+        let (rest, query) = split_before(rest, '?');
+        let mut url = Self {
+            scheme: scheme.to_ascii_lowercase(),
+            opaque: String::new(),
+            authority: String::new(),
+            without_authority: false,
+            path: String::new(),
+            query: query.to_owned(),
+            fragment: fragment.to_owned(),
+        };
+        if !is_escaped_well(fragment) {
+            return None;
+        }
+        if !rest.starts_with('/') {
+            if !scheme.is_empty() {
+                rest.clone_into(&mut url.opaque);
+                return Some(url);
+            }
+            if rest.split('/').next().is_some_and(|segment| segment.contains(':')) {
+                return None;
+            }
+        }
+        let after = rest.strip_prefix("//");
+        let after = after.filter(|_| !scheme.is_empty() || !rest.starts_with("///"));
+        let (authority, path) = after.map_or(("", rest), |after| split_before(after, '/'));
+        url.without_authority = after.is_none() && !scheme.is_empty();
+        authority.clone_into(&mut url.authority);
+        path.clone_into(&mut url.path);
+        (is_authority(authority) && is_escaped_well(path)).then_some(url)
+    }
+}
+
+impl std::fmt::Display for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { scheme, query, .. } = self;
+        if !scheme.is_empty() {
+            write!(f, "{scheme}:")?;
+        }
+        if self.opaque.is_empty() {
+            let is_hosted = !scheme.is_empty() && !self.path.is_empty() && !self.without_authority;
+            if is_hosted || !self.authority.is_empty() {
+                write!(f, "//{}", self.authority)?;
+            }
+            write!(f, "{}", escaped(&self.path))?;
+        } else {
+            write!(f, "{}", self.opaque)?;
+        }
+        write!(f, "{query}{}", self.fragment)
+    }
+}
+
+/// The text before a character, and from it on.
+fn split_before(text: &str, at: char) -> (&str, &str) {
+    text.split_at(text.find(at).unwrap_or(text.len()))
+}
+
+/// The scheme (empty: none) and what follows it.
+fn scheme(text: &str) -> Option<(&str, &str)> {
+    for (index, byte) in text.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' => {}
+            b'0'..=b'9' | b'+' | b'-' | b'.' if index > 0 => {}
+            b':' if index == 0 => return None,
+            b':' => return Some((&text[..index], &text[index + 1..])),
+            _ => break,
+        }
+    }
+    Some(("", text))
+}
+
+/// True if every percent sign begins an escaped byte.
+fn is_escaped_well(text: &str) -> bool {
+    let mut pieces = text.split('%');
+    pieces.next();
+    pieces.all(|piece| piece.len() >= 2 && piece.bytes().take(2).all(|byte| byte.is_ascii_hexdigit()))
+}
+
+fn is_authority(authority: &str) -> bool {
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let port = if host.starts_with('[') {
+        let Some((_, port)) = host.rsplit_once(']') else {
+            return false;
+        };
+        port
+    } else {
+        host.rfind(':').map_or("", |colon| &host[colon..])
+    };
+    let is_port = port.is_empty()
+        || port
+            .strip_prefix(':')
+            .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_host = |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || br#"-_.~!$&'()*+,;=:[]<>""#.contains(&byte);
+    is_port && host.bytes().all(is_host)
+}
+
+/// A path as it is written: as it was, unless a character in it needs to be escaped.
+fn escaped(path: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@".contains(&byte);
+    if path.bytes().all(|byte| is_plain(byte) || b"!'()*[]%".contains(&byte)) {
+        return path.to_owned();
+    }
+    let mut text = String::new();
+    let mut rest = path.as_bytes();
+    while let Some((first, further)) = rest.split_first() {
+        rest = further;
+        let mut byte = *first;
+        if byte == b'%' && further.len() >= 2 {
+            let hex = std::str::from_utf8(&further[..2]).unwrap_or_default();
+            byte = u8::from_str_radix(hex, 16).unwrap_or(byte);
+            rest = &further[2..];
+        }
+        if is_plain(byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Option<(String, String)> {
+        let mut url = Url::parse(text)?;
+        let scheme = url.scheme.clone();
+        if url.scheme.is_empty() {
+            "oci".clone_into(&mut url.scheme);
+        }
+        Some((scheme, url.to_string()))
+    }
+
+    fn pair(scheme: &str, text: &str) -> Option<(String, String)> {
+        Some((scheme.to_owned(), text.to_owned()))
+    }
+
+    #[test]
+    fn a_missing_scheme_is_filled_in() {
+        assert_eq!(read("ghcr.io/a/b:v1"), pair("", "oci://ghcr.io/a/b:v1"));
+        assert_eq!(read("image"), pair("", "oci://image"));
+        assert_eq!(read("//host/a"), pair("", "oci://host/a"));
+        assert_eq!(read("/a"), pair("", "oci:///a"));
+    }
+
+    #[test]
+    fn ports_are_taken_for_schemes_and_segments() {
+        assert_eq!(read("localhost:5000/a"), pair("localhost", "localhost:5000/a"));
+        assert_eq!(read("127.0.0.1:5000/a"), None);
+    }
+
+    #[test]
+    fn text_is_kept_but_for_what_needs_escaping() {
+        assert_eq!(read("HTTPS://Ex.com/A?b=c&d#e"), pair("https", "https://Ex.com/A?b=c&d#e"));
+        assert_eq!(read("http://h/a(b)%20c"), pair("http", "http://h/a(b)%20c"));
+        assert_eq!(read("http://h/a b%41(c)"), pair("http", "http://h/a%20bA%28c%29"));
+        assert_eq!(read("file:///opt/f.wasm"), pair("file", "file:///opt/f.wasm"));
+        assert_eq!(read("file:/opt/f.wasm"), pair("file", "file:/opt/f.wasm"));
+        assert_eq!(read("oci://[::1]:5000/a"), pair("oci", "oci://[::1]:5000/a"));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["oci://h:port/a", "oci://h/%zz", "oci://h\n", ":a", "oci://[::1/a", "oci://a b/c"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Secrets that images of plugins are pulled with. The proxy's agent takes them out before Envoy sees the configuration.
+//!
+//! What one would get wrong: whatever namespace is written, the Secret is that of the plugin's own namespace.
+
+use bytes::Bytes;
+
+use crate::{
+    base::{ClusterId, Namespace, ObjectKey},
+    generate::{Proxy, View},
+};
+
+/// The type of Secrets with credentials of registries.
+const DOCKER_CONFIG_TYPE: &str = "kubernetes.io/dockerconfigjson";
+/// Where they hold them.
+const DOCKER_CONFIG: &str = ".dockerconfigjson";
+/// Begins names of Secrets.
+const KUBERNETES: &str = "kubernetes://";
+
+/// The cluster that Secrets are looked up for, if the client has shown who it is.
+pub(super) fn reader(proxy: &Proxy) -> Option<ClusterId> {
+    proxy.identity.as_ref().map(|_| proxy.cluster.clone())
+}
+
+/// The name under which a Secret is asked for; `None` if there is no making sense of it.
+pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<String> {
+    let typed = |scheme: &str| written.strip_prefix(scheme);
+    if written.is_empty() || typed("builtin://").is_some() {
+        return None;
+    }
+    if typed("invalid://").is_some() {
+        return Some(format!("invalid://{namespace}/"));
+    }
+    for scheme in ["configmap://", "kubernetes-gateway://"] {
+        if let Some(rest) = typed(scheme) {
+            let mut parts = rest.split('/');
+            let (of, name) = (parts.next()?, parts.next()?);
+            return (!of.is_empty() && !name.is_empty()).then(|| format!("{scheme}{namespace}/{name}"));
+        }
+    }
+    let rest = typed(KUBERNETES).unwrap_or(written);
+    let mut parts = rest.split('/');
+    let first = parts.next().unwrap_or_default();
+    let name = parts.next().unwrap_or(first);
+    Some(format!("{KUBERNETES}{namespace}/{name}"))
+}
+
+/// The credentials behind a name of [`resource_name`]: of the client's cluster, else of ours.
+pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterId) -> Option<Bytes> {
+    let (namespace, name) = resource_name.strip_prefix(KUBERNETES)?.split_once('/')?;
+    let own = &view.mesh.installation.cluster;
+    let clusters = [cluster, own];
+    clusters.into_iter().find_map(|cluster| {
+        let key = ObjectKey::new(cluster, namespace, name);
+        let secret = view.mesh.secrets.get(view.cx, &key)?;
+        let fits = secret.secret_type == DOCKER_CONFIG_TYPE;
+        fits.then(|| secret.data.get(DOCKER_CONFIG).cloned()).flatten()
+    })
+}

@@ -1,0 +1,268 @@
+//! WasmPlugins and TrafficExtensions in one form: what decides where their filters stand.
+//!
+//! A WasmPlugin counts as a TrafficExtension of another name. What one would get wrong: the row holds only what shows in
+//! listeners; the plugin's configuration is served by itself, so that a change of it touches no listener.
+
+use smol_str::{SmolStr, format_smolstr};
+
+use super::MeshSnapshot;
+use crate::{
+    api::{Config, Meta},
+    base::{Namespace, ObjectKey, Shared, url},
+    proto::istio::{
+        extensions::v1alpha1::{
+            FailStrategy, PluginPhase, PluginType, TrafficExtension, TrafficSelector, WasmConfig, WasmPlugin,
+            traffic_extension::{ExecutionPhase, FilterConfig},
+        },
+        r#type::v1beta1::WorkloadMode,
+    },
+    table::Cx,
+};
+
+/// The prefix of the names of filters and of their configuration.
+pub const RESOURCE_PREFIX: &str = "extensions.istio.io/trafficextension/";
+/// What is appended to the names of WasmPlugins.
+const TRANSLATED: &str = "~istio-translated-wasmplugin";
+/// The longest Lua code that is sent, in bytes.
+const MAX_LUA: usize = 64 << 10;
+/// The scheme of URLs that name none.
+const DEFAULT_SCHEME: &str = "oci";
+
+/// Which object an extension is declared by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExtensionId {
+    /// A WasmPlugin.
+    WasmPlugin(ObjectKey),
+    /// A TrafficExtension.
+    TrafficExtension(ObjectKey),
+}
+
+/// The places of extensions in a stack, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExtensionPhase {
+    /// Before Istio's authentication.
+    Authentication,
+    /// Before Istio's authorization.
+    Authorization,
+    /// Before statistics.
+    Stats,
+    /// No phase given: after the others.
+    Unspecified,
+}
+
+/// What a filter of an extension works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExtensionLayer {
+    /// Requests.
+    Http,
+    /// Connections.
+    Network,
+}
+
+/// What decides where the filter of an extension stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExtensionFilter {
+    /// `namespace.name`.
+    pub name: SmolStr,
+    /// When it was made, in seconds since 1970.
+    pub creation: i64,
+    /// The place in a stack.
+    pub phase: ExtensionPhase,
+    /// Higher ones come first within a phase, those without last.
+    pub priority: Option<i32>,
+    /// The traffic that it works on: one must match; empty: all.
+    pub matches: Vec<TrafficSelector>,
+    /// What it runs.
+    pub code: ExtensionCode,
+}
+
+/// What a filter runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExtensionCode {
+    /// WebAssembly, whose configuration is served by itself.
+    Wasm {
+        /// What it works on.
+        layer: ExtensionLayer,
+        /// Traffic passes where the plugin does not run.
+        fails_open: bool,
+        /// It names a Secret for pulling its image.
+        pulls_with_secret: bool,
+    },
+    /// A Lua script for requests.
+    Lua(String),
+}
+
+impl ExtensionId {
+    /// The object's key.
+    pub fn object(&self) -> &ObjectKey {
+        match self {
+            Self::WasmPlugin(key) | Self::TrafficExtension(key) => key,
+        }
+    }
+
+    /// The namespace that it is declared in.
+    pub fn namespace(&self) -> &Namespace {
+        &self.object().namespace
+    }
+
+    /// `namespace.name`, as the extension is called.
+    pub fn name(&self) -> SmolStr {
+        let key = self.object();
+        match self {
+            Self::WasmPlugin(_) => format_smolstr!("{}.{}{TRANSLATED}", key.namespace, key.name),
+            Self::TrafficExtension(_) => format_smolstr!("{}.{}", key.namespace, key.name),
+        }
+    }
+
+    /// The metadata of the object and what WebAssembly it asks for.
+    pub fn wasm(&self, cx: &Cx, mesh: &MeshSnapshot) -> Option<(Shared<Meta>, WasmConfig)> {
+        match self {
+            Self::WasmPlugin(key) => {
+                let row = mesh.wasm_plugins.get(cx, key)?;
+                Some((row.meta.clone(), plugin_config(&row.spec)))
+            }
+            Self::TrafficExtension(key) => {
+                let row = mesh.traffic_extensions.get(cx, key)?;
+                match &row.spec.filter_config {
+                    Some(FilterConfig::Wasm(config)) => Some((row.meta.clone(), config.clone())),
+                    _ => None,
+                }
+            }
+        }
+    }
+}
+
+impl ExtensionFilter {
+    /// The name of the filter, and of the configuration that it asks for.
+    pub fn resource_name(&self) -> String {
+        format!("{RESOURCE_PREFIX}{}", self.name)
+    }
+
+    /// What it works on.
+    pub fn layer(&self) -> ExtensionLayer {
+        match self.code {
+            ExtensionCode::Wasm { layer, .. } => layer,
+            ExtensionCode::Lua(_) => ExtensionLayer::Http,
+        }
+    }
+
+    /// True if it works on traffic that goes this way through this port. `mode` is [`WorkloadMode::Server`] for what
+    /// comes in beside a sidecar, else [`WorkloadMode::Client`].
+    pub fn matches(&self, mode: WorkloadMode, port: u32) -> bool {
+        let matches = |selector: &TrafficSelector| {
+            let goes = match selector.mode() {
+                WorkloadMode::ClientAndServer | WorkloadMode::Undefined => true,
+                wanted => wanted == mode,
+            };
+            let through = |selected: u32| selected != 0 && selected == port;
+            goes && (selector.ports.is_empty() || selector.ports.iter().any(|selected| through(selected.number)))
+        };
+        self.matches.is_empty() || self.matches.iter().any(matches)
+    }
+
+    /// The order of application among extensions of one namespace: by phase, the higher priority first, then by age.
+    pub fn order(&self) -> (ExtensionPhase, std::cmp::Reverse<i32>) {
+        (self.phase, std::cmp::Reverse(self.priority.unwrap_or(i32::MIN)))
+    }
+}
+
+/// The row of an extension; none if nothing can be made of the object.
+pub(super) fn filter(cx: &Cx, mesh: &MeshSnapshot, id: &ExtensionId) -> Option<ExtensionFilter> {
+    match id {
+        ExtensionId::WasmPlugin(key) => {
+            let plugin = mesh.wasm_plugins.get(cx, key)?;
+            let matches = plugin.spec.r#match.iter();
+            Some(ExtensionFilter {
+                name: id.name(),
+                creation: plugin.meta.creation,
+                phase: match plugin.spec.phase() {
+                    PluginPhase::Authn => ExtensionPhase::Authentication,
+                    PluginPhase::Authz => ExtensionPhase::Authorization,
+                    PluginPhase::Stats => ExtensionPhase::Stats,
+                    PluginPhase::UnspecifiedPhase => ExtensionPhase::Unspecified,
+                },
+                priority: plugin.spec.priority,
+                matches: matches
+                    .map(|selector| TrafficSelector {
+                        mode: selector.mode,
+                        ports: selector.ports.clone(),
+                    })
+                    .collect(),
+                code: wasm_code(&plugin_config(&plugin.spec))?,
+            })
+        }
+        ExtensionId::TrafficExtension(key) => {
+            let extension: &Config<TrafficExtension> = mesh.traffic_extensions.get(cx, key)?;
+            let code = match extension.spec.filter_config.as_ref()? {
+                FilterConfig::Wasm(config) => wasm_code(config)?,
+                FilterConfig::Lua(lua) if (1..=MAX_LUA).contains(&lua.inline_code.len()) => {
+                    ExtensionCode::Lua(lua.inline_code.clone())
+                }
+                FilterConfig::Lua(_) => return None,
+            };
+            Some(ExtensionFilter {
+                name: id.name(),
+                creation: extension.meta.creation,
+                phase: match extension.spec.phase() {
+                    ExecutionPhase::Authn => ExtensionPhase::Authentication,
+                    ExecutionPhase::Authz => ExtensionPhase::Authorization,
+                    ExecutionPhase::Stats => ExtensionPhase::Stats,
+                    ExecutionPhase::Unspecified => ExtensionPhase::Unspecified,
+                },
+                priority: extension.spec.priority,
+                matches: extension.spec.r#match.clone(),
+                code,
+            })
+        }
+    }
+}
+
+fn wasm_code(config: &WasmConfig) -> Option<ExtensionCode> {
+    module_url(config)?;
+    Some(ExtensionCode::Wasm {
+        layer: match config.r#type() {
+            PluginType::Network => ExtensionLayer::Network,
+            PluginType::Http | PluginType::UnspecifiedPluginType => ExtensionLayer::Http,
+        },
+        fails_open: config.fail_strategy() == FailStrategy::FailOpen,
+        pulls_with_secret: !config.image_pull_secret.is_empty(),
+    })
+}
+
+/// Where the module is; `None` if there is no telling.
+pub fn module_url(config: &WasmConfig) -> Option<url::Url> {
+    if config.url.is_empty() {
+        return None;
+    }
+    let mut parsed = url::Url::parse(&config.url)?;
+    if parsed.scheme.is_empty() {
+        DEFAULT_SCHEME.clone_into(&mut parsed.scheme);
+    }
+    Some(parsed)
+}
+
+/// What a WasmPlugin says about its module, in the form of TrafficExtensions.
+fn plugin_config(plugin: &WasmPlugin) -> WasmConfig {
+    WasmConfig {
+        url: plugin.url.clone(),
+        sha256: plugin.sha256.clone(),
+        image_pull_policy: plugin.image_pull_policy,
+        image_pull_secret: plugin.image_pull_secret.clone(),
+        verification_key: plugin.verification_key.clone(),
+        plugin_config: plugin.plugin_config.clone(),
+        plugin_name: plugin.plugin_name.clone(),
+        fail_strategy: plugin.fail_strategy,
+        vm_config: plugin.vm_config.clone(),
+        r#type: plugin.r#type,
+    }
+}
+
+/// The keys whose rows may have changed with the inputs.
+pub(super) fn candidates(inputs: &super::inputs::Inputs) -> Vec<ExtensionId> {
+    let plugins = inputs.wasm_plugins.changes().iter();
+    let extensions = inputs.traffic_extensions.changes().iter();
+    plugins
+        .map(|(key, ..)| ExtensionId::WasmPlugin(key.clone()))
+        .chain(extensions.map(|(key, ..)| ExtensionId::TrafficExtension(key.clone())))
+        .collect()
+}
