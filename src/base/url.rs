@@ -121,7 +121,8 @@ fn is_authority(authority: &str) -> bool {
         || port
             .strip_prefix(':')
             .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    let is_host = |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || br#"-_.~!$&'()*+,;=:[]<>""#.contains(&byte);
+    let is_host =
+        |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || br#"-_.~!$&'()*+,;=:[]<>""#.contains(&byte);
     is_port && host.bytes().all(is_host)
 }
 
@@ -183,7 +184,10 @@ mod tests {
 
     #[test]
     fn text_is_kept_but_for_what_needs_escaping() {
-        assert_eq!(read("HTTPS://Ex.com/A?b=c&d#e"), pair("https", "https://Ex.com/A?b=c&d#e"));
+        assert_eq!(
+            read("HTTPS://Ex.com/A?b=c&d#e"),
+            pair("https", "https://Ex.com/A?b=c&d#e")
+        );
         assert_eq!(read("http://h/a(b)%20c"), pair("http", "http://h/a(b)%20c"));
         assert_eq!(read("http://h/a b%41(c)"), pair("http", "http://h/a%20bA%28c%29"));
         assert_eq!(read("file:///opt/f.wasm"), pair("file", "file:///opt/f.wasm"));
@@ -193,7 +197,14 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["oci://h:port/a", "oci://h/%zz", "oci://h\n", ":a", "oci://[::1/a", "oci://a b/c"] {
+        for text in [
+            "oci://h:port/a",
+            "oci://h/%zz",
+            "oci://h\n",
+            ":a",
+            "oci://[::1/a",
+            "oci://a b/c",
+        ] {
             assert_eq!(read(text), None, "{text}");
         }
     }

@@ -13,20 +13,17 @@ mod tests;
 use std::cmp::Reverse;
 
 use super::{
-    View,
+    EncodedResource, ResourceType, View,
     constant::ads_source,
     group::{Built, Listed, Resource},
-    listener::{
-        FilterStack,
-        client::ListenerClass,
-        http_filters::filter as http_filter_of,
-    },
+    listener::{FilterStack, client::ListenerClass, http_filters::filter as http_filter_of},
+    patch::{self, PatchRef},
     select::Selected,
-    ResourceType,
 };
 use crate::{
     base::{ClusterId, Shared},
     model::{
+        envoy_filter::Operation,
         extension::{ExtensionCode, ExtensionFilter, ExtensionId, ExtensionLayer},
         policy::{self, Subject},
     },
@@ -34,7 +31,7 @@ use crate::{
         Any,
         envoy::{
             config::{
-                core::v3::{DataSource, ExtensionConfigSource, data_source},
+                core::v3::{DataSource, ExtensionConfigSource, TypedExtensionConfig, data_source},
                 listener::v3::{Filter, filter},
             },
             extensions::filters::{
@@ -196,7 +193,10 @@ fn http_filter(extension: &ExtensionFilter) -> HttpFilter {
 }
 
 fn network_filter(extension: &ExtensionFilter) -> Filter {
-    let types = [type_url::<network::wasm::v3::Wasm>(), type_url::<network::rbac::v3::Rbac>()];
+    let types = [
+        type_url::<network::wasm::v3::Wasm>(),
+        type_url::<network::rbac::v3::Rbac>(),
+    ];
     Filter {
         name: extension.resource_name(),
         config_type: Some(filter::ConfigType::ConfigDiscovery(discovery(types))),
@@ -233,6 +233,8 @@ pub enum ExtensionKey {
         /// resource.
         secret_for: Option<ClusterId>,
     },
+    /// What an EnvoyFilter adds.
+    Patch(PatchRef),
 }
 
 /// The configurations for a proxy. Those of its namespaces that do not select it can be asked for too, by filters that
@@ -245,7 +247,8 @@ pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
     if root != proxy.namespace {
         namespaces.push(&root);
     }
-    let mut keys = Vec::new();
+    let patches = selected.patches.extensions.iter().cloned();
+    let mut keys: Vec<ExtensionKey> = patches.map(ExtensionKey::Patch).collect();
     for namespace in namespaces {
         let plugins = mesh.wasm_plugins_by_namespace.get(cx, namespace);
         let extensions = mesh.traffic_extensions_by_namespace.get(cx, namespace);
@@ -278,6 +281,17 @@ impl ExtensionKey {
     pub fn build(&self, view: &View) -> Built {
         match self {
             Self::Wasm { id, secret_for } => config::wasm(view, id, secret_for.as_ref()),
+            Self::Patch(patch) => added(view, patch),
         }
     }
+}
+
+/// The configuration that a patch adds. Nothing else can be done to extension configurations.
+fn added(view: &View, patch: &PatchRef) -> Built {
+    let patches = patch::resolve(view, std::slice::from_ref(patch));
+    let adding = patches.first().filter(|patch| patch.operation == Operation::Add);
+    let value = adding.and_then(|patch| patch.value.as_ref()?.read::<TypedExtensionConfig>());
+    value.map_or_else(Built::none, |config| {
+        Built::new(EncodedResource::new(config.name.as_str(), &config))
+    })
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::{ObjectKey, Shared},
-    model::envoy_filter::Patch,
+    model::envoy_filter::{Patch, PatchClass},
     proto::envoy::config::route::v3::RouteConfiguration,
 };
 
@@ -55,7 +55,9 @@ impl Patches {
             };
             for (index, patch) in row.patches.iter().enumerate() {
                 let Some(class) = patch.class() else { continue };
-                let counts = contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
+                // Parity: an extension is served wherever it is asked for, whatever the context.
+                let counts = class == PatchClass::Extension
+                    || contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
                 if counts && patch.proxy.matches(&proxy.version_text, &proxy.metadata) {
                     lists[class as usize].push(PatchRef {
                         filter: key.clone(),

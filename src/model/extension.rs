@@ -159,11 +159,6 @@ impl ExtensionFilter {
         };
         self.matches.is_empty() || self.matches.iter().any(matches)
     }
-
-    /// The order of application among extensions of one namespace: by phase, the higher priority first, then by age.
-    pub fn order(&self) -> (ExtensionPhase, std::cmp::Reverse<i32>) {
-        (self.phase, std::cmp::Reverse(self.priority.unwrap_or(i32::MIN)))
-    }
 }
 
 /// The row of an extension; none if nothing can be made of the object.

@@ -19,11 +19,12 @@ use crate::{
     proto::envoy::config::cluster::v3::Cluster,
 };
 
-const TYPES: [ResourceType; 4] = [
+const TYPES: [ResourceType; 5] = [
     ResourceType::Cluster,
     ResourceType::Endpoint,
     ResourceType::Listener,
     ResourceType::Route,
+    ResourceType::Extension,
 ];
 
 /// Content of one type: name → generation; odd names stand in the second part.
@@ -40,9 +41,9 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let content = prop::collection::btree_map(0u8..8, 0u8..4, 0..6);
     let step = prop_oneof![
-        3 => (0usize..4, content).prop_map(|(index, content)| Step::Snapshot(index, content)),
+        3 => (0..TYPES.len(), content).prop_map(|(index, content)| Step::Snapshot(index, content)),
         6 => prop::bool::weighted(0.8).prop_map(|accept| Step::Answer { accept }),
-        2 => (0usize..4, prop::collection::btree_set(0u8..8, 0..5)).prop_map(|(index, names)| Step::Watch(index, names)),
+        2 => (0..TYPES.len(), prop::collection::btree_set(0u8..8, 0..5)).prop_map(|(index, names)| Step::Watch(index, names)),
         1 => Just(Step::Reconnect),
     ];
     prop::collection::vec(step, 1..60)
@@ -61,7 +62,7 @@ fn resource(name: u8, generation: u8) -> Arc<EncodedResource> {
 /// The world that the control plane serves; parts that do not change keep their allocation.
 #[derive(Default)]
 struct World {
-    contents: [Content; 4],
+    contents: [Content; TYPES.len()],
     revision: u64,
 }
 
@@ -92,9 +93,9 @@ impl World {
 struct Client {
     protocol: Protocol,
     connection: Connection,
-    held: [BTreeMap<SmolStr, Arc<EncodedResource>>; 4],
-    names: [BTreeSet<SmolStr>; 4],
-    nonces: [SmolStr; 4],
+    held: [BTreeMap<SmolStr, Arc<EncodedResource>>; TYPES.len()],
+    names: [BTreeSet<SmolStr>; TYPES.len()],
+    nonces: [SmolStr; TYPES.len()],
     inbox: VecDeque<Response>,
     /// A state-of-the-world request without a nonce begins a new watch, whatever is in flight.
     asked_again: bool,
@@ -409,6 +410,22 @@ fn a_reconnect_with_versions_sends_only_the_difference() {
         (ResourceType::Listener, vec![], 0),
     ];
     assert_eq!(sent, expected);
+}
+
+#[test]
+fn extensions_are_never_removed() {
+    let (mut world, mut client) = settled();
+    world.contents[4] = [(0, 0), (1, 0)].into();
+    let responses = client.connection.on_snapshot(world.snapshot());
+    client.receive(responses);
+    client.request(4, SmolStr::default(), None, delta(&["r0", "r1"]));
+    let response = client.inbox.pop_front().expect("an answer");
+    assert_eq!(names(&response), ["r0", "r1"]);
+    world.contents[4] = [(0, 1)].into();
+    client.request(4, response.nonce, None, delta(&[]));
+    let responses = client.connection.on_snapshot(world.snapshot());
+    let sent: Vec<_> = responses.iter().map(|r| (names(r), r.removed.len())).collect();
+    assert_eq!(sent, [(vec!["r0"], 0)]);
 }
 
 #[test]

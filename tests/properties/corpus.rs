@@ -48,7 +48,7 @@ const PORTS: [(&str, u32); 6] = [
     ("https", 443),
     ("mongo", 27017),
 ];
-const KINDS: usize = 26;
+const KINDS: usize = 27;
 /// Host names of network gateways.
 const GATEWAY_HOSTS: [&str; 2] = ["east.example.com", "west.example.com"];
 
@@ -93,7 +93,9 @@ fn object(random: &mut Random, kind: usize) -> Value {
         4 | 5 => service(random, &meta, &name),
         6 => slice(random, &meta, &name, &namespace),
         7 => {
-            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": { "tls.crt": "YQ==", "tls.key": "Yg==" } })
+            let registry = random.one_in(2).then_some("kubernetes.io/dockerconfigjson");
+            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": registry.unwrap_or("Opaque"),
+                "data": { "tls.crt": "YQ==", "tls.key": "Yg==", ".dockerconfigjson": random.pick(&["YQ==", "Yg=="]) } })
         }
         8 => {
             json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": { "ca.crt": random.pick(&["x", "y"]) } })
@@ -126,9 +128,38 @@ fn object(random: &mut Random, kind: usize) -> Value {
         21 => envoy_filter(random, &istio),
         22 => network_gateway(random, &meta),
         23 => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceExport", "metadata": meta }),
-        _ => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceImport", "metadata": meta,
+        24 => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceImport", "metadata": meta,
             "spec": { "ips": [format!("10.2.1.{}", random.below(9))] } }),
+        _ => extension(random, &meta),
     }
+}
+
+/// A WasmPlugin, whose Secret may be there, or a TrafficExtension.
+fn extension(random: &mut Random, meta: &Value) -> Value {
+    let mut spec = json!({ "phase": random.pick(&["AUTHN", "AUTHZ", "STATS"]), "priority": random.below(3),
+        "match": [{ "mode": random.pick(&["CLIENT", "SERVER", "CLIENT_AND_SERVER"]) }] });
+    if random.one_in(2) {
+        spec["selector"] = json!({ "matchLabels": { "app": random.pick(&APPS) } });
+    }
+    let wasm = json!({ "url": random.pick(&["example.com/a", "file:///a.wasm"]), "type": random.pick(&["HTTP", "NETWORK"]),
+        "imagePullSecret": random.pick(&APPS) });
+    let kind = match random.below(3) {
+        0 => {
+            spec["lua"] = json!({ "inlineCode": random.pick(&["x()", "y()"]) });
+            "TrafficExtension"
+        }
+        1 => {
+            spec["wasm"] = wasm;
+            "TrafficExtension"
+        }
+        _ => {
+            for (key, value) in wasm.as_object().into_iter().flatten() {
+                spec[key] = value.clone();
+            }
+            "WasmPlugin"
+        }
+    };
+    json!({ "apiVersion": "extensions.istio.io/v1alpha1", "kind": kind, "metadata": meta, "spec": spec })
 }
 
 /// A Gateway of the Gateway API that leads into a network.

@@ -97,7 +97,11 @@ fn proxies() -> Vec<Proxy> {
             .map(|(k, v)| (k.clone(), v.clone()))
             .collect();
         let node = format!("{kind}~{ip}~{id}.{namespace}~{namespace}.svc.cluster.local");
-        Proxy::new(&node, "", metadata, "r1/z1".into(), Extensions::default()).expect("because the node is well-formed")
+        let proxy = Proxy::new(&node, "", metadata, "r1/z1".into(), Extensions::default());
+        Proxy {
+            identity: Some(format!("spiffe://cluster.local/ns/{namespace}/sa/sa").into()),
+            ..proxy.expect("because the node is well-formed")
+        }
     };
     vec![
         proxy("sidecar", "10.1.0.1", "s0-0", "a", json!({ "app": "s0" })),

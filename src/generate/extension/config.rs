@@ -6,7 +6,10 @@ use super::{json, pull_secret};
 use crate::{
     api::Meta,
     base::ClusterId,
-    generate::{EncodedResource, View, group::{Built, Note}},
+    generate::{
+        EncodedResource, View,
+        group::{Built, Note},
+    },
     model::extension::{self, ExtensionId, RESOURCE_PREFIX},
     proto::{
         Any,
@@ -48,9 +51,9 @@ pub(super) fn wasm(view: &View, id: &ExtensionId, secret_for: Option<&ClusterId>
     };
     let typed_config = match config.r#type() {
         PluginType::Network => Any::pack(&network::wasm::v3::Wasm { config: Some(plugin) }),
-        PluginType::Http | PluginType::UnspecifiedPluginType => Any::pack(&http::wasm::v3::Wasm {
-            config: Some(plugin),
-        }),
+        PluginType::Http | PluginType::UnspecifiedPluginType => {
+            Any::pack(&http::wasm::v3::Wasm { config: Some(plugin) })
+        }
     };
     let name = format!("{RESOURCE_PREFIX}{}", id.name());
     let resource = TypedExtensionConfig {

@@ -87,14 +87,18 @@ fn write_text(text: &mut String, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::json::{self, Unknown};
+    use crate::proto::{
+        istio::extensions::v1alpha1::WasmConfig,
+        json::{self, Unknown},
+    };
 
     #[test]
     fn text_is_compact_and_sorted() {
         let value = serde_json::json!({"b": [1, 2.5, null, true], "a": {"x": "<é\n\u{1}>"}, "c": {}});
-        let value: Struct = json::from_json(&value, Unknown::Deny).expect("an object");
+        let value = serde_json::json!({ "pluginConfig": value });
+        let config: WasmConfig = json::from_json(&value, Unknown::Deny).expect("an object");
         let text = r#"{"a":{"x":"\u003cé\n\u0001\u003e"},"b":[1,2.5,null,true],"c":{}}"#;
-        assert_eq!(object(&value), text);
+        assert_eq!(object(&config.plugin_config.expect("settings")), text);
     }
 
     #[test]

@@ -219,7 +219,12 @@ impl Making<'_> {
                 }),
                 ServerChain::Https { route, server, sni } => chains.push(Chain {
                     sni: sni.iter().map(ToString::to_string).collect(),
-                    filters: self.http_filters(route, Protocol::Https, &server.name, !std::mem::replace(&mut extended, true)),
+                    filters: self.http_filters(
+                        route,
+                        Protocol::Https,
+                        &server.name,
+                        !std::mem::replace(&mut extended, true),
+                    ),
                     transport_socket: self.transport_socket(server),
                     ..Default::default()
                 }),
