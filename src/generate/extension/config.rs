@@ -168,5 +168,5 @@ fn fill_in_secret(
             detail: format!("{value} of {} {}", meta.kind.name(), meta.key).into(),
         });
     }
-    *value = String::from_utf8_lossy(&content.unwrap_or_default()).into_owned();
+    *value = String::from_utf8_lossy(content.unwrap_or_default().reveal()).into_owned();
 }

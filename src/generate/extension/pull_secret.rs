@@ -2,17 +2,12 @@
 //!
 //! What one would get wrong: whatever namespace is written, the Secret is that of the plugin's own namespace.
 
-use bytes::Bytes;
-
 use crate::{
-    base::{ClusterId, Namespace, ObjectKey},
+    api::kube::secret::{DOCKER_CONFIG, DOCKER_CONFIG_TYPE},
+    base::{ClusterId, Namespace, ObjectKey, Sensitive},
     generate::{Proxy, View},
 };
 
-/// The type of Secrets with credentials of registries.
-const DOCKER_CONFIG_TYPE: &str = "kubernetes.io/dockerconfigjson";
-/// Where they hold them.
-const DOCKER_CONFIG: &str = ".dockerconfigjson";
 /// Begins names of Secrets.
 const KUBERNETES: &str = "kubernetes://";
 
@@ -45,7 +40,7 @@ pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<Stri
 }
 
 /// The credentials behind a name of [`resource_name`]: of the client's cluster, else of ours.
-pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterId) -> Option<Bytes> {
+pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterId) -> Option<Sensitive> {
     let (namespace, name) = resource_name.strip_prefix(KUBERNETES)?.split_once('/')?;
     let own = &view.mesh.installation.cluster;
     let clusters = [cluster, own];
