@@ -296,7 +296,7 @@ fn settings_of_a_plugin_touch_no_listener() {
     let mut store = Store::default();
     let membership = Membership {
         joined: vec![(MemberId(0), Arc::new(sidecar(None)))],
-        left: Vec::new(),
+        ..Membership::default()
     };
     let mesh = world.commit(files(1)).snapshot;
     store.update(&mesh, &ChangeSet::default(), membership, &Serial);
