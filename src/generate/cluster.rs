@@ -4,6 +4,7 @@
 //! that all scopes that see a service share its clusters. What one would get wrong: whether a cluster exists at all
 //! (DNS clusters without endpoints do not) is known only when it is built.
 
+mod added;
 pub mod client;
 mod connection_pool;
 mod discovery;
@@ -18,6 +19,7 @@ mod service;
 mod static_clusters;
 mod tls;
 
+pub use added::{AddedKey, AddedPart};
 pub use inbound::{InboundKey, InboundPart};
 pub(super) use load_balancer::consistent_hash;
 pub use outbound::{ClusterMode, OutboundKey, OutboundPart};
@@ -25,11 +27,13 @@ pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessio
 pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
 
 use super::{
-    View,
-    group::{Built, Listed},
+    EncodedResource, View,
+    group::{Built, Listed, Note},
+    patch::{self, PatchContext, PatchRef},
     proxy::ProxyType,
     select::Selected,
 };
+use crate::{base::Hostname, proto::envoy::config::cluster::v3::Cluster};
 
 /// What a part of this kind is selected by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +44,8 @@ pub enum ClusterPart {
     Inbound(InboundPart),
     /// Clusters that do not depend on services.
     Static(StaticPart),
+    /// Clusters that EnvoyFilters add.
+    Added(AddedPart),
 }
 
 /// What one resource is built from, besides what it reads.
@@ -51,6 +57,8 @@ pub enum ClusterKey {
     Inbound(InboundKey),
     /// One that does not depend on services.
     Static(StaticKey),
+    /// One that an EnvoyFilter adds.
+    Added(AddedKey),
 }
 
 /// The parts of this kind that a proxy gets.
@@ -59,10 +67,18 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ClusterPart> {
         .into_iter()
         .map(ClusterPart::Outbound);
     let mut parts: Vec<ClusterPart> = outbound.collect();
-    if selected.proxy.proxy_type == ProxyType::Sidecar {
-        parts.extend(InboundPart::select(view, selected).map(ClusterPart::Inbound));
-    }
     parts.push(ClusterPart::Static(StaticPart::select(view, selected)));
+    let added = |context| AddedPart::select(view, selected, context).map(ClusterPart::Added);
+    match selected.proxy.proxy_type {
+        // Parity: of an added cluster and one of the workload's own that have the same name, the added one is sent.
+        ProxyType::Sidecar => {
+            parts.extend(added(PatchContext::SidecarOutbound));
+            parts.extend(InboundPart::select(view, selected).map(ClusterPart::Inbound));
+            parts.extend(added(PatchContext::SidecarInbound));
+        }
+        ProxyType::Router => parts.extend(added(PatchContext::Gateway)),
+        ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
+    }
     parts
 }
 
@@ -72,7 +88,8 @@ impl ClusterPart {
         match self {
             Self::Outbound(part) => part.list(view),
             Self::Inbound(part) => part.list(view),
-            Self::Static(part) => part.list(),
+            Self::Static(part) => part.list(view),
+            Self::Added(part) => part.list(),
         }
     }
 }
@@ -84,8 +101,18 @@ impl ClusterKey {
             Self::Outbound(key) => key.build(view),
             Self::Inbound(key) => key.build(view),
             Self::Static(key) => key.build(view),
+            Self::Added(key) => key.build(view),
         }
     }
+}
+
+/// Applies the patches, and encodes what is left. `hosts`: the services of an inbound cluster.
+fn finished(view: &View, patches: &[PatchRef], hosts: &[Hostname], cluster: Cluster, mut notes: Vec<Note>) -> Built {
+    let built = match patch::cluster::apply(view, patches, hosts, cluster, &mut notes) {
+        Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
+        None => Built::none(),
+    };
+    built.with_notes(notes)
 }
 
 #[cfg(test)]

@@ -316,7 +316,7 @@ impl ResourceSnapshot {
     /// What a client gets that asks for a name which does not exist: an empty load assignment (the cluster is known,
     /// its endpoints are not), an empty route configuration for gateways, otherwise nothing.
     pub fn absent(&self, resource_type: ResourceType, name: &str) -> Option<EncodedResource> {
-        use crate::proto::envoy::config::{endpoint::v3::ClusterLoadAssignment, route::v3::RouteConfiguration};
+        use crate::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
         match resource_type {
             ResourceType::Endpoint => Some(EncodedResource::new(
                 name,
@@ -325,14 +325,9 @@ impl ResourceSnapshot {
                     ..Default::default()
                 },
             )),
-            ResourceType::Route if self.answers_unknown_routes => Some(EncodedResource::new(
-                name,
-                &RouteConfiguration {
-                    name: name.to_owned(),
-                    validate_clusters: Some(false),
-                    ..Default::default()
-                },
-            )),
+            ResourceType::Route if self.answers_unknown_routes => {
+                Some(EncodedResource::new(name, &route::empty_configuration(name)))
+            }
             _ => None,
         }
     }

@@ -4,12 +4,15 @@
 //! that proxies without any go on sharing. What one would get wrong: the order of patches is their order of effect, so it
 //! must not be changed on the way.
 
+pub mod cluster;
 pub mod filters;
 mod listener;
 pub mod merge;
+pub mod route;
 pub mod set;
 
 pub use listener::{AddedListener, added as added_listeners, listener};
+pub use route::inbound as inbound_routes;
 
 use super::{
     View,
@@ -18,7 +21,6 @@ use super::{
 use crate::{
     base::{ObjectKey, Shared},
     model::envoy_filter::{Patch, PatchClass},
-    proto::envoy::config::route::v3::RouteConfiguration,
 };
 
 pub use crate::model::envoy_filter::PatchContext;
@@ -86,17 +88,17 @@ fn contexts(proxy_type: ProxyType) -> &'static [PatchContext] {
     }
 }
 
-/// Applies the patches to the routes that stand in an inbound listener.
-pub fn inbound_routes(_view: &View, _patches: &[PatchRef], routes: RouteConfiguration) -> RouteConfiguration {
-    routes
-}
-
 /// The patches behind references, in their order. One that an edit took away in this very revision is left out: the
 /// selection of the same revision does not name it.
 pub fn resolve<'a>(view: &View<'a>, refs: &[PatchRef]) -> Vec<&'a Patch> {
-    let patch = |one: &PatchRef| {
+    resolve_each(view, refs).map(|(_, patch)| patch).collect()
+}
+
+/// As [`resolve`], each patch with its reference.
+pub fn resolve_each<'a, 'r>(view: &View<'a>, refs: &'r [PatchRef]) -> impl Iterator<Item = (&'r PatchRef, &'a Patch)> {
+    let view = *view;
+    refs.iter().filter_map(move |one| {
         let row = view.mesh.envoy_filter_patches.get(view.cx, &one.filter)?;
-        row.patches.get(one.index)
-    };
-    refs.iter().filter_map(patch).collect()
+        Some((one, row.patches.get(one.index)?))
+    })
 }

@@ -23,7 +23,6 @@ use super::{
     EncodedResource, ProxyType, ResourceType, View, VipView,
     group::{Built, Listed, Resource},
     labels,
-    patch::PatchRef,
     select::Selected,
 };
 use crate::{
@@ -66,8 +65,6 @@ pub struct Client {
     append_forwarded_host: bool,
     /// It is a gRPC client without a proxy: it tells ports apart in `Host`, and knows time limits by another name.
     proxyless: bool,
-    /// EnvoyFilter patches of routes that apply, in order.
-    patches: Shared<[PatchRef]>,
 }
 
 impl Client {
@@ -84,11 +81,6 @@ impl Client {
             include_attempt_count: attempts.and_then(|attempts| attempts.disabled) != Some(true),
             append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
             proxyless: selected.proxy.is_proxyless(),
-            patches: if selected.proxy.is_proxyless() {
-                Shared::from(Vec::new())
-            } else {
-                selected.patches.routes.clone()
-            },
         }
     }
 }
@@ -139,14 +131,22 @@ fn plain_configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedRe
 }
 
 /// A route configuration for outbound traffic.
-fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedResource {
-    let message = RouteConfiguration {
+fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> RouteConfiguration {
+    RouteConfiguration {
         name: name.to_owned(),
         virtual_hosts,
         validate_clusters: Some(false),
         max_direct_response_body_size_bytes: Some(MAX_DIRECT_RESPONSE_BYTES),
         ignore_port_in_host_matching: true,
         ..Default::default()
-    };
-    EncodedResource::new(name, &message)
+    }
+}
+
+/// What gateways are sent for a name that no server has.
+pub(super) fn empty_configuration(name: &str) -> RouteConfiguration {
+    RouteConfiguration {
+        name: name.to_owned(),
+        validate_clusters: Some(false),
+        ..Default::default()
+    }
 }

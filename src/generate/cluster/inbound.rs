@@ -7,19 +7,19 @@ use smol_str::SmolStr;
 use super::{
     ClusterKey, connection_pool,
     draft::Draft,
-    rule,
+    finished, rule,
     service::{service_metadata, set_protocol},
     static_clusters::{bind_config, fixed_endpoint},
 };
 use crate::{
     api::kube::service::TargetPort,
-    base::{Namespace, ObjectKey, Shared, cidr::IpMode},
+    base::{Hostname, Namespace, ObjectKey, Shared, cidr::IpMode},
     generate::{
-        EncodedResource, ResourceType, View,
+        ResourceType, View,
         constant::{self, loopbacks},
         group::{Built, Listed, Resource},
         name,
-        patch::PatchRef,
+        patch::{PatchContext, PatchRef, cluster::ClusterPatches},
         proxy::{InterceptionMode, Proxy},
         select::{Selected, ServiceTarget},
     },
@@ -82,7 +82,7 @@ pub struct InboundKey {
     pub rule: Option<RuleRef>,
     /// The address families, for the source address.
     pub ip_mode: IpMode,
-    /// EnvoyFilter patches of clusters that apply, in order.
+    /// EnvoyFilter patches that concern it, in order.
     pub patches: Shared<[PatchRef]>,
 }
 
@@ -130,6 +130,10 @@ impl InboundPart {
                 keys = self.service_keys(view, ingress);
             }
             keys.extend(ingress.iter().filter_map(|listener| self.listener_key(view, listener)));
+        }
+        let patches = ClusterPatches::of(view, &self.patches, PatchContext::SidecarInbound);
+        for key in &mut keys {
+            key.patches = patches.concerning(&name::inbound_cluster(key.port), &key.hosts());
         }
         let resources = keys.into_iter().map(|key| Resource::Cluster(ClusterKey::Inbound(key)));
         resources
@@ -187,7 +191,7 @@ impl InboundPart {
             is_listener: false,
             rule: None,
             ip_mode: self.ip_mode,
-            patches: self.patches.clone(),
+            patches: Vec::new().into(),
         }
     }
 
@@ -252,7 +256,7 @@ impl InboundKey {
     /// Builds the cluster.
     pub fn build(&self, view: &View) -> Built {
         match self.cluster(view) {
-            Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
+            Some(cluster) => finished(view, &self.patches, &self.hosts(), cluster, Vec::new()),
             None => Built::none(),
         }
     }
@@ -283,6 +287,14 @@ impl InboundKey {
         connection_pool::apply(&mut draft, view, &pool.settings, pool.budget.as_ref());
         self.set_source(&mut draft, view);
         Some(draft.finish())
+    }
+
+    /// What patches call the cluster's service: any of those that lead here.
+    fn hosts(&self) -> Vec<Hostname> {
+        if self.services.is_empty() {
+            return vec![Hostname::from(self.synthetic_host())];
+        }
+        self.services.iter().map(|(key, _)| key.hostname.clone()).collect()
     }
 
     /// The port as declared: by the listener of the Sidecar, else by the service.

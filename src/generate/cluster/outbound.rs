@@ -9,17 +9,20 @@ use super::{
     ClusterKey,
     client::{OutboundClient, Place, SocketClient},
     discovery::Kinds,
-    dynamic, rule,
+    dynamic, finished, rule,
     service::Context,
 };
 use crate::{
     base::{Hashed, Namespace, ObjectKey, Shared, cidr::IpMode},
     generate::{
-        EncodedResource, ResourceType, View,
+        ResourceType, View,
         endpoint::{self, EndpointClient, EndpointKey},
         group::{Built, Listed, Note, Resource},
         name,
-        patch::PatchRef,
+        patch::{
+            self, PatchContext, PatchRef,
+            cluster::{ClusterPatches, ParsedName},
+        },
         proxy::ProxyType,
         select::Selected,
     },
@@ -73,7 +76,7 @@ pub struct OutboundKey {
     pub client: Hashed<SocketClient>,
     /// What endpoints that stand inline depend on of the client: for DNS clusters only.
     pub inline: Option<InlineClient>,
-    /// EnvoyFilter patches of clusters that apply, in order.
+    /// EnvoyFilter patches that concern it, in order.
     pub patches: Shared<[PatchRef]>,
 }
 
@@ -124,7 +127,7 @@ impl OutboundPart {
             .limited_to
             .as_ref()
             .map(|gateways| routed_hosts(view, scope.key.namespace(), gateways));
-        let mut listed = Vec::new();
+        let mut listing = Listing::of(self, view, &scope);
         for key in scope.services.iter() {
             if wanted
                 .as_ref()
@@ -133,81 +136,11 @@ impl OutboundPart {
                 continue;
             }
             if let Some(service) = view.service(key) {
-                self.list_service(view, &scope, service, &mut listed);
+                listing.list_service(service);
             }
         }
-        listed
-    }
-
-    fn list_service(&self, view: &View, scope: &SidecarScope, service: &Shared<Service>, listed: &mut Vec<Listed>) {
-        let unsuited = self.mode == ClusterMode::SniDnat && service.mesh_external;
-        if service.resolution == Resolution::Alias || unsuited {
-            return;
-        }
-        let namespace = scope.key.namespace();
-        let labels = Some(&self.client.rule_labels);
-        let found = destination_rule::find(view.cx, view.mesh, namespace, labels, &service.key);
-        for port in &service.ports {
-            if port.protocol != Protocol::Udp && scope.shows_port(&service.key, port.number) {
-                self.list_port(view, service, port, found.as_ref(), listed);
-            }
-        }
-    }
-
-    fn list_port(
-        &self,
-        view: &View,
-        service: &Shared<Service>,
-        port: &ServicePort,
-        found: Option<&(RuleRef, Shared<DestinationRule>)>,
-        listed: &mut Vec<Listed>,
-    ) {
-        let rule = found.map(|(_, rule)| rule);
-        let dynamic = service.resolution == Resolution::DynamicDns;
-        if dynamic && !dynamic::serves(port.protocol) {
-            return;
-        }
-        let subsets = rule
-            .filter(|_| !dynamic)
-            .into_iter()
-            .flat_map(|rule| rule::subset_names(rule));
-        let kinds = Kinds::new(view, service, port, rule, self.client.socket.is_router);
-        for subset in std::iter::once("").chain(subsets) {
-            let kind = kinds.of(rule, subset);
-            let key = OutboundKey {
-                service: service.key.clone(),
-                port: port.number,
-                subset: subset.into(),
-                mode: self.mode,
-                rule: found.map(|(found, _)| found.clone()),
-                client: self.client.socket.clone(),
-                inline: None,
-                patches: self.client.patches.clone(),
-            };
-            let endpoints = || self.endpoint_client(view, service, rule, &key);
-            match kind {
-                DiscoveryType::Eds => {
-                    if let Some(client) = endpoints() {
-                        listed.push(key.endpoints(client));
-                    }
-                    if self.place.is_none() {
-                        listed.push(key.listed());
-                    }
-                }
-                DiscoveryType::StrictDns | DiscoveryType::LogicalDns => {
-                    if let Some(endpoints) = endpoints() {
-                        let ip_mode = self.client.ip_mode;
-                        let inline = Some(InlineClient { ip_mode, endpoints });
-                        listed.push(OutboundKey { inline, ..key }.listed());
-                    }
-                }
-                DiscoveryType::OriginalDst | DiscoveryType::Static => {
-                    if self.place.is_none() {
-                        listed.push(key.listed());
-                    }
-                }
-            }
-        }
+        listing.list_asked();
+        listing.listed
     }
 
     /// What endpoints depend on of the client; `None` if they are another part's: the general one has those that do not
@@ -225,6 +158,150 @@ impl OutboundPart {
             (None, false) => Some(EndpointClient::of(view, service, &self.client, None)),
             (Some(place), true) => Some(EndpointClient::of(view, service, &self.client, Some((place, &needs)))),
             _ => None,
+        }
+    }
+}
+
+/// The resources of a part as they are found.
+struct Listing<'a> {
+    part: &'a OutboundPart,
+    view: &'a View<'a>,
+    scope: &'a SidecarScope,
+    patches: ClusterPatches<'a>,
+    /// Names that endpoints are asked for because of patches, and that are not listed yet.
+    asked: BTreeSet<String>,
+    listed: Vec<Listed>,
+}
+
+impl<'a> Listing<'a> {
+    fn of(part: &'a OutboundPart, view: &'a View<'a>, scope: &'a SidecarScope) -> Self {
+        let patches = &part.client.patches;
+        let context = if part.client.socket.is_router {
+            PatchContext::Gateway
+        } else {
+            PatchContext::SidecarOutbound
+        };
+        Self {
+            part,
+            view,
+            scope,
+            patches: ClusterPatches::of(view, patches, context),
+            asked: patch::cluster::asked_endpoints(view, patches),
+            listed: Vec::new(),
+        }
+    }
+
+    fn rule(&self, service: &Service) -> Option<(RuleRef, Shared<DestinationRule>)> {
+        let labels = Some(&self.part.client.rule_labels);
+        let namespace = self.scope.key.namespace();
+        destination_rule::find(self.view.cx, self.view.mesh, namespace, labels, &service.key)
+    }
+
+    fn list_service(&mut self, service: &Shared<Service>) {
+        let unsuited = self.part.mode == ClusterMode::SniDnat && service.mesh_external;
+        if service.resolution == Resolution::Alias || unsuited {
+            return;
+        }
+        let found = self.rule(service);
+        for port in &service.ports {
+            if port.protocol != Protocol::Udp && self.scope.shows_port(&service.key, port.number) {
+                self.list_port(service, port, found.as_ref());
+            }
+        }
+    }
+
+    fn list_port(
+        &mut self,
+        service: &Shared<Service>,
+        port: &ServicePort,
+        found: Option<&(RuleRef, Shared<DestinationRule>)>,
+    ) {
+        let (part, view) = (self.part, self.view);
+        let rule = found.map(|(_, rule)| rule);
+        let dynamic = service.resolution == Resolution::DynamicDns;
+        if dynamic && !dynamic::serves(port.protocol) {
+            return;
+        }
+        let subsets = rule
+            .filter(|_| !dynamic)
+            .into_iter()
+            .flat_map(|rule| rule::subset_names(rule));
+        let kinds = Kinds::new(view, service, port, rule, part.client.socket.is_router);
+        for subset in std::iter::once("").chain(subsets) {
+            let kind = kinds.of(rule, subset);
+            let key = self.patched(OutboundKey {
+                service: service.key.clone(),
+                port: port.number,
+                subset: subset.into(),
+                mode: part.mode,
+                rule: found.map(|(found, _)| found.clone()),
+                client: part.client.socket.clone(),
+                inline: None,
+                patches: Vec::new().into(),
+            });
+            let endpoints = || part.endpoint_client(view, service, rule, &key);
+            match kind {
+                DiscoveryType::Eds => {
+                    self.asked.remove(&key.name());
+                    self.listed.extend(endpoints().map(|client| key.endpoints(client)));
+                    if part.place.is_none() {
+                        self.listed.push(key.listed());
+                    }
+                }
+                DiscoveryType::StrictDns | DiscoveryType::LogicalDns => {
+                    if let Some(endpoints) = endpoints() {
+                        let ip_mode = part.client.ip_mode;
+                        let inline = Some(InlineClient { ip_mode, endpoints });
+                        self.listed.push(OutboundKey { inline, ..key }.listed());
+                    }
+                }
+                DiscoveryType::OriginalDst | DiscoveryType::Static => {
+                    if part.place.is_none() {
+                        self.listed.push(key.listed());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The key with the patches that concern its cluster. If they may turn it into one of EDS, its name is asked for.
+    fn patched(&mut self, key: OutboundKey) -> OutboundKey {
+        let patches = if self.patches.is_empty() {
+            Vec::new().into()
+        } else {
+            self.patches.concerning(&key.name(), &[])
+        };
+        if !patches.is_empty() && self.patches.makes_eds() {
+            self.asked.insert(key.name());
+        }
+        OutboundKey { patches, ..key }
+    }
+
+    /// Lists the endpoints of services whose clusters do not use EDS by themselves, or are of another part.
+    fn list_asked(&mut self) {
+        for name in std::mem::take(&mut self.asked) {
+            let parsed = ParsedName::of(&name);
+            let service = self.scope.by_host.get(parsed.host);
+            let Some(service) = service.and_then(|key| self.view.service(key)) else {
+                continue;
+            };
+            let found = self.rule(service);
+            let key = OutboundKey {
+                service: service.key.clone(),
+                port: parsed.port,
+                subset: parsed.subset.into(),
+                mode: self.part.mode,
+                rule: found.as_ref().map(|(found, _)| found.clone()),
+                client: self.part.client.socket.clone(),
+                inline: None,
+                patches: Vec::new().into(),
+            };
+            if key.name() != name {
+                continue;
+            }
+            let rule = found.as_ref().map(|(_, rule)| rule);
+            let client = self.part.endpoint_client(self.view, service, rule, &key);
+            self.listed.extend(client.map(|client| key.endpoints(client)));
         }
     }
 }
@@ -300,7 +377,7 @@ impl OutboundKey {
                 .and_then(|rule| rule::policy_of(rule, self.port, &self.subset)),
         };
         match context.cluster() {
-            Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
+            Some(cluster) => finished(view, &self.patches, &[], cluster, Vec::new()),
             None => Built::none().with_notes(vec![Note {
                 code: "pilot_dns_cluster_without_endpoints",
                 detail: self.name().into(),

@@ -1,13 +1,13 @@
 //! Clusters that do not depend on services: where traffic goes that belongs to none.
 
-use super::{ClusterKey, client, connection_pool, draft::Draft};
+use super::{ClusterKey, client, connection_pool, draft::Draft, finished};
 use crate::{
     base::{Shared, cidr::IpMode},
     generate::{
-        EncodedResource, ResourceType, View,
+        ResourceType, View,
         constant::{self, METADATA_EXCHANGE, metadata_exchange, passthrough_sources, socket_address},
         group::{Built, Listed, Resource},
-        patch::PatchRef,
+        patch::{PatchContext, PatchRef, cluster::ClusterPatches},
         proxy::ProxyType,
         select::Selected,
     },
@@ -73,6 +73,17 @@ pub enum StaticCluster {
     ExternalSds,
 }
 
+impl StaticCluster {
+    fn name(self) -> &'static str {
+        match self {
+            Self::BlackHole => BLACK_HOLE,
+            Self::Passthrough { .. } => PASSTHROUGH,
+            Self::InboundPassthrough(_) => INBOUND_PASSTHROUGH,
+            Self::ExternalSds => EXTERNAL_SDS,
+        }
+    }
+}
+
 impl StaticPart {
     /// The part of a proxy.
     pub fn select(view: &View, selected: &Selected) -> Self {
@@ -89,7 +100,14 @@ impl StaticPart {
     }
 
     /// The clusters of the part.
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        let outward = if self.is_sidecar {
+            PatchContext::SidecarOutbound
+        } else {
+            PatchContext::Gateway
+        };
+        let outward = ClusterPatches::of(view, &self.patches, outward);
+        let inward = ClusterPatches::of(view, &self.patches, PatchContext::SidecarInbound);
         let mut kinds = vec![StaticCluster::BlackHole];
         if self.is_sidecar {
             kinds.push(StaticCluster::Passthrough {
@@ -103,7 +121,14 @@ impl StaticPart {
         let keys = kinds.into_iter().map(|kind| {
             ClusterKey::Static(StaticKey {
                 kind,
-                patches: self.patches.clone(),
+                patches: match kind {
+                    StaticCluster::InboundPassthrough(_) => inward.concerning(kind.name(), &[]),
+                    // Parity: the proxy's own SDS provider is out of reach.
+                    StaticCluster::ExternalSds => Vec::new().into(),
+                    StaticCluster::BlackHole | StaticCluster::Passthrough { .. } => {
+                        outward.concerning(kind.name(), &[])
+                    }
+                },
             })
         });
         keys.map(|key| Listed::new(ResourceType::Cluster, Resource::Cluster(key)))
@@ -129,7 +154,7 @@ impl StaticKey {
             StaticCluster::ExternalSds => external_sds(view),
         }
         .finish();
-        Built::new(EncodedResource::new(cluster.name.as_str(), &cluster))
+        finished(view, &self.patches, &[], cluster, Vec::new())
     }
 }
 

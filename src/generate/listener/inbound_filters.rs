@@ -183,7 +183,12 @@ impl InboundPort {
 impl InboundListener<'_> {
     fn patched(&self, routes: RouteConfiguration) -> RouteConfiguration {
         let patches = &self.stack.client.route_patches;
-        patch::inbound_routes(&self.stack.view, patches, routes)
+        let mut notes = Vec::new();
+        let routes = patch::inbound_routes(&self.stack.view, patches, routes, &mut notes);
+        for note in notes {
+            self.stack.note(note.code, note.detail);
+        }
+        routes
     }
 
     /// The filters of an HTTP chain.

@@ -3,23 +3,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, SmolStr, host},
-    generate::{GatewayView, View, group::Built, select::Selected},
+    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
+    generate::{
+        EncodedResource, GatewayView, View,
+        group::Built,
+        patch::{
+            self, PatchContext, PatchRef,
+            route::{GatewayRouteName, RoutePatchList, RoutePatches},
+        },
+        select::Selected,
+    },
     model::{
         ScopeKey, ServiceKey, SidecarScope,
-        gateway::GatewayServer,
+        gateway::{GatewayServer, MergedGateway},
         virtual_service::{self, Reach},
     },
     proto::{
         Any,
-        envoy::config::route::v3::{Route, VirtualHost, virtual_host::TlsRequirementType},
+        envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost, virtual_host::TlsRequirementType},
     },
 };
 
 use super::{
     Client, configuration,
     destination::{self, PortInference, Target},
-    domains, filters,
+    domains, empty_configuration, filters,
     http::{self, Translation},
     matches,
 };
@@ -33,6 +41,8 @@ pub struct GatewayPart {
     gateways: GatewayView,
     /// The rest that is read of it.
     client: Hashed<Client>,
+    /// EnvoyFilter patches of routes that apply, in order.
+    patches: Shared<[PatchRef]>,
 }
 
 impl GatewayPart {
@@ -41,13 +51,25 @@ impl GatewayPart {
             scope: selected.scope.clone(),
             gateways: GatewayView::of(view, selected),
             client,
+            patches: selected.patches.routes.clone(),
         }
     }
 
-    /// All route configurations, by name.
+    /// All route configurations, by name; also those that only patches know: listeners that are added by patches ask
+    /// for them, and what they get is what the patches put in.
     pub(super) fn list(&self, view: &View) -> Vec<GatewayRoutes> {
         let scope = view.scope(&self.scope);
         let merged = self.gateways.merged(view);
+        let patches = RoutePatchList::of(view, &self.patches, PatchContext::Gateway);
+        let ports = if patches.is_empty() {
+            BTreeMap::new()
+        } else {
+            declared_ports(&merged)
+        };
+        let patches_of = |name: &str| {
+            let port = GatewayRouteName::of(name).port;
+            patches.concerning(name, || ports.get(&port).cloned().unwrap_or_default())
+        };
         let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| GatewayRoutes {
             name: name.clone(),
             client: self.client.clone(),
@@ -56,8 +78,17 @@ impl GatewayPart {
                 .map(|index| self.server_routes(view, &scope, &merged.servers[*index]))
                 .collect(),
             advertise_http3: merged.http3_routes.contains(name),
+            patches: patches_of(name),
         };
-        merged.routes.iter().map(of_route).collect()
+        let unknown = patches.names().filter(|name| !merged.routes.contains_key(*name));
+        let unknown = unknown.map(|name| GatewayRoutes {
+            name: name.into(),
+            client: self.client.clone(),
+            servers: Vec::new(),
+            advertise_http3: false,
+            patches: patches_of(name),
+        });
+        merged.routes.iter().map(of_route).chain(unknown).collect()
     }
 
     fn server_routes(&self, view: &View, scope: &SidecarScope, server: &GatewayServer) -> ServerRoutes {
@@ -134,6 +165,8 @@ pub struct GatewayRoutes {
     servers: Vec<ServerRoutes>,
     /// Responses say that HTTP/3 is served too.
     advertise_http3: bool,
+    /// EnvoyFilter patches that concern it.
+    patches: RoutePatches,
 }
 
 /// What one server contributes.
@@ -183,6 +216,17 @@ struct Drafts {
 impl GatewayRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, view: &View) -> Built {
+        let routes = if self.servers.is_empty() {
+            empty_configuration(&self.name)
+        } else {
+            self.configuration(view)
+        };
+        let mut notes = Vec::new();
+        let routes = patch::route::apply(view, &self.patches, PatchContext::Gateway, routes, &mut notes);
+        Built::new(EncodedResource::new(self.name.as_str(), &routes)).with_notes(notes)
+    }
+
+    fn configuration(&self, view: &View) -> RouteConfiguration {
         let mut drafts = Drafts::default();
         for server in &self.servers {
             self.add_server(view, &mut drafts, server);
@@ -194,7 +238,7 @@ impl GatewayRoutes {
             self.virtual_hosts(drafts, collapse)
         };
         virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
-        Built::new(configuration(&self.name, virtual_hosts))
+        configuration(&self.name, virtual_hosts)
     }
 
     fn add_server(&self, view: &View, drafts: &mut Drafts, server: &ServerRoutes) {
@@ -331,6 +375,19 @@ fn collapsed(drafts: Vec<Draft>) -> Vec<Draft> {
         }
     }
     result
+}
+
+/// The ports that servers declare, by the port in the name of their route configuration.
+fn declared_ports(merged: &MergedGateway) -> BTreeMap<u32, BTreeSet<u32>> {
+    let mut ports: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    for (name, servers) in &merged.routes {
+        let declared = servers.iter().map(|index| merged.servers[*index].port());
+        ports
+            .entry(GatewayRouteName::of(name).port)
+            .or_default()
+            .extend(declared);
+    }
+    ports
 }
 
 /// What two lists of hosts have in common: of each overlapping pair the more specific host.

@@ -7,7 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
-    generate::{View, group::Built, name, select::Selected},
+    generate::{
+        EncodedResource, View,
+        group::Built,
+        name,
+        patch::{self, PatchContext, PatchRef, route::RoutePatches},
+        select::Selected,
+    },
     model::{
         ScopeKey, Service, ServiceKey, destination_rule,
         service::{Protocol, ServicePort},
@@ -36,6 +42,8 @@ pub struct SidecarPart {
     client: Hashed<Client>,
     /// It has an HTTP proxy listener by its own metadata (`HTTP_PROXY_PORT`).
     http_proxy: bool,
+    /// EnvoyFilter patches of routes that apply, in order.
+    patches: Shared<[PatchRef]>,
 }
 
 impl SidecarPart {
@@ -45,6 +53,7 @@ impl SidecarPart {
             scope: selected.scope.clone(),
             client,
             http_proxy: !port.is_empty() && port != "0",
+            patches: selected.patches.routes.clone(),
         }
     }
 }
@@ -66,6 +75,8 @@ pub struct SidecarRoutes {
     services: Vec<ServiceKey>,
     /// For one host only: a client without a proxy asks for each host by itself.
     single: Option<single::Single>,
+    /// EnvoyFilter patches that concern it.
+    patches: RoutePatches,
 }
 
 /// A VirtualService and what it is for in one route configuration.
@@ -134,7 +145,10 @@ impl SidecarRoutes {
             Some(kind) => virtual_hosts.push(virtual_host::catch_all(kind, &self.client)),
             None => self.keep_sniffed(&mut virtual_hosts),
         }
-        Built::new(configuration(&self.name, virtual_hosts)).with_notes(collection.notes)
+        let routes = configuration(&self.name, virtual_hosts);
+        let mut notes = collection.notes;
+        let routes = patch::route::apply(view, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
+        Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
     }
 
     /// Joins the ports. Where all ports stand in one route configuration, names without port mean port 80.

@@ -4,7 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
-    generate::View,
+    generate::{
+        View,
+        patch::{
+            PatchContext,
+            route::{RoutePatchList, RoutePatches},
+        },
+    },
     model::{
         Service, ServiceKey, SidecarScope,
         service::{Protocol, Resolution, ServicePort, UNSPECIFIED_IP},
@@ -34,6 +40,7 @@ impl SidecarPart {
         let scope = view.scope(&self.scope);
         let mut result: BTreeMap<SmolStr, SidecarRoutes> = BTreeMap::new();
         let catch_all = catch_all(&scope);
+        let patches = RoutePatchList::of(view, &self.patches, PatchContext::SidecarOutbound);
         let listeners: Vec<Visible> = scope
             .egress
             .iter()
@@ -49,7 +56,9 @@ impl SidecarPart {
                     continue;
                 };
                 if let Entry::Vacant(entry) = result.entry(name) {
+                    let patches = patches.concerning(entry.key(), BTreeSet::new);
                     let routes = self.routes(entry.key().clone(), answering, extent, &catch_all);
+                    let routes = SidecarRoutes { patches, ..routes };
                     entry.insert(routes);
                 }
             }
@@ -135,6 +144,7 @@ impl SidecarPart {
             bindings,
             services,
             single: None,
+            patches: RoutePatches::default(),
         }
     }
 }

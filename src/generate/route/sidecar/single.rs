@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     base::{Hashed, ObjectKey, Shared, SmolStr, host},
-    generate::{View, name},
+    generate::{View, name, patch::route::RoutePatches},
     model::{Service, ServiceKey, SidecarScope, service::Resolution, sidecar_scope::EgressListener},
 };
 
@@ -78,6 +78,7 @@ pub(crate) fn list<'n>(
             bindings: Vec::new(),
             services: Vec::new(),
             single: None,
+            patches: RoutePatches::default(),
         };
         let mut rivals = Vec::new();
         if let Some(position) = scope.egress.iter().position(answers) {

@@ -1,0 +1,62 @@
+//! Clusters that EnvoyFilters add.
+
+use super::ClusterKey;
+use crate::{
+    base::Shared,
+    generate::{
+        EncodedResource, ResourceType, View,
+        group::{Built, Listed, Resource},
+        patch::{self, PatchContext, PatchRef, set},
+        select::Selected,
+    },
+    proto::envoy::config::cluster::v3::Cluster,
+};
+
+/// The clusters that patches add in one context.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AddedPart {
+    /// The patches, in order.
+    pub patches: Shared<[PatchRef]>,
+}
+
+/// One added cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AddedKey {
+    /// The patch that adds it.
+    pub patch: PatchRef,
+}
+
+impl AddedPart {
+    /// The part of a proxy, if anything is added.
+    pub fn select(view: &View, selected: &Selected, context: PatchContext) -> Option<Self> {
+        let patches = patch::cluster::additions(view, &selected.patches.clusters, context);
+        (!patches.is_empty()).then(|| Self {
+            patches: patches.into(),
+        })
+    }
+
+    /// The clusters of the part.
+    pub fn list(&self) -> Vec<Listed> {
+        let keys = self.patches.iter().map(|patch| AddedKey { patch: patch.clone() });
+        let resources = keys.map(|key| Resource::Cluster(ClusterKey::Added(key)));
+        resources
+            .map(|resource| Listed::new(ResourceType::Cluster, resource))
+            .collect()
+    }
+}
+
+impl AddedKey {
+    /// Builds the cluster. One without a name is left out: Envoy would refuse it, and all others with it.
+    pub fn build(&self, view: &View) -> Built {
+        let refs = std::slice::from_ref(&self.patch);
+        let Some(patch) = patch::resolve(view, refs).into_iter().next() else {
+            return Built::none();
+        };
+        match patch.read::<Cluster>() {
+            Some(cluster) if !cluster.name.is_empty() => {
+                Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)).with_notes(vec![set::applied(patch)])
+            }
+            _ => Built::none().with_notes(vec![set::problem(patch, "the cluster has no name")]),
+        }
+    }
+}

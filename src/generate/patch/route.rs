@@ -1,0 +1,387 @@
+//! Patches of route configurations, their virtual hosts and their routes.
+//!
+//! What one would get wrong is the order: merges of the configuration; for each virtual host its own patches, then those
+//! of its routes (changes first, additions after); at last added virtual hosts, which are not patched any more.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{PatchContext, PatchRef, cluster::ParsedName, merge, resolve_each, set};
+use crate::{
+    base::Shared,
+    generate::{View, group::Note},
+    model::envoy_filter::{ApplyTo, Operation, Patch},
+    proto::{
+        envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost, route::Action},
+        istio::networking::v1alpha3::envoy_filter::{
+            RouteConfigurationMatch,
+            route_configuration_match::{
+                RouteMatch, VirtualHostMatch,
+                route_match::{self, Action as Kind},
+            },
+        },
+    },
+};
+
+/// What the name of a gateway's route configuration says: `http.80` or `https.443.port-name.gateway.namespace`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GatewayRouteName<'a> {
+    /// The port: of plaintext the one that is listened on, else the one that the server declares; 0 if there is none.
+    pub port: u32,
+    /// The name of the server's port.
+    pub port_name: &'a str,
+    /// `namespace/name`.
+    pub gateway: String,
+}
+
+impl<'a> GatewayRouteName<'a> {
+    /// Reads a name. Parity: names with an address behind, and those of Gateways with dots in their names, say nothing.
+    pub fn of(name: &'a str) -> Self {
+        if let Some(port) = name.strip_prefix("http.") {
+            return Self {
+                port: port.parse().unwrap_or_default(),
+                ..Self::default()
+            };
+        }
+        let words: Vec<&str> = name.split('.').collect();
+        match words.as_slice() {
+            ["https", port, port_name, gateway, namespace] => Self {
+                port: port.parse().unwrap_or_default(),
+                port_name,
+                gateway: format!("{namespace}/{gateway}"),
+            },
+            _ => Self::default(),
+        }
+    }
+}
+
+/// The patches that one route configuration is looked through for, and what else they are matched with.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RoutePatches {
+    refs: Shared<[PatchRef]>,
+    /// For gateways: the ports that servers declare which are listened for on the configuration's port.
+    ports: Shared<BTreeSet<u32>>,
+}
+
+impl Default for RoutePatches {
+    fn default() -> Self {
+        Self {
+            refs: Vec::new().into(),
+            ports: Shared::default(),
+        }
+    }
+}
+
+/// The patches of one context, by the name of the route configuration that they look for.
+pub struct RoutePatchList<'a> {
+    context: PatchContext,
+    refs: Shared<[PatchRef]>,
+    patches: Vec<&'a Patch>,
+    by_name: BTreeMap<&'a str, Vec<usize>>,
+    rest: Vec<usize>,
+    none: RoutePatches,
+}
+
+impl<'a> RoutePatchList<'a> {
+    /// Sorts the patches of a proxy.
+    pub fn of(view: &View<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
+        let counting = resolve_each(view, refs).filter(|(_, patch)| patch.is_for(context));
+        let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) = counting.map(|(one, patch)| (one.clone(), patch)).unzip();
+        let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut rest = Vec::new();
+        for (index, patch) in patches.iter().enumerate() {
+            match patch.route_configuration() {
+                Some(wanted) if !wanted.name.is_empty() => by_name.entry(&wanted.name).or_default().push(index),
+                _ => rest.push(index),
+            }
+        }
+        Self {
+            context,
+            refs: refs.into(),
+            patches,
+            by_name,
+            rest,
+            none: RoutePatches::default(),
+        }
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.patches.is_empty()
+    }
+
+    /// The names of route configurations that patches look for.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.by_name.keys().copied()
+    }
+
+    /// The patches that match a route configuration; all, if one of these renames it. `ports`: see [`RoutePatches`].
+    pub fn concerning(&self, name: &str, ports: impl FnOnce() -> BTreeSet<u32>) -> RoutePatches {
+        if self.is_empty() {
+            return self.none.clone();
+        }
+        let ports = Shared::new(ports());
+        let named = self.by_name.get(name).into_iter().flatten();
+        let mut indexes: BTreeSet<usize> = named.chain(&self.rest).copied().collect();
+        indexes.retain(|index| {
+            let wanted = self.patches[*index].route_configuration();
+            wanted.is_none_or(|wanted| is_configuration(wanted, self.context, name, &ports))
+        });
+        if indexes.is_empty() {
+            return self.none.clone();
+        }
+        let renames = |index: &usize| {
+            let patch = self.patches[*index];
+            let value = patch.value.as_ref().filter(|_| is_merge_of_configuration(patch));
+            value.is_some_and(|value| value.message.has_field_by_name("name"))
+        };
+        let refs = if indexes.iter().any(renames) {
+            self.refs.clone()
+        } else {
+            let refs = indexes.into_iter().map(|index| self.refs[index].clone());
+            refs.collect::<Vec<_>>().into()
+        };
+        RoutePatches { refs, ports }
+    }
+}
+
+/// Applies the patches to a route configuration.
+pub fn apply(
+    view: &View,
+    patches: &RoutePatches,
+    context: PatchContext,
+    mut routes: RouteConfiguration,
+    notes: &mut Vec<Note>,
+) -> RouteConfiguration {
+    if patches.refs.is_empty() {
+        return routes;
+    }
+    let mut patching = Patching {
+        context,
+        ports: &patches.ports,
+        all: resolve_each(view, &patches.refs).map(|(_, patch)| patch).collect(),
+        notes,
+    };
+    patching.configuration(&mut routes);
+    notes.sort_unstable();
+    notes.dedup();
+    routes
+}
+
+/// Applies the patches to the routes that stand in an inbound listener.
+pub fn inbound(
+    view: &View,
+    refs: &[PatchRef],
+    routes: RouteConfiguration,
+    notes: &mut Vec<Note>,
+) -> RouteConfiguration {
+    if refs.is_empty() {
+        return routes;
+    }
+    let context = PatchContext::SidecarInbound;
+    let patches = RoutePatchList::of(view, refs, context).concerning(&routes.name, BTreeSet::new);
+    apply(view, &patches, context, routes, notes)
+}
+
+/// The state of patching one route configuration.
+struct Patching<'a, 'p> {
+    context: PatchContext,
+    ports: &'a BTreeSet<u32>,
+    all: Vec<&'p Patch>,
+    notes: &'a mut Vec<Note>,
+}
+
+impl<'p> Patching<'_, 'p> {
+    fn configuration(&mut self, routes: &mut RouteConfiguration) {
+        for patch in self.all.clone() {
+            if is_merge_of_configuration(patch) && self.is_configuration(patch, &routes.name) {
+                self.merge(routes, patch);
+            }
+        }
+        // From here on the name stays, so that what does not match it is out of the question.
+        let matching = self
+            .all
+            .iter()
+            .filter(|patch| self.is_configuration(patch, &routes.name));
+        let (of_hosts, of_routes): (Vec<&Patch>, Vec<&Patch>) = matching
+            .filter(|patch| patch.apply_to != ApplyTo::RouteConfiguration)
+            .partition(|patch| patch.apply_to == ApplyTo::VirtualHost);
+        self.virtual_hosts(routes, &of_hosts, &of_routes);
+    }
+
+    fn virtual_hosts(&mut self, routes: &mut RouteConfiguration, of_hosts: &[&'p Patch], of_routes: &[&'p Patch]) {
+        let mut removed: BTreeSet<String> = BTreeSet::new();
+        for host in &mut routes.virtual_hosts {
+            if self.changes_host(host, of_hosts) {
+                self.routes(host, of_routes);
+            } else {
+                removed.insert(host.name.clone());
+            }
+        }
+        for patch in of_hosts.iter().filter(|patch| patch.operation == Operation::Add) {
+            routes.virtual_hosts.extend(patch.read::<VirtualHost>());
+            self.notes.push(set::applied(patch));
+        }
+        // Parity: hosts are removed by name, so one that is added under a removed one's name does not stay.
+        routes.virtual_hosts.retain(|host| !removed.contains(&host.name));
+    }
+
+    /// False if the host is removed.
+    fn changes_host(&mut self, host: &mut VirtualHost, patches: &[&'p Patch]) -> bool {
+        for patch in patches {
+            if !is_host(patch, host) {
+                continue;
+            }
+            match patch.operation {
+                Operation::Remove => {
+                    self.notes.push(set::applied(patch));
+                    return false;
+                }
+                Operation::Merge => self.merge(host, patch),
+                Operation::Replace => {
+                    if let Some(value) = patch.read() {
+                        *host = value;
+                        self.notes.push(set::applied(patch));
+                    }
+                }
+                _ => {}
+            }
+        }
+        true
+    }
+
+    fn routes(&mut self, host: &mut VirtualHost, patches: &[&'p Patch]) {
+        let patches: Vec<&Patch> = patches.iter().copied().filter(|patch| is_host(patch, host)).collect();
+        if patches.is_empty() {
+            return;
+        }
+        let mut kept = std::mem::take(&mut host.routes);
+        kept.retain_mut(|route| self.changes_route(route, &patches));
+        for patch in patches {
+            if insert(&mut kept, patch) {
+                self.notes.push(set::applied(patch));
+            }
+        }
+        host.routes = kept;
+    }
+
+    /// False if the route is removed.
+    fn changes_route(&mut self, route: &mut Route, patches: &[&Patch]) -> bool {
+        for patch in patches {
+            if !route_match(patch).is_none_or(|wanted| is_route(wanted, route)) {
+                continue;
+            }
+            match patch.operation {
+                Operation::Remove => {
+                    self.notes.push(set::applied(patch));
+                    return false;
+                }
+                Operation::Merge => self.merge(route, patch),
+                _ => {}
+            }
+        }
+        true
+    }
+
+    fn merge<M: prost::Message + prost::Name + Default>(&mut self, message: &mut M, patch: &Patch) {
+        let Some(value) = &patch.value else { return };
+        self.notes.push(match merge::merge_into(message, &value.message) {
+            Ok(()) => set::applied(patch),
+            Err(error) => set::problem(patch, &error),
+        });
+    }
+
+    fn is_configuration(&self, patch: &Patch, name: &str) -> bool {
+        let wanted = patch.route_configuration();
+        wanted.is_none_or(|wanted| is_configuration(wanted, self.context, name, self.ports))
+    }
+}
+
+/// Adds a route, if the patch does. Without a match of routes it stands first or last; with one, nothing is added
+/// unless a route matches.
+fn insert(routes: &mut Vec<Route>, patch: &Patch) -> bool {
+    let found = route_match(patch).map(|wanted| routes.iter().position(|route| is_route(wanted, route)));
+    let place = match (patch.operation, found) {
+        (Operation::Add, _) | (Operation::InsertAfter, None) => Some(routes.len()),
+        (Operation::InsertBefore | Operation::InsertFirst, None) => Some(0),
+        (Operation::InsertFirst, Some(found)) => found.map(|_| 0),
+        (Operation::InsertBefore, Some(found)) => found,
+        (Operation::InsertAfter, Some(found)) => found.map(|found| found + 1),
+        _ => None,
+    };
+    let (Some(place), Some(route)) = (place, patch.read()) else {
+        return false;
+    };
+    routes.insert(place, route);
+    true
+}
+
+/// A route configuration takes merges only.
+fn is_merge_of_configuration(patch: &Patch) -> bool {
+    patch.apply_to == ApplyTo::RouteConfiguration && patch.operation == Operation::Merge
+}
+
+fn is_configuration(
+    wanted: &RouteConfigurationMatch,
+    context: PatchContext,
+    name: &str,
+    ports: &BTreeSet<u32>,
+) -> bool {
+    if !wanted.name.is_empty() && wanted.name != name {
+        return false;
+    }
+    if context != PatchContext::Gateway {
+        return wanted.port_number == 0 || wanted.port_number == sidecar_port(name);
+    }
+    let parsed = GatewayRouteName::of(name);
+    let on_port = || {
+        if ports.is_empty() {
+            parsed.port == wanted.port_number
+        } else {
+            ports.contains(&wanted.port_number)
+        }
+    };
+    (wanted.port_name.is_empty() || wanted.port_name == parsed.port_name)
+        && (wanted.gateway.is_empty() || wanted.gateway == parsed.gateway)
+        && (wanted.port_number == 0 || on_port())
+}
+
+/// The port in the name of a sidecar's route configuration: the whole name, or that of an inbound cluster. Parity: the
+/// routes of a single host (`host:80`) have none.
+fn sidecar_port(name: &str) -> u32 {
+    if name.starts_with("inbound") {
+        ParsedName::of(name).port
+    } else {
+        name.parse().unwrap_or_default()
+    }
+}
+
+fn host_match(patch: &Patch) -> Option<&VirtualHostMatch> {
+    patch.route_configuration()?.vhost.as_ref()
+}
+
+fn is_host(patch: &Patch, host: &VirtualHost) -> bool {
+    host_match(patch).is_none_or(|wanted| {
+        (wanted.name.is_empty() || wanted.name == host.name)
+            && (wanted.domain_name.is_empty() || host.domains.contains(&wanted.domain_name))
+    })
+}
+
+fn route_match(patch: &Patch) -> Option<&RouteMatch> {
+    host_match(patch)?.route.as_ref()
+}
+
+/// Actions of other kinds than those that can be asked for match all.
+fn is_route(wanted: &RouteMatch, route: &Route) -> bool {
+    let kind = match &route.action {
+        Some(Action::Route(_)) => Some(Kind::Route),
+        Some(Action::Redirect(_)) => Some(Kind::Redirect),
+        Some(Action::DirectResponse(_)) => Some(Kind::DirectResponse),
+        _ => None,
+    };
+    let asked = wanted.action();
+    (wanted.name.is_empty() || wanted.name == route.name)
+        && (asked == route_match::Action::Any || kind.is_none_or(|kind| kind == asked))
+}
