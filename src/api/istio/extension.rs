@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{check::At, common};
 use crate::{
     api::Meta,
+    base::url::Url,
     proto::istio::{
         extensions::v1alpha1::{
             EnvValueSource, TrafficExtension, VmConfig, WasmConfig, WasmPlugin, traffic_extension::FilterConfig,
@@ -58,7 +59,8 @@ pub fn traffic_extension(at: &At<'_>, extension: &TrafficExtension, _meta: &Meta
 
 fn ports(at: &At<'_>, ports: &[PortSelector]) {
     at.each("ports", ports, |at, port| {
-        common::port(&at.field("number"), port.number);
+        let is_port = (1..=u32::from(u16::MAX)).contains(&port.number);
+        at.field("number").expect(is_port, "is no port, want 1 to 65535");
     });
 }
 
@@ -86,29 +88,31 @@ impl<'a> Wasm<'a> {
 fn wasm(at: &At<'_>, wasm: &Wasm<'_>) {
     let url = at.field("url");
     url.require(!wasm.url.is_empty(), "is required");
-    let scheme = wasm.url.split_once("://").map_or("", |(scheme, _)| scheme);
-    url.require(
-        matches!(scheme, "" | "http" | "https" | "oci" | "file"),
-        "want http, https, oci or file",
-    );
+    match Url::parse(wasm.url) {
+        Some(parsed) => url.expect(
+            matches!(parsed.scheme.as_str(), "" | "http" | "https" | "oci" | "file"),
+            "want http, https, oci or file",
+        ),
+        None => url.error("is no URL"),
+    }
     let hex = wasm.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
-    at.field("sha256").require(
+    at.field("sha256").expect(
         wasm.sha256.is_empty() || wasm.sha256.len() == 64 && hex,
         "want 64 hexadecimal digits",
     );
     at.field("imagePullSecret")
-        .require(wasm.pull_secret.len() < MAX_NAME, "is too long");
+        .expect(wasm.pull_secret.len() < MAX_NAME, "is too long");
     at.field("pluginName")
-        .require(wasm.plugin_name.len() <= MAX_NAME + 2, "is too long");
+        .expect(wasm.plugin_name.len() <= MAX_NAME + 2, "is too long");
     let vm_at = at.field("vmConfig");
     let mut names = BTreeSet::new();
     vm_at.each("env", wasm.vm.iter().flat_map(|vm| &vm.env), |at, variable| {
         let name = at.field("name");
-        name.require(!variable.name.is_empty(), "is required");
-        name.require(variable.name.len() <= MAX_NAME + 3, "is too long");
-        name.require(names.insert(&variable.name), "is named twice");
+        name.expect(!variable.name.is_empty(), "is required");
+        name.expect(variable.name.len() <= MAX_NAME + 3, "is too long");
+        name.expect(names.insert(&variable.name), "is named twice");
         let inline = variable.value_from == EnvValueSource::Inline as i32;
         at.field("value")
-            .require(inline || variable.value.is_empty(), "counts with valueFrom INLINE only");
+            .expect(inline || variable.value.is_empty(), "counts with valueFrom INLINE only");
     });
 }

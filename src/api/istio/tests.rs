@@ -301,7 +301,8 @@ fn policies_and_extensions() {
         "{accessLogging: [{filter: {expression: \"response.code >= 400 && m['a)'] == \\\"x\\\"\"}}]}",
     );
     bad("ProxyConfig", "{concurrency: -1}", &[".concurrency"]);
-    bad("WasmPlugin", "{url: 'ftp://a', sha256: xyz}", &[".url", ".sha256"]);
+    warned("WasmPlugin", "{url: 'ftp://a', sha256: xyz}", &[".url", ".sha256"]);
+    bad("WasmPlugin", "{url: '10.0.0.1:5000/a'}", &[".url"]);
     good("WasmPlugin", "{url: 'oci://a/b:v1', phase: AUTHN}");
     bad("TrafficExtension", "{lua: {inlineCode: ''}}", &[".lua.inlineCode"]);
     bad("TrafficExtension", "{wasm: {url: a}, lua: {inlineCode: b}}", &[".wasm"]);

@@ -51,3 +51,28 @@ pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterI
         fits.then(|| secret.data.get(DOCKER_CONFIG).cloned()).flatten()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_namespace_is_always_that_of_the_plugin() {
+        let pairs = [
+            ("a", Some("kubernetes://own/a")),
+            ("other/a", Some("kubernetes://own/a")),
+            ("kubernetes://a", Some("kubernetes://own/a")),
+            ("kubernetes://other/a/b", Some("kubernetes://own/a")),
+            ("kubernetes-gateway://other/a", Some("kubernetes-gateway://own/a")),
+            ("kubernetes-gateway://a", None),
+            ("configmap://other/", None),
+            ("invalid://x", Some("invalid://own/")),
+            ("builtin://x", None),
+            ("", None),
+        ];
+        for (written, name) in pairs {
+            let found = resource_name(written, &Namespace::new("own"));
+            assert_eq!(found.as_deref(), name, "{written}");
+        }
+    }
+}

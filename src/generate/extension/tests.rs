@@ -61,6 +61,10 @@ fn plugin(name: &str, created: u32, more: &str) -> String {
 
 /// A sidecar of the workload; `None` of extensions: it has all.
 fn sidecar(extensions: Option<&[&str]>) -> Proxy {
+    proxy("sidecar", extensions)
+}
+
+fn proxy(kind: &str, extensions: Option<&[&str]>) -> Proxy {
     let metadata = json!({
         "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"},
         "INSTANCE_IPS": "10.1.0.1",
@@ -70,10 +74,10 @@ fn sidecar(extensions: Option<&[&str]>) -> Proxy {
     let extensions = Extensions {
         listed: listed.map(Shared::new),
     };
-    let node = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+    let node = format!("{kind}~10.1.0.1~a-0.default~default.svc.cluster.local");
     Proxy {
         identity: Some("spiffe://cluster.local/ns/default/sa/a".into()),
-        ..Proxy::new(node, "a.default", metadata, "".into(), extensions).expect("a node")
+        ..Proxy::new(&node, "a.default", metadata, "".into(), extensions).expect("a node")
     }
 }
 
@@ -207,6 +211,26 @@ fn network_plugins_stand_in_all_chains() {
             "type.googleapis.com/envoy.extensions.filters.network.rbac.v3.RBAC"
         ])
     );
+}
+
+#[test]
+fn on_gateways_network_plugins_stand_in_the_first_chain_of_requests() {
+    let server = |host: &str| {
+        let tls = "tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}";
+        format!("  - {{port: {{number: 443, name: {host}, protocol: HTTPS}}, hosts: [{host}.com], {tls}}}\n")
+    };
+    let gateway = format!(
+        "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: g}}\nspec:\n  selector: {{app: a}}\n  \
+         servers:\n{}{}",
+        server("one"),
+        server("two")
+    );
+    let config = gateway + &plugin("default/n", 1, "type: NETWORK") + &plugin("default/h", 1, "match: [{mode: CLIENT}]");
+    let store = store(&config, proxy("router", None));
+    let listener = fixture::resource(&store, 0, ResourceType::Listener, "0.0.0.0_443");
+    let chains = listener["filterChains"].as_array().expect("chains");
+    let found: Vec<_> = chains.iter().map(|chain| names(&chain["filters"]).len()).collect();
+    assert_eq!(found, [2, 1]);
 }
 
 #[test]
