@@ -225,7 +225,8 @@ fn on_gateways_network_plugins_stand_in_the_first_chain_of_requests() {
         server("one"),
         server("two")
     );
-    let config = gateway + &plugin("default/n", 1, "type: NETWORK") + &plugin("default/h", 1, "match: [{mode: CLIENT}]");
+    let config =
+        gateway + &plugin("default/n", 1, "type: NETWORK") + &plugin("default/h", 1, "match: [{mode: CLIENT}]");
     let store = store(&config, proxy("router", None));
     let listener = fixture::resource(&store, 0, ResourceType::Listener, "0.0.0.0_443");
     let chains = listener["filterChains"].as_array().expect("chains");
