@@ -364,7 +364,9 @@ impl Merge {
             port.servers.push(index);
             port.route = route.clone();
         }
-        self.result.routes.entry(route.clone()).or_default().push(index);
+        if !route.is_empty() {
+            self.result.routes.entry(route.clone()).or_default().push(index);
+        }
         if is_http && http3 {
             self.advertise(index, &at, route);
         }

@@ -210,7 +210,7 @@ struct Drafts {
     by_host: BTreeMap<Hostname, Draft>,
     /// The routes of each VirtualService on each Gateway, translated once.
     route_lists: Vec<Vec<Route>>,
-    known_lists: BTreeMap<(SmolStr, ObjectKey), Option<usize>>,
+    known_lists: BTreeMap<(SmolStr, ObjectKey), usize>,
 }
 
 impl GatewayRoutes {
@@ -246,16 +246,19 @@ impl GatewayRoutes {
             let client = &*self.client;
             let targets = destination::rows(view, &binding.targets, &client.namespace, &client.labels);
             let list = (server.gateway.clone(), binding.virtual_service.clone());
+            // A server without routes does not speak for the next, whose port may be another.
             let routes = match drafts.known_lists.get(&list) {
                 Some(known) => *known,
                 None => {
                     let routes = self.routes(view, server, binding, &targets);
-                    let position = (!routes.is_empty()).then(|| drafts.add_list(routes));
+                    if routes.is_empty() {
+                        continue;
+                    }
+                    let position = drafts.add_list(routes);
                     drafts.known_lists.insert(list, position);
                     position
                 }
             };
-            let Some(routes) = routes else { continue };
             for host in &binding.hosts {
                 let draft = drafts.host(host, server.port, || {
                     let service = targets.get(host)?.service.as_ref()?;
