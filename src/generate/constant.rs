@@ -47,6 +47,7 @@ const SDS_CLUSTER: &str = "sds-grpc";
 const EXTERNAL_SDS_CLUSTER: &str = "sds-external";
 const BUILTIN_CREDENTIAL: &str = "builtin://";
 const SDS_CREDENTIAL: &str = "sds://";
+const INVALID_CREDENTIAL: &str = "invalid://";
 /// What the name of a credential's certificate authority ends with.
 pub const CA_SUFFIX: &str = "-cacert";
 
@@ -147,21 +148,35 @@ pub fn credential_secret(credential: &str, suffix: &str, external_socket: bool) 
             sds_config: Some(grpc_source(EXTERNAL_SDS_CLUSTER)),
         };
     }
+    // Without a provider the control plane serves it, as an ordinary secret.
+    let credential = external_credential(credential).unwrap_or(credential);
+    let name = if credential.starts_with(INVALID_CREDENTIAL) {
+        INVALID_CREDENTIAL.to_owned()
+    } else {
+        format!("{}{suffix}", credential_resource(credential))
+    };
     SdsSecretConfig {
-        name: format!("{}{suffix}", credential_resource(credential)),
+        name,
         sds_config: Some(secret_ads_source()),
+    }
+}
+
+/// What a credential of an SDS provider outside of Istio is called there; `None` for other credentials.
+pub fn external_credential(credential: &str) -> Option<&str> {
+    credential.strip_prefix(SDS_CREDENTIAL)
+}
+
+/// A secret that an SDS provider behind a cluster serves.
+pub fn external_secret(name: String, cluster: &str) -> SdsSecretConfig {
+    SdsSecretConfig {
+        name,
+        sds_config: Some(grpc_source(cluster)),
     }
 }
 
 /// The resource name of a credential: a bare name is a Kubernetes Secret.
 fn credential_resource(credential: &str) -> String {
-    let typed = [
-        "kubernetes://",
-        "kubernetes-gateway://",
-        "configmap://",
-        "invalid://",
-        SDS_CREDENTIAL,
-    ];
+    let typed = ["kubernetes://", "kubernetes-gateway://", "configmap://"];
     if typed.iter().any(|prefix| credential.starts_with(prefix)) {
         credential.to_owned()
     } else {

@@ -60,8 +60,9 @@ impl NameTableKey {
         let mut table: BTreeMap<String, NameInfo> = BTreeMap::new();
         let scope = view.scope(&self.scope);
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
-            if let Some(service) = view.service(key) {
-                self.add(view, service, &mut table);
+            // Each address of a ServiceEntry counts as a service of its own.
+            for service in view.service(key).into_iter().flat_map(|service| service.variants()) {
+                self.add(view, &service, &mut table);
             }
         }
         Built::new(EncodedResource::new("", &NameTable { table }))
@@ -85,11 +86,8 @@ impl NameTableKey {
         let host = service.key.hostname.as_str();
         let row = row(service, host, service.name.as_str(), ips);
         match table.get_mut(host) {
-            Some(standing) if service.registry == Registry::External => {
-                if standing.registry == "External" {
-                    standing.ips.extend(row.ips);
-                }
-            }
+            Some(standing) if standing.registry == "Kubernetes" => {}
+            Some(standing) if service.registry == Registry::External => standing.ips.extend(row.ips),
             _ => {
                 table.insert(host.to_owned(), row);
             }
@@ -104,6 +102,7 @@ impl NameTableKey {
         };
         let several_clusters = view.mesh.installation.features.enable_multicluster_headless;
         let mut ips = Vec::new();
+        let mut names: BTreeMap<String, NamedPods> = BTreeMap::new();
         for pod in traits
             .addresses
             .iter()
@@ -116,12 +115,24 @@ impl NameTableKey {
             if !self.reaches(&pod.network) || !own.iter().all(|address| is_usable(address)) {
                 continue;
             }
-            let same_cluster = self.vips.cluster.is_empty() || pod.cluster == self.vips.cluster;
-            name_pod(service, pod, &own, same_cluster, table);
+            let clusters = (&self.vips.cluster, &pod.cluster);
+            let same_cluster = clusters.0.is_empty() || clusters.1.is_empty() || clusters.0 == clusters.1;
+            let own = || own.iter().map(ToString::to_string);
+            if let Some((host, short_name)) = pod_name(service, pod) {
+                let named = names.entry(host).or_default();
+                named.short_name = short_name;
+                if same_cluster {
+                    named.local.extend(own());
+                } else {
+                    named.remote.extend(own());
+                }
+            }
             if same_cluster || several_clusters {
-                ips.extend(own.iter().map(ToString::to_string));
+                ips.extend(own());
             }
         }
+        let rows = names.into_iter().map(|(host, named)| (host, named.row(service)));
+        table.extend(rows);
         ips
     }
 
@@ -130,27 +141,43 @@ impl NameTableKey {
     }
 }
 
-/// A pod with a host name in the service's subdomain is `<hostname>.<subdomain>.<rest of the service's host>`. One name
-/// has one pod: that of the client's own cluster, if there is one.
-fn name_pod(
-    service: &Service,
-    pod: &HeadlessAddress,
-    ips: &[SmolStr],
-    same_cluster: bool,
-    table: &mut BTreeMap<String, NameInfo>,
-) {
-    let Some((_, rest)) = service.key.hostname.split_once('.') else {
-        return;
-    };
+/// The pods behind one name of their own.
+#[derive(Default)]
+struct NamedPods {
+    short_name: String,
+    /// Addresses in the client's cluster.
+    local: Vec<String>,
+    /// Addresses in other clusters; they count where the own cluster has none.
+    remote: Vec<String>,
+}
+
+impl NamedPods {
+    fn row(self, service: &Service) -> NameInfo {
+        NameInfo {
+            ips: if self.local.is_empty() { self.remote } else { self.local },
+            registry: registry(service),
+            shortname: self.short_name,
+            namespace: service.key.namespace.to_string(),
+            ..NameInfo::default()
+        }
+    }
+}
+
+/// A pod with a host name in the service's subdomain is `<hostname>.<subdomain>.<rest of the service's host>`; the short
+/// name is the beginning of that.
+fn pod_name(service: &Service, pod: &HeadlessAddress) -> Option<(String, String)> {
+    let (_, rest) = service.key.hostname.split_once('.')?;
     if pod.subdomain.is_empty() {
-        return;
+        return None;
     }
     let short_name = format!("{}.{}", pod.hostname, pod.subdomain);
-    let host = format!("{short_name}.{rest}");
-    if same_cluster || !table.contains_key(&host) {
-        let ips = ips.iter().map(ToString::to_string).collect();
-        let row = row(service, &host, &short_name, ips);
-        table.insert(host, row);
+    Some((format!("{short_name}.{rest}"), short_name))
+}
+
+fn registry(service: &Service) -> String {
+    match service.registry {
+        Registry::Kubernetes => "Kubernetes".to_owned(),
+        Registry::External => "External".to_owned(),
     }
 }
 
@@ -158,10 +185,7 @@ fn row(service: &Service, host: &str, short_name: &str, ips: Vec<String>) -> Nam
     let has_short_name = service.registry == Registry::Kubernetes && !host.ends_with(CLUSTER_SET_DOMAIN);
     NameInfo {
         ips,
-        registry: match service.registry {
-            Registry::Kubernetes => "Kubernetes".to_owned(),
-            Registry::External => "External".to_owned(),
-        },
+        registry: registry(service),
         shortname: if has_short_name {
             short_name.to_owned()
         } else {
@@ -178,4 +202,82 @@ fn row(service: &Service, host: &str, short_name: &str, ips: Vec<String>) -> Nam
 
 fn is_usable(address: &str) -> bool {
     address != UNSPECIFIED_IP && cidr::parse_ip(address).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::{Proxy, fixture, proxy::Extensions};
+    use super::ResourceType;
+    use crate::model::Installation;
+
+    const HEADLESS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: db}
+spec: {clusterIP: None, selector: {app: db}, ports: [{name: tcp, port: 5432}]}
+";
+
+    fn pod(name: &str, ip: &str) -> String {
+        format!(
+            "---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: db}}}}
+spec: {{hostname: {name}, subdomain: db}}
+status: {{phase: Running, podIP: {ip}, conditions: [{{type: Ready, status: 'True'}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: db-{name}, labels: {{kubernetes.io/service-name: db}}}}
+addressType: IPv4
+ports: [{{name: tcp, port: 5432}}]
+endpoints: [{{addresses: [{ip}], conditions: {{ready: true}}, targetRef: {{kind: Pod, name: {name}, namespace: default}}}}]
+"
+        )
+    }
+
+    fn table(files: &[(&str, &str)]) -> Value {
+        let metadata = json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes"});
+        let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
+        let node = "sidecar~10.9.0.1~a-0.default~default.svc.cluster.local";
+        let client = Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("a node");
+        let store = fixture::store(Installation::default(), files, vec![client]);
+        fixture::resource(&store, 0, ResourceType::NameTable, "")["table"].clone()
+    }
+
+    #[test]
+    fn pods_of_the_own_cluster_have_their_names() {
+        let own = format!("{HEADLESS}{}", pod("db-0", "10.1.0.1"));
+        let two = format!("{HEADLESS}{}{}", pod("db-0", "10.2.0.1"), pod("db-1", "10.2.0.2"));
+        let three = format!("{HEADLESS}{}", pod("db-1", "10.3.0.2"));
+        let table = table(&[("kube.yaml", &own), ("kube-c2.yaml", &two), ("kube-c3.yaml", &three)]);
+        let ips = |name: &str| {
+            let ips = table[format!("{name}.default.svc.cluster.local")]["ips"].as_array();
+            ips.expect("addresses").len()
+        };
+        assert_eq!((ips("db"), ips("db-0.db"), ips("db-1.db")), (4, 1, 2));
+        let row = &table["db-1.db.default.svc.cluster.local"];
+        assert_eq!(
+            (&row["shortname"], &row["namespace"]),
+            (&json!("db-1.db"), &json!("default"))
+        );
+    }
+
+    #[test]
+    fn every_address_of_an_entry_answers() {
+        let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out}
+spec:
+  hosts: [out.example.com]
+  addresses: [240.0.0.1, 240.0.0.2, 10.0.0.0/8]
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP}]
+";
+        let table = table(&[("config.yaml", entry)]);
+        assert_eq!(table["out.example.com"]["ips"], json!(["240.0.0.1", "240.0.0.2"]));
+    }
 }

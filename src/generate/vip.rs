@@ -86,6 +86,20 @@ impl VipView {
         default
     }
 
+    /// The addresses of a service in a route configuration of one port. Parity: of auto-allocated addresses only the
+    /// main one.
+    pub fn addresses_on_port(&self, service: &Service) -> Vec<SmolStr> {
+        if !self.auto_allocated || !self.cluster_vips(service).is_empty() {
+            return self.addresses(service);
+        }
+        let main = vec![self.address(service)];
+        if service.cluster_vips.is_empty() {
+            main
+        } else {
+            self.of_family(&main)
+        }
+    }
+
     fn cluster_vips<'a>(&self, service: &'a Service) -> &'a [SmolStr] {
         service.cluster_vips.get(&self.cluster).map_or(&[], Vec::as_slice)
     }

@@ -255,16 +255,13 @@ fn sidecar_scope(
             virtual_services: reaches.into_iter().map(|(vs, _)| vs.clone()).collect::<Vec<_>>().into(),
         });
     }
-    let scope = collector.finish(SidecarScope {
+    collector.finish(SidecarScope {
         egress,
         virtual_services: virtual_services.into(),
         registry_only: is_registry_only(cx, mesh, sidecar),
+        egress_proxy: egress_proxy(sidecar),
         ..SidecarScope::empty(key.clone())
-    });
-    SidecarScope {
-        egress_proxy: egress_proxy(cx, mesh, &scope, sidecar),
-        ..scope
-    }
+    })
 }
 
 /// The one port that a listener is for. A listener for an HTTP proxy takes requests for any port.
@@ -282,8 +279,8 @@ fn is_registry_only(cx: &Cx, mesh: &MeshSnapshot, sidecar: &networking::Sidecar)
     policy.is_none_or(|policy| policy.mode() != MeshMode::AllowAny)
 }
 
-/// The cluster of the egress proxy: its port as written, else the service's only one.
-fn egress_proxy(cx: &Cx, mesh: &MeshSnapshot, scope: &SidecarScope, sidecar: &networking::Sidecar) -> SmolStr {
+/// The cluster of the egress proxy, as written: neither a sole port nor an external name is looked up.
+fn egress_proxy(sidecar: &networking::Sidecar) -> SmolStr {
     let policy = sidecar.outbound_traffic_policy.as_ref();
     let Some(proxy) = policy.and_then(|policy| policy.egress_proxy.as_ref()) else {
         return SmolStr::default();
@@ -291,15 +288,6 @@ fn egress_proxy(cx: &Cx, mesh: &MeshSnapshot, scope: &SidecarScope, sidecar: &ne
     if proxy.host.is_empty() {
         return SmolStr::new_static("UnknownService");
     }
-    let service = scope.service(&proxy.host).and_then(|key| mesh.visibility.get(cx, key));
-    let host = match service {
-        Some(service) if !service.external_name.is_empty() => service.external_name.clone(),
-        _ => Hostname::new(&proxy.host),
-    };
-    let port = match (&proxy.port, service.map(|service| service.ports.as_slice())) {
-        (Some(port), _) => port.number,
-        (None, Some([only])) => *only,
-        (None, _) => 0,
-    };
-    SmolStr::from(format!("outbound|{port}|{}|{host}", proxy.subset))
+    let port = proxy.port.map_or(0, |port| port.number);
+    SmolStr::from(format!("outbound|{port}|{}|{}", proxy.subset, proxy.host))
 }

@@ -116,27 +116,39 @@ impl FilterClient {
     }
 }
 
-/// The Telemetries for a workload: the oldest general one of the root namespace and of its own, then those of its own
-/// that name it.
+/// The Telemetries for a workload: the oldest general one of the root namespace and of its own, whatever the workload
+/// is, then those of its own that name it.
 fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
     let index = &view.mesh.telemetries_by_namespace;
-    let attached = policy::attached(view.cx, view.mesh, index, subject);
-    let root = policy::root_namespace(view.cx, view.mesh);
-    let is_general = |key: &ObjectKey| {
-        let row: Option<&Shared<Config<Telemetry>>> = view.mesh.telemetries.get(view.cx, key);
-        row.is_some_and(|row| {
-            let selector = row.spec.selector();
-            selector.is_none_or(std::collections::BTreeMap::is_empty) && row.spec.target_refs().is_empty()
-        })
+    let general = |namespace: &Namespace| {
+        let rows = index.get(view.cx, namespace).map(|(_, row)| row);
+        let oldest = rows
+            .filter(|row| is_general(row))
+            .min_by_key(|row| row.meta.age_order());
+        oldest.map(|row| row.meta.key.clone())
     };
-    let (general, special): (Vec<_>, Vec<_>) = attached.into_iter().partition(is_general);
-    let of_root = general.iter().find(|key| key.namespace == root);
-    let of_own = general
-        .iter()
-        .find(|key| key.namespace != root && key.namespace == subject.namespace);
-    let special = special.iter().filter(|key| key.namespace == subject.namespace);
-    let keys: Vec<ObjectKey> = of_root.into_iter().chain(of_own).chain(special).cloned().collect();
+    let root = policy::root_namespace(view.cx, view.mesh);
+    let of_root = general(&root);
+    let of_own = (subject.namespace != root)
+        .then(|| general(&subject.namespace))
+        .flatten();
+    let special = policy::attached(view.cx, view.mesh, index, subject)
+        .into_iter()
+        .filter(|key| key.namespace == subject.namespace)
+        .filter(|key| {
+            view.mesh
+                .telemetries
+                .get(view.cx, key)
+                .is_some_and(|row| !is_general(row))
+        });
+    let keys: Vec<ObjectKey> = of_root.into_iter().chain(of_own).chain(special).collect();
     keys.into()
+}
+
+/// Neither a selector nor a reference: it is for the whole namespace.
+fn is_general(row: &Config<Telemetry>) -> bool {
+    let selector = row.spec.selector();
+    selector.is_none_or(std::collections::BTreeMap::is_empty) && row.spec.target_refs().is_empty()
 }
 
 /// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.

@@ -79,6 +79,8 @@ pub struct InboundClient {
     pub exact_balance: bool,
     /// Certificates that it brings along.
     pub certificates: ServerCertificates,
+    /// It has a socket of an SDS provider of its own.
+    pub external_socket: bool,
 }
 
 /// The inbound listeners of the sidecars of one kind.
@@ -114,6 +116,7 @@ impl InboundClient {
             own_ports: own_ports(proxy),
             exact_balance: proxy.flag("INBOUND_LISTENER_EXACT_BALANCE"),
             certificates: ServerCertificates::of(proxy),
+            external_socket: proxy.text("credential") == "true",
         })
     }
 
@@ -172,7 +175,13 @@ impl InboundClient {
                 continue;
             };
             let number = target.target_port;
-            if !self.can_bind(bind_to_port, bind, number, port.protocol) || taken.contains(&number) {
+            // The wildcard address with these ports is that of the listeners for intercepted connections.
+            let mesh = stack.mesh;
+            let intercepting = [mesh.proxy_listen_port as u32, mesh.proxy_inbound_listen_port as u32];
+            if !self.can_bind(bind_to_port, bind, number, port.protocol)
+                || intercepting.contains(&number)
+                || taken.contains(&number)
+            {
                 continue;
             }
             let port = InboundPort::of_service(service, port, number, bind, bind_to_port);
@@ -462,7 +471,7 @@ impl InboundListener<'_> {
             Some(tls) => {
                 let context = termination::Context {
                     certificates: &self.client.certificates,
-                    external_socket: false,
+                    external_socket: self.client.external_socket,
                     stack: &self.stack,
                     transport: Transport::Tcp,
                     // Parity: what is inside does not count here.

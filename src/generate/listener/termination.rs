@@ -1,7 +1,7 @@
 //! TLS that a proxy terminates as a server's settings say: on gateways and on ingress listeners of Sidecars.
 
 use crate::{
-    generate::constant::{self, CA_SUFFIX, TLS_SOCKET, credential_secret},
+    generate::constant::{self, CA_SUFFIX, TLS_SOCKET, credential_secret, external_credential, external_secret},
     proto::{
         Any,
         envoy::{
@@ -16,7 +16,10 @@ use crate::{
             },
             r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
         },
-        istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
+        istio::{
+            mesh::v1alpha1::mesh_config::extension_provider::Provider,
+            networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
+        },
     },
 };
 
@@ -25,6 +28,25 @@ use super::{
     stack::FilterStack,
     tls::{Inside, ServerCertificates, enforce_compliance},
 };
+
+/// The cipher suites of Envoy; it refuses a listener with others.
+const KNOWN_SUITES: &[&str] = &[
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+    "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "ECDHE-RSA-CHACHA20-POLY1305",
+    "ECDHE-ECDSA-AES128-SHA",
+    "ECDHE-RSA-AES128-SHA",
+    "ECDHE-ECDSA-AES256-SHA",
+    "ECDHE-RSA-AES256-SHA",
+    "AES128-GCM-SHA256",
+    "AES256-GCM-SHA384",
+    "AES128-SHA",
+    "AES256-SHA",
+    "DES-CBC3-SHA",
+];
 
 const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
 
@@ -111,8 +133,7 @@ impl Context<'_> {
         } else {
             &settings.credential_names
         };
-        let secret = |name: &str, suffix: &str| credential_secret(name, suffix, self.external_socket);
-        common.tls_certificate_sds_secret_configs = names.iter().map(|name| secret(name, "")).collect();
+        common.tls_certificate_sds_secret_configs = names.iter().map(|name| self.secret(name, "")).collect();
         let names_only = CertificateValidationContext {
             match_subject_alt_names: exact(&settings.subject_alt_names),
             ..Default::default()
@@ -120,8 +141,8 @@ impl Context<'_> {
         if matches!(settings.mode(), TlSmode::Mutual | TlSmode::OptionalMutual) {
             // Envoy checks against one authority only, so the first certificate's counts.
             let authority = match settings.ca_cert_credential_name.as_str() {
-                "" => secret(&names[0], CA_SUFFIX),
-                authority => secret(authority, ""),
+                "" => self.secret(&names[0], CA_SUFFIX),
+                authority => self.secret(authority, ""),
             };
             let default = CertificateValidationContext {
                 verify_certificate_spki: settings.verify_certificate_spki.clone(),
@@ -131,6 +152,26 @@ impl Context<'_> {
             common.validation_context_type = Some(combined(default, authority));
         } else if !settings.subject_alt_names.is_empty() {
             common.validation_context_type = Some(ValidationContextType::ValidationContext(names_only));
+        }
+    }
+
+    /// A secret by its credential. One of an SDS provider comes from the proxy's own socket, else from the first provider
+    /// that the mesh names; an empty one, which Envoy refuses, if that provider is not there.
+    fn secret(&self, credential: &str, suffix: &str) -> SdsSecretConfig {
+        let providers = self.stack.mesh.extension_providers.iter();
+        let mut external = providers.filter_map(|provider| match &provider.provider {
+            Some(Provider::Sds(provider)) => Some(provider),
+            _ => None,
+        });
+        match (external_credential(credential), external.next()) {
+            (Some(name), Some(provider)) if !self.external_socket => {
+                let found = self
+                    .stack
+                    .provider_cluster("externalSds", &provider.service, provider.port);
+                let secret = found.map(|found| external_secret(format!("{name}{suffix}"), &found.cluster));
+                secret.unwrap_or_default()
+            }
+            _ => credential_secret(credential, suffix, self.external_socket),
         }
     }
 
@@ -146,8 +187,9 @@ impl Context<'_> {
                 version => version + 2,
             };
         }
-        if !settings.cipher_suites.is_empty() {
-            parameters.cipher_suites.clone_from(&settings.cipher_suites);
+        let suites = known_suites(&settings.cipher_suites);
+        if !suites.is_empty() {
+            parameters.cipher_suites = suites;
         }
         if settings.min_protocol_version != 0 {
             parameters.tls_minimum_protocol_version = settings.min_protocol_version;
@@ -157,6 +199,22 @@ impl Context<'_> {
         }
         (parameters != TlsParameters::default()).then_some(parameters)
     }
+}
+
+/// The cipher suites that Envoy knows, each once; expressions (they begin with a sign) are left to it.
+fn known_suites(written: &[String]) -> Vec<String> {
+    let is_known = |suite: &str| {
+        suite == "ALL"
+            || suite.chars().next().is_none_or(|first| !first.is_alphanumeric())
+            || KNOWN_SUITES.contains(&suite)
+    };
+    let mut suites: Vec<String> = Vec::new();
+    for suite in written {
+        if is_known(suite) && !suites.contains(suite) {
+            suites.push(suite.clone());
+        }
+    }
+    suites
 }
 
 /// Certificates that the agent beside the gateway serves from files, or its own.
@@ -204,4 +262,15 @@ fn exact(names: &[String]) -> Vec<StringMatcher> {
         ..Default::default()
     };
     names.iter().map(matcher).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_that_envoy_does_not_know_are_left_out() {
+        let written = ["AES128-SHA", "RC4", "-ALL", "AES128-SHA", "ALL"].map(str::to_owned);
+        assert_eq!(known_suites(&written), ["AES128-SHA", "-ALL", "ALL"]);
+    }
 }

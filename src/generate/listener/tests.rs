@@ -11,7 +11,7 @@ use crate::{
         proxy::Extensions,
         store::{MemberId, Store},
     },
-    model::installation::Installation,
+    model::{features::Features, installation::Installation},
 };
 
 const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\ntrustDomain: cluster.local\n";
@@ -313,6 +313,45 @@ spec:
     let log = &bed.get("virtualOutbound")["accessLog"][0];
     assert_eq!(log["typedConfig"]["path"], "/tmp/log");
     assert_eq!(log["filter"]["andFilter"]["filters"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn general_telemetries_are_for_every_workload() {
+    let config = "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: mesh, namespace: istio-system}
+spec: {accessLogging: [{providers: [{name: log}]}]}
+";
+    let mesh = "extensionProviders: [{name: log, envoyFileAccessLog: {path: /tmp/log}}]\n";
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config), ("mesh.yaml", mesh)];
+    let installation = Installation {
+        features: Features {
+            enable_selector_based_k8s_gateway_policy: false,
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "g"}});
+    let store = fixture::store(installation, &files, vec![sidecar("10.1.0.3", labels, None)]);
+    let log = &Bed { store }.get("virtualOutbound")["accessLog"][0];
+    assert_eq!(log["typedConfig"]["path"], "/tmp/log");
+}
+
+#[test]
+fn ports_of_the_intercepting_listeners_are_not_served() {
+    let workload = WORKLOAD.replace("targetPort: 9090", "targetPort: 15001");
+    let bed = Bed::new(
+        "",
+        &[("kube.yaml", &workload)],
+        vec![sidecar("10.1.0.1", json!({}), None)],
+    );
+    let listener = bed.get("virtualInbound");
+    let ports: BTreeSet<u64> = chains(&listener)
+        .iter()
+        .filter_map(|(by, _)| by["destinationPort"].as_u64())
+        .collect();
+    assert_eq!(ports, BTreeSet::from([8080, 15006]));
 }
 
 #[test]

@@ -388,13 +388,18 @@ fn header(from: &HttpHeader) -> HeaderValue {
     }
 }
 
+/// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments go, a final slash stays.
 fn join_path(host: &str, path: &str) -> String {
-    let path = path.trim_start_matches('/');
-    if path.is_empty() {
-        host.to_owned()
-    } else {
-        format!("{host}/{path}")
+    let mut segments = vec![host];
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => _ = segments.pop(),
+            other => segments.push(other),
+        }
     }
+    let slash = if path.ends_with('/') { "/" } else { "" };
+    format!("{}{slash}", segments.join("/"))
 }
 
 impl ServiceTags {
@@ -501,4 +506,16 @@ fn header_tag(name: &str, default: &str) -> custom_tag::Type {
         name: name.to_owned(),
         default_value: default.to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_joined_as_go_does() {
+        assert_eq!(join_path("h", ""), "h");
+        assert_eq!(join_path("h", "/"), "h/");
+        assert_eq!(join_path("h", "//v1/./a/../traces"), "h/v1/traces");
+    }
 }

@@ -52,7 +52,11 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
         let pods: Vec<String> = domains.all.iter().map(|domain| format!("*.{domain}")).collect();
         domains.all.extend(pods);
     }
-    for address in vip.addresses(service) {
+    let addresses = match ports {
+        PortForms::Ignored => vip.addresses_on_port(service),
+        PortForms::With(_) => vip.addresses(service),
+    };
+    for address in addresses {
         if !address.is_empty() && address != UNSPECIFIED_IP {
             push(&mut domains.all, &address, ports);
         }

@@ -387,3 +387,41 @@ fn tls_routes_of_a_server_take_each_name_once() {
         json!(format!("outbound|443||{A}"))
     );
 }
+
+#[test]
+fn a_server_without_routes_does_not_silence_the_next() {
+    let config = gateway_config(
+        "[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}, \
+          {port: {number: 8080, name: http-two, protocol: HTTP}, hosts: ['*']}]",
+    ) + &virtual_service(
+        "vs",
+        "{hosts: [x.example.com], gateways: [istio-system/gw], \
+          http: [{match: [{port: 8080}], route: [{destination: {host: a}}]}]}",
+    );
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    assert_eq!(bed.clusters("http.8080", "x.example.com:8080").len(), 1);
+}
+
+#[test]
+fn of_allocated_addresses_the_main_one_is_a_domain() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out}
+spec: {hosts: [out.example.com], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
+status:
+  addresses: [{value: 240.240.0.1, host: out.example.com}, {value: '2001:2::1', host: out.example.com}]
+";
+    let features = Features {
+        istio_dual_stack: true,
+        ..Features::default()
+    };
+    let client = json!({"DNS_CAPTURE": "true", "INSTANCE_IPS": "10.1.0.1,2001:1::1"});
+    let client = proxy("sidecar~10.1.0.1~client-0", "default", &client);
+    let bed = Bed::with_mesh("accessLogFile: ''\n", config, features, vec![client]);
+    let host = bed.host("80", "out.example.com:80");
+    assert_eq!(
+        host["domains"],
+        json!(["out.example.com", "out.example.com.", "240.240.0.1"])
+    );
+}

@@ -184,7 +184,7 @@ fn denying(rules: Rbac) -> Rules {
 /// The provider of a name, if there is exactly one and it is in order.
 fn service(stack: &FilterStack, name: &str) -> Option<Service> {
     let providers = stack.mesh.extension_providers.iter();
-    let mut named = providers.filter(|provider| !name.is_empty() && provider.name == name && decides(provider));
+    let mut named = providers.filter(|provider| is_safe(name) && provider.name == name && decides(provider));
     let provider = named.next()?;
     if named.next().is_some() {
         return None;
@@ -194,6 +194,13 @@ fn service(stack: &FilterStack, name: &str) -> Option<Service> {
         Provider::EnvoyExtAuthzGrpc(config) => grpc_service(stack, name, config),
         _ => None,
     }
+}
+
+/// True for names that can stand in the names of rules: labels of DNS.
+fn is_safe(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let ends = name.starts_with('-') || name.ends_with('-');
+    (1..=63).contains(&name.len()) && name.bytes().all(is_letter) && !ends
 }
 
 fn decides(provider: &ExtensionProvider) -> bool {
@@ -212,8 +219,7 @@ fn cluster(stack: &FilterStack, name: &str, service: &str, port: u32) -> Option<
 /// The time-out, if it is none that Envoy refuses.
 fn timeout(declared: Option<prost_types::Duration>) -> Option<prost_types::Duration> {
     let declared = declared.unwrap_or_else(|| constant::duration(DEFAULT_TIMEOUT));
-    let is_positive = declared.seconds >= 0 && declared.nanos >= 0;
-    (is_positive && (declared.seconds > 0 || declared.nanos >= 1_000_000)).then_some(declared)
+    (declared.seconds >= 0 && declared.nanos >= 0).then_some(declared)
 }
 
 /// The status for requests while the provider fails: `Some(None)` if none is chosen, `None` if it is none of Envoy's.
@@ -280,7 +286,6 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
         transport_api_version: ApiVersion::V3.into(),
         failure_mode_allow: config.fail_open,
         with_request_body: buffer(config.include_request_body_in_check.as_ref()),
-        clear_route_cache: config.clear_route_cache,
         status_on_error,
         allowed_headers,
         services: Some(Services::HttpService(service)),
@@ -306,7 +311,6 @@ fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Optio
         transport_api_version: ApiVersion::V3.into(),
         failure_mode_allow: config.fail_open,
         with_request_body: buffer(config.include_request_body_in_check.as_ref()),
-        clear_route_cache: config.clear_route_cache,
         status_on_error,
         services: Some(Services::GrpcService(service.clone())),
         ..Default::default()
@@ -325,8 +329,7 @@ fn headers(names: &[String]) -> Option<Option<ListStringMatcher>> {
             Pattern::Present => return None,
             Pattern::Suffix(text) | Pattern::Prefix(text) | Pattern::Exact(text) => text,
         };
-        let is_allowed = !text.is_empty() && !text.contains('*');
-        is_allowed.then(|| StringMatcher {
+        (!text.is_empty()).then(|| StringMatcher {
             ignore_case: true,
             ..matcher::string(name)
         })

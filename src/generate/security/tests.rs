@@ -74,6 +74,7 @@ fn principals_count_in_every_trust_domain_of_the_mesh() {
         "*ew/ns/a/sa/c",
         "foreign/ns/a/sa/d",
         "*/ns/a/sa/e",
+        "o*/ns/a/sa/f",
     ];
     let expected = peers(&[
         json!({"exact": "spiffe://new/ns/a/sa/b"}),
@@ -82,6 +83,8 @@ fn principals_count_in_every_trust_domain_of_the_mesh() {
         json!({"exact": "spiffe://old/ns/a/sa/c"}),
         json!({"exact": "spiffe://foreign/ns/a/sa/d"}),
         regex("spiffe://.*/ns/a/sa/e"),
+        json!({"exact": "spiffe://new/ns/a/sa/f"}),
+        json!({"exact": "spiffe://old/ns/a/sa/f"}),
     ]);
     assert_eq!(items(&from(json!({"principals": names})), HTTP).1, json!([expected]));
 }

@@ -36,7 +36,11 @@ impl<'m> TrustDomains<'m> {
         let Some((domain, rest)) = parts.filter(|(domain, _)| *domain != "*" && !self.0.is_empty()) else {
             return vec![principal.to_owned()];
         };
-        let is_known = domain == LOCAL || self.0.iter().any(|own| *own == domain || ends_as(own, domain));
+        let is_known = domain == LOCAL
+            || self
+                .0
+                .iter()
+                .any(|own| *own == domain || begins_as(own, domain) || ends_as(own, domain));
         if !is_known {
             return vec![principal.to_owned()];
         }
@@ -69,6 +73,13 @@ impl<'m> TrustDomains<'m> {
         }
         expanded
     }
+}
+
+/// True if a domain matches a pattern that ends with a star.
+fn begins_as(domain: &str, pattern: &str) -> bool {
+    pattern
+        .strip_suffix('*')
+        .is_some_and(|prefix| domain.starts_with(prefix))
 }
 
 /// True if a domain matches a pattern that begins with a star.

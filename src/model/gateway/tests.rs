@@ -144,6 +144,18 @@ fn another_address_is_another_listener() {
 }
 
 #[test]
+fn servers_without_http_have_no_routes() {
+    let tcp = || bound("10.0.0.1", server(80, "TCP", "tcp", &["*"]));
+    let merged = merged(&[
+        vec![tcp()],
+        vec![bound("10.0.0.2", server(80, "TCP", "tcp", &["*"]))],
+        vec![tcp()],
+    ]);
+    assert_eq!(ports(&merged), [(8080, "10.0.0.1", 2), (8080, "10.0.0.2", 1)]);
+    assert!(merged.routes.is_empty());
+}
+
+#[test]
 fn tls_servers_are_told_apart_by_host() {
     let https = |name: &str, hosts: &[&str]| tls(TlSmode::Simple, server(443, "HTTPS", name, hosts));
     let merged = merged(&[

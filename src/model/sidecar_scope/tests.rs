@@ -143,6 +143,20 @@ spec:
     let scope = computed(&world, &sidecar_key("shop", "istio-system/s"));
     assert_eq!(scope.egress_proxy, "outbound|5432|v1|db.data.svc.cluster.local");
     assert!(!scope.registry_only);
+    let sidecar: networking::Sidecar = networking::Sidecar {
+        outbound_traffic_policy: Some(networking::OutboundTrafficPolicy {
+            egress_proxy: Some(networking::Destination {
+                host: "alias.data.svc.cluster.local".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    assert_eq!(
+        super::egress_proxy(&sidecar),
+        "outbound|0||alias.data.svc.cluster.local"
+    );
 }
 
 #[test]

@@ -120,3 +120,12 @@ fn a_provider_is_asked_about_what_a_custom_policy_picks() {
     assert_eq!(filters[first]["typedConfig"]["rules"]["action"], "DENY");
     assert!(has_note(&unknown, "authorization_provider_unusable", "p"));
 }
+
+#[test]
+fn a_provider_whose_name_is_no_label_cannot_be_asked() {
+    let mesh =
+        "extensionProviders: [{name: P_1, envoyExtAuthzGrpc: {service: a.default.svc.cluster.local, port: 9000}}]\n";
+    let bed = bed(mesh, &CUSTOM.replace("name: p}", "name: P_1}"), None);
+    assert!(!bed.get("virtualInbound").to_string().contains("ext_authz\","));
+    assert!(has_note(&bed, "authorization_provider_unusable", "P_1"));
+}

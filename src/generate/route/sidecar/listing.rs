@@ -75,14 +75,16 @@ impl SidecarPart {
         let Some(declared) = &visible.egress.port else {
             for (index, service) in visible.services.iter().enumerate() {
                 for port in &service.ports {
-                    names.extend(self.names_of_port(service, port).into_iter().map(|(name, sniffed)| {
-                        let extent = if sniffed {
-                            Extent::Sniffed(index, port.number)
-                        } else {
-                            Extent::Port(port.number)
-                        };
-                        (name, port.number, extent)
-                    }));
+                    names.extend(self.names_of_port(service, port, &visible.egress.bind).into_iter().map(
+                        |(name, sniffed)| {
+                            let extent = if sniffed {
+                                Extent::Sniffed(index, port.number)
+                            } else {
+                                Extent::Port(port.number)
+                            };
+                            (name, port.number, extent)
+                        },
+                    ));
                 }
             }
             return names;
@@ -107,7 +109,7 @@ impl SidecarPart {
     }
 
     /// The names for a service port behind a catch-all egress listener, and whether they are of this service alone.
-    fn names_of_port(&self, service: &Service, port: &ServicePort) -> Vec<(SmolStr, bool)> {
+    fn names_of_port(&self, service: &Service, port: &ServicePort, bind: &str) -> Vec<(SmolStr, bool)> {
         if port.protocol.is_http() {
             return vec![(number_name(port.number), false)];
         }
@@ -116,7 +118,8 @@ impl SidecarPart {
         }
         let mut names = vec![(sniffed_name(service, port.number), true)];
         let address = self.client.vip.address(service);
-        let is_wildcard = address.is_empty() || address == UNSPECIFIED_IP || cidr::is_range(&address);
+        let is_wildcard =
+            address.is_empty() || address == UNSPECIFIED_IP || cidr::is_range(&address) || !bind.is_empty();
         if is_wildcard || service.resolution == Resolution::Passthrough {
             names.push((number_name(port.number), false));
         }
