@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    generate::{ResourceSnapshot, ResourceType},
+    generate::{ResourceSnapshot, ResourceType, patch::set, store::Store},
     ingest::remote::{RemoteClusters, SyncStatus},
     kube::health::WatchMetrics,
-    model::MeshSnapshot,
+    model::{MeshSnapshot, World},
     proto::json,
     push::pump::{Inspect, Pump},
     table::Cx,
@@ -228,11 +228,16 @@ async fn config_dump(State(sources): Shown, Query(parameters): Query<Parameters>
     }
 }
 
-/// What was noticed while generating: conflicts, filters left out, missing references.
+/// What was noticed while generating: conflicts, filters left out, missing references, patches without effect.
 async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let notes = Pump::ask(&sources.inspect, |_, store| store.notes())
-        .await
-        .unwrap_or_default();
+    let noted = |world: &World, store: &Store| {
+        let mut notes = store.notes();
+        let unused = set::unused(&world.snapshot(), &notes);
+        notes.retain(|note| note.code != set::STATUS);
+        notes.extend(unused);
+        notes
+    };
+    let notes = Pump::ask(&sources.inspect, noted).await.unwrap_or_default();
     let rows = notes
         .iter()
         .map(|note| json!({ "code": note.code, "detail": note.detail.as_str() }))

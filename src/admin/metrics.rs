@@ -9,7 +9,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGa
 
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, group::Note},
+    generate::{self, group::Note, patch::set},
     model::reference,
     push::pump::{Observer, PushReport},
     table::Cx,
@@ -217,6 +217,7 @@ fn update(kind: Kind) -> &'static str {
 /// What generation noticed, as Istio's push-status gauges: how many objects each remark is about.
 pub struct NoteMetrics {
     gauges: Vec<(&'static str, IntGauge)>,
+    patches: IntGaugeVec,
 }
 
 /// The remarks that have a metric of their own in Istio.
@@ -244,16 +245,28 @@ impl NoteMetrics {
         )?;
         registry.register(Box::new(others.clone()))?;
         gauges.push(("", others));
-        Ok(Self { gauges })
+        let patches = IntGaugeVec::new(
+            Opts::new(
+                set::STATUS,
+                "Whether patches of EnvoyFilters had an effect: 1 for each result that there is.",
+            ),
+            &["name", "patch", "result"],
+        )?;
+        registry.register(Box::new(patches.clone()))?;
+        Ok(Self { gauges, patches })
     }
 
-    /// Sets the gauges from what is noticed now.
-    pub fn set(&self, notes: &BTreeSet<Note>) {
+    /// Sets the gauges from what is noticed now; with `PILOT_ENVOY_FILTER_STATS` those of patches too.
+    pub fn set(&self, notes: &BTreeSet<Note>, of_patches: bool) {
+        self.patches.reset();
+        for (name, patch, result) in notes.iter().filter_map(set::status).filter(|_| of_patches) {
+            self.patches.with_label_values(&[name, patch, result]).set(1);
+        }
         for (code, gauge) in &self.gauges {
             gauge.set(
                 notes
                     .iter()
-                    .filter(|note| code.is_empty() || note.code == *code)
+                    .filter(|note| note.code == *code || (code.is_empty() && note.code != set::STATUS))
                     .count() as i64,
             );
         }

@@ -17,6 +17,8 @@ use tokio::sync::mpsc;
 use super::metrics::{self, ISTIO_VERSION, NoteMetrics};
 use crate::{
     environment::{self, Environment},
+    generate::store::Store,
+    model::World,
     push::pump::{Inspect, Pump},
 };
 
@@ -73,8 +75,13 @@ async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
     pages
         .uptime
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
-    let notes = Pump::ask(&pages.inspect, |_, store| store.notes()).await;
-    pages.notes.set(&notes.unwrap_or_default());
+    let noted = |world: &World, store: &Store| {
+        let features = &world.snapshot().installation.features;
+        (store.notes(), features.pilot_envoy_filter_stats)
+    };
+    if let Some((notes, of_patches)) = Pump::ask(&pages.inspect, noted).await {
+        pages.notes.set(&notes, of_patches);
+    }
     let mut text = Vec::new();
     let encoder = TextEncoder::new();
     match encoder.encode(&pages.environment.registry.gather(), &mut text) {

@@ -10,9 +10,13 @@ mod listener;
 pub mod merge;
 pub mod route;
 pub mod set;
+#[cfg(test)]
+mod tests;
 
 pub use listener::{AddedListener, added as added_listeners, listener};
 pub use route::inbound as inbound_routes;
+
+use std::collections::BTreeSet;
 
 use super::{
     View,
@@ -20,7 +24,7 @@ use super::{
 };
 use crate::{
     base::{ObjectKey, Shared},
-    model::envoy_filter::{Patch, PatchClass},
+    model::envoy_filter::{Patch, PatchClass, ReferencedService},
 };
 
 pub use crate::model::envoy_filter::PatchContext;
@@ -45,16 +49,20 @@ pub struct Patches {
     pub routes: Shared<[PatchRef]>,
     /// Extension configurations.
     pub extensions: Shared<[PatchRef]>,
+    /// Services that the EnvoyFilters name, sorted.
+    pub referenced_services: Shared<[ReferencedService]>,
 }
 
 impl Patches {
     /// The patches of the EnvoyFilters that are for a proxy and can have an effect on what such a proxy is sent.
     pub fn of(view: &View, proxy: &Proxy, filters: &[ObjectKey]) -> Self {
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
+        let mut referenced = BTreeSet::new();
         for key in filters {
             let Some(row) = view.mesh.envoy_filter_patches.get(view.cx, key) else {
                 continue;
             };
+            referenced.extend(row.referenced_services.iter().cloned());
             for (index, patch) in row.patches.iter().enumerate() {
                 let Some(class) = patch.class() else { continue };
                 // Parity: an extension is served wherever it is asked for, whatever the context.
@@ -74,6 +82,7 @@ impl Patches {
             listeners,
             routes,
             extensions,
+            referenced_services: referenced.into_iter().collect::<Vec<_>>().into(),
         }
     }
 }

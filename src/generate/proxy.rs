@@ -59,7 +59,7 @@ pub enum InterceptionMode {
 /// The optional extensions that a client lacks; an Envoy that lists its extensions may be an upstream build.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Extensions {
-    /// The names that the Node lists; `None`: it lists none and is taken for istio-proxy, which has everything.
+    /// The names that the Node lists, and the types of their configurations; `None`: it lists none and is taken for istio-proxy, which has everything.
     pub listed: Option<Shared<BTreeSet<SmolStr>>>,
 }
 
@@ -195,7 +195,8 @@ impl Proxy {
                 node.extensions
                     .iter()
                     .filter(|e| !e.disabled)
-                    .map(|e| SmolStr::new(&e.name))
+                    .flat_map(|e| std::iter::once(&e.name).chain(&e.type_urls))
+                    .map(SmolStr::new)
                     .collect(),
             )
         });

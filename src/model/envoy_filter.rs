@@ -68,13 +68,27 @@ pub struct CompiledFilter {
     pub referenced_services: Vec<ReferencedService>,
 }
 
-/// A service that an EnvoyFilter's annotation names.
+/// A service that is named outside of routes: by an EnvoyFilter's annotation, by an extension provider.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReferencedService {
     /// The namespace; `None`: any.
     pub namespace: Option<Namespace>,
     /// The host.
     pub host: Hostname,
+}
+
+impl ReferencedService {
+    /// Reads `namespace/host` or `host`.
+    pub fn parse(text: &str) -> Self {
+        let (namespace, host) = match text.split_once('/') {
+            Some((namespace, host)) => (Some(Namespace::new(namespace)), host),
+            None => (None, text),
+        };
+        Self {
+            namespace,
+            host: Hostname::new(host),
+        }
+    }
 }
 
 /// One patch.
@@ -307,16 +321,5 @@ fn referenced_services(row: &Config<EnvoyFilter>) -> Vec<ReferencedService> {
         return Vec::new();
     };
     let entries = list.split(',').filter(|entry| !entry.is_empty());
-    entries
-        .map(|entry| match entry.split_once('/') {
-            Some((namespace, host)) => ReferencedService {
-                namespace: Some(Namespace::new(namespace)),
-                host: Hostname::new(host),
-            },
-            None => ReferencedService {
-                namespace: None,
-                host: Hostname::new(entry),
-            },
-        })
-        .collect()
+    entries.map(ReferencedService::parse).collect()
 }

@@ -351,9 +351,87 @@ fn virtual_service(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -
 }
 
 fn envoy_filter(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
+    let patches: Vec<Value> = (0..=random.below(3)).map(|_| patch(random)).collect();
+    let selector = if random.one_in(3) {
+        json!({ "labels": { "app": random.pick(&APPS) } })
+    } else {
+        Value::Null
+    };
     istio(
         "EnvoyFilter",
-        json!({ "configPatches": [{ "applyTo": "CLUSTER", "match": { "context": "SIDECAR_OUTBOUND" },
-        "patch": { "operation": "MERGE", "value": { "connect_timeout": format!("{}s", 1 + random.below(9)) } } }] }),
+        json!({ "priority": random.below(3), "workloadSelector": selector, "configPatches": patches }),
     )
+}
+
+/// A patch of some kind, in some context.
+fn patch(random: &mut Random) -> Value {
+    let context = random.pick(&["ANY", "SIDECAR_INBOUND", "SIDECAR_OUTBOUND", "GATEWAY"]);
+    let seconds = format!("{}s", 1 + random.below(9));
+    let lua = json!({ "name": format!("lua-{}", random.below(3)), "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua",
+        "default_source_code": { "inline_string": "function envoy_on_request(handle) end" } } });
+    let echo = json!({ "name": "echo", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo" } });
+    let manager = json!({ "name": "envoy.filters.network.http_connection_manager",
+        "subFilter": { "name": "envoy.filters.http.router" } });
+    let (apply_to, object, operation, value) = match random.below(9) {
+        0 => ("CLUSTER", Value::Null, "MERGE", json!({ "connect_timeout": seconds })),
+        1 => {
+            let service = format!("{}.{}.svc.cluster.local", random.pick(&APPS), random.pick(&NAMESPACES));
+            (
+                "CLUSTER",
+                json!({ "cluster": { "service": service } }),
+                "REMOVE",
+                Value::Null,
+            )
+        }
+        2 => (
+            "CLUSTER",
+            Value::Null,
+            "ADD",
+            json!({ "name": format!("added-{}", random.below(3)), "connect_timeout": seconds }),
+        ),
+        3 => (
+            "HTTP_FILTER",
+            json!({ "listener": { "filterChain": { "filter": manager } } }),
+            random.pick(&["INSERT_BEFORE", "INSERT_AFTER", "INSERT_FIRST"]),
+            lua,
+        ),
+        4 => (
+            "NETWORK_FILTER",
+            json!({ "listener": { "filterChain": { "filter": { "name": "envoy.filters.network.tcp_proxy" } } } }),
+            random.pick(&["INSERT_BEFORE", "REPLACE"]),
+            echo,
+        ),
+        5 => (
+            "LISTENER",
+            Value::Null,
+            "ADD",
+            json!({ "name": format!("added-{}", random.below(3)), "filter_chains": [{ "filters": [echo] }] }),
+        ),
+        6 => (
+            "LISTENER",
+            json!({ "listener": { "name": "virtualInbound" } }),
+            random.pick(&["MERGE", "REMOVE"]),
+            json!({ "listener_filters_timeout": seconds }),
+        ),
+        7 => (
+            "ROUTE_CONFIGURATION",
+            Value::Null,
+            "MERGE",
+            json!({ "internal_only_headers": [seconds] }),
+        ),
+        _ => (
+            "HTTP_ROUTE",
+            json!({ "routeConfiguration": { "vhost": { "route": { "action": "ROUTE" } } } }),
+            "MERGE",
+            json!({ "route": { "timeout": seconds } }),
+        ),
+    };
+    let mut matched = object;
+    if matched.is_null() {
+        matched = json!({});
+    }
+    matched["context"] = json!(context);
+    json!({ "applyTo": apply_to, "match": matched, "patch": { "operation": operation, "value": value } })
 }

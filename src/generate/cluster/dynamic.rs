@@ -1,10 +1,8 @@
 //! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
 
-use smol_str::SmolStr;
-
 use super::{draft::Draft, service::Context, static_clusters::exchange_filter};
 use crate::{
-    model::service::Protocol,
+    model::{envoy_filter::ReferencedService, service::Protocol},
     proto::{
         Any,
         envoy::{
@@ -63,24 +61,24 @@ pub(super) fn cluster(context: &Context) -> Draft {
     draft
 }
 
-/// The host of the service behind an extension provider.
-pub(super) fn provider_host(provider: &ExtensionProvider) -> Option<SmolStr> {
+/// The service behind an extension provider. Parity: those of Lightstep and OpenCensus do not count.
+pub(super) fn provider_service(provider: &ExtensionProvider) -> Option<ReferencedService> {
     let service = match provider.provider.as_ref()? {
         Provider::EnvoyExtAuthzHttp(provider) => &provider.service,
         Provider::EnvoyExtAuthzGrpc(provider) => &provider.service,
         Provider::Zipkin(provider) => &provider.service,
-        Provider::Lightstep(provider) => &provider.service,
         Provider::Datadog(provider) => &provider.service,
-        Provider::Opencensus(provider) => &provider.service,
         Provider::Skywalking(provider) => &provider.service,
         Provider::Opentelemetry(provider) => &provider.service,
         Provider::EnvoyHttpAls(provider) => &provider.service,
         Provider::EnvoyTcpAls(provider) => &provider.service,
         Provider::EnvoyOtelAls(provider) => &provider.service,
         Provider::Sds(provider) => &provider.service,
-        Provider::Stackdriver(_) | Provider::Prometheus(_) | Provider::EnvoyFileAccessLog(_) => return None,
+        Provider::Lightstep(_)
+        | Provider::Opencensus(_)
+        | Provider::Stackdriver(_)
+        | Provider::Prometheus(_)
+        | Provider::EnvoyFileAccessLog(_) => return None,
     };
-    // `namespace/host` or the host alone.
-    let host = service.split_once('/').map_or(service.as_str(), |(_, host)| host);
-    Some(SmolStr::new(host))
+    Some(ReferencedService::parse(service))
 }

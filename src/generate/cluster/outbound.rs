@@ -29,6 +29,7 @@ use crate::{
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
+        envoy_filter::ReferencedService,
         service::{Protocol, Resolution, ServicePort},
         virtual_service,
     },
@@ -46,8 +47,17 @@ pub struct OutboundPart {
     pub mode: ClusterMode,
     /// `None`: everything that is the same wherever the client is. Else only what depends on that.
     pub place: Option<Place>,
-    /// Gateways whose routes limit the services, where only those are wanted that are routed to.
-    pub limited_to: Option<Shared<[ObjectKey]>>,
+    /// What limits the services, where only those are wanted that are routed to.
+    pub limited_to: Option<Limit>,
+}
+
+/// What the services of a gateway are limited to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    /// The gateways whose routes lead to services.
+    pub gateways: Shared<[ObjectKey]>,
+    /// Services that EnvoyFilters name.
+    pub referenced: Shared<[ReferencedService]>,
 }
 
 /// What outbound clusters are for.
@@ -100,7 +110,10 @@ impl OutboundPart {
             client,
             mode: ClusterMode::Default,
             place: None,
-            limited_to: filtered.then(|| selected.gateways.clone()),
+            limited_to: filtered.then(|| Limit {
+                gateways: selected.gateways.clone(),
+                referenced: selected.patches.referenced_services.clone(),
+            }),
         };
         let mut parts = vec![general];
         if is_router && passes_mtls_through(view, &selected.gateways) {
@@ -126,13 +139,10 @@ impl OutboundPart {
         let wanted = self
             .limited_to
             .as_ref()
-            .map(|gateways| routed_hosts(view, scope.key.namespace(), gateways));
+            .map(|limit| wanted_services(view, scope.key.namespace(), limit));
         let mut listing = Listing::of(self, view, &scope);
         for key in scope.services.iter() {
-            if wanted
-                .as_ref()
-                .is_some_and(|hosts| !hosts.contains(key.hostname.as_str()))
-            {
+            if wanted.as_ref().is_some_and(|wanted| !is_wanted(wanted, key)) {
                 continue;
             }
             if let Some(service) = view.service(key) {
@@ -315,19 +325,31 @@ fn passes_mtls_through(view: &View, gateways: &[ObjectKey]) -> bool {
     modes.any(|tls| tls.mode() == server_tls_settings::TlSmode::AutoPassthrough)
 }
 
-/// The hosts that a gateway needs clusters for: those that its VirtualServices route to, and those of extension
-/// providers.
-fn routed_hosts(view: &View, namespace: &Namespace, gateways: &[ObjectKey]) -> BTreeSet<SmolStr> {
-    let mut hosts = BTreeSet::new();
-    for gateway in gateways {
+/// The services that a gateway needs clusters for: those that its VirtualServices route to, those of extension
+/// providers, and those that EnvoyFilters name.
+fn wanted_services(view: &View, namespace: &Namespace, limit: &Limit) -> BTreeSet<ReferencedService> {
+    let mut wanted: BTreeSet<_> = limit.referenced.iter().cloned().collect();
+    for gateway in limit.gateways.iter() {
         let name = format!("{}/{}", gateway.namespace, gateway.name);
         let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
         let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
-        hosts.extend(destinations.map(|destination| SmolStr::new(destination.host.as_str())));
+        wanted.extend(destinations.map(|destination| ReferencedService {
+            namespace: None,
+            host: destination.host.clone(),
+        }));
     }
     let providers = view.mesh_config().extension_providers.iter();
-    hosts.extend(providers.filter_map(dynamic::provider_host));
-    hosts
+    wanted.extend(providers.filter_map(dynamic::provider_service));
+    wanted
+}
+
+fn is_wanted(wanted: &BTreeSet<ReferencedService>, key: &ServiceKey) -> bool {
+    [None, Some(key.namespace.clone())].into_iter().any(|namespace| {
+        wanted.contains(&ReferencedService {
+            namespace,
+            host: key.hostname.clone(),
+        })
+    })
 }
 
 impl OutboundKey {

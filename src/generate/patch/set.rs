@@ -1,19 +1,26 @@
 //! The patches for one resource, by kind, and what is noted while they are applied.
 
-use std::{cell::RefCell, fmt::Display};
+use std::{cell::RefCell, collections::BTreeSet, fmt::Display};
 
 use smol_str::format_smolstr;
 
 use super::{PatchContext, PatchRef, resolve};
 use crate::{
     generate::{View, group::Note},
-    model::envoy_filter::{ApplyTo, Patch},
+    model::{
+        MeshSnapshot,
+        envoy_filter::{ApplyTo, Patch},
+    },
+    table::Cx,
 };
 
 /// Tells which patches had an effect; the metric of the same name is made of it.
 pub const STATUS: &str = "pilot_envoy_filter_status";
 /// Tells why a patch that was meant for a resource has no effect.
 pub const PROBLEM: &str = "envoy_filter_problem";
+
+/// Names a patch that changes nothing.
+pub const UNUSED: &str = "envoy_filter_unused";
 
 /// The remark that a patch had an effect.
 pub fn applied(patch: &Patch) -> Note {
@@ -29,6 +36,43 @@ pub fn problem(patch: &Patch, reason: impl Display) -> Note {
         code: PROBLEM,
         detail: format_smolstr!("{}: {reason}", patch.place),
     }
+}
+
+/// Patches that changed nothing of what proxies hold now: they match nothing, or no proxy that they are for is here.
+pub fn unused<'a>(mesh: &'a MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
+    let cx = Cx::untracked();
+    let rows = mesh.envoy_filter_patches.iter(&cx);
+    let patches = rows.flat_map(|(_, row)| &row.patches);
+    let is_unused = |patch: &&'a Patch| patch.class().is_some() && !notes.contains(&applied(patch));
+    let note = |patch: &Patch| Note {
+        code: UNUSED,
+        detail: patch.place.clone(),
+    };
+    patches.filter(is_unused).map(note).collect()
+}
+
+/// What the metric [`STATUS`] tells of a remark: the EnvoyFilter as `namespace/name`, what is patched in Istio's words,
+/// and the result.
+pub fn status(note: &Note) -> Option<(&str, &'static str, &'static str)> {
+    let result = match note.code {
+        STATUS => "applied",
+        PROBLEM => "error",
+        _ => return None,
+    };
+    let place = note.detail.split(':').next()?;
+    let (name, rest) = place.split_once(' ')?;
+    let patched = match ApplyTo::from_str_name(rest.rsplit_once(' ')?.1)? {
+        ApplyTo::Cluster => "cluster",
+        ApplyTo::Listener => "listener",
+        ApplyTo::ListenerFilter => "listenerfilter",
+        ApplyTo::FilterChain => "filterchain",
+        ApplyTo::NetworkFilter => "networkfilter",
+        ApplyTo::HttpFilter => "httpfilter",
+        ApplyTo::RouteConfiguration | ApplyTo::HttpRoute => "route",
+        ApplyTo::VirtualHost => "vhost",
+        ApplyTo::ExtensionConfig | ApplyTo::Bootstrap | ApplyTo::Invalid => return None,
+    };
+    Some((name, patched, result))
 }
 
 /// The remark that a patch is left out because the client lacks an extension.

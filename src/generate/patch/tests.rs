@@ -1,0 +1,316 @@
+//! Patches through the store, as when serving.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::set;
+use crate::{
+    base::Shared,
+    generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
+    model::installation::Installation,
+};
+
+const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\n";
+
+const WORKLOAD: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-0, labels: {app: a}}
+spec: {serviceAccountName: a}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+";
+
+const OUTBOUND_TCP: &str = "10.0.0.1_90";
+
+/// A sidecar of the app `a` in a mesh with one EnvoyFilter, which has these patches (a YAML list).
+fn patched(patches: &str) -> Store {
+    patched_for(patches, Extensions::default())
+}
+
+fn patched_for(patches: &str, extensions: Extensions) -> Store {
+    let metadata = json!({
+        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"},
+        "ISTIO_VERSION": "1.30.3",
+    });
+    let metadata: BTreeMap<String, Value> = metadata.as_object().cloned().unwrap_or_default().into_iter().collect();
+    let node = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+    let proxy = Proxy::new(node, "a.default", metadata, "".into(), extensions).expect("a node");
+    let filter = format!(
+        "
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {{name: ef}}
+spec:
+  configPatches: {patches}
+"
+    );
+    let files = [
+        ("mesh.yaml", MESH),
+        ("kube.yaml", WORKLOAD),
+        ("config.yaml", filter.as_str()),
+    ];
+    fixture::store(Installation::default(), &files, vec![proxy])
+}
+
+fn listener(store: &Store, name: &str) -> Value {
+    fixture::resource(store, 0, ResourceType::Listener, name)
+}
+
+fn names(store: &Store) -> BTreeSet<String> {
+    fixture::names(store, 0, ResourceType::Listener).into_iter().collect()
+}
+
+fn names_of(filters: &Value) -> Vec<&str> {
+    let filters = filters.as_array().map(Vec::as_slice).unwrap_or_default();
+    filters.iter().filter_map(|filter| filter["name"].as_str()).collect()
+}
+
+fn filters(store: &Store, name: &str) -> Vec<String> {
+    let listener = listener(store, name);
+    let filters = &listener["filterChains"][0]["filters"];
+    names_of(filters).into_iter().map(str::to_owned).collect()
+}
+
+/// The HTTP filters of a chain of the inbound listener, by the port that it is for.
+fn http_filters(store: &Store, port: u32) -> Vec<Value> {
+    let listener = listener(store, "virtualInbound");
+    let chains = listener["filterChains"].as_array().expect("chains");
+    let chain = chains
+        .iter()
+        .find(|chain| chain["filterChainMatch"]["destinationPort"] == port)
+        .expect("a chain of the port");
+    let filters = chain["filters"].as_array().expect("filters");
+    let manager = filters.last().expect("a filter");
+    manager["typedConfig"]["httpFilters"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default()
+}
+
+fn has_note(store: &Store, code: &str, text: &str) -> bool {
+    let notes = store.notes();
+    notes.iter().any(|note| note.code == code && note.detail.contains(text))
+}
+
+const ECHO: &str =
+    "{name: NAME, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo}}";
+const LUA: &str = "{name: NAME, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua}}";
+
+fn echo(name: &str) -> String {
+    ECHO.replace("NAME", name)
+}
+
+fn lua(name: &str) -> String {
+    LUA.replace("NAME", name)
+}
+
+#[test]
+fn network_filters_have_an_order() {
+    let of = |operation: &str, name: &str, filter: &str| {
+        format!(
+            "\n  - applyTo: NETWORK_FILTER
+    match: {{context: SIDECAR_OUTBOUND, listener: {{portNumber: 90{filter}}}}}
+    patch: {{operation: {operation}, value: {}}}",
+            echo(name)
+        )
+    };
+    let beside = ", filterChain: {filter: {name: envoy.filters.network.tcp_proxy}}";
+    let base = filters(&patched("[]"), OUTBOUND_TCP);
+    let tcp = base.last().expect("a filter").clone();
+    let cases = [
+        (of("ADD", "x", ""), [base.clone(), vec!["x".into()]].concat()),
+        (
+            of("INSERT_FIRST", "x", beside),
+            [vec!["x".into()], base.clone()].concat(),
+        ),
+        (of("INSERT_BEFORE", "x", ""), [vec!["x".into()], base.clone()].concat()),
+        (of("INSERT_AFTER", "x", ""), [base.clone(), vec!["x".into()]].concat()),
+        (
+            of("INSERT_BEFORE", "x", beside),
+            [&base[..base.len() - 1], &["x".into(), tcp]].concat(),
+        ),
+        (
+            of("REPLACE", "x", beside),
+            [&base[..base.len() - 1], &["x".into()]].concat(),
+        ),
+        (of("REPLACE", "x", ""), base.clone()),
+        (of("REMOVE", "x", ""), base.clone()),
+        (of("REMOVE", "x", beside), base[..base.len() - 1].to_vec()),
+    ];
+    for (patch, expected) in cases {
+        assert_eq!(filters(&patched(&patch), OUTBOUND_TCP), expected, "{patch}");
+    }
+}
+
+#[test]
+fn a_port_means_the_chain_in_virtual_listeners() {
+    let patch = format!(
+        "
+  - applyTo: HTTP_FILTER
+    match:
+      context: SIDECAR_INBOUND
+      listener:
+        portNumber: 8080
+        filterChain: {{filter: {{name: envoy.filters.network.http_connection_manager, subFilter: {{name: envoy.filters.http.router}}}}}}
+    patch: {{operation: INSERT_BEFORE, value: {}}}
+  - applyTo: LISTENER
+    match: {{listener: {{portNumber: 15006}}}}
+    patch: {{operation: MERGE, value: {{per_connection_buffer_limit_bytes: 7}}}}
+",
+        lua("own")
+    );
+    let store = patched(&patch);
+    let filters = Value::Array(http_filters(&store, 8080));
+    let names = names_of(&filters);
+    assert_eq!(names[names.len() - 2..], ["own", "envoy.filters.http.router"]);
+    assert_eq!(listener(&store, "virtualInbound")["perConnectionBufferLimitBytes"], 7);
+    assert!(has_note(&store, set::STATUS, "default/ef configPatches[0] HTTP_FILTER"));
+}
+
+#[test]
+fn packed_configurations_are_merged_inside() {
+    let store = patched(
+        "
+  - applyTo: HTTP_FILTER
+    match:
+      context: SIDECAR_INBOUND
+      listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.router}}}}
+    patch:
+      operation: MERGE
+      value: {name: renamed, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router, start_child_span: true}}
+  - applyTo: HTTP_FILTER
+    match: {context: SIDECAR_INBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.cors}}}}}
+    patch:
+      operation: MERGE
+      value: {typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+",
+    );
+    let filters = http_filters(&store, 8080);
+    let router = filters
+        .iter()
+        .find(|filter| filter["name"] == "renamed")
+        .expect("the router");
+    assert_eq!(router["typedConfig"]["startChildSpan"], true);
+    assert!(filters.iter().any(|filter| filter["name"] == "envoy.filters.http.cors"));
+    assert!(
+        has_note(&store, set::PROBLEM, "configPatches[1]"),
+        "{:?}",
+        store.notes()
+    );
+}
+
+#[test]
+fn listeners_come_and_go() {
+    let add = |context: &str, name: &str| {
+        format!(
+            "
+  - applyTo: LISTENER
+    match: {{context: {context}}}
+    patch: {{operation: ADD, value: {{name: {name}, filter_chains: [{{filters: [{}]}}]}}}}",
+            echo("e")
+        )
+    };
+    let patches = [
+        add("ANY", "any"),
+        add("SIDECAR_INBOUND", "inbound"),
+        add("GATEWAY", "gateway"),
+        "\n  - applyTo: LISTENER\n    match: {listener: {name: virtualOutbound}}\n    patch: {operation: REMOVE}\n"
+            .into(),
+    ];
+    let names = names(&patched(&patches.concat()));
+    assert!(names.contains("any") && names.contains("inbound"), "{names:?}");
+    assert!(!names.contains("gateway") && !names.contains("virtualOutbound"));
+}
+
+#[test]
+fn chains_come_and_go() {
+    let patches = format!(
+        "
+  - applyTo: FILTER_CHAIN
+    match: {{context: SIDECAR_INBOUND, listener: {{name: virtualInbound, filterChain: {{name: virtualInbound-blackhole}}}}}}
+    patch: {{operation: REMOVE}}
+  - applyTo: FILTER_CHAIN
+    match: {{context: SIDECAR_INBOUND, listener: {{name: virtualInbound}}}}
+    patch: {{operation: ADD, value: {{name: own, filters: [{}]}}}}
+  - applyTo: FILTER_CHAIN
+    match: {{context: SIDECAR_INBOUND, listener: {{name: virtualInbound}}}}
+    patch: {{operation: ADD, value: {{name: empty}}}}
+",
+        echo("e")
+    );
+    let store = patched(&patches);
+    let listener = listener(&store, "virtualInbound");
+    let names = names_of(&listener["filterChains"]);
+    assert_eq!(names.last(), Some(&"own"));
+    assert!(!names.contains(&"virtualInbound-blackhole"));
+    assert!(has_note(&store, set::PROBLEM, "configPatches[2]"));
+}
+
+#[test]
+fn what_a_proxy_lacks_is_left_out_unless_it_guards() {
+    let listed = |names: &[&str]| Extensions {
+        listed: Some(Shared::new(names.iter().map(|name| (*name).into()).collect())),
+    };
+    let patch = format!(
+        "
+  - applyTo: HTTP_FILTER
+    match: {{context: SIDECAR_INBOUND}}
+    patch: {{operation: INSERT_FIRST, value: {}}}
+  - applyTo: HTTP_FILTER
+    match: {{context: SIDECAR_INBOUND}}
+    patch: {{operation: INSERT_FIRST, value: {{name: envoy.filters.http.ext_authz}}}}
+",
+        lua("own")
+    );
+    let upstream = patched_for(&patch, listed(&["envoy.filters.http.router"]));
+    let filters = Value::Array(http_filters(&upstream, 8080));
+    assert!(!names_of(&filters).contains(&"own"));
+    assert!(names_of(&filters).contains(&"envoy.filters.http.ext_authz"));
+    assert!(has_note(&upstream, set::PROBLEM, "lacks the extension own"));
+    let able = patched_for(&patch, listed(&["envoy.filters.http.lua"]));
+    assert!(names_of(&Value::Array(http_filters(&able, 8080))).contains(&"own"));
+}
+
+#[test]
+fn transport_sockets_of_one_name_are_merged_alone() {
+    let patch = "
+  - applyTo: FILTER_CHAIN
+    match: {context: SIDECAR_INBOUND, listener: {filterChain: {transportProtocol: tls, destinationPort: 8080}}}
+    patch:
+      operation: MERGE
+      value:
+        name: not merged
+        transport_socket:
+          name: envoy.transport_sockets.tls
+          typed_config:
+            '@type': type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext
+            session_timeout: 5s
+";
+    let listener = listener(&patched(patch), "virtualInbound");
+    let chains = listener["filterChains"].as_array().expect("chains");
+    let merged: Vec<_> = chains
+        .iter()
+        .filter(|chain| chain["transportSocket"]["typedConfig"]["sessionTimeout"] == "5s")
+        .collect();
+    assert_eq!(merged.len(), 1);
+    let config = &merged[0]["transportSocket"]["typedConfig"];
+    assert!(config["commonTlsContext"].is_object(), "what was there stays");
+    assert_ne!(merged[0]["name"], "not merged");
+}
+
+#[test]
+fn remarks_make_the_metric() {
+    let store = patched("[{applyTo: LISTENER, patch: {operation: MERGE, value: {freebind: true}}}]");
+    let notes = store.notes();
+    let all: BTreeSet<_> = notes.iter().filter_map(set::status).collect();
+    assert_eq!(all, BTreeSet::from([("default/ef", "listener", "applied")]));
+}
