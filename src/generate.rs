@@ -38,8 +38,7 @@ pub use proxy::{Proxy, ProxyType};
 pub use view::View;
 pub use vip::VipView;
 
-/// Objects that are read and checked but have no effect on what is generated, by kind: this build applies no patches of
-/// EnvoyFilters and no extensions. Whoever serves or renders tells it, so that nobody relies on them.
+/// Objects that are read and checked but have no effect on what is generated, by kind. Whoever serves or renders tells it, so that nobody relies on them.
 pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)> {
     let counts = [
         (Kind::KubeGateway, mesh.kube_gateways.len()),
@@ -52,7 +51,6 @@ pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)
         (Kind::ListenerSet, mesh.listener_sets.len()),
         (Kind::BackendTrafficPolicy, mesh.backend_traffic_policies.len()),
         (Kind::Ingress, mesh.ingresses.len()),
-        (Kind::EnvoyFilter, mesh.envoy_filters.len()),
     ];
     counts.into_iter().filter(|(_, count)| *count > 0)
 }

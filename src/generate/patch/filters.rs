@@ -98,18 +98,15 @@ pub enum Naming {
     Kept,
 }
 
-/// Merges a patch into a filter whose configuration stands in it: by the rule of messages, inside of what is packed.
-/// True if it was.
-pub fn merge_filter<F: Patched>(set: &PatchSet, patch: &Patch, filter: &mut F, naming: Naming) -> bool {
+/// Merges a patch into a filter whose configuration stands in it: by the rule of messages, inside of what is packed. A
+/// configuration of another type ends it all ([`PatchSet::stop`]).
+pub fn merge_filter<F: Patched>(set: &PatchSet, patch: &Patch, filter: &mut F, naming: Naming) {
     let (Some(config), Some(value)) = (filter.config(), patch.read::<F>()) else {
-        return false;
+        return;
     };
     match value.config().map(|from_patch| merge_any(config, from_patch)) {
         Some(Ok(merged)) => filter.configure(merged),
-        Some(Err(error @ MergeError::TypeMismatch { .. })) => {
-            set.problem(patch, error);
-            return false;
-        }
+        Some(Err(error @ MergeError::TypeMismatch { .. })) => return set.stop(patch, error),
         // The configuration stays; a new name counts nevertheless.
         Some(Err(error)) => set.problem(patch, error),
         None => {}
@@ -117,7 +114,7 @@ pub fn merge_filter<F: Patched>(set: &PatchSet, patch: &Patch, filter: &mut F, n
     if naming == Naming::OfPatch && !value.name().is_empty() {
         filter.rename(value.name().to_owned());
     }
-    true
+    set.applied(patch);
 }
 
 /// Filters that are sent whatever the client says: without them something would be let through.

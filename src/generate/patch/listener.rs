@@ -140,18 +140,15 @@ impl Patching<'_> {
                 continue;
             }
             let wanted = matches::listener_filter(patch);
-            if patch.operation == Operation::Merge {
-                let same = listener
-                    .listener_filters
-                    .iter_mut()
-                    .filter(|filter| Some(filter.name.as_str()) == wanted);
-                for filter in same {
-                    if merge_filter(&self.set, patch, filter, Naming::Kept) {
-                        self.set.applied(patch);
+            if patch.operation != Operation::Merge {
+                self.rearrange(patch, &mut listener.listener_filters, wanted);
+            } else if wanted.is_some() {
+                // Parity: a name has to be given, but the patch is merged into all of them.
+                for filter in &mut listener.listener_filters {
+                    if !self.set.is_stopped() {
+                        merge_filter(&self.set, patch, filter, Naming::Kept);
                     }
                 }
-            } else {
-                self.rearrange(patch, &mut listener.listener_filters, wanted);
             }
         }
     }

@@ -1,6 +1,10 @@
 //! The patches for one resource, by kind, and what is noted while they are applied.
 
-use std::{cell::RefCell, collections::BTreeSet, fmt::Display};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeSet,
+    fmt::Display,
+};
 
 use smol_str::format_smolstr;
 
@@ -83,6 +87,7 @@ pub fn missing(patch: &Patch, extension: &str) -> Note {
 /// The patches for one resource.
 pub struct PatchSet<'a> {
     patches: Vec<&'a Patch>,
+    stopped: Cell<bool>,
     notes: RefCell<Vec<Note>>,
 }
 
@@ -93,6 +98,7 @@ impl<'a> PatchSet<'a> {
         patches.retain(|patch| patch.is_for(context));
         Self {
             patches,
+            stopped: Cell::new(false),
             notes: RefCell::default(),
         }
     }
@@ -102,12 +108,24 @@ impl<'a> PatchSet<'a> {
         self.patches.is_empty()
     }
 
-    /// The patches of one kind of object, in the order of application.
+    /// The patches of one kind of object, in the order of application; none any more once it is stopped.
     pub fn of(&self, apply_to: ApplyTo) -> impl Iterator<Item = &'a Patch> + use<'a, '_> {
         self.patches
             .iter()
             .copied()
-            .filter(move |patch| patch.apply_to == apply_to)
+            .filter(move |patch| patch.apply_to == apply_to && !self.is_stopped())
+    }
+
+    /// Notes that a patch cannot be merged, and ends it all: what came before stays, what comes after is lost. Parity:
+    /// so it is in Istio, for all listeners of a direction together.
+    pub fn stop(&self, patch: &Patch, reason: impl Display) {
+        self.problem(patch, reason);
+        self.stopped.set(true);
+    }
+
+    /// True if no more patches are to be applied.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.get()
     }
 
     /// Notes that a patch had an effect.

@@ -187,11 +187,6 @@ fn packed_configurations_are_merged_inside() {
     patch:
       operation: MERGE
       value: {name: renamed, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router, start_child_span: true}}
-  - applyTo: HTTP_FILTER
-    match: {context: SIDECAR_INBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager, subFilter: {name: envoy.filters.http.cors}}}}}
-    patch:
-      operation: MERGE
-      value: {typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
 ",
     );
     let filters = http_filters(&store, 8080);
@@ -200,12 +195,34 @@ fn packed_configurations_are_merged_inside() {
         .find(|filter| filter["name"] == "renamed")
         .expect("the router");
     assert_eq!(router["typedConfig"]["startChildSpan"], true);
-    assert!(filters.iter().any(|filter| filter["name"] == "envoy.filters.http.cors"));
+}
+
+#[test]
+fn an_impossible_merge_ends_the_patching_of_a_listener() {
+    let store = patched(
+        "
+  - applyTo: LISTENER
+    match: {context: SIDECAR_INBOUND}
+    patch: {operation: MERGE, value: {freebind: true}}
+  - applyTo: NETWORK_FILTER
+    match: {context: SIDECAR_INBOUND}
+    patch:
+      operation: MERGE
+      value: {name: renamed, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  - applyTo: HTTP_FILTER
+    match: {context: SIDECAR_INBOUND, listener: {filterChain: {filter: {name: envoy.filters.network.http_connection_manager}}}}
+    patch: {operation: INSERT_FIRST, value: {name: late}}
+",
+    );
+    assert_eq!(listener(&store, "virtualInbound")["freebind"], true);
+    let filters = Value::Array(http_filters(&store, 8080));
+    assert!(!names_of(&filters).contains(&"late"));
     assert!(
         has_note(&store, set::PROBLEM, "configPatches[1]"),
         "{:?}",
         store.notes()
     );
+    assert!(!has_note(&store, set::STATUS, "configPatches[2]"));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use crate::{
     generate::{
         listener::hcm::HTTP_CONNECTION_MANAGER,
         patch::{
-            filters::{Naming, merge_filter},
-            merge::merge_any,
+            filters::{Naming, Patched, merge_filter},
+            merge::{MergeError, merge_any},
         },
     },
     model::envoy_filter::{ApplyTo, Operation, Patch},
@@ -62,6 +62,7 @@ impl Patching<'_> {
                 socket.config_type = Some(ConfigType::TypedConfig(merged));
                 self.set.applied(patch);
             }
+            Err(error @ MergeError::TypeMismatch { .. }) => self.set.stop(patch, error),
             Err(error) => self.set.problem(patch, error),
         }
     }
@@ -74,16 +75,26 @@ impl Patching<'_> {
             self.rearrange(patch, &mut chain.filters, matches::network_filter(patch));
         }
         for filter in &mut chain.filters {
-            for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
-                let wanted = matches::network_filter(patch);
-                if wanted.is_none_or(|wanted| wanted == filter.name)
-                    && merge_filter(&self.set, patch, filter, Naming::OfPatch)
-                {
-                    self.set.applied(patch);
-                }
-            }
-            if filter.name == HTTP_CONNECTION_MANAGER {
+            self.merge_filter(&patches, filter, matches::network_filter);
+            if filter.name == HTTP_CONNECTION_MANAGER && !self.set.is_stopped() {
                 self.http_filters(&of_http, filter);
+            }
+        }
+    }
+}
+
+impl Patching<'_> {
+    /// Merges the patches that are about a filter into it; `wanted` tells which filter a patch is about.
+    pub(super) fn merge_filter<F: Patched>(
+        &self,
+        patches: &[&Patch],
+        filter: &mut F,
+        wanted: impl Fn(&Patch) -> Option<&str>,
+    ) {
+        for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
+            let is_wanted = wanted(patch).is_none_or(|wanted| wanted == filter.name());
+            if is_wanted && !self.set.is_stopped() {
+                merge_filter(&self.set, patch, filter, Naming::OfPatch);
             }
         }
     }

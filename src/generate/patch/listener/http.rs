@@ -2,8 +2,8 @@
 
 use super::{Patching, matches};
 use crate::{
-    generate::patch::filters::{Naming, Patched, merge_filter},
-    model::envoy_filter::{Operation, Patch},
+    generate::patch::filters::Patched,
+    model::envoy_filter::Patch,
     proto::{
         Any,
         envoy::{
@@ -29,15 +29,11 @@ impl Patching<'_> {
             self.rearrange(patch, &mut manager.http_filters, matches::http_filter(patch));
         }
         for http_filter in &mut manager.http_filters {
-            for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
-                let wanted = matches::http_filter(patch);
-                if wanted.is_none_or(|wanted| wanted == http_filter.name)
-                    && merge_filter(&self.set, patch, http_filter, Naming::OfPatch)
-                {
-                    self.set.applied(patch);
-                }
-            }
+            self.merge_filter(&patches, http_filter, matches::http_filter);
         }
-        filter.configure(Any::pack(&manager));
+        // Parity: the manager stays as it was if one of the merges is impossible.
+        if !self.set.is_stopped() {
+            filter.configure(Any::pack(&manager));
+        }
     }
 }
