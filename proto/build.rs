@@ -1,7 +1,8 @@
 //! Generates the messages of Envoy, xDS and Istio, and the descriptor set that describes them.
 //!
 //! Envoy's .proto files come out of the registry package `envoy-types`, which is in the lock file but is never
-//! compiled; `cargo metadata` says where it lies. Everything in `proto/istio`, `proto/udpa` and `proto/xds` is our own.
+//! compiled; `cargo metadata` says where it lies. Everything in `proto/contrib`, `proto/istio`, `proto/udpa` and `proto/xds`
+//! is our own.
 //! All messages are in the descriptor set, so that JSON of any Envoy type can be read and written; Rust types are
 //! generated only for the packages that the daemon builds itself (see `TYPED`), since they are what costs build time.
 
@@ -119,6 +120,7 @@ const TYPED: &[&str] = &[
     "envoy/extensions/matching/input_matchers",
     "envoy/extensions/network/dns_resolver",
     "envoy/extensions/path",
+    "envoy/extensions/private_key_providers",
     "envoy/extensions/rbac",
     "envoy/extensions/request_id",
     "envoy/extensions/retry",
@@ -163,7 +165,7 @@ type Error = Box<dyn std::error::Error>;
 fn main() -> Result<(), Error> {
     let own = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    for path in ["build.rs", "Cargo.toml", "istio", "udpa", "xds"] {
+    for path in ["build.rs", "Cargo.toml", "contrib", "istio", "udpa", "xds"] {
         println!("cargo::rerun-if-changed={path}");
     }
 
@@ -175,6 +177,8 @@ fn main() -> Result<(), Error> {
     for folder in ["istio", "udpa", "xds"] {
         sources.add_tree(&own, &own.join(folder))?;
     }
+    let contrib = own.join("contrib");
+    sources.add_tree(&contrib, &contrib)?;
     sources.qualify_names();
 
     let names: Vec<String> = sources.files.keys().cloned().collect();

@@ -22,6 +22,7 @@ pub mod name_table;
 pub mod patch;
 pub mod proxy;
 pub mod route;
+pub mod secret;
 pub mod security;
 pub mod select;
 pub mod store;

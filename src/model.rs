@@ -4,6 +4,7 @@ pub mod authentication;
 pub mod canonical;
 pub mod change;
 pub mod cluster_local;
+pub mod credential;
 pub mod destination_rule;
 pub mod endpoint;
 pub mod envoy_filter;

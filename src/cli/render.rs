@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use smol_str::{SmolStr, format_smolstr};
+use smol_str::SmolStr;
 
 use crate::{
     api::{
@@ -25,7 +25,7 @@ use crate::{
     generate::{
         self, EncodedResource, Proxy, ResourceSnapshot, ResourceType,
         demand::ON_DEMAND,
-        proxy::{Extensions, NodeError, locality_text},
+        proxy::{Extensions, Identity, NodeError, locality_text},
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, Installation, World, features::Features, reference},
@@ -167,30 +167,33 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
                 Extensions { listed },
             );
             let mut proxy = proxy.map_err(|reason: NodeError| error(reason.to_string()))?;
-            proxy.identity = Some(identity(&text(entry, "identity"), &proxy));
+            proxy.identity = identity(entry, &proxy).map_err(error)?;
             Ok((name, Arc::new(proxy)))
         })
         .collect()
 }
 
-/// Who a proxy is taken for: its `identity`, else what its namespace and service account make of it.
-fn identity(given: &str, proxy: &Proxy) -> SmolStr {
-    if given.is_empty() {
-        let Proxy {
-            namespace,
-            service_account,
-            ..
-        } = proxy;
-        return format_smolstr!("spiffe://cluster.local/ns/{namespace}/sa/{service_account}");
-    }
-    SmolStr::new(given)
+/// Who the proxy is: the SPIFFE id `identity` of the entry, else what namespace and service account of its node say.
+fn identity(entry: &Value, proxy: &Proxy) -> Result<Option<Identity>, String> {
+    let Some(id) = entry.get("identity") else {
+        return Ok(Some(Identity {
+            namespace: proxy.namespace.clone(),
+            service_account: proxy.service_account.clone(),
+        }));
+    };
+    let text = id.as_str().unwrap_or_default();
+    let identity = Identity::from_spiffe(text);
+    let identity = identity.ok_or_else(|| format!("identity {text:?} is no SPIFFE id of a service account"));
+    identity.map(Some)
 }
 
 /// The types that are asked for as a whole, or by the names that other types mention.
 fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<ResourceType, usize>, RenderError> {
     let mut counts = BTreeMap::new();
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
-    for resource_type in ResourceType::ALL {
+    // Secrets are mentioned by all others, which are pushed after them in part.
+    let types = ResourceType::ALL.iter().filter(|it| **it != ResourceType::Secret);
+    for resource_type in types.chain([&ResourceType::Secret]) {
         let on_demand = snapshot.demand.is_some() && ON_DEMAND.contains(resource_type);
         let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() || on_demand {
             snapshot
@@ -208,7 +211,6 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
         for (_, body) in &documents {
             mention(body, &mut named);
         }
-        // Extensions are mentioned by listeners and may mention secrets; both come later in push order but for SDS.
         if !documents.is_empty() {
             counts.insert(*resource_type, documents.len());
             write(folder, *resource_type, documents)?;

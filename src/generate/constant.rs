@@ -7,7 +7,8 @@ use prost_types::{Struct, Value, value::Kind};
 
 use crate::{
     api::Meta,
-    base::cidr::IpMode,
+    base::{SmolStr, cidr::IpMode},
+    model::credential::{self, AUTHORITY_SUFFIX, BUILTIN},
     proto::{
         Any,
         envoy::{
@@ -45,11 +46,8 @@ pub const ISTIO_METADATA: &str = "istio";
 
 const SDS_CLUSTER: &str = "sds-grpc";
 const EXTERNAL_SDS_CLUSTER: &str = "sds-external";
-const BUILTIN_CREDENTIAL: &str = "builtin://";
-const SDS_CREDENTIAL: &str = "sds://";
-const INVALID_CREDENTIAL: &str = "invalid://";
-/// What the name of a credential's certificate authority ends with.
-pub const CA_SUFFIX: &str = "-cacert";
+/// Credentials that somebody else than the control plane serves.
+pub const SDS_CREDENTIAL: &str = "sds://";
 
 /// A duration as protobuf has it.
 pub fn duration(duration: Duration) -> prost_types::Duration {
@@ -132,55 +130,61 @@ pub fn file_root_name(path: &str) -> String {
     format!("file-root:{path}")
 }
 
-/// A secret by the `credentialName` of a DestinationRule or Gateway; `suffix` is [`CA_SUFFIX`] or empty.
-/// `external_socket`: the proxy has a socket of an SDS provider of its own.
-pub fn credential_secret(credential: &str, suffix: &str, external_socket: bool) -> SdsSecretConfig {
-    if credential.starts_with(BUILTIN_CREDENTIAL) {
-        return workload_secret(if suffix == CA_SUFFIX {
-            ROOT_SECRET
-        } else {
-            DEFAULT_SECRET
-        });
+/// Where a proxy fetches a credential.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CredentialSource {
+    /// From the agent beside it, as this secret of the workload.
+    Agent(&'static str),
+    /// From a socket of its own, by its name as it stands.
+    Socket,
+    /// From the mesh's provider by this name, without one from the control plane.
+    Provider(SmolStr),
+    /// From the control plane by this name.
+    Ads(SmolStr),
+}
+
+/// Where a credential is fetched, by the `credentialName` of a DestinationRule or Gateway, with [`AUTHORITY_SUFFIX`] where
+/// its authorities are meant. `has_socket`: the proxy has a socket of an SDS provider of its own.
+pub fn credential_source(name: &str, has_socket: bool) -> CredentialSource {
+    match name.strip_prefix(BUILTIN) {
+        Some("") => return CredentialSource::Agent(DEFAULT_SECRET),
+        Some(AUTHORITY_SUFFIX) => return CredentialSource::Agent(ROOT_SECRET),
+        _ => {}
     }
-    if external_socket && credential.starts_with(SDS_CREDENTIAL) {
-        return SdsSecretConfig {
-            name: format!("{credential}{suffix}"),
-            sds_config: Some(grpc_source(EXTERNAL_SDS_CLUSTER)),
-        };
+    match name.strip_prefix(SDS_CREDENTIAL) {
+        Some(_) if has_socket => CredentialSource::Socket,
+        Some(provided) => CredentialSource::Provider(SmolStr::new(provided)),
+        None => CredentialSource::Ads(credential::resource_name(name)),
     }
-    // Without a provider the control plane serves it, as an ordinary secret.
-    let credential = external_credential(credential).unwrap_or(credential);
-    let name = if credential.starts_with(INVALID_CREDENTIAL) {
-        INVALID_CREDENTIAL.to_owned()
-    } else {
-        format!("{}{suffix}", credential_resource(credential))
+}
+
+/// The mesh's provider of secrets, as far as it concerns a proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretProvider {
+    /// There is none.
+    None,
+    /// It is reached by this cluster.
+    Cluster(String),
+    /// Nobody knows where it is.
+    Lost,
+}
+
+/// A secret by the `credentialName` of a DestinationRule or Gateway; see [`credential_source`].
+pub fn credential_secret(name: &str, has_socket: bool, provider: &SecretProvider) -> SdsSecretConfig {
+    let secret = |name: &str, source| SdsSecretConfig {
+        name: name.to_owned(),
+        sds_config: Some(source),
     };
-    SdsSecretConfig {
-        name,
-        sds_config: Some(secret_ads_source()),
-    }
-}
-
-/// What a credential of an SDS provider outside of Istio is called there; `None` for other credentials.
-pub fn external_credential(credential: &str) -> Option<&str> {
-    credential.strip_prefix(SDS_CREDENTIAL)
-}
-
-/// A secret that an SDS provider behind a cluster serves.
-pub fn external_secret(name: String, cluster: &str) -> SdsSecretConfig {
-    SdsSecretConfig {
-        name,
-        sds_config: Some(grpc_source(cluster)),
-    }
-}
-
-/// The resource name of a credential: a bare name is a Kubernetes Secret.
-fn credential_resource(credential: &str) -> String {
-    let typed = ["kubernetes://", "kubernetes-gateway://", "configmap://"];
-    if typed.iter().any(|prefix| credential.starts_with(prefix)) {
-        credential.to_owned()
-    } else {
-        format!("kubernetes://{credential}")
+    match credential_source(name, has_socket) {
+        CredentialSource::Agent(name) => workload_secret(name),
+        CredentialSource::Socket => secret(name, grpc_source(EXTERNAL_SDS_CLUSTER)),
+        CredentialSource::Provider(provided) => match provider {
+            SecretProvider::None => secret(&credential::resource_name(&provided), secret_ads_source()),
+            SecretProvider::Cluster(cluster) => secret(&provided, grpc_source(cluster)),
+            // Parity: Envoy refuses it.
+            SecretProvider::Lost => SdsSecretConfig::default(),
+        },
+        CredentialSource::Ads(name) => secret(&name, secret_ads_source()),
     }
 }
 

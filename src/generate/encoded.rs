@@ -1,5 +1,7 @@
 //! `EncodedResource`: a resource as bytes that were made once and are shared by every connection.
 
+use std::fmt;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::{Message, Name, encoding};
 use smol_str::SmolStr;
@@ -59,7 +61,7 @@ resource_types! {
 }
 
 /// A resource: name, version, and its bytes framed for both protocols.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EncodedResource {
     /// The resource name; empty for types that have a single unnamed resource.
     pub name: SmolStr,
@@ -67,6 +69,16 @@ pub struct EncodedResource {
     pub version: Version,
     delta: Bytes,
     sotw: Bytes,
+}
+
+/// Without the content, which may be a private key.
+impl fmt::Debug for EncodedResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EncodedResource")
+            .field("name", &self.name)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
 }
 
 impl PartialEq for EncodedResource {

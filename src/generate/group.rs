@@ -9,7 +9,7 @@ use super::{
     View, cluster,
     demand::Demand,
     encoded::{EncodedResource, ResourceType},
-    endpoint, extension, grpc, listener, name_table, route,
+    endpoint, extension, grpc, listener, name_table, route, secret,
 };
 use crate::{
     base::{Hashed, Shared, Version},
@@ -31,6 +31,8 @@ pub enum Part {
     NameTable(name_table::NameTableKey),
     /// What a proxyless gRPC client asks for.
     Grpc(grpc::GrpcPart),
+    /// Secrets.
+    Secrets(secret::SecretPart),
 }
 
 /// A part's key: hashed once, cheap to compare.
@@ -53,6 +55,8 @@ pub enum Resource {
     NameTable(name_table::NameTableKey),
     /// A listener or cluster of a proxyless gRPC client.
     Grpc(grpc::GrpcKey),
+    /// A secret.
+    Secret(secret::SecretKey),
 }
 
 /// A resource's key: hashed once, cheap to compare.
@@ -87,6 +91,7 @@ impl Part {
             Self::Extensions(part) => part.list(),
             Self::NameTable(part) => part.list(),
             Self::Grpc(part) => part.list(view),
+            Self::Secrets(part) => part.list(),
         }
     }
 }
@@ -145,6 +150,7 @@ impl Resource {
             Self::Extension(key) => key.build(view),
             Self::NameTable(key) => key.build(view),
             Self::Grpc(key) => key.build(view),
+            Self::Secret(key) => key.build(view),
         }
     }
 }

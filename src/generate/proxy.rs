@@ -108,6 +108,29 @@ impl IstioVersion {
     }
 }
 
+/// Who a client is, as its certificate or token says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The service account.
+    pub service_account: SmolStr,
+}
+
+impl Identity {
+    /// Parses `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    pub fn from_spiffe(id: &str) -> Option<Self> {
+        let parts: Vec<&str> = id.strip_prefix("spiffe://")?.split('/').collect();
+        let &[_, "ns", namespace, "sa", account] = parts.as_slice() else {
+            return None;
+        };
+        Some(Self {
+            namespace: Namespace::new(namespace),
+            service_account: SmolStr::new(account),
+        })
+    }
+}
+
 /// A client of the control plane.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
@@ -157,9 +180,8 @@ pub struct Proxy {
     pub proxy_config: Option<Shared<Value>>,
     /// What the client can run.
     pub extensions: Extensions,
-    /// The SPIFFE id that the client has shown on its connection; `None` on those without TLS. Nobody else is sent
-    /// secrets.
-    pub identity: Option<SmolStr>,
+    /// Who it has proved to be; none on a plaintext stream. Secrets are for clients with an identity alone.
+    pub identity: Option<Identity>,
     /// All other metadata as text or JSON, for rare keys and `proxy.metadata` of EnvoyFilter.
     pub metadata: Shared<BTreeMap<String, Value>>,
 }

@@ -15,7 +15,7 @@ use super::{
     grpc, listener, name_table,
     patch::Patches,
     proxy::{Proxy, ProxyType},
-    route,
+    route, secret,
 };
 use crate::{
     api::{Config, mesh_config},
@@ -76,6 +76,7 @@ pub fn select(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> ProxyGroup
             parts.extend(route::select(view, &selected).into_iter().map(Part::Routes));
             parts.extend(extension::select(view, &selected).map(Part::Extensions));
             parts.push(Part::NameTable(name_table::select(view, &selected)));
+            parts.extend(secret::select(view, &selected).map(Part::Secrets));
         }
         ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
     }

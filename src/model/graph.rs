@@ -6,6 +6,7 @@ use smol_str::SmolStr;
 
 use super::{
     cluster_local::{self, ClusterLocalHosts},
+    credential::mention,
     destination_rule::{self, HostRules, RuleKey},
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
@@ -136,6 +137,10 @@ graph! {
             service::selecting_entry_key;
         /// Gateways by namespace.
         gateways_by_namespace: (Namespace, ObjectKey, Config<networking::Gateway>) = by_namespace!();
+        /// DestinationRules with credentials by whom they lead to them.
+        credential_rules: (mention::Clients, ObjectKey, Config<networking::DestinationRule>) = mention::clients;
+        /// ReferenceGrants by namespace.
+        reference_grants_by_namespace: (Namespace, ObjectKey, Config<api::gateway_api::ReferenceGrant>) = by_namespace!();
         /// Pods by (cluster, address).
         pods_by_address: ((ClusterId, SmolStr), ObjectKey, api::kube::Pod) =
             |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
@@ -224,6 +229,8 @@ graph! {
         destination_rules: (RuleKey, HostRules);
         /// Whether anything depends on where a client is.
         place_needs: ((), PlaceNeeds);
+        /// The names of secrets that an EnvoyFilter mentions; none where it mentions none.
+        filter_credentials: (ObjectKey, Vec<SmolStr>);
         /// EnvoyFilters with their patches read.
         envoy_filter_patches: (ObjectKey, CompiledFilter);
         /// Where the filters of WasmPlugins and TrafficExtensions stand.
@@ -276,6 +283,8 @@ impl Graph {
             service_entries_by_endpoint_address <- service_entries,
             selecting_entries_by_namespace <- service_entries,
             gateways_by_namespace <- gateways,
+            credential_rules <- raw_destination_rules,
+            reference_grants_by_namespace <- reference_grants,
             pods_by_address <- pods,
             raw_rules_by_host <- raw_destination_rules,
             sidecars_by_namespace <- sidecars,
@@ -331,6 +340,8 @@ impl Graph {
             Vec::new()
         };
         derive!(self, tx, mesh: place_needs <- first, place::needs);
+        derive!(self, tx, mesh: filter_credentials <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
+            mention::of_filter);
         derive!(self, tx, mesh: envoy_filter_patches <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
             envoy_filter::compiled);
         derive!(self, tx, mesh: extension_filters <- extension::candidates(inputs), extension::filter);

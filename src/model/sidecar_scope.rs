@@ -46,6 +46,14 @@ impl ScopeKey {
             Self::Default(namespace) | Self::Sidecar(namespace, _) | Self::Gateway(namespace) => namespace,
         }
     }
+
+    /// The Sidecar that makes the scope, if one does.
+    pub fn sidecar(&self) -> Option<&ObjectKey> {
+        match self {
+            Self::Sidecar(_, key) => Some(key),
+            Self::Default(_) | Self::Gateway(_) => None,
+        }
+    }
 }
 
 /// What a scope shows of a service that it does not show whole.

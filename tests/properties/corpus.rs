@@ -92,11 +92,7 @@ fn object(random: &mut Random, kind: usize) -> Value {
         2 | 3 => pod(random, &meta, &name),
         4 | 5 => service(random, &meta, &name),
         6 => slice(random, &meta, &name, &namespace),
-        7 => {
-            let registry = random.one_in(2).then_some("kubernetes.io/dockerconfigjson");
-            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": registry.unwrap_or("Opaque"),
-                "data": { "tls.crt": "YQ==", "tls.key": "Yg==", ".dockerconfigjson": random.pick(&["YQ==", "Yg=="]) } })
-        }
+        7 => secret(random, &meta),
         8 => {
             json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": { "ca.crt": random.pick(&["x", "y"]) } })
         }
@@ -160,6 +156,38 @@ fn extension(random: &mut Random, meta: &Value) -> Value {
         }
     };
     json!({ "apiVersion": "extensions.istio.io/v1alpha1", "kind": kind, "metadata": meta, "spec": spec })
+}
+
+/// A certificate, of which something may be missing, or the credentials of a registry.
+fn secret(random: &mut Random, meta: &Value) -> Value {
+    let mut meta = meta.clone();
+    if random.one_in(4) {
+        meta["name"] = json!(format!("{}-cacert", random.pick(&APPS)));
+    }
+    if random.one_in(3) {
+        let config = json!({ ".dockerconfigjson": random.pick(&["{}", "x"]) });
+        return json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "kubernetes.io/dockerconfigjson",
+            "stringData": config });
+    }
+    let (chain, key, roots) = match random.below(2) {
+        0 => ("tls.crt", "tls.key", "ca.crt"),
+        _ => ("cert", "key", "cacert"),
+    };
+    let mut data = json!({ chain: random.pick(&["x", "y"]), key: random.pick(&["", "k"]) });
+    if random.one_in(2) {
+        data[roots] = json!(random.pick(&["r", "s"]));
+    }
+    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": data })
+}
+
+/// The name of a credential, of whatever kind.
+fn credential(random: &mut Random) -> String {
+    let (namespace, name) = (random.pick(&NAMESPACES), random.pick(&APPS));
+    match random.below(4) {
+        0 => format!("configmap://{namespace}/{name}"),
+        1 => format!("kubernetes-gateway://{namespace}/{name}"),
+        _ => name.to_owned(),
+    }
 }
 
 /// A Gateway of the Gateway API that leads into a network.
@@ -262,6 +290,9 @@ fn destination_rule(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) 
             json!({ "outlierDetection": { "consecutive5xxErrors": 3 }, "loadBalancer": { "localityLbSetting": { "enabled": true,
             "failover": [{ "from": "r1", "to": "r2" }] } } })
         }
+        2 if random.one_in(2) => {
+            json!({ "tls": { "mode": random.pick(&["SIMPLE", "MUTUAL"]), "credentialName": credential(random) } })
+        }
         2 => json!({ "tls": { "mode": random.pick(&["ISTIO_MUTUAL", "DISABLE", "SIMPLE"]) } }),
         3 => json!({ "connectionPool": { "tcp": { "maxConnections": random.below(9) + 1 } } }),
         _ => json!({ "loadBalancer": { "consistentHash": { "httpHeaderName": "x-user" } } }),
@@ -277,7 +308,7 @@ fn gateway(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value 
     let https = random.one_in(3);
     let server = if https {
         json!({ "port": { "number": 443, "name": "https", "protocol": "HTTPS" }, "hosts": [host(random)],
-            "tls": { "mode": "SIMPLE", "credentialName": "cert" } })
+            "tls": { "mode": random.pick(&["SIMPLE", "MUTUAL"]), "credentialName": credential(random) } })
     } else {
         json!({ "port": { "number": 80, "name": "http", "protocol": "HTTP" }, "hosts": ["*"] })
     };

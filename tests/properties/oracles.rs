@@ -7,7 +7,7 @@ use istiod::{
     base::{ClusterId, ObjectKey},
     generate::{
         Proxy, ResourceType,
-        proxy::Extensions,
+        proxy::{Extensions, Identity},
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, Installation, World, inputs::Row},
@@ -98,10 +98,9 @@ fn proxies() -> Vec<Proxy> {
             .collect();
         let node = format!("{kind}~{ip}~{id}.{namespace}~{namespace}.svc.cluster.local");
         let proxy = Proxy::new(&node, "", metadata, "r1/z1".into(), Extensions::default());
-        Proxy {
-            identity: Some(format!("spiffe://cluster.local/ns/{namespace}/sa/sa").into()),
-            ..proxy.expect("because the node is well-formed")
-        }
+        let mut proxy = proxy.expect("because the node is well-formed");
+        proxy.identity = Identity::from_spiffe(&format!("spiffe://cluster.local/ns/{namespace}/sa/sa"));
+        proxy
     };
     vec![
         proxy("sidecar", "10.1.0.1", "s0-0", "a", json!({ "app": "s0" })),

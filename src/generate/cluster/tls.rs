@@ -3,10 +3,10 @@
 use super::{client::SocketClient, draft::Draft};
 use crate::{
     generate::constant::{
-        CA_SUFFIX, DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, credential_secret,
+        DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, SecretProvider, TLS_SOCKET, credential_secret,
         file_certificate_name, file_root_name, file_secret, raw_buffer, socket, structure, text, workload_secret,
     },
-    model::service::Registry,
+    model::{credential::AUTHORITY_SUFFIX, service::Registry},
     proto::{
         Any,
         envoy::{
@@ -255,12 +255,16 @@ impl TlsInputs<'_> {
                 combined(&settings, file_secret(file_root_name(root)))
             });
         } else {
-            let secret = |suffix| credential_secret(&settings.credential_name, suffix, self.client.credential_socket);
+            // Clients have no use for the mesh's provider. Parity.
+            let secret = |suffix: &str| {
+                let name = format!("{}{suffix}", settings.credential_name);
+                credential_secret(&name, self.client.credential_socket, &SecretProvider::None)
+            };
             if mutual {
                 common.tls_certificate_sds_secret_configs = vec![secret("")];
             }
             if !skip_verify {
-                common.validation_context_type = Some(combined(&settings, secret(CA_SUFFIX)));
+                common.validation_context_type = Some(combined(&settings, secret(AUTHORITY_SUFFIX)));
             }
         }
         if let (Some(defaults), Some(params)) = (self.defaults, common.tls_params.as_mut()) {

@@ -3,9 +3,9 @@
 //! What one would get wrong: whatever namespace is written, the Secret is that of the plugin's own namespace.
 
 use crate::{
-    api::kube::secret::{DOCKER_CONFIG, DOCKER_CONFIG_TYPE},
-    base::{ClusterId, Namespace, ObjectKey, Sensitive},
+    base::{ClusterId, Namespace, Sensitive},
     generate::{Proxy, View},
+    model::credential::Secrets,
 };
 
 /// Begins names of Secrets.
@@ -42,14 +42,8 @@ pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<Stri
 /// The credentials behind a name of [`resource_name`]: of the client's cluster, else of ours.
 pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterId) -> Option<Sensitive> {
     let (namespace, name) = resource_name.strip_prefix(KUBERNETES)?.split_once('/')?;
-    let own = &view.mesh.installation.cluster;
-    let clusters = [cluster, own];
-    clusters.into_iter().find_map(|cluster| {
-        let key = ObjectKey::new(cluster, namespace, name);
-        let secret = view.mesh.secrets.get(view.cx, &key)?;
-        let fits = secret.secret_type == DOCKER_CONFIG_TYPE;
-        fits.then(|| secret.data.get(DOCKER_CONFIG).cloned()).flatten()
-    })
+    let secrets = Secrets::of(view.cx, view.mesh, cluster);
+    secrets.docker_config(&Namespace::new(namespace), name).ok()
 }
 
 #[cfg(test)]

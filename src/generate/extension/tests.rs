@@ -8,7 +8,7 @@ use crate::{
     base::Shared,
     generate::{
         Proxy, ResourceType, fixture,
-        proxy::Extensions,
+        proxy::{Extensions, Identity},
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, World, fixture as rows, installation::Installation},
@@ -76,7 +76,7 @@ fn proxy(kind: &str, extensions: Option<&[&str]>) -> Proxy {
     };
     let node = format!("{kind}~10.1.0.1~a-0.default~default.svc.cluster.local");
     Proxy {
-        identity: Some("spiffe://cluster.local/ns/default/sa/a".into()),
+        identity: Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/a"),
         ..Proxy::new(&node, "a.default", metadata, "".into(), extensions).expect("a node")
     }
 }

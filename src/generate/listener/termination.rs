@@ -1,7 +1,8 @@
 //! TLS that a proxy terminates as a server's settings say: on gateways and on ingress listeners of Sidecars.
 
 use crate::{
-    generate::constant::{self, CA_SUFFIX, TLS_SOCKET, credential_secret, external_credential, external_secret},
+    generate::constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
+    model::credential::AUTHORITY_SUFFIX,
     proto::{
         Any,
         envoy::{
@@ -133,7 +134,10 @@ impl Context<'_> {
         } else {
             &settings.credential_names
         };
-        common.tls_certificate_sds_secret_configs = names.iter().map(|name| self.secret(name, "")).collect();
+        let provider = self.secret_provider(names.iter().chain([&settings.ca_cert_credential_name]));
+        let secret =
+            |name: &str, suffix: &str| credential_secret(&format!("{name}{suffix}"), self.external_socket, &provider);
+        common.tls_certificate_sds_secret_configs = names.iter().map(|name| secret(name, "")).collect();
         let names_only = CertificateValidationContext {
             match_subject_alt_names: exact(&settings.subject_alt_names),
             ..Default::default()
@@ -141,8 +145,8 @@ impl Context<'_> {
         if matches!(settings.mode(), TlSmode::Mutual | TlSmode::OptionalMutual) {
             // Envoy checks against one authority only, so the first certificate's counts.
             let authority = match settings.ca_cert_credential_name.as_str() {
-                "" => self.secret(&names[0], CA_SUFFIX),
-                authority => self.secret(authority, ""),
+                "" => secret(&names[0], AUTHORITY_SUFFIX),
+                authority => secret(authority, ""),
             };
             let default = CertificateValidationContext {
                 verify_certificate_spki: settings.verify_certificate_spki.clone(),
@@ -155,23 +159,22 @@ impl Context<'_> {
         }
     }
 
-    /// A secret by its credential. One of an SDS provider comes from the proxy's own socket, else from the first provider
-    /// that the mesh names; an empty one, which Envoy refuses, if that provider is not there.
-    fn secret(&self, credential: &str, suffix: &str) -> SdsSecretConfig {
-        let providers = self.stack.mesh.extension_providers.iter();
-        let mut external = providers.filter_map(|provider| match &provider.provider {
-            Some(Provider::Sds(provider)) => Some(provider),
+    /// The mesh's provider of secrets, the first if there are several, where a name asks for one.
+    fn secret_provider<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> SecretProvider {
+        if self.external_socket || !names.any(|name| name.starts_with(SDS_CREDENTIAL)) {
+            return SecretProvider::None;
+        }
+        let mut providers = self.stack.mesh.extension_providers.iter();
+        let found = providers.find_map(|provider| match &provider.provider {
+            Some(Provider::Sds(sds)) => Some(sds),
             _ => None,
         });
-        match (external_credential(credential), external.next()) {
-            (Some(name), Some(provider)) if !self.external_socket => {
-                let found = self
-                    .stack
-                    .provider_cluster("externalSds", &provider.service, provider.port);
-                let secret = found.map(|found| external_secret(format!("{name}{suffix}"), &found.cluster));
-                secret.unwrap_or_default()
-            }
-            _ => credential_secret(credential, suffix, self.external_socket),
+        let Some(sds) = found else {
+            return SecretProvider::None;
+        };
+        match self.stack.provider_cluster("externalSds", &sds.service, sds.port) {
+            Some(found) => SecretProvider::Cluster(found.cluster),
+            None => SecretProvider::Lost,
         }
     }
 

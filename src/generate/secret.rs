@@ -1,0 +1,189 @@
+//! Secrets (SDS): certificates and authorities from Secrets and ConfigMaps.
+//!
+//! A proxy asks for them by the names that its listeners and clusters mention; what may be mentioned is found by
+//! selection, each is a resource of its own. What one would get wrong: who reads is a part of the resource's key, so that
+//! nobody is handed what was made for somebody else, and a stream without a verified identity has no such part at all.
+
+mod mentioned;
+mod message;
+#[cfg(test)]
+mod tests;
+mod verified;
+
+use smol_str::SmolStr;
+
+use super::{
+    EncodedResource, View,
+    encoded::ResourceType,
+    group::{Built, Listed, Note, Resource},
+    select::Selected,
+};
+use crate::{
+    base::{ClusterId, MessageKey, Namespace, Shared},
+    model::credential::{
+        AUTHORITY_SUFFIX, CONFIG_MAP, GATEWAY_SECRET, Reference, Secrets, Store, config_map_authority, pem,
+    },
+    proto::{
+        envoy::extensions::transport_sockets::tls::v3::Secret,
+        istio::mesh::v1alpha1::{PrivateKeyProvider, private_key_provider::Provider},
+    },
+};
+
+/// The remark about a credential that is missing, denied or no certificate.
+pub const CERTIFICATE_ERROR: &str = "pilot_sds_certificate_errors_total";
+
+/// The secrets of one client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SecretPart {
+    /// What it may ask for, sorted.
+    keys: Shared<[SecretKey]>,
+}
+
+/// Who reads a secret: what access is decided by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reader {
+    /// The namespace of its verified identity.
+    namespace: Namespace,
+    /// The service account of its verified identity.
+    service_account: SmolStr,
+    /// The cluster that it runs in.
+    cluster: ClusterId,
+}
+
+/// What a secret is built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SecretKey {
+    /// The name of the resource.
+    name: SmolStr,
+    /// Who reads it; none for what everybody may read.
+    reader: Option<Shared<Reader>>,
+    /// A Gateway of the reader's refers to it, and may.
+    is_verified: bool,
+    /// What uses the private key in Envoy's place, where there is one.
+    provider: Option<MessageKey<PrivateKeyProvider>>,
+}
+
+/// The secrets of a proxy, if it may ask for any.
+pub fn select(view: &View, selected: &Selected) -> Option<SecretPart> {
+    let proxy = selected.proxy;
+    let identity = proxy.identity.as_ref()?;
+    // Nobody knows whose cluster it is in, so nobody could say what it may read.
+    if proxy.cluster.is_empty() {
+        return None;
+    }
+    let names = mentioned::names(view, selected);
+    if names.is_empty() {
+        return None;
+    }
+    let reader = Shared::new(Reader {
+        namespace: identity.namespace.clone(),
+        service_account: identity.service_account.clone(),
+        cluster: proxy.cluster.clone(),
+    });
+    let verified = names
+        .iter()
+        .any(|name| name.starts_with(GATEWAY_SECRET))
+        .then(|| verified::references(view, &selected.gateways, identity))
+        .unwrap_or_default();
+    let provider = provider(selected);
+    let keys = names.into_iter().map(|name| {
+        let is_public = name.starts_with(CONFIG_MAP);
+        SecretKey {
+            is_verified: verified.contains(&name),
+            provider: provider
+                .clone()
+                .filter(|_| !is_public && !name.ends_with(AUTHORITY_SUFFIX)),
+            reader: (!is_public).then(|| reader.clone()),
+            name,
+        }
+    });
+    Some(SecretPart {
+        keys: keys.collect::<Vec<_>>().into(),
+    })
+}
+
+/// `privateKeyProvider` of the effective ProxyConfig, if the proxy has it.
+fn provider(selected: &Selected) -> Option<MessageKey<PrivateKeyProvider>> {
+    let settings = selected.proxy_config.private_key_provider.as_ref()?;
+    let name = message::provider_name(settings.provider.as_ref()?);
+    let has = selected.proxy.extensions.has(name);
+    has.then(|| MessageKey::new(settings.clone()))
+}
+
+impl SecretPart {
+    /// The secrets that the client may ask for.
+    pub fn list(&self) -> Vec<Listed> {
+        let keys = self.keys.iter().cloned();
+        keys.map(|key| Listed::new(ResourceType::Secret, Resource::Secret(key)))
+            .collect()
+    }
+}
+
+impl SecretKey {
+    /// Builds the secret; none, with a remark, if it is missing or denied.
+    pub fn build(&self, view: &View) -> Built {
+        let (secret, remark) = match self.secret(view) {
+            Ok((secret, remark)) => (Some(secret), remark),
+            Err(reason) => (None, Some(reason)),
+        };
+        let notes = remark.map(|reason| Note {
+            code: CERTIFICATE_ERROR,
+            detail: SmolStr::from(format!("{}: {reason}{}", self.name, self.for_whom())),
+        });
+        let built = match secret {
+            Some(secret) => Built::new(EncodedResource::new(self.name.clone(), &secret)),
+            None => Built::none(),
+        };
+        built.with_notes(notes.into_iter().collect())
+    }
+
+    fn for_whom(&self) -> String {
+        self.reader.as_ref().map_or_else(String::new, |reader| {
+            let Reader {
+                namespace,
+                service_account,
+                cluster,
+            } = &**reader;
+            format!("; asked for by {service_account}.{namespace} of cluster {cluster}")
+        })
+    }
+
+    /// The secret, and what is wrong with its content; else why it is not sent. Parity: content that is no certificate
+    /// is sent, and Envoy refuses it.
+    fn secret(&self, view: &View) -> Result<(Secret, Option<String>), String> {
+        let (cx, mesh) = (view.cx, view.mesh);
+        let nobody = Namespace::default();
+        let own = self.reader.as_ref().map_or(&nobody, |reader| &reader.namespace);
+        let reference = Reference::parse(&self.name, own).map_err(|error| error.to_string())?;
+        let Reference { namespace, name, .. } = &reference;
+        let secrets = match (reference.store, &self.reader) {
+            (Store::ConfigMap, _) => {
+                let authority = config_map_authority(cx, mesh, namespace, name)?;
+                let remark = doubts(&authority.roots);
+                return Ok((message::authority(&self.name, authority), remark));
+            }
+            (Store::Secret, Some(reader)) if *namespace == reader.namespace => Secrets::of(cx, mesh, &reader.cluster),
+            (Store::GatewaySecret, Some(_)) if self.is_verified => Secrets::of_config_cluster(cx, mesh),
+            (Store::Secret | Store::GatewaySecret, _) => {
+                return Err("a Secret of another namespace needs a ReferenceGrant".to_owned());
+            }
+        };
+        if reference.is_authority() {
+            let authority = secrets.authority(namespace, name)?;
+            let remark = doubts(&authority.roots);
+            return Ok((message::authority(&self.name, authority), remark));
+        }
+        let certificate = secrets.certificate(namespace, name)?;
+        let remark = doubts(&certificate.chain);
+        let provider = self.provider.as_ref().and_then(|settings| settings.provider.as_ref());
+        Ok((message::certificate(&self.name, certificate, provider), remark))
+    }
+}
+
+fn doubts(certificate: &[u8]) -> Option<String> {
+    let error = pem::check_certificate(certificate).err()?;
+    Some(format!("the certificate cannot be read: {error}"))
+}
+
+/// What uses private keys in Envoy's place.
+type KeyProvider = Provider;

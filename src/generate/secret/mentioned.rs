@@ -1,0 +1,160 @@
+//! The names of secrets that a proxy's configuration may mention: as many as possible, since what is not listed is not
+//! served, and what is never asked for is never sent.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use crate::{
+    base::select,
+    generate::{
+        ProxyType, View,
+        constant::{CredentialSource, credential_source},
+        select::Selected,
+    },
+    model::{
+        credential::{
+            AUTHORITY_SUFFIX, CONFIG_MAP, is_served,
+            mention::{Clients, client_credentials},
+            resource_name,
+        },
+        export,
+    },
+    proto::istio::networking::v1alpha3::{
+        ServerTlsSettings, client_tls_settings::TlSmode as ClientMode, server_tls_settings::TlSmode,
+    },
+};
+
+/// The names, sorted.
+pub(super) fn names(view: &View, selected: &Selected) -> BTreeSet<SmolStr> {
+    let mut names = Names {
+        has_socket: selected.proxy.text("credential") == "true",
+        names: BTreeSet::new(),
+    };
+    match selected.proxy.proxy_type {
+        ProxyType::Router => {
+            names.of_gateways(view, selected);
+            names.of_rules(view, selected, &Clients::Gateways);
+        }
+        _ => {
+            names.of_sidecar(view, selected);
+            names.of_rules(view, selected, &Clients::Selected(selected.proxy.namespace.clone()));
+            names.of_rules(view, selected, &Clients::Everyone);
+        }
+    }
+    names.of_filters(view, selected);
+    names.names
+}
+
+struct Names {
+    /// The proxy asks a socket of its own for credentials of a provider.
+    has_socket: bool,
+    names: BTreeSet<SmolStr>,
+}
+
+impl Names {
+    fn note(&mut self, credential: &str, suffix: &str) {
+        let name = format!("{credential}{suffix}");
+        let name = match credential_source(&name, self.has_socket) {
+            CredentialSource::Ads(name) => name,
+            // Without a provider, and by clients, the control plane is asked.
+            CredentialSource::Provider(name) => resource_name(&name),
+            CredentialSource::Agent(_) | CredentialSource::Socket => return,
+        };
+        if is_served(&name) {
+            self.names.insert(name);
+        }
+    }
+
+    fn of_gateways(&mut self, view: &View, selected: &Selected) {
+        for key in &*selected.gateways {
+            let gateway = view.mesh.gateways.get(view.cx, key);
+            let servers = gateway.into_iter().flat_map(|gateway| &gateway.spec.servers);
+            servers
+                .filter_map(|server| server.tls.as_ref())
+                .for_each(|tls| self.of_server(tls));
+        }
+    }
+
+    /// Sidecars terminate TLS where their ingress listeners say so.
+    fn of_sidecar(&mut self, view: &View, selected: &Selected) {
+        let key = selected.scope.sidecar();
+        let sidecar = key.and_then(|key| view.mesh.sidecars.get(view.cx, key));
+        let listeners = sidecar.into_iter().flat_map(|sidecar| &sidecar.spec.ingress);
+        listeners
+            .filter_map(|listener| listener.tls.as_ref())
+            .for_each(|tls| self.of_server(tls));
+    }
+
+    fn of_server(&mut self, tls: &ServerTlsSettings) {
+        let validates = match tls.mode() {
+            TlSmode::Simple => false,
+            TlSmode::Mutual | TlSmode::OptionalMutual => true,
+            _ => return,
+        };
+        let single = std::slice::from_ref(&tls.credential_name);
+        let credentials = if tls.credential_names.is_empty() {
+            single
+        } else {
+            &tls.credential_names
+        };
+        let mut credentials = credentials
+            .iter()
+            .filter(|credential| !credential.is_empty())
+            .peekable();
+        let Some(first) = credentials.peek().copied() else {
+            return;
+        };
+        credentials.for_each(|credential| self.note(credential, ""));
+        if validates {
+            match tls.ca_cert_credential_name.as_str() {
+                "" => self.note(first, AUTHORITY_SUFFIX),
+                authority => self.note(authority, ""),
+            }
+        }
+    }
+
+    fn of_rules(&mut self, view: &View, selected: &Selected, clients: &Clients) {
+        let default = &view.mesh_config().default_destination_rule_export_to;
+        let namespace = &selected.proxy.namespace;
+        for (_, rule) in view.mesh.credential_rules.get(view.cx, clients) {
+            if !export::read(&rule.spec.export_to, default, rule.meta.namespace()).visible_to(namespace) {
+                continue;
+            }
+            if let (Clients::Selected(_), Some(selector)) = (clients, &rule.spec.workload_selector) {
+                let pairs = selector.match_labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+                if !select::matches(pairs, &selected.labels) {
+                    continue;
+                }
+            }
+            for tls in client_credentials(&rule.spec) {
+                if *clients == Clients::Everyone && !tls.credential_name.starts_with(CONFIG_MAP) {
+                    continue;
+                }
+                if tls.mode() == ClientMode::Mutual {
+                    self.note(&tls.credential_name, "");
+                }
+                self.note(&tls.credential_name, AUTHORITY_SUFFIX);
+            }
+        }
+    }
+
+    fn of_filters(&mut self, view: &View, selected: &Selected) {
+        let patches = &selected.patches;
+        let lists = [
+            &patches.clusters,
+            &patches.listeners,
+            &patches.routes,
+            &patches.extensions,
+        ];
+        let filters: BTreeSet<_> = lists
+            .iter()
+            .flat_map(|list| list.iter().map(|patch| &patch.filter))
+            .collect();
+        for key in filters {
+            let found = view.mesh.filter_credentials.get(view.cx, key);
+            self.names
+                .extend(found.into_iter().flat_map(|names| names.iter().cloned()));
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Envoy's messages for certificates and authorities.
+
+use bytes::Bytes;
+
+use super::KeyProvider;
+use crate::{
+    model::credential::{Authority, Certificate},
+    proto::{
+        Any,
+        envoy::{
+            config::core::v3::{DataSource, data_source::Specifier},
+            extensions::{
+                private_key_providers::{
+                    cryptomb::v3alpha::CryptoMbPrivateKeyMethodConfig, qat::v3alpha::QatPrivateKeyMethodConfig,
+                },
+                transport_sockets::tls::v3::{
+                    CertificateValidationContext, PrivateKeyProvider, Secret, TlsCertificate,
+                    private_key_provider::ConfigType, secret::Type,
+                },
+            },
+        },
+    },
+};
+
+/// The name of a provider, as an extension and in secrets.
+pub(super) fn provider_name(provider: &KeyProvider) -> &'static str {
+    match provider {
+        KeyProvider::Cryptomb(_) => "cryptomb",
+        KeyProvider::Qat(_) => "qat",
+    }
+}
+
+/// The secret of a certificate, its key handed to a provider where there is one.
+pub(super) fn certificate(name: &str, certificate: Certificate, provider: Option<&KeyProvider>) -> Secret {
+    let key = inline(certificate.key.reveal().clone());
+    let chain = inline(certificate.chain);
+    let tls = match provider {
+        // A stapled answer is not sent along with a provider. Parity.
+        Some(provider) => TlsCertificate {
+            certificate_chain: Some(chain),
+            private_key_provider: Some(key_provider(provider, key)),
+            ..Default::default()
+        },
+        None => TlsCertificate {
+            certificate_chain: Some(chain),
+            private_key: Some(key),
+            ocsp_staple: certificate.staple.map(inline),
+            ..Default::default()
+        },
+    };
+    secret(name, Type::TlsCertificate(tls))
+}
+
+/// The secret of authorities.
+pub(super) fn authority(name: &str, authority: Authority) -> Secret {
+    let context = CertificateValidationContext {
+        trusted_ca: Some(inline(authority.roots)),
+        crl: authority.revoked.map(inline),
+        ..Default::default()
+    };
+    secret(name, Type::ValidationContext(context))
+}
+
+fn secret(name: &str, content: Type) -> Secret {
+    Secret {
+        name: name.to_owned(),
+        r#type: Some(content),
+    }
+}
+
+fn key_provider(provider: &KeyProvider, key: DataSource) -> PrivateKeyProvider {
+    // Parity: whole seconds of the delay are lost, and none is zero.
+    let poll_delay = |delay: &Option<prost_types::Duration>| {
+        let nanos = delay.as_ref().map_or(0, |delay| delay.nanos);
+        Some(prost_types::Duration { seconds: 0, nanos })
+    };
+    let private_key = Some(key);
+    let (config, fallback) = match provider {
+        KeyProvider::Cryptomb(settings) => {
+            let config = CryptoMbPrivateKeyMethodConfig {
+                private_key,
+                poll_delay: poll_delay(&settings.poll_delay),
+            };
+            (Any::pack(&config), settings.fallback)
+        }
+        KeyProvider::Qat(settings) => {
+            let config = QatPrivateKeyMethodConfig {
+                private_key,
+                poll_delay: poll_delay(&settings.poll_delay),
+            };
+            (Any::pack(&config), settings.fallback)
+        }
+    };
+    PrivateKeyProvider {
+        provider_name: provider_name(provider).to_owned(),
+        config_type: Some(ConfigType::TypedConfig(config)),
+        fallback: fallback.unwrap_or_default(),
+    }
+}
+
+fn inline(bytes: Bytes) -> DataSource {
+    DataSource {
+        specifier: Some(Specifier::InlineBytes(bytes)),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,223 @@
+use serde_json::{Value, json};
+
+use crate::{
+    api::{Kind, folder},
+    generate::{
+        Proxy, ResourceType,
+        fixture::{self, names},
+        proxy::{Extensions, Identity},
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{Change, Installation, World, fixture as model},
+    table::ChangeSet,
+};
+
+const SECRETS: &str = r#"
+{apiVersion: v1, kind: Secret, metadata: {name: cred, namespace: default}, stringData: {tls.crt: chain, tls.key: key, ca.crt: roots}}
+---
+{apiVersion: v1, kind: Secret, metadata: {name: other, namespace: default}, stringData: {cert: chain2, key: key2}}
+---
+{apiVersion: v1, kind: Secret, metadata: {name: far, namespace: elsewhere}, stringData: {cert: far, key: key}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: roots, namespace: elsewhere}, data: {ca.crt: public}}
+"#;
+
+fn gateway(tls: &str) -> String {
+    format!(
+        "{{apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {{name: g, namespace: default}}, spec: {{
+        selector: {{app: gw}}, servers: [{{port: {{number: 443, name: https, protocol: HTTPS}}, hosts: ['*'], tls: {tls}}}]}}}}"
+    )
+}
+
+fn proxy(kind: &str, namespace: &str, app: &str) -> Proxy {
+    let metadata = json!({"NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes", "LABELS": {"app": app}});
+    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
+    let node = format!("{kind}~10.0.0.1~{app}.{namespace}~{namespace}.svc.cluster.local");
+    let mut proxy = Proxy::new(&node, "", metadata, "".into(), Extensions::default()).expect("a valid node");
+    proxy.identity = Identity::from_spiffe(&format!("spiffe://cluster.local/ns/{namespace}/sa/{app}"));
+    proxy
+}
+
+fn router() -> Proxy {
+    proxy("router", "default", "gw")
+}
+
+fn store(config: &str, proxies: Vec<Proxy>) -> Store {
+    let files = [("mesh.yaml", ""), ("kube.yaml", SECRETS), ("config.yaml", config)];
+    fixture::store(Installation::default(), &files, proxies)
+}
+
+fn secret(store: &Store, client: u64, name: &str) -> Value {
+    fixture::resource(store, client, ResourceType::Secret, name)
+}
+
+fn remarks(store: &Store) -> Vec<String> {
+    let notes = store.notes();
+    let notes = notes.iter().filter(|note| note.code == super::CERTIFICATE_ERROR);
+    notes.map(|note| note.detail.to_string()).collect()
+}
+
+#[test]
+fn gateways_are_sent_certificates_and_authorities() {
+    let config = gateway("{mode: MUTUAL, credentialName: cred}");
+    let store = store(&config, vec![router()]);
+    let all = names(&store, 0, ResourceType::Secret);
+    assert_eq!(all, ["kubernetes://cred", "kubernetes://cred-cacert"]);
+    let certificate = &secret(&store, 0, "kubernetes://cred")["tlsCertificate"];
+    assert_eq!(certificate["certificateChain"]["inlineBytes"], "Y2hhaW4=");
+    assert_eq!(certificate["privateKey"]["inlineBytes"], "a2V5");
+    let context = &secret(&store, 0, "kubernetes://cred-cacert")["validationContext"];
+    assert_eq!(context["trustedCa"]["inlineBytes"], "cm9vdHM=");
+    // What is no certificate is sent and told.
+    assert!(remarks(&store)[0].contains("it is not PEM"), "{:?}", remarks(&store));
+}
+
+#[test]
+fn nobody_is_sent_secrets_without_an_identity() {
+    let (mut anonymous, mut adrift) = (router(), router());
+    anonymous.identity = None;
+    adrift.cluster = "".into();
+    let store = store(
+        &gateway("{mode: SIMPLE, credentialName: cred}"),
+        vec![anonymous, adrift],
+    );
+    for client in [0, 1] {
+        assert!(names(&store, client, ResourceType::Secret).is_empty());
+    }
+}
+
+#[test]
+fn identities_decide_who_reads() {
+    let config = gateway("{mode: SIMPLE, credentialNames: [cred, 'kubernetes://elsewhere/far']}");
+    // The same node, but somebody else's certificate: nothing of the first is handed on.
+    let mut stranger = router();
+    stranger.identity = Identity::from_spiffe("spiffe://cluster.local/ns/elsewhere/sa/gw");
+    let store = store(&config, vec![router(), stranger]);
+    assert_eq!(names(&store, 0, ResourceType::Secret), ["kubernetes://cred"]);
+    assert_eq!(names(&store, 1, ResourceType::Secret), ["kubernetes://elsewhere/far"]);
+    let denied = "kubernetes://elsewhere/far: a Secret of another namespace needs a ReferenceGrant; asked for by \
+                  gw.default of cluster Kubernetes";
+    assert!(remarks(&store).contains(&denied.to_owned()), "{:?}", remarks(&store));
+}
+
+#[test]
+fn gateway_secrets_need_a_gateway_and_a_grant() {
+    let config = gateway(
+        "{mode: SIMPLE, credentialNames: ['kubernetes-gateway://default/cred', 'kubernetes-gateway://elsewhere/far']}",
+    );
+    let denied = store(&config, vec![router()]);
+    assert_eq!(
+        names(&denied, 0, ResourceType::Secret),
+        ["kubernetes-gateway://default/cred"]
+    );
+    let grant = |name: &str| {
+        format!(
+            "{config}\n---\n{{apiVersion: gateway.networking.k8s.io/v1beta1, kind: ReferenceGrant, metadata: {{name: g,
+            namespace: elsewhere}}, spec: {{from: [{{group: gateway.networking.k8s.io, kind: Gateway, namespace: default}}],
+            to: [{{group: '', kind: Secret, name: {name}}}]}}}}"
+        )
+    };
+    let all = |name: &str| names(&store(&grant(name), vec![router()]), 0, ResourceType::Secret).len();
+    assert_eq!((all("far"), all("near")), (2, 1));
+}
+
+#[test]
+fn everything_that_mentions_a_credential_counts() {
+    let rules = "
+{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: a, namespace: default}, spec: {host: a.com,
+  trafficPolicy: {tls: {mode: MUTUAL, credentialName: other}}}}
+---
+{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: b, namespace: default}, spec: {host: b.com,
+  workloadSelector: {matchLabels: {app: web}}, subsets: [{name: s, labels: {a: b}, trafficPolicy: {portLevelSettings: [
+  {port: {number: 80}, tls: {mode: MUTUAL, credentialName: cred}}]}}]}}
+---
+{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: c, namespace: elsewhere}, spec: {host: c.com,
+  trafficPolicy: {tls: {mode: SIMPLE, credentialName: 'configmap://elsewhere/roots'}}}}
+---
+{apiVersion: networking.istio.io/v1alpha3, kind: EnvoyFilter, metadata: {name: f, namespace: default}, spec: {
+  workloadSelector: {labels: {app: filtered}}, configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND}, patch: {
+  operation: ADD, value: {name: x, transport_socket: {name: tls, typed_config: {
+  '@type': type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, common_tls_context: {
+  tls_certificate_sds_secret_configs: [{name: 'kubernetes://other', sds_config: {ads: {}}}]}}}}}}]}}
+";
+    let proxies = vec![
+        proxy("sidecar", "default", "web"),
+        proxy("sidecar", "default", "filtered"),
+        router(),
+        proxy("router", "elsewhere", "gw"),
+    ];
+    let store = store(rules, proxies);
+    let of = |client| names(&store, client, ResourceType::Secret);
+    let roots = "configmap://elsewhere/roots-cacert";
+    assert_eq!(of(0), [roots, "kubernetes://cred", "kubernetes://cred-cacert"]);
+    assert_eq!(of(1), [roots, "kubernetes://other"]);
+    // A rule for selected clients leads gateways to its credential too; `other` has no authorities.
+    assert_eq!(
+        of(2),
+        [
+            roots,
+            "kubernetes://cred",
+            "kubernetes://cred-cacert",
+            "kubernetes://other"
+        ]
+    );
+    assert_eq!(of(3), [roots]);
+    let context = &secret(&store, 1, roots)["validationContext"];
+    assert_eq!(context["trustedCa"]["inlineBytes"], "cHVibGlj");
+}
+
+#[test]
+fn keys_may_be_used_by_a_provider() {
+    let mesh = "defaultConfig: {privateKeyProvider: {qat: {pollDelay: 2.005s, fallback: true}}}";
+    let config = gateway("{mode: MUTUAL, credentialName: cred}");
+    let files = [
+        ("mesh.yaml", mesh),
+        ("kube.yaml", SECRETS),
+        ("config.yaml", config.as_str()),
+    ];
+    let mut plain = router();
+    plain.extensions.listed = Some([].into_iter().collect::<std::collections::BTreeSet<_>>().into());
+    let store = fixture::store(Installation::default(), &files, vec![router(), plain]);
+    let certificate = &secret(&store, 0, "kubernetes://cred")["tlsCertificate"];
+    let provider = &certificate["privateKeyProvider"];
+    assert_eq!(
+        (&provider["providerName"], &provider["fallback"]),
+        (&json!("qat"), &json!(true))
+    );
+    assert_eq!(provider["typedConfig"]["pollDelay"], "0.005s");
+    assert!(certificate.get("privateKey").is_none());
+    // An Envoy that does not have it gets the key itself.
+    let certificate = &secret(&store, 1, "kubernetes://cred")["tlsCertificate"];
+    assert!(certificate.get("privateKeyProvider").is_none());
+}
+
+#[test]
+fn a_rotated_secret_is_built_anew_alone() {
+    let config = gateway("{mode: SIMPLE, credentialNames: [cred, other]}");
+    let files = [
+        ("mesh.yaml", ""),
+        ("kube.yaml", SECRETS),
+        ("config.yaml", config.as_str()),
+    ];
+    let mut world = World::new(Installation::default());
+    let rows = model::folder(&Installation::default(), &files);
+    let first = world.commit(rows.into_iter().map(Change::Upsert).collect());
+    let mut store = Store::default();
+    let joined = Membership {
+        joined: vec![(MemberId(0), router().into())],
+        ..Membership::default()
+    };
+    store.update(&first.snapshot, &ChangeSet::default(), joined, &Serial);
+    let rotated = SECRETS.replace("chain,", "renewed,");
+    let content = folder::FileContent::read("kube.yaml", rotated.as_bytes(), &model::CLUSTER);
+    let rows = content.objects.into_iter().map(|(row, _)| Change::Upsert(row));
+    let second = world.commit(rows.collect());
+    let update = store.update(&second.snapshot, &second.changes, Membership::default(), &Serial);
+    assert_eq!((update.built, update.groups.len(), update.moved.len()), (1, 1, 0));
+    let certificate = &secret(&store, 0, "kubernetes://cred")["tlsCertificate"];
+    assert_eq!(certificate["certificateChain"]["inlineBytes"], "cmVuZXdlZA==");
+    let gone = world.commit(vec![Change::Remove(Kind::Secret, model::key("default/cred"))]);
+    let update = store.update(&gone.snapshot, &gone.changes, Membership::default(), &Serial);
+    assert_eq!(update.built, 1);
+    assert_eq!(names(&store, 0, ResourceType::Secret), ["kubernetes://other"]);
+}

@@ -1,0 +1,112 @@
+//! Which Secrets of the config cluster a gateway may read: those that Gateways with its identity refer to, in the same
+//! namespace or as ReferenceGrants allow.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use crate::{
+    api::Config,
+    base::{Namespace, ObjectKey},
+    generate::{View, proxy::Identity},
+    model::credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
+    proto::istio::networking::v1alpha3::{Gateway, ServerTlsSettings, server_tls_settings::TlSmode},
+};
+
+/// The namespace of the object that a Gateway was made from, where it is not the Gateway's own.
+const PARENT_NAMESPACE: &str = "internal.istio.io/parent-namespace";
+/// The service account that its proxies have.
+const SERVICE_ACCOUNT: &str = "internal.istio.io/service-account-name";
+/// The objects that it was made from, the first one first.
+const PARENTS: &str = "internal.istio.io/parents";
+
+const LISTENER_SET: &str = "ListenerSet";
+const GATEWAY: &str = "Gateway";
+const GATEWAY_API: &str = "gateway.networking.k8s.io";
+
+/// The names of resources that a client with this identity may read on account of its Gateways.
+pub(super) fn references(view: &View, gateways: &[ObjectKey], identity: &Identity) -> BTreeSet<SmolStr> {
+    let mut found = BTreeSet::new();
+    for key in gateways {
+        let Some(gateway) = view.mesh.gateways.get(view.cx, key) else {
+            continue;
+        };
+        if !has_identity(gateway, identity) {
+            continue;
+        }
+        for tls in gateway.spec.servers.iter().filter_map(|server| server.tls.as_ref()) {
+            for credential in credentials(tls) {
+                let name = resource_name(credential);
+                if is_allowed(view, gateway, identity, &name) {
+                    if tls.mode() == TlSmode::Mutual {
+                        found.insert(SmolStr::from(format!("{name}{AUTHORITY_SUFFIX}")));
+                    }
+                    found.insert(name);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn annotation<'a>(gateway: &'a Config<Gateway>, name: &str) -> Option<&'a SmolStr> {
+    let annotations = &gateway.meta.annotations;
+    annotations.get(name).filter(|value| !value.is_empty())
+}
+
+fn has_identity(gateway: &Config<Gateway>, identity: &Identity) -> bool {
+    let namespace = annotation(gateway, PARENT_NAMESPACE).map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+    identity.namespace == *namespace
+        && annotation(gateway, SERVICE_ACCOUNT).is_none_or(|account| *account == identity.service_account)
+}
+
+fn credentials(tls: &ServerTlsSettings) -> impl Iterator<Item = &String> {
+    let single = tls.credential_names.is_empty().then_some(&tls.credential_name);
+    let all = tls.credential_names.iter().chain(single);
+    all.filter(|credential| !credential.is_empty() && !credential.starts_with(BUILTIN))
+}
+
+fn is_allowed(view: &View, gateway: &Config<Gateway>, identity: &Identity, name: &str) -> bool {
+    let of_set = annotation(gateway, PARENTS).is_some_and(|parents| {
+        let kind = parents.strip_prefix(LISTENER_SET);
+        kind.is_some_and(|rest| rest.starts_with('/'))
+    });
+    let own = gateway.meta.namespace();
+    // A ListenerSet may be elsewhere than its Gateway, which has agreed to that.
+    let (kind, looks_in) = if of_set {
+        (LISTENER_SET, own)
+    } else {
+        (GATEWAY, &identity.namespace)
+    };
+    let Ok(reference) = Reference::parse(name, &identity.namespace) else {
+        return false;
+    };
+    (of_set || *own == identity.namespace) && reference.namespace == *looks_in || is_granted(view, kind, looks_in, name)
+}
+
+/// True if a ReferenceGrant permits it.
+fn is_granted(view: &View, kind: &str, from: &Namespace, name: &str) -> bool {
+    // A name without a namespace is in none that anybody could grant.
+    let Ok(reference) = Reference::parse(name, &Namespace::default()) else {
+        return false;
+    };
+    let wanted = match reference.store {
+        Store::Secret | Store::GatewaySecret => "Secret",
+        Store::ConfigMap => "ConfigMap",
+    };
+    let mut grants = view
+        .mesh
+        .reference_grants_by_namespace
+        .get(view.cx, &reference.namespace);
+    grants.any(|(_, grant)| {
+        let is_from =
+            grant.spec.from.iter().any(|subject| {
+                subject.group == GATEWAY_API && subject.kind == kind && subject.namespace == from.as_str()
+            });
+        let is_to = grant.spec.to.iter().any(|object| {
+            let named = object.name.as_ref().is_none_or(|name| *name == reference.name);
+            object.group.is_empty() && object.kind == wanted && named
+        });
+        is_from && is_to
+    })
+}

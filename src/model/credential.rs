@@ -1,0 +1,289 @@
+//! Credentials: what their names mean, and what Secrets and ConfigMaps give for them.
+//!
+//! A `credentialName` becomes the name of a resource (`kubernetes://…`), which a proxy asks for. What one would get
+//! wrong: authorities are looked for in a Secret of their own (`NAME-cacert`) and only where there is none in `NAME`;
+//! one that is there without them is a mistake, not a reason to look further.
+
+pub mod mention;
+pub mod pem;
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+use smol_str::SmolStr;
+
+use super::MeshSnapshot;
+use crate::{
+    api::kube::{
+        Secret,
+        secret::{DOCKER_CONFIG, DOCKER_CONFIG_TYPE},
+    },
+    base::{ClusterId, Namespace, ObjectKey, Sensitive},
+    table::Cx,
+};
+
+/// What the name of a credential's authorities ends with.
+pub const AUTHORITY_SUFFIX: &str = "-cacert";
+/// Stands for the workload's own certificate.
+pub const BUILTIN: &str = "builtin://";
+/// Stands for a certificate that is never valid.
+pub const INVALID: &str = "invalid://";
+/// Secrets of the proxy's cluster.
+pub const SECRET: &str = "kubernetes://";
+/// Secrets of the config cluster, for gateways of the Gateway API.
+pub const GATEWAY_SECRET: &str = "kubernetes-gateway://";
+/// Authorities in ConfigMaps of the config cluster.
+pub const CONFIG_MAP: &str = "configmap://";
+
+/// The name of the resource for a `credentialName`; one without a scheme is a Secret.
+pub fn resource_name(credential: &str) -> SmolStr {
+    if credential.starts_with(BUILTIN) {
+        return SmolStr::new_static("default");
+    }
+    if credential.starts_with(INVALID) {
+        return SmolStr::new_static(INVALID);
+    }
+    if is_served(credential) {
+        return SmolStr::new(credential);
+    }
+    SmolStr::from(format!("{SECRET}{credential}"))
+}
+
+/// True for names of resources that are made from Secrets and ConfigMaps.
+pub fn is_served(name: &str) -> bool {
+    [SECRET, GATEWAY_SECRET, CONFIG_MAP]
+        .iter()
+        .any(|scheme| name.starts_with(scheme))
+}
+
+/// Where a credential is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Store {
+    /// A Secret of the proxy's own cluster, else of the config cluster.
+    Secret,
+    /// A Secret of the config cluster.
+    GatewaySecret,
+    /// A ConfigMap of the config cluster.
+    ConfigMap,
+}
+
+/// The name of a resource, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reference {
+    /// Where it is kept.
+    pub store: Store,
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The name, with [`AUTHORITY_SUFFIX`] where authorities are meant.
+    pub name: SmolStr,
+}
+
+/// Why a name means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// It has no scheme that is known.
+    #[error("the name has no scheme that is known, want kubernetes://, kubernetes-gateway:// or configmap://")]
+    Scheme,
+    /// Namespace or name is missing.
+    #[error("the name needs a namespace and a name, as in scheme://namespace/name")]
+    Parts,
+}
+
+impl Reference {
+    /// Takes a name apart. `own` is the namespace of who asks, for names without one.
+    pub fn parse(resource: &str, own: &Namespace) -> Result<Self, NameError> {
+        if let Some(rest) = resource.strip_prefix(SECRET) {
+            let (namespace, name) = parts(rest).map_or((own.clone(), rest), |(namespace, name)| {
+                (Namespace::new(namespace), name)
+            });
+            return Ok(Self {
+                store: Store::Secret,
+                namespace,
+                name: SmolStr::new(name),
+            });
+        }
+        let (store, rest) = match (resource.strip_prefix(CONFIG_MAP), resource.strip_prefix(GATEWAY_SECRET)) {
+            (Some(rest), _) => (Store::ConfigMap, rest),
+            (_, Some(rest)) => (Store::GatewaySecret, rest),
+            (None, None) => return Err(NameError::Scheme),
+        };
+        let given = parts(rest).filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+        let (namespace, name) = given.ok_or(NameError::Parts)?;
+        Ok(Self {
+            store,
+            namespace: Namespace::new(namespace),
+            name: SmolStr::new(name),
+        })
+    }
+
+    /// True if it means authorities, which are no secret.
+    pub fn is_authority(&self) -> bool {
+        self.store == Store::ConfigMap || self.name.ends_with(AUTHORITY_SUFFIX)
+    }
+}
+
+/// Namespace and name; what follows a further slash counts for nothing.
+fn parts(rest: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = rest.split_once('/')?;
+    Some((namespace, name.split('/').next().unwrap_or(name)))
+}
+
+/// A certificate with its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// The certificate and what leads to its root, as PEM.
+    pub chain: Bytes,
+    /// The private key, as PEM.
+    pub key: Sensitive,
+    /// An answer of OCSP to hand out with the certificate.
+    pub staple: Option<Bytes>,
+}
+
+/// Authorities that certificates are checked against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// The certificates of the authorities, as PEM.
+    pub roots: Bytes,
+    /// What they have revoked, as PEM.
+    pub revoked: Option<Bytes>,
+}
+
+/// The Secrets that credentials for proxies of one cluster come from: of that cluster, then of the config cluster.
+pub struct Secrets<'a> {
+    cx: &'a Cx,
+    mesh: &'a MeshSnapshot,
+    clusters: Vec<&'a ClusterId>,
+}
+
+impl<'a> Secrets<'a> {
+    /// For proxies of a cluster.
+    pub fn of(cx: &'a Cx, mesh: &'a MeshSnapshot, cluster: &'a ClusterId) -> Self {
+        let config = &mesh.installation.cluster;
+        let clusters = if cluster == config {
+            vec![config]
+        } else {
+            vec![cluster, config]
+        };
+        Self { cx, mesh, clusters }
+    }
+
+    /// Of the config cluster alone.
+    pub fn of_config_cluster(cx: &'a Cx, mesh: &'a MeshSnapshot) -> Self {
+        Self::of(cx, mesh, &mesh.installation.cluster)
+    }
+
+    /// A certificate; else why there is none.
+    pub fn certificate(&self, namespace: &Namespace, name: &str) -> Result<Certificate, String> {
+        self.first(|cluster| certificate(self.secret(cluster, namespace, name)?))
+    }
+
+    /// Authorities; `name` ends with [`AUTHORITY_SUFFIX`].
+    pub fn authority(&self, namespace: &Namespace, name: &str) -> Result<Authority, String> {
+        let shared = name.strip_suffix(AUTHORITY_SUFFIX).unwrap_or(name);
+        self.first(|cluster| {
+            let secret = self
+                .secret(cluster, namespace, name)
+                .or_else(|_| self.secret(cluster, namespace, shared))?;
+            let value = |key: &str| secret.data.get(key).map(|value| value.reveal().clone());
+            authority(value, &secret.other_keys)
+        })
+    }
+
+    /// The credentials of image registries in a Secret.
+    pub fn docker_config(&self, namespace: &Namespace, name: &str) -> Result<Sensitive, String> {
+        self.first(|cluster| {
+            let secret = self.secret(cluster, namespace, name)?;
+            if secret.secret_type != DOCKER_CONFIG_TYPE {
+                return Err(format!("the Secret is not of type {DOCKER_CONFIG_TYPE}"));
+            }
+            let config = secret.data.get(DOCKER_CONFIG).cloned();
+            config.ok_or_else(|| format!("the Secret has no key {DOCKER_CONFIG}"))
+        })
+    }
+
+    /// What the first cluster gives that gives anything, else why the first does not.
+    fn first<T>(&self, look: impl Fn(&ClusterId) -> Result<T, String>) -> Result<T, String> {
+        let mut reason = None;
+        for cluster in &self.clusters {
+            match look(cluster) {
+                Ok(found) => return Ok(found),
+                Err(error) => reason = reason.or(Some(error)),
+            }
+        }
+        Err(reason.unwrap_or_default())
+    }
+
+    fn secret(&self, cluster: &ClusterId, namespace: &Namespace, name: &str) -> Result<&'a Secret, String> {
+        let key = ObjectKey::new(cluster, namespace.clone(), name);
+        let found = self.mesh.secrets.get(self.cx, &key);
+        found
+            .map(|secret| &**secret)
+            .ok_or_else(|| "there is no such Secret".to_owned())
+    }
+}
+
+/// Authorities in a ConfigMap of the config cluster, named with [`AUTHORITY_SUFFIX`] or without.
+pub fn config_map_authority(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    namespace: &Namespace,
+    name: &str,
+) -> Result<Authority, String> {
+    let name = name.strip_suffix(AUTHORITY_SUFFIX).unwrap_or(name);
+    let key = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name);
+    let row = mesh.config_maps.get(cx, &key).ok_or("there is no such ConfigMap")?;
+    authority(|key| row.data.get(key).cloned(), &row.other_keys)
+}
+
+fn certificate(secret: &Secret) -> Result<Certificate, String> {
+    let value = |key: &str| secret.data.get(key);
+    // Empty values are as good as none.
+    let filled = |key: &str| value(key).filter(|value| !value.is_empty());
+    for (chain, key, staple) in [("cert", "key", None), ("tls.crt", "tls.key", Some("tls.ocsp-staple"))] {
+        if let (Some(chain), Some(key)) = (filled(chain), filled(key)) {
+            return Ok(Certificate {
+                chain: chain.reveal().clone(),
+                key: key.clone(),
+                staple: staple.and_then(value).map(|staple| staple.reveal().clone()),
+            });
+        }
+    }
+    let has_empty = |names: [&str; 2]| names.iter().all(|name| value(name).is_some());
+    Err(
+        match [["cert", "key"], ["tls.crt", "tls.key"]]
+            .into_iter()
+            .find(|names| has_empty(*names))
+        {
+            Some([chain, key]) => format!("the keys {chain} and {key} are empty"),
+            None => format!(
+                "the Secret has neither the keys cert and key nor tls.crt and tls.key{}",
+                found(&secret.other_keys)
+            ),
+        },
+    )
+}
+
+fn authority(value: impl Fn(&str) -> Option<Bytes>, other_keys: &str) -> Result<Authority, String> {
+    for (roots, revoked) in [("cacert", "crl"), ("ca.crt", "ca.crl")] {
+        if let Some(roots) = value(roots).filter(|value| !value.is_empty()) {
+            return Ok(Authority {
+                roots,
+                revoked: value(revoked),
+            });
+        }
+    }
+    Err(
+        match ["cacert", "ca.crt"].into_iter().find(|key| value(key).is_some()) {
+            Some(key) => format!("the key {key} is empty"),
+            None => format!("neither the key cacert nor ca.crt is there{}", found(other_keys)),
+        },
+    )
+}
+
+fn found(other_keys: &str) -> String {
+    if other_keys.is_empty() {
+        String::new()
+    } else {
+        format!("; found {other_keys}")
+    }
+}

@@ -1,0 +1,79 @@
+//! Which objects mention credentials, so that the few that do are found without looking at all.
+
+use prost_types::{Struct, Value, value::Kind};
+use smol_str::SmolStr;
+
+use super::{super::MeshSnapshot, CONFIG_MAP, is_served};
+use crate::{
+    api::Config,
+    base::{Namespace, ObjectKey},
+    proto::istio::networking::v1alpha3::{
+        ClientTlsSettings, DestinationRule, TrafficPolicy, client_tls_settings::TlSmode,
+    },
+    table::Cx,
+};
+
+/// Who may be led to a credential by a DestinationRule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Clients {
+    /// Gateways, by every rule.
+    Gateways,
+    /// Sidecars of the rule's namespace, by rules that select them.
+    Selected(Namespace),
+    /// All sidecars, by rules whose authorities are in ConfigMaps.
+    Everyone,
+}
+
+/// Index keys of DestinationRules with credentials.
+pub fn clients(key: &ObjectKey, rule: &Config<DestinationRule>, emit: &mut dyn FnMut(Clients)) {
+    if client_credentials(&rule.spec).next().is_none() {
+        return;
+    }
+    emit(Clients::Gateways);
+    if rule.spec.workload_selector.is_some() {
+        emit(Clients::Selected(key.namespace.clone()));
+    }
+    if client_credentials(&rule.spec).any(|tls| tls.credential_name.starts_with(CONFIG_MAP)) {
+        emit(Clients::Everyone);
+    }
+}
+
+/// The TLS settings of a rule that name a credential and use it.
+pub fn client_credentials(rule: &DestinationRule) -> impl Iterator<Item = &ClientTlsSettings> {
+    let of_subsets = rule.subsets.iter().filter_map(|subset| subset.traffic_policy.as_ref());
+    let policies = rule.traffic_policy.iter().chain(of_subsets);
+    policies
+        .flat_map(tls_settings)
+        .filter(|tls| !tls.credential_name.is_empty() && matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual))
+}
+
+fn tls_settings(policy: &TrafficPolicy) -> impl Iterator<Item = &ClientTlsSettings> {
+    let of_ports = policy.port_level_settings.iter().filter_map(|port| port.tls.as_ref());
+    policy.tls.iter().chain(of_ports)
+}
+
+/// The credentials that the patches of an EnvoyFilter mention anywhere, sorted; none if it mentions none.
+pub fn of_filter(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Vec<SmolStr>> {
+    let filter = mesh.envoy_filters.get(cx, key)?;
+    let mut names = Vec::new();
+    for patch in &filter.spec.config_patches {
+        let value = patch.patch.as_ref().and_then(|patch| patch.value.as_ref());
+        value.into_iter().for_each(|value| in_struct(value, &mut names));
+    }
+    names.sort_unstable();
+    names.dedup();
+    (!names.is_empty()).then_some(names)
+}
+
+fn in_struct(fields: &Struct, names: &mut Vec<SmolStr>) {
+    fields.fields.values().for_each(|value| in_value(value, names));
+}
+
+fn in_value(value: &Value, names: &mut Vec<SmolStr>) {
+    match &value.kind {
+        Some(Kind::StringValue(text)) if is_served(text) => names.push(SmolStr::new(text)),
+        Some(Kind::StructValue(fields)) => in_struct(fields, names),
+        Some(Kind::ListValue(list)) => list.values.iter().for_each(|value| in_value(value, names)),
+        _ => {}
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether a text is a certificate. Dates are not looked at: this layer knows no time.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+
+const BEGIN: &str = "-----BEGIN ";
+const END: &str = "-----END ";
+const DASHES: &str = "-----";
+
+/// The tags of DER that a certificate is made of.
+const SEQUENCE: u8 = 0x30;
+const BIT_STRING: u8 = 0x03;
+
+/// Why a text is no certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// It holds no PEM block.
+    #[error("it is not PEM")]
+    NotPem,
+    /// The first PEM block is something else.
+    #[error("its first PEM block is not a certificate")]
+    NotACertificate,
+}
+
+/// Checks the first PEM block of a text, as Envoy takes that one for the certificate of the server.
+pub fn check_certificate(text: &[u8]) -> Result<(), CertificateError> {
+    let der = first_block(text).ok_or(CertificateError::NotPem)?;
+    let mut rest = der.as_slice();
+    while !rest.is_empty() {
+        let (certificate, after) = element(rest, SEQUENCE).ok_or(CertificateError::NotACertificate)?;
+        is_certificate(certificate).ok_or(CertificateError::NotACertificate)?;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// The content of the first PEM block.
+fn first_block(text: &[u8]) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(text).ok()?;
+    let mut rest = text;
+    loop {
+        let start = rest.find(BEGIN)? + BEGIN.len();
+        rest = &rest[start..];
+        let block = rest.split_once(DASHES).and_then(|(kind, body)| {
+            let (body, _) = body.split_once(&format!("{END}{kind}{DASHES}"))?;
+            // Lines with a colon are headers.
+            let lines = body.lines().filter(|line| !line.contains(':'));
+            let compact: String = lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect();
+            STANDARD.decode(compact).ok()
+        });
+        if block.is_some() {
+            return block;
+        }
+    }
+}
+
+/// A certificate is what is signed, the algorithm, and the signature.
+fn is_certificate(content: &[u8]) -> Option<()> {
+    let (_, rest) = element(content, SEQUENCE)?;
+    let (_, rest) = element(rest, SEQUENCE)?;
+    let (_, rest) = element(rest, BIT_STRING)?;
+    rest.is_empty().then_some(())
+}
+
+/// The content of the first DER element, if it has this tag, and what follows it.
+fn element(bytes: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
+    let (&tag, rest) = bytes.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (length, rest) = if first < 0x80 {
+        (usize::from(first), rest)
+    } else {
+        let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+        if digits.is_empty() || digits.len() > 4 {
+            return None;
+        }
+        let length = digits.iter().fold(0, |sum, digit| sum << 8 | usize::from(*digit));
+        (length, rest)
+    };
+    (tag == wanted).then(|| rest.split_at_checked(length)).flatten()
+}
