@@ -23,7 +23,7 @@ use super::{
     proxy::{Proxy, ProxyType},
 };
 use crate::{
-    base::{ObjectKey, Shared},
+    base::{ObjectKey, Shared, SmolStr},
     model::envoy_filter::{Patch, PatchClass, ReferencedService},
 };
 
@@ -49,16 +49,19 @@ pub struct Patches {
     pub routes: Shared<[PatchRef]>,
     /// Extension configurations.
     pub extensions: Shared<[PatchRef]>,
+    /// Patches of clusters and routes that are left out, with the filter that the proxy lacks.
+    pub lacking: Shared<[(PatchRef, SmolStr)]>,
     /// Services that the EnvoyFilters name, sorted.
     pub referenced_services: Shared<[ReferencedService]>,
 }
 
 impl Patches {
     /// The patches of the EnvoyFilters that are for a proxy and can have an effect on what such a proxy is sent.
-    pub fn of(view: &View, proxy: &Proxy, filters: &[ObjectKey]) -> Self {
+    pub fn of(view: &View, proxy: &Proxy, objects: &[ObjectKey]) -> Self {
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
+        let mut lacking = Vec::new();
         let mut referenced = BTreeSet::new();
-        for key in filters {
+        for key in objects {
             let Some(row) = view.mesh.envoy_filter_patches.get(view.cx, key) else {
                 continue;
             };
@@ -68,11 +71,18 @@ impl Patches {
                 // Parity: an extension is served wherever it is asked for, whatever the context.
                 let counts = class == PatchClass::Extension
                     || contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
-                if counts && patch.proxy.matches(&proxy.version_text, &proxy.metadata) {
-                    lists[class as usize].push(PatchRef {
-                        filter: key.clone(),
-                        index,
-                    });
+                if !counts || !patch.proxy.matches(&proxy.version_text, &proxy.metadata) {
+                    continue;
+                }
+                let one = PatchRef {
+                    filter: key.clone(),
+                    index,
+                };
+                match filters::absent(&proxy.extensions, patch) {
+                    Some(filter) if matches!(class, PatchClass::Cluster | PatchClass::Route) => {
+                        lacking.push((one, filter));
+                    }
+                    _ => lists[class as usize].push(one),
                 }
             }
         }
@@ -82,6 +92,7 @@ impl Patches {
             listeners,
             routes,
             extensions,
+            lacking: lacking.into(),
             referenced_services: referenced.into_iter().collect::<Vec<_>>().into(),
         }
     }

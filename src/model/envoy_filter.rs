@@ -6,11 +6,11 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use prost::{Message, Name};
-use prost_reflect::{DynamicMessage, ReflectMessage};
+use prost_reflect::{DynamicMessage, ReflectMessage, Value as Reflected};
 use regex::bytes::Regex;
 use serde_json::Value;
 use smol_str::{SmolStr, format_smolstr};
@@ -19,12 +19,16 @@ use super::MeshSnapshot;
 use crate::{
     api::{Config, istio::envoy_filter, regex as user_regex},
     base::{Hostname, Namespace, ObjectKey},
-    proto::istio::networking::v1alpha3::{
-        EnvoyFilter,
-        envoy_filter::{
-            self as proto, ClusterMatch, EnvoyConfigObjectPatch, ListenerMatch, RouteConfigurationMatch,
-            envoy_config_object_match::ObjectTypes,
+    proto::{
+        Any,
+        istio::networking::v1alpha3::{
+            EnvoyFilter,
+            envoy_filter::{
+                self as proto, ClusterMatch, EnvoyConfigObjectPatch, ListenerMatch, RouteConfigurationMatch,
+                envoy_config_object_match::ObjectTypes,
+            },
         },
+        udpa::r#type::v1::TypedStruct,
     },
     table::Cx,
 };
@@ -117,13 +121,20 @@ pub struct Patch {
 pub struct PatchValue {
     /// The message with its fields.
     pub message: DynamicMessage,
+    /// The types of what is packed in it, each once; see [`packed_type`].
+    pub packed: BTreeSet<SmolStr>,
     bytes: Bytes,
 }
 
 impl PatchValue {
     fn new(message: DynamicMessage) -> Self {
-        let bytes = message.encode_to_vec().into();
-        Self { message, bytes }
+        let mut packed = BTreeSet::new();
+        packed_types(&message, &mut packed);
+        Self {
+            bytes: message.encode_to_vec().into(),
+            packed,
+            message,
+        }
     }
 
     /// The value as a message with a Rust type; `None` if it is of another type.
@@ -131,6 +142,40 @@ impl PatchValue {
         (self.message.descriptor().full_name() == M::full_name())
             .then(|| M::decode(self.bytes.clone()).ok())
             .flatten()
+    }
+}
+
+/// The type of a packed message; of the struct in it, if that stands for a type.
+pub fn packed_type(any: &Any) -> SmolStr {
+    let name = |url: &str| SmolStr::new(url.rsplit_once('/').map_or(url, |(_, name)| name));
+    match any.type_name() {
+        // Both have the same fields.
+        "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => TypedStruct::decode(any.value.clone())
+            .map(|typed| name(&typed.type_url))
+            .unwrap_or_default(),
+        other => SmolStr::new(other),
+    }
+}
+
+/// Gathers the types of what is packed anywhere in a message, but not inside of something packed.
+fn packed_types(message: &DynamicMessage, found: &mut BTreeSet<SmolStr>) {
+    if message.descriptor().full_name() == Any::full_name() {
+        found.extend(message.transcode_to::<Any>().ok().as_ref().map(packed_type));
+        return;
+    }
+    for (_, value) in message.fields() {
+        match value {
+            Reflected::Message(inner) => packed_types(inner, found),
+            Reflected::List(list) => {
+                let messages = list.iter().filter_map(Reflected::as_message);
+                messages.for_each(|inner| packed_types(inner, found));
+            }
+            Reflected::Map(map) => {
+                let messages = map.values().filter_map(Reflected::as_message);
+                messages.for_each(|inner| packed_types(inner, found));
+            }
+            _ => {}
+        }
     }
 }
 

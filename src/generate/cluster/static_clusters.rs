@@ -2,12 +2,12 @@
 
 use super::{ClusterKey, client, connection_pool, draft::Draft, finished};
 use crate::{
-    base::{Shared, cidr::IpMode},
+    base::{Shared, SmolStr, cidr::IpMode},
     generate::{
         ResourceType, View,
         constant::{self, METADATA_EXCHANGE, metadata_exchange, passthrough_sources, socket_address},
-        group::{Built, Listed, Resource},
-        patch::{PatchContext, PatchRef, cluster::ClusterPatches},
+        group::{Built, Listed, Note, Resource},
+        patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::ProxyType,
         select::Selected,
     },
@@ -46,6 +46,8 @@ pub struct StaticPart {
     pub credential_socket: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
+    /// Patches that are left out, with what the client lacks: told by the cluster that every client has.
+    pub lacking: Shared<[(PatchRef, SmolStr)]>,
 }
 
 /// One of the clusters.
@@ -53,8 +55,10 @@ pub struct StaticPart {
 pub struct StaticKey {
     /// Which one.
     pub kind: StaticCluster,
-    /// EnvoyFilter patches of clusters that apply, in order.
+    /// EnvoyFilter patches that concern it, in order.
     pub patches: Shared<[PatchRef]>,
+    /// Patches to tell that the client lacks something for.
+    pub lacking: Shared<[(PatchRef, SmolStr)]>,
 }
 
 /// Which cluster.
@@ -96,6 +100,7 @@ impl StaticPart {
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             credential_socket: client::has_credential_socket(proxy),
             patches: selected.patches.clusters.clone(),
+            lacking: selected.patches.lacking.clone(),
         }
     }
 
@@ -121,6 +126,10 @@ impl StaticPart {
         let keys = kinds.into_iter().map(|kind| {
             ClusterKey::Static(StaticKey {
                 kind,
+                lacking: match kind {
+                    StaticCluster::BlackHole => self.lacking.clone(),
+                    _ => Vec::new().into(),
+                },
                 patches: match kind {
                     StaticCluster::InboundPassthrough(_) => inward.concerning(kind.name(), &[]),
                     // Parity: the proxy's own SDS provider is out of reach.
@@ -137,6 +146,14 @@ impl StaticPart {
 }
 
 impl StaticKey {
+    fn lacking_notes(&self, view: &View) -> Vec<Note> {
+        let note = |(one, filter): &(PatchRef, SmolStr)| {
+            let patch = patch::resolve(view, std::slice::from_ref(one)).into_iter().next()?;
+            Some(set::missing(patch, filter))
+        };
+        self.lacking.iter().filter_map(note).collect()
+    }
+
     /// Builds the cluster.
     pub fn build(&self, view: &View) -> Built {
         let cluster = match self.kind {
@@ -154,7 +171,7 @@ impl StaticKey {
             StaticCluster::ExternalSds => external_sds(view),
         }
         .finish();
-        finished(view, &self.patches, &[], cluster, Vec::new())
+        finished(view, &self.patches, &[], cluster, self.lacking_notes(view))
     }
 }
 

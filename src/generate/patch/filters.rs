@@ -1,6 +1,7 @@
 //! Lists of filters, whatever kind: listener filters, network filters, HTTP filters are patched alike.
 
 use prost::{Message, Name};
+use smol_str::SmolStr;
 
 use super::{
     merge::{MergeError, merge_any},
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::{
     generate::proxy::Extensions,
-    model::envoy_filter::{Operation, Patch},
+    model::envoy_filter::{Operation, Patch, packed_type},
     proto::{
         Any,
         envoy::{
@@ -18,7 +19,6 @@ use crate::{
             },
             extensions::filters::network::http_connection_manager::v3::{HttpFilter, http_filter},
         },
-        udpa::r#type::v1::TypedStruct,
     },
 };
 
@@ -154,6 +154,23 @@ pub fn can_run<F: Patched>(extensions: &Extensions, filter: &F) -> bool {
     names(filter).iter().any(|name| extensions.has(name))
 }
 
+/// A filter that the value of a patch configures and that a client cannot run; `None` too if something would be let
+/// through without the patch.
+pub fn absent(extensions: &Extensions, patch: &Patch) -> Option<SmolStr> {
+    let value = patch.value.as_ref().filter(|_| extensions.listed.is_some())?;
+    let mut filters = value
+        .packed
+        .iter()
+        .filter(|name| name.starts_with("envoy.extensions.filters."));
+    let cannot = |name: &&SmolStr| {
+        let names = type_names(name);
+        !names
+            .iter()
+            .any(|name| extensions.has(name) || SECURITY.contains(&name.as_str()))
+    };
+    filters.find(cannot).cloned()
+}
+
 /// All names by which a client may list what a filter is.
 fn names<F: Patched>(filter: &F) -> Vec<String> {
     let mut names = vec![filter.name().to_owned()];
@@ -161,17 +178,6 @@ fn names<F: Patched>(filter: &F) -> Vec<String> {
         names.extend(type_names(&packed_type(config)));
     }
     names
-}
-
-/// The type of a packed configuration; of the struct in it, if it is one that stands for a type.
-fn packed_type(config: &Any) -> String {
-    match config.type_name() {
-        // Both have the same fields.
-        "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => TypedStruct::decode(config.value.clone())
-            .map(|typed| type_name(&typed.type_url).to_owned())
-            .unwrap_or_default(),
-        name => name.to_owned(),
-    }
 }
 
 fn type_name(url: &str) -> &str {
