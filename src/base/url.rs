@@ -3,6 +3,8 @@
 //! What one would get wrong: without a scheme everything is a path, so `registry/image` is fine and `1.2.3.4:5000/image`
 //! is not, while `localhost:5000/image` has the scheme `localhost`.
 
+use std::fmt::{self, Write};
+
 /// A URL in its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
@@ -62,8 +64,8 @@ impl Url {
     }
 }
 
-impl std::fmt::Display for Url {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scheme, query, .. } = self;
         if !scheme.is_empty() {
             write!(f, "{scheme}:")?;
@@ -145,7 +147,7 @@ fn escaped(path: &str) -> String {
         if is_plain(byte) {
             text.push(char::from(byte));
         } else {
-            text.push_str(&format!("%{byte:02X}"));
+            write!(text, "%{byte:02X}").expect("because text can be written to");
         }
     }
     text
