@@ -43,7 +43,8 @@ test: ## format, lints, unit and integration tests; ends with the time of each s
 	$(call step,tests,cargo test --workspace --locked)
 	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
 
-bench: tools ## figures of the release build with a large mesh in a real API server
+bench: tools ## figures of the release build: generation as a mesh grows, a large mesh in a real API server
+	cargo bench --locked --bench generation
 	cargo bench --locked --bench kubernetes
 
 audit: $(TOOLS)/bin/cargo-deny ## licences, bans, duplicates and sources of every dependency

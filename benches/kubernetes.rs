@@ -11,7 +11,7 @@ mod tests {
 }
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use tests::support;
 
 use support::daemon::Daemon;
+use support::figures;
 use support::kubernetes::{self, Cluster};
 use support::wait;
 
@@ -231,19 +232,15 @@ fn memory(daemon: &Daemon, name: &str) -> Result<u64, String> {
 }
 
 fn report(measured: &BTreeMap<&'static str, Figures>, keep: bool) -> Result<(), String> {
-    let path: PathBuf = support::project().join("benches/figures.json");
-    let kept: Value = std::fs::read_to_string(&path)
-        .ok()
-        .and_then(|text| serde_json::from_str(&text).ok())
-        .unwrap_or_default();
+    let kept = figures::kept("kubernetes");
     println!(
         "{SERVICES} services with a VirtualService and a DestinationRule each, {} endpoints, no proxies",
         SERVICES * ENDPOINTS
     );
     println!(
         "on {}; kept figures are from {}\n",
-        machine(),
-        kept["machine"].as_str().unwrap_or("nowhere")
+        figures::machine(),
+        figures::kept_on("kubernetes")
     );
     println!(
         "{:<32} {:<24} {:>10} {:>10} {:>6}",
@@ -251,34 +248,14 @@ fn report(measured: &BTreeMap<&'static str, Figures>, keep: bool) -> Result<(), 
     );
     for (mesh, figures) in measured {
         for (figure, value) in figures {
-            let before = kept["kubernetes"][mesh][figure].as_u64();
+            let before = kept[mesh][figure].as_u64();
             let ratio = before.map_or("-".to_owned(), |before| format!("{:.2}", *value as f64 / before as f64));
             let before = before.map_or("-".to_owned(), |before| before.to_string());
             println!("{mesh:<32} {figure:<24} {value:>10} {before:>10} {ratio:>6}");
         }
     }
     if keep {
-        let figures = json!({ "machine": machine(), "kubernetes": measured });
-        let text = serde_json::to_string_pretty(&figures).map_err(|error| error.to_string())?;
-        std::fs::write(&path, text + "\n").map_err(|error| error.to_string())?;
+        figures::keep("kubernetes", json!(measured))?;
     }
     Ok(())
-}
-
-fn machine() -> String {
-    let field = |file: &str, name: &str| {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        let value = text.lines().find_map(|line| {
-            line.strip_prefix(name)?
-                .split_once(':')
-                .map(|(_, value)| value.trim().to_owned())
-        });
-        value.unwrap_or_else(|| "unknown".to_owned())
-    };
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!(
-        "{cores} cores ({}), {} of memory",
-        field("/proc/cpuinfo", "model name"),
-        field("/proc/meminfo", "MemTotal")
-    )
 }

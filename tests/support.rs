@@ -4,6 +4,8 @@ pub(crate) mod ads;
 pub(crate) mod daemon;
 pub(crate) mod detour;
 pub(crate) mod envoy;
+#[allow(dead_code, reason = "for the benches")]
+pub(crate) mod figures;
 pub(crate) mod helm;
 pub(crate) mod http;
 pub(crate) mod kubernetes;

@@ -1,0 +1,191 @@
+//! What full generation costs as a mesh grows: for each kind of growth the CPU time of the model and of everything that a
+//! sidecar and a gateway are sent, at sizes that double. Twice as much should cost twice as much and no more.
+//!
+//! `cargo bench --bench generation` prints a table and how the last size compares to `benches/figures.json`, and fails
+//! where a doubling costs more than [`MOST`] times as much; `-- --keep` writes the figures there. Another argument is a
+//! part of the names of the curves to run.
+
+#[path = "generation/curves.rs"]
+mod curves;
+#[path = "../tests/support/figures.rs"]
+mod figures;
+#[path = "generation/objects.rs"]
+mod objects;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use istiod::{
+    api::{document, folder},
+    base::ClusterId,
+    generate::{
+        Proxy,
+        proxy::Extensions,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{Change, Installation, MeshSnapshot, World},
+    table::ChangeSet,
+};
+use serde_json::{Value, json};
+
+use curves::CURVES;
+
+/// Each figure is the least of so many runs: what disturbs a run only ever adds to it.
+const RUNS: usize = 5;
+const DOUBLINGS: u32 = 4;
+/// How much more a doubling may cost. Caches hold less of a larger mesh, maps are deeper, lists are sorted.
+const MOST: f64 = 2.5;
+
+/// Milliseconds of CPU.
+#[derive(Clone, Copy)]
+struct Cost {
+    model: f64,
+    sidecar: f64,
+    gateway: f64,
+}
+
+impl Cost {
+    const NONE: Cost = Cost {
+        model: f64::INFINITY,
+        sidecar: f64::INFINITY,
+        gateway: f64::INFINITY,
+    };
+
+    fn least(self, other: Cost) -> Cost {
+        Cost {
+            model: self.model.min(other.model),
+            sidecar: self.sidecar.min(other.sidecar),
+            gateway: self.gateway.min(other.gateway),
+        }
+    }
+
+    fn all(self) -> f64 {
+        self.model + self.sidecar + self.gateway
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let keep = arguments.iter().any(|argument| argument == "--keep");
+    let wanted = arguments.iter().find(|argument| !argument.starts_with('-'));
+    match run(keep, wanted.map_or("", String::as_str)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(keep: bool, wanted: &str) -> Result<(), String> {
+    println!(
+        "CPU milliseconds of the model and of all that one sidecar and one gateway are sent, least of {RUNS} runs"
+    );
+    println!(
+        "on {}; kept figures are from {}\n",
+        figures::machine(),
+        figures::kept_on("generation")
+    );
+    let header = ["size", "model", "sidecar", "gateway", "all", "ratio", "kept"];
+    let kept = figures::kept("generation");
+    let mut measured = BTreeMap::new();
+    let mut steep = Vec::new();
+    for curve in CURVES.iter().filter(|curve| curve.name.contains(wanted)) {
+        println!("{}", curve.name);
+        println!("  {}", header.map(|name| format!("{name:>9}")).join(""));
+        let mut before: Option<f64> = None;
+        let mut row = BTreeMap::new();
+        for doubling in 0..=DOUBLINGS {
+            let size = curve.first << doubling;
+            let cost = cost(&(curve.mesh)(size))?;
+            let ratio = before.map(|before| cost.all() / before);
+            if ratio.is_some_and(|ratio| ratio > MOST) {
+                steep.push(format!("{}: {:.2} at {size}", curve.name, ratio.unwrap_or_default()));
+            }
+            let values = [cost.model, cost.sidecar, cost.gateway, cost.all()].map(|value| format!("{value:>9.1}"));
+            let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+            let old = kept[curve.name][size.to_string()].as_f64();
+            let old = old.map_or("-".to_owned(), |old| format!("{old:.1}"));
+            println!("  {size:>9}{}{ratio:>9}{old:>9}", values.join(""));
+            before = Some(cost.all());
+            row.insert(size.to_string(), (cost.all() * 10.0).round() / 10.0);
+        }
+        measured.insert(curve.name, row);
+    }
+    if keep {
+        figures::keep("generation", json!(measured))?;
+    }
+    if steep.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "\ntwice as much costs more than {MOST} times as much:\n{}",
+        steep.join("\n")
+    ))
+}
+
+fn cost(objects: &[Value]) -> Result<Cost, String> {
+    let rows = || {
+        let read = |object| document::parse(&ClusterId::new("Kubernetes"), object).rows;
+        let mesh_config = folder::read(
+            &Vec::<(String, Vec<u8>)>::new(),
+            &Installation::default().cluster,
+            &Installation::default().mesh_config_key(),
+        );
+        let fixed = mesh_config.rows.into_values().flatten();
+        let changes: Vec<Change> = fixed.chain(objects.iter().flat_map(read)).map(Change::Upsert).collect();
+        changes
+    };
+    let mut least = Cost::NONE;
+    for _ in 0..RUNS {
+        let changes = rows();
+        let mut world = World::new(Installation::default());
+        let begun = cpu()?;
+        let mesh = world.commit(changes).snapshot;
+        let model = cpu()? - begun;
+        let once = Cost {
+            model,
+            sidecar: generation(&mesh, "sidecar", "10.1.0.0", "app-0")?,
+            gateway: generation(&mesh, "router", "10.3.0.1", "edge")?,
+        };
+        least = least.least(once);
+    }
+    Ok(least)
+}
+
+/// What the first configuration of one proxy costs.
+fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f64, String> {
+    let metadata = json!({ "NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3", "SERVICE_ACCOUNT": "sa",
+        "LABELS": { "app": app, "istio": app } });
+    let metadata = metadata.as_object().into_iter().flatten();
+    let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let node = format!("{kind}~{ip}~{app}.shop~shop.svc.cluster.local");
+    let proxy = Proxy::new(&node, "", metadata, "".into(), Extensions::default()).map_err(|error| error.to_string())?;
+    let membership = Membership {
+        joined: vec![(MemberId(0), Arc::new(proxy))],
+        ..Membership::default()
+    };
+    let mut store = Store::default();
+    let begun = cpu()?;
+    let update = store.update(mesh, &ChangeSet::default(), membership, &Serial);
+    let cost = cpu()? - begun;
+    if update.panics.is_empty() {
+        Ok(cost)
+    } else {
+        Err(update.panics.join("\n"))
+    }
+}
+
+/// Milliseconds that this thread has run for. The kernel keeps nanoseconds, and brings them up to date when the thread
+/// rests.
+fn cpu() -> Result<f64, String> {
+    std::thread::park_timeout(Duration::from_micros(1));
+    let path = "/proc/thread-self/schedstat";
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let nanoseconds = text.split(' ').next().and_then(|word| word.parse::<u64>().ok());
+    nanoseconds
+        .map(|number| number as f64 / 1e6)
+        .ok_or_else(|| format!("{path}: {text}"))
+}
