@@ -11,6 +11,7 @@ mod discovery;
 mod draft;
 pub mod dynamic;
 mod inbound;
+mod limit;
 mod load_balancer;
 mod outbound;
 mod outlier;

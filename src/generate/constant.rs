@@ -14,14 +14,18 @@ use crate::{
         envoy::{
             config::core::v3::{
                 Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, ConfigSource, GrpcService, Metadata,
-                Pipe, SocketAddress, TransportSocket, address,
+                Pipe, SocketAddress, TransportSocket, TypedExtensionConfig, address,
                 api_config_source::ApiType,
                 config_source::ConfigSourceSpecifier,
                 grpc_service::{EnvoyGrpc, TargetSpecifier},
+                http1_protocol_options::{HeaderKeyFormat, header_key_format::HeaderFormat},
                 socket_address::PortSpecifier,
                 transport_socket::ConfigType,
             },
-            extensions::transport_sockets::{raw_buffer::v3::RawBuffer, tls::v3::SdsSecretConfig},
+            extensions::{
+                http::header_formatters::preserve_case::v3::PreserveCaseFormatterConfig,
+                transport_sockets::{raw_buffer::v3::RawBuffer, tls::v3::SdsSecretConfig},
+            },
         },
         udpa::r#type::v1::TypedStruct,
     },
@@ -45,6 +49,7 @@ pub const ROOT_SECRET: &str = "ROOTCA";
 pub const ISTIO_METADATA: &str = "istio";
 
 const SDS_CLUSTER: &str = "sds-grpc";
+const FILE_SDS_CLUSTER: &str = "sds-files-grpc";
 const EXTERNAL_SDS_CLUSTER: &str = "sds-external";
 /// Credentials that somebody else than the control plane serves.
 pub const SDS_CREDENTIAL: &str = "sds://";
@@ -112,11 +117,21 @@ pub fn workload_secret(name: &str) -> SdsSecretConfig {
     }
 }
 
-/// A secret that the agent beside the proxy reads from files.
-pub fn file_secret(name: String) -> SdsSecretConfig {
+/// A secret that the agent beside the proxy reads from files; `own_server`: somebody else serves such secrets there.
+pub fn file_secret(name: String, own_server: bool) -> SdsSecretConfig {
     SdsSecretConfig {
         name,
-        sds_config: Some(grpc_source(SDS_CLUSTER)),
+        sds_config: Some(grpc_source(if own_server { FILE_SDS_CLUSTER } else { SDS_CLUSTER })),
+    }
+}
+
+/// HTTP/1.1 header names stay as they were written.
+pub fn keep_header_case() -> HeaderKeyFormat {
+    HeaderKeyFormat {
+        header_format: Some(HeaderFormat::StatefulFormatter(TypedExtensionConfig {
+            name: "preserve_case".to_owned(),
+            typed_config: Some(Any::pack(&PreserveCaseFormatterConfig::default())),
+        })),
     }
 }
 

@@ -66,6 +66,8 @@ pub struct EndpointClient {
     pub locality: Option<SmolStr>,
     /// Its labels that failover priorities compare; `None`: it has no labels, or none is compared.
     pub labels: Option<Labels>,
+    /// It never sends by HBONE, even to endpoints that ask for it.
+    pub no_tunnels: bool,
 }
 
 /// What the choice of network gateways depends on of a client.
@@ -80,8 +82,7 @@ pub struct NetworkClient {
 impl EndpointClient {
     /// The projection of a client for one service. `place`: where it is, for services that need to know.
     pub fn of(view: &View, service: &Service, client: &OutboundClient, place: Option<(&Place, &Needs)>) -> Self {
-        let networks = view.mesh.networks.get(view.cx, &());
-        let is_multi_network = networks.is_some_and(|networks| networks.is_multi_network());
+        let is_multi_network = network::gateways_for(view, service).is_some();
         let cluster_local = service.node_local || view.mesh.is_cluster_local(view.cx, &service.key.hostname);
         let mut projection = Self {
             network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
@@ -92,6 +93,7 @@ impl EndpointClient {
             cluster: (cluster_local || view.mesh.installation.features.enable_mcs_service_discovery)
                 .then(|| client.cluster.clone()),
             cluster_only: cluster_local,
+            no_tunnels: client.no_tunnels,
             ..Self::default()
         };
         if let Some((place, needs)) = place {

@@ -5,7 +5,7 @@
 
 mod custom;
 mod item;
-mod jwt;
+pub(super) mod jwt;
 mod matcher;
 mod permission;
 mod principal;

@@ -3,13 +3,13 @@
 mod entry;
 mod kube;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    service::{Registry, Resolution, Service, ServiceKey},
+    service::{Registry, Resolution, Service, ServiceKey, ServicePort},
     workload::Workload,
 };
 use crate::{
@@ -42,6 +42,8 @@ pub struct Endpoint {
     pub extra_addresses: Vec<SmolStr>,
     /// The service port's name that this endpoint serves.
     pub port_name: SmolStr,
+    /// The number of the service port, where a ServiceEntry tells; 0: only the name is known.
+    pub service_port: u32,
     /// The port it listens on (0 for a Unix socket).
     pub port: u32,
     /// Labels with the augmented ones.
@@ -88,17 +90,22 @@ pub struct ServiceEndpoints {
 pub struct EndpointTraits {
     /// SPIFFE identities of all endpoints, sorted and unique.
     pub identities: Vec<SmolStr>,
-    /// There is at least one endpoint.
-    pub any: bool,
-    /// Some endpoint has a TLS mode other than `istio`.
-    pub any_plaintext: bool,
-    /// Every endpoint is reached by HBONE.
-    pub all_tunnel: bool,
+    /// What is known of each port with endpoints, by number.
+    pub ports: BTreeMap<u32, PortTraits>,
     /// For DNS services: the endpoints themselves, which stand inline in the cluster.
     pub inline: Vec<Shared<Endpoint>>,
     /// For headless (passthrough) services: each address with its port name, cluster, network and readiness,
     /// for per-pod listeners and the name table.
     pub addresses: Vec<HeadlessAddress>,
+}
+
+/// What the endpoints of one port have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PortTraits {
+    /// Some endpoint is without mutual TLS.
+    pub plaintext: bool,
+    /// Every endpoint is reached by HBONE.
+    pub all_tunnel: bool,
 }
 
 /// One address of a headless service.
@@ -170,9 +177,7 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
             .filter(|identity| !identity.is_empty())
             .cloned()
             .collect(),
-        any: !endpoints.is_empty(),
-        any_plaintext: endpoints.iter().any(|endpoint| endpoint.tls_mode != "istio"),
-        all_tunnel: !endpoints.is_empty() && endpoints.iter().all(|endpoint| endpoint.supports_tunnel()),
+        ports: port_traits(service, endpoints),
         inline: if is_dns { endpoints.clone() } else { Vec::new() },
         addresses: headless
             .iter()
@@ -181,7 +186,27 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
     })
 }
 
+fn port_traits(service: &Service, endpoints: &[Shared<Endpoint>]) -> BTreeMap<u32, PortTraits> {
+    let of_port = |port: &ServicePort| {
+        let served: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.serves(port)).collect();
+        let traits = PortTraits {
+            plaintext: served.iter().any(|endpoint| endpoint.tls_mode == "disabled"),
+            all_tunnel: served.iter().all(|endpoint| endpoint.supports_tunnel()),
+        };
+        (!served.is_empty()).then_some((port.number, traits))
+    };
+    service.ports.iter().filter_map(of_port).collect()
+}
+
 impl Endpoint {
+    /// True if the endpoint serves a port of the service, by its number where that is known. EDS goes by the name alone.
+    pub fn serves(&self, port: &ServicePort) -> bool {
+        match self.service_port {
+            0 => self.port_name == port.name,
+            number => number == port.number,
+        }
+    }
+
     /// True if the endpoint is reached by HBONE on its own account.
     pub fn supports_tunnel(&self) -> bool {
         let label = self.labels.get("networking.istio.io/tunnel");
@@ -194,6 +219,7 @@ impl Endpoint {
             address: workload.addresses.first().cloned().unwrap_or_default(),
             extra_addresses: Vec::new(),
             port_name: port_name.clone(),
+            service_port: 0,
             port,
             labels: workload.endpoint_labels.clone(),
             identity: workload.identity.clone(),

@@ -28,6 +28,10 @@ pub struct SocketClient {
     pub certificates: Option<ClientCertificates>,
     /// It has the socket of an SDS provider of its own.
     pub credential_socket: bool,
+    /// Somebody else than its agent serves it secrets from files.
+    pub file_socket: bool,
+    /// HTTP/1.1 header names stay as clients write them.
+    pub keeps_header_case: bool,
 }
 
 /// `TLS_CLIENT_CERT_CHAIN`, `TLS_CLIENT_KEY` and `TLS_CLIENT_ROOT_CERT` of the node.
@@ -56,6 +60,8 @@ pub struct OutboundClient {
     pub cluster: ClusterId,
     /// The labels that some DestinationRule of the namespace selects clients by.
     pub rule_labels: Labels,
+    /// It never sends by HBONE: `DISABLE_HBONE_SEND` of the node.
+    pub no_tunnels: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
 }
@@ -65,11 +71,12 @@ impl OutboundClient {
     pub fn of(view: &View, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;
         Hashed::new(Self {
-            socket: Hashed::new(SocketClient::of(view, proxy)),
+            socket: Hashed::new(SocketClient::of(view, selected)),
             ip_mode: proxy.ip_mode(),
             network: selected.network.clone(),
             network_view: Shared::new(proxy.network_view.clone()),
             cluster: proxy.cluster.clone(),
+            no_tunnels: proxy.flag("DISABLE_HBONE_SEND"),
             rule_labels: rule_labels(view, selected.scope.namespace(), &selected.labels),
             patches: selected.patches.clusters.clone(),
         })
@@ -77,7 +84,8 @@ impl OutboundClient {
 }
 
 impl SocketClient {
-    fn of(view: &View, proxy: &Proxy) -> Self {
+    fn of(view: &View, selected: &Selected) -> Self {
+        let proxy = selected.proxy;
         let features = &view.mesh.installation.features;
         let chain = proxy.text("TLS_CLIENT_CERT_CHAIN");
         Self {
@@ -90,6 +98,8 @@ impl SocketClient {
                 root: proxy.text("TLS_CLIENT_ROOT_CERT"),
             }),
             credential_socket: has_credential_socket(proxy),
+            file_socket: has_file_socket(proxy),
+            keeps_header_case: keeps_header_case(selected),
         }
     }
 }
@@ -97,6 +107,19 @@ impl SocketClient {
 /// True if the node says that an SDS provider listens beside it.
 pub fn has_credential_socket(proxy: &Proxy) -> bool {
     proxy.text("credential") == "true"
+}
+
+/// `proxyHeaders.preserveHttp1HeaderCase` of the effective ProxyConfig.
+pub fn keeps_header_case(selected: &Selected) -> bool {
+    let headers = selected.proxy_config.proxy_headers.as_ref();
+    headers
+        .and_then(|headers| headers.preserve_http1_header_case)
+        .unwrap_or(false)
+}
+
+/// True if the node says that somebody else than its agent serves secrets from files.
+pub fn has_file_socket(proxy: &Proxy) -> bool {
+    proxy.text("file-credential") == "true"
 }
 
 /// The client's labels, as far as DestinationRules of the namespace look at them.

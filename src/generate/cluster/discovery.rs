@@ -1,6 +1,6 @@
 //! How Envoy finds the endpoints of a service's clusters.
 
-use super::{load_balancer, rule};
+use super::{client::SocketClient, dynamic, load_balancer, outbound::ClusterMode, rule};
 use crate::{
     base::Shared,
     generate::View,
@@ -17,11 +17,20 @@ use crate::{
 
 /// See the module's text; for the clusters of one port.
 pub(super) struct Kinds {
-    /// Of the default cluster, with its own policy.
-    default: DiscoveryType,
+    /// What the service calls for.
+    declared: DiscoveryType,
     /// The policy of load balancing is not asked.
     fixed_policy: bool,
     port: u32,
+}
+
+/// How one cluster is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// What it is begun as; the fields that go with that stay in it.
+    pub begun: DiscoveryType,
+    /// What it is in the end: load balancing `PASSTHROUGH` makes any cluster one of original destinations.
+    pub ended: DiscoveryType,
 }
 
 impl Kinds {
@@ -29,35 +38,51 @@ impl Kinds {
         view: &View,
         service: &Service,
         port: &ServicePort,
-        rule: Option<&Shared<DestinationRule>>,
-        is_router: bool,
+        mode: ClusterMode,
+        client: &SocketClient,
     ) -> Self {
-        let kinds = Self {
-            default: discovery_type(view, service, is_router),
+        Self {
+            declared: discovery_type(view, service, mode, client.is_router),
             fixed_policy: is_redis(view, port),
             port: port.number,
-        };
-        let default = kinds.with_policy(rule, "");
-        Self { default, ..kinds }
-    }
-
-    pub(super) fn of(&self, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
-        if subset.is_empty() {
-            self.default
-        } else {
-            self.with_policy(rule, subset)
         }
     }
 
-    /// Load balancing `PASSTHROUGH` makes any cluster one of original destinations; that of the default cluster shapes
-    /// its subsets too.
-    fn with_policy(&self, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
+    /// True if the addresses stand in the clusters; without any there are no clusters.
+    pub(super) fn inline(&self) -> bool {
+        matches!(self.declared, DiscoveryType::StrictDns | DiscoveryType::LogicalDns)
+    }
+
+    /// The kind of the cluster of a subset. What the default cluster ends as shapes its subsets.
+    pub(super) fn of(&self, rule: Option<&Shared<DestinationRule>>, subset: &str) -> Kind {
+        let default = self.ended(self.declared, rule, "");
+        if subset.is_empty() {
+            return Kind {
+                begun: self.declared,
+                ended: default,
+            };
+        }
+        let own = rule
+            .and_then(|rule| rule::subset(rule, subset))
+            .and_then(|subset| subset.traffic_policy.as_ref());
+        let own = load_balancer::simple(own.and_then(|policy| policy.load_balancer.as_ref()));
+        let begun = match own {
+            SimpleLb::Passthrough => DiscoveryType::OriginalDst,
+            _ => default,
+        };
+        Kind {
+            begun,
+            ended: self.ended(begun, rule, subset),
+        }
+    }
+
+    fn ended(&self, begun: DiscoveryType, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
         let policy = rule.and_then(|rule| rule::policy_of(rule, self.port, subset));
         let simple = load_balancer::simple(policy.as_ref().and_then(|policy| policy.load_balancer.as_ref()));
         if simple == SimpleLb::Passthrough && !self.fixed_policy {
             DiscoveryType::OriginalDst
         } else {
-            self.default
+            begun
         }
     }
 }
@@ -66,7 +91,7 @@ pub(super) fn is_redis(view: &View, port: &ServicePort) -> bool {
     port.protocol == Protocol::Redis && view.mesh.installation.features.pilot_enable_redis_filter
 }
 
-fn discovery_type(view: &View, service: &Service, is_router: bool) -> DiscoveryType {
+fn discovery_type(view: &View, service: &Service, mode: ClusterMode, is_router: bool) -> DiscoveryType {
     let features = &view.mesh.installation.features;
     let eds_for_headless = service.registry == Registry::Kubernetes && features.pilot_enable_eds_for_headless_services;
     match service.resolution {
@@ -75,7 +100,7 @@ fn discovery_type(view: &View, service: &Service, is_router: bool) -> DiscoveryT
         Resolution::DnsRoundRobinLb => DiscoveryType::LogicalDns,
         Resolution::Passthrough if !is_router && !eds_for_headless => DiscoveryType::OriginalDst,
         // Not a type of its own: such a cluster has an extension for it, and no endpoints.
-        Resolution::DynamicDns => DiscoveryType::Static,
-        Resolution::ClientSideLb | Resolution::Passthrough | Resolution::Alias => DiscoveryType::Eds,
+        Resolution::DynamicDns if dynamic::is_dynamic(service, mode) => DiscoveryType::Static,
+        _ => DiscoveryType::Eds,
     }
 }

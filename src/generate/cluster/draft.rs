@@ -1,8 +1,10 @@
 //! A cluster in the making: the message, and apart from it the HTTP options, which are packed at the end.
 
-use crate::generate::constant::ISTIO_METADATA;
 use crate::{
-    generate::name,
+    generate::{
+        constant::{self, ISTIO_METADATA},
+        name,
+    },
     proto::{
         Any,
         envoy::{
@@ -62,6 +64,19 @@ impl Draft {
         self.cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(DiscoveryType::OriginalDst as i32))
     }
 
+    /// True for clusters that resolve the host of each request.
+    pub(super) fn is_dynamic(&self) -> bool {
+        matches!(
+            self.cluster.cluster_discovery_type,
+            Some(ClusterDiscoveryType::ClusterType(_))
+        )
+    }
+
+    /// True for clusters whose endpoints are told by EDS.
+    pub(super) fn is_eds(&self) -> bool {
+        self.cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(DiscoveryType::Eds as i32))
+    }
+
     /// True if the upstream is spoken to in HTTP/2, whatever the client speaks.
     pub(super) fn is_http2(&self) -> bool {
         let protocol = self
@@ -80,16 +95,43 @@ impl Draft {
         self.http.get_or_insert_default()
     }
 
-    /// Speaks HTTP/2 to the upstream.
+    /// Speaks HTTP/2 to the upstream, unless a protocol is chosen already.
     pub(super) fn use_http2(&mut self) {
+        let options = &mut self.http().upstream_protocol_options;
+        options.get_or_insert_with(|| {
+            UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
+                protocol_config: Some(ProtocolConfig::Http2ProtocolOptions(Http2ProtocolOptions::default())),
+            })
+        });
+    }
+
+    /// Speaks HTTP/1.1 to the upstream, with header names as the client wrote them.
+    pub(super) fn keep_header_case(&mut self) {
+        let options = Http1ProtocolOptions {
+            header_key_format: Some(constant::keep_header_case()),
+            ..Default::default()
+        };
         self.http().upstream_protocol_options = Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
-            protocol_config: Some(ProtocolConfig::Http2ProtocolOptions(Http2ProtocolOptions::default())),
+            protocol_config: Some(ProtocolConfig::HttpProtocolOptions(options)),
         }));
     }
 
-    /// Speaks to the upstream what the client speaks.
+    /// Speaks to the upstream what the client speaks. The options of HTTP/1.1 are kept if that was chosen before.
     pub(super) fn use_client_protocol(&mut self) {
-        self.http().upstream_protocol_options = Some(client_protocol());
+        let options = &mut self.http().upstream_protocol_options;
+        let http1 = match options.take() {
+            Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
+                protocol_config: Some(ProtocolConfig::HttpProtocolOptions(http1)),
+            })) => http1,
+            _ => Http1ProtocolOptions::default(),
+        };
+        *options = Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
+            UseDownstreamHttpConfig {
+                http_protocol_options: Some(http1),
+                http2_protocol_options: Some(Http2ProtocolOptions::default()),
+                http3_protocol_options: None,
+            },
+        ));
     }
 
     /// The options that all HTTP versions share.
@@ -132,12 +174,4 @@ impl Draft {
         }
         self.cluster
     }
-}
-
-fn client_protocol() -> UpstreamProtocolOptions {
-    UpstreamProtocolOptions::UseDownstreamProtocolConfig(UseDownstreamHttpConfig {
-        http_protocol_options: Some(Http1ProtocolOptions::default()),
-        http2_protocol_options: Some(Http2ProtocolOptions::default()),
-        http3_protocol_options: None,
-    })
 }

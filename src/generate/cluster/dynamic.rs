@@ -1,8 +1,13 @@
 //! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
 
-use super::{draft::Draft, service::Context, static_clusters::exchange_filter};
+use super::{draft::Draft, outbound::ClusterMode, service::Context, static_clusters::exchange_filter};
 use crate::{
-    model::{envoy_filter::ReferencedService, service::Protocol},
+    base::host,
+    model::{
+        Service,
+        envoy_filter::ReferencedService,
+        service::{Protocol, Resolution},
+    },
     proto::{
         Any,
         envoy::{
@@ -27,6 +32,12 @@ pub fn dns_cache(host: &str) -> DnsCacheConfig {
     }
 }
 
+/// True if the proxy resolves the host from each request. Clusters for SNI are not made that way.
+pub(super) fn is_dynamic(service: &Service, mode: ClusterMode) -> bool {
+    let resolved = service.resolution == Resolution::DynamicDns && mode == ClusterMode::Default;
+    resolved && host::is_wildcard(&service.key.hostname)
+}
+
 /// The protocols in which a request says which host it wants.
 pub(super) fn serves(protocol: Protocol) -> bool {
     matches!(
@@ -48,10 +59,10 @@ pub(super) fn cluster(context: &Context) -> Draft {
         typed_config: Some(Any::pack(&config)),
     });
     let mut draft = Draft::of(context.key.name(), kind);
-    context.set_statistics(&mut draft);
     draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
     context.set_protocol(&mut draft);
     context.apply_pool(&mut draft);
+    context.apply_outlier(&mut draft);
     context.apply_tls(&mut draft);
     draft
         .cluster

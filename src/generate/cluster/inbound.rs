@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    ClusterKey, connection_pool,
+    ClusterKey, client, connection_pool,
     draft::Draft,
     finished, rule,
-    service::{service_metadata, set_protocol},
+    service::{service_metadata, set_port_override, set_protocol},
     static_clusters::{bind_config, fixed_endpoint},
 };
 use crate::{
@@ -60,6 +60,8 @@ pub struct InboundPart {
     pub instance_v4: SmolStr,
     /// The instance's first IPv6 address; empty unless the Sidecar sends traffic there.
     pub instance_v6: SmolStr,
+    /// HTTP/1.1 header names stay as clients write them.
+    pub keeps_header_case: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
 }
@@ -82,6 +84,8 @@ pub struct InboundKey {
     pub rule: Option<RuleRef>,
     /// The address families, for the source address.
     pub ip_mode: IpMode,
+    /// HTTP/1.1 header names stay as clients write them.
+    pub keeps_header_case: bool,
     /// EnvoyFilter patches that concern it, in order.
     pub patches: Shared<[PatchRef]>,
 }
@@ -103,6 +107,7 @@ impl InboundPart {
             bound_ports: proxy.interception_mode == InterceptionMode::None,
             instance_v4,
             instance_v6,
+            keeps_header_case: client::keeps_header_case(selected),
             patches: selected.patches.clusters.clone(),
         };
         (part.sidecar.is_some() || !part.targets.is_empty()).then_some(part)
@@ -191,13 +196,26 @@ impl InboundPart {
             is_listener: false,
             rule: None,
             ip_mode: self.ip_mode,
+            keeps_header_case: self.keeps_header_case,
             patches: Vec::new().into(),
         }
     }
 
-    /// A rule that selects its clients does not count for servers.
+    /// A rule that selects its clients does not count for servers, nor does one for a service that the workload itself
+    /// does not see.
     fn rule(&self, view: &View, service: &ServiceKey) -> Option<RuleRef> {
-        destination_rule::find(view.cx, view.mesh, &self.namespace, None, service).map(|(found, _)| found)
+        let seen = match &self.sidecar {
+            Some(key) => {
+                let scope = view.scope(&ScopeKey::Sidecar(self.namespace.clone(), key.clone()));
+                scope.service(&service.hostname)?.clone()
+            }
+            None => {
+                let row = view.mesh.visibility.get(view.cx, service);
+                row.filter(|row| row.export_to.visible_to(&self.namespace))?;
+                service.clone()
+            }
+        };
+        destination_rule::find(view.cx, view.mesh, &self.namespace, None, &seen).map(|(found, _)| found)
     }
 
     /// Reads `defaultEndpoint`. The outer `None`: it cannot be read, there is no cluster; the inner one: it is not
@@ -275,13 +293,16 @@ impl InboundKey {
         let mut draft = Draft::new(name::inbound_cluster(self.port), kind);
         draft.cluster.common_lb_config = Some(CommonLbConfig::default());
         self.set_destination(&mut draft);
+        if let Some(declared) = owner.and_then(|owner| owner.port(port.number)) {
+            set_port_override(&mut draft, owner.map(|owner| &**owner), declared);
+        }
         let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
         let pattern = &view.mesh_config().inbound_cluster_stat_name;
         if !pattern.is_empty() {
             let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner.map(|owner| &**owner));
             draft.cluster.alt_stat_name = name::delimited_stat(&filled);
         }
-        set_protocol(&mut draft, port.protocol, true);
+        set_protocol(&mut draft, port.protocol, true, self.keeps_header_case);
         self.set_metadata(&mut draft, view, port.number);
         let pool = self.pool(&mut draft, view, sidecar.map(|sidecar| &sidecar.spec), port.number);
         connection_pool::apply(&mut draft, view, &pool.settings, pool.budget.as_ref());
@@ -337,6 +358,11 @@ impl InboundKey {
     /// All services that lead here by the same port of theirs.
     fn set_metadata(&self, draft: &mut Draft, view: &View, port: u32) {
         if !view.mesh.installation.features.pilot_enable_telemetry_label {
+            return;
+        }
+        // Services outside the mesh tell nothing about the workload.
+        let owner = self.services.first().and_then(|(key, _)| view.service(key));
+        if owner.is_some_and(|owner| owner.mesh_external) {
             return;
         }
         let mut hosts = Vec::new();

@@ -9,11 +9,13 @@ use super::{
     ClusterKey,
     client::{OutboundClient, Place, SocketClient},
     discovery::Kinds,
-    dynamic, finished, rule,
+    dynamic, finished,
+    limit::Limit,
+    rule,
     service::Context,
 };
 use crate::{
-    base::{Hashed, Namespace, ObjectKey, Shared, cidr::IpMode},
+    base::{Hashed, ObjectKey, Shared, cidr::IpMode},
     generate::{
         ResourceType, View,
         endpoint::{self, EndpointClient, EndpointKey},
@@ -29,9 +31,7 @@ use crate::{
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
-        envoy_filter::ReferencedService,
         service::{Protocol, Resolution, ServicePort},
-        virtual_service,
     },
     proto::{envoy::config::cluster::v3::cluster::DiscoveryType, istio::networking::v1alpha3::server_tls_settings},
 };
@@ -47,17 +47,8 @@ pub struct OutboundPart {
     pub mode: ClusterMode,
     /// `None`: everything that is the same wherever the client is. Else only what depends on that.
     pub place: Option<Place>,
-    /// What limits the services, where only those are wanted that are routed to.
-    pub limited_to: Option<Limit>,
-}
-
-/// What the services of a gateway are limited to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Limit {
-    /// The gateways whose routes lead to services.
-    pub gateways: Shared<[ObjectKey]>,
-    /// Services that EnvoyFilters name.
-    pub referenced: Shared<[ReferencedService]>,
+    /// What limits the services, where only those are wanted that something leads to.
+    pub limit: Option<Limit>,
 }
 
 /// What outbound clusters are for.
@@ -104,22 +95,18 @@ impl OutboundPart {
     pub fn select(view: &View, selected: &Selected) -> Vec<Self> {
         let client = OutboundClient::of(view, selected);
         let is_router = selected.proxy.proxy_type == ProxyType::Router;
-        let filtered = is_router && view.mesh.installation.features.pilot_filter_gateway_cluster_config;
         let general = Self {
             scope: selected.scope.clone(),
             client,
             mode: ClusterMode::Default,
             place: None,
-            limited_to: filtered.then(|| Limit {
-                gateways: selected.gateways.clone(),
-                referenced: selected.patches.referenced_services.clone(),
-            }),
+            limit: Limit::select(view, selected),
         };
         let mut parts = vec![general];
         if is_router && passes_mtls_through(view, &selected.gateways) {
             parts.push(Self {
                 mode: ClusterMode::SniDnat,
-                limited_to: None,
+                limit: None,
                 ..parts[0].clone()
             });
         }
@@ -136,13 +123,11 @@ impl OutboundPart {
     /// Clusters, and for those that use EDS the endpoints.
     pub fn list(&self, view: &View) -> Vec<Listed> {
         let scope = view.scope(&self.scope);
-        let wanted = self
-            .limited_to
-            .as_ref()
-            .map(|limit| wanted_services(view, scope.key.namespace(), limit));
+        let limit = self.limit.as_ref();
+        let wanted = limit.map(|limit| limit.wanted(view, scope.key.namespace()));
         let mut listing = Listing::of(self, view, &scope);
         for key in scope.services.iter() {
-            if wanted.as_ref().is_some_and(|wanted| !is_wanted(wanted, key)) {
+            if wanted.as_ref().is_some_and(|wanted| !wanted.contains(key)) {
                 continue;
             }
             if let Some(service) = view.service(key) {
@@ -228,7 +213,7 @@ impl<'a> Listing<'a> {
     ) {
         let (part, view) = (self.part, self.view);
         let rule = found.map(|(_, rule)| rule);
-        let dynamic = service.resolution == Resolution::DynamicDns;
+        let dynamic = dynamic::is_dynamic(service, part.mode);
         if dynamic && !dynamic::serves(port.protocol) {
             return;
         }
@@ -236,7 +221,7 @@ impl<'a> Listing<'a> {
             .filter(|_| !dynamic)
             .into_iter()
             .flat_map(|rule| rule::subset_names(rule));
-        let kinds = Kinds::new(view, service, port, rule, part.client.socket.is_router);
+        let kinds = Kinds::new(view, service, port, part.mode, &part.client.socket);
         for subset in std::iter::once("").chain(subsets) {
             let kind = kinds.of(rule, subset);
             let key = self.patched(OutboundKey {
@@ -250,26 +235,20 @@ impl<'a> Listing<'a> {
                 patches: Vec::new().into(),
             });
             let endpoints = || part.endpoint_client(view, service, rule, &key);
-            match kind {
-                DiscoveryType::Eds => {
-                    self.asked.remove(&key.name());
-                    self.listed.extend(endpoints().map(|client| key.endpoints(client)));
-                    if part.place.is_none() {
-                        self.listed.push(key.listed());
-                    }
+            if kinds.inline() {
+                if let Some(endpoints) = endpoints() {
+                    let ip_mode = part.client.ip_mode;
+                    let inline = Some(InlineClient { ip_mode, endpoints });
+                    self.listed.push(OutboundKey { inline, ..key }.listed());
                 }
-                DiscoveryType::StrictDns | DiscoveryType::LogicalDns => {
-                    if let Some(endpoints) = endpoints() {
-                        let ip_mode = part.client.ip_mode;
-                        let inline = Some(InlineClient { ip_mode, endpoints });
-                        self.listed.push(OutboundKey { inline, ..key }.listed());
-                    }
-                }
-                DiscoveryType::OriginalDst | DiscoveryType::Static => {
-                    if part.place.is_none() {
-                        self.listed.push(key.listed());
-                    }
-                }
+                continue;
+            }
+            if kind.ended == DiscoveryType::Eds {
+                self.asked.remove(&key.name());
+                self.listed.extend(endpoints().map(|client| key.endpoints(client)));
+            }
+            if part.place.is_none() {
+                self.listed.push(key.listed());
             }
         }
     }
@@ -323,33 +302,6 @@ fn passes_mtls_through(view: &View, gateways: &[ObjectKey]) -> bool {
         .flat_map(|row| &row.spec.servers)
         .filter_map(|server| server.tls.as_ref());
     modes.any(|tls| tls.mode() == server_tls_settings::TlSmode::AutoPassthrough)
-}
-
-/// The services that a gateway needs clusters for: those that its VirtualServices route to, those of extension
-/// providers, and those that EnvoyFilters name.
-fn wanted_services(view: &View, namespace: &Namespace, limit: &Limit) -> BTreeSet<ReferencedService> {
-    let mut wanted: BTreeSet<_> = limit.referenced.iter().cloned().collect();
-    for gateway in limit.gateways.iter() {
-        let name = format!("{}/{}", gateway.namespace, gateway.name);
-        let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
-        let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
-        wanted.extend(destinations.map(|destination| ReferencedService {
-            namespace: None,
-            host: destination.host.clone(),
-        }));
-    }
-    let providers = view.mesh_config().extension_providers.iter();
-    wanted.extend(providers.filter_map(dynamic::provider_service));
-    wanted
-}
-
-fn is_wanted(wanted: &BTreeSet<ReferencedService>, key: &ServiceKey) -> bool {
-    [None, Some(key.namespace.clone())].into_iter().any(|namespace| {
-        wanted.contains(&ReferencedService {
-            namespace,
-            host: key.hostname.clone(),
-        })
-    })
 }
 
 impl OutboundKey {

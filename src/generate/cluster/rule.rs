@@ -41,8 +41,16 @@ fn for_port(policy: &TrafficPolicy, port: u32) -> TrafficPolicy {
     }
 }
 
-/// A subset overrides field by field; its entry for the port counts even where it leaves a field open.
+/// A subset overrides field by field. An entry for the port takes the place of its policy, as with rules, and counts
+/// even where it leaves a field open.
 fn overlaid(mut policy: TrafficPolicy, own: &TrafficPolicy, port: u32) -> TrafficPolicy {
+    if let Some(entry) = port_entry(own, port) {
+        policy.connection_pool = entry.connection_pool;
+        policy.load_balancer.clone_from(&entry.load_balancer);
+        policy.outlier_detection = entry.outlier_detection;
+        policy.tls.clone_from(&entry.tls);
+        return policy;
+    }
     macro_rules! overlay {
         ($($field:ident),*) => { $(if own.$field.is_some() { policy.$field = own.$field.clone(); })* };
     }
@@ -55,12 +63,6 @@ fn overlaid(mut policy: TrafficPolicy, own: &TrafficPolicy, port: u32) -> Traffi
         proxy_protocol,
         retry_budget
     );
-    if let Some(entry) = port_entry(own, port) {
-        policy.connection_pool = entry.connection_pool;
-        policy.load_balancer.clone_from(&entry.load_balancer);
-        policy.outlier_detection = entry.outlier_detection;
-        policy.tls.clone_from(&entry.tls);
-    }
     policy
 }
 

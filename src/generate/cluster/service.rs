@@ -20,7 +20,8 @@ use crate::{
         EndpointTraits, Service,
         authentication::{self, MtlsMode},
         destination_rule::DestinationRule,
-        service::{Protocol, Resolution, ServicePort},
+        endpoint::PortTraits,
+        service::{Protocol, Registry, Resolution, ServicePort},
     },
     proto::{
         Any,
@@ -34,6 +35,7 @@ use crate::{
                     },
                 },
                 core::v3::{HealthStatus, HealthStatusSet, TypedExtensionConfig},
+                endpoint::v3::ClusterLoadAssignment,
             },
             extensions::network::dns_resolver::cares::v3::CaresDnsResolverConfig,
         },
@@ -55,13 +57,19 @@ pub(super) struct Context<'a> {
 
 impl Context<'_> {
     pub(super) fn cluster(&self) -> Option<Cluster> {
-        if self.service.resolution == Resolution::DynamicDns {
+        if dynamic::is_dynamic(self.service, self.key.mode) {
             return Some(dynamic::cluster(self).finish());
         }
         let mut draft = self.discovery()?;
         self.set_statistics(&mut draft);
         self.set_protocol(&mut draft);
         self.apply_policy(&mut draft);
+        if draft.is_eds() {
+            draft.cluster.eds_cluster_config = Some(EdsClusterConfig {
+                eds_config: Some(constant::ads_source()),
+                service_name: draft.cluster.name.clone(),
+            });
+        }
         draft
             .cluster
             .filters
@@ -73,20 +81,17 @@ impl Context<'_> {
     /// The cluster with its way of finding endpoints.
     fn discovery(&self) -> Option<Draft> {
         let name = self.key.name();
-        let kinds = Kinds::new(self.view, self.service, self.port, self.rule, self.key.client.is_router);
-        let kind = kinds.of(self.rule, &self.key.subset);
-        let mut draft = Draft::new(name, kind);
+        let kinds = Kinds::new(self.view, self.service, self.port, self.key.mode, &self.key.client);
+        let begun = kinds.of(self.rule, &self.key.subset).begun;
+        if kinds.inline() && begun == DiscoveryType::OriginalDst {
+            self.inline_assignment(&name, "")?;
+        }
+        let mut draft = Draft::new(name, begun);
         draft.cluster.common_lb_config = Some(CommonLbConfig::default());
-        match kind {
-            DiscoveryType::Eds => {
-                draft.cluster.eds_cluster_config = Some(EdsClusterConfig {
-                    eds_config: Some(constant::ads_source()),
-                    service_name: draft.cluster.name.clone(),
-                });
-            }
+        match begun {
             DiscoveryType::StrictDns | DiscoveryType::LogicalDns => self.set_dns(&mut draft)?,
-            DiscoveryType::OriginalDst => self.set_port_override(&mut draft),
-            DiscoveryType::Static => {}
+            DiscoveryType::OriginalDst => set_port_override(&mut draft, Some(self.service), self.port),
+            DiscoveryType::Eds | DiscoveryType::Static => {}
         }
         if self.key.subset.is_empty()
             && self.key.mode == ClusterMode::Default
@@ -103,9 +108,7 @@ impl Context<'_> {
         let features = &self.view.mesh.installation.features;
         let cluster = &mut draft.cluster;
         let family = match inline.ip_mode {
-            _ if self.service.resolution == Resolution::DnsLb && self.service.race_first_tcp_connect => {
-                DnsLookupFamily::All
-            }
+            _ if self.service.race_first_tcp_connect => DnsLookupFamily::All,
             IpMode::V4 => DnsLookupFamily::V4Only,
             IpMode::V6 if features.istio_enable_ipv4_outbound_listener_for_ipv6_clusters => DnsLookupFamily::All,
             IpMode::V6 => DnsLookupFamily::V6Only,
@@ -123,37 +126,24 @@ impl Context<'_> {
                 ..Default::default()
             })),
         });
-        let assignment = endpoint::inline_assignment(
-            self.view,
-            &cluster.name,
-            &endpoint::Target {
-                service: self.service,
-                port: self.port,
-                subset: &self.key.subset,
-                mode: self.key.mode,
-                rule: self.rule,
-            },
-            &inline.endpoints,
-        )?;
-        cluster.load_assignment = Some(assignment);
+        cluster.load_assignment = Some(self.inline_assignment(&cluster.name, &self.key.subset)?);
         Some(())
     }
 
-    /// Services without an address of their own, whose port differs from that of the endpoints.
-    fn set_port_override(&self, draft: &mut Draft) {
-        if let TargetPort::Number(target) = self.port.target
-            && target != 0
-            && target != self.port.number
-            && self.service.resolution == Resolution::Passthrough
-        {
-            draft.cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
-                upstream_port_override: Some(target),
-                ..Default::default()
-            }));
-        }
+    /// The addresses that stand in the cluster; `None` if there are none.
+    fn inline_assignment(&self, name: &str, subset: &str) -> Option<ClusterLoadAssignment> {
+        let inline = self.key.inline.as_ref()?;
+        let target = endpoint::Target {
+            service: self.service,
+            port: self.port,
+            subset,
+            mode: self.key.mode,
+            rule: self.rule,
+        };
+        endpoint::inline_assignment(self.view, name, &target, &inline.endpoints)
     }
 
-    pub(super) fn set_statistics(&self, draft: &mut Draft) {
+    fn set_statistics(&self, draft: &mut Draft) {
         let pattern = &self.view.mesh_config().outbound_cluster_stat_name;
         if !pattern.is_empty() {
             let host = &self.service.key.hostname;
@@ -163,18 +153,16 @@ impl Context<'_> {
     }
 
     pub(super) fn set_protocol(&self, draft: &mut Draft) {
-        set_protocol(draft, self.port.protocol, !self.key.client.is_router);
+        let client = &self.key.client;
+        set_protocol(draft, self.port.protocol, !client.is_router, client.keeps_header_case);
     }
 
     fn apply_policy(&self, draft: &mut Draft) {
         let features = &self.view.mesh.installation.features;
         let policy = self.policy.as_ref();
         self.apply_pool(draft);
-        let sends_unhealthy = outlier::sends_unhealthy(self.service, features);
-        if let Some(settings) = policy.and_then(|policy| policy.outlier_detection.as_ref()) {
-            outlier::apply(draft, settings, sends_unhealthy);
-        }
-        if sends_unhealthy {
+        self.apply_outlier(draft);
+        if outlier::sends_unhealthy(self.service, features) {
             outlier::set_panic_threshold(draft, 0.0);
         }
         let locality = endpoint::locality_setting(self.view, self.service, policy);
@@ -191,6 +179,17 @@ impl Context<'_> {
         }
     }
 
+    pub(super) fn apply_outlier(&self, draft: &mut Draft) {
+        let settings = self
+            .policy
+            .as_ref()
+            .and_then(|policy| policy.outlier_detection.as_ref());
+        if let Some(settings) = settings {
+            let sends_unhealthy = outlier::sends_unhealthy(self.service, &self.view.mesh.installation.features);
+            outlier::apply(draft, settings, sends_unhealthy);
+        }
+    }
+
     pub(super) fn apply_pool(&self, draft: &mut Draft) {
         let policy = self.policy.as_ref();
         let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
@@ -203,18 +202,29 @@ impl Context<'_> {
     pub(super) fn apply_tls(&self, draft: &mut Draft) {
         let features = &self.view.mesh.installation.features;
         let mesh = self.view.mesh_config();
+        // What each request asks for is not known beforehand: neither its SNI nor who answers.
+        let dynamic = dynamic::is_dynamic(self.service, self.key.mode);
         let inputs = TlsInputs {
             client: &self.key.client,
             registry: self.service.registry,
             mesh_external: self.service.mesh_external,
             prefer_rule: features.prefer_destinationrule_tls_for_external_services,
             auto_mtls: mesh.enable_auto_mtls.unwrap_or(false) && self.peers_accept_mtls(),
-            identities: identities(self.view, self.service),
-            default_sni: name::sni_cluster(self.key.port, &self.key.subset, &self.service.key.hostname),
+            identities: if dynamic {
+                Vec::new()
+            } else {
+                identities(self.view, self.service)
+            },
+            default_sni: if dynamic {
+                String::new()
+            } else {
+                name::sni_cluster(self.key.port, &self.key.subset, &self.service.key.hostname)
+            },
             rule_selects: self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
             exchange_alpn: self.key.client.metadata_exchange && !features.pilot_disable_mx_alpn,
             is_http: self.port.protocol.is_http(),
             defaults: mesh.tls_defaults.as_ref(),
+            features,
         };
         let policy = self.policy.as_ref();
         tls::apply(draft, &inputs, policy.and_then(|policy| policy.tls.as_ref()));
@@ -232,8 +242,7 @@ impl Context<'_> {
         });
         let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_ref()));
         if self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough {
-            let traits = self.traits();
-            if traits.is_none_or(|traits| !traits.any || traits.any_plaintext) {
+            if self.port_traits().is_none_or(|traits| traits.plaintext) {
                 return false;
             }
         }
@@ -241,19 +250,26 @@ impl Context<'_> {
         authentication::namespace_mode(self.view.cx, self.view.mesh, namespace) != MtlsMode::Disable
     }
 
+    fn port_traits(&self) -> Option<&PortTraits> {
+        self.traits()?.ports.get(&self.port.number)
+    }
+
     fn traits(&self) -> Option<&EndpointTraits> {
         let traits = self.view.mesh.endpoint_traits.get(self.view.cx, &self.service.key);
         traits.map(|traits| &**traits)
     }
 
-    /// Metadata: the service, whether it is external, the rule and the subset.
+    /// Metadata: the service, whether it is external or behind tunnels, the rule and the subset.
     pub(super) fn set_metadata(&self, draft: &mut Draft, with_service: bool) {
         if with_service && self.view.mesh.installation.features.pilot_enable_telemetry_label {
             draft.set_metadata("services", constant::list(vec![service_metadata(self.service)]));
         }
         let is_default = self.key.subset.is_empty();
-        if self.service.mesh_external && is_default {
-            draft.set_metadata("external", constant::boolean(true));
+        let tunnelled =
+            self.key.mode == ClusterMode::Default && self.port_traits().is_some_and(|traits| traits.all_tunnel);
+        if is_default && (tunnelled || self.service.mesh_external) {
+            let key = if tunnelled { "disable_mx" } else { "external" };
+            draft.set_metadata(key, constant::boolean(true));
         }
         let Some(rule) = self.rule else {
             return;
@@ -310,11 +326,32 @@ pub(in super::super) fn statuses_of_sessions() -> HealthStatusSet {
 }
 
 /// The protocol that the port's declaration calls for; `sniffs`: the client follows undeclared ones.
-pub(super) fn set_protocol(draft: &mut Draft, protocol: Protocol, sniffs: bool) {
+pub(super) fn set_protocol(draft: &mut Draft, protocol: Protocol, sniffs: bool, keeps_header_case: bool) {
     if protocol.is_http2() {
         draft.use_http2();
-    } else if protocol.is_unsupported() && sniffs {
+        return;
+    }
+    if keeps_header_case && (protocol.is_http() || protocol.is_unsupported()) {
+        draft.keep_header_case();
+    }
+    if protocol.is_unsupported() && sniffs {
         draft.use_client_protocol();
+    }
+}
+
+/// ServiceEntries that leave the address to the client may still name the port that traffic goes to.
+pub(super) fn set_port_override(draft: &mut Draft, service: Option<&Service>, port: &ServicePort) {
+    let passes = service
+        .is_some_and(|service| service.registry == Registry::External && service.resolution == Resolution::Passthrough);
+    if let TargetPort::Number(target) = port.target
+        && target != 0
+        && passes
+        && draft.is_original_dst()
+    {
+        draft.cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
+            upstream_port_override: Some(target),
+            ..Default::default()
+        }));
     }
 }
 

@@ -44,6 +44,8 @@ pub struct StaticPart {
     pub metadata_exchange: bool,
     /// The client has an SDS provider of its own.
     pub credential_socket: bool,
+    /// HTTP/1.1 header names stay as clients write them.
+    pub keeps_header_case: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
     /// Patches that are left out, with what the client lacks: told by the cluster that every client has.
@@ -70,9 +72,16 @@ pub enum StaticCluster {
     Passthrough {
         /// The client runs the TCP metadata exchange.
         metadata_exchange: bool,
+        /// HTTP/1.1 header names stay as clients write them.
+        keeps_header_case: bool,
     },
-    /// [`INBOUND_PASSTHROUGH`] for the address families.
-    InboundPassthrough(IpMode),
+    /// [`INBOUND_PASSTHROUGH`].
+    InboundPassthrough {
+        /// The address families.
+        ip_mode: IpMode,
+        /// HTTP/1.1 header names stay as clients write them.
+        keeps_header_case: bool,
+    },
     /// The SDS provider beside the proxy.
     ExternalSds,
 }
@@ -82,7 +91,7 @@ impl StaticCluster {
         match self {
             Self::BlackHole => BLACK_HOLE,
             Self::Passthrough { .. } => PASSTHROUGH,
-            Self::InboundPassthrough(_) => INBOUND_PASSTHROUGH,
+            Self::InboundPassthrough { .. } => INBOUND_PASSTHROUGH,
             Self::ExternalSds => EXTERNAL_SDS,
         }
     }
@@ -99,6 +108,7 @@ impl StaticPart {
             ip_mode: if is_sidecar { proxy.ip_mode() } else { IpMode::default() },
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             credential_socket: client::has_credential_socket(proxy),
+            keeps_header_case: is_sidecar && client::keeps_header_case(selected),
             patches: selected.patches.clusters.clone(),
             lacking: selected.patches.lacking.clone(),
         }
@@ -117,8 +127,12 @@ impl StaticPart {
         if self.is_sidecar {
             kinds.push(StaticCluster::Passthrough {
                 metadata_exchange: self.metadata_exchange,
+                keeps_header_case: self.keeps_header_case,
             });
-            kinds.push(StaticCluster::InboundPassthrough(self.ip_mode));
+            kinds.push(StaticCluster::InboundPassthrough {
+                ip_mode: self.ip_mode,
+                keeps_header_case: self.keeps_header_case,
+            });
         }
         if self.credential_socket {
             kinds.push(StaticCluster::ExternalSds);
@@ -131,7 +145,7 @@ impl StaticPart {
                     _ => Vec::new().into(),
                 },
                 patches: match kind {
-                    StaticCluster::InboundPassthrough(_) => inward.concerning(kind.name(), &[]),
+                    StaticCluster::InboundPassthrough { .. } => inward.concerning(kind.name(), &[]),
                     // Parity: the proxy's own SDS provider is out of reach.
                     StaticCluster::ExternalSds => Vec::new().into(),
                     StaticCluster::BlackHole | StaticCluster::Passthrough { .. } => {
@@ -158,13 +172,19 @@ impl StaticKey {
     pub fn build(&self, view: &View) -> Built {
         let cluster = match self.kind {
             StaticCluster::BlackHole => black_hole(view),
-            StaticCluster::Passthrough { metadata_exchange } => {
-                let mut draft = passthrough(view, PASSTHROUGH);
+            StaticCluster::Passthrough {
+                metadata_exchange,
+                keeps_header_case,
+            } => {
+                let mut draft = passthrough(view, PASSTHROUGH, keeps_header_case);
                 draft.cluster.filters.extend(exchange_filter(metadata_exchange));
                 draft
             }
-            StaticCluster::InboundPassthrough(ip_mode) => {
-                let mut draft = passthrough(view, INBOUND_PASSTHROUGH);
+            StaticCluster::InboundPassthrough {
+                ip_mode,
+                keeps_header_case,
+            } => {
+                let mut draft = passthrough(view, INBOUND_PASSTHROUGH, keeps_header_case);
                 draft.cluster.upstream_bind_config = Some(bind_config(ip_mode, true));
                 draft
             }
@@ -208,12 +228,15 @@ fn black_hole(view: &View) -> Draft {
     draft
 }
 
-fn passthrough(view: &View, name: &str) -> Draft {
+fn passthrough(view: &View, name: &str, keeps_header_case: bool) -> Draft {
     // Parity: both are counted under the outbound one's name.
     let mut draft = Draft::new(PASSTHROUGH.to_owned(), DiscoveryType::OriginalDst);
     name.clone_into(&mut draft.cluster.name);
     draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
     connection_pool::apply(&mut draft, view, &Default::default(), None);
+    if keeps_header_case {
+        draft.keep_header_case();
+    }
     draft.use_client_protocol();
     draft.common_http().idle_timeout = Some(prost_types::Duration {
         seconds: PASSTHROUGH_IDLE_SECONDS,

@@ -1,5 +1,8 @@
 //! Clusters and endpoints of small meshes, through the store as when serving.
 
+mod entries;
+mod places;
+
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
@@ -7,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     base::Shared,
     generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
-    model::installation::Installation,
+    model::{features::Features, installation::Installation},
 };
 
 const MESH: (&str, &str) = ("mesh.yaml", "accessLogFile: ''\n");
@@ -292,4 +295,83 @@ spec: {hosts: [full.example.com], resolution: DNS, ports: [{number: 80, name: ht
             .any(|note| note.code == "pilot_dns_cluster_without_endpoints")
     );
     assert_eq!(bed.cluster("outbound|80||full.example.com")["type"], "STRICT_DNS");
+}
+
+#[test]
+fn header_names_stay_as_written_on_every_kind_of_cluster() {
+    let service = SERVICE.replace(
+        "{name: tcp, port: 90}",
+        "{name: tcp, port: 90}, {name: any, port: 91}, {name: grpc-x, port: 92}",
+    );
+    let config = json!({"proxyHeaders": {"preserveHttp1HeaderCase": true}});
+    let proxy = client_with("b", "n1", &json!({"PROXY_CONFIG": config}), Extensions::default());
+    let bed = Bed::new(&[("a.yaml", &service)], vec![proxy]);
+    let options = |name: &str| {
+        let options = &bed.cluster(name)["typedExtensionProtocolOptions"];
+        options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"].clone()
+    };
+    let of = |http: &Value| http["headerKeyFormat"]["statefulFormatter"]["name"].clone();
+    let any = "outbound|91||a.default.svc.cluster.local";
+    for name in ["PassthroughCluster", "InboundPassthroughCluster", any] {
+        let options = options(name);
+        assert_eq!(
+            of(&options["useDownstreamProtocolConfig"]["httpProtocolOptions"]),
+            "preserve_case"
+        );
+    }
+    assert_eq!(
+        of(&options(HTTP)["explicitHttpConfig"]["httpProtocolOptions"]),
+        "preserve_case"
+    );
+    assert_eq!(options(TCP), Value::Null);
+    let grpc = options("outbound|92||a.default.svc.cluster.local");
+    assert_eq!(grpc["explicitHttpConfig"], json!({"http2ProtocolOptions": {}}));
+}
+
+#[test]
+fn an_upgrade_does_not_touch_ports_that_follow_the_client() {
+    let service = SERVICE.replace("{name: tcp, port: 90}", "{name: tcp, port: 90}, {name: any, port: 91}");
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: a}
+spec: {host: a, trafficPolicy: {connectionPool: {http: {h2UpgradePolicy: UPGRADE}}}}
+";
+    let bed = Bed::new(&[("a.yaml", &service), ("rule.yaml", rule)], vec![client("b", "n1")]);
+    let options = |name: &str| {
+        let options = &bed.cluster(name)["typedExtensionProtocolOptions"];
+        options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"].clone()
+    };
+    let h2 = json!({"http2ProtocolOptions": {}});
+    assert_eq!(options(HTTP)["explicitHttpConfig"], h2);
+    assert_eq!(options(TCP)["explicitHttpConfig"], h2);
+    let any = options("outbound|91||a.default.svc.cluster.local");
+    assert_eq!(any["explicitHttpConfig"], Value::Null);
+    assert!(!any["useDownstreamProtocolConfig"].is_null());
+}
+
+#[test]
+fn a_servers_rule_counts_only_if_the_server_sees_its_own_service() {
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: a}
+spec: {host: a, trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s}
+spec: {egress: [{hosts: [HOSTS]}]}
+";
+    let limit = |hosts: &str| {
+        let rule = rule.replace("HOSTS", hosts);
+        let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+        let metadata = json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "LABELS": {"app": "a"}});
+        let metadata = serde_json::from_value(metadata).expect("an object");
+        let proxy = Proxy::new(id, "a", metadata, "".into(), Extensions::default()).expect("a valid node");
+        let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", &rule)], vec![proxy]);
+        bed.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
+    };
+    assert_eq!(limit("'*/*'"), 7);
+    assert_eq!(limit("'other/*'"), u32::MAX);
 }

@@ -6,7 +6,8 @@ use crate::{
         DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, SecretProvider, TLS_SOCKET, credential_secret,
         file_certificate_name, file_root_name, file_secret, raw_buffer, socket, structure, text, workload_secret,
     },
-    model::{credential::AUTHORITY_SUFFIX, service::Registry},
+    generate::listener::tls::enforce_compliance,
+    model::{credential::AUTHORITY_SUFFIX, features::Features, service::Registry},
     proto::{
         Any,
         envoy::{
@@ -64,6 +65,8 @@ pub(super) struct TlsInputs<'a> {
     pub is_http: bool,
     /// `tlsDefaults` of the mesh.
     pub defaults: Option<&'a TlsConfig>,
+    /// What TLS must comply with.
+    pub features: &'a Features,
 }
 
 /// The settings that hold in the end.
@@ -133,9 +136,9 @@ impl TlsInputs<'_> {
             }
             let sni = self.default_sni.clone();
             return effective(
-                match self.file_mutual(&self.identities, &sni) {
+                match self.file_mutual(&self.identities, &sni, None) {
                     Some(files) => files,
-                    None => istio_mutual(self.identities.clone(), sni),
+                    None => istio_mutual(self.identities.clone(), sni, None),
                 },
                 true,
             );
@@ -143,7 +146,8 @@ impl TlsInputs<'_> {
         if matches!(settings.mode(), TlSmode::Disable | TlSmode::Simple) || (self.prefer_rule && self.mesh_external) {
             return effective(self.completed(settings), false);
         }
-        if let Some(files) = self.file_mutual(&settings.subject_alt_names, &settings.sni) {
+        let skip_verify = settings.insecure_skip_verify;
+        if let Some(files) = self.file_mutual(&settings.subject_alt_names, &settings.sni, skip_verify) {
             return effective(files, false);
         }
         effective(self.completed(settings), false)
@@ -163,11 +167,11 @@ impl TlsInputs<'_> {
         } else {
             &settings.sni
         };
-        istio_mutual(names, sni.clone())
+        istio_mutual(names, sni.clone(), settings.insecure_skip_verify)
     }
 
     /// Mutual TLS by the certificates in files that the node names.
-    fn file_mutual(&self, names: &[String], sni: &str) -> Option<ClientTlsSettings> {
+    fn file_mutual(&self, names: &[String], sni: &str, skip_verify: Option<bool>) -> Option<ClientTlsSettings> {
         let files = self.client.certificates.as_ref()?;
         Some(ClientTlsSettings {
             mode: TlSmode::Mutual as i32,
@@ -176,11 +180,18 @@ impl TlsInputs<'_> {
             ca_certificates: files.root.to_string(),
             subject_alt_names: names.to_vec(),
             sni: sni.to_owned(),
+            insecure_skip_verify: skip_verify,
             ..Default::default()
         })
     }
 
     fn context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+        let mut context = self.context_of_mode(draft, settings)?;
+        enforce_compliance(self.features, context.common_tls_context.get_or_insert_default());
+        Some(context)
+    }
+
+    fn context_of_mode(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
         match settings.mode() {
             TlSmode::Disable => None,
             TlSmode::IstioMutual => Some(self.mesh_context(draft, settings)),
@@ -194,13 +205,15 @@ impl TlsInputs<'_> {
         }
     }
 
-    fn mesh_context(&self, draft: &Draft, settings: &ClientTlsSettings) -> UpstreamTlsContext {
+    fn mesh_context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> UpstreamTlsContext {
         let mut context = UpstreamTlsContext {
             common_tls_context: Some(common_context()),
             sni: settings.sni.clone(),
             ..Default::default()
         };
-        if context.sni.is_empty() {
+        if draft.is_dynamic() {
+            set_automatic_names(draft, settings);
+        } else if context.sni.is_empty() {
             context.sni.clone_from(&draft.cluster.name);
         }
         let common = context.common_tls_context.get_or_insert_default();
@@ -243,7 +256,7 @@ impl TlsInputs<'_> {
                     return None;
                 }
                 let name = file_certificate_name(&settings.client_certificate, &settings.private_key);
-                common.tls_certificate_sds_secret_configs = vec![file_secret(name)];
+                common.tls_certificate_sds_secret_configs = vec![file_secret(name, self.client.file_socket)];
             }
             let root = match settings.ca_certificates.as_str() {
                 "" => SYSTEM_ROOTS,
@@ -252,7 +265,7 @@ impl TlsInputs<'_> {
             common.validation_context_type = Some(if skip_verify {
                 ValidationContextType::ValidationContext(CertificateValidationContext::default())
             } else {
-                combined(&settings, file_secret(file_root_name(root)))
+                combined(&settings, file_secret(file_root_name(root), self.client.file_socket))
             });
         } else {
             // Clients have no use for the mesh's provider. Parity.
@@ -287,11 +300,12 @@ fn is_guarded(credential: &str) -> bool {
     !credential.is_empty() && !credential.starts_with("configmap://") && credential != "invalid://"
 }
 
-fn istio_mutual(names: Vec<String>, sni: String) -> ClientTlsSettings {
+fn istio_mutual(names: Vec<String>, sni: String, skip_verify: Option<bool>) -> ClientTlsSettings {
     ClientTlsSettings {
         mode: TlSmode::IstioMutual as i32,
         subject_alt_names: names,
         sni,
+        insecure_skip_verify: skip_verify,
         ..Default::default()
     }
 }
@@ -330,10 +344,7 @@ fn combined(settings: &ClientTlsSettings, roots: SdsSecretConfig) -> ValidationC
 /// request's host check the name in any case.
 fn set_automatic_names(draft: &mut Draft, settings: &ClientTlsSettings) {
     let skip_verify = settings.insecure_skip_verify.unwrap_or(false);
-    let dynamic = matches!(
-        draft.cluster.cluster_discovery_type,
-        Some(ClusterDiscoveryType::ClusterType(_))
-    );
+    let dynamic = draft.is_dynamic();
     let sni = settings.sni.is_empty();
     let names = !skip_verify && (dynamic || sni && settings.subject_alt_names.is_empty());
     if dynamic && (skip_verify || !sni) {

@@ -13,13 +13,18 @@ use crate::{
     model::{
         Endpoint, Service,
         authentication::{self, MtlsMode},
+        canonical,
         destination_rule::DestinationRule,
         endpoint::Health,
+        features::Features,
         service::{ServicePort, TrafficDistribution},
     },
     proto::{
         envoy::config::{
-            core::v3::{HealthStatus, Locality, Metadata},
+            core::v3::{
+                Address, EnvoyInternalAddress, HealthStatus, Locality, Metadata, address,
+                envoy_internal_address::AddressNameSpecifier,
+            },
             endpoint::v3::{
                 Endpoint as EnvoyEndpoint, LbEndpoint, LocalityLbEndpoints, endpoint::AdditionalAddress,
                 lb_endpoint::HostIdentifier,
@@ -32,6 +37,13 @@ use crate::{
 /// The metadata by which the socket of an endpoint is chosen.
 const SOCKET_METADATA: &str = "envoy.transport_socket_match";
 const MTLS: &str = "istio";
+/// The metadata that tells the tunnel where to lead.
+const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
+/// The listener inside the proxy that wraps connections into HBONE.
+const TUNNEL_LISTENER: &str = "connect_originate";
+/// The label of deployments that a controller made, and its value for waypoints.
+const MANAGED_LABEL: &str = "gateway.istio.io/managed";
+const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
 const PLAINTEXT: &str = "disabled";
 
 /// The service port, or a subset of it, whose endpoints are wanted.
@@ -123,7 +135,11 @@ impl Target<'_> {
         let usable = |endpoint: &&Shared<Endpoint>| {
             endpoint.address.is_empty() || endpoint.port == 0 || cidr::parse_ip(&endpoint.address).is_some()
         };
-        let groups = self.groups(view, client, row.endpoints.iter().filter(usable));
+        let served = row
+            .endpoints
+            .iter()
+            .filter(|endpoint| endpoint.port_name == self.port.name);
+        let groups = self.groups(view, client, served.filter(usable));
         self.balanced(view, client, groups, true)
     }
 
@@ -132,9 +148,11 @@ impl Target<'_> {
         let Some(traits) = view.mesh.endpoint_traits.get(view.cx, &self.service.key) else {
             return Vec::new();
         };
-        let groups = self.groups(view, client, traits.inline.iter());
-        // Parity: failover priorities do not apply inside clusters.
-        self.balanced(view, client, groups, false)
+        let served = traits.inline.iter().filter(|endpoint| endpoint.serves(self.port));
+        let groups = self.groups(view, client, served);
+        // Parity: failover priorities do not apply inside other clusters than the default one.
+        let by_labels = self.subset.is_empty() && self.mode == ClusterMode::Default;
+        self.balanced(view, client, groups, by_labels)
     }
 
     fn balanced(
@@ -170,7 +188,10 @@ impl Target<'_> {
         let mut by_locality: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
         for endpoint in endpoints.filter(|endpoint| self.admits(view, client, endpoint)) {
             let mtls = peers.use_mtls(view, endpoint);
-            let member = member(view, endpoint, mtls);
+            let mut member = member(view, self.service, endpoint, mtls);
+            if !client.no_tunnels && is_tunnelled(view, endpoint) {
+                tunnel(&mut member, endpoint);
+            }
             by_locality.entry(endpoint.locality.as_str()).or_default().push(member);
         }
         let groups = by_locality.into_iter().map(|(locality, endpoints)| {
@@ -184,7 +205,7 @@ impl Target<'_> {
             group
         });
         let mut groups: Vec<Group> = match &client.network {
-            Some(network) => network::through_gateways(view, network, groups.collect()),
+            Some(network) => network::through_gateways(view, self.service, network, groups.collect()),
             None => groups.collect(),
         };
         if self.mode == ClusterMode::SniDnat {
@@ -198,8 +219,7 @@ impl Target<'_> {
     }
 
     fn admits(&self, view: &View, client: &EndpointClient, endpoint: &Endpoint) -> bool {
-        endpoint.port_name == self.port.name
-            && self.selects(endpoint)
+        self.selects(endpoint)
             && client.node.as_ref().is_none_or(|node| *node == endpoint.node_name)
             && is_for_cluster(client, endpoint)
             && is_in_view(client, endpoint)
@@ -308,11 +328,10 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     tls.map(ClientTlsSettings::mode)
 }
 
-fn member(view: &View, endpoint: &Endpoint, mtls: bool) -> Member {
+fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool) -> Member {
     let features = &view.mesh.installation.features;
     let extra = endpoint.extra_addresses.iter().filter(|_| features.istio_dual_stack);
     let tls_mode = Some(endpoint.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
-    let workload = workload(endpoint);
     let message = LbEndpoint {
         health_status: match health(view, endpoint) {
             Health::Unknown | Health::Terminating => HealthStatus::Unknown,
@@ -330,10 +349,7 @@ fn member(view: &View, endpoint: &Endpoint, mtls: bool) -> Member {
                 .collect(),
             ..Default::default()
         })),
-        metadata: Some(metadata(
-            tls_mode,
-            features.pilot_endpoint_telemetry_label.then_some(workload),
-        )),
+        metadata: Some(metadata(features, tls_mode, || workload(features, service, endpoint))),
     };
     Member {
         message,
@@ -345,38 +361,73 @@ fn member(view: &View, endpoint: &Endpoint, mtls: bool) -> Member {
     }
 }
 
+/// True if the endpoint is reached by HBONE: it asks for that, or is a waypoint. Those with a sidecar are reached by
+/// mutual TLS all the same, unless HBONE is preferred.
+fn is_tunnelled(view: &View, endpoint: &Endpoint) -> bool {
+    let is_waypoint = endpoint
+        .labels
+        .get(MANAGED_LABEL)
+        .is_some_and(|by| by == MESH_CONTROLLER);
+    let has_sidecar = endpoint.tls_mode == MTLS && !view.mesh.installation.features.pilot_prefer_sending_hbone;
+    (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
+}
+
+/// Leads an endpoint through the listener inside the proxy that wraps connections into HBONE.
+fn tunnel(member: &mut Member, endpoint: &Endpoint) {
+    let address = match endpoint.address.contains(':') {
+        true => format!("[{}]:{}", endpoint.address, endpoint.port),
+        false => format!("{}:{}", endpoint.address, endpoint.port),
+    };
+    let metadata = member.message.metadata.get_or_insert_default();
+    let fields = &mut metadata.filter_metadata;
+    fields.insert(SOCKET_METADATA.to_owned(), structure([("tunnel", text("http"))]));
+    let destination = structure([("local", text(address.as_str()))]);
+    fields.insert(DESTINATION_METADATA.to_owned(), destination);
+    member.mtls = false;
+    member.message.host_identifier = Some(HostIdentifier::Endpoint(EnvoyEndpoint {
+        address: Some(Address {
+            address: Some(address::Address::EnvoyInternalAddress(EnvoyInternalAddress {
+                endpoint_id: address,
+                address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(TUNNEL_LISTENER.to_owned())),
+            })),
+        }),
+        ..Default::default()
+    }));
+}
+
 /// The metadata of an endpoint: its socket, and who it is.
-pub(super) fn metadata(tls_mode: Option<&str>, workload: Option<String>) -> Metadata {
+pub(super) fn metadata(features: &Features, tls_mode: Option<&str>, workload: impl FnOnce() -> String) -> Metadata {
     let mut metadata = Metadata::default();
     let fields = &mut metadata.filter_metadata;
     if let Some(mode) = tls_mode {
         fields.insert(SOCKET_METADATA.to_owned(), structure([("tlsMode", text(mode))]));
     }
-    if let Some(workload) = workload {
-        fields.insert(ISTIO_METADATA.to_owned(), structure([("workload", text(workload))]));
+    if features.pilot_enable_telemetry_label && features.pilot_endpoint_telemetry_label {
+        fields.insert(ISTIO_METADATA.to_owned(), structure([("workload", text(workload()))]));
     }
     metadata
 }
 
-/// `name;namespace;canonical name;canonical revision;cluster`, which telemetry takes apart.
-fn workload(endpoint: &Endpoint) -> String {
-    let first = |keys: &[&str]| {
-        keys.iter()
-            .find_map(|key| endpoint.labels.get(*key))
-            .map(smol_str::SmolStr::as_str)
+/// `name;namespace;canonical name;canonical revision;cluster`, which telemetry takes apart. On demand endpoints outside
+/// the mesh belong to the canonical service that the labels of their service name.
+fn workload(features: &Features, service: &Service, endpoint: &Endpoint) -> String {
+    let of_service = features.label_canonical_services_for_mesh_external_service_entries && service.mesh_external;
+    let namespace = if of_service {
+        &service.key.namespace
+    } else {
+        &endpoint.namespace
     };
-    let name = first(&["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]);
-    let revision = first(&[
-        "service.istio.io/canonical-revision",
-        "app.kubernetes.io/version",
-        "version",
-    ]);
-    format!(
-        "{};{};{};{};{}",
-        endpoint.workload_name,
-        endpoint.namespace,
-        name.unwrap_or(&endpoint.workload_name),
-        revision.filter(|revision| *revision != "latest").unwrap_or_default(),
-        endpoint.cluster
-    )
+    let canonical = service.label(canonical::NAME_LABEL).filter(|_| of_service);
+    let (name, mut revision) = match canonical {
+        Some(name) => {
+            let revision = service.label(canonical::REVISION_LABEL);
+            (name.clone(), revision.cloned().unwrap_or_default())
+        }
+        None => canonical::service(&endpoint.labels, &endpoint.workload_name),
+    };
+    if revision == "latest" {
+        revision = Default::default();
+    }
+    let (workload, cluster) = (&endpoint.workload_name, &endpoint.cluster);
+    format!("{workload};{namespace};{name};{revision};{cluster}")
 }

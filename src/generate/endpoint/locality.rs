@@ -102,10 +102,11 @@ pub fn locality_setting<'a>(
     })
 }
 
-/// A label of `failoverPriority`, with the value that takes the place of the client's.
+/// A label of `failoverPriority`, with the value that takes the place of the client's. A text with several `=` names no
+/// value.
 fn label_key(label: &str) -> (&str, Option<&str>) {
     match label.split_once('=') {
-        Some((key, value)) => (key, Some(value)),
+        Some((key, value)) => (key, Some(value).filter(|value| !value.contains('='))),
         None => (label, None),
     }
 }
@@ -206,15 +207,11 @@ fn fail_over(groups: &mut [Group], locality: &str, rules: &[Failover]) {
 /// Priorities by the first label in which client and endpoint differ; a locality is split where its endpoints differ.
 fn prioritise(groups: Vec<Group>, labels: &Labels, compared: &[String]) -> Vec<Group> {
     let count = compared.len();
-    let wanted: Vec<(&str, &str)> = compared
-        .iter()
-        .map(|label| {
-            let (key, value) = label_key(label);
-            (
-                key,
-                value.unwrap_or_else(|| labels.get(key).map_or("", SmolStr::as_str)),
-            )
-        })
+    let given = compared.iter().map(|label| label_key(label));
+    let values: BTreeMap<&str, &str> = given.clone().filter_map(|(key, value)| Some((key, value?))).collect();
+    let of_client = |key: &str| labels.get(key).map_or("", SmolStr::as_str);
+    let wanted: Vec<(&str, &str)> = given
+        .map(|(key, _)| (key, values.get(key).copied().unwrap_or_else(|| of_client(key))))
         .collect();
     let priority = |member: &Member| {
         let differs = |(key, value): &(&str, &str)| member.labels.get(*key).map_or("", SmolStr::as_str) != *value;

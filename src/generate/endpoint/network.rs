@@ -7,35 +7,64 @@ use super::{
     assignment::{Group, Member, metadata},
 };
 use crate::{
-    base::{Labels, Shared, cidr},
+    base::{
+        Labels, Shared,
+        cidr::{self, IpMode},
+    },
     generate::{View, constant},
-    model::network::{NetworkGateway, Networks},
+    model::{
+        Service,
+        features::Features,
+        network::{GatewayIndex, NetworkGateway},
+        service::Resolution,
+    },
     proto::envoy::config::endpoint::v3::{Endpoint as EnvoyEndpoint, LbEndpoint, lb_endpoint::HostIdentifier},
 };
 
-/// Replaces endpoints by gateways. Weights are multiplied, so that they can be divided among the gateways of a network.
-pub(super) fn through_gateways(view: &View, client: &NetworkClient, groups: Vec<Group>) -> Vec<Group> {
-    match view.mesh.networks.get(view.cx, &()) {
-        Some(networks) if networks.is_multi_network() => {
-            groups.into_iter().map(|group| split(networks, client, group)).collect()
-        }
-        _ => groups,
-    }
+/// The gateways that count for a service: as given where the proxy resolves names itself, else those with an address.
+pub(super) fn gateways_for<'a>(view: &View<'a>, service: &Service) -> Option<&'a GatewayIndex> {
+    let networks = view.mesh.networks.get(view.cx, &())?;
+    let index = match service.resolution {
+        Resolution::DnsLb | Resolution::DnsRoundRobinLb => &networks.unresolved,
+        _ => &networks.resolved,
+    };
+    index.is_multi_network().then_some(index)
 }
 
-fn split(networks: &Networks, client: &NetworkClient, mut group: Group) -> Group {
+/// Replaces endpoints by gateways. Weights are multiplied, so that they can be divided among the gateways of a network.
+pub(super) fn through_gateways(
+    view: &View,
+    service: &Service,
+    client: &NetworkClient,
+    groups: Vec<Group>,
+) -> Vec<Group> {
+    let Some(networks) = gateways_for(view, service) else {
+        return groups;
+    };
+    let features = &view.mesh.installation.features;
+    let split = |group| split(features, networks, client, group);
+    groups.into_iter().map(split).collect()
+}
+
+fn split(features: &Features, networks: &GatewayIndex, client: &NetworkClient, mut group: Group) -> Group {
     let mut shares: BTreeMap<(&str, u32, &NetworkGateway), u32> = BTreeMap::new();
     let mut kept = Vec::with_capacity(group.endpoints.len());
     for mut member in group.endpoints {
         let weight = member.weight().saturating_mul(networks.scale.max(1));
-        let gateways = gateways(networks, client, &member);
+        let gateways = gateways(networks, &member);
         if gateways.is_empty() || member.network.is_empty() || member.network == client.network {
             if member.has_address {
                 member.message.load_balancing_weight = Some(weight);
                 kept.push(member);
             }
-        } else if member.mtls {
-            // The gateway finds the service by the SNI of mutual TLS; plaintext cannot pass.
+            continue;
+        }
+        let gateways: Vec<_> = gateways
+            .into_iter()
+            .filter(|gateway| is_reachable(client, gateway))
+            .collect();
+        // The gateway finds the service by the SNI of mutual TLS; plaintext cannot pass.
+        if member.mtls && !gateways.is_empty() {
             let share = weight / u32::try_from(gateways.len()).unwrap_or(u32::MAX);
             for gateway in gateways {
                 let sum = shares
@@ -47,7 +76,7 @@ fn split(networks: &Networks, client: &NetworkClient, mut group: Group) -> Group
     }
     let through = shares
         .into_iter()
-        .map(|((_, _, gateway), weight)| gateway_member(gateway, weight.max(1)));
+        .map(|((_, _, gateway), weight)| gateway_member(features, gateway, weight.max(1)));
     kept.extend(through);
     group.endpoints = kept;
     group.refresh_weight();
@@ -55,20 +84,27 @@ fn split(networks: &Networks, client: &NetworkClient, mut group: Group) -> Group
 }
 
 /// The gateways that lead to an endpoint: those of its network in its cluster, else all of its network.
-fn gateways<'a>(networks: &'a Networks, client: &NetworkClient, member: &Member) -> Vec<&'a NetworkGateway> {
+fn gateways<'a>(networks: &'a GatewayIndex, member: &Member) -> Vec<&'a NetworkGateway> {
     let of_cluster = networks
         .by_network_and_cluster
         .get(&(member.network.clone(), member.cluster.clone()));
     let candidates = of_cluster
         .filter(|gateways| !gateways.is_empty())
         .or_else(|| networks.by_network.get(&member.network));
-    let reachable = |gateway: &&NetworkGateway| {
-        gateway.port != 0 && cidr::parse_ip(&gateway.address).is_none_or(|ip| client.ip_mode.serves(&ip))
-    };
-    candidates.into_iter().flatten().filter(reachable).collect()
+    candidates
+        .into_iter()
+        .flatten()
+        .filter(|gateway| gateway.port != 0)
+        .collect()
 }
 
-fn gateway_member(gateway: &NetworkGateway, weight: u32) -> Member {
+/// A client of one address family reaches gateways of that family; of which one a host name is, nobody knows.
+fn is_reachable(client: &NetworkClient, gateway: &NetworkGateway) -> bool {
+    client.ip_mode == IpMode::Dual
+        || cidr::parse_ip(&gateway.address).is_some_and(|ip| client.ip_mode.serves(&ip.to_canonical()))
+}
+
+fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) -> Member {
     let labels: Labels = [
         ("topology.istio.io/cluster", gateway.cluster.as_str()),
         ("topology.istio.io/network", gateway.network.as_str()),
@@ -84,7 +120,7 @@ fn gateway_member(gateway: &NetworkGateway, weight: u32) -> Member {
                 ..Default::default()
             })),
             load_balancing_weight: Some(weight),
-            metadata: Some(metadata(Some("istio"), Some(format!(";;;;{}", gateway.cluster)))),
+            metadata: Some(metadata(features, Some("istio"), || format!(";;;;{}", gateway.cluster))),
             ..Default::default()
         },
         labels: Shared::new(labels),

@@ -9,16 +9,16 @@ use super::{
 };
 use crate::{
     base::{Hostname, cidr},
-    generate::{constant::ads_source, extension, security},
+    generate::{
+        constant::{ads_source, keep_header_case},
+        extension, security,
+    },
     model::{extension::ExtensionLayer, service::Protocol},
     proto::{
         Any,
         envoy::{
             config::{
-                core::v3::{
-                    CidrRange, Http1ProtocolOptions, Http3ProtocolOptions, HttpProtocolOptions, TypedExtensionConfig,
-                    http1_protocol_options::{HeaderKeyFormat, header_key_format::HeaderFormat},
-                },
+                core::v3::{CidrRange, Http1ProtocolOptions, Http3ProtocolOptions, HttpProtocolOptions},
                 listener::v3::Filter,
                 route::v3::RouteConfiguration,
             },
@@ -31,7 +31,6 @@ use crate::{
                         SetCurrentClientCertDetails, UpgradeConfig,
                     },
                 },
-                http::header_formatters::preserve_case::v3::PreserveCaseFormatterConfig,
                 request_id::uuid::v3::UuidRequestIdConfig,
             },
         },
@@ -117,7 +116,7 @@ impl FilterStack<'_> {
         let headers = &self.client.proxy_headers;
         if headers.preserve_http1_header_case.unwrap_or_default() {
             let options = manager.http_protocol_options.get_or_insert_default();
-            options.header_key_format = Some(preserve_case());
+            options.header_key_format = Some(keep_header_case());
         }
         let ports = headers.x_forwarded_port.as_ref();
         manager.append_x_forwarded_port = ports.is_some_and(|ports| ports.enabled.unwrap_or_default());
@@ -207,15 +206,6 @@ impl FilterStack<'_> {
                 .collect(),
             ..Default::default()
         })
-    }
-}
-
-fn preserve_case() -> HeaderKeyFormat {
-    HeaderKeyFormat {
-        header_format: Some(HeaderFormat::StatefulFormatter(TypedExtensionConfig {
-            name: "preserve_case".to_owned(),
-            typed_config: Some(Any::pack(&PreserveCaseFormatterConfig::default())),
-        })),
     }
 }
 

@@ -98,13 +98,14 @@ impl Context<'_> {
             let (chain, key) = (&settings.server_certificate, &settings.private_key);
             apply_files(
                 &mut common,
-                &files(chain, key, &settings.ca_certificates),
+                &self.files(chain, key, &settings.ca_certificates),
                 settings,
                 validated,
             );
             if !settings.tls_certificates.is_empty() {
                 let several = settings.tls_certificates.iter();
-                let secrets = several.map(|one| files(&one.server_certificate, &one.private_key, "").certificate());
+                let secrets =
+                    several.map(|one| self.files(&one.server_certificate, &one.private_key, "").certificate());
                 common.tls_certificate_sds_secret_configs = secrets.collect();
             }
         }
@@ -202,6 +203,15 @@ impl Context<'_> {
         }
         (parameters != TlsParameters::default()).then_some(parameters)
     }
+
+    fn files(&self, chain: &str, key: &str, root: &str) -> ServerCertificates {
+        ServerCertificates {
+            chain: chain.into(),
+            key: key.into(),
+            root: root.into(),
+            own_server: self.certificates.own_server,
+        }
+    }
 }
 
 /// The cipher suites that Envoy knows, each once; expressions (they begin with a sign) are left to it.
@@ -241,14 +251,6 @@ fn apply_files(
         ..Default::default()
     };
     common.validation_context_type = Some(combined(default, certificates.roots()));
-}
-
-fn files(chain: &str, key: &str, root: &str) -> ServerCertificates {
-    ServerCertificates {
-        chain: chain.into(),
-        key: key.into(),
-        root: root.into(),
-    }
 }
 
 fn combined(default: CertificateValidationContext, authority: SdsSecretConfig) -> ValidationContextType {

@@ -5,6 +5,7 @@ use smol_str::SmolStr;
 use super::stack::FilterStack;
 use crate::{
     generate::{
+        cluster::client::has_file_socket,
         constant::{
             DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, file_certificate_name, file_root_name,
             file_secret, socket, workload_secret,
@@ -52,6 +53,8 @@ pub struct ServerCertificates {
     pub key: SmolStr,
     /// `TLS_SERVER_ROOT_CERT`.
     pub root: SmolStr,
+    /// Somebody else than the agent serves secrets from files.
+    pub own_server: bool,
 }
 
 impl ServerCertificates {
@@ -61,6 +64,7 @@ impl ServerCertificates {
             chain: proxy.text("TLS_SERVER_CERT_CHAIN"),
             key: proxy.text("TLS_SERVER_KEY"),
             root: proxy.text("TLS_SERVER_ROOT_CERT"),
+            own_server: has_file_socket(proxy),
         }
     }
 
@@ -69,7 +73,7 @@ impl ServerCertificates {
         if self.chain.is_empty() || self.key.is_empty() {
             return workload_secret(DEFAULT_SECRET);
         }
-        file_secret(file_certificate_name(&self.chain, &self.key))
+        file_secret(file_certificate_name(&self.chain, &self.key), self.own_server)
     }
 
     /// The secret of the authorities; without a file those of the mesh.
@@ -77,7 +81,7 @@ impl ServerCertificates {
         if self.root.is_empty() {
             return workload_secret(ROOT_SECRET);
         }
-        file_secret(file_root_name(&self.root))
+        file_secret(file_root_name(&self.root), self.own_server)
     }
 }
 
@@ -186,6 +190,7 @@ pub fn enforce_compliance(features: &Features, common: &mut CommonTlsContext) {
         "pqc" => {
             let params = common.tls_params.get_or_insert_default();
             params.tls_minimum_protocol_version = TlsProtocol::TlSv13 as i32;
+            params.cipher_suites = owned(FIPS_CIPHERS);
             params.ecdh_curves = owned(&["X25519MLKEM768"]);
         }
         _ => {}

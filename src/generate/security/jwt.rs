@@ -183,8 +183,8 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     })
 }
 
-/// The host and port of an HTTP URL.
-fn authority(uri: &str) -> Option<(&str, u32)> {
+/// The host and port of an HTTP URL; `None` if it is none.
+pub(crate) fn authority(uri: &str) -> Option<(&str, u32)> {
     let (default_port, rest) = match uri.split_once("://")? {
         ("http", rest) => (80, rest),
         ("https", rest) => (443, rest),

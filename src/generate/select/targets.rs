@@ -248,11 +248,8 @@ fn selected_targets<'a>(
 ) {
     let select_pods = view.mesh.installation.features.pilot_enable_serviceentry_select_pods;
     for (key, row) in view.mesh.workloads_by_address.get(view.cx, address) {
-        let counts = match key.source {
-            WorkloadSource::Pod => select_pods && row.ready,
-            WorkloadSource::WorkloadEntry => true,
-        };
-        if !counts || !workload::is_of_namespace(proxy, &row.namespace) {
+        let counts = select_pods || key.source == WorkloadSource::WorkloadEntry;
+        if !counts || !row.ready || !workload::is_of_namespace(proxy, &row.namespace) {
             continue;
         }
         for (_, entry) in view.mesh.selecting_entries_by_namespace.get(view.cx, &row.namespace) {
@@ -260,7 +257,7 @@ fn selected_targets<'a>(
                 continue;
             };
             let pairs = selector.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
-            if selector.labels.is_empty() || !select::matches(pairs, &row.labels) {
+            if !select::matches(pairs, &row.endpoint_labels) {
                 continue;
             }
             add_entry(view, entry, |name| row.named_ports.get(name).copied(), found);

@@ -55,12 +55,12 @@ fn pod_by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: ClusterId) -> Opt
     }
 }
 
-/// The WorkloadEntry at the proxy's first address; of several, that of its name, else one of its namespace, else the first.
+/// The WorkloadEntry at the proxy's first address, if it is healthy; of several, that of its name, else one of its namespace, else the first.
 pub(super) fn entry<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
     let address = proxy.addresses.first()?;
     let rows = view.mesh.workloads_by_address.get(view.cx, address);
     let entries: Vec<_> = rows
-        .filter(|(key, _)| key.source == WorkloadSource::WorkloadEntry)
+        .filter(|(key, row)| key.source == WorkloadSource::WorkloadEntry && row.ready)
         .map(|(_, row)| row)
         .collect();
     let (name, namespace) = proxy.id.split_once('.').unwrap_or((&proxy.id, ""));

@@ -33,7 +33,10 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<E
                 // Round robin over DNS has room for one endpoint at each port.
                 let first = ports_served.insert(*number);
                 if first || !single {
-                    endpoints.push(endpoint.clone());
+                    endpoints.push(Endpoint {
+                        service_port: *number,
+                        ..endpoint.clone()
+                    });
                 }
             }
         }
@@ -145,6 +148,7 @@ fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePo
         address: SmolStr::new(key.hostname.as_str()),
         extra_addresses: Vec::new(),
         port_name: SmolStr::new(&port.name),
+        service_port: port.number,
         port: if port.target_port > 0 {
             port.target_port
         } else {

@@ -167,6 +167,7 @@ fn without_pod(
         address: address.clone(),
         extra_addresses: Vec::new(),
         port_name: port_name.clone(),
+        service_port: 0,
         port,
         labels: Shared::new(workload::augmented(&Labels::new(), cluster, "", "", &network)),
         identity: SmolStr::default(),

@@ -128,8 +128,18 @@ fn slices_meet_their_pods() {
     );
     let traits = traits_of(&world, A);
     assert_eq!(
-        (traits.any, traits.any_plaintext, traits.identities.len()),
-        (true, true, 1)
+        (traits.ports.clone(), traits.identities.len()),
+        (
+            [(
+                80,
+                PortTraits {
+                    plaintext: true,
+                    all_tunnel: false
+                }
+            )]
+            .into(),
+            1
+        )
     );
 
     let late = POD

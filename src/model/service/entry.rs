@@ -29,29 +29,47 @@ pub(in crate::model) fn entries<'a>(
     entries
 }
 
-/// The service that the entries make together: the oldest decides, the others add ports and addresses.
+/// The service that the entries make together: the oldest decides, the others add addresses, and ports where they agree
+/// with it.
 pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
     let entries = entries(cx, mesh, key);
-    let mut served = Vec::new();
+    let mut served: Vec<&Shared<Config<ServiceEntry>>> = Vec::new();
     let mut variants = Vec::new();
+    let mut ports: Vec<ServicePort> = Vec::new();
     for entry in entries {
         let own = variants_of(cx, mesh, key, entry);
-        if !own.is_empty() {
-            served.push(entry);
+        let Some(variant) = own.first() else { continue };
+        if served.first().is_none_or(|first| merges(mesh, first, entry)) {
+            ports.extend(variant.ports.iter().cloned());
         }
+        served.push(entry);
         variants.extend(own);
     }
     let mut service = converted(cx, mesh, key, served.first()?, variants.first()?);
     let mut known: BTreeSet<u32> = service.ports.iter().map(|port| port.number).collect();
-    for port in variants.iter().flat_map(|variant| &variant.ports) {
+    for port in ports {
         if known.insert(port.number) {
-            service.ports.push(port.clone());
+            service.ports.push(port);
         }
     }
     if variants.len() > 1 {
         service.variants = variants;
     }
     Some(service)
+}
+
+/// True if clusters are made for the ports of a further entry too: it agrees with the first one about everything that a
+/// service can be only once.
+fn merges(mesh: &MeshSnapshot, first: &Config<ServiceEntry>, other: &Config<ServiceEntry>) -> bool {
+    let selector = |entry: &Config<ServiceEntry>| {
+        let selector = entry.spec.workload_selector.as_ref();
+        selector.map(|selector| selector.labels.clone()).unwrap_or_default()
+    };
+    let audience = |entry: &Config<ServiceEntry>| entry.spec.export_to.iter().cloned().collect::<BTreeSet<_>>();
+    resolution(&first.spec) == resolution(&other.spec)
+        && labels(mesh, first) == labels(mesh, other)
+        && selector(first) == selector(other)
+        && audience(first) == audience(other)
 }
 
 /// How an entry wants its endpoints to be found.

@@ -1,0 +1,87 @@
+//! The services that gateways get clusters for, where only those are wanted that something leads to
+//! (`PILOT_FILTER_GATEWAY_CLUSTER_CONFIG`).
+
+use std::collections::BTreeSet;
+
+use super::dynamic;
+use crate::{
+    base::{Hostname, Namespace, ObjectKey, Shared},
+    generate::{View, proxy::ProxyType, security::jwt, select::Selected},
+    model::{ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
+};
+
+/// What limits the services of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    /// The Gateways whose routes count.
+    gateways: Shared<[ObjectKey]>,
+    /// Services that count although no route leads to them.
+    extra: Shared<[ReferencedService]>,
+}
+
+impl Limit {
+    /// The limit of a proxy; `None` if it has none.
+    pub(super) fn select(view: &View, selected: &Selected) -> Option<Self> {
+        let features = &view.mesh.installation.features;
+        let limited = selected.proxy.proxy_type == ProxyType::Router && features.pilot_filter_gateway_cluster_config;
+        limited.then(|| {
+            let mut extra: BTreeSet<_> = selected.patches.referenced_services.iter().cloned().collect();
+            if features.pilot_jwt_enable_remote_jwks != RemoteJwks::Istiod {
+                extra.extend(key_servers(view, selected));
+            }
+            Self {
+                gateways: selected.gateways.clone(),
+                extra: extra.into_iter().collect::<Vec<_>>().into(),
+            }
+        })
+    }
+
+    /// The services that proxies of a namespace get clusters for.
+    pub(super) fn wanted(&self, view: &View, namespace: &Namespace) -> Wanted {
+        let mut wanted: BTreeSet<ReferencedService> = self.extra.iter().cloned().collect();
+        let scoped = view.mesh.installation.features.pilot_scope_gateway_to_namespace;
+        for gateway in self.gateways.iter() {
+            let name = format!("{}/{}", gateway.namespace, gateway.name);
+            let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
+            let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
+            // Gateways of one namespace take routes for clients of that namespace alone.
+            let counted = destinations.filter(|destination| {
+                !scoped || destination.sources.is_empty() || destination.sources.contains(&gateway.namespace)
+            });
+            wanted.extend(counted.map(|destination| by_host(destination.host.clone())));
+        }
+        let providers = view.mesh_config().extension_providers.iter();
+        wanted.extend(providers.filter_map(dynamic::provider_service));
+        Wanted(wanted)
+    }
+}
+
+/// Services by host, some of one namespace only.
+pub(super) struct Wanted(BTreeSet<ReferencedService>);
+
+impl Wanted {
+    pub(super) fn contains(&self, key: &ServiceKey) -> bool {
+        let of_namespace = ReferencedService {
+            namespace: Some(key.namespace.clone()),
+            host: key.hostname.clone(),
+        };
+        self.0.contains(&by_host(key.hostname.clone())) || self.0.contains(&of_namespace)
+    }
+}
+
+fn by_host(host: Hostname) -> ReferencedService {
+    ReferencedService { namespace: None, host }
+}
+
+/// The hosts that the proxy fetches keys from itself.
+fn key_servers(view: &View, selected: &Selected) -> Vec<ReferencedService> {
+    let subject = policy::Subject::workload(selected.proxy.namespace.clone(), (*selected.labels).clone());
+    let index = &view.mesh.request_authentications_by_namespace;
+    let attached = policy::attached(view.cx, view.mesh, index, &subject);
+    let rows = attached
+        .iter()
+        .filter_map(|key| view.mesh.request_authentications.get(view.cx, key));
+    let rules = rows.flat_map(|row| &row.spec.jwt_rules);
+    let hosts = rules.filter_map(|rule| jwt::authority(&rule.jwks_uri));
+    hosts.map(|(host, _)| by_host(Hostname::new(host))).collect()
+}

@@ -1,0 +1,255 @@
+//! Clusters of ServiceEntries: where the address comes from the client, from DNS, or from the request.
+
+use super::*;
+
+const CLUSTER_CONFIG: &str = "clusterType";
+const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+
+fn bed(config: &str) -> Bed {
+    Bed::new(&[("a.yaml", SERVICE), ("config.yaml", config)], vec![client("b", "n1")])
+}
+
+#[test]
+fn target_ports_count_where_the_client_chooses_the_address() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: none}
+spec:
+  hosts: [none.com]
+  location: MESH_EXTERNAL
+  ports:
+  - {number: 81, name: same, protocol: TCP, targetPort: 81}
+  - {number: 82, name: open, protocol: TCP}
+  - {number: 83, name: other, protocol: TCP, targetPort: 8383}
+  workloadSelector: {labels: {app: a}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless}
+spec: {clusterIP: None, ports: [{name: tcp, port: 84, targetPort: 8484}]}
+";
+    let bed = bed(entry);
+    let target = |name: &str| bed.cluster(name)["originalDstLbConfig"]["upstreamPortOverride"].clone();
+    assert_eq!(target("outbound|81||none.com"), 81);
+    assert_eq!(target("outbound|82||none.com"), Value::Null);
+    assert_eq!(target("outbound|83||none.com"), 8383);
+    let headless = "outbound|84||headless.default.svc.cluster.local";
+    assert_eq!(bed.cluster(headless)["type"], "ORIGINAL_DST");
+    assert_eq!(target(headless), Value::Null);
+}
+
+#[test]
+fn inbound_clusters_of_services_outside_the_mesh_tell_nothing_of_the_workload() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: none}
+spec:
+  hosts: [none.com]
+  location: MESH_EXTERNAL
+  ports: [{number: 83, name: other, protocol: TCP, targetPort: 8383}]
+  workloadSelector: {labels: {app: a}}
+";
+    let files = [("a.yaml", SERVICE), ("config.yaml", entry)];
+    let own = |entry: &str| {
+        let files = [files[0], ("config.yaml", entry)];
+        let pod = Proxy::new(
+            "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local",
+            "a",
+            serde_json::from_value(json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "LABELS": {"app": "a"}}))
+                .expect("an object"),
+            "".into(),
+            Extensions::default(),
+        );
+        let bed = Bed::new(&files, vec![pod.expect("a valid node")]);
+        let cluster = bed.cluster("inbound|8383||");
+        assert_eq!(cluster["originalDstLbConfig"]["upstreamPortOverride"], 8383);
+        cluster["metadata"]["filterMetadata"]["istio"]["services"][0]["host"].clone()
+    };
+    assert_eq!(own(entry), Value::Null);
+    assert_eq!(own(&entry.replace("EXTERNAL", "INTERNAL")), "none.com");
+}
+
+#[test]
+fn names_of_requests_decide_about_tls_where_hosts_are_resolved_by_request() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: wild}
+spec:
+  hosts: ['*.wild.com']
+  resolution: DYNAMIC_DNS
+  location: MESH_EXTERNAL
+  subjectAltNames: [spiffe://cluster.local/ns/default/sa/x]
+  ports: [{number: 443, name: tls, protocol: TLS}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: wild}
+spec:
+  host: '*.wild.com'
+  trafficPolicy:
+    outlierDetection: {consecutive5xxErrors: 3}
+    tls: {mode: ISTIO_MUTUAL, insecureSkipVerify: true}
+";
+    let cluster = bed(entry).cluster("outbound|443||*.wild.com");
+    let socket = &cluster["transportSocket"]["typedConfig"];
+    assert_eq!(socket["sni"], Value::Null);
+    let validation = &socket["commonTlsContext"]["combinedValidationContext"]["defaultValidationContext"];
+    assert_eq!(*validation, json!({}));
+    let names = |cluster: &Value| {
+        let options = &cluster["typedExtensionProtocolOptions"][HTTP_OPTIONS];
+        options["upstreamHttpProtocolOptions"].clone()
+    };
+    assert_eq!(names(&cluster), json!({"autoSni": true}));
+    let insecure = |cluster: &Value| cluster[CLUSTER_CONFIG]["typedConfig"]["allowInsecureClusterOptions"].clone();
+    assert_eq!(insecure(&cluster), true);
+    assert_eq!(cluster["outlierDetection"]["consecutive5xx"], 3);
+
+    let verified = entry.replace(", insecureSkipVerify: true", "");
+    let cluster = bed(&verified).cluster("outbound|443||*.wild.com");
+    assert_eq!(names(&cluster), json!({"autoSni": true, "autoSanValidation": true}));
+    assert_eq!(insecure(&cluster), Value::Null);
+}
+
+#[test]
+fn clusters_of_original_destinations_keep_what_they_were_begun_with() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: dns}
+spec:
+  hosts: [dns.com]
+  resolution: DNS
+  location: MESH_EXTERNAL
+  ports: [{number: 80, name: http, protocol: HTTP}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: empty}
+spec:
+  hosts: [empty.com]
+  resolution: DNS
+  location: MESH_EXTERNAL
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  workloadSelector: {labels: {app: nobody}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: dns}
+spec:
+  host: '*.com'
+  subsets:
+  - {name: own, trafficPolicy: {loadBalancer: {simple: PASSTHROUGH}}}
+  - {name: plain}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: all}
+spec: {hosts: [all.org], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: all}
+spec: {host: all.org, trafficPolicy: {loadBalancer: {simple: PASSTHROUGH}}}
+";
+    let bed = bed(config);
+    let facts = |name: &str| {
+        let cluster = bed.cluster(name);
+        (cluster["type"].clone(), cluster["dnsRefreshRate"].clone())
+    };
+    let own = (json!("ORIGINAL_DST"), Value::Null);
+    assert_eq!(facts("outbound|80|own|dns.com"), own);
+    assert_eq!(facts("outbound|80|plain|dns.com"), (json!("STRICT_DNS"), json!("60s")));
+    // Nothing to resolve: no clusters, whatever their subsets want.
+    assert_eq!(facts("outbound|80|own|empty.com"), (Value::Null, Value::Null));
+    assert_eq!(facts("outbound|80||all.org"), (json!("ORIGINAL_DST"), json!("60s")));
+    assert_eq!(bed.cluster("outbound|80||all.org")["loadAssignment"], Value::Null);
+}
+
+#[test]
+fn entries_of_one_host_with_ports_of_one_name_do_not_mix_their_addresses() {
+    let entry = |name: &str, port: u32| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}}}
+spec:
+  hosts: [dns.com]
+  resolution: DNS
+  ports: [{{number: {port}, name: http, protocol: HTTP}}]
+  endpoints: [{{address: {name}.dns.com}}]
+---"
+        )
+    };
+    let bed = bed(&(entry("one", 80) + &entry("two", 8080)));
+    let addresses = |port: u32| {
+        let cluster = bed.cluster(&format!("outbound|{port}||dns.com"));
+        let endpoints = cluster["loadAssignment"]["endpoints"][0]["lbEndpoints"].clone();
+        let all = endpoints.as_array().expect("a list").iter();
+        all.map(|endpoint| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(addresses(80), ["one.dns.com"]);
+    assert_eq!(addresses(8080), ["two.dns.com"]);
+}
+
+#[test]
+fn labels_split_the_default_cluster_of_a_name_and_no_other() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: dns}
+spec:
+  hosts: [dns.com]
+  resolution: DNS
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints:
+  - {address: one.dns.com, labels: {v: one}}
+  - {address: two.dns.com, labels: {v: two}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: dns}
+spec:
+  host: dns.com
+  trafficPolicy:
+    outlierDetection: {}
+    loadBalancer: {localityLbSetting: {failoverPriority: [v=two]}}
+  subsets: [{name: all}]
+";
+    let bed = bed(config);
+    let groups = |name: &str| bed.cluster(name)["loadAssignment"]["endpoints"].clone();
+    let split = groups("outbound|80||dns.com");
+    let first = &split[0]["lbEndpoints"][0]["endpoint"]["address"]["socketAddress"]["address"];
+    assert_eq!((first, &split[1]["priority"]), (&json!("two.dns.com"), &json!(1)));
+    let whole = groups("outbound|80|all|dns.com");
+    assert_eq!(whole.as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn entries_of_one_host_share_clusters_only_if_they_agree() {
+    let entry = |name: &str, port: u32, more: &str| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}}}
+spec:
+  hosts: [one.com]
+  ports: [{{number: {port}, name: tcp-{port}, protocol: TCP}}]
+  {more}
+---"
+        )
+    };
+    let has = |more: &str| {
+        let first = entry("one", 80, "resolution: NONE");
+        let bed = bed(&(first + &entry("two", 81, more)));
+        [80, 81].map(|port| !bed.cluster(&format!("outbound|{port}||one.com")).is_null())
+    };
+    assert_eq!(has("resolution: NONE"), [true, true]);
+    assert_eq!(has("resolution: DNS"), [true, false]);
+    assert_eq!(has("exportTo: ['.']"), [true, false]);
+}

@@ -1,0 +1,111 @@
+//! Endpoints that are reached otherwise than by their address: through network gateways and tunnels; and gateways that
+//! get only the clusters that they lead to.
+
+use super::*;
+
+const NETWORKS: &str = "
+networks:
+  here: {endpoints: [{fromRegistry: Kubernetes}]}
+  there: {gateways: [{address: '2001:db8::1', port: 15443}]}
+";
+
+#[test]
+fn endpoints_behind_gateways_of_the_other_address_family_are_left_out() {
+    let service = SERVICE.replace(
+        "metadata: {name: a-0, labels: {",
+        "metadata: {name: a-0, labels: {topology.istio.io/network: there, ",
+    );
+    let addresses = |ips: &str| {
+        let more = json!({"NETWORK": "here", "INSTANCE_IPS": ips});
+        let proxy = client_with("b", "n1", &more, Extensions::default());
+        let bed = Bed::new(&[("a.yaml", &service), ("meshnetworks.yaml", NETWORKS)], vec![proxy]);
+        let groups = bed.endpoints(0, HTTP);
+        let groups = groups.as_array().expect("a list").iter();
+        let endpoints = groups.flat_map(|group| group["lbEndpoints"].as_array().cloned().unwrap_or_default());
+        let address = |endpoint: Value| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone();
+        endpoints.map(address).collect::<Vec<_>>()
+    };
+    assert_eq!(addresses("10.2.0.1"), ["10.1.0.2"]);
+    assert_eq!(addresses("10.2.0.1,2001:db8::2"), ["2001:db8::1", "10.1.0.2"]);
+}
+
+#[test]
+fn endpoints_that_ask_for_tunnels_are_reached_through_them_unless_they_have_a_sidecar() {
+    let service = SERVICE.replace("labels: {app: a", "labels: {networking.istio.io/tunnel: http, app: a");
+    let proxies = vec![
+        client("b", "n1"),
+        client_with("c", "n1", &json!({"DISABLE_HBONE_SEND": "true"}), Extensions::default()),
+    ];
+    let bed = Bed::new(&[("a.yaml", &service)], proxies);
+    let endpoint = |client: u64, group: usize| bed.endpoints(client, HTTP)[group]["lbEndpoints"][0].clone();
+    let inner = json!({"serverListenerName": "connect_originate", "endpointId": "10.1.0.2:8080"});
+    let tunnelled = endpoint(0, 1);
+    assert_eq!(tunnelled["endpoint"]["address"]["envoyInternalAddress"], inner);
+    let metadata = &tunnelled["metadata"]["filterMetadata"];
+    assert_eq!(metadata["envoy.transport_socket_match"], json!({"tunnel": "http"}));
+    assert_eq!(
+        metadata["envoy.filters.listener.original_dst"],
+        json!({"local": "10.1.0.2:8080"})
+    );
+    let address = |endpoint: &Value| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone();
+    assert_eq!(address(&endpoint(0, 0)), "10.1.0.1");
+    assert_eq!(address(&endpoint(1, 1)), "10.1.0.2");
+    let istio = |bed: &Bed| bed.cluster(HTTP)["metadata"]["filterMetadata"]["istio"].clone();
+    assert_eq!(istio(&bed)["disable_mx"], true);
+    let plain = Bed::new(&[("a.yaml", SERVICE)], vec![client("b", "n1")]);
+    assert_eq!(istio(&plain)["disable_mx"], Value::Null);
+}
+
+#[test]
+fn a_gateway_may_get_only_the_clusters_that_something_leads_to() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: gw}
+spec: {selector: {app: gw}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: vs}
+spec: {hosts: ['*'], gateways: [gw], http: [{route: [{destination: {host: routed.com}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: jwt}
+spec: {jwtRules: [{issuer: x, jwksUri: 'https://keys.com/jwks'}]}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: filter, annotations: {envoyfilter.istio.io/referenced-services: 'default/named.com,other/elsewhere.com'}}
+spec: {configPatches: []}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: hosts}
+spec:
+  hosts: [routed.com, keys.com, named.com, elsewhere.com, nothing.com]
+  resolution: DNS
+  ports: [{number: 443, name: https, protocol: HTTPS}]
+";
+    let variables = [
+        ("PILOT_FILTER_GATEWAY_CLUSTER_CONFIG", "true"),
+        ("PILOT_JWT_ENABLE_REMOTE_JWKS", "envoy"),
+    ];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (features, _) = Features::parse(&variables.into());
+    let installation = Installation {
+        features,
+        ..Installation::default()
+    };
+    let metadata = json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "LABELS": {"app": "gw"}});
+    let metadata = serde_json::from_value(metadata).expect("an object");
+    let id = "router~10.2.0.9~gw.default~default.svc.cluster.local";
+    let gateway = Proxy::new(id, "gw", metadata, "".into(), Extensions::default()).expect("a valid node");
+    let store = fixture::store(installation, &[MESH, ("config.yaml", config)], vec![gateway]);
+    let hosts = ["routed.com", "keys.com", "named.com", "elsewhere.com", "nothing.com"];
+    let has = hosts.map(|host| {
+        let name = format!("outbound|443||{host}");
+        !fixture::resource(&store, 0, ResourceType::Cluster, &name).is_null()
+    });
+    assert_eq!(has, [true, true, true, false, false]);
+}
