@@ -25,6 +25,8 @@ use crate::{
     generate::{
         self, EncodedResource, Proxy, ResourceSnapshot, ResourceType,
         demand::ON_DEMAND,
+        group::Note,
+        patch::set,
         proxy::{Extensions, Identity, NodeError, locality_text},
         store::{MemberId, Membership, Serial, Store},
     },
@@ -65,6 +67,8 @@ pub struct Report {
     pub panics: Vec<String>,
     /// Objects that are read but not applied, by kind.
     pub without_effect: Vec<(Kind, usize)>,
+    /// Patches of EnvoyFilters that change nothing or could not be applied.
+    pub patches: Vec<Note>,
 }
 
 /// Reads the YAML files of a folder.
@@ -121,6 +125,7 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let targets = targets.map(|(index, targets)| (MemberId(index as u64), targets));
     report.panics.extend(proxyless::ask(&mut store, &mesh, targets));
     report.without_effect = generate::without_effect(&mesh).collect();
+    report.patches = set::troubles(&mesh, &store.notes());
     for (index, (name, _)) in proxies.iter().enumerate() {
         let key = store.group_of(MemberId(index as u64)).cloned();
         let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else {
@@ -299,6 +304,14 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
             "Warning: {count} objects of kind {} are read but not applied by this build",
             kind.name()
         );
+    }
+    for note in &report.patches {
+        let text = if note.code == set::UNUSED {
+            ": changes nothing"
+        } else {
+            ""
+        };
+        eprintln!("Warning: EnvoyFilter {}{text}", note.detail);
     }
     for panic in &report.panics {
         eprintln!("a generator panicked; this is a defect of istiod: {panic}");

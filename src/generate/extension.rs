@@ -17,7 +17,7 @@ use super::{
     constant::ads_source,
     group::{Built, Listed, Resource},
     listener::{FilterStack, client::ListenerClass, http_filters::filter as http_filter_of},
-    patch::{self, PatchRef},
+    patch::{self, PatchRef, set},
     select::Selected,
 };
 use crate::{
@@ -290,8 +290,8 @@ impl ExtensionKey {
 fn added(view: &View, patch: &PatchRef) -> Built {
     let patches = patch::resolve(view, std::slice::from_ref(patch));
     let adding = patches.first().filter(|patch| patch.operation == Operation::Add);
-    let value = adding.and_then(|patch| patch.value.as_ref()?.read::<TypedExtensionConfig>());
-    value.map_or_else(Built::none, |config| {
-        Built::new(EncodedResource::new(config.name.as_str(), &config))
+    let value = adding.and_then(|patch| Some((patch, patch.read::<TypedExtensionConfig>()?)));
+    value.map_or_else(Built::none, |(patch, config)| {
+        Built::new(EncodedResource::new(config.name.as_str(), &config)).with_notes(vec![set::applied(patch)])
     })
 }

@@ -127,7 +127,7 @@ const SECURITY: [&str; 5] = [
 ];
 
 /// The filter that a patch adds or puts in place; `None` (and a note) if the client lists what it can run and this is
-/// not among it. Parity: none. Istio sends it to everybody, and a client that cannot run it refuses the whole listener.
+/// not among it: a client that is sent what it cannot run refuses the whole listener.
 pub fn runnable<F: Patched>(set: &PatchSet, extensions: &Extensions, patch: &Patch) -> Option<F> {
     let filter: F = patch.read()?;
     if can_run(extensions, &filter) {

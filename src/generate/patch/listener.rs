@@ -24,7 +24,10 @@ use crate::{
         proxy::{Extensions, ProxyType},
     },
     model::envoy_filter::{ApplyTo, Operation, Patch},
-    proto::envoy::config::listener::v3::{FilterChain, Listener},
+    proto::envoy::{
+        config::listener::v3::{FilterChain, Listener},
+        extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
+    },
 };
 
 use matches::Traits;
@@ -84,18 +87,30 @@ impl AddedListener {
         if listener.name.is_empty() {
             return Built::none().with_notes(vec![set::problem(patch, "the listener has no name")]);
         }
-        let chains = listener.filter_chains.iter().chain(&listener.default_filter_chain);
-        if let Some(missing) = chains.flat_map(|chain| lacking(&self.extensions, chain)).next() {
-            return Built::none().with_notes(vec![set::missing(patch, missing)]);
+        if let Some(name) = lacking_in_listener(&self.extensions, &listener) {
+            return Built::none().with_notes(vec![set::missing(patch, &name)]);
         }
         Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(vec![set::applied(patch)])
     }
 }
 
-/// The names of filters in a chain that a client cannot run.
-fn lacking<'a>(extensions: &'a Extensions, chain: &'a FilterChain) -> impl Iterator<Item = &'a str> {
-    let lacks = |filter: &&_| !filters::can_run(extensions, *filter) && !filters::is_security(*filter);
-    chain.filters.iter().filter(lacks).map(|filter| filter.name.as_str())
+/// The name of a filter in a listener that a client cannot run, if there is one.
+fn lacking_in_listener(extensions: &Extensions, listener: &Listener) -> Option<String> {
+    let mut chains = listener.filter_chains.iter().chain(&listener.default_filter_chain);
+    lacking(extensions, &listener.listener_filters).or_else(|| chains.find_map(|chain| lacking_in(extensions, chain)))
+}
+
+/// The name of a filter in a chain that a client cannot run, if there is one; HTTP filters count.
+fn lacking_in(extensions: &Extensions, chain: &FilterChain) -> Option<String> {
+    let configs = chain.filters.iter().filter_map(filters::Patched::config);
+    let mut managers = configs.filter_map(|config| config.unpack::<HttpConnectionManager>().ok().flatten());
+    lacking(extensions, &chain.filters)
+        .or_else(|| managers.find_map(|manager| lacking(extensions, &manager.http_filters)))
+}
+
+fn lacking<F: filters::Patched>(extensions: &Extensions, list: &[F]) -> Option<String> {
+    let lacks = |filter: &&F| !filters::can_run(extensions, *filter) && !filters::is_security(*filter);
+    list.iter().find(lacks).map(|filter| filter.name().to_owned())
 }
 
 /// The patches of one listener and the client that it is for.
@@ -186,8 +201,8 @@ impl Patching<'_> {
     /// The chain that a patch adds. One without filters is none.
     fn added_chain(&self, patch: &Patch) -> Option<FilterChain> {
         let chain: FilterChain = patch.read()?;
-        if let Some(missing) = lacking(self.extensions, &chain).next() {
-            self.set.push(set::missing(patch, missing));
+        if let Some(name) = lacking_in(self.extensions, &chain) {
+            self.set.push(set::missing(patch, &name));
             return None;
         }
         if chain.filters.is_empty() {

@@ -55,6 +55,12 @@ pub fn unused<'a>(mesh: &'a MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
     patches.filter(is_unused).map(note).collect()
 }
 
+/// Every patch that changes nothing, and every one that could not be applied to something.
+pub fn troubles(mesh: &MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
+    let problems = notes.iter().filter(|note| note.code == PROBLEM).cloned();
+    problems.chain(unused(mesh, notes)).collect()
+}
+
 /// What the metric [`STATUS`] tells of a remark: the EnvoyFilter as `namespace/name`, what is patched in Istio's words,
 /// and the result.
 pub fn status(note: &Note) -> Option<(&str, &'static str, &'static str)> {

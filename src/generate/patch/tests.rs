@@ -331,3 +331,56 @@ fn remarks_make_the_metric() {
     let all: BTreeSet<_> = notes.iter().filter_map(set::status).collect();
     assert_eq!(all, BTreeSet::from([("default/ef", "listener", "applied")]));
 }
+
+#[test]
+fn listener_filters_are_patched_by_name() {
+    let of = |operation: &str, wanted: &str, value: &str| {
+        format!(
+            "
+  - applyTo: LISTENER_FILTER
+    match: {{context: SIDECAR_INBOUND, listener: {{name: virtualInbound{wanted}}}}}
+    patch: {{operation: {operation}, value: {{name: {value}}}}}"
+        )
+    };
+    let named = |patches: &str| {
+        let listener = listener(&patched(patches), "virtualInbound");
+        let names = names_of(&listener["listenerFilters"]).into_iter().map(str::to_owned);
+        names.collect::<Vec<_>>()
+    };
+    let base = named("[]");
+    let wanted = format!(", listenerFilter: {}", base[1]);
+    let mut after = base.clone();
+    after.insert(2, "x".into());
+    let mut replaced = base.clone();
+    replaced[1] = "x".into();
+    let mut removed = base.clone();
+    removed.remove(1);
+    let cases = [
+        (of("ADD", &wanted, "x"), [base.clone(), vec!["x".into()]].concat()),
+        (of("INSERT_BEFORE", "", "x"), [vec!["x".into()], base.clone()].concat()),
+        (of("INSERT_AFTER", &wanted, "x"), after),
+        (of("REPLACE", &wanted, "x"), replaced),
+        (of("REMOVE", &wanted, "x"), removed),
+        (of("REMOVE", "", "x"), base.clone()),
+    ];
+    for (patch, expected) in cases {
+        assert_eq!(named(&patch), expected, "{patch}");
+    }
+}
+
+#[test]
+fn an_added_listener_that_a_proxy_cannot_run_is_left_out() {
+    let patch = format!(
+        "
+  - applyTo: LISTENER
+    patch: {{operation: ADD, value: {{name: own, filter_chains: [{{filters: [{}]}}]}}}}
+",
+        echo("e")
+    );
+    let listed = Extensions {
+        listed: Some(Shared::new(BTreeSet::from(["envoy.filters.http.router".into()]))),
+    };
+    let store = patched_for(&patch, listed);
+    assert!(!names(&store).contains("own"));
+    assert!(has_note(&store, set::PROBLEM, "lacks the extension e"));
+}
