@@ -43,7 +43,7 @@ fn server(at: &At<'_>, server: &Server) {
             matches!(namespace, "*" | ".") || is_label(namespace),
             "the part before the slash is no namespace",
         );
-        if !is_wildcard_domain(host) {
+        if !is_wildcard_domain(host) && cidr::parse_ip(host).is_none() {
             at.error(format!("{host:?} is no host name"));
         }
     });

@@ -121,7 +121,8 @@ fn egress(at: &At<'_>, listeners: &[IstioEgressListener]) {
                 at.field("captureMode")
                     .require(!(unix && captured), "a unix socket cannot be captured");
             }
-            None => at.field("bind").require(listener.bind.is_empty(), "needs a port"),
+            // The ports are those of the services.
+            None => {}
         }
         at.field("hosts").require(!listener.hosts.is_empty(), "is required");
         at.each("hosts", &listener.hosts, |at, host| egress_host(at, host));

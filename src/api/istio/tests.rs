@@ -51,6 +51,29 @@ fn virtual_services() {
             "{to_a}, headers: {{request: {{set: {{':authority': x}}, remove: [z]}}}}"
         )),
     );
+    good(
+        "VirtualService",
+        &http(&format!(
+            "{to_a}, match: [{{uri: {{prefix: ''}}, headers: {{x: {{regex: '*'}}}}, queryParams: {{q: {{regex: '*'}}}}}}]"
+        )),
+    );
+    good(
+        "VirtualService",
+        &http(&format!("{to_a}, headers: {{request: {{add: {{host: x}}}}}}")),
+    );
+    warned(
+        "VirtualService",
+        &http(&format!("{to_a}, headers: {{request: {{remove: [':path', Host]}}}}")),
+        &[
+            ".http[0].headers.request.remove[0]",
+            ".http[0].headers.request.remove[1]",
+        ],
+    );
+    warned(
+        "VirtualService",
+        &http(&format!("{to_a}, timeout: 0s")),
+        &[".http[0].timeout"],
+    );
     bad(
         "VirtualService",
         &http("route: [{destination: {host: a}, weight: -1}, {weight: 1}]"),
@@ -191,6 +214,10 @@ fn gateways_entries_and_sidecars() {
         "Gateway",
         &server("port: {number: 443, protocol: HTTPS, name: https}, tls: {mode: SIMPLE, credentialName: c}"),
     );
+    good(
+        "Gateway",
+        "{servers: [{hosts: [10.0.0.1, ns/10.0.0.2], port: {number: 80, protocol: HTTP, name: http}}]}",
+    );
     bad("Gateway", "{servers: []}", &[".servers"]);
     bad(
         "Gateway",
@@ -241,6 +268,7 @@ fn gateways_entries_and_sidecars() {
         "Sidecar",
         "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: '127.0.0.1:8080'}]}",
     );
+    good("Sidecar", "{egress: [{bind: 10.0.0.1, hosts: ['./*']}]}");
     bad(
         "Sidecar",
         "{egress: [{hosts: [a]}, {port: {number: 80}}]}",

@@ -87,7 +87,14 @@ fn http_route(at: &At<'_>, route: &HttpRoute, delegate: bool, gateways: &[String
     at.each("match", &route.r#match, |at, matched| http_match(at, matched, gateways));
     actions(at, route, delegate);
     destinations(at, &route.route);
-    common::duration(&at.field("timeout"), route.timeout.as_ref());
+    let timeout = route
+        .timeout
+        .filter(|timeout| *timeout != prost_types::Duration::default());
+    at.field("timeout").expect(
+        route.timeout.is_none() || timeout.is_some(),
+        "is 0, which is the default",
+    );
+    common::duration(&at.field("timeout"), timeout.as_ref());
     if let Some(redirect) = &route.redirect {
         http_redirect(&at.field("redirect"), redirect);
     }
@@ -152,8 +159,9 @@ fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
         let at = at.field(name);
         common::string_match(&at, one.as_ref());
         let prefix = one.as_ref().and_then(|one| one.match_type.as_ref());
+        // An empty prefix of the path matches every path; of other texts Envoy refuses it.
         at.require(
-            !matches!(prefix, Some(MatchType::Prefix(text)) if text.is_empty()),
+            name == "uri" || !matches!(prefix, Some(MatchType::Prefix(text)) if text.is_empty()),
             "the prefix is empty",
         );
     }
@@ -165,7 +173,10 @@ fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
         let at = at.field(name);
         for (key, one) in map {
             let at = at.field(key);
-            common::string_match(&at, Some(one));
+            // `*` is no expression, but has always meant that there is something.
+            if !matches!(&one.match_type, Some(MatchType::Regex(text)) if text == "*") {
+                common::string_match(&at, Some(one));
+            }
             if name != "queryParams" {
                 header_match(&at, key, gateways);
             }
@@ -463,16 +474,20 @@ fn headers(at: &At<'_>, headers: Option<&crate::proto::istio::networking::v1alph
 }
 
 fn header_operations(at: &At<'_>, operations: &HeaderOperations) {
+    // Pseudo headers and `host` are passed over, but for a new authority.
     let named = |at: &At<'_>, name: &str| {
-        if !is_header_name(name) || name.eq_ignore_ascii_case("host") {
-            at.error(format!("{name:?} is no header that can be changed here"));
+        let internal = name.starts_with(':') || name.eq_ignore_ascii_case("host");
+        if internal {
+            at.warning(format!("{name:?} is no header that can be changed here"));
+        } else if !is_header_name(name) {
+            at.error(format!("{name:?} is no header name"));
         }
     };
-    let set = operations.set.keys();
     let is_authority = |name: &&String| name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority");
-    set.filter(|name| !is_authority(name))
-        .for_each(|name| named(&at.field("set"), name));
-    operations.add.keys().for_each(|name| named(&at.field("add"), name));
+    for (field, map) in [("set", &operations.set), ("add", &operations.add)] {
+        let names = map.keys().filter(|name| !is_authority(name));
+        names.for_each(|name| named(&at.field(field), name));
+    }
     at.each("remove", &operations.remove, |at, name| named(at, name));
 }
 
