@@ -83,7 +83,7 @@ fn default_endpoint(at: &At<'_>, endpoint: &str) {
     let Some((address, port)) = endpoint.rsplit_once(':') else {
         return at.error("want 127.0.0.1:port, 0.0.0.0:port, [::1]:port, [::]:port or unix:///path");
     };
-    let known = matches!(address, "127.0.0.1" | "0.0.0.0" | "[::1]" | "[::]");
+    let known = matches!(address, "" | "127.0.0.1" | "0.0.0.0" | "[::1]" | "[::]");
     at.require(known, "want 127.0.0.1, 0.0.0.0, [::1] or [::] as address");
     at.require(port.parse::<u16>().is_ok_and(|port| port != 0), "the port is none");
 }
@@ -112,17 +112,14 @@ fn egress(at: &At<'_>, listeners: &[IstioEgressListener]) {
     at.each("egress", listeners, |at, listener| {
         let unix = listener.bind.starts_with("unix://");
         bind(&at.field("bind"), &listener.bind);
-        match &listener.port {
-            Some(port) => {
-                self::port(&at.field("port"), port, unix);
-                at.field("port")
-                    .require(sockets.insert((listener.bind.as_str(), port.number)), "is named twice");
-                let captured = listener.capture_mode == CaptureMode::Iptables as i32;
-                at.field("captureMode")
-                    .require(!(unix && captured), "a unix socket cannot be captured");
-            }
-            // The ports are those of the services.
-            None => {}
+        // Without a port, the ports are those of the services.
+        if let Some(port) = &listener.port {
+            self::port(&at.field("port"), port, unix);
+            at.field("port")
+                .require(sockets.insert((listener.bind.as_str(), port.number)), "is named twice");
+            let captured = listener.capture_mode == CaptureMode::Iptables as i32;
+            at.field("captureMode")
+                .require(!(unix && captured), "a unix socket cannot be captured");
         }
         at.field("hosts").require(!listener.hosts.is_empty(), "is required");
         at.each("hosts", &listener.hosts, |at, host| egress_host(at, host));

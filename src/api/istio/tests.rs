@@ -268,6 +268,10 @@ fn gateways_entries_and_sidecars() {
         "Sidecar",
         "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: '127.0.0.1:8080'}]}",
     );
+    good(
+        "Sidecar",
+        "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: ':8080'}]}",
+    );
     good("Sidecar", "{egress: [{bind: 10.0.0.1, hosts: ['./*']}]}");
     bad(
         "Sidecar",
