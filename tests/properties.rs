@@ -21,6 +21,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             oracles::nobody_is_told_of_what_is_irrelevant,
         ),
         Trial::test(
+            "properties::each_host_has_the_routes_that_a_sidecar_has",
+            oracles::each_host_has_the_routes_that_a_sidecar_has,
+        ),
+        Trial::test(
             "properties::dependencies_grow_linearly",
             oracles::dependencies_grow_linearly,
         ),

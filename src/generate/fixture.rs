@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{
-    Proxy, ResourceSnapshot, ResourceType,
+    Demand, Proxy, ResourceSnapshot, ResourceType,
     store::{MemberId, Membership, Serial, Store},
 };
 use crate::{
+    base::Shared,
     model::{fixture, installation::Installation},
     proto::json,
     table::ChangeSet,
@@ -16,6 +17,19 @@ use crate::{
 
 /// A store that serves the proxies of a mesh folder. They are members 0, 1, and so on.
 pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies: Vec<Proxy>) -> Store {
+    store_on_demand(installation, files, proxies, &Demand::default())
+}
+
+/// The same; each of the proxies asks for these names.
+pub(crate) fn store_on_demand(
+    installation: Installation,
+    files: &[(&str, &str)],
+    proxies: Vec<Proxy>,
+    demand: &Demand,
+) -> Store {
+    let demand = Shared::new(demand.clone());
+    let demanded = (0..proxies.len()).map(|index| (MemberId(index as u64), demand.clone()));
+    let demanded = demanded.collect();
     let world = fixture::folder_world(installation, files);
     let mut store = Store::default();
     let joined = proxies.into_iter().enumerate();
@@ -23,6 +37,7 @@ pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies:
         joined: joined
             .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
             .collect(),
+        demanded,
         ..Membership::default()
     };
     let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);

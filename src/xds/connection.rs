@@ -218,44 +218,42 @@ impl Connection {
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
+        let wildcard = is_wildcard && (names.is_empty() || names.iter().any(|name| name == "*"));
         if let Some(error) = error {
             match slot {
-                Some(watched) if watched.nonce_sent == *nonce => watched.refuse(error.clone()),
+                Some(watched) if watched.nonce_sent == *nonce => {
+                    watched.refuse(error.clone());
+                    // The names may have changed while the response was on its way, and are not said again.
+                    if wildcard || !names.is_empty() {
+                        watched.rename(names, wildcard);
+                    }
+                }
                 Some(_) => return Outcome::Stale,
                 None => {}
             }
             return Outcome::Nacked(error);
         }
-        let wildcard = is_wildcard && (names.is_empty() || names.iter().any(|name| name == "*"));
         if names.is_empty() && !wildcard {
             *slot = None;
             return Outcome::Unsubscribed;
         }
-        let names = names.into_iter().filter(|name| name != "*").collect();
         match slot {
             Some(watched) if !nonce.is_empty() => {
                 if watched.nonce_sent != *nonce {
                     return Outcome::Stale;
                 }
                 watched.accept();
-                let before = std::mem::replace(&mut watched.names, names);
-                watched.wildcard = wildcard;
-                let added: Vec<SmolStr> = watched.names.difference(&before).cloned().collect();
-                let outcome = if added.is_empty() {
-                    Outcome::Acked
-                } else {
+                if watched.rename(names, wildcard) {
                     Outcome::Subscribed
-                };
-                watched.owed.extend(added);
-                let names = &watched.names;
-                watched.owed.retain(|name| wildcard || names.contains(name));
-                outcome
+                } else {
+                    Outcome::Acked
+                }
             }
             _ => {
                 *slot = Some(Box::new(WatchedResource {
                     wildcard,
                     on_demand,
-                    names,
+                    names: names.into_iter().filter(|name| name != "*").collect(),
                     owed_all: true,
                     must_answer: true,
                     ..WatchedResource::default()
@@ -439,6 +437,19 @@ impl Connection {
 }
 
 impl WatchedResource {
+    /// Replaces the names of a subscription; true if there are new ones.
+    fn rename(&mut self, names: Vec<SmolStr>, wildcard: bool) -> bool {
+        let names = names.into_iter().filter(|name| name != "*").collect();
+        let before = std::mem::replace(&mut self.names, names);
+        self.wildcard = wildcard;
+        let added: Vec<SmolStr> = self.names.difference(&before).cloned().collect();
+        let grew = !added.is_empty();
+        self.owed.extend(added);
+        let names = &self.names;
+        self.owed.retain(|name| wildcard || names.contains(name));
+        grew
+    }
+
     /// Changes an incremental subscription. Every name in `subscribe` is answered, also one that is held already.
     fn change(&mut self, subscribe: Vec<SmolStr>, unsubscribe: &[SmolStr], first: bool) {
         for name in subscribe {

@@ -11,8 +11,10 @@ use smol_str::{SmolStr, format_smolstr};
 
 use super::{connection::Wish, *};
 use crate::{
+    base::Shared,
     generate::{
-        EncodedResource, ResourceSnapshot, ResourceType,
+        Demand, EncodedResource, ResourceSnapshot, ResourceType,
+        demand::ON_DEMAND,
         group::{PartView, TypeView},
     },
     model::Revision,
@@ -35,6 +37,7 @@ enum Step {
     Snapshot(usize, Content),
     Answer { accept: bool },
     Watch(usize, BTreeSet<u8>),
+    Publish,
     Reconnect,
 }
 
@@ -44,6 +47,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..TYPES.len(), content).prop_map(|(index, content)| Step::Snapshot(index, content)),
         6 => prop::bool::weighted(0.8).prop_map(|accept| Step::Answer { accept }),
         2 => (0..TYPES.len(), prop::collection::btree_set(0u8..8, 0..5)).prop_map(|(index, names)| Step::Watch(index, names)),
+        2 => Just(Step::Publish),
         1 => Just(Step::Reconnect),
     ];
     prop::collection::vec(step, 1..60)
@@ -87,31 +91,80 @@ impl World {
         });
         Arc::new(ResourceSnapshot::new(Revision(self.revision), views.collect(), false))
     }
+
+    /// What it serves to a client that is served on demand: only what it asks for.
+    fn snapshot_for(&self, demand: Demand) -> Arc<ResourceSnapshot> {
+        let whole = self.snapshot();
+        let views = ResourceType::ALL.iter().map(|resource_type| {
+            if !ON_DEMAND.contains(resource_type) {
+                return whole.view(*resource_type).clone();
+            }
+            let mut view = PartView::default();
+            let asked = demand.iter().find(|(asked, _)| asked == resource_type);
+            for name in asked.iter().flat_map(|(_, names)| names.iter()) {
+                if let Some(resource) = whole.view(*resource_type).get(name) {
+                    view.digest = view.digest.wrapping_add(resource.version.value());
+                    view.resources.insert(name.clone(), resource.clone());
+                }
+            }
+            TypeView {
+                parts: [Arc::new(view)].into(),
+            }
+        });
+        let snapshot = ResourceSnapshot::new(whole.revision, views.collect(), false);
+        Arc::new(snapshot.on_demand(Some(Shared::new(demand))))
+    }
 }
 
 /// The client: what it holds, what it asked for, and the responses that it has not answered yet.
 struct Client {
     protocol: Protocol,
+    /// It is served on demand.
+    on_demand: bool,
     connection: Connection,
     held: [BTreeMap<SmolStr, Arc<EncodedResource>>; TYPES.len()],
     names: [BTreeSet<SmolStr>; TYPES.len()],
     nonces: [SmolStr; TYPES.len()],
     inbox: VecDeque<Response>,
     /// A state-of-the-world request without a nonce begins a new watch, whatever is in flight.
-    asked_again: bool,
+    asked_again: [bool; TYPES.len()],
 }
 
 impl Client {
     fn new(protocol: Protocol) -> Self {
         Self {
             protocol,
+            on_demand: false,
             connection: Connection::new(protocol),
             held: Default::default(),
             names: Default::default(),
             nonces: Default::default(),
             inbox: VecDeque::new(),
-            asked_again: false,
+            asked_again: Default::default(),
         }
+    }
+
+    fn on_demand(protocol: Protocol) -> Self {
+        Self {
+            on_demand: true,
+            connection: Connection::on_demand(protocol),
+            ..Self::new(protocol)
+        }
+    }
+
+    /// True if the client wants all of a type without naming it.
+    fn is_wildcard(&self, index: usize) -> bool {
+        TYPES[index].is_wildcard() && !self.on_demand
+    }
+
+    /// Takes what the world serves now.
+    fn publish(&mut self, world: &World) {
+        let snapshot = match self.connection.demand() {
+            Some(demand) => world.snapshot_for(demand),
+            None => world.snapshot(),
+        };
+        let responses = self.connection.on_snapshot(snapshot);
+        self.receive(responses);
     }
 
     fn request(&mut self, index: usize, nonce: SmolStr, error: Option<String>, wish: Wish) {
@@ -132,19 +185,24 @@ impl Client {
                 .iter()
                 .filter(|other| other.resource_type == response.resource_type)
                 .count();
-            let again = self.asked_again;
+            let index = TYPES.iter().position(|t| *t == response.resource_type);
+            let again = index.is_some_and(|index| std::mem::take(&mut self.asked_again[index]));
             assert!(waiting == 0 || again, "one response of a type is in flight at a time");
             self.inbox.push_back(response);
         }
     }
 
     fn connect(&mut self) {
-        self.connection = Connection::new(self.protocol);
+        self.connection = if self.on_demand {
+            Connection::on_demand(self.protocol)
+        } else {
+            Connection::new(self.protocol)
+        };
         self.inbox.clear();
         self.nonces = Default::default();
-        for (index, resource_type) in TYPES.iter().enumerate() {
+        for index in 0..TYPES.len() {
             let names: Vec<SmolStr> = self.names[index].iter().cloned().collect();
-            let wildcard = resource_type.is_wildcard();
+            let wildcard = self.is_wildcard(index);
             match self.protocol {
                 Protocol::Sotw if wildcard || !names.is_empty() => {
                     self.request(index, SmolStr::default(), None, Wish::Names(names));
@@ -167,7 +225,7 @@ impl Client {
     }
 
     fn watch(&mut self, index: usize, wanted: &BTreeSet<u8>) {
-        if TYPES[index].is_wildcard() {
+        if self.is_wildcard(index) {
             return;
         }
         let wanted: BTreeSet<SmolStr> = wanted.iter().map(|name| format_smolstr!("r{name}")).collect();
@@ -180,9 +238,8 @@ impl Client {
                 } else {
                     self.nonces[index].clone()
                 };
-                self.asked_again = nonce.is_empty();
+                self.asked_again[index] |= nonce.is_empty();
                 self.request(index, nonce, None, Wish::Names(wanted.into_iter().collect()));
-                self.asked_again = false;
             }
             Protocol::Delta => {
                 let subscribe = wanted.difference(&before).cloned().collect();
@@ -224,8 +281,8 @@ impl Client {
     }
 
     fn apply(&mut self, index: usize, response: &Response) {
-        let wildcard = TYPES[index].is_wildcard();
-        if self.protocol == Protocol::Sotw && wildcard {
+        let wildcard = self.is_wildcard(index);
+        if self.protocol == Protocol::Sotw && TYPES[index].is_wildcard() {
             self.held[index].clear();
         }
         for resource in response.resources.iter() {
@@ -238,42 +295,44 @@ impl Client {
         }
     }
 
-    fn settle(&mut self) {
+    fn settle(&mut self, world: &World) {
         for _ in 0..1000 {
             if !self.answer(true) {
-                return;
+                // What is asked for now may not have been made yet.
+                self.publish(world);
+                if self.inbox.is_empty() {
+                    return;
+                }
             }
         }
         panic!("client and server never come to rest");
     }
 }
 
-fn run(protocol: Protocol, steps: Vec<Step>) {
+fn run(mut client: Client, steps: Vec<Step>) {
+    let protocol = client.protocol;
     let mut world = World::default();
-    let mut client = Client::new(protocol);
     client.connect();
-    let responses = client.connection.on_snapshot(world.snapshot());
-    client.receive(responses);
+    client.publish(&world);
     for step in steps {
         match step {
             Step::Snapshot(index, content) => {
                 world.revision += 1;
                 world.contents[index] = content;
-                let responses = client.connection.on_snapshot(world.snapshot());
-                client.receive(responses);
+                client.publish(&world);
             }
+            Step::Publish => client.publish(&world),
             Step::Answer { accept } => {
                 client.answer(accept);
             }
             Step::Watch(index, names) => client.watch(index, &names),
             Step::Reconnect => {
                 client.connect();
-                let responses = client.connection.on_snapshot(world.snapshot());
-                client.receive(responses);
+                client.publish(&world);
             }
         }
     }
-    client.settle();
+    client.settle(&world);
     // What was refused is sent again with the next change of the type.
     world.revision += 1;
     for content in &mut world.contents {
@@ -285,20 +344,19 @@ fn run(protocol: Protocol, steps: Vec<Step>) {
         }
         content.remove(&7);
     }
-    let responses = client.connection.on_snapshot(world.snapshot());
-    client.receive(responses);
-    client.settle();
+    client.publish(&world);
+    client.settle(&world);
     let latest = world.snapshot();
     for (index, resource_type) in TYPES.iter().enumerate() {
         let view = latest.view(*resource_type);
         let expected: BTreeMap<SmolStr, String> = view
             .iter()
-            .filter(|resource| resource_type.is_wildcard() || client.names[index].contains(&resource.name))
+            .filter(|resource| client.is_wildcard(index) || client.names[index].contains(&resource.name))
             .map(|resource| (resource.name.clone(), resource.version.to_string()))
             .collect();
         let held: BTreeMap<SmolStr, String> = client.held[index]
             .iter()
-            .filter(|(name, _)| resource_type.is_wildcard() || view.get(name).is_some())
+            .filter(|(name, _)| client.is_wildcard(index) || view.get(name).is_some())
             .map(|(name, resource)| (name.clone(), resource.version.to_string()))
             .collect();
         assert_eq!(held, expected, "{resource_type:?} over {protocol:?}");
@@ -310,12 +368,22 @@ proptest! {
 
     #[test]
     fn a_delta_client_ends_with_the_full_set(steps in steps()) {
-        run(Protocol::Delta, steps);
+        run(Client::new(Protocol::Delta), steps);
     }
 
     #[test]
     fn a_sotw_client_ends_with_the_full_set(steps in steps()) {
-        run(Protocol::Sotw, steps);
+        run(Client::new(Protocol::Sotw), steps);
+    }
+
+    #[test]
+    fn a_delta_client_on_demand_ends_with_what_it_asks_for(steps in steps()) {
+        run(Client::on_demand(Protocol::Delta), steps);
+    }
+
+    #[test]
+    fn a_sotw_client_on_demand_ends_with_what_it_asks_for(steps in steps()) {
+        run(Client::on_demand(Protocol::Sotw), steps);
     }
 }
 
@@ -345,7 +413,7 @@ fn settled() -> (World, Client) {
     client.connect();
     let responses = client.connection.on_snapshot(world.snapshot());
     client.receive(responses);
-    client.settle();
+    client.settle(&world);
     (world, client)
 }
 
@@ -380,7 +448,7 @@ fn a_changed_cluster_is_warmed_with_its_endpoints() {
 fn removed_clusters_wait_for_routes() {
     let (mut world, mut client) = settled();
     client.request(3, SmolStr::default(), None, delta(&["r5"]));
-    client.settle();
+    client.settle(&world);
     world.contents[3].insert(5, 1);
     world.contents[0].remove(&1);
     let responses = client.connection.on_snapshot(world.snapshot());
@@ -410,6 +478,66 @@ fn a_reconnect_with_versions_sends_only_the_difference() {
         (ResourceType::Listener, vec![], 0),
     ];
     assert_eq!(sent, expected);
+}
+
+/// A world with listeners r0 and r1, and a client on demand that has not asked for anything.
+fn idle(protocol: Protocol) -> (World, Client) {
+    let mut world = World::default();
+    world.contents[2] = [(0, 0), (1, 0)].into();
+    let mut client = Client::on_demand(protocol);
+    client.publish(&world);
+    (world, client)
+}
+
+fn sotw(names: &[&str]) -> Wish {
+    Wish::Names(names.iter().map(SmolStr::new).collect())
+}
+
+#[test]
+fn an_answer_waits_for_what_is_made_on_demand() {
+    let (world, mut client) = idle(Protocol::Sotw);
+    client.request(2, SmolStr::default(), None, sotw(&["r0", "missing"]));
+    assert!(client.inbox.is_empty(), "whether r0 exists is not known yet");
+    client.publish(&world);
+    let response = client.inbox.pop_front().expect("an answer");
+    assert_eq!(names(&response), ["r0"]);
+    client.request(2, response.nonce, None, sotw(&["r0", "missing"]));
+    assert!(client.inbox.is_empty(), "nothing is new");
+}
+
+#[test]
+fn naming_nothing_is_no_wish_for_everything_on_demand() {
+    let (world, mut client) = idle(Protocol::Sotw);
+    client.request(2, SmolStr::default(), None, sotw(&[]));
+    client.publish(&world);
+    assert!(client.inbox.is_empty());
+    let (world, mut client) = idle(Protocol::Delta);
+    client.request(2, SmolStr::default(), None, delta(&["*"]));
+    client.publish(&world);
+    let responses: Vec<_> = client.inbox.drain(..).collect();
+    assert!(responses.iter().all(|response| response.resources.is_empty()));
+}
+
+#[test]
+fn unknown_names_are_told_as_removed_on_demand() {
+    let (world, mut client) = idle(Protocol::Delta);
+    client.request(2, SmolStr::default(), None, delta(&["r0", "missing"]));
+    client.publish(&world);
+    let response = client.inbox.pop_front().expect("an answer");
+    assert_eq!(
+        (names(&response), response.removed.as_slice()),
+        (vec!["r0"], &["missing".into()][..])
+    );
+}
+
+#[test]
+fn dropping_a_name_is_not_answered_on_demand() {
+    let (world, mut client) = idle(Protocol::Sotw);
+    client.watch(2, &[0, 1].into());
+    client.settle(&world);
+    client.watch(2, &[1].into());
+    client.publish(&world);
+    assert!(client.inbox.is_empty());
 }
 
 #[test]

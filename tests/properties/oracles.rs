@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use istiod::{
     api::{Kind, document},
-    base::{ClusterId, ObjectKey},
+    base::{ClusterId, ObjectKey, Shared, SmolStr},
     generate::{
-        Proxy, ResourceType,
+        Demand, Proxy, ResourceType,
         proxy::{Extensions, Identity},
         store::{MemberId, Membership, Serial, Store},
     },
@@ -41,8 +41,10 @@ impl Plane {
             .into_iter()
             .enumerate()
             .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)));
+        let demanded = std::iter::once((MemberId(GRPC), Shared::new(demand())));
         let membership = Membership {
             joined: joined.collect(),
+            demanded: demanded.collect(),
             ..Membership::default()
         };
         let mesh = plane.world.snapshot();
@@ -86,10 +88,43 @@ impl Plane {
     }
 }
 
+/// The proxy that is a gRPC client and server of its own; the first one is a sidecar beside the same workload.
+const GRPC: u64 = 5;
+const SERVED: u64 = 0;
+
+/// What the gRPC client asks for: everything that there may be, and some that there is not.
+fn demand() -> Demand {
+    let hosts = corpus::HOSTS
+        .iter()
+        .flat_map(|host| corpus::PORTS.map(|(_, port)| (*host, port)));
+    let listeners = hosts
+        .clone()
+        .map(|(host, port)| SmolStr::from(format!("{host}:{port}")));
+    let sockets = [8080, 8081, 82].map(|port| SmolStr::from(format!("xds.istio.io/grpc/lds/inbound/0.0.0.0:{port}")));
+    let clusters = |subsets: &'static [&'static str]| {
+        let of_host = hosts.clone().flat_map(|(host, port)| {
+            subsets
+                .iter()
+                .map(move |subset| SmolStr::from(format!("outbound|{port}|{subset}|{host}")))
+        });
+        of_host.collect()
+    };
+    Demand::new([
+        (ResourceType::Listener, listeners.chain(sockets).collect()),
+        (ResourceType::Route, clusters(&[""])),
+        (ResourceType::Cluster, clusters(&["", "v1"])),
+        (ResourceType::Endpoint, clusters(&["", "v1"])),
+    ])
+}
+
 fn proxies() -> Vec<Proxy> {
     let proxy = |kind: &str, ip: &str, id: &str, namespace: &str, labels: Value| {
+        let (kind, generator) = match kind {
+            "grpc" => ("sidecar", "grpc"),
+            kind => (kind, ""),
+        };
         let metadata = json!({ "NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes", "LABELS": labels, "ISTIO_VERSION": "1.30.3",
-            "SERVICE_ACCOUNT": "sa" });
+            "SERVICE_ACCOUNT": "sa", "GENERATOR": generator });
         let metadata = metadata
             .as_object()
             .expect("because it is an object")
@@ -114,6 +149,7 @@ fn proxies() -> Vec<Proxy> {
         proxy("sidecar", "10.1.0.3", "s2-0", "b", json!({ "app": "s2" })),
         proxy("sidecar", "10.9.0.1", "vm", "b", json!({ "app": "s3" })),
         proxy("router", "10.1.0.9", "gw", "istio-system", json!({ "istio": "gw" })),
+        proxy("grpc", "10.1.0.1", "s0-0", "a", json!({ "app": "s0" })),
     ]
 }
 
@@ -244,6 +280,61 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
                 .into());
             }
         }
+    }
+    Ok(())
+}
+
+/// What a route configuration holds for a host, without what tells gRPC from Envoy.
+fn host_routes(configuration: &Value, name: &str) -> Option<Value> {
+    let mut hosts = configuration["virtualHosts"].as_array()?.iter();
+    let mut routes = hosts.find(|host| host["name"] == name)?["routes"].clone();
+    for route in routes.as_array_mut().into_iter().flatten() {
+        if let Some(action) = route.get_mut("route").and_then(Value::as_object_mut) {
+            action.remove("maxGrpcTimeout");
+            action.remove("maxStreamDuration");
+        }
+    }
+    Some(routes)
+}
+
+/// A gRPC client asks for each host by itself and is told what a sidecar is told for all together.
+pub(super) fn each_host_has_the_routes_that_a_sidecar_has() -> Result<(), Failed> {
+    let mut random = Random::new(SEED + 3);
+    let mut compared = 0;
+    for round in 0..60 {
+        let mut plane = Plane::new();
+        let rows = (0..60).flat_map(|_| corpus::rows(&mut random));
+        let rows: Vec<Row> = mesh_rows().into_iter().chain(rows).collect();
+        plane.commit(upserts(rows))?;
+        let view = |member: u64| {
+            let key = plane.store.group_of(MemberId(member))?;
+            Some(plane.store.snapshot(key)?.view(ResourceType::Route).clone())
+        };
+        let (Some(sidecar), Some(grpc)) = (view(SERVED), view(GRPC)) else {
+            return Err("a proxy is not served".into());
+        };
+        for (_, port) in corpus::PORTS {
+            let Some(all) = sidecar.get(&port.to_string()) else {
+                continue;
+            };
+            let all = istiod::proto::json::any_to_json(&all.any());
+            for host in corpus::HOSTS {
+                let name = format!("{host}:{port}");
+                let Some(expected) = host_routes(&all, &name) else {
+                    continue;
+                };
+                let own = grpc.get(&format!("outbound|{port}||{host}"));
+                let own = own.map(|own| istiod::proto::json::any_to_json(&own.any()));
+                let own = own.and_then(|own| host_routes(&own, &name));
+                if own.as_ref() != Some(&expected) {
+                    return Err(format!("round {round}, {name}: {own:?} instead of {expected}").into());
+                }
+                compared += 1;
+            }
+        }
+    }
+    if compared < 100 {
+        return Err(format!("only {compared} hosts were compared; the oracle tests nothing").into());
     }
     Ok(())
 }

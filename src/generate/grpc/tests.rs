@@ -1,1 +1,558 @@
-//! Proxyless gRPC clients and servers of small meshes.
+//! Proxyless gRPC clients and servers of small meshes, through the store as when serving.
+
+use serde_json::{Value, json};
+use smol_str::SmolStr;
+
+use crate::{
+    generate::{
+        Demand, Proxy, ResourceType, fixture,
+        proxy::Extensions,
+        store::{MemberId, Store},
+    },
+    model::{features::Features, installation::Installation},
+};
+
+const SERVICES: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: echo}
+spec:
+  clusterIP: 10.0.0.1
+  clusterIPs: [10.0.0.1, 'fd00::1']
+  selector: {app: echo}
+  ports: [{name: grpc, port: 7070, targetPort: 17070}, {name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: other}
+spec: {clusterIP: 10.0.0.2, ports: [{name: grpc, port: 7070}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: echo-0, labels: {app: echo, version: v1, security.istio.io/tlsMode: istio}}
+spec: {serviceAccountName: echo}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: bare-0, labels: {app: echo}}
+status: {phase: Running, podIP: 10.1.0.2, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: echo-1, labels: {kubernetes.io/service-name: echo}}
+addressType: IPv4
+endpoints: [{addresses: [10.1.0.1], conditions: {ready: true}, targetRef: {kind: Pod, name: echo-0, namespace: default}}]
+ports: [{name: grpc, port: 17070}, {name: http, port: 8080}]
+";
+
+const ECHO: &str = "echo.default.svc.cluster.local";
+const SOCKET: &str = "xds.istio.io/grpc/lds/inbound/0.0.0.0:17070";
+
+fn proxy(id: &str, address: &str, metadata: Value) -> Proxy {
+    let mut metadata = metadata;
+    metadata["GENERATOR"] = json!("grpc");
+    metadata["NAMESPACE"] = json!("default");
+    metadata["CLUSTER_ID"] = json!("Kubernetes");
+    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
+    let node = format!("sidecar~{address}~{id}.default~default.svc.cluster.local");
+    Proxy::new(&node, "", metadata, SmolStr::default(), Extensions::default()).expect("a node")
+}
+
+fn client() -> Proxy {
+    proxy("client", "10.1.0.9", json!({ "LABELS": { "app": "client" } }))
+}
+
+fn server() -> Proxy {
+    let labels = json!({ "app": "echo", "security.istio.io/tlsMode": "istio" });
+    proxy("echo-0", "10.1.0.1", json!({ "LABELS": labels }))
+}
+
+/// What a client gets of one type that asks for these names.
+fn ask_with(
+    config: &str,
+    features: Features,
+    proxy: Proxy,
+    resource_type: ResourceType,
+    names: &[&str],
+) -> Vec<(String, Value)> {
+    let files = [
+        ("mesh.yaml", "accessLogFile: ''\n"),
+        ("kube.yaml", SERVICES),
+        ("config.yaml", config),
+    ];
+    let installation = Installation {
+        features,
+        ..Installation::default()
+    };
+    let demand = Demand::new([(resource_type, names.iter().map(SmolStr::new).collect())]);
+    let store = fixture::store_on_demand(installation, &files, vec![proxy], &demand);
+    all(&store, resource_type)
+}
+
+fn ask(config: &str, proxy: Proxy, resource_type: ResourceType, names: &[&str]) -> Vec<(String, Value)> {
+    ask_with(config, Features::default(), proxy, resource_type, names)
+}
+
+fn all(store: &Store, resource_type: ResourceType) -> Vec<(String, Value)> {
+    let names = fixture::names(store, 0, resource_type).into_iter();
+    names
+        .map(|name| {
+            let resource = fixture::resource(store, 0, resource_type, &name);
+            (name, resource)
+        })
+        .collect()
+}
+
+fn names(resources: &[(String, Value)]) -> Vec<&str> {
+    resources.iter().map(|(name, _)| name.as_str()).collect()
+}
+
+fn only(resources: Vec<(String, Value)>) -> Value {
+    let [(_, resource)] = <[_; 1]>::try_from(resources).expect("one resource");
+    resource
+}
+
+#[test]
+fn a_service_may_be_named_in_every_form() {
+    let asked = [
+        "echo:7070",
+        "echo.default:7070",
+        "echo.default.svc:7070",
+        "echo.default.svc.cluster.local:7070",
+    ];
+    let listeners = ask("", client(), ResourceType::Listener, &asked);
+    let mut expected = asked;
+    expected.sort_unstable();
+    assert_eq!(names(&listeners), expected);
+    for (name, listener) in &listeners {
+        assert_eq!(listener["name"], json!(name));
+        let manager = &listener["apiListener"]["apiListener"];
+        assert_eq!(
+            manager["rds"]["routeConfigName"],
+            "outbound|7070||echo.default.svc.cluster.local"
+        );
+        assert_eq!(
+            listener["address"]["socketAddress"],
+            json!({ "address": "10.0.0.1", "portValue": 7070 })
+        );
+    }
+}
+
+#[test]
+fn a_host_without_a_port_means_all_its_ports() {
+    let listeners = ask("", client(), ResourceType::Listener, &["echo"]);
+    assert_eq!(names(&listeners), ["echo:7070", "echo:80"]);
+}
+
+#[test]
+fn names_of_one_host_share_their_ports() {
+    let listeners = ask("", client(), ResourceType::Listener, &["echo:80", "echo.default:7070"]);
+    let expected = ["echo.default:7070", "echo.default:80", "echo:7070", "echo:80"];
+    assert_eq!(names(&listeners), expected);
+}
+
+#[test]
+fn what_is_not_there_has_no_listener() {
+    for name in [
+        "echo:81",
+        "nobody:80",
+        "far:7070",
+        "far.other:7070",
+        "echo.default.svc.cluster.local.extra:7070",
+        "xds.istio.io/grpc/lds/inbound/0.0.0.0:17070",
+        "",
+        ":",
+    ] {
+        assert_eq!(
+            names(&ask("", client(), ResourceType::Listener, &[name])),
+            [""; 0],
+            "{name:?}"
+        );
+    }
+    let far = "far.other.svc.cluster.local:7070";
+    assert_eq!(names(&ask("", client(), ResourceType::Listener, &[far])), [far]);
+}
+
+#[test]
+fn a_sidecar_resource_hides_services() {
+    let sidecar = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default}
+spec: {egress: [{hosts: ['other/*']}]}
+";
+    let listeners = ask(
+        sidecar,
+        client(),
+        ResourceType::Listener,
+        &["echo:7070", "far.other.svc.cluster.local:7070"],
+    );
+    assert_eq!(names(&listeners), ["far.other.svc.cluster.local:7070"]);
+}
+
+#[test]
+fn both_families_are_told_where_both_are_used() {
+    let features = Features {
+        istio_dual_stack: true,
+        ..Features::default()
+    };
+    let client = proxy("client", "10.1.0.9", json!({ "INSTANCE_IPS": "10.1.0.9,fd01::9" }));
+    let listener = only(ask_with("", features, client, ResourceType::Listener, &["echo:80"]));
+    let address = json!({ "address": "fd00::1", "portValue": 80 });
+    assert_eq!(
+        listener["additionalAddresses"],
+        json!([{ "address": { "socketAddress": address } }])
+    );
+}
+
+#[test]
+fn a_session_stands_before_the_fault_filter() {
+    let service = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: sticky, labels: {istio.io/persistent-session: 'c:/p'}}
+spec: {hosts: [sticky.example.com], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}
+";
+    let features = Features {
+        pilot_enable_persistent_session_filter: true,
+        pilot_persistent_session_label: "istio.io/persistent-session".into(),
+        ..Features::default()
+    };
+    let target = "sticky.example.com:80";
+    let listener = only(ask_with(
+        service,
+        features.clone(),
+        client(),
+        ResourceType::Listener,
+        &[target],
+    ));
+    let filters = listener["apiListener"]["apiListener"]["httpFilters"].clone();
+    let filters: Vec<&str> = filters
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|filter| filter["name"].as_str())
+        .collect();
+    assert_eq!(
+        filters,
+        [
+            "envoy.filters.http.stateful_session",
+            "envoy.filters.http.fault",
+            "envoy.filters.http.router"
+        ]
+    );
+    let name = "outbound|80||sticky.example.com";
+    let cluster = only(ask_with(service, features, client(), ResourceType::Cluster, &[name]));
+    let statuses = &cluster["commonLbConfig"]["overrideHostStatus"]["statuses"];
+    assert_eq!(*statuses, json!(["HEALTHY", "DRAINING", "UNKNOWN", "DEGRADED"]));
+}
+
+fn peer_authentication(mode: &str) -> String {
+    format!(
+        "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {{name: default}}
+spec: {{mtls: {{mode: {mode}}}}}
+"
+    )
+}
+
+fn chain(config: &str, server: Proxy) -> Value {
+    only(ask(config, server, ResourceType::Listener, &[SOCKET]))["filterChains"][0].clone()
+}
+
+#[test]
+fn a_server_takes_mutual_tls_or_plaintext_but_not_both() {
+    for (mode, mtls) in [("STRICT", true), ("PERMISSIVE", true), ("DISABLE", false)] {
+        let chain = chain(&peer_authentication(mode), server());
+        let kind = if mtls { "mtls" } else { "plaintext" };
+        assert_eq!(chain["name"], json!(format!("inbound-{kind}")), "{mode}");
+        assert_eq!(
+            chain["filters"][0]["name"],
+            json!(format!("inbound-hcm{kind}")),
+            "{mode}"
+        );
+        let context = &chain["transportSocket"]["typedConfig"];
+        assert_eq!(
+            context["requireClientCertificate"],
+            json!(mtls.then_some(true)),
+            "{mode}"
+        );
+    }
+    let unlabelled = proxy("bare-0", "10.1.0.2", json!({ "LABELS": { "app": "echo" } }));
+    assert_eq!(chain("", unlabelled)["name"], "inbound-plaintext");
+}
+
+#[test]
+fn a_socket_is_of_a_port_that_is_served() {
+    for name in ["0.0.0.0:17071", "0.0.0.0", "0.0.0.0:http", "[::]17070", ""] {
+        let name = format!("xds.istio.io/grpc/lds/inbound/{name}");
+        assert_eq!(ask("", server(), ResourceType::Listener, &[&name]), [], "{name}");
+    }
+    let name = "xds.istio.io/grpc/lds/inbound/[::]:8080";
+    let listener = only(ask("", server(), ResourceType::Listener, &[name]));
+    assert_eq!(
+        listener["address"]["socketAddress"],
+        json!({ "address": "::", "portValue": 8080 })
+    );
+}
+
+#[test]
+fn policies_are_what_grpc_can_enforce() {
+    let policies = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny}
+spec:
+  action: DENY
+  rules:
+  - to: [{operation: {paths: [/x]}}]
+  - from: [{source: {principals: [cluster.local/ns/a/sa/b]}}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: allow}
+spec: {rules: [{from: [{source: {namespaces: [default]}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: audit}
+spec: {action: AUDIT, rules: [{}]}
+";
+    let chain = chain(policies, server());
+    let filters = chain["filters"][0]["typedConfig"]["httpFilters"].as_array().cloned();
+    let filters = filters.expect("filters");
+    let rules = |index: usize| &filters[index]["typedConfig"]["rules"];
+    let names = |index: usize| -> Vec<&String> {
+        let policies = rules(index)["policies"].as_object();
+        policies.into_iter().flat_map(serde_json::Map::keys).collect()
+    };
+    assert_eq!(filters.len(), 3);
+    assert_eq!(filters[0]["name"], "envoy.filters.http.rbac.DENY");
+    assert_eq!(rules(0)["action"], "DENY");
+    assert_eq!(names(0), ["default-deny-0", "default-deny-1"]);
+    assert_eq!(filters[1]["name"], "envoy.filters.http.rbac");
+    assert_eq!(names(1), ["default-allow-0"]);
+    assert_eq!(filters[2]["name"], "envoy.filters.http.router");
+}
+
+const RULE: &str = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: echo}
+spec:
+  host: echo.default.svc.cluster.local
+  trafficPolicy:
+    connectionPool: {tcp: {maxConnections: 5}, http: {http2MaxRequests: 100, maxRetries: 7}}
+    loadBalancer: {simple: LEAST_REQUEST}
+    outlierDetection: {consecutive5xxErrors: 3}
+    tls: {mode: ISTIO_MUTUAL}
+    portLevelSettings: [{port: {number: 80}, loadBalancer: {simple: RANDOM}}]
+  subsets:
+  - {name: v1, labels: {version: v1}}
+  - {name: hashed, labels: {version: v2}, trafficPolicy: {tls: {mode: SIMPLE}, loadBalancer: {consistentHash: {httpHeaderName: x}}}}
+";
+
+fn cluster(name: &str) -> Value {
+    only(ask(RULE, client(), ResourceType::Cluster, &[name]))
+}
+
+#[test]
+fn of_a_rule_only_that_shows_which_grpc_knows() {
+    let mut default = cluster("outbound|7070||echo.default.svc.cluster.local");
+    let socket = default["transportSocket"].take();
+    let context = &socket["typedConfig"]["commonTlsContext"];
+    let validation = &context["combinedValidationContext"]["defaultValidationContext"];
+    assert_eq!(
+        validation["matchSubjectAltNames"],
+        json!([{ "exact": "spiffe://cluster.local/ns/default/sa/echo" }])
+    );
+    assert_eq!(
+        default,
+        json!({
+            "@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+            "name": "outbound|7070||echo.default.svc.cluster.local",
+            "altStatName": "outbound|7070||echo.default.svc.cluster.local;",
+            "type": "EDS",
+            "edsClusterConfig": {
+                "edsConfig": { "ads": {} },
+                "serviceName": "outbound|7070||echo.default.svc.cluster.local",
+            },
+            "lbPolicy": "LEAST_REQUEST",
+            "circuitBreakers": { "thresholds": [{ "maxRequests": 100 }] },
+            "transportSocket": null,
+        })
+    );
+    let port = cluster("outbound|80||echo.default.svc.cluster.local");
+    for field in ["transportSocket", "lbPolicy", "circuitBreakers"] {
+        assert_eq!(port[field], Value::Null, "{field} of a port with its own policy");
+    }
+    let hashed = cluster("outbound|7070|hashed|echo.default.svc.cluster.local");
+    assert_eq!(hashed["transportSocket"], Value::Null);
+    assert_eq!(hashed["lbPolicy"], "RING_HASH");
+    assert_eq!(hashed["ringHashLbConfig"], json!({ "minimumRingSize": "1024" }));
+}
+
+#[test]
+fn clusters_are_those_of_ports_and_subsets() {
+    for name in [
+        "outbound|7071||echo.default.svc.cluster.local",
+        "outbound|7070|v3|echo.default.svc.cluster.local",
+        "outbound|7070||nobody.default.svc.cluster.local",
+        "outbound|07070||echo.default.svc.cluster.local",
+        "outbound_.7070_._.echo.default.svc.cluster.local",
+        "inbound|17070||",
+        "echo:7070",
+        "",
+    ] {
+        assert_eq!(ask(RULE, client(), ResourceType::Cluster, &[name]), [], "{name}");
+    }
+}
+
+#[test]
+fn endpoints_are_those_of_the_subset() {
+    let addresses = |subset: &str| {
+        let name = format!("outbound|7070|{subset}|{ECHO}");
+        let assignment = only(ask(RULE, client(), ResourceType::Endpoint, &[&name]));
+        assert_eq!(assignment["clusterName"], json!(name));
+        assignment["endpoints"][0]["lbEndpoints"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!([addresses(""), addresses("v1"), addresses("hashed")], [1, 1, 0]);
+}
+
+fn routes(config: &str, name: &str) -> Value {
+    only(ask(config, client(), ResourceType::Route, &[name]))
+}
+
+#[test]
+fn a_route_configuration_is_of_one_host() {
+    let routes = routes("", "outbound|7070||echo.default.svc.cluster.local");
+    assert_eq!(routes["virtualHosts"].as_array().map(Vec::len), Some(1));
+    let host = &routes["virtualHosts"][0];
+    assert_eq!(host["name"], "echo.default.svc.cluster.local:7070");
+    let domains: Vec<&str> = host["domains"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    assert_eq!(
+        domains[..2],
+        ["echo.default.svc.cluster.local", "echo.default.svc.cluster.local:7070"]
+    );
+    assert!(domains.contains(&"10.0.0.1:7070"));
+    for field in [
+        "validateClusters",
+        "ignorePortInHostMatching",
+        "maxDirectResponseBodySizeBytes",
+    ] {
+        assert_eq!(routes[field], Value::Null, "{field}");
+    }
+}
+
+#[test]
+fn what_nobody_serves_has_no_virtual_host() {
+    for host in ["nobody.example.com", "far.default.svc.cluster.local"] {
+        let routes = routes("", &format!("outbound|7070||{host}"));
+        assert_eq!(routes["virtualHosts"], Value::Null, "{host}");
+    }
+    assert_eq!(
+        ask(
+            "",
+            client(),
+            ResourceType::Route,
+            &["7070", "outbound|http||echo", "outbound|0||echo"]
+        ),
+        []
+    );
+}
+
+#[test]
+fn time_limits_are_those_of_streams() {
+    let virtual_service = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: echo}
+spec:
+  hosts: [echo]
+  http: [{timeout: 3s, route: [{destination: {host: far.other.svc.cluster.local}}]}]
+";
+    let routes = routes(virtual_service, "outbound|7070||echo.default.svc.cluster.local");
+    let action = &routes["virtualHosts"][0]["routes"][0]["route"];
+    assert_eq!(action["cluster"], "outbound|7070||far.other.svc.cluster.local");
+    assert_eq!(action["timeout"], "3s");
+    assert_eq!(action["maxStreamDuration"], json!({ "maxStreamDuration": "3s" }));
+    assert_eq!(action["maxGrpcTimeout"], Value::Null);
+}
+
+#[test]
+fn hosts_that_only_virtual_services_know_are_matched_too() {
+    let virtual_service = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: wild}
+spec:
+  hosts: ['*.example.com', echo]
+  http: [{route: [{destination: {host: echo, port: {number: 7070}}}]}]
+";
+    let wild = routes(virtual_service, "outbound|80||foo.example.com");
+    assert_eq!(
+        wild["virtualHosts"][0]["domains"],
+        json!(["*.example.com", "*.example.com:80"])
+    );
+    // Once a service has a name of that form, the VirtualService is for it.
+    let service = "
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: bar}
+spec: {hosts: [bar.example.com], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}
+";
+    let config = format!("{virtual_service}{service}");
+    assert_eq!(
+        routes(&config, "outbound|80||foo.example.com")["virtualHosts"],
+        Value::Null
+    );
+    let bar = routes(&config, "outbound|80||bar.example.com");
+    assert_eq!(bar["virtualHosts"][0]["name"], "bar.example.com:80");
+    let action = &bar["virtualHosts"][0]["routes"][0]["route"];
+    assert_eq!(action["cluster"], "outbound|7070||echo.default.svc.cluster.local");
+}
+
+#[test]
+fn a_full_name_wins_over_a_short_one() {
+    let service = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: short}
+spec: {hosts: [echo], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}
+";
+    let routes = routes(service, "outbound|80||echo.default.svc.cluster.local");
+    let domains = routes["virtualHosts"][0]["domains"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    assert!(
+        !domains.contains(&json!("echo")) && !domains.contains(&json!("echo:80")),
+        "{domains:?}"
+    );
+    assert!(domains.contains(&json!("echo.default")));
+}
+
+#[test]
+fn clients_share_what_they_see_alike() {
+    let files = [("mesh.yaml", ""), ("kube.yaml", SERVICES)];
+    let demand = Demand::new([
+        (ResourceType::Listener, [SmolStr::new("echo:80")].into()),
+        (
+            ResourceType::Cluster,
+            [SmolStr::new("outbound|80||echo.default.svc.cluster.local")].into(),
+        ),
+    ]);
+    let other = proxy("other", "10.1.0.8", json!({ "LABELS": { "app": "other" } }));
+    let store = fixture::store_on_demand(Installation::default(), &files, vec![client(), other], &demand);
+    assert_eq!(store.group_of(MemberId(0)), store.group_of(MemberId(1)));
+    assert_eq!((store.size().groups, store.size().resources), (1, 2));
+}
