@@ -5,6 +5,7 @@
 //! by a socket in the file system, through a relay that reads along. What is not accepted stands in `accept/refused.txt`
 //! with its reason; that list has to be true in both directions.
 
+mod agent;
 mod ledger;
 mod proxy;
 mod refused;

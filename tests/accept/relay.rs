@@ -1,5 +1,6 @@
 //! Between one Envoy and the daemon: a gRPC server on a socket in the file system, which network namespaces share. It
-//! passes on every message of the delta stream and keeps a ledger; secrets it answers itself (see `secrets`).
+//! passes on every message of the delta stream, with the code of plugins put in (see `agent`), and keeps a ledger; secrets
+//! it answers itself (see `secrets`).
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -21,6 +22,7 @@ use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::agent;
 use super::ledger::{Ledger, SECRET};
 use super::secrets::{self, Rendered};
 use crate::support::http::RUNTIME;
@@ -103,7 +105,7 @@ async fn dispatch(request: http::Request<Incoming>, shared: Arc<Shared>) -> http
             tonic::server::Grpc::new(codec).streaming(rpc, request).await
         }
         SECRETS => {
-            let rpc = tower::service_fn(move |request| agent(request, Arc::clone(&shared)));
+            let rpc = tower::service_fn(move |request| of_agent(request, Arc::clone(&shared)));
             let codec = ProstCodec::<DiscoveryResponse, DiscoveryRequest>::default();
             tonic::server::Grpc::new(codec).streaming(rpc, request).await
         }
@@ -154,7 +156,8 @@ async fn pass_on(
                 }
             }
             response = responses.message() => {
-                let response = response?.ok_or_else(|| Status::unavailable("the daemon ended the stream"))?;
+                let mut response = response?.ok_or_else(|| Status::unavailable("the daemon ended the stream"))?;
+                agent::fetch(&mut response);
                 shared.ledger().response(&response);
                 outbox.send(Ok(response)).await.map_err(gone)?;
             }
@@ -208,7 +211,7 @@ fn secrets_for(
 }
 
 /// What an agent answers beside the daemon: one stream for each secret.
-async fn agent(
+async fn of_agent(
     request: Request<Streaming<DiscoveryRequest>>,
     shared: Arc<Shared>,
 ) -> Result<Answers<DiscoveryResponse>, Status> {
