@@ -56,12 +56,22 @@ impl SidecarPart {
                     continue;
                 };
                 if let Entry::Vacant(entry) = result.entry(name) {
-                    let patches = patches.concerning(entry.key(), BTreeSet::new);
                     let routes = self.routes(entry.key().clone(), answering, extent, &catch_all);
-                    let routes = SidecarRoutes { patches, ..routes };
                     entry.insert(routes);
                 }
             }
+        }
+        // Listeners that patches add may ask for any port; those that are known here are the ones that are patched.
+        let asked = patches.names().filter_map(|name| Some((name, name.parse().ok()?)));
+        for (name, port) in asked {
+            if let (Entry::Vacant(entry), Some(answering)) =
+                (result.entry(name.into()), answering(&listeners, port, name))
+            {
+                entry.insert(self.routes(name.into(), answering, Extent::Port(port), &catch_all));
+            }
+        }
+        for (name, routes) in &mut result {
+            routes.patches = patches.concerning(name, BTreeSet::new);
         }
         result.into_values().collect()
     }
