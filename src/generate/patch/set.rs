@@ -43,11 +43,16 @@ pub fn problem(patch: &Patch, reason: impl Display) -> Note {
 }
 
 /// Patches that changed nothing of what proxies hold now: they match nothing, or no proxy that they are for is here.
+/// Those with a [`PROBLEM`] are told of by that.
 pub fn unused<'a>(mesh: &'a MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
     let cx = Cx::untracked();
     let rows = mesh.envoy_filter_patches.iter(&cx);
     let patches = rows.flat_map(|(_, row)| &row.patches);
-    let is_unused = |patch: &&'a Patch| patch.class().is_some() && !notes.contains(&applied(patch));
+    let problems = notes.iter().filter(|note| note.code == PROBLEM);
+    let told: BTreeSet<&str> = problems.filter_map(|note| note.detail.split(':').next()).collect();
+    let is_unused = |patch: &&'a Patch| {
+        patch.class().is_some() && !notes.contains(&applied(patch)) && !told.contains(patch.place.as_str())
+    };
     let note = |patch: &Patch| Note {
         code: UNUSED,
         detail: patch.place.clone(),
