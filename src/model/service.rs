@@ -187,9 +187,7 @@ pub const UNSPECIFIED_IP: &str = "0.0.0.0";
 impl Service {
     /// The port with this number; UDP is not served and does not count.
     pub fn port(&self, number: u32) -> Option<&ServicePort> {
-        self.ports
-            .iter()
-            .find(|port| port.number == number && port.protocol != Protocol::Udp)
+        port_numbered(&self.ports, number)
     }
 
     /// The service once for each of its addresses, with the ports of that address: what listeners, virtual hosts and
@@ -198,32 +196,62 @@ impl Service {
         if self.variants.is_empty() {
             return vec![Cow::Borrowed(self)];
         }
-        let variants = self.variants.iter().map(|variant| {
-            Cow::Owned(Self {
-                default_address: variant.address.clone(),
-                auto_ipv4: variant.auto_ipv4.clone(),
-                auto_ipv6: variant.auto_ipv6.clone(),
-                ports: variant.ports.clone(),
-                resolution: variant.resolution,
-                variants: Vec::new(),
-                ..self.clone()
-            })
-        });
-        variants.collect()
+        let variants = self.variants.iter();
+        variants.map(|variant| Cow::Owned(self.with_address(variant))).collect()
     }
 
     /// The service as it is reached at a port: with the youngest of its addresses that serves the port, or, for port 0,
     /// the youngest of all.
     pub fn at_port(&self, number: u32) -> Cow<'_, Self> {
-        let mut variants = self.variants().into_iter();
-        let found = variants.rfind(|variant| number == 0 || variant.port(number).is_some());
-        found.unwrap_or(Cow::Borrowed(self))
+        let serves = |variant: &&Variant| number == 0 || port_numbered(&variant.ports, number).is_some();
+        match self.variants.iter().rfind(serves) {
+            Some(variant) => Cow::Owned(self.with_address(variant)),
+            None => Cow::Borrowed(self),
+        }
+    }
+
+    /// The service with this one of its addresses and what is served there. Field by field: a service whose host many
+    /// ServiceEntries declare has so many ports and variants that a copy of all, for each, would cost their square.
+    fn with_address(&self, variant: &Variant) -> Self {
+        Self {
+            key: self.key.clone(),
+            name: self.name.clone(),
+            registry: self.registry,
+            service_entry: self.service_entry.clone(),
+            creation: self.creation,
+            ports: variant.ports.clone(),
+            cluster_vips: self.cluster_vips.clone(),
+            default_address: variant.address.clone(),
+            auto_ipv4: variant.auto_ipv4.clone(),
+            auto_ipv6: variant.auto_ipv6.clone(),
+            variants: Vec::new(),
+            resolution: variant.resolution,
+            mesh_external: self.mesh_external,
+            export_to: self.export_to.clone(),
+            service_accounts: self.service_accounts.clone(),
+            labels: self.labels.clone(),
+            selector: self.selector.clone(),
+            aliases: self.aliases.clone(),
+            external_name: self.external_name.clone(),
+            node_local: self.node_local,
+            traffic_distribution: self.traffic_distribution,
+            publish_not_ready: self.publish_not_ready,
+            race_first_tcp_connect: self.race_first_tcp_connect,
+            headless: self.headless,
+            external_addresses: self.external_addresses.clone(),
+            external_ports: self.external_ports.clone(),
+        }
     }
 
     /// The value of a label, if it is there.
     pub fn label(&self, key: &str) -> Option<&SmolStr> {
         self.labels.get(key)
     }
+}
+
+fn port_numbered(ports: &[ServicePort], number: u32) -> Option<&ServicePort> {
+    let mut served = ports.iter().filter(|port| port.protocol != Protocol::Udp);
+    served.find(|port| port.number == number)
 }
 
 /// What decides whether and in which order a service is seen.
