@@ -361,23 +361,26 @@ fn an_entry_has_a_service_for_each_host_and_a_variant_for_each_address() {
 #[test]
 fn entries_of_one_host_merge_and_the_oldest_decides() {
     let spec = |port: u32, resolution: &str| json!({"hosts": ["x.com"], "ports": [port], "resolution": resolution});
-    let world = world(vec![
-        entry("young", &spec(80, "DNS"), Value::Null),
-        entry_created("old", &spec(81, "STATIC"), Value::Null, "2020-01-01T00:00:00Z"),
-    ]);
-    let service = service_of(&world, "x.com");
+    let with = |resolution: &str| {
+        let world = world(vec![
+            entry("young", &spec(80, resolution), Value::Null),
+            entry_created("old", &spec(81, "STATIC"), Value::Null, "2020-01-01T00:00:00Z"),
+        ]);
+        service_of(&world, "x.com")
+    };
+    let ports = |service: &Service| service.ports.iter().map(|port| port.number).collect::<Vec<_>>();
+    assert_eq!(ports(&with("STATIC")), [81, 80]);
+    // Entries that disagree have their ports to themselves.
+    let service = with("DNS");
     assert_eq!(
         (service.name.as_str(), service.resolution),
         ("old", Resolution::ClientSideLb)
     );
-    assert_eq!(
-        service.ports.iter().map(|port| port.number).collect::<Vec<_>>(),
-        [81, 80]
-    );
+    assert_eq!(ports(&service), [81]);
     let variants = service.variants();
     assert_eq!(variants.iter().map(|v| v.ports[0].number).collect::<Vec<_>>(), [81, 80]);
-    assert_eq!(service.at_port(80).ports.len(), 1);
-    assert_eq!(service.at_port(82).ports.len(), 2);
+    assert_eq!(service.at_port(80).ports[0].number, 80);
+    assert_eq!(service.at_port(82).ports[0].number, 81);
 }
 
 #[test]
