@@ -2,14 +2,15 @@
 
 use std::{
     collections::BTreeSet,
+    mem,
     sync::{Mutex, PoisonError},
 };
 
-use prometheus::{Gauge, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, group::Note, patch::set},
+    generate::{self, group::Note, patch::set, secret},
     model::reference,
     push::pump::{Observer, PushReport},
     table::Cx,
@@ -218,6 +219,9 @@ fn update(kind: Kind) -> &'static str {
 pub struct NoteMetrics {
     gauges: Vec<(&'static str, IntGauge)>,
     patches: IntGaugeVec,
+    certificate_errors: IntCounter,
+    /// The remarks about certificates that were there when last looked.
+    wrong_certificates: Mutex<BTreeSet<Note>>,
 }
 
 /// The remarks that have a metric of their own in Istio.
@@ -253,11 +257,26 @@ impl NoteMetrics {
             &["name", "patch", "result"],
         )?;
         registry.register(Box::new(patches.clone()))?;
-        Ok(Self { gauges, patches })
+        let certificate_errors = IntCounter::new(
+            secret::CERTIFICATE_ERROR,
+            "Certificates asked for that are missing, not permitted, or cannot be read; see /debug/notez.",
+        )?;
+        registry.register(Box::new(certificate_errors.clone()))?;
+        Ok(Self {
+            gauges,
+            patches,
+            certificate_errors,
+            wrong_certificates: Mutex::default(),
+        })
     }
 
     /// Sets the gauges from what is noticed now; with `PILOT_ENVOY_FILTER_STATS` those of patches too.
     pub fn set(&self, notes: &BTreeSet<Note>, of_patches: bool) {
+        let wrong = notes.iter().filter(|note| note.code == secret::CERTIFICATE_ERROR);
+        let wrong: BTreeSet<Note> = wrong.cloned().collect();
+        let mut known = self.wrong_certificates.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = mem::replace(&mut *known, wrong.clone());
+        self.certificate_errors.inc_by(wrong.difference(&before).count() as u64);
         self.patches.reset();
         for (name, patch, result) in notes.iter().filter_map(set::status).filter(|_| of_patches) {
             self.patches.with_label_values(&[name, patch, result]).set(1);
