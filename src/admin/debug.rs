@@ -1,6 +1,7 @@
 //! Debug pages, in the forms of Istio's. They read the latest snapshot and ask the pump's thread; they change nothing.
 
 mod forms;
+mod redact;
 
 use std::sync::Arc;
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 use smol_str::SmolStr;
 
+use super::redact::redacted;
 use crate::{
     api::{Config, Kind},
     base::{Hostname, Namespace, ObjectKey},
@@ -316,12 +317,12 @@ fn type_status(status: &TypeStatus) -> Value {
     entry
 }
 
-/// The resources of a type as JSON with their types.
+/// The resources of a type as JSON with their types, without private keys.
 pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) -> Vec<Value> {
     resources
         .view(resource_type)
         .iter()
-        .map(|resource| json::any_to_json(&resource.any()))
+        .map(|resource| redacted(json::any_to_json(&resource.any())))
         .collect()
 }
 
@@ -358,6 +359,13 @@ pub(super) fn config_dump(resources: &ResourceSnapshot, types: &[&str], include_
     if wanted(ResourceType::Route) {
         let routes = wrap(ResourceType::Route, "route_config");
         configs.push(json!({ "@type": kind("RoutesConfigDump"), "dynamic_route_configs": routes }));
+    }
+    if wanted(ResourceType::Secret) {
+        let secrets: Vec<Value> = bodies(resources, ResourceType::Secret)
+            .into_iter()
+            .map(|body| json!({ "name": body.get("name"), "secret": body }))
+            .collect();
+        configs.push(json!({ "@type": kind("SecretsConfigDump"), "dynamic_active_secrets": secrets }));
     }
     if wanted(ResourceType::Extension) {
         let filters = wrap(ResourceType::Extension, "ecds_filter");

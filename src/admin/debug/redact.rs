@@ -1,0 +1,71 @@
+//! What must not be shown: private keys, and credentials of image registries.
+
+use serde_json::Value;
+
+/// Fields whose content, at whatever depth, is secret.
+const SECRET_FIELDS: [&str; 2] = ["privateKey", "ISTIO_META_WASM_IMAGE_PULL_SECRET"];
+const REDACTED: &str = "redacted";
+/// The same as a field of bytes has it.
+const REDACTED_BYTES: &str = "cmVkYWN0ZWQ=";
+
+/// A resource in JSON without what is secret.
+pub(super) fn redacted(mut resource: Value) -> Value {
+    search(&mut resource);
+    resource
+}
+
+fn search(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                if SECRET_FIELDS.contains(&name.as_str()) {
+                    blot(field, REDACTED);
+                } else {
+                    search(field);
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(search),
+        _ => {}
+    }
+}
+
+/// Replaces all texts; `with` stands for the innermost.
+fn blot(value: &mut Value, with: &str) {
+    match value {
+        Value::String(text) => with.clone_into(text),
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let with = if name == "inlineBytes" {
+                    REDACTED_BYTES
+                } else {
+                    REDACTED
+                };
+                blot(field, with);
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| blot(value, with)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_and_credentials_are_not_shown() {
+        let shown = redacted(
+            json!({"name": "kubernetes://a", "tlsCertificate": {"certificateChain": {"inlineBytes": "YQ=="},
+            "privateKey": {"inlineBytes": "Yg=="}, "privateKeyProvider": {"typedConfig": {"privateKey": {"inlineString": "c"}}}},
+            "vm": [{"keyValues": {"ISTIO_META_WASM_IMAGE_PULL_SECRET": "{\"auths\": {}}", "OTHER": "d"}}]}),
+        );
+        let want = json!({"name": "kubernetes://a", "tlsCertificate": {"certificateChain": {"inlineBytes": "YQ=="},
+            "privateKey": {"inlineBytes": REDACTED_BYTES},
+            "privateKeyProvider": {"typedConfig": {"privateKey": {"inlineString": REDACTED}}}},
+            "vm": [{"keyValues": {"ISTIO_META_WASM_IMAGE_PULL_SECRET": REDACTED, "OTHER": "d"}}]});
+        assert_eq!(shown, want);
+    }
+}
