@@ -1,7 +1,10 @@
 //! Parity with Istio's own control plane: renders every scenario of the conformance set, which lies beside the project
 //! where it is at hand, and compares with what istiod 1.30.3 answered.
 //!
-//! The share of equal resources may only rise: `parity/floor.txt` holds what has been reached.
+//! The share of equal resources may only rise: `parity/floor.txt` holds what has been reached, and
+//! `parity/differences.txt` tells every difference that is left.
+
+mod differences;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,6 +39,10 @@ fn conformance() -> Result<Completion, Failed> {
     println!("{}", figures.table());
     if !crashes.is_empty() {
         return Err(format!("{} scenarios do not render:\n{}", crashes.len(), crashes.join("\n")).into());
+    }
+    let astray = differences::check(&figures.differences);
+    if !astray.is_empty() {
+        return Err(astray.join("\n").into());
     }
     let floor = floor();
     let reached = figures.total().percent();
@@ -126,12 +133,18 @@ impl Share {
     }
 }
 
-/// Shares by group of scenarios.
-struct Figures(BTreeMap<String, Share>);
+/// What compare.py found.
+struct Figures {
+    /// Shares by group of scenarios.
+    groups: BTreeMap<String, Share>,
+    /// Scenario and difference.
+    differences: Vec<(String, String)>,
+}
 
 impl Figures {
     fn read(json: &Value) -> Figures {
         let mut groups = BTreeMap::<String, Share>::new();
+        let mut differences = Vec::new();
         for (name, scenario) in json["scenarios"].as_object().into_iter().flatten() {
             let count = |key: &str| scenario[key].as_u64().unwrap_or_default();
             let share = Share {
@@ -142,12 +155,18 @@ impl Figures {
                 .entry(name.split('/').next().unwrap_or(name).to_owned())
                 .or_default();
             *group = group.plus(share);
+            let found = scenario["diffs"].as_array().into_iter().flatten();
+            differences.extend(
+                found
+                    .filter_map(Value::as_str)
+                    .map(|found| (name.clone(), found.to_owned())),
+            );
         }
-        Figures(groups)
+        Figures { groups, differences }
     }
 
     fn total(&self) -> Share {
-        self.0.values().copied().fold(Share::default(), Share::plus)
+        self.groups.values().copied().fold(Share::default(), Share::plus)
     }
 
     fn table(&self) -> String {
@@ -159,7 +178,7 @@ impl Figures {
                 share.percent()
             )
         };
-        let groups: String = self.0.iter().map(|(name, share)| row(name, *share)).collect();
+        let groups: String = self.groups.iter().map(|(name, share)| row(name, *share)).collect();
         format!(
             "\nparity with istiod 1.30.3, equal resources by group\n{groups}{}",
             row("all", self.total())

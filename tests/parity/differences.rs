@@ -1,0 +1,54 @@
+//! The list of differences that stand, each with its reason: `differences.txt`.
+
+/// One line of the list.
+struct Known {
+    scenario: &'static str,
+    beginning: &'static str,
+}
+
+impl Known {
+    fn all() -> Vec<Known> {
+        let lines = include_str!("differences.txt").lines();
+        let entries = lines.filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+        entries
+            .map(|line| match line.split(" | ").collect::<Vec<_>>()[..] {
+                [scenario, beginning, reason] if !reason.trim().is_empty() => Known {
+                    scenario,
+                    beginning: if beginning == "*" { "" } else { beginning },
+                },
+                _ => panic!("differences.txt: {line:?} is not \"scenario | beginning | reason\""),
+            })
+            .collect()
+    }
+
+    fn covers(&self, scenario: &str, difference: &str) -> bool {
+        let named = if self.scenario.ends_with('/') {
+            scenario.starts_with(self.scenario)
+        } else {
+            scenario == self.scenario
+        };
+        named && difference.starts_with(self.beginning)
+    }
+}
+
+/// What is wrong with the list, given all differences as (scenario, difference): nothing if it tells each of them and
+/// nothing else.
+pub(super) fn check(differences: &[(String, String)]) -> Vec<String> {
+    let known = Known::all();
+    let untold = differences
+        .iter()
+        .filter(|(scenario, difference)| !known.iter().any(|known| known.covers(scenario, difference)))
+        .map(|(scenario, difference)| format!("not told in tests/parity/differences.txt: {scenario}: {difference}"));
+    let idle = known
+        .iter()
+        .filter(|known| {
+            !differences
+                .iter()
+                .any(|(scenario, difference)| known.covers(scenario, difference))
+        })
+        .map(|known| {
+            let Known { scenario, beginning } = known;
+            format!("told in tests/parity/differences.txt, but there is no such difference: {scenario} {beginning}")
+        });
+    untold.chain(idle).collect()
+}
