@@ -80,11 +80,11 @@ pub fn select(view: &View, selected: &Selected) -> Option<SecretPart> {
         service_account: identity.service_account.clone(),
         cluster: proxy.cluster.clone(),
     });
-    let verified = names
-        .iter()
-        .any(|name| name.starts_with(GATEWAY_SECRET))
-        .then(|| verified::references(view, &selected.gateways, identity))
-        .unwrap_or_default();
+    let verified = if names.iter().any(|name| name.starts_with(GATEWAY_SECRET)) {
+        verified::references(view, &selected.gateways, identity)
+    } else {
+        Default::default()
+    };
     let provider = provider(selected);
     let keys = names.into_iter().map(|name| {
         let is_public = name.starts_with(CONFIG_MAP);
@@ -107,7 +107,7 @@ fn provider(selected: &Selected) -> Option<MessageKey<PrivateKeyProvider>> {
     let settings = selected.proxy_config.private_key_provider.as_ref()?;
     let name = message::provider_name(settings.provider.as_ref()?);
     let has = selected.proxy.extensions.has(name);
-    has.then(|| MessageKey::new(settings.clone()))
+    has.then(|| MessageKey::new(*settings))
 }
 
 impl SecretPart {

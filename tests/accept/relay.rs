@@ -3,6 +3,7 @@
 //! it answers itself (see `secrets`).
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -100,12 +101,12 @@ async fn serve(listener: UnixListener, shared: Arc<Shared>) {
 async fn dispatch(request: http::Request<Incoming>, shared: Arc<Shared>) -> http::Response<tonic::body::Body> {
     match request.uri().path() {
         DELTA => {
-            let rpc = tower::service_fn(move |request| delta(request, Arc::clone(&shared)));
+            let rpc = tower::service_fn(move |request| ready(delta(request, Arc::clone(&shared))));
             let codec = ProstCodec::<DeltaDiscoveryResponse, DeltaDiscoveryRequest>::default();
             tonic::server::Grpc::new(codec).streaming(rpc, request).await
         }
         SECRETS => {
-            let rpc = tower::service_fn(move |request| of_agent(request, Arc::clone(&shared)));
+            let rpc = tower::service_fn(move |request| ready(of_agent(request, Arc::clone(&shared))));
             let codec = ProstCodec::<DiscoveryResponse, DiscoveryRequest>::default();
             tonic::server::Grpc::new(codec).streaming(rpc, request).await
         }
@@ -113,7 +114,7 @@ async fn dispatch(request: http::Request<Incoming>, shared: Arc<Shared>) -> http
     }
 }
 
-async fn delta(
+fn delta(
     request: Request<Streaming<DeltaDiscoveryRequest>>,
     shared: Arc<Shared>,
 ) -> Result<Answers<DeltaDiscoveryResponse>, Status> {
@@ -211,7 +212,7 @@ fn secrets_for(
 }
 
 /// What an agent answers beside the daemon: one stream for each secret.
-async fn of_agent(
+fn of_agent(
     request: Request<Streaming<DiscoveryRequest>>,
     shared: Arc<Shared>,
 ) -> Result<Answers<DiscoveryResponse>, Status> {

@@ -91,7 +91,7 @@ pub(super) fn bare(meta: Shared<Meta>) -> Shared<Meta> {
 pub(super) fn other_keys<const N: usize>(maps: [&Labels; N], is_known: impl Fn(&str) -> bool) -> SmolStr {
     let mut names: Vec<&str> = Vec::new();
     for map in maps {
-        for (key, _) in map {
+        for key in map.keys() {
             if is_known(key) {
                 return SmolStr::default();
             }

@@ -100,11 +100,9 @@ pub(in super::super) fn consistent_hash(hash: &ConsistentHashLb) -> (LbPolicy, O
     };
     match &hash.hash_algorithm {
         Some(HashAlgorithm::Maglev(maglev)) => {
-            let config = (maglev.table_size != 0).then(|| {
-                LbConfig::MaglevLbConfig(MaglevLbConfig {
-                    table_size: Some(maglev.table_size),
-                })
-            });
+            let config = (maglev.table_size != 0).then_some(LbConfig::MaglevLbConfig(MaglevLbConfig {
+                table_size: Some(maglev.table_size),
+            }));
             (LbPolicy::Maglev, config)
         }
         Some(HashAlgorithm::RingHash(ring_hash)) => {

@@ -241,10 +241,9 @@ impl Context<'_> {
             name => rule::subset(rule, name)?.traffic_policy.as_ref(),
         });
         let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_ref()));
-        if self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough {
-            if self.port_traits().is_none_or(|traits| traits.plaintext) {
-                return false;
-            }
+        let by_address = self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough;
+        if by_address && self.port_traits().is_none_or(|traits| traits.plaintext) {
+            return false;
         }
         let namespace = &self.service.key.namespace;
         authentication::namespace_mode(self.view.cx, self.view.mesh, namespace) != MtlsMode::Disable

@@ -374,9 +374,10 @@ fn is_tunnelled(view: &View, endpoint: &Endpoint) -> bool {
 
 /// Leads an endpoint through the listener inside the proxy that wraps connections into HBONE.
 fn tunnel(member: &mut Member, endpoint: &Endpoint) {
-    let address = match endpoint.address.contains(':') {
-        true => format!("[{}]:{}", endpoint.address, endpoint.port),
-        false => format!("{}:{}", endpoint.address, endpoint.port),
+    let address = if endpoint.address.contains(':') {
+        format!("[{}]:{}", endpoint.address, endpoint.port)
+    } else {
+        format!("{}:{}", endpoint.address, endpoint.port)
     };
     let metadata = member.message.metadata.get_or_insert_default();
     let fields = &mut metadata.filter_metadata;

@@ -166,7 +166,7 @@ impl OutboundKey {
             return Built::none();
         };
         let manager = HttpConnectionManager {
-            http_filters: self.filters(view, service),
+            http_filters: Self::filters(view, service),
             route_specifier: Some(RouteSpecifier::Rds(Rds {
                 config_source: Some(constant::plain_ads_source()),
                 route_config_name: name::outbound_cluster(self.port, "", &self.service.hostname),
@@ -190,7 +190,7 @@ impl OutboundKey {
         Built::new(EncodedResource::new(listener.name.as_str(), &listener))
     }
 
-    fn filters(&self, view: &View, service: &Service) -> Vec<HttpFilter> {
+    fn filters(view: &View, service: &Service) -> Vec<HttpFilter> {
         let session = session(service, &view.mesh.installation.features);
         let session = session.map(|session| filter(STATEFUL_SESSION, Any::pack(&session)));
         let fault = filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));

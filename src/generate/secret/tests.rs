@@ -12,7 +12,7 @@ use crate::{
     table::ChangeSet,
 };
 
-const SECRETS: &str = r#"
+const SECRETS: &str = r"
 {apiVersion: v1, kind: Secret, metadata: {name: cred, namespace: default}, stringData: {tls.crt: chain, tls.key: key, ca.crt: roots}}
 ---
 {apiVersion: v1, kind: Secret, metadata: {name: other, namespace: default}, stringData: {cert: chain2, key: key2}}
@@ -20,7 +20,7 @@ const SECRETS: &str = r#"
 {apiVersion: v1, kind: Secret, metadata: {name: far, namespace: elsewhere}, stringData: {cert: far, key: key}}
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: roots, namespace: elsewhere}, data: {ca.crt: public}}
-"#;
+";
 
 fn gateway(tls: &str) -> String {
     format!(

@@ -58,7 +58,9 @@ pub fn of_filter(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Vec<Sm
     let mut names = Vec::new();
     for patch in &filter.spec.config_patches {
         let value = patch.patch.as_ref().and_then(|patch| patch.value.as_ref());
-        value.into_iter().for_each(|value| in_struct(value, &mut names));
+        if let Some(value) = value {
+            in_struct(value, &mut names);
+        }
     }
     names.sort_unstable();
     names.dedup();
