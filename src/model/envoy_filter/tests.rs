@@ -26,7 +26,7 @@ spec:
 ";
 
 fn compile() -> CompiledFilter {
-    let world = fixture::folder_world(Installation::default(), &[("mesh.yaml", FILTER)]);
+    let world = fixture::folder_world(Installation::default(), &[("filter.yaml", FILTER)]);
     let key = fixture::key("shop/all");
     let row = world
         .snapshot()
