@@ -13,10 +13,10 @@ pub(super) const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_
 pub(super) struct Ledger {
     /// By type.
     types: BTreeMap<String, Exchange>,
-    /// Responses that Envoy refused, in its words.
+    /// Responses of the daemon that Envoy refused, in its words.
     pub(super) refusals: Vec<String>,
-    /// Secrets of the agent that Envoy refused, in its words.
-    pub(super) agent_refusals: Vec<String>,
+    /// Secrets, which the daemon does not send here, that Envoy refused, in its words.
+    pub(super) refused_secrets: Vec<String>,
     /// Streams that were opened; a second one means that the first ended.
     pub(super) streams: usize,
     /// How a stream failed.
@@ -49,8 +49,13 @@ impl Ledger {
             exchange.answered = true;
         }
         if let Some(error) = &request.error_detail {
-            self.refusals
-                .push(format!("{}: {}", short(&request.type_url), error.message));
+            let words = format!("{}: {}", short(&request.type_url), error.message);
+            let refused = if request.type_url == SECRET {
+                &mut self.refused_secrets
+            } else {
+                &mut self.refusals
+            };
+            refused.push(words);
         }
     }
 
@@ -79,7 +84,7 @@ impl Ledger {
 
     /// All that Envoy refused, in its words.
     pub(super) fn complaints(&self) -> Vec<&str> {
-        let all = self.refusals.iter().chain(&self.agent_refusals);
+        let all = self.refusals.iter().chain(&self.refused_secrets);
         all.map(String::as_str).collect()
     }
 

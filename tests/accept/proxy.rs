@@ -29,7 +29,7 @@ pub(super) struct Proxy {
 
 /// What became of a proxy.
 pub(super) struct Outcome {
-    /// Responses that Envoy refused.
+    /// Responses of the daemon that Envoy refused.
     pub(super) refusals: usize,
     /// Whether it has all that it was sent; if not, why.
     pub(super) verdict: Result<(), String>,

@@ -223,7 +223,7 @@ fn of_agent(
         while let Ok(Some(request)) = requests.message().await {
             if let Some(error) = request.error_detail {
                 let complaint = format!("{:?}: {}", request.resource_names, error.message);
-                shared.ledger().agent_refusals.push(complaint);
+                shared.ledger().refused_secrets.push(complaint);
             }
             if names == request.resource_names {
                 continue;
