@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     Demand, Proxy, ResourceSnapshot, ResourceType,
+    proxy::Extensions,
     store::{MemberId, Membership, Serial, Store},
 };
 use crate::{
@@ -14,6 +15,44 @@ use crate::{
     proto::json,
     table::ChangeSet,
 };
+
+/// Service `a` with an HTTP and a TCP port, and its pod.
+pub(crate) const APP: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: a}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-0, labels: {app: a}}
+spec: {serviceAccountName: a}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+";
+
+/// A client with this node id, in cluster `Kubernetes` and the namespace of the id; `more` is laid over its metadata. It
+/// has every extension.
+pub(crate) fn client(node: &str, more: &Value) -> Proxy {
+    let domain = node.rsplit('~').next().expect("an id has parts");
+    let namespace = domain.split('.').next().expect("a domain has labels");
+    let mut metadata = json!({"NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes"});
+    for (key, value) in more.as_object().expect("metadata is an object") {
+        metadata[key] = value.clone();
+    }
+    let metadata = serde_json::from_value(metadata).expect("metadata is an object");
+    Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("a valid node")
+}
+
+/// Extensions by name; `None`: all that there are.
+pub(crate) fn extensions(names: Option<&[&str]>) -> Extensions {
+    let names = names.map(|names| names.iter().map(|name| (*name).into()).collect());
+    Extensions {
+        listed: names.map(Shared::new),
+    }
+}
 
 /// A store that serves the proxies of a mesh folder. They are members 0, 1, and so on.
 pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies: Vec<Proxy>) -> Store {

@@ -208,7 +208,7 @@ fn is_usable(address: &str) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::{Proxy, fixture, proxy::Extensions};
+    use super::super::fixture;
     use super::ResourceType;
     use crate::model::Installation;
 
@@ -239,10 +239,7 @@ endpoints: [{{addresses: [{ip}], conditions: {{ready: true}}, targetRef: {{kind:
     }
 
     fn table(files: &[(&str, &str)]) -> Value {
-        let metadata = json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes"});
-        let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
-        let node = "sidecar~10.9.0.1~a-0.default~default.svc.cluster.local";
-        let client = Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("a node");
+        let client = fixture::client("sidecar~10.9.0.1~a-0.default~default.svc.cluster.local", &json!({}));
         let store = fixture::store(Installation::default(), files, vec![client]);
         fixture::resource(&store, 0, ResourceType::NameTable, "")["table"].clone()
     }

@@ -3,12 +3,9 @@
 mod entries;
 mod places;
 
-use std::collections::BTreeSet;
-
 use serde_json::{Value, json};
 
 use crate::{
-    base::Shared,
     generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
     model::{features::Features, installation::Installation},
 };
@@ -88,23 +85,21 @@ fn client(pod: &str, node: &str) -> Proxy {
 }
 
 fn client_with(pod: &str, node: &str, more: &Value, extensions: Extensions) -> Proxy {
-    let mut metadata = json!({
-        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "NODE_NAME": node, "LABELS": {"app": pod},
-    });
+    let mut metadata = json!({"NODE_NAME": node, "LABELS": {"app": pod}});
     for (key, value) in more.as_object().expect("an object") {
         metadata[key] = value.clone();
     }
-    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
     let id = format!("sidecar~10.2.0.1~{pod}.default~default.svc.cluster.local");
     let locality = format!("r{0}/z{0}", node.trim_start_matches('n'));
-    Proxy::new(&id, pod, metadata, locality.into(), extensions).expect("a valid node")
+    Proxy {
+        node_locality: locality.into(),
+        extensions,
+        ..fixture::client(&id, &metadata)
+    }
 }
 
 fn upstream_envoy() -> Extensions {
-    let listed: BTreeSet<_> = ["envoy.filters.http.router".into()].into();
-    Extensions {
-        listed: Some(Shared::new(listed)),
-    }
+    fixture::extensions(Some(&["envoy.filters.http.router"]))
 }
 
 fn mtls_context(cluster: &Value) -> &Value {
@@ -366,9 +361,7 @@ spec: {egress: [{hosts: [HOSTS]}]}
     let limit = |hosts: &str| {
         let rule = rule.replace("HOSTS", hosts);
         let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
-        let metadata = json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "LABELS": {"app": "a"}});
-        let metadata = serde_json::from_value(metadata).expect("an object");
-        let proxy = Proxy::new(id, "a", metadata, "".into(), Extensions::default()).expect("a valid node");
+        let proxy = fixture::client(id, &json!({"LABELS": {"app": "a"}}));
         let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", &rule)], vec![proxy]);
         bed.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
     };

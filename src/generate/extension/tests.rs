@@ -5,10 +5,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde_json::{Value, json};
 
 use crate::{
-    base::Shared,
     generate::{
         Proxy, ResourceType, fixture,
-        proxy::{Extensions, Identity},
+        proxy::Identity,
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, World, fixture as rows, installation::Installation},
@@ -17,21 +16,7 @@ use crate::{
 
 const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\ntrustDomain: cluster.local\n";
 
-const WORKLOAD: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: a}
-spec:
-  clusterIP: 10.0.0.1
-  selector: {app: a}
-  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: a-0, labels: {app: a}}
-spec: {serviceAccountName: a}
-status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
----
+const SECRET: &str = "
 apiVersion: v1
 kind: Secret
 metadata: {name: registry}
@@ -65,24 +50,22 @@ fn sidecar(extensions: Option<&[&str]>) -> Proxy {
 }
 
 fn proxy(kind: &str, extensions: Option<&[&str]>) -> Proxy {
-    let metadata = json!({
-        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"},
-        "INSTANCE_IPS": "10.1.0.1",
-    });
-    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
-    let listed = extensions.map(|names| names.iter().map(|name| (*name).into()).collect::<BTreeSet<_>>());
-    let extensions = Extensions {
-        listed: listed.map(Shared::new),
-    };
+    let metadata = json!({"SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"}, "INSTANCE_IPS": "10.1.0.1"});
     let node = format!("{kind}~10.1.0.1~a-0.default~default.svc.cluster.local");
     Proxy {
         identity: Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/a"),
-        ..Proxy::new(&node, "a.default", metadata, "".into(), extensions).expect("a node")
+        extensions: fixture::extensions(extensions),
+        ..fixture::client(&node, &metadata)
     }
 }
 
 fn store(config: &str, proxy: Proxy) -> Store {
-    let files = [("mesh.yaml", MESH), ("kube.yaml", WORKLOAD), ("config.yaml", config)];
+    let objects = [fixture::APP, SECRET].join("---");
+    let files = [
+        ("mesh.yaml", MESH),
+        ("kube.yaml", objects.as_str()),
+        ("config.yaml", config),
+    ];
     fixture::store(Installation::default(), &files, vec![proxy])
 }
 
@@ -311,7 +294,7 @@ fn settings_of_a_plugin_touch_no_listener() {
         let config = plugin("default/p", 1, &format!("pluginConfig: {{value: {value}}}"));
         let files = [
             ("mesh.yaml", MESH),
-            ("kube.yaml", WORKLOAD),
+            ("kube.yaml", fixture::APP),
             ("config.yaml", config.as_str()),
         ];
         let rows = rows::folder(&Installation::default(), &files);

@@ -6,7 +6,6 @@ use smol_str::SmolStr;
 use crate::{
     generate::{
         Demand, Proxy, ResourceType, fixture,
-        proxy::Extensions,
         store::{MemberId, Store},
     },
     model::{features::Features, installation::Installation},
@@ -52,11 +51,8 @@ const SOCKET: &str = "xds.istio.io/grpc/lds/inbound/0.0.0.0:17070";
 fn proxy(id: &str, address: &str, metadata: Value) -> Proxy {
     let mut metadata = metadata;
     metadata["GENERATOR"] = json!("grpc");
-    metadata["NAMESPACE"] = json!("default");
-    metadata["CLUSTER_ID"] = json!("Kubernetes");
-    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
     let node = format!("sidecar~{address}~{id}.default~default.svc.cluster.local");
-    Proxy::new(&node, "", metadata, SmolStr::default(), Extensions::default()).expect("a node")
+    fixture::client(&node, &metadata)
 }
 
 fn client() -> Proxy {

@@ -5,10 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::{
-    base::Shared,
     generate::{
         Proxy, ResourceType, fixture,
-        proxy::Extensions,
         store::{MemberId, Store},
     },
     model::{features::Features, installation::Installation},
@@ -85,20 +83,17 @@ impl Bed {
 /// A sidecar of the app `a`; `metadata` is laid over the usual one.
 fn sidecar(ip: &str, metadata: Value, extensions: Option<&[&str]>) -> Proxy {
     let mut all = json!({
-        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"},
-        "WORKLOAD_NAME": "a", "INSTANCE_IPS": ip,
+        "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"}, "WORKLOAD_NAME": "a", "INSTANCE_IPS": ip,
     });
-    let (Some(all), Value::Object(metadata)) = (all.as_object_mut(), metadata) else {
-        unreachable!("both are objects");
-    };
-    all.extend(metadata);
-    let listed = extensions.map(|names| names.iter().map(|name| (*name).into()).collect::<BTreeSet<_>>());
+    for (key, value) in metadata.as_object().expect("an object") {
+        all[key] = value.clone();
+    }
     let node = format!("sidecar~{ip}~a-0.default~default.svc.cluster.local");
-    let metadata = all.clone().into_iter().collect();
-    let extensions = Extensions {
-        listed: listed.map(Shared::new),
-    };
-    Proxy::new(&node, "a.default", metadata, "".into(), extensions).expect("a node")
+    Proxy {
+        node_cluster: "a.default".into(),
+        extensions: fixture::extensions(extensions),
+        ..fixture::client(&node, &all)
+    }
 }
 
 /// The filter chains as (match, name of the last filter).

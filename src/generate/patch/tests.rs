@@ -1,33 +1,16 @@
 //! Patches through the store, as when serving.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use super::set;
 use crate::{
-    base::Shared,
     generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
     model::installation::Installation,
 };
 
 const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\n";
-
-const WORKLOAD: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: a}
-spec:
-  clusterIP: 10.0.0.1
-  selector: {app: a}
-  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: a-0, labels: {app: a}}
-spec: {serviceAccountName: a}
-status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
-";
 
 const OUTBOUND_TCP: &str = "10.0.0.1_90";
 
@@ -37,13 +20,11 @@ fn patched(patches: &str) -> Store {
 }
 
 fn patched_for(patches: &str, extensions: Extensions) -> Store {
-    let metadata = json!({
-        "NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"},
-        "ISTIO_VERSION": "1.30.3",
-    });
-    let metadata: BTreeMap<String, Value> = metadata.as_object().cloned().unwrap_or_default().into_iter().collect();
-    let node = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
-    let proxy = Proxy::new(node, "a.default", metadata, "".into(), extensions).expect("a node");
+    let metadata = json!({"SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"}, "ISTIO_VERSION": "1.30.3"});
+    let proxy = Proxy {
+        extensions,
+        ..fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &metadata)
+    };
     let filter = format!(
         "
 apiVersion: networking.istio.io/v1alpha3
@@ -55,7 +36,7 @@ spec:
     );
     let files = [
         ("mesh.yaml", MESH),
-        ("kube.yaml", WORKLOAD),
+        ("kube.yaml", fixture::APP),
         ("config.yaml", filter.as_str()),
     ];
     fixture::store(Installation::default(), &files, vec![proxy])
@@ -274,9 +255,7 @@ fn chains_come_and_go() {
 
 #[test]
 fn what_a_proxy_lacks_is_left_out_unless_it_guards() {
-    let listed = |names: &[&str]| Extensions {
-        listed: Some(Shared::new(names.iter().map(|name| (*name).into()).collect())),
-    };
+    let listed = |names: &[&str]| fixture::extensions(Some(names));
     let patch = format!(
         "
   - applyTo: HTTP_FILTER
@@ -377,9 +356,7 @@ fn an_added_listener_that_a_proxy_cannot_run_is_left_out() {
 ",
         echo("e")
     );
-    let listed = Extensions {
-        listed: Some(Shared::new(BTreeSet::from(["envoy.filters.http.router".into()]))),
-    };
+    let listed = fixture::extensions(Some(&["envoy.filters.http.router"]));
     let store = patched_for(&patch, listed);
     assert!(!names(&store).contains("own"));
     assert!(has_note(&store, set::PROBLEM, "lacks the extension e"));

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use crate::{
     generate::{
         Proxy, ResourceType, fixture,
-        proxy::Extensions,
         store::{MemberId, Store},
     },
     model::{features::Features, installation::Installation},
@@ -98,13 +97,7 @@ impl Bed {
 }
 
 fn proxy(id: &str, namespace: &str, more: &Value) -> Proxy {
-    let mut metadata = json!({"NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes"});
-    for (key, value) in more.as_object().expect("an object") {
-        metadata[key] = value.clone();
-    }
-    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
-    let id = format!("{id}.{namespace}~{namespace}.svc.cluster.local");
-    Proxy::new(&id, "", metadata, "".into(), Extensions::default()).expect("a valid node")
+    fixture::client(&format!("{id}.{namespace}~{namespace}.svc.cluster.local"), more)
 }
 
 fn sidecar(labels: &Value) -> Proxy {

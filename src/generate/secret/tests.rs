@@ -5,7 +5,7 @@ use crate::{
     generate::{
         Proxy, ResourceType,
         fixture::{self, names},
-        proxy::{Extensions, Identity},
+        proxy::Identity,
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, Installation, World, fixture as model},
@@ -30,12 +30,11 @@ fn gateway(tls: &str) -> String {
 }
 
 fn proxy(kind: &str, namespace: &str, app: &str) -> Proxy {
-    let metadata = json!({"NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes", "LABELS": {"app": app}});
-    let metadata = metadata.as_object().expect("an object").clone().into_iter().collect();
     let node = format!("{kind}~10.0.0.1~{app}.{namespace}~{namespace}.svc.cluster.local");
-    let mut proxy = Proxy::new(&node, "", metadata, "".into(), Extensions::default()).expect("a valid node");
-    proxy.identity = Identity::from_spiffe(&format!("spiffe://cluster.local/ns/{namespace}/sa/{app}"));
-    proxy
+    Proxy {
+        identity: Identity::from_spiffe(&format!("spiffe://cluster.local/ns/{namespace}/sa/{app}")),
+        ..fixture::client(&node, &json!({"LABELS": {"app": app}}))
+    }
 }
 
 fn router() -> Proxy {

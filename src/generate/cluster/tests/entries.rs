@@ -54,15 +54,8 @@ spec:
     let files = [("a.yaml", SERVICE), ("config.yaml", entry)];
     let own = |entry: &str| {
         let files = [files[0], ("config.yaml", entry)];
-        let pod = Proxy::new(
-            "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local",
-            "a",
-            serde_json::from_value(json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "LABELS": {"app": "a"}}))
-                .expect("an object"),
-            "".into(),
-            Extensions::default(),
-        );
-        let bed = Bed::new(&files, vec![pod.expect("a valid node")]);
+        let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+        let bed = Bed::new(&files, vec![fixture::client(id, &json!({"LABELS": {"app": "a"}}))]);
         let cluster = bed.cluster("inbound|8383||");
         assert_eq!(cluster["originalDstLbConfig"]["upstreamPortOverride"], 8383);
         cluster["metadata"]["filterMetadata"]["istio"]["services"][0]["host"].clone()

@@ -97,10 +97,8 @@ spec:
         features,
         ..Installation::default()
     };
-    let metadata = json!({"NAMESPACE": "default", "CLUSTER_ID": "Kubernetes", "LABELS": {"app": "gw"}});
-    let metadata = serde_json::from_value(metadata).expect("an object");
     let id = "router~10.2.0.9~gw.default~default.svc.cluster.local";
-    let gateway = Proxy::new(id, "gw", metadata, "".into(), Extensions::default()).expect("a valid node");
+    let gateway = fixture::client(id, &json!({"LABELS": {"app": "gw"}}));
     let store = fixture::store(installation, &[MESH, ("config.yaml", config)], vec![gateway]);
     let hosts = ["routed.com", "keys.com", "named.com", "elsewhere.com", "nothing.com"];
     let has = hosts.map(|host| {
