@@ -48,6 +48,24 @@ impl Since {
     }
 }
 
+/// What a member asks for, until the pump reads it: later demands take the place of earlier ones, so that a client that
+/// keeps changing its mind costs no more than one that does not. Locked for one exchange.
+#[derive(Clone, Default)]
+pub(super) struct Asked(Arc<Mutex<Option<Shared<Demand>>>>);
+
+impl Asked {
+    /// Puts a demand; true if none was waiting, so that the pump has to be told.
+    fn put(&self, demand: Shared<Demand>) -> bool {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.replace(demand).is_none()
+    }
+
+    /// The last demand, which nobody gets again.
+    pub(super) fn take(&self) -> Option<Shared<Demand>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// What connections tell the pump.
 pub(super) enum Membership {
     Join {
@@ -57,7 +75,7 @@ pub(super) enum Membership {
     },
     Demand {
         id: MemberId,
-        demand: Shared<Demand>,
+        asked: Asked,
     },
     Leave(MemberId),
 }
@@ -70,9 +88,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Makes the way in and what the pump reads from it. The channel holds at most one joining and one leaving message
-    /// for each connection, and of those that are served on demand one for each request that changes it and waits for
-    /// its answer; so it is bounded by the bound on connections.
+    /// Makes the way in and what the pump reads from it. The channel holds at most one message of each sort for each
+    /// connection, so it is bounded by the bound on connections.
     #[allow(
         clippy::disallowed_methods,
         reason = "bounded by the number of connections; leaving must never fail"
@@ -100,6 +117,7 @@ impl Groups {
         Member {
             id,
             receiver,
+            asked: Asked::default(),
             events: self.events.clone(),
         }
     }
@@ -111,14 +129,18 @@ pub struct Member {
     pub id: MemberId,
     /// Follows what the proxy is to hold.
     pub receiver: watch::Receiver<Publication>,
+    asked: Asked,
     events: mpsc::UnboundedSender<Membership>,
 }
 
 impl Member {
     /// Asks for other names than before. What is published for them says so ([`ResourceSnapshot::demand`]).
     pub fn demand(&self, demand: Shared<Demand>) {
-        // As in [`Groups::join`].
-        let _ = self.events.send(Membership::Demand { id: self.id, demand });
+        if self.asked.put(demand) {
+            let (id, asked) = (self.id, self.asked.clone());
+            // As in [`Groups::join`].
+            let _ = self.events.send(Membership::Demand { id, asked });
+        }
     }
 }
 
@@ -186,6 +208,30 @@ pub(crate) fn hand_fed(tasks: &crate::task::Tasks) -> (Groups, watch::Sender<Opt
 mod tests {
     use super::*;
     use crate::environment;
+    use crate::generate::{ResourceType, fixture};
+
+    fn asks(name: &str) -> Shared<Demand> {
+        let names = [name.into()].into();
+        Shared::new(Demand::new([(ResourceType::Listener, names)]))
+    }
+
+    #[test]
+    fn of_many_demands_the_last_one_waits() {
+        let (groups, mut events) = Groups::channel();
+        let node = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
+        let member = groups.join(Arc::new(fixture::client(node, &serde_json::json!({}))));
+        assert!(matches!(events.try_recv(), Ok(Membership::Join { .. })));
+        for round in 1..3 {
+            for name in 0..1000 {
+                member.demand(asks(&format!("{round}.{name}")));
+            }
+            let Ok(Membership::Demand { asked, .. }) = events.try_recv() else {
+                panic!("the pump is told");
+            };
+            assert_eq!(asked.take(), Some(asks(&format!("{round}.999"))));
+            assert!(events.try_recv().is_err(), "one message is enough");
+        }
+    }
 
     #[test]
     fn the_oldest_change_is_taken_once() {

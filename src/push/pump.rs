@@ -197,7 +197,9 @@ impl PumpLoop {
                     self.members.insert(id, sender);
                     membership.joined.push((id, proxy));
                 }
-                Membership::Demand { id, demand } => membership.demanded.push((id, demand)),
+                Membership::Demand { id, asked } => {
+                    membership.demanded.extend(asked.take().map(|demand| (id, demand)));
+                }
                 Membership::Leave(id) => {
                     self.members.remove(&id);
                     match membership.joined.iter().position(|(joined, _)| *joined == id) {
