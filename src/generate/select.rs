@@ -23,6 +23,7 @@ use crate::{
     model::{
         ScopeKey, ServiceKey,
         extension::ExtensionId,
+        gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
         policy::{self, Subject},
     },
     proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
@@ -174,17 +175,11 @@ fn envoy_filters(view: &View, proxy: &Proxy, labels: &Labels) -> Vec<ObjectKey> 
     keys
 }
 
-/// Names the services of a Gateway that was made from the Gateway API, comma-separated hosts.
-const GATEWAY_SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
-
-/// The namespace of the object that such a Gateway was made from, where it is not the Gateway's own.
-const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
-
 /// The Gateways that select a router, oldest first: by labels, or by the services that it serves.
 fn gateways(view: &View, proxy: &Proxy, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let selects = |gateway: &Config<networking::Gateway>| {
         let annotations = &gateway.meta.annotations;
-        let Some(services) = annotations.get(GATEWAY_SERVICE_ANNOTATION) else {
+        let Some(services) = annotations.get(SERVICE_ANNOTATION) else {
             let pairs = gateway.spec.selector.iter().map(|(k, v)| (k.as_str(), v.as_str()));
             return select::matches(pairs, labels);
         };

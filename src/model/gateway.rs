@@ -23,9 +23,9 @@ use crate::{
 };
 
 /// Restricts a Gateway made from the Gateway API to these services (host names, separated by commas).
-const SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
+pub const SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
 /// The namespace of the Gateway API object, where it is not the Gateway's.
-const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
+pub const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
 /// A service with this label does not translate the ports of Gateways.
 pub const NO_TRANSLATION_LABEL: &str = "experimental.istio.io/disable-gateway-port-translation";
 

@@ -232,7 +232,7 @@ impl<'a> Listing<'a> {
                 rule: found.map(|(found, _)| found.clone()),
                 client: part.client.socket.clone(),
                 inline: None,
-                patches: Vec::new().into(),
+                patches: self.patches.none(),
             });
             let endpoints = || part.endpoint_client(view, service, rule, &key);
             if kinds.inline() {
@@ -244,7 +244,9 @@ impl<'a> Listing<'a> {
                 continue;
             }
             if kind.ended == DiscoveryType::Eds {
-                self.asked.remove(&key.name());
+                if !self.asked.is_empty() {
+                    self.asked.remove(&key.name());
+                }
                 self.listed.extend(endpoints().map(|client| key.endpoints(client)));
             }
             if part.place.is_none() {
@@ -255,11 +257,10 @@ impl<'a> Listing<'a> {
 
     /// The key with the patches that concern its cluster. If they may turn it into one of EDS, its name is asked for.
     fn patched(&mut self, key: OutboundKey) -> OutboundKey {
-        let patches = if self.patches.is_empty() {
-            Vec::new().into()
-        } else {
-            self.patches.concerning(&key.name(), &[])
-        };
+        if self.patches.is_empty() {
+            return key;
+        }
+        let patches = self.patches.concerning(&key.name(), &[]);
         if !patches.is_empty() && self.patches.makes_eds() {
             self.asked.insert(key.name());
         }
@@ -283,7 +284,7 @@ impl<'a> Listing<'a> {
                 rule: found.as_ref().map(|(found, _)| found.clone()),
                 client: self.part.client.socket.clone(),
                 inline: None,
-                patches: Vec::new().into(),
+                patches: self.patches.none(),
             };
             if key.name() != name {
                 continue;

@@ -9,6 +9,7 @@ use crate::{
         View,
         cluster::{ClusterMode, rule},
         constant::{self, ISTIO_METADATA, structure, text},
+        listener::hbone::CONNECT_ORIGINATE,
     },
     model::{
         Endpoint, Service,
@@ -39,8 +40,6 @@ const SOCKET_METADATA: &str = "envoy.transport_socket_match";
 const MTLS: &str = "istio";
 /// The metadata that tells the tunnel where to lead.
 const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
-/// The listener inside the proxy that wraps connections into HBONE.
-const TUNNEL_LISTENER: &str = "connect_originate";
 /// The label of deployments that a controller made, and its value for waypoints.
 const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
@@ -389,7 +388,7 @@ fn tunnel(member: &mut Member, endpoint: &Endpoint) {
         address: Some(Address {
             address: Some(address::Address::EnvoyInternalAddress(EnvoyInternalAddress {
                 endpoint_id: address,
-                address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(TUNNEL_LISTENER.to_owned())),
+                address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(CONNECT_ORIGINATE.to_owned())),
             })),
         }),
         ..Default::default()

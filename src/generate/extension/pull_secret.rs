@@ -5,11 +5,8 @@
 use crate::{
     base::{ClusterId, Namespace, Sensitive},
     generate::{Proxy, View},
-    model::credential::Secrets,
+    model::credential::{SECRET, Secrets},
 };
-
-/// Begins names of Secrets.
-const KUBERNETES: &str = "kubernetes://";
 
 /// The cluster that Secrets are looked up for, if the client has shown who it is.
 pub(super) fn reader(proxy: &Proxy) -> Option<ClusterId> {
@@ -32,16 +29,16 @@ pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<Stri
             return (!of.is_empty() && !name.is_empty()).then(|| format!("{scheme}{namespace}/{name}"));
         }
     }
-    let rest = typed(KUBERNETES).unwrap_or(written);
+    let rest = typed(SECRET).unwrap_or(written);
     let mut parts = rest.split('/');
     let first = parts.next().unwrap_or_default();
     let name = parts.next().unwrap_or(first);
-    Some(format!("{KUBERNETES}{namespace}/{name}"))
+    Some(format!("{SECRET}{namespace}/{name}"))
 }
 
 /// The credentials behind a name of [`resource_name`]: of the client's cluster, else of ours.
 pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterId) -> Option<Sensitive> {
-    let (namespace, name) = resource_name.strip_prefix(KUBERNETES)?.split_once('/')?;
+    let (namespace, name) = resource_name.strip_prefix(SECRET)?.split_once('/')?;
     let secrets = Secrets::of(view.cx, view.mesh, cluster);
     secrets.docker_config(&Namespace::new(namespace), name).ok()
 }

@@ -75,7 +75,7 @@ use crate::{
 /// The port of tunnels.
 const HBONE_PORT: u32 = 15008;
 /// The listener that opens tunnels, and its cluster.
-const CONNECT_ORIGINATE: &str = "connect_originate";
+pub const CONNECT_ORIGINATE: &str = "connect_originate";
 /// The listener that ends tunnels.
 const CONNECT_TERMINATE: &str = "connect_terminate";
 /// The listener that takes what comes out of tunnels, and its cluster.

@@ -107,6 +107,11 @@ impl<'a> ClusterPatches<'a> {
         self.patches.is_empty()
     }
 
+    /// What a cluster has that none of them concerns: one allocation for all.
+    pub fn none(&self) -> Shared<[PatchRef]> {
+        self.none.clone()
+    }
+
     /// True if some of them gives clusters another way to find endpoints: EDS, it may be.
     pub fn makes_eds(&self) -> bool {
         self.makes_eds
@@ -116,7 +121,7 @@ impl<'a> ClusterPatches<'a> {
     /// `hosts`: the services of an inbound cluster.
     pub fn concerning(&self, name: &str, hosts: &[Hostname]) -> Shared<[PatchRef]> {
         if self.patches.is_empty() {
-            return self.none.clone();
+            return self.none();
         }
         let found = |map: &BTreeMap<&str, Vec<usize>>, word: &str| map.get(word).cloned().unwrap_or_default();
         let mut indexes: BTreeSet<usize> = self.rest.iter().copied().collect();
@@ -125,7 +130,7 @@ impl<'a> ClusterPatches<'a> {
         indexes.extend(hosts.iter().flat_map(|host| found(&self.by_service, host.as_str())));
         indexes.retain(|index| matches(self.patches[*index].cluster(), name, hosts));
         if indexes.is_empty() {
-            return self.none.clone();
+            return self.none();
         }
         if indexes.iter().any(|index| sets(self.patches[*index], "name")) {
             return self.refs.clone();

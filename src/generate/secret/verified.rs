@@ -6,15 +6,16 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use crate::{
-    api::Config,
+    api::{Config, gateway_api::common::GROUP},
     base::{Namespace, ObjectKey},
     generate::{View, proxy::Identity},
-    model::credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
+    model::{
+        credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
+        gateway::PARENT_NAMESPACE_ANNOTATION,
+    },
     proto::istio::networking::v1alpha3::{Gateway, ServerTlsSettings, server_tls_settings::TlSmode},
 };
 
-/// The namespace of the object that a Gateway was made from, where it is not the Gateway's own.
-const PARENT_NAMESPACE: &str = "internal.istio.io/parent-namespace";
 /// The service account that its proxies have.
 const SERVICE_ACCOUNT: &str = "internal.istio.io/service-account-name";
 /// The objects that it was made from, the first one first.
@@ -22,7 +23,6 @@ const PARENTS: &str = "internal.istio.io/parents";
 
 const LISTENER_SET: &str = "ListenerSet";
 const GATEWAY: &str = "Gateway";
-const GATEWAY_API: &str = "gateway.networking.k8s.io";
 
 /// The names of resources that a client with this identity may read on account of its Gateways.
 pub(super) fn references(view: &View, gateways: &[ObjectKey], identity: &Identity) -> BTreeSet<SmolStr> {
@@ -55,7 +55,8 @@ fn annotation<'a>(gateway: &'a Config<Gateway>, name: &str) -> Option<&'a SmolSt
 }
 
 fn has_identity(gateway: &Config<Gateway>, identity: &Identity) -> bool {
-    let namespace = annotation(gateway, PARENT_NAMESPACE).map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+    let namespace =
+        annotation(gateway, PARENT_NAMESPACE_ANNOTATION).map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
     identity.namespace == *namespace
         && annotation(gateway, SERVICE_ACCOUNT).is_none_or(|account| *account == identity.service_account)
 }
@@ -99,10 +100,11 @@ fn is_granted(view: &View, kind: &str, from: &Namespace, name: &str) -> bool {
         .reference_grants_by_namespace
         .get(view.cx, &reference.namespace);
     grants.any(|(_, grant)| {
-        let is_from =
-            grant.spec.from.iter().any(|subject| {
-                subject.group == GATEWAY_API && subject.kind == kind && subject.namespace == from.as_str()
-            });
+        let is_from = grant
+            .spec
+            .from
+            .iter()
+            .any(|subject| subject.group == GROUP && subject.kind == kind && subject.namespace == from.as_str());
         let is_to = grant.spec.to.iter().any(|object| {
             let named = object.name.as_ref().is_none_or(|name| *name == reference.name);
             object.group.is_empty() && object.kind == wanted && named
