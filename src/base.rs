@@ -9,6 +9,7 @@ pub mod message;
 pub mod select;
 pub mod sensitive;
 pub mod shared;
+pub mod spiffe;
 pub mod url;
 pub mod version;
 
@@ -18,6 +19,7 @@ pub use message::MessageKey;
 pub use sensitive::Sensitive;
 pub use shared::Shared;
 pub use smol_str::SmolStr;
+pub use spiffe::SpiffeId;
 pub use version::Version;
 
 /// Labels or annotations of an object, in key order.

@@ -1,3 +1,15 @@
-//! The mesh's certificate authority. For now: the root certificates that the mesh trusts, wherever they come from.
+//! The mesh's certificate authority: which roots the mesh trusts, who signs, and the service that workloads ask.
 
 pub mod root;
+pub mod signing;
+
+use bytes::Bytes;
+
+/// What the mesh trusts at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustBundle {
+    /// All roots, as PEM.
+    pub roots: Bytes,
+    /// What was revoked, as PEM (`ca-crl.pem`); none if nothing says so.
+    pub revoked: Option<Bytes>,
+}

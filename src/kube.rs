@@ -1,6 +1,7 @@
 //! The Kubernetes API: clients, objects as JSON, list and watch. It knows nothing of Istio, and keeps no objects.
 
 pub mod client;
+pub mod clients;
 pub mod health;
 pub mod kubeconfig;
 pub mod object;

@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 
 use crate::{
     base::{
-        ClusterId, Labels, Namespace, NetworkId, Shared,
+        ClusterId, Labels, Namespace, NetworkId, Shared, SpiffeId,
         cidr::{self, IpMode},
     },
     proto::envoy::config::core::v3 as core,
@@ -120,14 +120,16 @@ pub struct Identity {
 impl Identity {
     /// Parses `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub fn from_spiffe(id: &str) -> Option<Self> {
-        let parts: Vec<&str> = id.strip_prefix("spiffe://")?.split('/').collect();
-        let &[_, "ns", namespace, "sa", account] = parts.as_slice() else {
-            return None;
-        };
-        Some(Self {
-            namespace: Namespace::new(namespace),
-            service_account: SmolStr::new(account),
-        })
+        id.parse::<SpiffeId>().ok().map(Self::from)
+    }
+}
+
+impl From<SpiffeId> for Identity {
+    fn from(id: SpiffeId) -> Self {
+        Self {
+            namespace: id.namespace,
+            service_account: id.service_account,
+        }
     }
 }
 

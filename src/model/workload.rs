@@ -10,7 +10,7 @@ use crate::{
         Config, Meta,
         kube::{Node, Pod},
     },
-    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, SpiffeId},
     proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
 };
@@ -95,9 +95,9 @@ pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
 }
 
 /// The SPIFFE identity of a service account. Parity: written even where the account is empty.
-pub fn spiffe_id(trust_domain: &str, namespace: &str, account: &str) -> SmolStr {
-    let trust_domain = trust_domain.replace('@', ".");
-    SmolStr::from(format!("spiffe://{trust_domain}/ns/{namespace}/sa/{account}"))
+pub fn spiffe_id(trust_domain: &str, namespace: &Namespace, account: &str) -> SmolStr {
+    let id = SpiffeId::new(trust_domain, namespace.clone(), SmolStr::new(account));
+    SmolStr::from(id.to_string())
 }
 
 /// Derives one workload.

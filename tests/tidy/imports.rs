@@ -41,6 +41,7 @@ const TABLE: &[Rule] = &[
         &["base", "settings", "task", "model::snapshot", "model::change"],
     ),
     rule("kube", &["base", "settings", "task"]),
+    rule("fetch", &["base"]),
     rule(
         "ingest",
         &[
@@ -49,6 +50,7 @@ const TABLE: &[Rule] = &[
             "settings",
             "task",
             "environment",
+            "fetch",
             "kube",
             "model::change",
             "model::wants",
@@ -67,7 +69,10 @@ const TABLE: &[Rule] = &[
             "generate",
         ],
     ),
-    rule("auth", &["base", "proto", "settings", "task", "environment", "kube"]),
+    rule(
+        "auth",
+        &["base", "proto", "settings", "task", "environment", "fetch", "kube"],
+    ),
     rule(
         "xds",
         &[
@@ -98,9 +103,11 @@ const TABLE: &[Rule] = &[
             "settings",
             "task",
             "environment",
+            "fetch",
             "kube",
             "auth",
             "model::snapshot",
+            "table::Cx",
         ],
     ),
     rule(
