@@ -104,6 +104,16 @@ istio: pilot
 {{ .Values.env.PILOT_CA_CERT_CONFIGMAP | default .Values.global.trustBundleName | default "istio-ca-root-cert" }}
 {{- end -}}
 
+{{/* The ConfigMap with revoked certificates in every namespace. */}}
+{{- define "istiod.revokedName" -}}
+{{ .Values.env.PILOT_CRL_CONFIGMAP | default .Values.crlConfigMapName | default "istio-ca-crl" }}
+{{- end -}}
+
+{{/* Whether certificates are signed by signers of Kubernetes: those of workloads, or istiod's own. */}}
+{{- define "istiod.signsByKubernetes" -}}
+{{- if or .Values.env.EXTERNAL_CA (hasPrefix "k8s.io/" .Values.global.pilotCertProvider) }}true{{ end -}}
+{{- end -}}
+
 {{/* The mesh config: what follows from other values, and meshConfig laid over it. */}}
 {{- define "istiod.mesh" -}}
 {{- $name := printf "istiod%s" (include "istiod.suffix" .) -}}
