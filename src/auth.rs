@@ -4,6 +4,7 @@
 //! those that are configured to.
 
 pub mod tls;
+pub mod trust;
 
 use std::{
     net::SocketAddr,
