@@ -9,6 +9,7 @@ mod e2e;
 mod golden;
 mod kube;
 mod parity;
+mod policy;
 mod properties;
 mod support;
 mod tidy;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         tidy::trials(),
         golden::trials(),
         parity::trials(),
+        policy::trials(),
         properties::trials(),
         kube::trials(),
         charts::trials(),

@@ -1,0 +1,149 @@
+//! One workload with an HTTP and a TCP port in a mesh of objects, and the filters that stand before it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use istiod::{
+    api::folder,
+    generate::{
+        EncodedResource, Proxy, ResourceType,
+        proxy::Extensions,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{Change, Installation, World},
+    proto::{
+        Any,
+        envoy::{
+            config::listener::v3::{Filter, Listener, filter::ConfigType},
+            extensions::filters::network::http_connection_manager::v3::{HttpConnectionManager, HttpFilter},
+        },
+    },
+    table::ChangeSet,
+};
+use libtest_mimic::Failed;
+use serde_json::{Value, json};
+
+/// The workload: app `httpbin` of version `v1` in namespace `foo`.
+const WORKLOAD: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: foo}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: httpbin, namespace: foo}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: httpbin}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: my-custom-ext-authz, namespace: foo}
+spec:
+  clusterIP: 10.0.0.2
+  ports: [{name: grpc, port: 9000}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: httpbin-0, namespace: foo, labels: {app: httpbin, version: v1}}
+spec: {serviceAccountName: httpbin}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+";
+
+/// What stands before the workload.
+pub(super) struct Bed {
+    /// What there is, by type and name.
+    resources: BTreeMap<(ResourceType, String), Any>,
+}
+
+impl Bed {
+    /// A mesh of mesh config and objects, both YAML.
+    pub(super) fn new(installation: Installation, mesh: &str, objects: &str) -> Result<Self, Failed> {
+        Self::of(installation, mesh, objects, sidecar(&json!({})))
+    }
+
+    /// The same with another client.
+    pub(super) fn of(installation: Installation, mesh: &str, objects: &str, proxy: Proxy) -> Result<Self, Failed> {
+        let files = [("mesh.yaml", mesh), ("kube.yaml", WORKLOAD), ("config.yaml", objects)];
+        let files: Vec<(String, &[u8])> = files
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), text.as_bytes()))
+            .collect();
+        let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
+        let mut world = World::new(installation);
+        let rows = folder.rows.into_values().flatten();
+        let mesh = world.commit(rows.map(Change::Upsert).collect()).snapshot;
+        let membership = Membership {
+            joined: std::iter::once((MemberId(0), Arc::new(proxy))).collect(),
+            ..Membership::default()
+        };
+        let mut store = Store::default();
+        let update = store.update(&mesh, &ChangeSet::default(), membership, &Serial);
+        if !update.panics.is_empty() {
+            return Err(format!("panics: {:?}", update.panics).into());
+        }
+        let group = store.group_of(MemberId(0)).and_then(|key| store.snapshot(key));
+        let group = group.ok_or("the client has no snapshot")?;
+        let of_type = |resource_type: &ResourceType| {
+            let resources = group.view(*resource_type).iter();
+            let named = |resource: &EncodedResource| ((*resource_type, resource.name.to_string()), resource.any());
+            resources.map(|resource| named(resource)).collect::<Vec<_>>()
+        };
+        Ok(Self {
+            resources: ResourceType::ALL.iter().flat_map(of_type).collect(),
+        })
+    }
+
+    /// A listener.
+    pub(super) fn listener(&self, name: &str) -> Result<Listener, Failed> {
+        let any = self.resources.get(&(ResourceType::Listener, name.to_owned()));
+        let any = any.ok_or_else(|| format!("there is no listener {name}"))?;
+        Ok(any.unpack()?.ok_or("a listener is a listener")?)
+    }
+
+    /// The HTTP filters before the workload's HTTP port.
+    pub(super) fn http_filters(&self) -> Result<Vec<HttpFilter>, Failed> {
+        let filters = self.network_filters_on(8080)?;
+        let manager = filters
+            .iter()
+            .find_map(|filter| unpacked::<HttpConnectionManager>(filter));
+        Ok(manager.ok_or("the port is not HTTP")?.http_filters)
+    }
+
+    /// The network filters before the workload's TCP port.
+    pub(super) fn network_filters(&self) -> Result<Vec<Filter>, Failed> {
+        self.network_filters_on(9090)
+    }
+
+    fn network_filters_on(&self, port: u32) -> Result<Vec<Filter>, Failed> {
+        let listener = self.listener("virtualInbound")?;
+        let serves = |chain: &&istiod::proto::envoy::config::listener::v3::FilterChain| {
+            let matcher = chain.filter_chain_match.as_ref();
+            matcher.and_then(|matcher| matcher.destination_port) == Some(port)
+        };
+        let chain = listener.filter_chains.iter().find(serves);
+        Ok(chain.ok_or_else(|| format!("no chain serves {port}"))?.filters.clone())
+    }
+}
+
+/// The configuration of a network filter, if it is of this kind.
+pub(super) fn unpacked<M: prost::Message + prost::Name + Default>(filter: &Filter) -> Option<M> {
+    match filter.config_type.as_ref()? {
+        ConfigType::TypedConfig(any) => any.unpack().ok()?,
+        ConfigType::ConfigDiscovery(_) => None,
+    }
+}
+
+/// The sidecar of the workload; `more` is laid over its metadata.
+pub(super) fn sidecar(more: &Value) -> Proxy {
+    let mut metadata = json!({
+        "NAMESPACE": "foo", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "httpbin", "ISTIO_VERSION": "1.30.3",
+        "LABELS": {"app": "httpbin", "version": "v1"}, "INSTANCE_IPS": "10.1.0.1",
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        metadata[key] = value.clone();
+    }
+    let metadata = serde_json::from_value(metadata).expect("because it is an object");
+    let node = "sidecar~10.1.0.1~httpbin-0.foo~foo.svc.cluster.local";
+    Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("because the node is well-formed")
+}

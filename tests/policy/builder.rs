@@ -1,0 +1,130 @@
+//! The cases of Istio's own builder of authorization filters: policies in, filters out. They lie beside the project where
+//! they are at hand.
+
+use std::path::Path;
+
+use istiod::{
+    api::yaml,
+    model::Installation,
+    proto::{
+        envoy::{config::listener::v3::Filter, extensions::filters::network::http_connection_manager::v3::HttpFilter},
+        json::{self, Unknown},
+    },
+};
+use libtest_mimic::{Completion, Failed};
+use serde_json::Value;
+
+use super::bed::Bed;
+use crate::support::project;
+
+/// What differs and why: (case, reason). It may only become shorter.
+const DIFFERENCES: &[(&str, &str)] = &[];
+
+/// Compares all cases.
+pub(super) fn filters_are_those_of_the_builder_of_istio() -> Result<Completion, Failed> {
+    let folder = project().join("../shared/conformance/upstream/authz-builder");
+    if !folder.is_dir() {
+        let reason = "skipped, the cases are not beside the project (../shared/conformance/upstream/authz-builder)";
+        println!("policy: {reason}");
+        return Ok(Completion::ignored_with(reason));
+    }
+    let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json"))?)?;
+    let mut astray = Vec::new();
+    let mut equal = 0;
+    for transport in ["http", "tcp"] {
+        let folder = folder.join(transport);
+        let cases = cases[transport]
+            .as_array()
+            .ok_or("cases.json lists cases by transport")?;
+        for case in cases {
+            let name = format!("{transport}/{}", text(case, "name"));
+            let found = compare(&folder, transport, case).map_err(|failed| format!("{name}: {failed:?}"))?;
+            let told = DIFFERENCES.iter().any(|(known, _)| *known == name);
+            match found {
+                None if told => astray.push(format!("{name} does not differ, but is told to")),
+                Some(difference) if !told => astray.push(format!("{name}: {difference}")),
+                None => equal += 1,
+                Some(_) => {}
+            }
+        }
+    }
+    println!(
+        "policy: {equal} cases of the builder are equal, {} differ as told",
+        DIFFERENCES.len()
+    );
+    if astray.is_empty() {
+        return Ok(Completion::Completed);
+    }
+    Err(astray.join("\n").into())
+}
+
+fn text<'v>(case: &'v Value, key: &str) -> &'v str {
+    case[key].as_str().unwrap_or_default()
+}
+
+/// The first difference of a case.
+fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String>, Failed> {
+    let mesh = mesh_config(folder, case)?;
+    let is_custom = case.get("meshConfig").is_some();
+    let objects = std::fs::read_to_string(folder.join(text(case, "input")))?;
+    let mut of_pass = String::new();
+    for document in yaml::documents(&objects) {
+        let object = document.parse()?;
+        // Each case is one pass of the builder, either over these policies or over all others.
+        if (object["spec"]["action"] == "CUSTOM") == is_custom {
+            of_pass.push_str(&format!("---\n{object}\n"));
+        }
+    }
+    let bed = Bed::new(Installation::default(), &mesh, &of_pass)?;
+    let is_authorization = |name: &str| name.ends_with("rbac") || name.ends_with("ext_authz");
+    let found: Vec<Value> = if transport == "http" {
+        let filters = bed.http_filters()?;
+        let filters = filters.iter().filter(|filter| is_authorization(&filter.name));
+        filters.map(json::to_json).collect()
+    } else {
+        let filters = bed.network_filters()?;
+        let filters = filters.iter().filter(|filter| is_authorization(&filter.name));
+        filters.map(json::to_json).collect()
+    };
+    let wanted = case["want"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let wanted: Vec<Value> = wanted
+        .map(|file| wanted_filter(&folder.join(file), transport))
+        .collect::<Result<_, _>>()?;
+    if found.len() != wanted.len() {
+        return Ok(Some(format!("{} filters, want {}", found.len(), wanted.len())));
+    }
+    let differing = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+    Ok(differing.map(|position| {
+        let (found, wanted) = (&found[position], &wanted[position]);
+        format!("filter {position}:\n  found  {found}\n  wanted {wanted}")
+    }))
+}
+
+/// Mesh config with the trust domains of a case.
+fn mesh_config(folder: &Path, case: &Value) -> Result<String, Failed> {
+    let mut mesh = match case["meshConfig"].as_str() {
+        Some(file) => {
+            let folder = folder.parent().ok_or("cases lie in folders")?;
+            let text = std::fs::read_to_string(folder.join(file))?;
+            yaml::documents(&text)[0].parse()?
+        }
+        None => serde_json::json!({}),
+    };
+    for key in ["trustDomain", "trustDomainAliases"] {
+        if let Some(value) = case.get(key) {
+            mesh[key] = value.clone();
+        }
+    }
+    Ok(mesh.to_string())
+}
+
+/// A filter as its message says it, whatever its text looks like.
+fn wanted_filter(file: &Path, transport: &str) -> Result<Value, Failed> {
+    let text = std::fs::read_to_string(file)?;
+    let value = yaml::documents(&text)[0].parse()?;
+    Ok(if transport == "http" {
+        json::to_json(&json::from_json::<HttpFilter>(&value, Unknown::Deny)?)
+    } else {
+        json::to_json(&json::from_json::<Filter>(&value, Unknown::Deny)?)
+    })
+}
