@@ -8,6 +8,7 @@ pub mod base;
 pub mod ca;
 pub mod cli;
 pub mod environment;
+pub mod fetch;
 pub mod generate;
 pub mod ingest;
 pub mod kube;

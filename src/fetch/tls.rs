@@ -1,0 +1,93 @@
+//! How servers of documents are verified.
+
+use std::sync::Arc;
+
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+
+use super::FetchOptions;
+
+/// TLS 1.2 and later; the roots of the system and those of the options.
+pub(super) fn config(options: &FetchOptions) -> Arc<ClientConfig> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .expect("the provider has what both versions need");
+    let mut config = if options.insecure_skip_verify {
+        let anybody = Arc::new(Anybody(provider));
+        builder
+            .dangerous()
+            .with_custom_certificate_verifier(anybody)
+            .with_no_client_auth()
+    } else {
+        builder
+            .with_root_certificates(roots(&options.extra_roots))
+            .with_no_client_auth()
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+/// Roots that cannot be read are left out: the others still serve.
+fn roots(extra: &[u8]) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    for error in &system.errors {
+        tracing::warn!(%error, "cannot read some of the system's root certificates");
+    }
+    let (taken, _) = roots.add_parsable_certificates(system.certs);
+    let mut added = 0;
+    for certificate in CertificateDer::pem_slice_iter(extra) {
+        match certificate {
+            Ok(certificate) => added += roots.add_parsable_certificates([certificate]).0,
+            Err(error) => tracing::warn!(%error, "cannot read some of the additional root certificates"),
+        }
+    }
+    if taken + added == 0 {
+        tracing::warn!("there are no root certificates: nothing can be fetched from https URLs");
+    }
+    roots
+}
+
+/// Takes any certificate, as somebody configured; the other side must still hold its key.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
