@@ -2,6 +2,7 @@
 //!
 //! Nothing here fails as a whole: an invalid object is a diagnostic that names it, beside the rows that are fine.
 
+pub mod access_review;
 pub mod crd;
 pub mod diagnostics;
 pub mod document;

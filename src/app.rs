@@ -1,5 +1,6 @@
 //! Builds every part, hands each its inputs, runs until shutdown. Nothing imports this but `cli`.
 
+mod clients;
 pub mod controllers;
 mod folder;
 mod kubernetes;
@@ -17,7 +18,7 @@ use crate::{
     admin::{debug, metrics::PushMetrics},
     base::{ClusterId, Namespace},
     environment::{self, Environment},
-    ingest::{file::FileError, findings, resolve},
+    ingest::{access, file::FileError, findings, resolve},
     kube::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
@@ -88,6 +89,7 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
     installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
     let features = installation.features.clone();
     let client = kubernetes::client(settings).await?;
+    installation.reviews_access = client.is_some();
     let (pump, run) = Pump::new(
         World::new(installation.clone()),
         push_options(&features),
@@ -108,6 +110,10 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         }
         None => None,
     };
+    if let Some(kubernetes) = &kubernetes {
+        let clients = kubernetes.clients(environment, &installation);
+        access::start(environment, clients, pump.subjects.clone(), pump.changes.clone())?;
+    }
     let sources = debug::Sources {
         mesh: pump.mesh.clone(),
         inspect: pump.inspect.clone(),
@@ -173,6 +179,7 @@ fn installation(settings: &Settings) -> Installation {
         domain: flags.domain.as_str().into(),
         namespace: Namespace::from(or(&flags.namespace, "POD_NAMESPACE", "istio-system")),
         revision: settings.variable("REVISION").unwrap_or("default").into(),
+        reviews_access: false,
         features: Features::default(),
     }
 }

@@ -1,5 +1,6 @@
 //! The outside world to `Change`s.
 
+pub mod access;
 pub mod cluster;
 pub mod crd;
 pub mod file;

@@ -199,7 +199,7 @@ fn trigger(kind: Kind) -> &'static str {
         Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "endpoint",
         Kind::Service => "service",
         Kind::Namespace => "namespace",
-        Kind::Secret => "secret",
+        Kind::Secret | Kind::AccessReview => "secret",
         Kind::MeshNetworks | Kind::ResolvedHost => "networks",
         Kind::MeshConfig => "global",
         _ => "config",

@@ -128,6 +128,8 @@ kinds! {
     ServiceImport("ServiceImport") => "multicluster.x-k8s.io", ["v1alpha1", "v1beta1"], "service-import", "serviceimports";
     /// The answer of DNS for the host name of a network gateway: an input that istiod asks for itself.
     ResolvedHost("ResolvedHost") => "mesh.istio.io", ["v1alpha1"], "resolved-host", "resolvedhosts";
+    /// The answer of an API server for who may read Secrets: as above.
+    AccessReview("AccessReview") => "mesh.istio.io", ["v1alpha1"], "access-review", "accessreviews";
 }
 
 impl Kind {
@@ -139,7 +141,10 @@ impl Kind {
     /// True for kinds that are written as objects with `kind:`; false for the files of the mesh and for what istiod
     /// finds out itself.
     pub fn is_object(self) -> bool {
-        !matches!(self, Self::MeshConfig | Self::MeshNetworks | Self::ResolvedHost)
+        !matches!(
+            self,
+            Self::MeshConfig | Self::MeshNetworks | Self::ResolvedHost | Self::AccessReview
+        )
     }
 
     /// True if objects of the kind belong to no namespace.

@@ -1,6 +1,8 @@
 //! `Row`: a parsed object of any kind.
 
-use super::{Config, Kind, gateway_api, kube, mcs, meta::Keyed, resolved_host::ResolvedHost};
+use super::{
+    Config, Kind, access_review::AccessReview, gateway_api, kube, mcs, meta::Keyed, resolved_host::ResolvedHost,
+};
 use crate::{
     base::{ObjectKey, Shared},
     proto::istio::{
@@ -78,4 +80,5 @@ rows! {
     ServiceExport: Config<mcs::ServiceExport>;
     ServiceImport: Config<mcs::ServiceImport>;
     ResolvedHost: ResolvedHost;
+    AccessReview: AccessReview;
 }

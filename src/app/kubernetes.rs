@@ -6,7 +6,7 @@ use ::kube::Client;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    AppError,
+    AppError, clients,
     controllers::{self, Controllers},
     folder,
     remote::{self, Parts},
@@ -25,6 +25,7 @@ use crate::{
     },
     kube::{
         client::{self, Access, ClientError, Rate},
+        clients::Clients,
         health::WatchMetrics,
     },
     model::{Installation, MeshSnapshot, wants::Wants},
@@ -121,6 +122,12 @@ impl Kubernetes {
     /// The remote clusters.
     pub(super) fn remote(&self) -> watch::Receiver<Arc<RemoteClusters>> {
         self.remote.clone()
+    }
+
+    /// The clients of all clusters.
+    pub(super) fn clients(&self, environment: &Environment, installation: &Installation) -> Clients {
+        let own = (installation.cluster.clone(), self.client.clone());
+        clients::follow(environment, own, self.remote())
     }
 
     /// Completes when nothing comes of the config cluster any more.

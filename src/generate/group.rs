@@ -12,6 +12,7 @@ use super::{
     endpoint, extension, grpc, listener, name_table, route, secret,
 };
 use crate::{
+    api::access_review::Subject,
     base::{Hashed, Shared, Version},
     model::{Revision, ScopeKey},
 };
@@ -82,6 +83,14 @@ impl Listed {
 }
 
 impl Part {
+    /// Whose access to Secrets has to be reviewed for the part, if anybody's.
+    pub fn subject(&self) -> Option<&Subject> {
+        match self {
+            Self::Secrets(part) => part.subject(),
+            _ => None,
+        }
+    }
+
     /// The resources of the part, in order; the first of a name wins.
     pub fn list(&self, view: &View) -> Vec<Listed> {
         match self {

@@ -19,7 +19,8 @@ use super::{
     select::Selected,
 };
 use crate::{
-    base::{ClusterId, MessageKey, Namespace, Shared},
+    api::access_review::{Access, AccessReview, Subject},
+    base::{MessageKey, Namespace, Shared},
     model::credential::{
         AUTHORITY_SUFFIX, CONFIG_MAP, GATEWAY_SECRET, Reference, Secrets, Store, config_map_authority, pem,
     },
@@ -39,24 +40,13 @@ pub struct SecretPart {
     keys: Shared<[SecretKey]>,
 }
 
-/// Who reads a secret: what access is decided by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Reader {
-    /// The namespace of its verified identity.
-    namespace: Namespace,
-    /// The service account of its verified identity.
-    service_account: SmolStr,
-    /// The cluster that it runs in.
-    cluster: ClusterId,
-}
-
 /// What a secret is built from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SecretKey {
     /// The name of the resource.
     name: SmolStr,
     /// Who reads it; none for what everybody may read.
-    reader: Option<Shared<Reader>>,
+    reader: Option<Shared<Subject>>,
     /// A Gateway of the reader's refers to it, and may.
     is_verified: bool,
     /// What uses the private key in Envoy's place, where there is one.
@@ -75,7 +65,7 @@ pub fn select(view: &View, selected: &Selected) -> Option<SecretPart> {
     if names.is_empty() {
         return None;
     }
-    let reader = Shared::new(Reader {
+    let reader = Shared::new(Subject {
         namespace: identity.namespace.clone(),
         service_account: identity.service_account.clone(),
         cluster: proxy.cluster.clone(),
@@ -111,6 +101,11 @@ fn provider(selected: &Selected) -> Option<MessageKey<PrivateKeyProvider>> {
 }
 
 impl SecretPart {
+    /// Whose access has to be reviewed before all of it can be sent.
+    pub fn subject(&self) -> Option<&Subject> {
+        self.keys.iter().find_map(SecretKey::subject)
+    }
+
     /// The secrets that the client may ask for.
     pub fn list(&self) -> Vec<Listed> {
         let keys = self.keys.iter().cloned();
@@ -120,11 +115,20 @@ impl SecretPart {
 }
 
 impl SecretKey {
+    /// Whose access has to be reviewed, if it makes a difference.
+    fn subject(&self) -> Option<&Subject> {
+        let reader = self.reader.as_deref()?;
+        let reference = Reference::parse(&self.name, &reader.namespace).ok()?;
+        let is_reviewed =
+            reference.store == Store::Secret && !reference.is_authority() && reference.namespace == reader.namespace;
+        is_reviewed.then_some(reader)
+    }
+
     /// Builds the secret; none, with a remark, if it is missing or denied.
     pub fn build(&self, view: &View) -> Built {
         let (secret, remark) = match self.secret(view) {
             Ok((secret, remark)) => (Some(secret), remark),
-            Err(reason) => (None, Some(reason)),
+            Err(reason) => (None, reason),
         };
         let notes = remark.map(|reason| Note {
             code: CERTIFICATE_ERROR,
@@ -138,19 +142,13 @@ impl SecretKey {
     }
 
     fn for_whom(&self) -> String {
-        self.reader.as_ref().map_or_else(String::new, |reader| {
-            let Reader {
-                namespace,
-                service_account,
-                cluster,
-            } = &**reader;
-            format!("; asked for by {service_account}.{namespace} of cluster {cluster}")
-        })
+        let reader = self.reader.as_ref();
+        reader.map_or_else(String::new, |reader| format!("; asked for by {}", **reader))
     }
 
-    /// The secret, and what is wrong with its content; else why it is not sent. Parity: content that is no certificate
-    /// is sent, and Envoy refuses it.
-    fn secret(&self, view: &View) -> Result<(Secret, Option<String>), String> {
+    /// The secret, and what is wrong with its content; else why it is not sent, `None` as long as that is being found out.
+    /// Parity: content that is no certificate is sent, and Envoy refuses it.
+    fn secret(&self, view: &View) -> Result<(Secret, Option<String>), Option<String>> {
         let (cx, mesh) = (view.cx, view.mesh);
         let nobody = Namespace::default();
         let own = self.reader.as_ref().map_or(&nobody, |reader| &reader.namespace);
@@ -162,10 +160,16 @@ impl SecretKey {
                 let remark = doubts(&authority.roots);
                 return Ok((message::authority(&self.name, authority), remark));
             }
-            (Store::Secret, Some(reader)) if *namespace == reader.namespace => Secrets::of(cx, mesh, &reader.cluster),
+            (Store::Secret, Some(reader)) if *namespace == reader.namespace => {
+                // Roots are public where they are: only keys are guarded.
+                if !reference.is_authority() {
+                    review(view, reader)?;
+                }
+                Secrets::of(cx, mesh, &reader.cluster)
+            }
             (Store::GatewaySecret, Some(_)) if self.is_verified => Secrets::of_config_cluster(cx, mesh),
             (Store::Secret | Store::GatewaySecret, _) => {
-                return Err("a Secret of another namespace needs a ReferenceGrant".to_owned());
+                return Err(Some("a Secret of another namespace needs a ReferenceGrant".to_owned()));
             }
         };
         if reference.is_authority() {
@@ -178,6 +182,23 @@ impl SecretKey {
         let provider = self.provider.as_ref().and_then(|settings| settings.provider.as_ref());
         Ok((message::certificate(&self.name, certificate, provider), remark))
     }
+}
+
+/// What the API server of the reader's cluster says of it; an error where it may not, `None` until the first answer.
+fn review(view: &View, reader: &Subject) -> Result<(), Option<String>> {
+    let installation = &view.mesh.installation;
+    if !installation.reviews_access {
+        return Ok(());
+    }
+    let key = AccessReview::key(&installation.cluster, reader);
+    let review = view.mesh.access_reviews.get(view.cx, &key);
+    let reason = match review.map(|review| &review.access) {
+        Some(Access::Allowed) => return Ok(()),
+        Some(Access::Denied(reason)) => format!("the service account may not list Secrets: {reason}"),
+        Some(Access::Unknown(reason)) => format!("nobody says whether the service account may list Secrets: {reason}"),
+        None => return Err(None),
+    };
+    Err(Some(reason))
 }
 
 fn doubts(certificate: &[u8]) -> Option<String> {

@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
@@ -17,6 +18,7 @@ use super::{
     select,
 };
 use crate::{
+    api::access_review::Subject,
     base::Shared,
     model::{MeshSnapshot, ScopeKey, SidecarScope, sidecar_scope},
     table::{ChangeSet, Cx, Derived, Evaluated, Key, RelationId, Table, Transaction},
@@ -64,6 +66,8 @@ pub struct Update {
     pub groups: Vec<(ProxyGroupKey, Arc<ResourceSnapshot>)>,
     /// Members that belong to another group now, new ones included.
     pub moved: Vec<(MemberId, ProxyGroupKey)>,
+    /// Who reads Secrets is not who did before, see [`Store::subjects`].
+    pub subjects_changed: bool,
     /// How many resources were built.
     pub built: usize,
     /// Evaluations that panicked and kept what was there before, described for the log.
@@ -100,6 +104,40 @@ pub struct Store {
     resource_users: FxHashMap<ResourceKey, Vec<PartKey>>,
     views: FxHashMap<PartKey, PartViews>,
     groups: FxHashMap<ProxyGroupKey, Group>,
+    subjects: Subjects,
+}
+
+/// Those whose access to Secrets has to be reviewed, each with the number of parts that read for it.
+#[derive(Default)]
+struct Subjects {
+    parts: FxHashMap<Subject, usize>,
+    all: OrdSet<Subject>,
+    changed: bool,
+}
+
+impl Subjects {
+    fn add(&mut self, part: &PartKey) {
+        let Some(subject) = part.subject() else { return };
+        let parts = self.parts.entry(subject.clone()).or_default();
+        *parts += 1;
+        if *parts == 1 {
+            self.all.insert(subject.clone());
+            self.changed = true;
+        }
+    }
+
+    fn remove(&mut self, part: &PartKey) {
+        let Some(subject) = part.subject() else { return };
+        let Some(parts) = self.parts.get_mut(subject) else {
+            return;
+        };
+        *parts -= 1;
+        if *parts == 0 {
+            self.parts.remove(subject);
+            self.all.remove(subject);
+            self.changed = true;
+        }
+    }
 }
 
 type PartViews = [Arc<PartView>; ResourceType::ALL.len()];
@@ -123,6 +161,7 @@ impl Default for Store {
             resource_users: FxHashMap::default(),
             views: FxHashMap::default(),
             groups: FxHashMap::default(),
+            subjects: Subjects::default(),
         }
     }
 }
@@ -175,6 +214,7 @@ impl Store {
             touched.extend(self.part_users.get(part).into_iter().flatten().cloned());
         }
         self.abandon(&mut tx, abandoned);
+        update.subjects_changed = std::mem::take(&mut self.subjects.changed);
         update.groups = self.assemble_groups(touched, mesh);
         update
     }
@@ -192,6 +232,11 @@ impl Store {
     /// A connected proxy.
     pub fn proxy(&self, member: MemberId) -> Option<&Arc<Proxy>> {
         self.proxies.get(&member)
+    }
+
+    /// Those whose access to Secrets has to be reviewed for what is served now.
+    pub fn subjects(&self) -> &OrdSet<Subject> {
+        &self.subjects.all
     }
 
     /// The scopes, for debug pages.
@@ -308,6 +353,7 @@ impl Store {
             for part in &key.parts {
                 let users = self.part_users.entry(part.clone()).or_default();
                 if users.is_empty() {
+                    self.subjects.add(part);
                     parts.push(part.clone());
                 }
                 users.insert(key.clone());
@@ -420,6 +466,7 @@ impl Store {
                 if !remove_user(&mut self.part_users, part, &key) {
                     continue;
                 }
+                self.subjects.remove(part);
                 let list = self.parts.table().get(&Cx::untracked(), part).cloned();
                 let unlisted: FxHashSet<ResourceKey> = list
                     .iter()

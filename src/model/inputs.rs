@@ -1,7 +1,9 @@
 //! One raw table for each kind of input.
 
 use crate::{
-    api::{self, Config, Kind, gateway_api, mcs, meta::Keyed, resolved_host::ResolvedHost},
+    api::{
+        self, Config, Kind, access_review::AccessReview, gateway_api, mcs, meta::Keyed, resolved_host::ResolvedHost,
+    },
     base::{ClusterId, ObjectKey},
     proto::istio::{
         extensions::v1alpha1 as extensions, mesh::v1alpha1 as mesh, networking::v1alpha3 as networking,
@@ -106,4 +108,5 @@ inputs! {
     ServiceExport, service_exports: Config<mcs::ServiceExport>;
     ServiceImport, service_imports: Config<mcs::ServiceImport>;
     ResolvedHost, resolved_hosts: ResolvedHost;
+    AccessReview, access_reviews: AccessReview;
 }

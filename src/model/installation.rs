@@ -16,6 +16,9 @@ pub struct Installation {
     pub namespace: Namespace,
     /// `REVISION`.
     pub revision: SmolStr,
+    /// API servers are asked who may read Secrets. False where a folder is the only source: there is nobody to ask, and
+    /// who has an identity may read those of its namespace.
+    pub reviews_access: bool,
     /// `PILOT_*` and the like.
     pub features: Features,
 }
@@ -27,6 +30,7 @@ impl Default for Installation {
             domain: SmolStr::new_static("cluster.local"),
             namespace: Namespace::new_static("istio-system"),
             revision: SmolStr::new_static("default"),
+            reviews_access: false,
             features: Features::default(),
         }
     }

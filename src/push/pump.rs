@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use imbl::OrdSet;
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -14,7 +15,7 @@ use super::{
     groups::{Groups, Membership, Parallel, Publication},
 };
 use crate::{
-    api::Kind,
+    api::{Kind, access_review::Subject},
     generate::{
         ResourceSnapshot,
         store::{self, MemberId, Store},
@@ -70,6 +71,8 @@ pub struct Pump {
     pub groups: Groups,
     /// The latest snapshot.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Those whose access to Secrets has to be reviewed for what connected proxies ask for.
+    pub subjects: watch::Receiver<OrdSet<Subject>>,
     /// Where debug pages ask.
     pub inspect: mpsc::Sender<Inspect>,
     barriers: mpsc::Sender<Barrier>,
@@ -88,6 +91,7 @@ pub struct PumpLoop {
     inspect: mpsc::Receiver<Inspect>,
     barriers: mpsc::Receiver<Barrier>,
     mesh: watch::Sender<Arc<MeshSnapshot>>,
+    subjects: watch::Sender<OrdSet<Subject>>,
     members: FxHashMap<MemberId, watch::Sender<Publication>>,
     pending: Pending,
     clock: fn() -> Instant,
@@ -101,10 +105,12 @@ impl Pump {
         let (barriers, barriers_in) = mpsc::channel(4);
         let (groups, membership) = Groups::channel();
         let (mesh_out, mesh) = watch::channel(world.snapshot());
+        let (subjects_out, subjects) = watch::channel(OrdSet::new());
         let pump = Self {
             changes,
             groups,
             mesh,
+            subjects,
             inspect,
             barriers,
         };
@@ -117,6 +123,7 @@ impl Pump {
             inspect: inspect_in,
             barriers: barriers_in,
             mesh: mesh_out,
+            subjects: subjects_out,
             members: FxHashMap::default(),
             pending: Pending::default(),
             clock,
@@ -264,6 +271,9 @@ impl PumpLoop {
     ) {
         let first = membership.joined.len();
         let update = self.store.update(mesh, changes, membership, &Parallel);
+        if update.subjects_changed {
+            self.subjects.send_replace(self.store.subjects().clone());
+        }
         for (member, key) in &update.moved {
             if let Some(snapshot) = self.store.snapshot(key) {
                 self.publish(*member, snapshot.clone(), timeline.since);

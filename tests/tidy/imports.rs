@@ -61,6 +61,7 @@ const TABLE: &[Rule] = &[
         &[
             "base",
             "api::Kind",
+            "api::access_review",
             "table::ChangeSet",
             "settings",
             "task",

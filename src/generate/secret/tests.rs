@@ -1,3 +1,5 @@
+mod access;
+
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,0 +1,200 @@
+//! Who is handed which secret, with everything held warm: whoever comes later is answered for itself.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::api::access_review::{Access, AccessReview, Subject};
+
+/// A mesh whose API servers are asked, and its clients, which come and go.
+struct Bed {
+    world: World,
+    store: Store,
+}
+
+fn account(proxy: &str) -> Subject {
+    let (account, namespace) = proxy.split_once('.').expect("account.namespace");
+    Subject {
+        cluster: model::CLUSTER,
+        namespace: namespace.into(),
+        service_account: account.into(),
+    }
+}
+
+impl Bed {
+    fn new(config: &str) -> Self {
+        let installation = Installation {
+            reviews_access: true,
+            ..Installation::default()
+        };
+        let files = [("mesh.yaml", ""), ("kube.yaml", SECRETS), ("config.yaml", config)];
+        Self {
+            world: model::folder_world(installation, &files),
+            store: Store::default(),
+        }
+    }
+
+    /// A gateway with the labels `app: gw`, the same node for all, and a verified identity `account.namespace`.
+    fn join(&mut self, member: u64, identity: &str) {
+        let Subject {
+            namespace,
+            service_account,
+            cluster,
+        } = account(identity);
+        let proxy = Proxy {
+            identity: Some(Identity {
+                namespace,
+                service_account,
+            }),
+            cluster,
+            ..router()
+        };
+        let joined = Membership {
+            joined: vec![(MemberId(member), Arc::new(proxy))],
+            ..Membership::default()
+        };
+        let snapshot = self.world.snapshot();
+        self.store.update(&snapshot, &ChangeSet::default(), joined, &Serial);
+    }
+
+    fn leave(&mut self, member: u64) {
+        let left = Membership {
+            left: vec![MemberId(member)],
+            ..Membership::default()
+        };
+        let snapshot = self.world.snapshot();
+        self.store.update(&snapshot, &ChangeSet::default(), left, &Serial);
+    }
+
+    fn answer(&mut self, identity: &str, access: Access) -> usize {
+        let key = AccessReview::key(&model::CLUSTER, &account(identity));
+        let commit = self
+            .world
+            .commit(vec![Change::Upsert(AccessReview { key, access }.into())]);
+        let update = self
+            .store
+            .update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+        update.built
+    }
+
+    fn held(&self, member: u64) -> Vec<String> {
+        names(&self.store, member, ResourceType::Secret)
+    }
+
+    fn subjects(&self) -> Vec<String> {
+        self.store.subjects().iter().map(ToString::to_string).collect()
+    }
+}
+
+const CRED: &str = "kubernetes://cred";
+
+#[test]
+fn r10_nobody_is_handed_a_key_before_its_api_server_has_said_so() {
+    let mut bed = Bed::new(&gateway("{mode: MUTUAL, credentialName: cred}"));
+    bed.join(0, "gw.default");
+    // Roots are no secret in the own namespace; while nothing is known there is nothing to complain of.
+    assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
+    assert!(
+        remarks(&bed.store)
+            .iter()
+            .all(|remark| !remark.contains("list Secrets"))
+    );
+    assert_eq!(bed.subjects(), ["gw.default of cluster Kubernetes"]);
+    // One resource is built, not what else the gateway has.
+    assert_eq!(bed.answer("gw.default", Access::Allowed), 1);
+    assert_eq!(bed.held(0), [CRED, "kubernetes://cred-cacert"]);
+    assert_eq!(bed.answer("gw.default", Access::Denied("no role".into())), 1);
+    assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
+    let remark = "kubernetes://cred: the service account may not list Secrets: no role; asked for by gw.default of cluster \
+                  Kubernetes";
+    assert!(
+        remarks(&bed.store).contains(&remark.to_owned()),
+        "{:?}",
+        remarks(&bed.store)
+    );
+    bed.answer("gw.default", Access::Unknown("away".into()));
+    assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
+    let all = remarks(&bed.store);
+    assert!(all.iter().any(|remark| remark.contains("nobody says")), "{all:?}");
+}
+
+#[test]
+fn r9_r10_another_account_is_denied_what_is_held_for_the_first() {
+    let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
+    bed.join(0, "gw.default");
+    bed.answer("gw.default", Access::Allowed);
+    assert_eq!(bed.held(0), [CRED]);
+    // The same node, the same name of a secret, the same namespace: another service account.
+    bed.join(1, "thief.default");
+    assert_eq!(bed.held(1), Vec::<String>::new());
+    bed.answer("thief.default", Access::Denied("no role".into()));
+    assert_eq!((bed.held(0), bed.held(1)), (vec![CRED.to_owned()], Vec::new()));
+    // What is said of one counts for that one alone.
+    bed.answer("thief.default", Access::Allowed);
+    bed.answer("gw.default", Access::Denied("taken away".into()));
+    assert_eq!((bed.held(0), bed.held(1)), (Vec::new(), vec![CRED.to_owned()]));
+}
+
+#[test]
+fn r9_r10_another_namespace_is_denied_what_is_held_for_the_first() {
+    let mut bed = Bed::new(&gateway(
+        "{mode: SIMPLE, credentialNames: [cred, 'kubernetes://default/cred']}",
+    ));
+    bed.join(0, "gw.default");
+    bed.answer("gw.default", Access::Allowed);
+    assert_eq!(bed.held(0), [CRED, "kubernetes://default/cred"]);
+    // The same account of another namespace, which may list the Secrets there: the short name means its own namespace.
+    bed.join(1, "gw.elsewhere");
+    bed.answer("gw.elsewhere", Access::Allowed);
+    assert_eq!(bed.held(1), Vec::<String>::new());
+    let all = remarks(&bed.store);
+    assert!(
+        all.iter().any(|remark| remark.contains("needs a ReferenceGrant")),
+        "{all:?}"
+    );
+    assert!(
+        all.iter().any(|remark| remark.contains("there is no such Secret")),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn r9_r10_the_same_account_of_another_cluster_is_reviewed_there() {
+    let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
+    bed.join(0, "gw.default");
+    bed.answer("gw.default", Access::Allowed);
+    let mut far = router();
+    far.cluster = "far".into();
+    far.identity = Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/gw");
+    let joined = Membership {
+        joined: vec![(MemberId(1), Arc::new(far))],
+        ..Membership::default()
+    };
+    let snapshot = bed.world.snapshot();
+    bed.store.update(&snapshot, &ChangeSet::default(), joined, &Serial);
+    assert_eq!((bed.held(0).len(), bed.held(1).len()), (1, 0));
+    assert_eq!(
+        bed.subjects(),
+        ["gw.default of cluster Kubernetes", "gw.default of cluster far"]
+    );
+}
+
+#[test]
+fn verified_references_need_no_review() {
+    let mut bed = Bed::new(&gateway(
+        "{mode: SIMPLE, credentialName: 'kubernetes-gateway://default/cred'}",
+    ));
+    bed.join(0, "gw.default");
+    assert_eq!(bed.held(0), ["kubernetes-gateway://default/cred"]);
+    assert_eq!(bed.subjects(), Vec::<String>::new());
+}
+
+#[test]
+fn who_reads_is_told_while_it_is_connected() {
+    let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
+    bed.join(0, "gw.default");
+    bed.join(1, "gw.default");
+    bed.leave(0);
+    assert_eq!(bed.subjects().len(), 1);
+    bed.leave(1);
+    assert_eq!(bed.subjects(), Vec::<String>::new());
+}

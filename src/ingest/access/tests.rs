@@ -1,0 +1,177 @@
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::task::yield_now;
+
+use super::*;
+use crate::{api::Row, model::change::Batch};
+
+const CONFIG: ClusterId = ClusterId::new_static("config");
+
+type Answer = Result<Access, ReviewError>;
+
+/// Answers from a table that tests change, by a clock that they set.
+#[derive(Default)]
+struct Table {
+    clock: watch::Sender<u64>,
+    answers: Mutex<BTreeMap<Subject, Answer>>,
+    asked: AtomicUsize,
+}
+
+impl Review for Table {
+    fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Answer> {
+        let mut clock = self.clock.subscribe();
+        let due = *clock.borrow() + wait.as_secs();
+        Box::pin(async move {
+            clock.wait_for(|now| *now >= due).await.unwrap();
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.answers.lock().unwrap()[&subject].clone()
+        })
+    }
+}
+
+struct Bed {
+    table: Arc<Table>,
+    subjects: watch::Sender<OrdSet<Subject>>,
+    known: watch::Sender<u64>,
+    changes: mpsc::Receiver<Batch>,
+}
+
+fn subject(account: &str) -> Subject {
+    Subject {
+        cluster: "c1".into(),
+        namespace: "shop".into(),
+        service_account: account.into(),
+    }
+}
+
+fn denied(reason: &'static str) -> Answer {
+    Ok(Access::Denied(reason.into()))
+}
+
+fn failed() -> Answer {
+    Err(ReviewError::Failed("away".into()))
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (subjects, subjects_in) = watch::channel(OrdSet::new());
+        let (known, known_in) = watch::channel(0);
+        let (changes_out, changes) = mpsc::channel(8);
+        let table = Arc::new(Table::default());
+        let counts = Counts::new(&Registry::new()).unwrap();
+        let reviewer = Reviewer::new(CONFIG, table.clone(), changes_out, counts);
+        crate::task::Tasks::default().spawn("reviews", reviewer.run(subjects_in, known_in));
+        Self {
+            table,
+            subjects,
+            known,
+            changes,
+        }
+    }
+
+    fn set(&self, account: &str, answer: Answer) {
+        self.table.answers.lock().unwrap().insert(subject(account), answer);
+    }
+
+    fn read(&self, accounts: &[&str]) {
+        self.subjects
+            .send_replace(accounts.iter().map(|account| subject(account)).collect());
+    }
+
+    async fn settle(&self) {
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+
+    async fn sleep(&self, seconds: u64) {
+        self.settle().await;
+        for _ in 0..seconds {
+            self.table.clock.send_modify(|now| *now += 1);
+            self.settle().await;
+        }
+    }
+
+    /// The changes that are there now, in words.
+    async fn told(&mut self) -> Vec<String> {
+        self.settle().await;
+        let mut told = Vec::new();
+        while let Ok(batch) = self.changes.try_recv() {
+            told.extend(batch.iter().map(|change| match change {
+                Change::Upsert(Row::AccessReview(review)) => format!("{} {:?}", review.key.name, review.access),
+                Change::Remove(kind, key) => format!("{} -{}", kind.name(), key.name),
+                other => panic!("unexpected {other:?}"),
+            }));
+        }
+        told
+    }
+}
+
+#[tokio::test]
+async fn r10_an_answer_is_told_once_and_asked_for_again() {
+    let mut bed = Bed::new();
+    bed.set("gw", Ok(Access::Allowed));
+    bed.set("other", denied("no role"));
+    bed.read(&["gw", "other"]);
+    assert_eq!(bed.told().await, ["c1/gw Allowed", "c1/other Denied(\"no role\")"]);
+    // A refusal holds for a minute at most, a permission for five.
+    bed.set("other", Ok(Access::Allowed));
+    bed.sleep(60).await;
+    assert_eq!(bed.told().await, ["c1/other Allowed"]);
+    bed.set("gw", denied("taken away"));
+    bed.sleep(180).await;
+    assert_eq!(bed.told().await, Vec::<String>::new());
+    bed.sleep(60).await;
+    assert_eq!(bed.told().await, ["c1/gw Denied(\"taken away\")"]);
+    assert!(bed.table.asked.load(Ordering::Relaxed) < 10);
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_changes_nothing() {
+    let mut bed = Bed::new();
+    bed.set("new", failed());
+    bed.set("gw", Ok(Access::Allowed));
+    bed.set("other", denied("no role"));
+    bed.read(&["gw", "new", "other"]);
+    let first = bed.told().await;
+    // Who was never answered for is denied, and told why.
+    assert!(first.contains(&"c1/new Unknown(\"away\")".to_owned()), "{first:?}");
+    for account in ["gw", "other"] {
+        bed.set(account, failed());
+    }
+    bed.sleep(3600).await;
+    assert_eq!(bed.told().await, Vec::<String>::new());
+    bed.set("new", Ok(Access::Allowed));
+    bed.sleep(60).await;
+    assert_eq!(bed.told().await, ["c1/new Allowed"]);
+}
+
+#[tokio::test]
+async fn an_unknown_cluster_is_a_refusal_until_it_comes() {
+    let mut bed = Bed::new();
+    bed.set("gw", Err(ReviewError::UnknownCluster("which?".into())));
+    bed.read(&["gw"]);
+    assert_eq!(bed.told().await, ["c1/gw Denied(\"which?\")"]);
+    bed.set("gw", Ok(Access::Allowed));
+    bed.known.send_modify(|changes| *changes += 1);
+    assert_eq!(bed.told().await, ["c1/gw Allowed"]);
+    // A cluster that is gone takes its permissions with it.
+    bed.set("gw", Err(ReviewError::UnknownCluster("gone".into())));
+    bed.known.send_modify(|changes| *changes += 1);
+    assert_eq!(bed.told().await, ["c1/gw Denied(\"gone\")"]);
+}
+
+#[tokio::test]
+async fn who_reads_no_more_is_forgotten() {
+    let mut bed = Bed::new();
+    bed.set("gw", Ok(Access::Allowed));
+    bed.read(&["gw"]);
+    assert_eq!(bed.told().await, ["c1/gw Allowed"]);
+    bed.read(&[]);
+    assert_eq!(bed.told().await, ["AccessReview -c1/gw"]);
+    bed.sleep(600).await;
+    assert_eq!(bed.table.asked.load(Ordering::Relaxed), 1);
+}
