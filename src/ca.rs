@@ -1,5 +1,11 @@
 //! The mesh's certificate authority: which roots the mesh trusts, who signs, and the service that workloads ask.
 
+pub mod authority;
+pub mod bundle;
+pub mod certificate;
+mod der;
+pub mod key;
+pub mod local;
 pub mod root;
 pub mod signing;
 

@@ -71,9 +71,29 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
         .map_err(|_| DurationError(text.to_owned()))
 }
 
+/// Whole seconds as Go prints them: `2160h0m0s`, `1m30s`, `0s`. What is less than a second is left out.
+pub fn format_seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}s"),
+        (0, _) => format!("{minutes}m{rest}s"),
+        _ => format!("{hours}h{minutes}m{rest}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_print_as_in_go() {
+        let text = |seconds| format_seconds(Duration::from_secs(seconds));
+        assert_eq!(
+            [text(0), text(90), text(3600), text(7_776_000)],
+            ["0s", "1m30s", "1h0m0s", "2160h0m0s"]
+        );
+    }
 
     #[test]
     fn parses_what_go_parses() {

@@ -1,0 +1,207 @@
+//! What signs: a certificate with its key, what leads from it to the roots, and the roots. Immutable; whatever changes makes
+//! a new one. Nothing here waits, reads a file or asks what time it is.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use smol_str::SmolStr;
+
+use super::{
+    bundle::{BundleError, Expiry, Material, Verified},
+    certificate::{self, Certificate, Names, Request, Validity},
+    key::{self, KeyKind, PrivateKey},
+    signing::{Issued, SignError, SignErrorKind, SigningRequest},
+};
+use crate::base::{Sensitive, duration};
+
+/// How far the clocks of workloads may be behind ours.
+pub const CLOCK_SKEW: Duration = Duration::from_secs(120);
+/// More than any request needs: one with an RSA key of 8192 bits has about 3 kB.
+const REQUEST_BYTES_MAX: usize = 64 * 1024;
+
+/// How long certificates hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// `DEFAULT_WORKLOAD_CERT_TTL`: if nobody asks for anything.
+    pub default: Duration,
+    /// `MAX_WORKLOAD_CERT_TTL`: what may be asked for.
+    pub max: Duration,
+}
+
+/// A certificate with a key that was made for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// The leaf and what leads to the roots, as PEM.
+    pub chain: String,
+    /// The key as PEM (PKCS#8).
+    pub key: Sensitive,
+    /// When the leaf expires.
+    pub expires_at: SystemTime,
+}
+
+/// See the module's text.
+pub struct Authority {
+    material: Material,
+    certificate: Certificate,
+    key: Arc<PrivateKey>,
+    /// PEM blocks, each ending in a newline.
+    chain: Vec<String>,
+    first_of_chain: Option<SystemTime>,
+    /// All that the mesh trusts, as PEM.
+    trusted: Bytes,
+    roots: Vec<Certificate>,
+    root: Certificate,
+    holds_until: SystemTime,
+}
+
+impl Authority {
+    /// Puts the parts together after checking that they fit and that all hold now.
+    pub fn new(material: Material, now: SystemTime) -> Result<Self, BundleError> {
+        Self::with(material, now, Expiry::Counts)
+    }
+
+    /// As [`Self::new`], with a say in what expired certificates mean.
+    pub fn with(material: Material, now: SystemTime, expiry: Expiry) -> Result<Self, BundleError> {
+        let verified = material.verify(now, expiry)?;
+        let Verified {
+            certificate,
+            key,
+            chain,
+            roots,
+            holds_until,
+            root,
+        } = verified;
+        Ok(Self {
+            first_of_chain: chain.first().map(|first| first.not_after),
+            chain: chain.iter().map(Certificate::pem).collect(),
+            trusted: material.roots.pem.clone(),
+            material,
+            certificate,
+            key: Arc::new(key),
+            roots,
+            root,
+            holds_until,
+        })
+    }
+
+    /// Signs a request of a workload. The names are those of `request.identities`; those in the CSR do not count.
+    pub fn issue(&self, request: &SigningRequest, now: SystemTime, limits: Limits) -> Result<Issued, SignError> {
+        if request.csr.len() > REQUEST_BYTES_MAX {
+            let text = format!("the request is longer than {REQUEST_BYTES_MAX} bytes");
+            return Err(error(SignErrorKind::Csr, text));
+        }
+        let read = Request::from_pem(&request.csr).map_err(|why| error(SignErrorKind::Csr, why))?;
+        let lifetime = match request.lifetime {
+            None | Some(Duration::ZERO) => limits.default,
+            Some(asked) if asked > limits.max => {
+                let (asked, max) = (duration::format_seconds(asked), duration::format_seconds(limits.max));
+                let text = format!("requested TTL {asked} is greater than the max allowed TTL {max}");
+                return Err(error(SignErrorKind::Ttl, text));
+            }
+            Some(asked) => asked,
+        };
+        let (leaf, _) = self.leaf(&read, &request.identities, lifetime, now)?;
+        Ok(Issued {
+            chain: std::iter::once(leaf).chain(self.chain.iter().cloned()).collect(),
+            roots: String::from_utf8_lossy(&self.trusted).into_owned(),
+        })
+    }
+
+    /// A certificate for a server of the control plane, with a new key of the CA's own kind: RSA of 2048 bits, P-384 if
+    /// the CA has that, else P-256. The limits of workloads do not count.
+    pub fn issue_serving(&self, names: &[SmolStr], lifetime: Duration, now: SystemTime) -> Result<Serving, SignError> {
+        let kind = match self.key.kind() {
+            KeyKind::Rsa(_) => KeyKind::Rsa(2048),
+            KeyKind::P384 => KeyKind::P384,
+            KeyKind::P256 | KeyKind::P521 | KeyKind::Ed25519 => KeyKind::P256,
+        };
+        let key = PrivateKey::generate(kind).map_err(|why| error(SignErrorKind::Generation, why))?;
+        let request = Request {
+            public_key: key.public(),
+            has_common_name: false,
+        };
+        let (leaf, expires_at) = self.leaf(&request, names, lifetime, now)?;
+        Ok(Serving {
+            chain: std::iter::once(&leaf).chain(&self.chain).map(String::as_str).collect(),
+            key: key.pem().clone(),
+            expires_at,
+        })
+    }
+
+    fn leaf(
+        &self,
+        request: &Request,
+        names: &[SmolStr],
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<(String, SystemTime), SignError> {
+        let names = Names::new(names).map_err(|why| error(SignErrorKind::Generation, why))?;
+        if now >= self.holds_until {
+            let text = format!("signing certificate {} has expired", self.certificate.name);
+            return Err(error(SignErrorKind::Generation, text));
+        }
+        let wanted = now.checked_add(lifetime).unwrap_or(self.holds_until);
+        let until = wanted.min(self.holds_until);
+        let from = now.checked_sub(CLOCK_SKEW).unwrap_or(now);
+        let der = certificate::leaf(request, &names, Validity { from, until }, &self.certificate, &self.key)
+            .map_err(|why| error(SignErrorKind::Generation, why))?;
+        Ok((key::pem("CERTIFICATE", &der), until))
+    }
+
+    /// What it was made of.
+    pub fn material(&self) -> &Material {
+        &self.material
+    }
+
+    /// The signing certificate.
+    pub fn certificate(&self) -> &Certificate {
+        &self.certificate
+    }
+
+    /// What is sent after every leaf: PEM blocks, each ending in a newline.
+    pub fn chain(&self) -> &[String] {
+        &self.chain
+    }
+
+    /// All roots that the mesh trusts, as PEM.
+    pub fn trusted(&self) -> &Bytes {
+        &self.trusted
+    }
+
+    /// When the first trusted root expires.
+    pub fn root_expires_at(&self) -> SystemTime {
+        self.roots.first().map_or(self.root.not_after, |root| root.not_after)
+    }
+
+    /// When the first certificate of the chain expires; none if the chain is empty.
+    pub fn chain_expires_at(&self) -> Option<SystemTime> {
+        self.first_of_chain
+    }
+
+    /// The first instant at which nothing can be signed any more: the earliest end on the path to the root.
+    pub fn holds_until(&self) -> SystemTime {
+        self.holds_until
+    }
+
+    /// What its key is.
+    pub fn key_kind(&self) -> KeyKind {
+        self.key.kind()
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CA {} of {}", self.certificate.name, self.material.place)
+    }
+}
+
+fn error(kind: SignErrorKind, why: impl fmt::Display) -> SignError {
+    SignError {
+        kind,
+        text: why.to_string(),
+    }
+}

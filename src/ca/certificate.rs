@@ -1,0 +1,366 @@
+//! X.509 certificates as far as a CA looks at them: what was read of one, who issued whom, and how new ones are put together.
+
+use std::time::SystemTime;
+
+use aws_lc_rs::{
+    digest::{SHA256, digest},
+    rand,
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use smol_str::SmolStr;
+use x509_parser::prelude::{
+    CertificateRevocationList, FromDer, ParsedExtension, X509Certificate, X509CertificationRequest,
+};
+
+use super::{
+    der,
+    key::{self, KeyError, PrivateKey},
+};
+
+const OID_SUBJECT_KEY_ID: &[u8] = &[6, 3, 0x55, 0x1d, 0x0e];
+const OID_KEY_USAGE: &[u8] = &[6, 3, 0x55, 0x1d, 0x0f];
+const OID_ALTERNATIVE_NAMES: &[u8] = &[6, 3, 0x55, 0x1d, 0x11];
+const OID_BASIC_CONSTRAINTS: &[u8] = &[6, 3, 0x55, 0x1d, 0x13];
+const OID_AUTHORITY_KEY_ID: &[u8] = &[6, 3, 0x55, 0x1d, 0x23];
+const OID_EXTENDED_KEY_USAGE: &[u8] = &[6, 3, 0x55, 0x1d, 0x25];
+const OID_SERVER_AUTH: &[u8] = &[6, 8, 0x2b, 6, 1, 5, 5, 7, 3, 1];
+const OID_CLIENT_AUTH: &[u8] = &[6, 8, 0x2b, 6, 1, 5, 5, 7, 3, 2];
+const OID_ORGANIZATION: &[u8] = &[6, 3, 0x55, 4, 0x0a];
+const OID_COMMON_NAME: &[u8] = &[6, 3, 0x55, 4, 0x03];
+/// digitalSignature and keyEncipherment.
+const LEAF_USAGE: u8 = 0xa0;
+/// keyCertSign.
+const CA_USAGE: u8 = 0x04;
+/// Version 3, in its explicit tag.
+const VERSION: &[u8] = &[0xa0, 3, 2, 1, 2];
+/// The longest common name that X.520 allows.
+const COMMON_NAME_MAX: usize = 64;
+
+/// What was read of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// The whole.
+    pub der: CertificateDer<'static>,
+    /// Whom it is for: a `Name` in DER.
+    pub(super) subject: Vec<u8>,
+    /// Who issued it: a `Name` in DER.
+    pub(super) issuer: Vec<u8>,
+    /// Its public key: a `SubjectPublicKeyInfo` in DER.
+    pub(super) public_key: Vec<u8>,
+    /// The subject key id, if it says one.
+    pub(super) key_id: Option<Vec<u8>>,
+    /// From when on it holds.
+    pub not_before: SystemTime,
+    /// Until when it holds.
+    pub not_after: SystemTime,
+    /// It may sign certificates.
+    pub is_ca: bool,
+    /// The subject for people.
+    pub name: SmolStr,
+}
+
+impl Certificate {
+    /// Reads DER. The error says what is wrong.
+    pub fn from_der(der: CertificateDer<'static>) -> Result<Self, String> {
+        let (rest, parsed) = X509Certificate::from_der(&der).map_err(|error| error.to_string())?;
+        if !rest.is_empty() {
+            return Err("bytes follow the certificate".into());
+        }
+        let fields = &parsed.tbs_certificate;
+        let constraints = parsed.basic_constraints().map_err(|error| error.to_string())?;
+        let usage = parsed.key_usage().map_err(|error| error.to_string())?;
+        let key_id = fields.iter_extensions().find_map(|one| match one.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
+            _ => None,
+        });
+        Ok(Self {
+            subject: fields.subject.as_raw().to_vec(),
+            issuer: fields.issuer.as_raw().to_vec(),
+            public_key: fields.subject_pki.raw.to_vec(),
+            key_id,
+            not_before: der::system_time(fields.validity.not_before.timestamp()),
+            not_after: der::system_time(fields.validity.not_after.timestamp()),
+            is_ca: constraints.is_some_and(|one| one.value.ca) && usage.is_none_or(|one| one.value.key_cert_sign()),
+            name: fields.subject.to_string().into(),
+            der,
+        })
+    }
+
+    /// Reads every certificate of a PEM text; blocks of other kinds are left out. The error says which one is wrong.
+    pub fn all_from_pem(pem: &[u8]) -> Result<Vec<Self>, String> {
+        let blocks = CertificateDer::pem_slice_iter(pem).enumerate();
+        let read = blocks.map(|(index, block)| {
+            let at = |error| format!("certificate {} cannot be read: {error}", index + 1);
+            let der = block.map_err(|error| at(error.to_string()))?;
+            Self::from_der(der).map_err(at)
+        });
+        read.collect()
+    }
+
+    /// The certificate as a PEM block with a newline at its end.
+    pub fn pem(&self) -> String {
+        key::pem("CERTIFICATE", &self.der)
+    }
+
+    /// True if it is its own issuer by name: nobody above it.
+    pub fn is_self_issued(&self) -> bool {
+        self.subject == self.issuer
+    }
+
+    /// True if `issuer` signed it.
+    pub fn is_issued_by(&self, issuer: &Self) -> bool {
+        if self.issuer != issuer.subject || !issuer.is_ca {
+            return false;
+        }
+        let (Ok((_, own)), Ok((_, other))) = (
+            X509Certificate::from_der(&self.der),
+            X509Certificate::from_der(&issuer.der),
+        ) else {
+            return false;
+        };
+        let content = own.tbs_certificate.as_ref();
+        key::is_signed(
+            &other.tbs_certificate.subject_pki,
+            &own.signature_algorithm,
+            &own.signature_value,
+            content,
+        )
+    }
+
+    /// True if it signed a list of revoked certificates, in DER.
+    pub(super) fn has_signed_list(&self, list: &[u8]) -> bool {
+        let (Ok((_, own)), Ok((_, list))) = (
+            X509Certificate::from_der(&self.der),
+            CertificateRevocationList::from_der(list),
+        ) else {
+            return false;
+        };
+        let key = &own.tbs_certificate.subject_pki;
+        let content = list.tbs_cert_list.as_ref();
+        list.tbs_cert_list.issuer.as_raw() == self.subject
+            && key::is_signed(key, &list.signature_algorithm, &list.signature_value, content)
+    }
+
+    /// True if it holds at a time.
+    pub fn holds_at(&self, now: SystemTime) -> bool {
+        self.not_before <= now && now < self.not_after
+    }
+
+    /// The key id, or the one that it would have.
+    fn own_key_id(&self) -> Vec<u8> {
+        self.key_id.clone().unwrap_or_else(|| key_id(&self.public_key))
+    }
+}
+
+/// What a certificate of a request is made from.
+pub(super) struct Request {
+    /// A `SubjectPublicKeyInfo` in DER.
+    pub(super) public_key: Vec<u8>,
+    /// The request has a common name that is not empty.
+    pub(super) has_common_name: bool,
+}
+
+impl Request {
+    /// Reads a PEM request and checks that its sender has the key. The error says what is wrong.
+    pub(super) fn from_pem(pem: &[u8]) -> Result<Self, String> {
+        let block = x509_parser::pem::parse_x509_pem(pem);
+        let (_, block) = block.map_err(|_| "certificate signing request is not properly encoded: want PEM")?;
+        Self::from_der(&block.contents)
+    }
+
+    fn from_der(der: &[u8]) -> Result<Self, String> {
+        let read = X509CertificationRequest::from_der(der);
+        let (rest, request) =
+            read.map_err(|error| format!("failed to parse X.509 certificate signing request: {error}"))?;
+        if !rest.is_empty() {
+            return Err("failed to parse X.509 certificate signing request: trailing data".into());
+        }
+        let info = &request.certification_request_info;
+        let key = &info.subject_pki;
+        if !key::is_signed(key, &request.signature_algorithm, &request.signature_value, info.raw) {
+            return Err("the request is not signed by its own key, or its algorithm is not supported".into());
+        }
+        let has_common_name = info
+            .subject
+            .iter_common_name()
+            .any(|name| name.as_str().map_or(true, |name| !name.is_empty()));
+        Ok(Self {
+            public_key: key.raw.to_vec(),
+            has_common_name,
+        })
+    }
+}
+
+/// The names that a certificate says of its holder.
+pub(super) struct Names {
+    /// The content of the extension.
+    alternative: Vec<u8>,
+    first: SmolStr,
+}
+
+impl Names {
+    /// SPIFFE ids become URIs, addresses IPs, everything else DNS names. The error says what cannot be a name.
+    pub(super) fn new(names: &[SmolStr]) -> Result<Self, String> {
+        let first = names.first().ok_or("there is no identity to certify")?.clone();
+        let mut parts = Vec::new();
+        for name in names {
+            // A name is one name, whatever it holds: IA5 text without what could end or split it for somebody else.
+            if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.contains(',') {
+                return Err(format!("{name:?} cannot stand in a certificate"));
+            }
+            parts.extend(match name.parse() {
+                Ok(std::net::IpAddr::V4(ip)) => der::value(0x87, &ip.octets()),
+                Ok(std::net::IpAddr::V6(ip)) => der::value(0x87, &ip.octets()),
+                Err(_) if name.starts_with(crate::base::spiffe::SCHEME) => der::value(0x86, name.as_bytes()),
+                Err(_) => der::value(0x82, name.as_bytes()),
+            });
+        }
+        Ok(Self {
+            alternative: der::value(der::SEQUENCE, &parts),
+            first,
+        })
+    }
+}
+
+/// A time span.
+#[derive(Clone, Copy)]
+pub(super) struct Validity {
+    pub(super) from: SystemTime,
+    pub(super) until: SystemTime,
+}
+
+/// The certificate of a workload or server, in DER.
+pub(super) fn leaf(
+    request: &Request,
+    names: &Names,
+    validity: Validity,
+    issuer: &Certificate,
+    key: &PrivateKey,
+) -> Result<Vec<u8>, KeyError> {
+    let common_name = Some(&names.first).filter(|name| request.has_common_name && name.len() <= COMMON_NAME_MAX);
+    let subject = common_name.map_or_else(|| der::value(der::SEQUENCE, &[]), |name| name_of(OID_COMMON_NAME, name));
+    let mut extensions = vec![
+        der::extension(OID_KEY_USAGE, true, &der::flags(LEAF_USAGE)),
+        der::extension(
+            OID_EXTENDED_KEY_USAGE,
+            false,
+            &der::nested(der::SEQUENCE, &[OID_SERVER_AUTH, OID_CLIENT_AUTH]),
+        ),
+        der::extension(OID_BASIC_CONSTRAINTS, true, &der::value(der::SEQUENCE, &[])),
+    ];
+    extensions.extend(issuer.key_id.as_deref().map(authority_key_id));
+    extensions.push(der::extension(OID_ALTERNATIVE_NAMES, true, &names.alternative));
+    let contents = Contents {
+        subject: &subject,
+        public_key: &request.public_key,
+        issuer: &issuer.subject,
+        validity,
+        extensions: extensions.concat(),
+    };
+    contents.sign(key)
+}
+
+/// A self-signed CA certificate of an organization, in DER.
+pub(super) fn root(organization: &str, validity: Validity, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
+    let subject = name_of(OID_ORGANIZATION, organization);
+    let id = key_id_of_bits(key.public_bits());
+    authority(&subject, &key.public(), &id, validity, None, key)
+}
+
+/// A self-signed CA certificate like an old one, with a new time span, in DER.
+pub(super) fn renewed_root(old: &Certificate, validity: Validity, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
+    authority(&old.subject, &old.public_key, &old.own_key_id(), validity, None, key)
+}
+
+/// A certificate by which whoever trusts `issuer` also trusts what `subject` issues, in DER.
+pub(super) fn cross(
+    subject: &Certificate,
+    validity: Validity,
+    issuer: &Certificate,
+    key: &PrivateKey,
+) -> Result<Vec<u8>, KeyError> {
+    let id = subject.own_key_id();
+    authority(&subject.subject, &subject.public_key, &id, validity, Some(issuer), key)
+}
+
+fn authority(
+    subject: &[u8],
+    public_key: &[u8],
+    id: &[u8],
+    validity: Validity,
+    issuer: Option<&Certificate>,
+    key: &PrivateKey,
+) -> Result<Vec<u8>, KeyError> {
+    let is_ca = der::nested(der::SEQUENCE, &[&[1, 1, 0xff]]);
+    let mut extensions = vec![
+        der::extension(OID_KEY_USAGE, true, &der::flags(CA_USAGE)),
+        der::extension(OID_BASIC_CONSTRAINTS, true, &is_ca),
+        der::extension(OID_SUBJECT_KEY_ID, false, &der::octets(id)),
+    ];
+    extensions.extend(issuer.and_then(|issuer| issuer.key_id.as_deref()).map(authority_key_id));
+    let contents = Contents {
+        subject,
+        public_key,
+        issuer: issuer.map_or(subject, |issuer| &issuer.subject),
+        validity,
+        extensions: extensions.concat(),
+    };
+    contents.sign(key)
+}
+
+/// What is signed.
+struct Contents<'a> {
+    subject: &'a [u8],
+    public_key: &'a [u8],
+    issuer: &'a [u8],
+    validity: Validity,
+    extensions: Vec<u8>,
+}
+
+impl Contents<'_> {
+    fn sign(&self, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
+        let mut serial = [0; 16];
+        rand::fill(&mut serial).map_err(|_| KeyError::Generation)?;
+        let validity = der::nested(
+            der::SEQUENCE,
+            &[&der::time(self.validity.from), &der::time(self.validity.until)],
+        );
+        let extensions = der::value(0xa3, &der::value(der::SEQUENCE, &self.extensions));
+        let parts: [&[u8]; 8] = [
+            VERSION,
+            &der::unsigned(&serial),
+            key.algorithm(),
+            self.issuer,
+            &validity,
+            self.subject,
+            self.public_key,
+            &extensions,
+        ];
+        key.seal(&der::nested(der::SEQUENCE, &parts))
+    }
+}
+
+/// A `Name` of one attribute.
+fn name_of(oid: &[u8], text: &str) -> Vec<u8> {
+    let attribute = der::nested(der::SEQUENCE, &[oid, &der::utf8(text)]);
+    der::value(der::SEQUENCE, &der::value(der::SET, &attribute))
+}
+
+fn authority_key_id(id: &[u8]) -> Vec<u8> {
+    let content = der::value(der::SEQUENCE, &der::value(0x80, id));
+    der::extension(OID_AUTHORITY_KEY_ID, false, &content)
+}
+
+/// A key id of a `SubjectPublicKeyInfo`.
+fn key_id(public_key: &[u8]) -> Vec<u8> {
+    use x509_parser::prelude::SubjectPublicKeyInfo;
+    match SubjectPublicKeyInfo::from_der(public_key) {
+        Ok((_, info)) => key_id_of_bits(&info.subject_public_key.data),
+        Err(_) => key_id_of_bits(public_key),
+    }
+}
+
+/// RFC 7093, method 1: the leftmost 160 bits of the SHA-256 of the key.
+fn key_id_of_bits(bits: &[u8]) -> Vec<u8> {
+    digest(&SHA256, bits).as_ref().iter().take(20).copied().collect()
+}
