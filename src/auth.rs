@@ -5,6 +5,7 @@
 
 pub mod tls;
 pub mod trust;
+mod trust_domain;
 
 use std::{
     net::SocketAddr,
@@ -18,6 +19,8 @@ use smol_str::SmolStr;
 
 use crate::base::{ClusterId, Namespace};
 use tls::PeerCertificate;
+
+pub use trust_domain::TrustDomains;
 
 /// What a request shows of its caller.
 #[derive(Clone, Copy, Debug)]

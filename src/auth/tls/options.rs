@@ -1,0 +1,219 @@
+//! Which TLS is spoken: `--tls-min-version`, `--tls-cipher-suites`, `COMPLIANCE_POLICY`.
+
+use std::sync::Arc;
+
+use rustls::{
+    CipherSuite, SupportedProtocolVersion,
+    crypto::{
+        CryptoProvider,
+        aws_lc_rs::{default_provider, kx_group},
+    },
+    version::{TLS12, TLS13},
+};
+
+use crate::settings::DiscoveryFlags;
+
+/// Names of suites that Istio accepts and that are not spoken here, because they are weak.
+const REFUSED: [&str; 14] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_RC4_128_SHA",
+];
+/// As above: their key exchange keeps no past secret.
+const REFUSED_EXCHANGES: [&str; 2] = ["TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_256_GCM_SHA384"];
+/// The suites of `fips-140-2`.
+const FIPS: [CipherSuite; 4] = [
+    CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+    CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+    CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+    CipherSuite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+];
+/// The suites of `pqc`.
+const PQC: [CipherSuite; 2] = [
+    CipherSuite::TLS13_AES_128_GCM_SHA256,
+    CipherSuite::TLS13_AES_256_GCM_SHA384,
+];
+
+/// What is spoken.
+#[derive(Clone, Debug)]
+pub struct TlsOptions {
+    /// Suites, curves and signatures.
+    pub provider: Arc<CryptoProvider>,
+    /// Versions.
+    pub versions: Vec<&'static SupportedProtocolVersion>,
+}
+
+/// Why the options cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TlsOptionsError {
+    /// A name that no TLS library knows.
+    #[error("--tls-cipher-suites: cipher suite {0} is not supported or does not exist")]
+    UnknownSuite(String),
+    /// All suites are too weak for us, and TLS 1.3 is not allowed.
+    #[error("--tls-cipher-suites leaves nothing to speak; hint: name suites with ECDHE and GCM, or none")]
+    Nothing,
+}
+
+impl Default for TlsOptions {
+    fn default() -> Self {
+        Self {
+            provider: default_provider().into(),
+            versions: vec![&TLS13, &TLS12],
+        }
+    }
+}
+
+impl TlsOptions {
+    /// What flags and `COMPLIANCE_POLICY` say. The latter has the last word.
+    pub fn new(flags: &DiscoveryFlags, compliance: &str) -> Result<Self, TlsOptionsError> {
+        let mut provider = default_provider();
+        let mut versions = vec![&TLS13];
+        if flags.tls_min_version != "TLS1_3" {
+            versions.push(&TLS12);
+        }
+        let names: Vec<&str> = flags.tls_cipher_suites.iter().map(|name| name.trim()).collect();
+        let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
+        if !names.is_empty() {
+            let asked = known_suites(&provider, &names)?;
+            // As in Go, the suites of TLS 1.3 are not a matter of choice.
+            let is_new = |suite: CipherSuite| go_name(suite).starts_with("TLS_AES") || is_chacha_of_13(suite);
+            provider
+                .cipher_suites
+                .retain(|suite| is_new(suite.suite()) || asked.contains(&suite.suite()));
+        }
+        match compliance {
+            "fips-140-2" => {
+                versions = vec![&TLS12];
+                provider.cipher_suites.retain(|suite| FIPS.contains(&suite.suite()));
+                provider.kx_groups = vec![kx_group::SECP256R1];
+            }
+            "pqc" => {
+                versions = vec![&TLS13];
+                provider.cipher_suites.retain(|suite| PQC.contains(&suite.suite()));
+                provider.kx_groups = vec![kx_group::X25519MLKEM768];
+            }
+            "" => {}
+            unknown => tracing::warn!("COMPLIANCE_POLICY {unknown:?} is not known and has no effect"),
+        }
+        let speaks = |version: &&'static SupportedProtocolVersion| {
+            let mut suites = provider.cipher_suites.iter();
+            suites.any(|suite| suite.version().version == version.version)
+        };
+        versions.retain(speaks);
+        if versions.is_empty() {
+            return Err(TlsOptionsError::Nothing);
+        }
+        Ok(Self {
+            provider: provider.into(),
+            versions,
+        })
+    }
+}
+
+/// The suites that are named; those that are too weak are told and left out.
+fn known_suites(provider: &CryptoProvider, names: &[&str]) -> Result<Vec<CipherSuite>, TlsOptionsError> {
+    let mut suites = Vec::new();
+    for &name in names {
+        let found = provider.cipher_suites.iter().find(|suite| {
+            let known = go_name(suite.suite());
+            // The names of ChaCha20 suites had no hash in the past.
+            known == name || known.strip_suffix("_SHA256").filter(|_| known.contains("CHACHA20")) == Some(name)
+        });
+        if let Some(suite) = found {
+            suites.push(suite.suite());
+        } else if REFUSED.contains(&name) || REFUSED_EXCHANGES.contains(&name) {
+            tracing::warn!("--tls-cipher-suites: {name} is not offered, since it is weak");
+        } else {
+            return Err(TlsOptionsError::UnknownSuite(name.to_owned()));
+        }
+    }
+    Ok(suites)
+}
+
+/// The name that Go, and so Istio, has for a suite.
+fn go_name(suite: CipherSuite) -> String {
+    suite.as_str().unwrap_or_default().replacen("TLS13_", "TLS_", 1)
+}
+
+fn is_chacha_of_13(suite: CipherSuite) -> bool {
+    suite == CipherSuite::TLS13_CHACHA20_POLY1305_SHA256
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: DiscoveryFlags,
+    }
+
+    fn options(words: &[&str], compliance: &str) -> Result<TlsOptions, TlsOptionsError> {
+        let line = Line::try_parse_from(std::iter::once("istiod").chain(words.iter().copied())).expect("flags");
+        TlsOptions::new(&line.flags, compliance)
+    }
+
+    fn suites(options: &TlsOptions) -> Vec<CipherSuite> {
+        options
+            .provider
+            .cipher_suites
+            .iter()
+            .map(|suite| suite.suite())
+            .collect()
+    }
+
+    #[test]
+    fn both_versions_are_spoken_unless_told_otherwise() {
+        assert_eq!(options(&[], "").expect("fine").versions, [&TLS13, &TLS12]);
+        assert_eq!(
+            options(&["--tls-min-version=TLS1_3"], "").expect("fine").versions,
+            [&TLS13]
+        );
+    }
+
+    #[test]
+    fn suites_have_go_names_and_concern_old_tls_alone() {
+        let named = options(
+            &["--tls-cipher-suites=TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,TLS_AES_128_GCM_SHA256"],
+            "",
+        );
+        let named = suites(&named.expect("known suites"));
+        assert!(named.contains(&CipherSuite::TLS13_AES_256_GCM_SHA384));
+        assert!(named.contains(&CipherSuite::TLS13_CHACHA20_POLY1305_SHA256));
+        let old: Vec<_> = named
+            .into_iter()
+            .filter(|suite| go_name(*suite).contains("_WITH_"))
+            .collect();
+        assert_eq!(old, [CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256]);
+        let unknown = options(&["--tls-cipher-suites=TLS_NOTHING"], "").map(drop);
+        assert_eq!(unknown, Err(TlsOptionsError::UnknownSuite("TLS_NOTHING".into())));
+        let weak = options(&["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"], "").expect("TLS 1.3 is left");
+        assert_eq!(weak.versions, [&TLS13]);
+    }
+
+    #[test]
+    fn compliance_has_the_last_word() {
+        let fips = options(&["--tls-min-version=TLS1_3"], "fips-140-2").expect("fine");
+        assert_eq!(fips.versions, [&TLS12]);
+        assert_eq!(suites(&fips).len(), FIPS.len());
+        let pqc = options(&[], "pqc").expect("fine");
+        assert_eq!(pqc.versions, [&TLS13]);
+        assert_eq!(suites(&pqc).len(), PQC.len());
+        let weak = ["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"];
+        assert_eq!(options(&weak, "fips-140-2").map(drop), Err(TlsOptionsError::Nothing));
+    }
+}
