@@ -4,9 +4,13 @@ pub mod authority;
 pub mod bundle;
 pub mod certificate;
 mod der;
+pub mod files;
 pub mod key;
 pub mod local;
+pub mod mesh_trust;
+pub mod registration;
 pub mod root;
+pub mod serving;
 pub mod signing;
 
 use bytes::Bytes;

@@ -1,0 +1,128 @@
+//! Files that are replaced while they are used, such as those of a mounted Secret.
+//!
+//! What a reader would get wrong: it is the folders that are watched. A mounted Secret changes by a link that is exchanged
+//! beside the file, which no watch of the file itself would see.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use notify::{Config, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout, timeout_at},
+};
+
+/// How long files must be quiet before they are read: a certificate and its key are two writes.
+pub const QUIET: Duration = Duration::from_millis(100);
+/// How often they are looked at for what no event tells: a folder that did not exist, the target of a link.
+pub const POLL: Duration = Duration::from_secs(5);
+/// How many notices wait at most. Each means "look again".
+const NOTICES: usize = 16;
+
+/// Tells when files may have changed.
+pub struct FileWatch {
+    watcher: Option<RecommendedWatcher>,
+    notices: mpsc::Receiver<()>,
+    folders: BTreeSet<PathBuf>,
+    watched: BTreeSet<PathBuf>,
+}
+
+impl FileWatch {
+    /// Watches these files, there or not yet.
+    pub fn new<'a>(files: impl IntoIterator<Item = &'a Path>) -> Self {
+        let (sender, notices) = mpsc::channel(NOTICES);
+        let tell = move |event: notify::Result<Event>| {
+            // An error of the watcher may hide a change. Reading is none.
+            if !event.is_ok_and(|event| is_reading(event.kind)) {
+                // A full queue says already that something is there to look at.
+                let _ = sender.try_send(());
+            }
+        };
+        let watcher = RecommendedWatcher::new(tell, Config::default()).inspect_err(|error| {
+            tracing::warn!(%error, "changes of certificates cannot be watched; they are looked for every few seconds");
+        });
+        let mut watch = Self {
+            watcher: watcher.ok(),
+            notices,
+            folders: files.into_iter().map(folder).collect(),
+            watched: BTreeSet::new(),
+        };
+        watch.follow();
+        watch
+    }
+
+    /// Waits until a file may have changed and is quiet, or [`POLL`] has passed. Whoever is told reads and compares.
+    pub async fn changed(&mut self) {
+        self.follow();
+        if timeout(POLL, next(&mut self.notices)).await.is_err() {
+            // A folder that was replaced is watched no longer, and nobody says so.
+            self.forget();
+            return;
+        }
+        // Whoever writes without end is read in between.
+        let latest = Instant::now() + 10 * QUIET;
+        while timeout_at(latest.min(Instant::now() + QUIET), next(&mut self.notices))
+            .await
+            .is_ok()
+        {}
+    }
+
+    fn follow(&mut self) {
+        let Some(watcher) = &mut self.watcher else { return };
+        for folder in &self.folders {
+            if !self.watched.contains(folder) && watcher.watch(folder, RecursiveMode::NonRecursive).is_ok() {
+                self.watched.insert(folder.clone());
+            }
+        }
+    }
+
+    fn forget(&mut self) {
+        let Some(watcher) = &mut self.watcher else { return };
+        for folder in std::mem::take(&mut self.watched) {
+            let _ = watcher.unwatch(&folder);
+        }
+    }
+}
+
+fn folder(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+async fn next(notices: &mut mpsc::Receiver<()>) {
+    if notices.recv().await.is_none() {
+        // No watcher: only polling is left.
+        std::future::pending().await
+    }
+}
+
+fn is_reading(kind: EventKind) -> bool {
+    use notify::event::{AccessKind, AccessMode};
+    matches!(kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn noticed(watch: &mut FileWatch) -> bool {
+        timeout(POLL - Duration::from_secs(1), watch.changed()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_file_and_the_link_beside_it_are_noticed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("tls.crt");
+        let mut watch = FileWatch::new([file.as_path()]);
+        std::fs::write(&file, "one").expect("a file");
+        assert!(noticed(&mut watch).await, "a new file");
+        std::os::unix::fs::symlink("..one", folder.path().join("..tmp")).expect("a link");
+        std::fs::rename(folder.path().join("..tmp"), folder.path().join("..data")).expect("a link");
+        assert!(noticed(&mut watch).await, "an exchanged link");
+    }
+}

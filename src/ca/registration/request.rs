@@ -1,0 +1,345 @@
+//! A CertificateSigningRequest of Kubernetes: created, approved, awaited, and deleted in any case.
+
+use std::time::Duration;
+
+use ::kube::{
+    Api, Client,
+    api::{DeleteParams, PostParams, WatchEvent, WatchParams},
+};
+use futures::TryStreamExt;
+use k8s_openapi::{
+    ByteString,
+    api::certificates::v1::{
+        CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use crate::task::Tasks;
+
+/// How long a signer may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the object's deletion may take.
+const CLEANUP_PATIENCE: Duration = Duration::from_secs(5);
+/// The wait before a broken watch is begun anew.
+const PAUSE: Duration = Duration::from_millis(500);
+/// What all names begin with.
+const PREFIX: &str = "csr-workload-";
+
+/// What is asked of a signer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The certificate signing request, as PEM.
+    pub csr: String,
+    /// The signer's full name.
+    pub signer: String,
+    /// What the certificate is for.
+    pub usages: &'static [&'static str],
+    /// How long it is to hold; none: as long as the signer likes.
+    pub lifetime: Option<Duration>,
+    /// The names in the certificate, for the message of the approval.
+    pub names: String,
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum OrderError {
+    /// The API server refused, or could not be asked.
+    #[error("cannot {action} a CertificateSigningRequest for signer {signer}: {error}; hint: {hint}")]
+    Kubernetes {
+        /// What was tried.
+        action: &'static str,
+        /// The signer.
+        signer: String,
+        /// What the API server says.
+        error: Box<::kube::Error>,
+        /// What may be wrong.
+        hint: &'static str,
+    },
+    /// Somebody denied it, or the signer failed; not worth repeating at once.
+    #[error("CertificateSigningRequest {name} was not signed: {reason}")]
+    Refused {
+        /// The object.
+        name: String,
+        /// What its conditions say.
+        reason: String,
+    },
+    /// Retryable.
+    #[error(
+        "signer {signer} did not sign CertificateSigningRequest {name} within {} s; hint: is the signer's controller running?",
+        PATIENCE.as_secs()
+    )]
+    Timeout {
+        /// The object.
+        name: String,
+        /// The signer.
+        signer: String,
+    },
+    /// The signer is at fault.
+    #[error("signer {signer} answered with something that is no certificate")]
+    NoCertificate {
+        /// The signer.
+        signer: String,
+    },
+    /// The process ends.
+    #[error("the control plane is shutting down")]
+    Ending,
+}
+
+/// Has an order signed; the chain comes as PEM, leaf first. The object is deleted even if the caller stops waiting.
+pub async fn sign(client: &Client, tasks: &Tasks, order: Order) -> Result<String, OrderError> {
+    let (sender, signed) = oneshot::channel();
+    let (client, shutdown) = (client.clone(), tasks.shutdown().clone());
+    tasks.spawn("certificate signing request", async move {
+        let api: Api<CertificateSigningRequest> = Api::all(client);
+        let ending = shutdown.cancelled();
+        let result = fulfil(&api, &order, ending).await;
+        // Whoever asked may be gone.
+        let _ = sender.send(result);
+    });
+    signed.await.unwrap_or(Err(OrderError::Ending))
+}
+
+async fn fulfil(
+    api: &Api<CertificateSigningRequest>,
+    order: &Order,
+    ending: impl Future<Output = ()>,
+) -> Result<String, OrderError> {
+    let created = api
+        .create(&PostParams::default(), &object(order))
+        .await
+        .map_err(|error| order.failed("create", error))?;
+    let name = created.metadata.name.clone().unwrap_or_default();
+    let waiting = timeout(PATIENCE, approve_and_wait(api, order, created));
+    let result = tokio::select! {
+        result = waiting => result.unwrap_or_else(|_| Err(OrderError::Timeout {
+            name: name.clone(),
+            signer: order.signer.clone(),
+        })),
+        () = ending => Err(OrderError::Ending),
+    };
+    match timeout(CLEANUP_PATIENCE, api.delete(&name, &DeleteParams::default())).await {
+        Ok(Ok(_)) => {}
+        // Others clear up too.
+        Ok(Err(::kube::Error::Api(status))) if status.code == 404 => {}
+        Ok(Err(error)) => tracing::warn!(name, %error, "a CertificateSigningRequest could not be deleted"),
+        Err(_) => tracing::warn!(name, "a CertificateSigningRequest could not be deleted in time"),
+    }
+    result
+}
+
+fn object(order: &Order) -> CertificateSigningRequest {
+    CertificateSigningRequest {
+        metadata: ObjectMeta {
+            generate_name: Some(PREFIX.into()),
+            ..ObjectMeta::default()
+        },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(order.csr.clone().into_bytes()),
+            signer_name: order.signer.clone(),
+            usages: Some(order.usages.iter().map(ToString::to_string).collect()),
+            expiration_seconds: order.lifetime.map(seconds),
+            ..CertificateSigningRequestSpec::default()
+        },
+        ..CertificateSigningRequest::default()
+    }
+}
+
+fn seconds(lifetime: Duration) -> i32 {
+    i32::try_from(lifetime.as_secs()).unwrap_or(i32::MAX)
+}
+
+async fn approve_and_wait(
+    api: &Api<CertificateSigningRequest>,
+    order: &Order,
+    mut object: CertificateSigningRequest,
+) -> Result<String, OrderError> {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let message = format!("CSR ({name}) for the certificate ({}) is approved", order.names);
+    object
+        .status
+        .get_or_insert_default()
+        .conditions
+        .get_or_insert_default()
+        .push(CertificateSigningRequestCondition {
+            type_: "Approved".into(),
+            status: "True".into(),
+            reason: Some(message.clone()),
+            message: Some(message),
+            ..CertificateSigningRequestCondition::default()
+        });
+    let body = serde_json::to_value(&object).expect("an object of strings and numbers is JSON");
+    let mut object: CertificateSigningRequest = api
+        .replace_subresource("approval", &name, &PostParams::default(), &body)
+        .await
+        .map_err(|error| order.failed("approve", error))?;
+    let parameters = WatchParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .timeout(PATIENCE.as_secs() as u32);
+    loop {
+        if let Some(chain) = certificate(order, &name, &object)? {
+            return Ok(chain);
+        }
+        // Nothing is missed: the watch begins behind the version that was looked at.
+        let version = object.metadata.resource_version.clone().unwrap_or_default();
+        if let Some(chain) = watched(api, order, &name, &parameters, &version).await? {
+            return Ok(chain);
+        }
+        sleep(PAUSE).await;
+        if let Ok(now) = api.get(&name).await {
+            object = now;
+        }
+    }
+}
+
+/// Watches until the certificate is there; nothing if the watch broke.
+async fn watched(
+    api: &Api<CertificateSigningRequest>,
+    order: &Order,
+    name: &str,
+    parameters: &WatchParams,
+    version: &str,
+) -> Result<Option<String>, OrderError> {
+    let Ok(events) = api.watch(parameters, version).await else {
+        return Ok(None);
+    };
+    let mut events = std::pin::pin!(events);
+    while let Ok(Some(event)) = events.try_next().await {
+        match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                if let Some(chain) = certificate(order, name, &object)? {
+                    return Ok(Some(chain));
+                }
+            }
+            WatchEvent::Deleted(_) => {
+                return Err(OrderError::Refused {
+                    name: name.to_owned(),
+                    reason: "it was deleted".into(),
+                });
+            }
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(_) => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
+/// The certificate in an object, if it is there yet.
+fn certificate(order: &Order, name: &str, object: &CertificateSigningRequest) -> Result<Option<String>, OrderError> {
+    let Some(status) = &object.status else { return Ok(None) };
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let refusal = conditions
+        .iter()
+        .find(|condition| matches!(condition.type_.as_str(), "Denied" | "Failed"));
+    if let Some(refusal) = refusal {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        return Err(OrderError::Refused {
+            name: name.to_owned(),
+            reason: format!(
+                "{}: {} {}",
+                refusal.type_,
+                text(&refusal.reason),
+                text(&refusal.message)
+            ),
+        });
+    }
+    let Some(chain) = status.certificate.as_ref().filter(|chain| !chain.0.is_empty()) else {
+        return Ok(None);
+    };
+    let mut certificates = CertificateDer::pem_slice_iter(&chain.0);
+    let is_chain = matches!(certificates.next(), Some(Ok(_))) && certificates.all(|certificate| certificate.is_ok());
+    match String::from_utf8(chain.0.clone()) {
+        Ok(text) if is_chain => Ok(Some(text)),
+        _ => Err(OrderError::NoCertificate {
+            signer: order.signer.clone(),
+        }),
+    }
+}
+
+impl Order {
+    fn failed(&self, action: &'static str, error: ::kube::Error) -> OrderError {
+        let forbidden = matches!(&error, ::kube::Error::Api(status) if status.code == 403);
+        OrderError::Kubernetes {
+            action,
+            signer: self.signer.clone(),
+            error: Box::new(error),
+            hint: if forbidden {
+                "the ClusterRole has to allow certificatesigningrequests, their approval, and `approve` of the signer"
+            } else {
+                "is the API server there?"
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::certificates::v1::CertificateSigningRequestStatus;
+
+    use super::*;
+
+    fn order() -> Order {
+        Order {
+            csr: "csr".into(),
+            signer: "example.com/mesh".into(),
+            usages: &["server auth"],
+            lifetime: Some(Duration::from_secs(3600)),
+            names: "a.b".into(),
+        }
+    }
+
+    fn signed(chain: &str, condition: &str) -> CertificateSigningRequest {
+        CertificateSigningRequest {
+            status: Some(CertificateSigningRequestStatus {
+                certificate: Some(ByteString(chain.into())),
+                conditions: Some(vec![CertificateSigningRequestCondition {
+                    type_: condition.into(),
+                    status: "True".into(),
+                    reason: Some("Because".into()),
+                    ..CertificateSigningRequestCondition::default()
+                }]),
+            }),
+            ..CertificateSigningRequest::default()
+        }
+    }
+
+    #[test]
+    fn objects_say_what_is_ordered() {
+        let object = object(&order());
+        assert_eq!(object.metadata.generate_name.as_deref(), Some("csr-workload-"));
+        assert_eq!(object.spec.expiration_seconds, Some(3600));
+        assert_eq!(object.spec.usages, Some(vec!["server auth".to_owned()]));
+        assert_eq!(seconds(Duration::MAX), i32::MAX);
+        let unlimited = super::object(&Order {
+            lifetime: None,
+            ..order()
+        });
+        assert_eq!(unlimited.spec.expiration_seconds, None);
+    }
+
+    #[test]
+    fn certificates_are_waited_for() {
+        let look = |object: &CertificateSigningRequest| certificate(&order(), "csr-workload-x", object);
+        assert!(matches!(look(&CertificateSigningRequest::default()), Ok(None)));
+        assert!(matches!(look(&signed("", "Approved")), Ok(None)));
+        let refused = look(&signed("", "Denied")).expect_err("a denial").to_string();
+        assert!(
+            refused.contains("csr-workload-x") && refused.contains("Because"),
+            "{refused}"
+        );
+        assert!(matches!(look(&signed("", "Failed")), Err(OrderError::Refused { .. })));
+        assert!(matches!(
+            look(&signed("nonsense", "Approved")),
+            Err(OrderError::NoCertificate { .. })
+        ));
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let params = rcgen::CertificateParams::new(vec!["a.b".to_owned()]).expect("names");
+        let chain = params.self_signed(&key).expect("a certificate").pem();
+        assert_eq!(look(&signed(&chain, "Approved")).expect("a chain"), Some(chain));
+    }
+}

@@ -1,0 +1,505 @@
+//! The control plane's own certificate: mounted files, an own one of the mesh's CA, or one of a Kubernetes signer.
+//!
+//! What a reader would get wrong: nothing takes a certificate away. Files that cannot be read, an authority that cannot sign
+//! and a signer that does not answer leave what was served before, and are asked again.
+
+mod material;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ::kube::Client;
+use bytes::Bytes;
+use smol_str::{SmolStr, format_smolstr};
+use tokio::{sync::watch, time::sleep};
+
+pub use self::material::{MaterialError, certificate};
+use super::{
+    TrustBundle, authority::Authority, files::FileWatch, mesh_trust::MeshTrust, registration::request,
+    signing::SignError,
+};
+use crate::{
+    auth::tls::ServingCertificate,
+    base::{Sensitive, duration},
+    environment::{self, Environment},
+    settings::Settings,
+    task::Tasks,
+};
+
+/// Where certificates are mounted that no flag names.
+const MOUNTED: &str = "./var/run/secrets/istiod/tls/tls.crt";
+const MOUNTED_KEY: &str = "./var/run/secrets/istiod/tls/tls.key";
+const MOUNTED_ROOTS: [&str; 2] = [
+    "./var/run/secrets/istiod/ca/root-cert.pem",
+    "./var/run/secrets/istiod/tls/ca.crt",
+];
+/// What `PILOT_CERT_PROVIDER` begins with where it names a Kubernetes signer.
+const SIGNER_PREFIX: &str = "k8s.io/";
+/// Ten years, as those of the self-signed root (`CITADEL_SELF_SIGNED_CA_CERT_TTL`).
+const LIFETIME: Duration = Duration::from_hours(87_600);
+/// The first wait before what failed is tried again; each next one is twice as long.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_AT_MOST: Duration = Duration::from_mins(1);
+/// How often the calendar is looked at. A timer would not do: calendars are set, and machines sleep.
+const LOOK: Duration = Duration::from_mins(1);
+/// What a certificate of a Kubernetes signer is for.
+const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth"];
+
+/// Where the certificate comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServingSource {
+    /// Files, by flags or where they are mounted.
+    Files(ServingFiles),
+    /// The mesh's own CA.
+    Authority,
+    /// A Kubernetes signer.
+    Kubernetes {
+        /// Its name.
+        signer: SmolStr,
+    },
+    /// Nowhere: nothing is served with TLS.
+    None,
+}
+
+/// The files of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServingFiles {
+    /// The chain, leaf first (`--tlsCertFile`).
+    pub certificate: PathBuf,
+    /// Its key (`--tlsKeyFile`).
+    pub key: PathBuf,
+    /// What clients verify it against (`--caCertFile`).
+    pub roots: PathBuf,
+}
+
+/// How the own certificate is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServingRules {
+    /// Where it comes from.
+    pub source: ServingSource,
+    /// The DNS names that it has besides the host of the mesh's discovery address.
+    pub names: BTreeSet<SmolStr>,
+    /// How long it is to hold at most.
+    pub lifetime: Duration,
+}
+
+/// Settings that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServingError {
+    /// Kubernetes has no such signer any more.
+    #[error(
+        "PILOT_CERT_PROVIDER=kubernetes is not possible: Kubernetes does not sign such certificates any more; \
+         hint: use istiod, or k8s.io/ and the name of a signer"
+    )]
+    LegacyProvider,
+}
+
+impl ServingRules {
+    /// What settings say. `serves_ca` is `ENABLE_CA_SERVER`.
+    pub fn of(settings: &Settings, namespace: &str, revision: &str, serves_ca: bool) -> Result<Self, ServingError> {
+        let lifetime = match settings
+            .variable("CITADEL_SELF_SIGNED_CA_CERT_TTL")
+            .map(duration::parse)
+        {
+            Some(Ok(lifetime)) if !lifetime.is_zero() => lifetime,
+            _ => LIFETIME,
+        };
+        Ok(Self {
+            source: source(settings, serves_ca, &Path::is_file)?,
+            names: names(
+                namespace,
+                revision,
+                settings.variable("ISTIOD_CUSTOM_HOST").unwrap_or_default(),
+            ),
+            lifetime,
+        })
+    }
+
+    /// All DNS names, sorted.
+    fn all_names(&self, discovery_host: &SmolStr) -> Vec<SmolStr> {
+        let mut names = self.names.clone();
+        if !discovery_host.is_empty() {
+            names.insert(discovery_host.clone());
+        }
+        names.into_iter().collect()
+    }
+}
+
+/// Chooses: flags before mounted files before `PILOT_CERT_PROVIDER`.
+fn source(
+    settings: &Settings,
+    serves_ca: bool,
+    is_file: &dyn Fn(&Path) -> bool,
+) -> Result<ServingSource, ServingError> {
+    let flags = &settings.flags;
+    let flags = [&flags.tls_cert_file, &flags.tls_key_file, &flags.ca_cert_file]
+        .map(|file| file.clone().filter(|file| !file.as_os_str().is_empty()));
+    if let [Some(certificate), Some(key), Some(roots)] = flags {
+        return Ok(ServingSource::Files(ServingFiles {
+            certificate,
+            key,
+            roots,
+        }));
+    }
+    // Parity: flags count together or not at all.
+    if flags.iter().any(Option::is_some) {
+        tracing::warn!("--tlsCertFile, --tlsKeyFile and --caCertFile count only if all three are given");
+    }
+    let (certificate, key) = (Path::new(MOUNTED), Path::new(MOUNTED_KEY));
+    let roots = MOUNTED_ROOTS.into_iter().map(Path::new).find(|path| is_file(path));
+    if let Some(roots) = roots.filter(|_| is_file(certificate) && is_file(key)) {
+        return Ok(ServingSource::Files(ServingFiles {
+            certificate: certificate.into(),
+            key: key.into(),
+            roots: roots.into(),
+        }));
+    }
+    let provider = settings.variable("PILOT_CERT_PROVIDER").unwrap_or("istiod");
+    match (provider, provider.strip_prefix(SIGNER_PREFIX)) {
+        ("istiod", _) if serves_ca => Ok(ServingSource::Authority),
+        ("kubernetes", _) => Err(ServingError::LegacyProvider),
+        (_, Some(signer)) if !signer.is_empty() => Ok(ServingSource::Kubernetes { signer: signer.into() }),
+        _ => {
+            tracing::warn!(
+                provider,
+                serves_ca,
+                "there is no certificate of the own servers, so nothing is served with TLS; \
+                 hint: PILOT_CERT_PROVIDER is istiod (with ENABLE_CA_SERVER), or k8s.io/ and the name of a signer"
+            );
+            Ok(ServingSource::None)
+        }
+    }
+}
+
+/// The names by which clients know the control plane, besides its discovery address.
+fn names(namespace: &str, revision: &str, custom_hosts: &str) -> BTreeSet<SmolStr> {
+    let mut services: Vec<SmolStr> = ["istiod", "istiod-remote", "istio-pilot"].map(SmolStr::new).to_vec();
+    if !matches!(revision, "" | "default") {
+        services.push(format_smolstr!("istiod-{revision}"));
+    }
+    let known = services
+        .into_iter()
+        .map(|service| format_smolstr!("{service}.{namespace}.svc"));
+    let custom = custom_hosts.split(',').map(str::trim).filter(|host| !host.is_empty());
+    known.chain(custom.map(SmolStr::new)).collect()
+}
+
+/// What the certificate is made from.
+pub struct ServingInputs {
+    /// The mesh's own CA; none while there is none.
+    pub authority: watch::Receiver<Option<Arc<Authority>>>,
+    /// What its certificates are verified against.
+    pub trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+    /// What the mesh config says.
+    pub mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+    /// The config cluster, where Kubernetes signers are.
+    pub client: Option<Client>,
+}
+
+/// The certificate, live. `None` until there is one. Where there never will be one, the sender is gone.
+pub type Serving = watch::Receiver<Option<Arc<ServingCertificate>>>;
+
+/// Starts to keep the certificate.
+pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInputs) -> Serving {
+    let (out, serving) = watch::channel(None);
+    let tasks = &environment.tasks;
+    let calendar = Calendar {
+        now: environment::wall_clock,
+        look: LOOK,
+    };
+    match rules.source.clone() {
+        ServingSource::Files(files) => {
+            tasks.spawn_until_shutdown("own certificate", follow_files(files, calendar, out));
+        }
+        ServingSource::Authority => {
+            let following = follow_authority(rules, inputs, calendar, out);
+            tasks.spawn_until_shutdown("own certificate", following);
+        }
+        ServingSource::Kubernetes { signer } => match inputs.client {
+            Some(client) => {
+                let orders = Orders {
+                    client,
+                    tasks: tasks.clone(),
+                    signer,
+                };
+                let following = follow_signer(rules, orders, inputs.mesh, calendar, out);
+                tasks.spawn_until_shutdown("own certificate", following);
+            }
+            None => tracing::error!(
+                %signer,
+                "PILOT_CERT_PROVIDER names a Kubernetes signer and there is no cluster, so nothing is served with TLS"
+            ),
+        },
+        ServingSource::None => {}
+    }
+    serving
+}
+
+/// What time it is, and how often that is asked.
+#[derive(Clone, Copy)]
+struct Calendar {
+    now: fn() -> SystemTime,
+    look: Duration,
+}
+
+type Out = watch::Sender<Option<Arc<ServingCertificate>>>;
+
+fn publish(out: &Out, certificate: ServingCertificate, from: &str) {
+    let expires_at = time::OffsetDateTime::from(certificate.expires_at);
+    tracing::info!(from, %expires_at, "the control plane's own certificate is set");
+    out.send_replace(Some(Arc::new(certificate)));
+}
+
+/// How long a certificate stays before it is renewed: to the middle of its life. Zero if that has passed.
+fn renewal(issued_at: SystemTime, expires_at: SystemTime, now: SystemTime) -> Duration {
+    let life = expires_at.duration_since(issued_at).unwrap_or_default();
+    (issued_at + life / 2).duration_since(now).unwrap_or_default()
+}
+
+fn retry_after(failures: u32) -> Duration {
+    (RETRY * 2_u32.saturating_pow(failures.min(10))).min(RETRY_AT_MOST)
+}
+
+async fn follow_files(files: ServingFiles, calendar: Calendar, out: Out) {
+    let paths = [&files.certificate, &files.key, &files.roots];
+    let mut watch = FileWatch::new(paths.map(PathBuf::as_path));
+    let (mut loaded, mut complained) = (None, String::new());
+    loop {
+        let read = files.read();
+        // A failure is looked at again, since the calendar may have moved.
+        if read.is_err() || loaded.as_ref() != read.as_ref().ok() {
+            match read.and_then(|contents| Ok((files.certificate_of(&contents, (calendar.now)())?, contents))) {
+                Ok((certificate, contents)) => {
+                    publish(&out, certificate, "files");
+                    (loaded, complained) = (Some(contents), String::new());
+                }
+                Err(error) if error != complained => {
+                    tracing::error!(%error, "the control plane's own certificate cannot be loaded; what was loaded before stays");
+                    complained = error;
+                }
+                Err(_) => {}
+            }
+        }
+        watch.changed().await;
+    }
+}
+
+/// Certificate, key and roots.
+type Contents = [Sensitive; 3];
+
+impl ServingFiles {
+    fn read(&self) -> Result<Contents, String> {
+        let read = |path: &PathBuf| match std::fs::read(path) {
+            Ok(bytes) => Ok(Sensitive::new(bytes.into())),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        };
+        Ok([read(&self.certificate)?, read(&self.key)?, read(&self.roots)?])
+    }
+
+    fn certificate_of(&self, contents: &Contents, now: SystemTime) -> Result<ServingCertificate, String> {
+        let [chain, key, roots] = contents;
+        certificate(chain.reveal(), key, roots.reveal().clone(), now).map_err(|error| {
+            let file = match &error {
+                MaterialError::Key(_) => &self.key,
+                MaterialError::Roots(_) => &self.roots,
+                _ => &self.certificate,
+            };
+            format!("{}: {error}", file.display())
+        })
+    }
+}
+
+async fn follow_authority(rules: ServingRules, inputs: ServingInputs, calendar: Calendar, out: Out) {
+    let ServingInputs {
+        mut authority,
+        mut trust,
+        mut mesh,
+        ..
+    } = inputs;
+    let mut issued: Option<Own> = None;
+    let mut failures = 0;
+    loop {
+        let (signer, bundle) = (authority.borrow_and_update().clone(), trust.borrow_and_update().clone());
+        let names = mesh
+            .borrow_and_update()
+            .as_ref()
+            .map(|mesh| rules.all_names(&mesh.discovery_host));
+        let mut wait = calendar.look;
+        if let (Some(signer), Some(bundle), Some(names)) = (signer, bundle, names) {
+            let now = (calendar.now)();
+            let stays = issued.as_ref().filter(|own| own.stays(&signer, &names, now));
+            let own = match stays {
+                Some(own) => Ok(own.clone()),
+                None => Own::issue(signer, names, rules.lifetime, now).await,
+            };
+            let set = own.and_then(|own| {
+                let now = (calendar.now)();
+                if !own.is_served(&out, &bundle.roots) {
+                    publish(&out, own.certificate(bundle.roots.clone(), now)?, "the mesh's CA");
+                }
+                Ok(own)
+            });
+            match set {
+                Ok(own) => {
+                    issued = Some(own);
+                    failures = 0;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the mesh's CA could not sign the control plane's own certificate");
+                    wait = retry_after(failures);
+                    failures += 1;
+                }
+            }
+        }
+        tokio::select! {
+            changed = authority.changed() => if changed.is_err() { return },
+            changed = trust.changed() => if changed.is_err() { return },
+            changed = mesh.changed() => if changed.is_err() { return },
+            () = sleep(wait) => {}
+        }
+    }
+}
+
+/// A certificate of the mesh's CA, and what it was made from.
+#[derive(Clone)]
+struct Own {
+    signer: Arc<Authority>,
+    names: Vec<SmolStr>,
+    chain: Bytes,
+    key: Sensitive,
+    issued_at: SystemTime,
+    expires_at: SystemTime,
+}
+
+impl Own {
+    async fn issue(
+        signer: Arc<Authority>,
+        names: Vec<SmolStr>,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<Self, String> {
+        // A key of RSA takes a good part of a second.
+        let making = tokio::task::spawn_blocking(move || {
+            let issued = signer.issue_serving(&names, lifetime, now)?;
+            Ok(Self {
+                signer,
+                names,
+                chain: issued.chain.into(),
+                key: issued.key,
+                issued_at: now,
+                expires_at: issued.expires_at,
+            })
+        });
+        match making.await {
+            Ok(made) => made.map_err(|error: SignError| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// True if there is no reason for another one.
+    fn stays(&self, signer: &Arc<Authority>, names: &[SmolStr], now: SystemTime) -> bool {
+        Arc::ptr_eq(&self.signer, signer)
+            && self.names == names
+            && !renewal(self.issued_at, self.expires_at, now).is_zero()
+    }
+
+    fn is_served(&self, out: &Out, roots: &Bytes) -> bool {
+        let served = out.borrow();
+        let leaf = served.as_ref().and_then(|served| served.key.cert.first().cloned());
+        let same = leaf.is_some() && leaf == material::leaf(&self.chain);
+        same && served.as_ref().is_some_and(|served| served.roots == *roots)
+    }
+
+    fn certificate(&self, roots: Bytes, now: SystemTime) -> Result<ServingCertificate, String> {
+        certificate(&self.chain, &self.key, roots, now).map_err(|error| error.to_string())
+    }
+}
+
+/// Where orders for a certificate go.
+struct Orders {
+    client: Client,
+    tasks: Tasks,
+    signer: SmolStr,
+}
+
+impl Orders {
+    /// A new key, and a certificate for it.
+    async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), String> {
+        let wanted = names.to_vec();
+        let making = tokio::task::spawn_blocking(move || material::request(&wanted));
+        let (csr, key) = match making.await {
+            Ok(made) => made.map_err(|error| error.to_string())?,
+            Err(error) => return Err(error.to_string()),
+        };
+        let order = request::Order {
+            csr,
+            signer: self.signer.to_string(),
+            usages: USAGES,
+            lifetime: Some(lifetime),
+            names: names.join(","),
+        };
+        match request::sign(&self.client, &self.tasks, order).await {
+            Ok(chain) => Ok((chain.into(), key)),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+async fn follow_signer(
+    rules: ServingRules,
+    orders: Orders,
+    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+    calendar: Calendar,
+    out: Out,
+) {
+    let mut failures = 0;
+    // What it was made from, and when it is made anew.
+    let mut made: Option<(Vec<SmolStr>, Bytes)> = None;
+    let mut renew_at = SystemTime::UNIX_EPOCH;
+    loop {
+        let trust = mesh.borrow_and_update().clone();
+        let roots = trust.as_ref().and_then(|trust| trust.signer_roots(&orders.signer));
+        let mut wait = calendar.look;
+        match (&trust, roots) {
+            (Some(trust), Some(roots)) => {
+                let wanted = (rules.all_names(&trust.discovery_host), Bytes::from(roots.to_owned()));
+                if made.as_ref() != Some(&wanted) || renew_at <= (calendar.now)() {
+                    let ordered = orders.certificate(&wanted.0, rules.lifetime).await;
+                    let now = (calendar.now)();
+                    let own = ordered.and_then(|(chain, key)| {
+                        certificate(&chain, &key, wanted.1.clone(), now).map_err(|error| error.to_string())
+                    });
+                    match own {
+                        Ok(own) => {
+                            renew_at = now + renewal(now, own.expires_at, now);
+                            publish(&out, own, "a Kubernetes signer");
+                            (made, failures) = (Some(wanted), 0);
+                        }
+                        Err(error) => {
+                            tracing::error!(%error, "no certificate of the control plane's own from the Kubernetes signer");
+                            wait = retry_after(failures);
+                            failures += 1;
+                        }
+                    }
+                }
+            }
+            (Some(_), None) => tracing::error!(
+                signer = %orders.signer,
+                "the mesh config names no root of the signer, so it is asked for no certificate of the control plane's own; \
+                 hint: add an entry to caCertificates whose certSigners has the signer"
+            ),
+            (None, _) => {}
+        }
+        tokio::select! {
+            changed = mesh.changed() => if changed.is_err() { return },
+            () = sleep(wait) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

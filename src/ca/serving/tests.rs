@@ -1,0 +1,396 @@
+use std::{cell::Cell, sync::LazyLock};
+
+use clap::Parser;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, KeyUsagePurpose};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+
+use super::*;
+use crate::{
+    ca::bundle::{Material, Part},
+    settings::DiscoveryFlags,
+};
+
+const HOUR: Duration = Duration::from_hours(1);
+static NOW: LazyLock<SystemTime> = LazyLock::new(|| SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000));
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: DiscoveryFlags,
+}
+
+fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Settings {
+    let line = std::iter::once("istiod").chain(flags.iter().copied());
+    Settings {
+        flags: Line::try_parse_from(line).expect("flags").flags,
+        variables: variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect(),
+    }
+}
+
+/// A self-signed CA that holds for so long.
+fn authority(lifetime: Duration) -> Arc<Authority> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    (params.not_before, params.not_after) = ((*NOW - HOUR).into(), (*NOW + lifetime).into());
+    let key = KeyPair::generate().expect("a key");
+    let root = Part {
+        name: "ca-cert.pem".into(),
+        pem: params.self_signed(&key).expect("a root").pem().into(),
+    };
+    let material = Material {
+        place: "the test".into(),
+        certificate: root.clone(),
+        key_name: "ca-key.pem".into(),
+        key: Sensitive::new(key.serialize_pem().into()),
+        chain: Part {
+            name: "cert-chain.pem".into(),
+            pem: Bytes::new(),
+        },
+        roots: root,
+        revoked: None,
+    };
+    Arc::new(Authority::new(material, *NOW).expect("a CA"))
+}
+
+fn trust(authority: &Authority) -> Option<Arc<TrustBundle>> {
+    Some(Arc::new(TrustBundle {
+        roots: authority.trusted().clone(),
+        revoked: None,
+    }))
+}
+
+/// A chain and its key.
+fn pair(authority: &Authority) -> (Bytes, Sensitive) {
+    let issued = authority
+        .issue_serving(&["a.b".into()], HOUR, *NOW)
+        .expect("a certificate");
+    (issued.chain.into(), issued.key)
+}
+
+fn dns_names(served: &ServingCertificate) -> Vec<String> {
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+    let leaf = served.key.cert.first().expect("a leaf");
+    let (_, parsed) = X509Certificate::from_der(leaf).expect("a certificate");
+    let names = parsed.subject_alternative_name().expect("names").expect("names");
+    let dns = names.value.general_names.iter().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    });
+    dns.collect()
+}
+
+#[test]
+fn names_are_those_of_the_services() {
+    let known = ["istio-pilot.mesh.svc", "istiod-remote.mesh.svc", "istiod.mesh.svc"];
+    assert_eq!(names("mesh", "default", "").into_iter().collect::<Vec<_>>(), known);
+    assert_eq!(names("mesh", "", " ,").into_iter().collect::<Vec<_>>(), known);
+    let all: Vec<SmolStr> = names("mesh", "canary", "a.example.com, istiod.mesh.svc")
+        .into_iter()
+        .collect();
+    let mut expected = vec!["a.example.com", "istio-pilot.mesh.svc", "istiod-canary.mesh.svc"];
+    expected.extend(&known[1..]);
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn flags_come_before_mounted_files_before_the_provider() {
+    let nothing = |_: &Path| false;
+    let everything = |_: &Path| true;
+    let all = ["--tlsCertFile", "c", "--tlsKeyFile", "k", "--caCertFile", "r"];
+    let files = |certificate: &str, key: &str, roots: &str| {
+        ServingSource::Files(ServingFiles {
+            certificate: certificate.into(),
+            key: key.into(),
+            roots: roots.into(),
+        })
+    };
+    assert_eq!(
+        source(&settings(&all, &[]), true, &everything),
+        Ok(files("c", "k", "r"))
+    );
+    assert_eq!(
+        source(&settings(&all[..4], &[]), true, &nothing),
+        Ok(ServingSource::Authority),
+        "two flags are none"
+    );
+    assert_eq!(
+        source(&settings(&[], &[]), true, &everything),
+        Ok(files(MOUNTED, MOUNTED_KEY, MOUNTED_ROOTS[0]))
+    );
+    let other_root = |path: &Path| path != Path::new(MOUNTED_ROOTS[0]);
+    assert_eq!(
+        source(&settings(&[], &[]), true, &other_root),
+        Ok(files(MOUNTED, MOUNTED_KEY, MOUNTED_ROOTS[1]))
+    );
+    let no_key = |path: &Path| path != Path::new(MOUNTED_KEY);
+    assert_eq!(source(&settings(&[], &[]), true, &no_key), Ok(ServingSource::Authority));
+    let provider =
+        |name: &str, serves_ca: bool| source(&settings(&[], &[("PILOT_CERT_PROVIDER", name)]), serves_ca, &nothing);
+    assert_eq!(provider("istiod", false), Ok(ServingSource::None));
+    assert_eq!(provider("none", true), Ok(ServingSource::None));
+    assert_eq!(provider("custom", true), Ok(ServingSource::None));
+    assert_eq!(provider("kubernetes", true), Err(ServingError::LegacyProvider));
+    let signer = "clusterissuers.cert-manager.io/mesh".into();
+    assert_eq!(
+        provider("k8s.io/clusterissuers.cert-manager.io/mesh", true),
+        Ok(ServingSource::Kubernetes { signer })
+    );
+}
+
+#[test]
+fn half_of_a_life_is_lived() {
+    assert_eq!(renewal(*NOW, *NOW + 10 * HOUR, *NOW), 5 * HOUR);
+    assert_eq!(renewal(*NOW, *NOW + 10 * HOUR, *NOW + 2 * HOUR), 3 * HOUR);
+    assert_eq!(renewal(*NOW, *NOW + 10 * HOUR, *NOW + 6 * HOUR), Duration::ZERO);
+    assert_eq!(renewal(*NOW, *NOW - HOUR, *NOW), Duration::ZERO);
+    assert_eq!(retry_after(0), RETRY);
+    assert_eq!(retry_after(3), 8 * RETRY);
+    assert_eq!(retry_after(u32::MAX), RETRY_AT_MOST);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let issuer = authority(10 * HOUR);
+    let roots = || issuer.trusted().clone();
+    let (chain, key) = pair(&issuer);
+    let made = certificate(&chain, &key, roots(), *NOW).expect("a certificate");
+    assert_eq!(made.expires_at, *NOW + HOUR);
+    assert_eq!(made.roots, roots());
+    let refused = |chain: &[u8], key: &Sensitive, roots: Bytes, now| {
+        certificate(chain, key, roots, now).map(|_| ()).expect_err("a refusal")
+    };
+    let (_, other_key) = pair(&issuer);
+    assert_eq!(refused(&chain, &other_key, roots(), *NOW), MaterialError::Mismatch);
+    assert!(matches!(
+        refused(&chain, &key, roots(), *NOW + HOUR),
+        MaterialError::Expired(_)
+    ));
+    assert!(matches!(refused(b"", &key, roots(), *NOW), MaterialError::Chain(_)));
+    assert!(matches!(
+        refused(&chain, &key, Bytes::new(), *NOW),
+        MaterialError::Roots(_)
+    ));
+    let junk = Sensitive::new(Bytes::from_static(
+        b"-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n",
+    ));
+    let error = refused(&chain, &junk, roots(), *NOW);
+    assert!(matches!(error, MaterialError::Key(_)));
+    assert!(!format!("{error} {error:?}").contains("c2VjcmV0"), "keys do not print");
+}
+
+#[test]
+fn requests_have_names_and_no_subject() {
+    use x509_parser::{certification_request::X509CertificationRequest, prelude::FromDer};
+    let (csr, key) = material::request(&["a.b".into(), "c.d".into()]).expect("a request");
+    assert_eq!(format!("{key:?}"), "redacted");
+    let der = rustls::pki_types::CertificateSigningRequestDer::from_pem_slice(csr.as_bytes()).expect("PEM");
+    let (_, parsed) = X509CertificationRequest::from_der(&der).expect("a request");
+    assert_eq!(parsed.certification_request_info.subject.iter().count(), 0);
+    assert!(parsed.verify_signature().is_ok());
+}
+
+thread_local! {
+    /// How far the calendar of the test is.
+    static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+const CALENDAR: Calendar = Calendar {
+    now: || *NOW + PASSED.get(),
+    look: Duration::from_millis(10),
+};
+/// Long enough for what would happen to happen.
+const MOMENT: Duration = Duration::from_millis(200);
+
+fn pass(time: Duration) {
+    PASSED.set(PASSED.get() + time);
+}
+
+fn own(mesh: &MeshTrust) -> watch::Sender<Option<Arc<MeshTrust>>> {
+    watch::Sender::new(Some(Arc::new(mesh.clone())))
+}
+
+fn rules() -> ServingRules {
+    ServingRules {
+        source: ServingSource::Authority,
+        names: names("mesh", "", ""),
+        lifetime: LIFETIME,
+    }
+}
+
+struct Following {
+    authority: watch::Sender<Option<Arc<Authority>>>,
+    trust: watch::Sender<Option<Arc<TrustBundle>>>,
+    mesh: watch::Sender<Option<Arc<MeshTrust>>>,
+    serving: Serving,
+    tasks: Tasks,
+}
+
+impl Following {
+    fn start(issuer: Option<Arc<Authority>>) -> Self {
+        let trust = watch::Sender::new(issuer.as_deref().and_then(trust));
+        let authority = watch::Sender::new(issuer);
+        let mesh = own(&MeshTrust::default());
+        let (out, serving) = watch::channel(None);
+        let inputs = ServingInputs {
+            authority: authority.subscribe(),
+            trust: trust.subscribe(),
+            mesh: mesh.subscribe(),
+            client: None,
+        };
+        let tasks = Tasks::default();
+        tasks.spawn_until_shutdown("test", follow_authority(rules(), inputs, CALENDAR, out));
+        Self {
+            authority,
+            trust,
+            mesh,
+            serving,
+            tasks,
+        }
+    }
+
+    async fn next(&mut self) -> Arc<ServingCertificate> {
+        self.serving.changed().await.expect("it is followed");
+        self.serving.borrow_and_update().clone().expect("a certificate")
+    }
+
+    async fn is_quiet(&mut self) -> bool {
+        tokio::time::timeout(MOMENT, self.serving.changed()).await.is_err()
+    }
+
+    async fn end(self) {
+        assert!(self.tasks.end(Duration::from_secs(5)).await);
+    }
+}
+
+#[tokio::test]
+async fn the_mesh_ca_signs_and_signs_anew() {
+    let mut following = Following::start(Some(authority(10 * HOUR)));
+    let first = following.next().await;
+    assert_eq!(first.expires_at, *NOW + 10 * HOUR, "as long as the CA says");
+    pass(5 * HOUR - Duration::from_secs(1));
+    assert!(following.is_quiet().await, "less than half of its life");
+    pass(Duration::from_secs(1));
+    let second = following.next().await;
+    assert_eq!(second.expires_at, first.expires_at, "the CA itself holds no longer");
+    assert_ne!(first.key.cert, second.key.cert);
+
+    // Another CA, another certificate; its root is told with it.
+    let other = authority(10_000 * HOUR);
+    following.authority.send_replace(Some(other.clone()));
+    let third = following.next().await;
+    assert_ne!(third.key.cert, second.key.cert);
+    following.trust.send_replace(trust(&other));
+    let fourth = following.next().await;
+    assert_eq!(fourth.key.cert, third.key.cert, "roots alone are no reason to sign");
+    assert_eq!(fourth.roots, *other.trusted());
+
+    let mesh = MeshTrust {
+        discovery_host: "discovery.example.com".into(),
+        ..MeshTrust::default()
+    };
+    following.mesh.send_replace(Some(Arc::new(mesh)));
+    let fifth = following.next().await;
+    assert!(dns_names(&fifth).contains(&"discovery.example.com".to_owned()));
+    assert_eq!(
+        dns_names(&fourth),
+        ["istio-pilot.mesh.svc", "istiod-remote.mesh.svc", "istiod.mesh.svc"]
+    );
+    pass(1000 * HOUR);
+    assert!(following.is_quiet().await, "nothing changes, nothing is said");
+    following.end().await;
+}
+
+#[tokio::test]
+async fn a_ca_that_cannot_sign_is_asked_again_and_takes_nothing_away() {
+    let mut following = Following::start(None);
+    assert!(following.is_quiet().await, "there is no CA");
+    let issuer = authority(10_000 * HOUR);
+    following.trust.send_replace(trust(&issuer));
+    following.authority.send_replace(Some(issuer));
+    let first = following.next().await;
+    let expired = authority(HOUR);
+    pass(2 * HOUR);
+    following.authority.send_replace(Some(expired));
+    assert!(following.is_quiet().await);
+    let served = following.serving.borrow().clone().expect("a certificate");
+    assert!(Arc::ptr_eq(&served, &first));
+    following.authority.send_replace(None);
+    assert!(following.is_quiet().await);
+    following.end().await;
+}
+
+#[tokio::test]
+async fn files_are_swapped_one_by_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let files = ServingFiles {
+        certificate: path("tls.crt"),
+        key: path("tls.key"),
+        roots: path("ca.crt"),
+    };
+    let issuer = authority(10 * HOUR);
+    let (chain, key) = pair(&issuer);
+    let (out, mut serving) = watch::channel(None);
+    let tasks = Tasks::default();
+    tasks.spawn_until_shutdown("test", follow_files(files.clone(), CALENDAR, out));
+    std::fs::write(&files.certificate, &chain).expect("a file");
+    std::fs::write(&files.key, key.reveal()).expect("a file");
+    std::fs::write(&files.roots, issuer.trusted()).expect("a file");
+    let patience = Duration::from_secs(20);
+    let mut next = async || {
+        let changed = tokio::time::timeout(patience, serving.changed()).await;
+        changed.expect("in time").expect("it is followed");
+        serving.borrow_and_update().clone().expect("a certificate")
+    };
+    let first: Arc<ServingCertificate> = next().await;
+    assert_eq!(
+        Some(&first.key.cert[0]),
+        CertificateDer::from_pem_slice(&chain).as_ref().ok()
+    );
+
+    // The root alone.
+    let both = [issuer.trusted().clone(), authority(HOUR).trusted().clone()].concat();
+    std::fs::write(&files.roots, &both).expect("a file");
+    let second = next().await;
+    assert_eq!(second.roots, both);
+    assert_eq!(second.key.cert, first.key.cert);
+
+    // A certificate without its key is not presented; the pair is.
+    let (chain, key) = pair(&issuer);
+    std::fs::write(&files.certificate, &chain).expect("a file");
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    std::fs::write(&files.key, key.reveal()).expect("a file");
+    let third = next().await;
+    assert_eq!(
+        Some(&third.key.cert[0]),
+        CertificateDer::from_pem_slice(&chain).as_ref().ok()
+    );
+    assert!(tasks.end(Duration::from_secs(5)).await);
+}
+
+#[test]
+fn errors_name_the_file() {
+    let files = ServingFiles {
+        certificate: "/tls.crt".into(),
+        key: "/tls.key".into(),
+        roots: "/ca.crt".into(),
+    };
+    let missing = files.read().expect_err("no files");
+    assert!(missing.starts_with("/tls.crt: "), "{missing}");
+    let issuer = authority(HOUR);
+    let (chain, key) = pair(&issuer);
+    let roots = Sensitive::new(issuer.trusted().clone());
+    let contents = [Sensitive::new(chain), Sensitive::default(), roots];
+    let error = files.certificate_of(&contents, *NOW).map(|_| ()).expect_err("no key");
+    assert!(error.starts_with("/tls.key: "), "{error}");
+    let [chain, _, _] = contents;
+    let error = files
+        .certificate_of(&[chain, key, Sensitive::default()], *NOW)
+        .map(|_| ())
+        .expect_err("no roots");
+    assert!(error.starts_with("/ca.crt: "), "{error}");
+}
