@@ -3,7 +3,10 @@
 //! A chain of authenticators is asked in order; the first that knows the caller wins. Nothing here trusts an address, but for
 //! those that are configured to.
 
+mod client_certificate;
+mod kubernetes;
 pub mod tls;
+pub mod token;
 pub mod trust;
 mod trust_domain;
 
@@ -20,6 +23,8 @@ use smol_str::SmolStr;
 use crate::base::{ClusterId, Namespace};
 use tls::PeerCertificate;
 
+pub use client_certificate::ClientCertificates;
+pub use kubernetes::KubernetesTokens;
 pub use trust_domain::TrustDomains;
 
 /// What a request shows of its caller.

@@ -1,0 +1,232 @@
+//! Bearer tokens: where they stand, and what they say of themselves, which nobody may believe unverified.
+
+use std::time::{Duration, SystemTime};
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use http::{HeaderMap, header::AUTHORIZATION};
+use serde::Deserialize;
+use smol_str::SmolStr;
+
+use super::Refusal;
+use crate::base::Namespace;
+
+/// The longest token that is looked at, in bytes. Tokens of Kubernetes have about one KiB.
+pub const MAX_TOKEN: usize = 16 << 10;
+
+/// The header that says in which cluster a caller is.
+const CLUSTER: &str = "clusterid";
+
+/// The claims of a token that matter here. Others are ignored.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub struct Claims {
+    /// Who issued it.
+    #[serde(default)]
+    pub iss: String,
+    /// Whom it is about.
+    #[serde(default)]
+    pub sub: String,
+    /// Whom it is for.
+    #[serde(default)]
+    pub aud: Audience,
+    /// When it expires, in seconds of the epoch.
+    #[serde(default)]
+    pub exp: Option<f64>,
+    /// Since when it holds, likewise.
+    #[serde(default)]
+    pub nbf: Option<f64>,
+}
+
+/// One or more audiences.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(untagged)]
+pub enum Audience {
+    /// As a text.
+    One(String),
+    /// As a list.
+    Many(Vec<String>),
+}
+
+impl Default for Audience {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl Audience {
+    /// The audiences.
+    pub fn all(&self) -> &[String] {
+        match self {
+            Self::One(audience) => std::slice::from_ref(audience),
+            Self::Many(audiences) => audiences,
+        }
+    }
+}
+
+impl Claims {
+    /// When the token expires; none if it does not say, or says nonsense.
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        self.exp.and_then(moment)
+    }
+
+    /// Since when it holds.
+    pub fn not_before(&self) -> Option<SystemTime> {
+        self.nbf.and_then(moment)
+    }
+}
+
+fn moment(seconds: f64) -> Option<SystemTime> {
+    let since = Duration::try_from_secs_f64(seconds).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(since)
+}
+
+/// The bearer token of a request: of the first `authorization` that has one.
+pub fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
+    let mut values = headers
+        .get_all(AUTHORIZATION)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let token = values.find_map(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    match token {
+        None | Some("") => Err(Refusal::Absent("bearer token")),
+        Some(token) if token.len() > MAX_TOKEN => Err(Refusal::Invalid(format!(
+            "the token has {} bytes, want at most {MAX_TOKEN}",
+            token.len()
+        ))),
+        Some(token) => Ok(token),
+    }
+}
+
+/// The cluster that a caller says it is in; empty unless it says exactly one.
+pub fn cluster(headers: &HeaderMap) -> &str {
+    let mut values = headers.get_all(CLUSTER).iter();
+    match (values.next(), values.next()) {
+        (Some(only), None) => only.to_str().unwrap_or_default(),
+        _ => "",
+    }
+}
+
+/// What a token says, without any check of its signature.
+pub fn unverified(token: &str) -> Result<Claims, Refusal> {
+    let parts: Vec<&str> = token.splitn(4, '.').collect();
+    let &[_, payload, _] = parts.as_slice() else {
+        return Err(Refusal::Invalid("the token is no JWT: want three parts".into()));
+    };
+    let bytes = BASE64_URL_SAFE_NO_PAD
+        .decode(payload.trim_end_matches('='))
+        .map_err(|_| Refusal::Invalid("the token is no JWT: its second part is no base64".into()))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|_| Refusal::Invalid("the token is no JWT: its claims cannot be read".into()))
+}
+
+/// Namespace and name in `system:serviceaccount:NAMESPACE:NAME`.
+pub fn service_account(name: &str) -> Option<(Namespace, SmolStr)> {
+    let parts: Vec<&str> = name.splitn(5, ':').collect();
+    match *parts.as_slice() {
+        ["system", "serviceaccount", namespace, account] if is_label(namespace) && is_label(account) => {
+            Some((namespace.into(), account.into()))
+        }
+        _ => None,
+    }
+}
+
+/// Neither empty nor able to change the meaning of an id that it becomes part of.
+fn is_label(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(name, value)| {
+            let name: HeaderName = name.parse().expect("a name");
+            (name, HeaderValue::from_str(value).expect("a value"))
+        });
+        let mut headers = HeaderMap::new();
+        pairs.for_each(|(name, value)| drop(headers.append(name, value)));
+        headers
+    }
+
+    #[test]
+    fn the_first_bearer_counts() {
+        let shown = headers(&[
+            ("authorization", "Basic x"),
+            ("Authorization", "Bearer a.b.c"),
+            ("authorization", "Bearer d"),
+        ]);
+        assert_eq!(bearer(&shown), Ok("a.b.c"));
+        for none in [
+            &[][..],
+            &[("authorization", "Bearer ")],
+            &[("authorization", "Bearer")],
+            &[("x", "Bearer a")],
+        ] {
+            assert_eq!(bearer(&headers(none)), Err(Refusal::Absent("bearer token")));
+        }
+        let long = format!("Bearer {}", "a".repeat(MAX_TOKEN + 1));
+        assert!(matches!(
+            bearer(&headers(&[("authorization", &long)])),
+            Err(Refusal::Invalid(_))
+        ));
+    }
+
+    #[test]
+    fn two_clusters_are_none() {
+        assert_eq!(cluster(&headers(&[("clusterid", "one")])), "one");
+        assert_eq!(cluster(&headers(&[("clusterid", "one"), ("clusterid", "two")])), "");
+        assert_eq!(cluster(&headers(&[])), "");
+    }
+
+    #[test]
+    fn claims_are_read_without_harm() {
+        let token = |claims: &str| format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims));
+        let claims = unverified(&token(r#"{"sub":"s","aud":"a","exp":12.5,"x":[1]}"#)).expect("claims");
+        assert_eq!(claims.aud.all(), ["a"]);
+        assert_eq!(
+            claims.expires_at(),
+            Some(SystemTime::UNIX_EPOCH + Duration::from_millis(12_500))
+        );
+        let odd = unverified(&token(r#"{"exp":-1e300,"nbf":1e300,"aud":["a","b"]}"#)).expect("claims");
+        assert_eq!((odd.expires_at(), odd.not_before()), (None, None));
+        let deep = "[".repeat(1_000_000);
+        for bad in [
+            "",
+            "a",
+            "a.b",
+            "a.b.c",
+            "a.b.c.d",
+            "e30.!.c",
+            &token("[]"),
+            &token(&deep),
+        ] {
+            assert!(unverified(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn accounts_have_four_parts_that_are_names() {
+        let account = service_account("system:serviceaccount:default:reviews");
+        assert_eq!(account, Some(("default".into(), "reviews".into())));
+        for bad in [
+            "",
+            "system:serviceaccount:default",
+            "system:serviceaccount:default:a:b",
+            "system:serviceaccount::reviews",
+            "system:serviceaccount:default:",
+            "system:serviceaccount:default:a/b",
+            "system:serviceaccount:a/sa/b:c",
+            "system:node:default:reviews",
+        ] {
+            assert_eq!(service_account(bad), None, "{bad}");
+        }
+    }
+}
