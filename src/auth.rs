@@ -128,6 +128,15 @@ impl Authenticators {
     }
 }
 
+impl Unauthenticated {
+    /// Somebody who might know the caller could not be asked.
+    pub fn is_unavailable(&self) -> bool {
+        self.0
+            .iter()
+            .any(|(_, refusal)| matches!(refusal, Refusal::Unavailable(_)))
+    }
+}
+
 impl std::fmt::Display for Unauthenticated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, (name, refusal)) in self.0.iter().enumerate() {

@@ -11,6 +11,7 @@ pub mod mesh_trust;
 pub mod registration;
 pub mod root;
 pub mod serving;
+pub mod server;
 pub mod signing;
 
 use bytes::Bytes;

@@ -15,6 +15,7 @@ pub mod kube;
 pub mod model;
 pub mod proto;
 pub mod push;
+pub mod rpc;
 pub mod settings;
 pub mod status;
 pub mod table;

@@ -2,6 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
+use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Starts tasks and waits for them. Cheap to clone.
@@ -14,12 +15,12 @@ pub struct Tasks {
 impl Tasks {
     /// Starts a task. A panic in it ends the task alone and is logged with its name.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        let guarded = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(task));
-        self.tracker.spawn(async move {
-            if guarded.await.is_err() {
-                tracing::error!(task = name, "a task panicked; this is a defect of istiod");
-            }
-        });
+        self.tracker.spawn(guarded(name, task));
+    }
+
+    /// [`Self::spawn`] on another runtime, which lives as long as this one.
+    pub fn spawn_on(&self, runtime: &Handle, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.tracker.spawn_on(guarded(name, task), runtime);
     }
 
     /// Starts a task that ends at shutdown, wherever it is.
@@ -43,5 +44,12 @@ impl Tasks {
         self.shutdown.cancel();
         self.tracker.close();
         tokio::time::timeout(patience, self.tracker.wait()).await.is_ok()
+    }
+}
+
+async fn guarded(name: &'static str, task: impl Future<Output = ()>) {
+    let guarded = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(task));
+    if guarded.await.is_err() {
+        tracing::error!(task = name, "a task panicked; this is a defect of istiod");
     }
 }

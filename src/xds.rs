@@ -17,4 +17,4 @@ mod tests;
 pub mod watched;
 
 pub use connection::{Connection, Outcome, Protocol, Reaction, Refusal, Request, Response};
-pub use server::{Server, ServerOptions};
+pub use server::{Security, Server, ServerOptions};

@@ -1,6 +1,7 @@
 //! What the trials share: the places of the project, child processes, ports, waiting and HTTP.
 
 pub(crate) mod ads;
+pub(crate) mod agent;
 pub(crate) mod daemon;
 pub(crate) mod detour;
 pub(crate) mod envoy;

@@ -15,10 +15,8 @@ use crate::{
     admin::{debug, server},
     environment::Environment,
     settings::Address,
-    xds::{
-        body::FlatBody,
-        server::{Peer, Server, is_grpc},
-    },
+    rpc::{Peer, is_grpc},
+    xds::{body::FlatBody, server::Server},
 };
 
 /// Opens the ports of pages. Empty addresses move what they serve to `--httpAddr`.
@@ -52,8 +50,10 @@ pub(super) async fn pages(
 pub(super) async fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<(), AppError> {
     if let Address(Some(address)) = environment.settings.flags.grpc_addr {
         let listener = bind("--grpcAddr", address).await?;
-        let xds = xds.clone();
-        environment.tasks.spawn("xds", async move { xds.serve(listener).await });
+        let connections = xds.connections();
+        environment
+            .tasks
+            .spawn("xds", async move { connections.serve(listener).await });
     }
     Ok(())
 }
@@ -72,7 +72,7 @@ fn with_xds(router: Router, xds: &Server, ready: watch::Receiver<bool>) -> Route
                 return StatusCode::SERVICE_UNAVAILABLE.into_response();
             }
             let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-            if let Some(peer) = peer.map(|ConnectInfo(address)| Peer { address: *address }) {
+            if let Some(peer) = peer.map(|ConnectInfo(address)| Peer::plaintext(*address)) {
                 request.extensions_mut().insert(peer);
             }
             xds.handle(request)

@@ -13,6 +13,8 @@ const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// Bytes are counted in units of this, since a semaphore counts in `u32`.
 const UNIT_BYTES: usize = 1 << 10;
+/// How much may be held of large requests that are on their way, in units, over all streams.
+const REQUEST_UNITS: u32 = 64 << 10;
 
 /// The bounds.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,7 @@ pub struct Admission {
     first: Arc<Semaphore>,
     units: Arc<Semaphore>,
     all_units: u32,
+    requests: Arc<Semaphore>,
     /// When the next stream may come. A lock for two comparisons; a task that hands out tokens would do no better.
     next_stream: Mutex<Option<Instant>>,
     clock: fn() -> Instant,
@@ -74,6 +77,7 @@ impl Admission {
             first: Arc::new(Semaphore::new(limits.first_configurations.max(1))),
             units: Arc::new(Semaphore::new(all_units as usize)),
             all_units,
+            requests: Arc::new(Semaphore::new(REQUEST_UNITS as usize)),
             next_stream: Mutex::new(None),
             clock,
         }
@@ -116,16 +120,27 @@ impl Admission {
         }
     }
 
+    /// Waits, in order of arrival, until a request of this size may be held.
+    pub async fn request(&self, size_bytes: usize) -> Option<Share> {
+        let permit = self.requests.clone().acquire_many_owned(units(size_bytes, REQUEST_UNITS));
+        permit.await.ok().map(|permit| Share { _permit: permit })
+    }
+
     /// Waits, in order of arrival, until a response of this size may be sent.
     pub async fn response(&self, size_bytes: usize) -> Option<Share> {
-        let units = u32::try_from(size_bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         let permit = self
             .units
             .clone()
-            .acquire_many_owned(units.clamp(1, self.all_units))
+            .acquire_many_owned(units(size_bytes, self.all_units))
             .await;
         permit.ok().map(|permit| Share { _permit: permit })
     }
+}
+
+/// What a size counts for, if there are so many units.
+fn units(size_bytes: usize, all: u32) -> u32 {
+    let units = u32::try_from(size_bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
+    units.clamp(1, all)
 }
 
 #[cfg(test)]

@@ -219,6 +219,13 @@ enum Item {
     Trailers(HeaderMap),
 }
 
+/// The one message of a call, and how it ended.
+#[derive(Debug)]
+struct Whole {
+    message: Option<Bytes>,
+    trailers: HeaderMap,
+}
+
 /// The writing end of a [`Body`].
 #[derive(Clone, Debug)]
 pub struct Outlet {
@@ -252,15 +259,25 @@ impl Outlet {
 pub struct Body {
     items: Option<mpsc::Receiver<Item>>,
     current: Option<Message>,
+    whole: Option<Whole>,
 }
 
 impl Body {
+    /// A body that is there as a whole, with its trailers.
+    pub fn whole(message: Bytes, trailers: HeaderMap) -> Self {
+        let message = Some(message);
+        Self {
+            whole: Some(Whole { message, trailers }),
+            ..Self::default()
+        }
+    }
+
     /// A body and what writes to it. It holds one message that waits behind the one that is being written.
     pub fn channel() -> (Self, Outlet) {
         let (items, receiver) = mpsc::channel(1);
         let body = Self {
             items: Some(receiver),
-            current: None,
+            ..Self::default()
         };
         (body, Outlet { items })
     }
@@ -271,6 +288,15 @@ impl http_body::Body for Body {
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunks>, Infallible>>> {
+        if let Some(mut whole) = self.whole.take() {
+            let Some(message) = whole.message.take() else {
+                return Poll::Ready(Some(Ok(Frame::trailers(whole.trailers))));
+            };
+            self.whole = Some(whole);
+            let mut piece = Chunks::default();
+            piece.push(message);
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
         loop {
             if let Some(piece) = self.current.as_mut().and_then(Message::piece) {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
@@ -291,7 +317,7 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.items.is_none() && self.current.is_none()
+        self.items.is_none() && self.current.is_none() && self.whole.is_none()
     }
 }
 

@@ -1,5 +1,7 @@
 //! The requests of a stream: gRPC messages of an http body, decoded and reduced to what matters.
 
+use std::{sync::Arc, time::Duration};
+
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use prost::{
@@ -7,8 +9,12 @@ use prost::{
     encoding::{self, DecodeContext},
 };
 use smol_str::SmolStr;
+use tokio::time::{Instant, timeout_at};
 
-use super::connection::{Protocol, Request, Wish};
+use super::{
+    admission::{Admission, Share},
+    connection::{Protocol, Request, Wish},
+};
 use crate::{
     generate::ResourceType,
     proto::{
@@ -27,6 +33,11 @@ const ERROR_BYTES: usize = 8 << 10;
 /// The most fields that a request may have: more than any that is served, and few enough that what they are decoded into
 /// is not much larger than what came.
 const MAX_FIELDS: usize = 250_000;
+
+/// A request of more bytes than this takes its share of what may be held of requests that are on their way.
+const SMALL_BYTES: usize = 64 << 10;
+/// How long a request may take that holds such a share, or waits for it.
+const LARGE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request with what only the stream needs to know.
 #[derive(Debug)]
@@ -59,6 +70,9 @@ pub(super) enum RequestError {
     /// The message has more fields than any that is served.
     #[error("the request has more than {MAX_FIELDS} fields")]
     TooMany,
+    /// A large message takes too long to come, or too many of these are on their way.
+    #[error("the request did not come in {LARGE_PATIENCE:?}, which only small ones may take; try again")]
+    Slow,
     /// The message is compressed.
     #[error("the request is compressed, which this server does not offer")]
     Compressed,
@@ -76,6 +90,9 @@ pub(super) struct Requests<B> {
     body: B,
     buffer: BytesMut,
     limit_bytes: usize,
+    admission: Arc<Admission>,
+    /// The share of a large request that is on its way, and until when it may be held.
+    share: Option<(Option<Share>, Instant)>,
 }
 
 impl<B> Requests<B>
@@ -83,12 +100,14 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    pub(super) fn new(protocol: Protocol, body: B, limit_bytes: usize) -> Self {
+    pub(super) fn new(protocol: Protocol, body: B, limit_bytes: usize, admission: Arc<Admission>) -> Self {
         Self {
             protocol,
             body,
             buffer: BytesMut::new(),
             limit_bytes,
+            admission,
+            share: None,
         }
     }
 
@@ -96,9 +115,17 @@ where
     pub(super) async fn next(&mut self) -> Result<Option<Incoming>, RequestError> {
         loop {
             if let Some(message) = self.message()? {
-                return decode(self.protocol, message).map(Some);
+                let decoded = decode(self.protocol, message);
+                self.share = None;
+                return decoded.map(Some);
             }
-            match self.body.frame().await {
+            let frame = match self.large().await? {
+                None => self.body.frame().await,
+                Some(until) => timeout_at(until, self.body.frame())
+                    .await
+                    .map_err(|_| RequestError::Slow)?,
+            };
+            match frame {
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(RequestError::Broken("in the middle of a message".into())),
                 Some(Err(error)) => return Err(RequestError::Broken(error.to_string())),
@@ -109,6 +136,22 @@ where
                 }
             }
         }
+    }
+
+    /// Waits for the share of a request that is not small; tells until when it has to be here.
+    async fn large(&mut self) -> Result<Option<Instant>, RequestError> {
+        if self.buffer.len() < SMALL_BYTES {
+            return Ok(None);
+        }
+        let (share, until) = self
+            .share
+            .get_or_insert_with(|| (None, Instant::now() + LARGE_PATIENCE));
+        if share.is_none() {
+            let size_bytes = self.buffer.get(1..PREFIX_LEN).map_or(0, |mut size| size.get_u32());
+            let turn = timeout_at(*until, self.admission.request(size_bytes as usize));
+            *share = turn.await.map_err(|_| RequestError::Slow)?;
+        }
+        Ok(Some(*until))
     }
 
     fn message(&mut self) -> Result<Option<Bytes>, RequestError> {
@@ -126,7 +169,6 @@ where
             });
         }
         if self.buffer.len() < PREFIX_LEN + size_bytes {
-            self.buffer.reserve(PREFIX_LEN + size_bytes - self.buffer.len());
             return Ok(None);
         }
         self.buffer.advance(PREFIX_LEN);

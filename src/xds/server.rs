@@ -1,27 +1,17 @@
 //! The gRPC service `AggregatedDiscoveryService`, and the connections that carry it. The only place where gRPC statuses
 //! are made.
 
-use std::{
-    collections::hash_map::RandomState, convert::Infallible, future::Future, hash::BuildHasher, io, net::SocketAddr,
-    panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration,
-};
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use hyper::{server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::watch,
-};
-use tokio_util::sync::CancellationToken;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use tokio::{runtime::Handle, sync::watch};
 use tonic::{Code, Status};
 
 use super::{
     admission::{Admission, Limits},
-    body::{Body, Outlet},
+    body::{Body, Chunks, Outlet},
     connection::Protocol,
     events::{Events, Rejection},
     metrics::Metrics,
@@ -30,25 +20,27 @@ use super::{
     stream::{End, Patience, Shared, Stream},
 };
 use crate::{
+    auth::{Authenticators, Caller},
     environment::{self, Environment},
     push::groups::Groups,
+    rpc::{
+        self, Call, Connections, GRPC, Guest, Peer, Service, Unary,
+        connection::{ConnectionOptions, Draining},
+        is_grpc, unary,
+    },
     settings::{ConnectionAge, DiscoveryFlags},
     task::Tasks,
 };
 
 const SOTW_PATH: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 const DELTA_PATH: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// How long the preparation of a connection (TLS) may take.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the last trailers of a connection may take.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long accepting rests after an error such as "too many open files".
-const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// What a client may send before it is read: the names of a request are small, and each stream may use this much memory.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// How long a connection may take until a stream of it is admitted.
+const STRANGER_PATIENCE: Duration = Duration::from_secs(30);
+/// How many connections may be without an admitted stream.
+const STRANGERS: u32 = 8192;
 
 /// How the server works.
 #[derive(Clone, Copy, Debug)]
@@ -108,16 +100,16 @@ impl ServerOptions {
     }
 }
 
-/// What is known of the other side of a connection; a request without it in its extensions has an unknown peer.
-#[derive(Clone, Debug)]
-pub struct Peer {
-    /// Its address.
-    pub address: SocketAddr,
+/// How callers are known.
+#[derive(Clone)]
+pub struct Security {
+    /// Who says who they are.
+    pub authenticators: Authenticators,
+    /// Callers of plaintext connections have to be known too (`XDS_AUTH_PLAINTEXT`).
+    pub plaintext: bool,
+    /// A client is only served what its identity may have (`PILOT_ENABLE_XDS_IDENTITY_CHECK`).
+    pub check: bool,
 }
-
-/// Cancelled when the streams of a connection are to end; in the extensions of its requests.
-#[derive(Clone, Debug)]
-struct Draining(CancellationToken);
 
 /// The server. Cheap to clone.
 #[derive(Clone)]
@@ -126,6 +118,9 @@ pub struct Server {
     ready: watch::Receiver<bool>,
     tasks: Tasks,
     options: ServerOptions,
+    security: Option<Arc<Security>>,
+    methods: Arc<[Arc<dyn Unary>]>,
+    streams_on: Option<Handle>,
 }
 
 impl Server {
@@ -143,7 +138,7 @@ impl Server {
             groups,
             registry: Arc::default(),
             metrics: Metrics::new(&environment.registry)?,
-            admission: Admission::new(options.limits, environment::now),
+            admission: Arc::new(Admission::new(options.limits, environment::now)),
             patience: options.patience,
             max_message_bytes: options.max_message_bytes,
             clock: environment::now,
@@ -155,7 +150,31 @@ impl Server {
             ready: environment.ready.subscribe(),
             tasks: environment.tasks.clone(),
             options,
+            security: None,
+            methods: Arc::new([]),
+            streams_on: None,
         })
+    }
+
+    /// A server that serves the same to callers who have to be known.
+    #[must_use]
+    pub fn with_security(mut self, security: Security) -> Self {
+        self.security = Some(Arc::new(security));
+        self
+    }
+
+    /// A server that also answers calls of these methods.
+    #[must_use]
+    pub fn with_methods(mut self, methods: Vec<Arc<dyn Unary>>) -> Self {
+        self.methods = methods.into();
+        self
+    }
+
+    /// A server whose streams run on this runtime, wherever their connections were accepted.
+    #[must_use]
+    pub fn with_streams_on(mut self, runtime: Handle) -> Self {
+        self.streams_on = Some(runtime);
+        self
     }
 
     /// The live connections, for debug pages.
@@ -163,89 +182,20 @@ impl Server {
         &self.shared.registry
     }
 
-    /// Serves plaintext connections until shutdown.
-    pub async fn serve(&self, listener: TcpListener) {
-        self.serve_with(listener, |stream| async { Ok(stream) }).await;
-    }
-
-    /// Serves connections until shutdown. `handshake` makes of a TCP stream what HTTP/2 is spoken over; it runs in the
-    /// connection's own task and is given up after ten seconds.
-    pub async fn serve_with<H, F, I>(&self, listener: TcpListener, handshake: H)
-    where
-        H: Fn(TcpStream) -> F,
-        F: Future<Output = io::Result<I>> + Send + 'static,
-        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let shutdown = self.tasks.shutdown().clone();
-        loop {
-            let accepted = tokio::select! {
-                () = shutdown.cancelled() => return,
-                accepted = listener.accept() => accepted,
-            };
-            let (stream, address) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted; hint: the limit of open files may be too low");
-                    tokio::time::sleep(ACCEPT_REST).await;
-                    continue;
-                }
-            };
-            // Responses are written when they are whole; waiting for more would only delay them.
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, %address, "TCP_NODELAY cannot be set");
-            }
-            let server = self.clone();
-            let prepared = tokio::time::timeout(HANDSHAKE_PATIENCE, handshake(stream));
-            self.tasks.spawn("xds connection", async move {
-                match prepared.await {
-                    Ok(Ok(io)) => server.connection(io, Peer { address }).await,
-                    Ok(Err(error)) => tracing::debug!(%address, %error, "the handshake failed"),
-                    Err(_) => tracing::debug!(%address, "the handshake took too long"),
-                }
-            });
-        }
-    }
-
-    /// Serves one connection to its end.
-    async fn connection<I>(&self, io: I, peer: Peer)
-    where
-        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let address = peer.address;
-        let draining = CancellationToken::new();
-        let service = service_fn(|mut request: Request<hyper::body::Incoming>| {
-            request.extensions_mut().insert(peer.clone());
-            request.extensions_mut().insert(Draining(draining.clone()));
-            let server = self.clone();
-            async move { Ok::<_, Infallible>(server.handle(request).await) }
-        });
-        let mut builder = http2::Builder::new(Executor(self.tasks.clone()));
-        builder
-            .timer(TokioTimer::new())
-            .keep_alive_interval(self.options.keepalive_interval)
-            .keep_alive_timeout(self.options.keepalive_timeout)
-            .max_concurrent_streams(self.options.max_streams)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
-        let age = self.options.max_connection_age.map(jittered);
-        tokio::select! {
-            ended = connection.as_mut() => return log_end(address, ended),
-            () = tokio::time::sleep(age.unwrap_or_default()), if age.is_some() => {
-                // Clients that heed the GOAWAY move in their own time.
-                connection.as_mut().graceful_shutdown();
-                tokio::select! {
-                    ended = connection.as_mut() => return log_end(address, ended),
-                    () = tokio::time::sleep(self.options.age_grace) => {}
-                    () = self.tasks.shutdown().cancelled() => {}
-                }
-            }
-            () = self.tasks.shutdown().cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        draining.cancel();
-        if let Ok(ended) = tokio::time::timeout(LAST_PATIENCE, connection).await {
-            log_end(address, ended);
-        }
+    /// Connections that this server answers, with other methods beside.
+    pub fn connections(&self) -> Connections<Self> {
+        let options = ConnectionOptions {
+            keepalive_interval: self.options.keepalive_interval,
+            keepalive_timeout: self.options.keepalive_timeout,
+            max_age: self.options.max_connection_age,
+            age_grace: self.options.age_grace,
+            max_streams: self.options.max_streams,
+            handshake_patience: HANDSHAKE_PATIENCE,
+            stranger_patience: STRANGER_PATIENCE,
+            strangers: STRANGERS,
+            wall_clock: self.shared.wall_clock,
+        };
+        Connections::new(self.clone(), options, self.tasks.clone())
     }
 
     /// Answers one request; streams go on after the response was given. Usable under any HTTP/2 server, see
@@ -261,7 +211,10 @@ impl Server {
         let protocol = match request.uri().path() {
             SOTW_PATH => Protocol::Sotw,
             DELTA_PATH => Protocol::Delta,
-            path => return refusal(&Status::unimplemented(format!("unknown method {path}"))),
+            path => match self.methods.iter().find(|method| method.path() == path) {
+                Some(method) => return answer(method.as_ref(), request).await,
+                None => return refusal(&Status::unimplemented(format!("unknown method {path}"))),
+            },
         };
         if !*self.ready.borrow() {
             let message = "server is not ready to serve discovery information";
@@ -271,23 +224,82 @@ impl Server {
             return refusal(&Status::resource_exhausted(error.to_string()));
         }
         let (body, outlet) = Body::channel();
-        let (parts, requests) = request.into_parts();
-        let draining = parts
-            .extensions
-            .get()
-            .map_or_else(|| self.tasks.shutdown().clone(), |Draining(draining)| draining.clone());
+        let (mut parts, requests) = request.into_parts();
+        let (peer, guest) = (parts.extensions.remove::<Peer>(), parts.extensions.remove::<Arc<Guest>>());
+        let caller = match self.caller(peer.as_ref(), &parts.headers).await {
+            Ok(caller) => caller,
+            Err(status) => {
+                if let Some(guest) = &guest {
+                    guest.offend();
+                }
+                return refusal(&status);
+            }
+        };
+        if let Some(guest) = &guest {
+            // Who is known is admitted; of who need not be known, it is seen from the first request.
+            if caller.is_some() {
+                guest.admit();
+            }
+            guest.trust();
+        }
+        let draining = match parts.extensions.get::<Draining>() {
+            Some(draining) => {
+                draining.carries_streams();
+                draining.token().clone()
+            }
+            None => self.tasks.shutdown().clone(),
+        };
         let stream = Stream {
             shared: self.shared.clone(),
             protocol,
-            peer: parts.extensions.get().map(|peer: &Peer| peer.address),
-            requests: Requests::new(protocol, requests, self.shared.max_message_bytes),
+            peer: peer.map(|peer| peer.address),
+            caller,
+            check: self.security.as_ref().is_some_and(|security| security.check),
+            guest,
+            requests: Requests::new(
+                protocol,
+                requests,
+                self.shared.max_message_bytes,
+                self.shared.admission.clone(),
+            ),
             outlet: outlet.clone(),
             draining,
         };
-        self.tasks.spawn("xds stream", run(stream, outlet));
+        match &self.streams_on {
+            Some(runtime) => self.tasks.spawn_on(runtime, "xds stream", run(stream, outlet)),
+            None => self.tasks.spawn("xds stream", run(stream, outlet)),
+        }
         let mut response = Response::new(body);
         response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
         response
+    }
+
+    /// Who calls; none where nobody has to be known.
+    async fn caller(&self, peer: Option<&Peer>, headers: &HeaderMap) -> Result<Option<Caller>, Status> {
+        let is_tls = peer.is_some_and(|peer| peer.is_tls);
+        let security = self.security.as_ref().filter(|security| is_tls || security.plaintext);
+        let Some(security) = security else {
+            return Ok(None);
+        };
+        let credentials = rpc::credentials(peer, headers);
+        let caller = security.authenticators.authenticate(credentials).await;
+        caller.map(Some).map_err(|refused| {
+            tracing::warn!(address = ?credentials.address, %refused, "a client is not known");
+            if refused.is_unavailable() {
+                Status::unavailable("the client cannot be authenticated now; try again")
+            } else {
+                Status::unauthenticated("authentication failure")
+            }
+        })
+    }
+}
+
+impl Service for Server {
+    type Data = Chunks;
+    type Body = Body;
+
+    fn handle(&self, request: Request<hyper::body::Incoming>) -> impl Future<Output = Response<Body>> + Send {
+        Self::handle(self, request)
     }
 }
 
@@ -312,15 +324,20 @@ where
         }
     };
     // If the client is gone, nobody wants to know.
-    let _ = outlet.end(headers(&status)).await;
+    let _ = outlet.end(rpc::headers(&status)).await;
 }
 
 fn status(end: &End) -> Status {
     let code = match end {
         End::Gone => Code::Cancelled,
         End::Draining | End::ShuttingDown => Code::Unavailable,
+        End::Silent => Code::DeadlineExceeded,
+        End::Expired => Code::Unauthenticated,
+        End::Forbidden(_) => Code::PermissionDenied,
         End::Node(_) => Code::InvalidArgument,
-        End::Busy { .. } | End::Refused(_) | End::Request(RequestError::TooLarge { .. } | RequestError::TooMany) => {
+        End::Busy { .. }
+        | End::Refused(_)
+        | End::Request(RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::Slow) => {
             Code::ResourceExhausted
         }
         End::Request(RequestError::Compressed) => Code::Unimplemented,
@@ -333,18 +350,31 @@ fn status(end: &End) -> Status {
     Status::new(code, end.to_string())
 }
 
-fn headers(status: &Status) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    if status.add_header(&mut headers).is_err() {
-        headers.insert(Status::GRPC_STATUS, HeaderValue::from(Code::Internal as i32));
+/// Lets a method answer.
+async fn answer<B>(method: &dyn Unary, request: Request<B>) -> Response<Body>
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: std::fmt::Display,
+{
+    let answered = AssertUnwindSafe(method.call(Call::new(request))).catch_unwind().await;
+    let answered = answered.unwrap_or_else(|_| {
+        tracing::error!(method = method.path(), "a call panicked; this is a defect of istiod");
+        Err(Status::internal("a defect of the control plane ended the call"))
+    });
+    match answered.and_then(|message| unary::framed(&message)) {
+        Ok(message) => {
+            let mut response = Response::new(Body::whole(message, rpc::headers(&Status::ok(""))));
+            response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
+            response
+        }
+        Err(status) => refusal(&status),
     }
-    headers
 }
 
 /// A response that is over before it began.
 fn refusal(status: &Status) -> Response<Body> {
     let mut response = Response::new(Body::default());
-    *response.headers_mut() = headers(status);
+    *response.headers_mut() = rpc::headers(status);
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     response
 }
@@ -355,38 +385,5 @@ fn unsupported() -> Response<Body> {
     response
 }
 
-/// True for gRPC requests, as their content type says.
-pub fn is_grpc(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    let rest = content_type.and_then(|content_type| content_type.strip_prefix(b"application/grpc"));
-    rest.is_some_and(|rest| matches!(rest, [] | b"+proto" | [b';', ..]))
-}
-
-/// 90 % to 110 % of an age, so that connections which came together do not go together.
-fn jittered(age: Duration) -> Duration {
-    // Each state is keyed at random; nothing else here needs randomness.
-    let part = RandomState::new().hash_one(0) % 2001;
-    age.mul_f64(0.9 + part as f64 / 10_000.0)
-}
-
-fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
-    if let Err(error) = ended {
-        tracing::debug!(%address, %error, "a connection broke");
-    }
-}
-
 #[cfg(test)]
 mod tests;
-
-/// Starts what a connection needs to go on by itself.
-#[derive(Clone)]
-struct Executor(Tasks);
-
-impl<F> hyper::rt::Executor<F> for Executor
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        self.0.spawn("xds request", task);
-    }
-}

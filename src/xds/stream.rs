@@ -12,29 +12,35 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::time::{Instant as Timer, sleep_until};
+use smol_str::SmolStr;
+use tokio::time::{Instant as Timer, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     admission::{Admission, Busy, Share},
     body::{Gone, Message, Outlet, TooLarge},
     connection::{Outcome, Protocol, Refusal, Request, Response},
-    events::{Attachment, Events, Health, Rejection},
+    events::{self, Attachment, Events, Health, Rejection},
     metrics::Metrics,
     registry::{Arrival, Registration, Registry},
     request::{Incoming, RequestError, Requests},
 };
 use crate::{
+    auth::Caller,
     base,
     generate::{
         Demand, ResourceType,
-        proxy::{NodeError, Proxy},
+        proxy::{Identity, NodeError, Proxy},
     },
     push::groups::{Groups, Member, Publication},
+    rpc::{Guest, connection::reached},
 };
 
 /// The type of messages by which agents tell the health of their workload; they are no requests.
 const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
+/// How long a stream may take to send its first request.
+const FIRST_PATIENCE: Duration = Duration::from_secs(30);
+
 /// How long things may take before it is said, or work for others goes on.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -61,7 +67,7 @@ pub(super) struct Shared {
     pub(super) groups: Groups,
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Metrics,
-    pub(super) admission: Admission,
+    pub(super) admission: Arc<Admission>,
     pub(super) patience: Patience,
     pub(super) max_message_bytes: usize,
     pub(super) clock: fn() -> Instant,
@@ -79,6 +85,12 @@ pub(super) enum End {
     Draining,
     #[error("the control plane is shutting down")]
     ShuttingDown,
+    #[error("the first request did not come in time")]
+    Silent,
+    #[error("what the client showed of itself has expired; connect again")]
+    Expired,
+    #[error("authorization failed: {0}")]
+    Forbidden(String),
     #[error(transparent)]
     Request(#[from] RequestError),
     #[error(transparent)]
@@ -104,6 +116,12 @@ pub(super) struct Stream<B> {
     pub(super) shared: Arc<Shared>,
     pub(super) protocol: Protocol,
     pub(super) peer: Option<SocketAddr>,
+    /// Who opened it; none where nobody has to be known.
+    pub(super) caller: Option<Caller>,
+    /// The client has to be what the caller may be.
+    pub(super) check: bool,
+    /// Its connection.
+    pub(super) guest: Option<Arc<Guest>>,
     pub(super) requests: Requests<B>,
     pub(super) outlet: Outlet,
     pub(super) draining: CancellationToken,
@@ -116,9 +134,30 @@ where
 {
     /// Runs until the client ends the stream.
     pub(super) async fn run(mut self) -> Result<(), End> {
-        let Some((proxy, first)) = self.first().await? else {
+        let expires_at = self.caller.as_ref().and_then(|caller| caller.expires_at);
+        let wall_clock = self.shared.wall_clock;
+        let serving = self.serve();
+        match expires_at {
+            None => serving.await,
+            Some(at) => tokio::select! {
+                ended = serving => ended,
+                () = reached(at, wall_clock) => Err(End::Expired),
+            },
+        }
+    }
+
+    async fn serve(&mut self) -> Result<(), End> {
+        let first = timeout(FIRST_PATIENCE, self.first()).await.unwrap_or(Err(End::Silent));
+        if let Some(guest) = &self.guest {
+            match &first {
+                Ok(Some(_)) => guest.admit(),
+                Ok(None) | Err(_) => guest.offend(),
+            }
+        }
+        let Some((mut proxy, first)) = first? else {
             return Ok(());
         };
+        self.identify(&mut proxy)?;
         // A machine's own WorkloadEntry stands before its configuration is made, which depends on it.
         let attachment = tokio::select! {
             attachment = attach(&self.shared, &proxy) => attachment?,
@@ -128,7 +167,7 @@ where
             share = self.shared.admission.first_configuration() => share?,
             end = ended(&self.outlet, &self.draining) => return Err(end),
         };
-        let mut session = Session::new(&self, Arc::new(proxy), attachment, share);
+        let mut session = Session::new(self, Arc::new(proxy), attachment, share);
         session.on_request(first).await?;
         loop {
             let hoarded = session.first_share.as_ref().map(|(_, until)| *until);
@@ -150,6 +189,25 @@ where
         }
     }
 
+    /// What a client says of itself has to be what its caller may say.
+    fn identify(&self, proxy: &mut Proxy) -> Result<(), End> {
+        let Some(caller) = self.caller.as_ref().filter(|_| self.check) else {
+            return Ok(());
+        };
+        proxy.identity = fitting(proxy, &caller.identities);
+        if proxy.identity.is_some() {
+            return Ok(());
+        }
+        let why = format!(
+            "no identity of {:?} is that of service account {:?} in namespace {:?}",
+            caller.identities,
+            proxy.service_account,
+            proxy.namespace.as_str(),
+        );
+        tracing::warn!(node = %proxy.id, peer = ?self.peer, why, "a client is not what it says");
+        Err(End::Forbidden(why))
+    }
+
     /// The first request that is one, with the client that sent it.
     async fn first(&mut self) -> Result<Option<(Proxy, Incoming)>, End> {
         loop {
@@ -167,13 +225,25 @@ where
     }
 }
 
+/// The first identity that is of the namespace and service account which the client names; what it does not name may be any.
+fn fitting(proxy: &Proxy, identities: &[SmolStr]) -> Option<Identity> {
+    identities.iter().filter_map(|id| Identity::from_spiffe(id)).find(|id| {
+        let namespace = proxy.namespace.as_str().is_empty() || proxy.namespace == id.namespace;
+        let account = proxy.service_account.is_empty() || proxy.service_account == id.service_account;
+        namespace && account
+    })
+}
+
 /// Tells whoever keeps WorkloadEntries, if the client stands for a machine.
 async fn attach(shared: &Shared, proxy: &Proxy) -> Result<Option<Attachment>, Rejection> {
     let Some(events) = &shared.events else {
         return Ok(None);
     };
-    // Who a client is, is not known on plaintext streams.
-    let Some(machine) = events.machine(proxy, None) else {
+    let identity = proxy.identity.as_ref().map(|identity| events::Identity {
+        namespace: identity.namespace.as_str().into(),
+        service_account: identity.service_account.clone(),
+    });
+    let Some(machine) = events.machine(proxy, identity) else {
         return Ok(None);
     };
     let attached = events.connect(machine, (shared.wall_clock)()).await;

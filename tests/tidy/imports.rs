@@ -74,6 +74,7 @@ const TABLE: &[Rule] = &[
         "auth",
         &["base", "proto", "settings", "task", "environment", "fetch", "kube"],
     ),
+    rule("rpc", &["base", "task", "auth"]),
     rule(
         "xds",
         &[
@@ -83,6 +84,7 @@ const TABLE: &[Rule] = &[
             "task",
             "environment",
             "auth",
+            "rpc",
             "generate::Demand",
             "generate::EncodedResource",
             "generate::Proxy",
@@ -107,6 +109,7 @@ const TABLE: &[Rule] = &[
             "fetch",
             "kube",
             "auth",
+            "rpc",
             "model::snapshot",
             "table::Cx",
         ],

@@ -91,7 +91,7 @@ impl Bed {
                 let (ours, theirs) = tokio::io::duplex(16 << 10);
                 let address = SocketAddr::from(([127, 0, 0, 1], 1));
                 let tasks = server.tasks.clone();
-                tasks.spawn("pipe", async move { server.connection(theirs, Peer { address }).await });
+                tasks.spawn("pipe", async move { server.connections().connection(theirs, Peer::plaintext(address)).await });
                 Ok::<_, io::Error>(TokioIo::new(ours))
             }
         });
@@ -227,7 +227,7 @@ async fn state_of_the_world_over_loopback() {
     let server = bed.server.clone();
     bed.environment
         .tasks
-        .spawn("test server", async move { server.serve(listener).await });
+        .spawn("test server", async move { server.connections().serve(listener).await });
     let channel = Endpoint::from_shared(format!("http://{address}"))
         .expect("a URI")
         .connect()

@@ -1,0 +1,231 @@
+//! The gRPC service `IstioCertificateService`: a workload shows who it is and gets a certificate that says so.
+//!
+//! Nothing of a request is read before its caller is known. What the certificate says is what the authenticators say of
+//! the caller; the names in the request count for nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prost::Message;
+use prost_types::value::Kind;
+use smol_str::SmolStr;
+use tokio::sync::Semaphore;
+use tonic::{Code, Status};
+
+use super::signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest};
+use crate::{
+    auth::{Authenticators, Caller},
+    proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse},
+    rpc::{Call, Unary},
+};
+
+const CREATE_CERTIFICATE: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
+/// Fields of the metadata of a request.
+const IMPERSONATED: &str = "ImpersonatedIdentity";
+const CERT_SIGNER: &str = "CertSigner";
+/// How many calls may be in progress: a caller holds one while others (API servers, signers) are asked.
+const CALLS: usize = 1024;
+/// The largest request: a CSR with the largest key that is accepted is a tenth of it.
+const REQUEST_BYTES: usize = 64 << 10;
+
+/// Says whether a caller may have a certificate of somebody else: `Err` tells why not.
+pub type MayImpersonate = Box<dyn Fn(&Caller, &str) -> Result<(), String> + Send + Sync>;
+
+/// The service.
+pub struct CertificateService {
+    authenticators: Authenticators,
+    signer: Arc<dyn Signer>,
+    may_impersonate: Option<MayImpersonate>,
+    calls: Semaphore,
+    metrics: Metrics,
+}
+
+impl CertificateService {
+    /// A service that signs for callers whom the authenticators know. An error means that a metric's name is taken.
+    ///
+    /// Without `may_impersonate` nobody gets a certificate of somebody else.
+    pub fn new(
+        authenticators: Authenticators,
+        signer: Arc<dyn Signer>,
+        may_impersonate: Option<MayImpersonate>,
+        registry: &Registry,
+    ) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            authenticators,
+            signer,
+            may_impersonate,
+            calls: Semaphore::new(CALLS),
+            metrics: Metrics::new(registry)?,
+        })
+    }
+
+    async fn create(&self, mut call: Call) -> Result<Bytes, Status> {
+        self.metrics.requests.inc();
+        let Ok(_permit) = self.calls.try_acquire() else {
+            let message = format!("{CALLS} requests for certificates are in progress; try again in some seconds");
+            return Err(Status::resource_exhausted(message));
+        };
+        let caller = self.caller(&mut call).await?;
+        let message = call.message(REQUEST_BYTES).await?;
+        let request = IstioCertificateRequest::decode(message).map_err(|error| {
+            self.metrics.unreadable.inc();
+            Status::invalid_argument(format!("the request cannot be decoded: {error}"))
+        })?;
+        let identities = self.identities(&caller, text(&request, IMPERSONATED))?;
+        let request = SigningRequest {
+            identities,
+            lifetime: lifetime(request.validity_duration),
+            signer: text(&request, CERT_SIGNER).into(),
+            csr: request.csr.into_bytes(),
+        };
+        match self.signer.sign(request).await {
+            Ok(issued) => {
+                self.metrics.issued.inc();
+                Ok(response(issued).encode_to_vec().into())
+            }
+            Err(error) => Err(self.failed(&caller, &error)),
+        }
+    }
+
+    async fn caller(&self, call: &mut Call) -> Result<Caller, Status> {
+        let credentials = call.credentials();
+        match self.authenticators.authenticate(credentials).await {
+            Ok(caller) if !caller.identities.is_empty() => {
+                call.admit();
+                Ok(caller)
+            }
+            Ok(_) => {
+                self.metrics.nameless.inc();
+                call.offend();
+                Err(Status::unauthenticated("request authenticate failure"))
+            }
+            Err(refused) => {
+                self.metrics.unauthenticated.inc();
+                call.offend();
+                tracing::warn!(address = ?credentials.address, %refused, "a request for a certificate is refused");
+                Err(if refused.is_unavailable() {
+                    Status::unavailable("request authenticate failure: who could tell cannot be asked now; try again")
+                } else {
+                    Status::unauthenticated("request authenticate failure")
+                })
+            }
+        }
+    }
+
+    /// What the certificate is to say.
+    fn identities(&self, caller: &Caller, impersonated: &str) -> Result<Vec<SmolStr>, Status> {
+        if impersonated.is_empty() {
+            return Ok(caller.identities.clone());
+        }
+        let verdict = match &self.may_impersonate {
+            Some(may_impersonate) => may_impersonate(caller, impersonated),
+            None => Err("nobody may; hint: CA_TRUSTED_NODE_ACCOUNTS is not set".to_owned()),
+        };
+        match verdict {
+            Ok(()) => Ok(vec![impersonated.into()]),
+            Err(why) => {
+                self.metrics.unauthenticated.inc();
+                tracing::warn!(caller = ?caller.identities, impersonated, why, "a caller may not have a certificate of somebody else");
+                Err(Status::unauthenticated("request impersonation authentication failure"))
+            }
+        }
+    }
+
+    fn failed(&self, caller: &Caller, error: &SignError) -> Status {
+        tracing::warn!(caller = ?caller.identities, %error, "no certificate was signed");
+        self.metrics.failed.with_label_values(&[error.kind.label()]).inc();
+        let code = match error.kind {
+            SignErrorKind::Csr => {
+                self.metrics.unreadable.inc();
+                Code::InvalidArgument
+            }
+            SignErrorKind::Ttl => Code::InvalidArgument,
+            SignErrorKind::NotReady | SignErrorKind::Generation => Code::Internal,
+        };
+        Status::new(code, error.to_string())
+    }
+}
+
+impl Unary for CertificateService {
+    fn path(&self) -> &'static str {
+        CREATE_CERTIFICATE
+    }
+
+    fn call(&self, call: Call) -> BoxFuture<'_, Result<Bytes, Status>> {
+        self.create(call).boxed()
+    }
+}
+
+/// A field of the metadata that is text; else empty.
+fn text<'a>(request: &'a IstioCertificateRequest, field: &str) -> &'a str {
+    let value = request
+        .metadata
+        .as_ref()
+        .and_then(|metadata| metadata.fields.get(field));
+    match value.and_then(|value| value.kind.as_ref()) {
+        Some(Kind::StringValue(text)) => text,
+        _ => "",
+    }
+}
+
+/// What is not above zero asks for the default.
+fn lifetime(seconds: i64) -> Option<Duration> {
+    u64::try_from(seconds)
+        .ok()
+        .filter(|seconds| *seconds > 0)
+        .map(Duration::from_secs)
+}
+
+/// The roots are the last entry, in one piece: clients tell them from the chain by that.
+fn response(issued: Issued) -> IstioCertificateResponse {
+    let mut cert_chain = issued.chain;
+    cert_chain.extend(Some(issued.roots).filter(|roots| !roots.is_empty()));
+    IstioCertificateResponse { cert_chain }
+}
+
+struct Metrics {
+    requests: IntCounter,
+    unauthenticated: IntCounter,
+    unreadable: IntCounter,
+    nameless: IntCounter,
+    failed: IntCounterVec,
+    issued: IntCounter,
+}
+
+impl Metrics {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let failed = Opts::new(
+            "citadel_server_csr_sign_err_count",
+            "Requests for certificates that could not be fulfilled, by kind.",
+        );
+        let failed = IntCounterVec::new(failed, &["error"])?;
+        registry.register(Box::new(failed.clone()))?;
+        Ok(Self {
+            requests: counter("citadel_server_csr_count", "Requests for certificates.")?,
+            unauthenticated: counter(
+                "citadel_server_authentication_failure_count",
+                "Requests for certificates of callers who are not known, or not who they would be.",
+            )?,
+            unreadable: counter(
+                "citadel_server_csr_parsing_err_count",
+                "Requests for certificates that could not be read.",
+            )?,
+            nameless: counter(
+                "citadel_server_id_extraction_err_count",
+                "Requests for certificates of callers without a name.",
+            )?,
+            failed,
+            issued: counter("citadel_server_success_cert_issuance_count", "Certificates that were signed.")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! The service with callers and a signer that do as they are told.
+
+use std::{collections::BTreeMap, sync::Mutex};
+
+use http::{HeaderMap, Request};
+use http_body_util::Full;
+
+use super::*;
+use crate::{
+    auth::{Authenticator, CallerSource, Credentials, Refusal},
+    rpc::unary,
+};
+
+/// Knows whoever says so in a header.
+struct Named;
+
+impl Authenticator for Named {
+    fn name(&self) -> &'static str {
+        "header"
+    }
+
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+        let name = |headers: &HeaderMap| headers.get("caller").and_then(|name| name.to_str().ok()).map(SmolStr::new);
+        let caller = match name(credentials.headers) {
+            None => Err(Refusal::Absent("header")),
+            Some(name) if name == "away" => Err(Refusal::Unavailable("away".into())),
+            Some(name) => Ok(Caller {
+                source: CallerSource::IdToken,
+                identities: name.split(',').filter(|id| !id.is_empty()).map(SmolStr::new).collect(),
+                kubernetes: None,
+                expires_at: None,
+            }),
+        };
+        async { caller }.boxed()
+    }
+}
+
+#[derive(Default)]
+struct Clerk {
+    asked: Mutex<Vec<SigningRequest>>,
+    error: Option<SignErrorKind>,
+}
+
+impl Signer for Clerk {
+    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
+        self.asked.lock().expect("not poisoned").push(request);
+        let answer = match self.error {
+            Some(kind) => Err(SignError {
+                kind,
+                text: "no".into(),
+            }),
+            None => Ok(Issued {
+                chain: vec!["leaf\n".into(), "ca\n".into()],
+                roots: "a\nb\n".into(),
+            }),
+        };
+        async { answer }.boxed()
+    }
+}
+
+struct Bed {
+    service: CertificateService,
+    clerk: Arc<Clerk>,
+    registry: Registry,
+}
+
+impl Bed {
+    fn new(clerk: Clerk, may_impersonate: Option<MayImpersonate>) -> Self {
+        let (clerk, registry) = (Arc::new(clerk), Registry::new());
+        let authenticators = Authenticators::new(vec![Box::new(Named)]);
+        let service = CertificateService::new(authenticators, clerk.clone(), may_impersonate, &registry);
+        Self {
+            service: service.expect("an empty registry"),
+            clerk,
+            registry,
+        }
+    }
+
+    async fn ask(&self, caller: &str, request: &IstioCertificateRequest) -> Result<Vec<String>, Status> {
+        self.send(caller, &request.encode_to_vec()).await
+    }
+
+    async fn send(&self, caller: &str, message: &[u8]) -> Result<Vec<String>, Status> {
+        let body = Full::new(unary::framed(message).expect("small"));
+        let mut request = Request::post(CREATE_CERTIFICATE);
+        if !caller.is_empty() {
+            request = request.header("caller", caller);
+        }
+        let answer = self.service.call(Call::new(request.body(body).expect("a request"))).await?;
+        let response = IstioCertificateResponse::decode(answer).expect("a response");
+        Ok(response.cert_chain)
+    }
+
+    fn counts(&self) -> BTreeMap<String, f64> {
+        let families = self.registry.gather();
+        let counts = families.iter().filter_map(|family| {
+            let count: f64 = family.get_metric().iter().map(|metric| metric.get_counter().get_value()).sum();
+            let name = family.name().strip_prefix("citadel_server_")?.strip_suffix("_count")?;
+            (count > 0.0).then(|| (name.to_owned(), count))
+        });
+        counts.collect()
+    }
+}
+
+fn request(metadata: &[(&str, &str)]) -> IstioCertificateRequest {
+    let fields = metadata.iter().map(|(name, text)| {
+        let kind = Some(Kind::StringValue((*text).to_owned()));
+        ((*name).to_owned(), prost_types::Value { kind })
+    });
+    IstioCertificateRequest {
+        csr: "csr".into(),
+        validity_duration: 60,
+        metadata: Some(prost_types::Struct {
+            fields: fields.collect(),
+        }),
+    }
+}
+
+const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
+
+#[tokio::test]
+async fn the_roots_are_the_last_entry() {
+    let bed = Bed::new(Clerk::default(), None);
+    let chain = bed.ask(WEB, &request(&[(CERT_SIGNER, "mine")])).await.expect("signed");
+    assert_eq!(chain, ["leaf\n", "ca\n", "a\nb\n"]);
+    let asked = bed.clerk.asked.lock().expect("not poisoned");
+    let expected = SigningRequest {
+        csr: b"csr".to_vec(),
+        identities: vec![WEB.into()],
+        lifetime: Some(Duration::from_mins(1)),
+        signer: "mine".into(),
+    };
+    assert_eq!(*asked, [expected]);
+    assert_eq!(bed.counts(), BTreeMap::from([("csr".into(), 1.0), ("success_cert_issuance".into(), 1.0)]));
+}
+
+#[tokio::test]
+async fn r11_who_is_not_known_gets_nothing() {
+    let bed = Bed::new(Clerk::default(), None);
+    for (caller, code) in [
+        ("", Code::Unauthenticated),
+        (",", Code::Unauthenticated),
+        ("away", Code::Unavailable),
+    ] {
+        let status = bed.ask(caller, &request(&[])).await.expect_err("refused");
+        assert_eq!(status.code(), code, "{caller}");
+        assert!(status.message().starts_with("request authenticate failure"), "{status}");
+    }
+    assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
+    let counts = [("authentication_failure", 2.0), ("csr", 3.0), ("id_extraction_err", 1.0)];
+    assert_eq!(bed.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
+}
+
+#[tokio::test]
+async fn r11_nobody_is_somebody_else_without_leave() {
+    let asked = request(&[(IMPERSONATED, "spiffe://cluster.local/ns/default/sa/other")]);
+    let refused = async |bed: Bed| {
+        let status = bed.ask(WEB, &asked).await.expect_err("refused");
+        assert_eq!(status.code(), Code::Unauthenticated);
+        assert_eq!(status.message(), "request impersonation authentication failure");
+        assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
+    };
+    refused(Bed::new(Clerk::default(), None)).await;
+    refused(Bed::new(Clerk::default(), Some(Box::new(|_, _| Err("not on its node".into()))))).await;
+
+    let bed = Bed::new(Clerk::default(), Some(Box::new(|_, _| Ok(()))));
+    bed.ask(WEB, &asked).await.expect("signed");
+    let asked = bed.clerk.asked.lock().expect("not poisoned");
+    assert_eq!(asked[0].identities, ["spiffe://cluster.local/ns/default/sa/other"]);
+}
+
+#[tokio::test]
+async fn errors_have_istios_codes() {
+    for (kind, code) in [
+        (SignErrorKind::Csr, Code::InvalidArgument),
+        (SignErrorKind::Ttl, Code::InvalidArgument),
+        (SignErrorKind::NotReady, Code::Internal),
+        (SignErrorKind::Generation, Code::Internal),
+    ] {
+        let error = Some(kind);
+        let bed = Bed::new(Clerk { error, ..Clerk::default() }, None);
+        let status = bed.ask(WEB, &request(&[])).await.expect_err("refused");
+        assert_eq!((status.code(), status.message()), (code, "CSR signing error (no)"));
+        assert_eq!(bed.counts()["csr_sign_err"], 1.0);
+    }
+    let bed = Bed::new(Clerk::default(), None);
+    let status = bed.send(WEB, b"\xff").await.expect_err("no message");
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(bed.counts()["csr_parsing_err"], 1.0);
+    let status = bed.send(WEB, &vec![0; REQUEST_BYTES + 1]).await.expect_err("too large");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+}
+
+#[tokio::test]
+async fn calls_in_progress_are_bounded() {
+    let bed = Bed::new(Clerk::default(), None);
+    let all = bed.service.calls.try_acquire_many(CALLS as u32).expect("none in progress");
+    let status = bed.ask(WEB, &request(&[])).await.expect_err("too many");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    drop(all);
+    bed.ask(WEB, &request(&[])).await.expect("signed");
+}
+
+#[test]
+fn lifetimes_that_are_not_above_zero_ask_for_the_default() {
+    assert_eq!([-1, 0, 1].map(lifetime), [None, None, Some(Duration::from_secs(1))]);
+    assert!(lifetime(i64::MAX).is_some());
+}

@@ -1,0 +1,342 @@
+//! What a workload's agent does at the secure port: it makes a key, asks for a certificate with a token or an older
+//! certificate, and asks for configuration with it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use istiod::proto::envoy::config::core::v3;
+use istiod::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use istiod::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use istiod::proto::istio::v1::auth::IstioCertificateRequest;
+use istiod::proto::istio::v1::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use istiod::proto::json::struct_from_json;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status, Streaming};
+
+use super::envoy::Node;
+
+/// How long one answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a server's certificate is verified against.
+#[derive(Clone, Debug)]
+pub(crate) enum Trust {
+    /// These roots, as PEM.
+    Roots(String),
+    /// Nothing: any certificate will do.
+    Anything,
+}
+
+/// What an agent shows of itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown {
+    /// A client certificate.
+    pub(crate) certificate: Option<Certificate>,
+    /// A bearer token.
+    pub(crate) token: Option<String>,
+    /// The cluster that the token is of.
+    pub(crate) cluster: Option<String>,
+    /// Other headers.
+    pub(crate) headers: Vec<(&'static str, String)>,
+}
+
+impl Shown {
+    /// A token, of the cluster that it is shown to.
+    pub(crate) fn token(token: impl Into<String>) -> Shown {
+        Shown {
+            token: Some(token.into()),
+            ..Shown::default()
+        }
+    }
+
+    /// A certificate.
+    pub(crate) fn certificate(certificate: Certificate) -> Shown {
+        Shown {
+            certificate: Some(certificate),
+            ..Shown::default()
+        }
+    }
+
+    fn request<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        let text = |text: &str| MetadataValue::try_from(text).expect("headers of trials are ASCII");
+        if let Some(token) = &self.token {
+            let bearer = format!("Bearer {token}");
+            request.metadata_mut().insert("authorization", text(&bearer));
+        }
+        if let Some(cluster) = &self.cluster {
+            request.metadata_mut().insert("clusterid", text(cluster));
+        }
+        for (name, value) in &self.headers {
+            request.metadata_mut().append(*name, text(value));
+        }
+        request
+    }
+}
+
+/// A certificate with its key.
+#[derive(Clone, Debug)]
+pub(crate) struct Certificate {
+    /// The leaf and what leads to the roots, as PEM.
+    pub(crate) chain: String,
+    /// PKCS#8, as PEM.
+    pub(crate) key: String,
+    /// What it was issued with as roots, as PEM; empty if with none.
+    pub(crate) roots: String,
+}
+
+/// The kinds of keys that agents make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyKind {
+    Ecdsa,
+    Rsa,
+}
+
+/// A key and the request for its certificate, both as PEM.
+pub(crate) fn signing_request(kind: KeyKind) -> (String, String) {
+    let algorithm = match kind {
+        KeyKind::Ecdsa => &PKCS_ECDSA_P256_SHA256,
+        KeyKind::Rsa => &PKCS_RSA_SHA256,
+    };
+    let key = KeyPair::generate_for(algorithm).expect("the library makes such keys");
+    let csr = CertificateParams::default()
+        .serialize_request(&key)
+        .and_then(|request| request.pem())
+        .expect("a key can sign");
+    (key.serialize_pem(), csr)
+}
+
+/// An agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Agent {
+    /// The secure port.
+    pub(crate) address: SocketAddr,
+    /// The name that the server's certificate has to have.
+    pub(crate) server: String,
+    /// What it is verified against.
+    pub(crate) trust: Trust,
+}
+
+impl Agent {
+    /// An agent of the daemon of `istio-system` on that port of 127.0.0.1.
+    pub(crate) fn new(port: u16, trust: Trust) -> Agent {
+        Agent {
+            address: SocketAddr::from(([127, 0, 0, 1], port)),
+            server: "istiod.istio-system.svc".to_owned(),
+            trust,
+        }
+    }
+
+    /// A new connection.
+    pub(crate) async fn channel(&self, shown: &Shown) -> Result<Channel, String> {
+        let tls = TlsConnector::from(Arc::new(self.tls(shown.certificate.as_ref())?));
+        let name = ServerName::try_from(self.server.clone()).map_err(|error| error.to_string())?;
+        let address = self.address;
+        let connector = tower::service_fn(move |_| {
+            let (tls, name) = (tls.clone(), name.clone());
+            async move {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                Ok::<_, std::io::Error>(TokioIo::new(tls.connect(name, stream).await?))
+            }
+        });
+        Endpoint::from_static("http://istiod")
+            .connect_timeout(PATIENCE)
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| chain_of(&error))
+    }
+
+    /// Makes a key and asks for a certificate.
+    pub(crate) async fn certificate(&self, shown: &Shown, kind: KeyKind) -> Result<Certificate, Status> {
+        let (key, csr) = signing_request(kind);
+        let request = IstioCertificateRequest {
+            csr,
+            validity_duration: 3600,
+            metadata: None,
+        };
+        let mut entries = self.sign(shown, request).await?;
+        let roots = entries.pop().unwrap_or_default();
+        Ok(Certificate {
+            chain: entries.concat(),
+            key,
+            roots,
+        })
+    }
+
+    /// One call of `CreateCertificate`: the entries of the chain.
+    pub(crate) async fn sign(&self, shown: &Shown, request: IstioCertificateRequest) -> Result<Vec<String>, Status> {
+        let channel = self.channel(shown).await.map_err(Status::unavailable)?;
+        let mut client = IstioCertificateServiceClient::new(channel);
+        let mut request = shown.request(request);
+        request.set_timeout(PATIENCE);
+        Ok(client.create_certificate(request).await?.into_inner().cert_chain)
+    }
+
+    /// Opens a stream for configuration; nothing is asked for yet.
+    pub(crate) async fn ads(&self, shown: &Shown, node: &Node) -> Result<Stream, Status> {
+        let channel = self.channel(shown).await.map_err(Status::unavailable)?;
+        Stream::open(channel, shown, node).await
+    }
+
+    fn tls(&self, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let builder = match &self.trust {
+            Trust::Anything => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Credulous(provider))),
+            Trust::Roots(pem) => {
+                let mut roots = RootCertStore::empty();
+                for root in certificates(pem)? {
+                    roots.add(root).map_err(|error| error.to_string())?;
+                }
+                builder.with_root_certificates(roots)
+            }
+        };
+        let mut config = match certificate {
+            None => builder.with_no_client_auth(),
+            Some(certificate) => {
+                let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(|error| error.to_string())?;
+                builder
+                    .with_client_auth_cert(certificates(&certificate.chain)?, key)
+                    .map_err(|error| error.to_string())?
+            }
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(config)
+    }
+}
+
+fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())
+}
+
+fn chain_of(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// A stream for configuration, state of the world.
+pub(crate) struct Stream {
+    node: v3::Node,
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Streaming<DiscoveryResponse>,
+}
+
+impl Stream {
+    /// Opens a stream on a connection.
+    pub(crate) async fn open(channel: Channel, shown: &Shown, node: &Node) -> Result<Stream, Status> {
+        let (requests, outbox) = mpsc::channel(16);
+        let request = shown.request(ReceiverStream::new(outbox));
+        let responses = AggregatedDiscoveryServiceClient::new(channel)
+            .max_decoding_message_size(64 << 20)
+            .stream_aggregated_resources(request)
+            .await?;
+        Ok(Stream {
+            node: v3::Node {
+                id: node.id.clone(),
+                metadata: node.metadata.as_object().map(struct_from_json),
+                ..Default::default()
+            },
+            requests,
+            responses: responses.into_inner(),
+        })
+    }
+
+    /// Asks for resources of a type and waits for a response with that type.
+    pub(crate) async fn ask(&mut self, type_url: &str, names: &[&str]) -> Result<DiscoveryResponse, Status> {
+        let request = DiscoveryRequest {
+            node: Some(self.node.clone()),
+            type_url: type_url.to_owned(),
+            resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Default::default()
+        };
+        if self.requests.send(request).await.is_err() {
+            return Err(self.end().await);
+        }
+        loop {
+            let response = self.next().await?;
+            if response.type_url == type_url {
+                return Ok(response);
+            }
+        }
+    }
+
+    /// The next response.
+    pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
+        let next = tokio::time::timeout(PATIENCE, self.responses.message()).await;
+        next.map_err(|_| Status::deadline_exceeded("no response came"))??
+            .ok_or_else(|| Status::ok("the stream ended"))
+    }
+
+    /// How the stream ends.
+    pub(crate) async fn end(&mut self) -> Status {
+        loop {
+            if let Err(status) = self.next().await {
+                return status;
+            }
+        }
+    }
+}
+
+/// Believes every server.
+#[derive(Debug)]
+struct Credulous(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Credulous {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
