@@ -226,7 +226,7 @@ where
 }
 
 /// The first identity that is of the namespace and service account which the client names; what it does not name may be any.
-fn fitting(proxy: &Proxy, identities: &[SmolStr]) -> Option<Identity> {
+pub(super) fn fitting(proxy: &Proxy, identities: &[SmolStr]) -> Option<Identity> {
     identities.iter().filter_map(|id| Identity::from_spiffe(id)).find(|id| {
         let namespace = proxy.namespace.as_str().is_empty() || proxy.namespace == id.namespace;
         let account = proxy.service_account.is_empty() || proxy.service_account == id.service_account;

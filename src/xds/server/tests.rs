@@ -2,14 +2,17 @@
 
 use std::{
     collections::BTreeMap,
+    io,
+    net::SocketAddr,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
 use clap::Parser;
+use hyper_util::rt::TokioIo;
 use prometheus::proto::{LabelPair, MetricFamily};
 use smol_str::{SmolStr, format_smolstr};
-use tokio::sync::mpsc;
+use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Streaming,
@@ -84,14 +87,18 @@ impl Bed {
     }
 
     async fn client_with(&self, endpoint: Endpoint) -> Client {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        self.client_of(endpoint, Peer::plaintext(address)).await
+    }
+
+    async fn client_of(&self, endpoint: Endpoint, peer: Peer) -> Client {
         let server = self.server.clone();
         let connector = tower::service_fn(move |_| {
-            let server = server.clone();
+            let (server, peer) = (server.clone(), peer.clone());
             async move {
                 let (ours, theirs) = tokio::io::duplex(16 << 10);
-                let address = SocketAddr::from(([127, 0, 0, 1], 1));
                 let tasks = server.tasks.clone();
-                tasks.spawn("pipe", async move { server.connections().connection(theirs, Peer::plaintext(address)).await });
+                tasks.spawn("pipe", async move { server.connections().connection(theirs, peer).await });
                 Ok::<_, io::Error>(TokioIo::new(ours))
             }
         });
@@ -615,3 +622,5 @@ async fn machines_are_told_of_before_they_are_served() {
     drop((requests, responses));
     assert!(gone.await.is_err(), "its place was dropped");
 }
+
+mod identity;
