@@ -10,8 +10,8 @@ pub mod local;
 pub mod mesh_trust;
 pub mod registration;
 pub mod root;
-pub mod serving;
 pub mod server;
+pub mod serving;
 pub mod signing;
 
 use bytes::Bytes;

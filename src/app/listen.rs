@@ -14,8 +14,8 @@ use super::AppError;
 use crate::{
     admin::{debug, server},
     environment::Environment,
-    settings::Address,
     rpc::{Peer, is_grpc},
+    settings::Address,
     xds::{body::FlatBody, server::Server},
 };
 

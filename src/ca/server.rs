@@ -222,7 +222,10 @@ impl Metrics {
                 "Requests for certificates of callers without a name.",
             )?,
             failed,
-            issued: counter("citadel_server_success_cert_issuance_count", "Certificates that were signed.")?,
+            issued: counter(
+                "citadel_server_success_cert_issuance_count",
+                "Certificates that were signed.",
+            )?,
         })
     }
 }

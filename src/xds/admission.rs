@@ -122,7 +122,10 @@ impl Admission {
 
     /// Waits, in order of arrival, until a request of this size may be held.
     pub async fn request(&self, size_bytes: usize) -> Option<Share> {
-        let permit = self.requests.clone().acquire_many_owned(units(size_bytes, REQUEST_UNITS));
+        let permit = self
+            .requests
+            .clone()
+            .acquire_many_owned(units(size_bytes, REQUEST_UNITS));
         permit.await.ok().map(|permit| Share { _permit: permit })
     }
 

@@ -61,6 +61,8 @@ pub struct ServerOptions {
     pub limits: Limits,
     /// How long streams may take.
     pub patience: Patience,
+    /// How long a connection may take until a stream of it is admitted.
+    pub stranger_patience: Duration,
 }
 
 impl Default for ServerOptions {
@@ -81,6 +83,7 @@ impl Default for ServerOptions {
                 streams_per_second: None,
             },
             patience: Patience::default(),
+            stranger_patience: STRANGER_PATIENCE,
         }
     }
 }
@@ -191,7 +194,7 @@ impl Server {
             age_grace: self.options.age_grace,
             max_streams: self.options.max_streams,
             handshake_patience: HANDSHAKE_PATIENCE,
-            stranger_patience: STRANGER_PATIENCE,
+            stranger_patience: self.options.stranger_patience,
             strangers: STRANGERS,
             wall_clock: self.shared.wall_clock,
         };
@@ -225,7 +228,10 @@ impl Server {
         }
         let (body, outlet) = Body::channel();
         let (mut parts, requests) = request.into_parts();
-        let (peer, guest) = (parts.extensions.remove::<Peer>(), parts.extensions.remove::<Arc<Guest>>());
+        let (peer, guest) = (
+            parts.extensions.remove::<Peer>(),
+            parts.extensions.remove::<Arc<Guest>>(),
+        );
         let caller = match self.caller(peer.as_ref(), &parts.headers).await {
             Ok(caller) => caller,
             Err(status) => {

@@ -38,9 +38,6 @@ use crate::{
 
 /// The type of messages by which agents tell the health of their workload; they are no requests.
 const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
-/// How long a stream may take to send its first request.
-const FIRST_PATIENCE: Duration = Duration::from_secs(30);
-
 /// How long things may take before it is said, or work for others goes on.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -50,6 +47,8 @@ pub struct Patience {
     pub write: Duration,
     /// How long a first configuration may hold its share of the work in flight.
     pub first: Duration,
+    /// How long a stream may take to send its first request.
+    pub request: Duration,
 }
 
 impl Default for Patience {
@@ -58,6 +57,7 @@ impl Default for Patience {
             share: Duration::from_secs(1),
             write: Duration::from_secs(5),
             first: Duration::from_secs(10),
+            request: Duration::from_secs(30),
         }
     }
 }
@@ -147,7 +147,9 @@ where
     }
 
     async fn serve(&mut self) -> Result<(), End> {
-        let first = timeout(FIRST_PATIENCE, self.first()).await.unwrap_or(Err(End::Silent));
+        let first = timeout(self.shared.patience.request, self.first())
+            .await
+            .unwrap_or(Err(End::Silent));
         if let Some(guest) = &self.guest {
             match &first {
                 Ok(Some(_)) => guest.admit(),

@@ -212,7 +212,8 @@ impl Agent {
         let mut config = match certificate {
             None => builder.with_no_client_auth(),
             Some(certificate) => {
-                let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(|error| error.to_string())?;
+                let key =
+                    PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).map_err(|error| error.to_string())?;
                 builder
                     .with_client_auth_cert(certificates(&certificate.chain)?, key)
                     .map_err(|error| error.to_string())?

@@ -20,7 +20,12 @@ impl Authenticator for Named {
     }
 
     fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
-        let name = |headers: &HeaderMap| headers.get("caller").and_then(|name| name.to_str().ok()).map(SmolStr::new);
+        let name = |headers: &HeaderMap| {
+            headers
+                .get("caller")
+                .and_then(|name| name.to_str().ok())
+                .map(SmolStr::new)
+        };
         let caller = match name(credentials.headers) {
             None => Err(Refusal::Absent("header")),
             Some(name) if name == "away" => Err(Refusal::Unavailable("away".into())),
@@ -86,7 +91,10 @@ impl Bed {
         if !caller.is_empty() {
             request = request.header("caller", caller);
         }
-        let answer = self.service.call(Call::new(request.body(body).expect("a request"))).await?;
+        let answer = self
+            .service
+            .call(Call::new(request.body(body).expect("a request")))
+            .await?;
         let response = IstioCertificateResponse::decode(answer).expect("a response");
         Ok(response.cert_chain)
     }
@@ -94,7 +102,11 @@ impl Bed {
     fn counts(&self) -> BTreeMap<String, f64> {
         let families = self.registry.gather();
         let counts = families.iter().filter_map(|family| {
-            let count: f64 = family.get_metric().iter().map(|metric| metric.get_counter().get_value()).sum();
+            let count: f64 = family
+                .get_metric()
+                .iter()
+                .map(|metric| metric.get_counter().get_value())
+                .sum();
             let name = family.name().strip_prefix("citadel_server_")?.strip_suffix("_count")?;
             (count > 0.0).then(|| (name.to_owned(), count))
         });
@@ -131,7 +143,10 @@ async fn the_roots_are_the_last_entry() {
         signer: "mine".into(),
     };
     assert_eq!(*asked, [expected]);
-    assert_eq!(bed.counts(), BTreeMap::from([("csr".into(), 1.0), ("success_cert_issuance".into(), 1.0)]));
+    assert_eq!(
+        bed.counts(),
+        BTreeMap::from([("csr".into(), 1.0), ("success_cert_issuance".into(), 1.0)])
+    );
 }
 
 #[tokio::test]
@@ -147,8 +162,15 @@ async fn r11_who_is_not_known_gets_nothing() {
         assert!(status.message().starts_with("request authenticate failure"), "{status}");
     }
     assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
-    let counts = [("authentication_failure", 2.0), ("csr", 3.0), ("id_extraction_err", 1.0)];
-    assert_eq!(bed.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
+    let counts = [
+        ("authentication_failure", 2.0),
+        ("csr", 3.0),
+        ("id_extraction_err", 1.0),
+    ];
+    assert_eq!(
+        bed.counts(),
+        counts.map(|(name, count)| (name.to_owned(), count)).into()
+    );
 }
 
 #[tokio::test]
@@ -161,7 +183,11 @@ async fn r11_nobody_is_somebody_else_without_leave() {
         assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
     };
     refused(Bed::new(Clerk::default(), None)).await;
-    refused(Bed::new(Clerk::default(), Some(Box::new(|_, _| Err("not on its node".into()))))).await;
+    refused(Bed::new(
+        Clerk::default(),
+        Some(Box::new(|_, _| Err("not on its node".into()))),
+    ))
+    .await;
 
     let bed = Bed::new(Clerk::default(), Some(Box::new(|_, _| Ok(()))));
     bed.ask(WEB, &asked).await.expect("signed");
@@ -178,7 +204,13 @@ async fn errors_have_istios_codes() {
         (SignErrorKind::Generation, Code::Internal),
     ] {
         let error = Some(kind);
-        let bed = Bed::new(Clerk { error, ..Clerk::default() }, None);
+        let bed = Bed::new(
+            Clerk {
+                error,
+                ..Clerk::default()
+            },
+            None,
+        );
         let status = bed.ask(WEB, &request(&[])).await.expect_err("refused");
         assert_eq!((status.code(), status.message()), (code, "CSR signing error (no)"));
         assert_eq!(bed.counts()["csr_sign_err"], 1.0);
@@ -194,7 +226,11 @@ async fn errors_have_istios_codes() {
 #[tokio::test]
 async fn calls_in_progress_are_bounded() {
     let bed = Bed::new(Clerk::default(), None);
-    let all = bed.service.calls.try_acquire_many(CALLS as u32).expect("none in progress");
+    let all = bed
+        .service
+        .calls
+        .try_acquire_many(CALLS as u32)
+        .expect("none in progress");
     let status = bed.ask(WEB, &request(&[])).await.expect_err("too many");
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(all);

@@ -98,7 +98,10 @@ impl Bed {
             async move {
                 let (ours, theirs) = tokio::io::duplex(16 << 10);
                 let tasks = server.tasks.clone();
-                tasks.spawn("pipe", async move { server.connections().connection(theirs, peer).await });
+                tasks.spawn(
+                    "pipe",
+                    async move { server.connections().connection(theirs, peer).await },
+                );
                 Ok::<_, io::Error>(TokioIo::new(ours))
             }
         });
