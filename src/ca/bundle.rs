@@ -187,7 +187,7 @@ impl Material {
 }
 
 /// The certificates from one to a root, both included.
-fn path<'a>(
+pub(super) fn path<'a>(
     from: &'a Certificate,
     chain: &'a [Certificate],
     roots: &'a [Certificate],

@@ -1,3 +1,378 @@
-//! Certificates that a signer of Kubernetes signs: this process checks who asks for what, and approves.
+//! Certificates that a signer of Kubernetes signs: this process checks who asks for what, approves, and hands on the chain.
+//!
+//! What a reader would get wrong: what comes back is what the request asked for. A CA of our own puts the caller's names into
+//! a certificate whatever stands in the request; another signer does not know the caller, so here a request that asks for
+//! anything else is refused.
 
+mod check;
 pub mod request;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ::kube::Client;
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use smol_str::SmolStr;
+use tokio::sync::{Semaphore, watch};
+
+use self::request::{Order, OrderError};
+use super::{
+    TrustBundle,
+    authority::Limits,
+    bundle::{self, Expiry},
+    certificate::Certificate,
+    files::FileWatch,
+    mesh_trust::MeshTrust,
+    signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
+};
+use crate::{
+    base::duration,
+    environment::{self, Environment},
+    settings::Settings,
+    task::Tasks,
+};
+
+/// The value of `EXTERNAL_CA`.
+const KUBERNETES: &str = "ISTIOD_RA_KUBERNETES_API";
+/// Where the root of the signer is mounted.
+const ROOTS: &str = "./etc/external-ca-cert/root-cert.pem";
+/// The root of the cluster's own CA.
+const CLUSTER_ROOTS: &str = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+/// Objects that are awaited at once. Each has a watch of its own at the API server.
+const AT_ONCE: usize = 64;
+/// What certificates of workloads are for.
+const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth", "client auth"];
+
+/// How certificates are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistrationRules {
+    /// `K8S_SIGNER`: who signs if the caller names nobody; may be empty.
+    pub signer: SmolStr,
+    /// `CERT_SIGNER_DOMAIN`: the domain of the signers that callers may name; empty: they may not.
+    pub domain: SmolStr,
+    /// The file with the roots of the signer; none: the mesh config or the chain has them.
+    pub roots: Option<PathBuf>,
+    /// The signer of the control plane's own certificate, if `PILOT_CERT_PROVIDER` names one: its root is trusted.
+    pub own_signer: SmolStr,
+    /// How long certificates hold.
+    pub limits: Limits,
+}
+
+/// Settings that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegistrationError {
+    /// Who that is, is not known.
+    #[error("EXTERNAL_CA={0} is not possible; hint: the only value is {KUBERNETES}")]
+    UnknownCa(String),
+    /// There is nobody to ask.
+    #[error("EXTERNAL_CA={KUBERNETES} needs a Kubernetes cluster; hint: istiod runs in one, or --kubeconfig names one")]
+    NoCluster,
+}
+
+impl RegistrationRules {
+    /// What settings say; `None` if this process is to sign itself.
+    pub fn of(settings: &Settings, limits: Limits) -> Result<Option<Self>, RegistrationError> {
+        let text = |name: &str| SmolStr::from(settings.variable(name).unwrap_or_default());
+        match text("EXTERNAL_CA").as_str() {
+            "" => return Ok(None),
+            KUBERNETES => {}
+            other => return Err(RegistrationError::UnknownCa(other.to_owned())),
+        }
+        let domain = text("CERT_SIGNER_DOMAIN");
+        let provider = text("PILOT_CERT_PROVIDER");
+        Ok(Some(Self {
+            signer: text("K8S_SIGNER"),
+            roots: roots_file(&domain, &Path::is_file),
+            domain,
+            own_signer: provider.strip_prefix("k8s.io/").unwrap_or_default().into(),
+            limits,
+        }))
+    }
+
+    /// The full name of the signer that is to sign.
+    fn signer(&self, named: &str) -> Result<String, String> {
+        match (named, self.domain.as_str(), self.signer.as_str()) {
+            ("", _, "") => Err("the request names no signer, and K8S_SIGNER is not set".into()),
+            ("", _, signer) => Ok(signer.to_owned()),
+            (named, "", _) => Err(format!("certSignerDomain is required for signer {named}")),
+            (named, domain, _) if is_path_segment(named) => Ok(format!("{domain}/{named}")),
+            (named, ..) => Err(format!("{named:?} is not the name of a signer")),
+        }
+    }
+
+    /// The lifetime to ask for; none: the signer decides.
+    fn lifetime(&self, asked: Option<Duration>) -> Result<Option<Duration>, String> {
+        match asked {
+            Some(asked) if asked > self.limits.max => Err(format!(
+                "requested TTL {} is greater than the max allowed TTL {}",
+                duration::format_seconds(asked),
+                duration::format_seconds(self.limits.max)
+            )),
+            Some(Duration::ZERO) => Ok(None),
+            other => Ok(other),
+        }
+    }
+}
+
+/// Signers are named `domain/path`. A path that is longer or has slashes would name signers that nobody meant.
+fn is_path_segment(name: &str) -> bool {
+    name.len() <= 253
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte))
+}
+
+fn roots_file(domain: &str, is_file: &dyn Fn(&Path) -> bool) -> Option<PathBuf> {
+    match (is_file(Path::new(ROOTS)), domain) {
+        (true, _) => Some(ROOTS.into()),
+        (false, "") => Some(CLUSTER_ROOTS.into()),
+        // Signers of the domain have roots of their own.
+        (false, _) => None,
+    }
+}
+
+/// What others need of it. Cheap to clone.
+#[derive(Clone)]
+pub struct Registration {
+    /// Has requests of workloads signed.
+    pub signer: Arc<dyn Signer>,
+    /// What the mesh trusts: the file's roots and those that the mesh config names for the signers; `None` while none is known.
+    pub trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+}
+
+/// Starts to follow the roots, and gives the signer.
+pub fn start(
+    environment: &Environment,
+    rules: RegistrationRules,
+    client: Option<Client>,
+    mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+) -> Result<Registration, RegistrationError> {
+    let client = client.ok_or(RegistrationError::NoCluster)?;
+    let (files, roots) = watch::channel(None);
+    if let Some(path) = rules.roots.clone() {
+        let reading = follow_roots(path, files);
+        environment.tasks.spawn_until_shutdown("roots of the signer", reading);
+    }
+    let (out, trust) = watch::channel(None);
+    let following = follow_trust(rules.clone(), roots.clone(), mesh.clone(), out);
+    environment.tasks.spawn_until_shutdown("trust of the signer", following);
+    let signer = KubernetesSigner {
+        rules,
+        client,
+        tasks: environment.tasks.clone(),
+        roots,
+        mesh,
+        at_once: Semaphore::new(AT_ONCE),
+    };
+    Ok(Registration {
+        signer: Arc::new(signer),
+        trust,
+    })
+}
+
+/// Reads the file whenever it changes; what was good stays.
+async fn follow_roots(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
+    let mut watch = FileWatch::new([path.as_path()]);
+    let mut complained = String::new();
+    loop {
+        let read = std::fs::read(&path).map_err(|error| error.to_string());
+        let checked = read.and_then(|pem| match Certificate::all_from_pem(&pem)?.as_slice() {
+            [] => Err("there is no PEM block CERTIFICATE".to_owned()),
+            _ => Ok(Bytes::from(pem)),
+        });
+        match checked {
+            Ok(pem) => {
+                complained.clear();
+                roots.send_if_modified(|known| {
+                    let news = known.as_ref() != Some(&pem);
+                    *known = Some(pem);
+                    news
+                });
+            }
+            Err(error) if error != complained => {
+                tracing::error!(file = %path.display(), error, "the signer's root certificates cannot be read");
+                complained = error;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = watch.changed() => {}
+            () = roots.closed() => return,
+        }
+    }
+}
+
+async fn follow_trust(
+    rules: RegistrationRules,
+    mut roots: watch::Receiver<Option<Bytes>>,
+    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+    out: watch::Sender<Option<Arc<TrustBundle>>>,
+) {
+    let has_file = rules.roots.is_some();
+    loop {
+        let now = {
+            let (roots, mesh) = (roots.borrow_and_update().clone(), mesh.borrow_and_update());
+            trusted(&rules, roots.as_ref(), mesh.as_deref())
+        };
+        out.send_if_modified(|last| {
+            // What was trusted last stays where nothing is.
+            let news = now.is_some() && *last != now;
+            if news {
+                last.clone_from(&now);
+            }
+            news
+        });
+        tokio::select! {
+            changed = roots.changed(), if has_file => if changed.is_err() { return },
+            changed = mesh.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// The roots of the file and of the signers that the settings name, each certificate once.
+fn trusted(rules: &RegistrationRules, roots: Option<&Bytes>, mesh: Option<&MeshTrust>) -> Option<Arc<TrustBundle>> {
+    let signers = [&rules.own_signer, &rules.signer]
+        .into_iter()
+        .filter(|name| !name.is_empty());
+    let named = signers.filter_map(|signer| mesh?.signer_roots(signer));
+    let texts = roots.map(Bytes::as_ref).into_iter().chain(named.map(str::as_bytes));
+    let mut all: Vec<Certificate> = Vec::new();
+    for text in texts {
+        match Certificate::all_from_pem(text) {
+            Ok(certificates) => all.extend(certificates),
+            Err(error) => tracing::error!(
+                error,
+                "caCertificates of the mesh config: roots of a signer cannot be read"
+            ),
+        }
+    }
+    let mut blocks: Vec<String> = Vec::new();
+    for block in all.iter().map(Certificate::pem) {
+        if !blocks.contains(&block) {
+            blocks.push(block);
+        }
+    }
+    let roots = (!blocks.is_empty()).then(|| Bytes::from(blocks.concat()))?;
+    Some(Arc::new(TrustBundle { roots, revoked: None }))
+}
+
+/// Has certificates signed by Kubernetes.
+struct KubernetesSigner {
+    rules: RegistrationRules,
+    client: Client,
+    tasks: Tasks,
+    /// The file's roots.
+    roots: watch::Receiver<Option<Bytes>>,
+    mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+    at_once: Semaphore,
+}
+
+impl Signer for KubernetesSigner {
+    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
+        self.order(request).boxed()
+    }
+}
+
+impl KubernetesSigner {
+    async fn order(&self, request: SigningRequest) -> Result<Issued, SignError> {
+        let csr = check::check(&request.csr, &request.identities).map_err(|why| {
+            let text = format!("unable to validate SAN Identities in CSR: {why}");
+            error(SignErrorKind::Csr, text)
+        })?;
+        let lifetime = self.rules.lifetime(request.lifetime);
+        let order = Order {
+            csr,
+            lifetime: lifetime.map_err(|text| error(SignErrorKind::Ttl, text))?,
+            signer: (self.rules.signer(&request.signer)).map_err(|text| error(SignErrorKind::Generation, text))?,
+            usages: USAGES,
+            names: request.identities.join(","),
+        };
+        let signer = order.signer.clone();
+        let turn = self.at_once.acquire();
+        let turn = tokio::time::timeout(request::PATIENCE, turn).await;
+        let Ok(Ok(_turn)) = turn else {
+            let text = "too many certificates are being signed; try again later".into();
+            return Err(error(SignErrorKind::NotReady, text));
+        };
+        let signed = request::sign(&self.client, &self.tasks, order).await;
+        let chain = signed.map_err(|failure| {
+            let kind = match failure {
+                OrderError::Ending => SignErrorKind::NotReady,
+                _ => SignErrorKind::Generation,
+            };
+            error(kind, failure.to_string())
+        })?;
+        let file = self.roots.borrow().clone();
+        let mesh = self.mesh.borrow().clone();
+        let known = Roots {
+            file: file.as_deref(),
+            mesh: mesh.as_ref().and_then(|mesh| mesh.signer_roots(&signer)),
+            // Parity: whom the caller named is asked for proof, whom the settings name is believed.
+            proof: !request.signer.is_empty(),
+        };
+        issued(&chain, &known, environment::wall_clock()).map_err(|text| error(SignErrorKind::Csr, text))
+    }
+}
+
+/// The roots that a chain may lead to.
+struct Roots<'a> {
+    /// Those of the file, as PEM. They are always believed.
+    file: Option<&'a [u8]>,
+    /// Those that the mesh config names for the signer, as PEM.
+    mesh: Option<&'a str>,
+    /// The chain has to lead to one.
+    proof: bool,
+}
+
+/// What is answered: the chain, and the roots unless they stand at its end.
+fn issued(chain: &str, known: &Roots<'_>, now: SystemTime) -> Result<Issued, String> {
+    let certificates = Certificate::all_from_pem(chain.as_bytes())?;
+    let blocks = certificates.iter().map(Certificate::pem).collect();
+    if let Some(file) = known.file {
+        return Ok(Issued {
+            chain: blocks,
+            roots: String::from_utf8_lossy(file).into_owned(),
+        });
+    }
+    let (leaf, above) = certificates.split_first().ok_or("the signer gave no certificate")?;
+    let last = above
+        .last()
+        .filter(|last| last.is_self_issued() && last.is_issued_by(last));
+    let roots = match (known.mesh, last) {
+        (Some(mesh), _) => Certificate::all_from_pem(mesh.as_bytes())
+            .map_err(|error| format!("caCertificates of the mesh config: {error}"))?,
+        (None, Some(last)) => vec![last.clone()],
+        (None, None) if known.proof => {
+            return Err(
+                "failed to find root cert from either signed cert-chain or mesh config; \
+                        hint: add an entry to caCertificates whose certSigners has the signer"
+                    .into(),
+            );
+        }
+        (None, None) => Vec::new(),
+    };
+    if known.proof {
+        bundle::path(leaf, above, &roots, now, Expiry::Counts)
+            .map_err(|why| format!("root cert from signed cert-chain is invalid ({why})"))?;
+    }
+    let stands_at_the_end = matches!(roots.as_slice(), [root] if last == Some(root));
+    Ok(Issued {
+        chain: blocks,
+        roots: if stands_at_the_end {
+            String::new()
+        } else {
+            roots.iter().map(Certificate::pem).collect()
+        },
+    })
+}
+
+fn error(kind: SignErrorKind, text: String) -> SignError {
+    SignError { kind, text }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+use std::collections::BTreeMap;
+
+use clap::Parser;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+use super::*;
+use crate::{
+    ca::mesh_trust::{Anchor, AnchorSource},
+    settings::DiscoveryFlags,
+};
+
+const HOUR: Duration = Duration::from_hours(1);
+const LIMITS: Limits = Limits {
+    default: HOUR,
+    max: Duration::from_hours(24),
+};
+
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000)
+}
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: DiscoveryFlags,
+}
+
+fn settings(variables: &[(&str, &str)]) -> Settings {
+    let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+    Settings {
+        flags: Line::try_parse_from(["istiod"]).expect("flags").flags,
+        variables: BTreeMap::from_iter(variables),
+    }
+}
+
+fn rules(signer: &str, domain: &str) -> RegistrationRules {
+    RegistrationRules {
+        signer: signer.into(),
+        domain: domain.into(),
+        roots: None,
+        own_signer: SmolStr::default(),
+        limits: LIMITS,
+    }
+}
+
+fn params(name: &str, ca: bool) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    (params.not_before, params.not_after) = ((now() - HOUR).into(), (now() + HOUR).into());
+    if ca {
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    }
+    params
+}
+
+type Issuer = CertifiedIssuer<'static, KeyPair>;
+
+fn root(name: &str) -> Issuer {
+    CertifiedIssuer::self_signed(params(name, true), KeyPair::generate().expect("a key")).expect("a root")
+}
+
+fn leaf(issuer: &Issuer) -> String {
+    let key = KeyPair::generate().expect("a key");
+    params("leaf", false).signed_by(&key, issuer).expect("a leaf").pem()
+}
+
+#[test]
+fn settings_decide_who_signs() {
+    let of = |variables: &[(&str, &str)]| RegistrationRules::of(&settings(variables), LIMITS);
+    assert_eq!(of(&[]), Ok(None));
+    assert_eq!(
+        of(&[("EXTERNAL_CA", "ISTIOD_RA_ISTIO_API")]),
+        Err(RegistrationError::UnknownCa("ISTIOD_RA_ISTIO_API".into()))
+    );
+    let rules = of(&[
+        ("EXTERNAL_CA", KUBERNETES),
+        ("K8S_SIGNER", "kubernetes.io/legacy-unknown"),
+        ("CERT_SIGNER_DOMAIN", "clusterissuers.cert-manager.io"),
+        ("PILOT_CERT_PROVIDER", "k8s.io/clusterissuers.cert-manager.io/own"),
+    ]);
+    let rules = rules.expect("rules").expect("a registration");
+    assert_eq!(rules.signer, "kubernetes.io/legacy-unknown");
+    assert_eq!(rules.own_signer, "clusterissuers.cert-manager.io/own");
+    assert_eq!(rules.roots, None, "signers of a domain have their own");
+}
+
+#[test]
+fn roots_are_mounted_or_the_clusters() {
+    assert_eq!(roots_file("", &|_| true), Some(ROOTS.into()));
+    assert_eq!(roots_file("a.b", &|_| true), Some(ROOTS.into()));
+    assert_eq!(roots_file("", &|_| false), Some(CLUSTER_ROOTS.into()));
+    assert_eq!(roots_file("a.b", &|_| false), None);
+}
+
+#[test]
+fn callers_name_signers_of_the_domain_only() {
+    assert_eq!(rules("a.b/c", "d.e").signer(""), Ok("a.b/c".into()));
+    assert_eq!(rules("a.b/c", "d.e").signer("f"), Ok("d.e/f".into()));
+    assert!(rules("", "d.e").signer("").expect_err("nobody").contains("K8S_SIGNER"));
+    let error = rules("a.b/c", "").signer("f").expect_err("no domain");
+    assert_eq!(error, "certSignerDomain is required for signer f");
+    for bad in ["f/g", "../f", "f\n", &"x".repeat(254)] {
+        assert!(rules("a.b/c", "d.e").signer(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn lifetimes_are_bounded() {
+    let rules = rules("a.b/c", "");
+    assert_eq!(rules.lifetime(None), Ok(None));
+    assert_eq!(rules.lifetime(Some(Duration::ZERO)), Ok(None));
+    assert_eq!(rules.lifetime(Some(HOUR)), Ok(Some(HOUR)));
+    assert_eq!(rules.lifetime(Some(LIMITS.max)), Ok(Some(LIMITS.max)));
+    let error = rules
+        .lifetime(Some(LIMITS.max + Duration::from_secs(1)))
+        .expect_err("too long");
+    assert_eq!(
+        error,
+        "requested TTL 24h0m1s is greater than the max allowed TTL 24h0m0s"
+    );
+}
+
+fn answer(chain: &str, file: Option<&str>, mesh: Option<&str>, proof: bool) -> Result<Issued, String> {
+    let known = Roots {
+        file: file.map(str::as_bytes),
+        mesh,
+        proof,
+    };
+    issued(chain, &known, now())
+}
+
+#[test]
+fn the_file_has_the_roots() {
+    let (root, other) = (root("root"), root("other").pem());
+    let answer = answer(&leaf(&root), Some(&other), None, false).expect("an answer");
+    assert_eq!((answer.chain.len(), answer.roots.as_str()), (1, other.as_str()));
+}
+
+#[test]
+fn a_named_signer_proves_itself() {
+    let (root, other) = (root("root"), root("root").pem());
+    let leaf = leaf(&root);
+    let both = format!("{leaf}{}", root.pem());
+    let pem = root.pem();
+
+    let answered = answer(&both, None, None, true).expect("the chain has its root");
+    assert_eq!((answered.chain.len(), answered.roots.as_str()), (2, ""));
+    assert!(answered.chain.iter().all(|block| block.ends_with('\n')));
+    let answered = answer(&both, None, Some(&pem), true).expect("the mesh config has it too");
+    assert_eq!((answered.chain.len(), answered.roots.as_str()), (2, ""));
+    let answered = answer(&leaf, None, Some(&pem), true).expect("the mesh config has it");
+    assert_eq!((answered.chain.len(), answered.roots.trim()), (1, pem.trim()));
+    let two = format!("{pem}{other}");
+    let answered = answer(&both, None, Some(&two), true).expect("the mesh config has more");
+    assert_eq!(
+        answered.roots.matches("BEGIN").count(),
+        2,
+        "they are the last element, as one"
+    );
+
+    let error = answer(&leaf, None, None, true).expect_err("no root");
+    assert!(error.starts_with("failed to find root cert from either signed cert-chain or mesh config"));
+    let error = answer(&both, None, Some(&other), true).expect_err("another root");
+    assert!(
+        error.starts_with("root cert from signed cert-chain is invalid"),
+        "{error}"
+    );
+    assert!(
+        answer(&leaf, None, None, false).is_ok(),
+        "the signer of the settings is believed"
+    );
+}
+
+#[test]
+fn an_expired_chain_is_no_proof() {
+    let root = root("root");
+    let mut params = params("leaf", false);
+    params.not_after = (now() - Duration::from_secs(1)).into();
+    let leaf = params
+        .signed_by(&KeyPair::generate().expect("a key"), &root)
+        .expect("a leaf");
+    assert!(answer(&leaf.pem(), None, Some(&root.pem()), true).is_err());
+}
+
+#[test]
+fn the_mesh_trusts_what_its_signers_have() {
+    let (file, own, default, other) = (
+        root("file").pem(),
+        root("own").pem(),
+        root("default").pem(),
+        root("x").pem(),
+    );
+    let anchor = |pem: &str, signer: &str| Anchor {
+        source: AnchorSource::Pem(pem.into()),
+        signers: vec![signer.into()],
+        trust_domains: Vec::new(),
+    };
+    let mesh = MeshTrust {
+        anchors: vec![
+            anchor(&default, "a/default"),
+            anchor(&own, "a/own"),
+            anchor(&other, "a/x"),
+        ],
+        ..MeshTrust::default()
+    };
+    let rules = RegistrationRules {
+        own_signer: "a/own".into(),
+        ..rules("a/default", "")
+    };
+    let file = Bytes::from(file);
+    let trusted =
+        |file: Option<&Bytes>, mesh: Option<&MeshTrust>| trusted(&rules, file, mesh).map(|trust| trust.roots.clone());
+    let block = |pem: &str| Certificate::all_from_pem(pem.as_bytes()).expect("PEM")[0].pem();
+    let blocks = |pems: &[&str]| Some(Bytes::from(pems.iter().map(|pem| block(pem)).collect::<String>()));
+    let file_text = std::str::from_utf8(&file).expect("text");
+    assert_eq!(trusted(None, None), None);
+    assert_eq!(trusted(Some(&file), None), blocks(&[file_text]));
+    assert_eq!(trusted(Some(&file), Some(&mesh)), blocks(&[file_text, &own, &default]));
+    assert_eq!(
+        trusted(Some(&Bytes::from(own.clone())), Some(&mesh)),
+        blocks(&[&own, &default]),
+        "each once"
+    );
+}
