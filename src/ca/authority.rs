@@ -14,6 +14,7 @@ use super::{
     bundle::{BundleError, Expiry, Material, Verified},
     certificate::{self, Certificate, Names, Request, Validity},
     key::{self, KeyKind, PrivateKey},
+    rotate::Passing,
     signing::{Issued, SignError, SignErrorKind, SigningRequest},
 };
 use crate::base::{Sensitive, duration};
@@ -44,18 +45,23 @@ pub struct Serving {
 }
 
 /// See the module's text.
+#[derive(Clone)]
 pub struct Authority {
     material: Material,
     certificate: Certificate,
     key: Arc<PrivateKey>,
-    /// PEM blocks, each ending in a newline.
-    chain: Vec<String>,
-    first_of_chain: Option<SystemTime>,
-    /// All that the mesh trusts, as PEM.
-    trusted: Bytes,
+    own_chain: Vec<Certificate>,
     roots: Vec<Certificate>,
     root: Certificate,
     holds_until: SystemTime,
+    /// Roots of CAs before this one that are trusted still.
+    held: Vec<Passing>,
+    /// By what those who trust only CAs before this one trust it.
+    bridges: Vec<Passing>,
+    /// What is sent after every leaf: PEM blocks, each ending in a newline.
+    chain: Vec<String>,
+    /// All that the mesh trusts, as PEM.
+    trusted: Bytes,
 }
 
 impl Authority {
@@ -76,16 +82,40 @@ impl Authority {
             root,
         } = verified;
         Ok(Self {
-            first_of_chain: chain.first().map(|first| first.not_after),
             chain: chain.iter().map(Certificate::pem).collect(),
             trusted: material.roots.pem.clone(),
             material,
             certificate,
             key: Arc::new(key),
+            own_chain: chain,
             roots,
             root,
             holds_until,
+            held: Vec::new(),
+            bridges: Vec::new(),
         })
+    }
+
+    /// The same with roots that are trusted beside its own, and with what vouches for it, as far as they have not passed.
+    pub(super) fn beside(mut self, mut held: Vec<Passing>, mut bridges: Vec<Passing>, now: SystemTime) -> Self {
+        held.retain(|one| now < one.until && !self.roots.contains(&one.certificate));
+        bridges.retain(|one| now < one.until);
+        let mut trusted = self.material.roots.pem.to_vec();
+        if !held.is_empty() && !trusted.ends_with(b"\n") {
+            trusted.push(b'\n');
+        }
+        trusted.extend(held.iter().flat_map(|one| one.certificate.pem().into_bytes()));
+        // A root in the chain would hide the certificate by which others vouch for it: both have its name and key.
+        let own = self
+            .own_chain
+            .iter()
+            .filter(|one| bridges.is_empty() || !one.is_self_issued());
+        let chain = own.chain(bridges.iter().map(|one| &one.certificate));
+        self.chain = chain.map(Certificate::pem).collect();
+        self.trusted = Bytes::from(trusted);
+        self.held = held;
+        self.bridges = bridges;
+        self
     }
 
     /// Signs a request of a workload. The names are those of `request.identities`; those in the CSR do not count.
@@ -179,12 +209,38 @@ impl Authority {
 
     /// When the first certificate of the chain expires; none if the chain is empty.
     pub fn chain_expires_at(&self) -> Option<SystemTime> {
-        self.first_of_chain
+        self.own_chain.first().map(|first| first.not_after)
     }
 
     /// The first instant at which nothing can be signed any more: the earliest end on the path to the root.
     pub fn holds_until(&self) -> SystemTime {
         self.holds_until
+    }
+
+    /// The roots that it trusts by itself.
+    pub fn roots(&self) -> &[Certificate] {
+        &self.roots
+    }
+
+    /// The root that its path leads to.
+    pub fn root(&self) -> &Certificate {
+        &self.root
+    }
+
+    pub(super) fn own_chain(&self) -> &[Certificate] {
+        &self.own_chain
+    }
+
+    pub(super) fn held(&self) -> &[Passing] {
+        &self.held
+    }
+
+    pub(super) fn bridges(&self) -> &[Passing] {
+        &self.bridges
+    }
+
+    pub(super) fn key(&self) -> &PrivateKey {
+        &self.key
     }
 
     /// What its key is.
@@ -205,3 +261,6 @@ fn error(kind: SignErrorKind, why: impl fmt::Display) -> SignError {
         text: why.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

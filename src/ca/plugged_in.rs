@@ -1,0 +1,167 @@
+//! A CA that an operator gives us: as files of a folder (a mounted Secret) or as a Secret that is read from the API server,
+//! with the names of Istio or those of cert-manager and `kubernetes.io/tls`.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use smol_str::{SmolStr, ToSmolStr};
+
+use super::bundle::{BundleError, Material, Part, Problem};
+use crate::base::Sensitive;
+
+/// The files of a folder, or the data of a Secret, by name.
+pub type Files = BTreeMap<SmolStr, Sensitive>;
+
+/// Istio's names.
+pub const CERTIFICATE: &str = "ca-cert.pem";
+/// See [`CERTIFICATE`].
+pub const KEY: &str = "ca-key.pem";
+/// See [`CERTIFICATE`].
+pub const CHAIN: &str = "cert-chain.pem";
+/// See [`CERTIFICATE`].
+pub const ROOTS: &str = "root-cert.pem";
+/// See [`CERTIFICATE`].
+pub const REVOKED: &str = "ca-crl.pem";
+/// Says that the control plane made the bundle itself.
+pub const GENERATED: &str = "istio-generated";
+const TLS_CERTIFICATE: &str = "tls.crt";
+const TLS_KEY: &str = "tls.key";
+const TLS_ROOTS: &str = "ca.crt";
+/// All names that count.
+const NAMES: [&str; 9] = [
+    CERTIFICATE,
+    KEY,
+    CHAIN,
+    ROOTS,
+    REVOKED,
+    GENERATED,
+    TLS_CERTIFICATE,
+    TLS_KEY,
+    TLS_ROOTS,
+];
+/// No bundle is longer than what a Secret can hold.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// Through this link the kubelet swaps all files of a mounted Secret at once.
+const DATA: &str = "..data";
+/// How often a folder that is swapped while it is read is read again.
+const ATTEMPTS: usize = 5;
+
+/// What stands in a place.
+#[derive(Debug)]
+pub enum Found {
+    /// No part of a bundle.
+    Nothing,
+    /// Some parts but not all: somebody is not done, or made a mistake.
+    Partly(BundleError),
+    /// All parts. Whether they fit is another question.
+    Whole(Material),
+}
+
+/// Takes the parts of a bundle out of files. `revocation`: `PILOT_ENABLE_CA_CRL`.
+pub fn find(place: SmolStr, files: &Files, revocation: bool) -> Found {
+    let bytes = |name: &str| files.get(name).map(|file| file.reveal().clone());
+    let part = |name: &'static str| Part {
+        name: name.into(),
+        pem: bytes(name).unwrap_or_default(),
+    };
+    let is_there = |name: &&str| files.get(*name).is_some_and(|file| !file.is_empty());
+    let (certificate, key, roots) = if files.contains_key(TLS_CERTIFICATE) {
+        (TLS_CERTIFICATE, TLS_KEY, TLS_ROOTS)
+    } else {
+        (CERTIFICATE, KEY, ROOTS)
+    };
+    let is_tls = certificate == TLS_CERTIFICATE;
+    let mut missing: Vec<&str> = [key, certificate, roots]
+        .into_iter()
+        .filter(|name| !is_there(name))
+        .collect();
+    // A root that signs itself has an empty chain.
+    if !is_tls && !files.contains_key(CHAIN) {
+        missing.push(CHAIN);
+    }
+    let wanted = if is_tls { 3 } else { 4 };
+    let chain_only = missing.len() == 3 && !is_tls && !is_there(&CHAIN);
+    if missing.len() == wanted || chain_only {
+        return Found::Nothing;
+    }
+    let material = Material {
+        place,
+        certificate: part(certificate),
+        key_name: key.into(),
+        key: files.get(key).cloned().unwrap_or_default(),
+        chain: if is_tls {
+            both(&part(certificate), &part(roots))
+        } else {
+            part(CHAIN)
+        },
+        roots: part(roots),
+        revoked: (revocation && !is_tls && is_there(&REVOKED)).then(|| part(REVOKED)),
+    };
+    match missing.first() {
+        Some(_) => Found::Partly(material.error(&missing.join(", ").into(), Problem::Missing)),
+        None => Found::Whole(material),
+    }
+}
+
+/// cert-manager has no file for the chain: it is the signing certificate and its issuer.
+fn both(certificate: &Part, roots: &Part) -> Part {
+    Part {
+        name: SmolStr::new_static("tls.crt, ca.crt"),
+        pem: Bytes::from([certificate.pem.as_ref(), b"\n", roots.pem.as_ref()].concat()),
+    }
+}
+
+/// A folder that cannot be read. Retryable: nothing is known of what it holds, which is not the same as nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {error}")]
+pub struct FolderError {
+    /// The folder or file.
+    pub path: PathBuf,
+    /// Why.
+    pub error: io::Error,
+}
+
+/// Reads the files that count, all of one state: a mounted Secret that is swapped meanwhile is read again. A folder that
+/// is not there is empty.
+pub fn read(folder: &Path) -> Result<Files, FolderError> {
+    let mut result = Ok(Files::new());
+    for _ in 0..ATTEMPTS {
+        let before = std::fs::read_link(folder.join(DATA)).ok();
+        let at = before
+            .as_ref()
+            .map_or_else(|| folder.to_owned(), |data| folder.join(data));
+        result = read_once(&at);
+        if std::fs::read_link(folder.join(DATA)).ok() == before {
+            break;
+        }
+    }
+    result
+}
+
+fn read_once(folder: &Path) -> Result<Files, FolderError> {
+    let mut files = Files::new();
+    for name in NAMES {
+        let path = folder.join(name);
+        let failed = |error| FolderError {
+            path: path.clone(),
+            error,
+        };
+        match std::fs::metadata(&path) {
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
+                return Err(failed(io::Error::other(format!(
+                    "it is longer than {FILE_BYTES_MAX} bytes"
+                ))));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(error)),
+        }
+        let bytes = std::fs::read(&path).map_err(failed)?;
+        files.insert(name.to_smolstr(), Sensitive::new(Bytes::from(bytes)));
+    }
+    Ok(files)
+}

@@ -1,0 +1,169 @@
+//! Secrets of the control plane's own namespace: followed, made, replaced. A trait, since races between replicas are played
+//! against a store in memory.
+
+use std::collections::BTreeMap;
+
+use ::kube::{
+    Api, Client,
+    core::{ApiResource, params::PostParams},
+};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use k8s_openapi::{ByteString, api::core::v1 as core};
+use smol_str::{SmolStr, ToSmolStr};
+use tokio::sync::mpsc;
+
+use crate::{
+    base::{ClusterId, Sensitive},
+    kube::{
+        Object,
+        health::{WatchHealth, WatchMetrics},
+        watch::{WatchEvent, WatchTarget, watch_as},
+    },
+};
+
+/// The type of Secrets that hold a root of our own.
+const TYPE: &str = "istio.io/ca-root";
+
+/// A Secret. Its values never print.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Secret {
+    /// Its name.
+    pub name: SmolStr,
+    /// Its resource version; empty for one that is to be made.
+    pub version: String,
+    /// What it holds.
+    pub data: BTreeMap<SmolStr, Sensitive>,
+}
+
+/// Why a Secret was not written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// There is one of this name, or it changed meanwhile: what stands there now counts.
+    #[error("somebody else was faster")]
+    Conflict,
+    /// Anything else. Retryable: the API server may be away, or rights may come later.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Where Secrets are.
+pub trait Secrets: Send + Sync {
+    /// Tells of one Secret: first what stands there (none if it is not there), then every change. While that is not known,
+    /// nothing is told. Ends when nobody listens.
+    fn follow(&self, name: &'static str, told: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()>;
+    /// Makes a Secret.
+    fn create(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>>;
+    /// Replaces the data of a Secret if it is still of that version.
+    fn replace(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>>;
+}
+
+/// Secrets of a namespace of a cluster.
+#[derive(Clone)]
+pub struct ClusterSecrets {
+    /// The client of the config cluster.
+    pub client: Client,
+    /// The config cluster, for metrics.
+    pub cluster: ClusterId,
+    /// The control plane's namespace.
+    pub namespace: String,
+    /// Where watches are counted.
+    pub metrics: WatchMetrics,
+}
+
+impl ClusterSecrets {
+    fn api(&self) -> Api<core::Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
+impl Secrets for ClusterSecrets {
+    fn follow(&self, name: &'static str, told: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()> {
+        let (sender, mut events) = mpsc::channel(4);
+        let resource = ApiResource::erase::<core::Secret>(&());
+        let target = WatchTarget {
+            namespace: Some(self.namespace.clone()),
+            fields: Some(format!("metadata.name={name}")),
+            ..WatchTarget::all(resource)
+        };
+        let health = WatchHealth::new(&self.cluster, &target.name(), &self.metrics);
+        let watching = watch_as(self.client.clone(), target, health, read, sender);
+        let telling = async move {
+            while let Some(event) = events.recv().await {
+                let present = match event {
+                    WatchEvent::Restarted(all) => all.into_iter().next(),
+                    WatchEvent::Applied(secret) => Some(secret),
+                    WatchEvent::Deleted(_) => None,
+                };
+                if told.send(present).await.is_err() {
+                    return;
+                }
+            }
+        };
+        async move {
+            tokio::select! {
+                () = watching => {}
+                () = telling => {}
+            }
+        }
+        .boxed()
+    }
+
+    fn create(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>> {
+        async move {
+            let mut object = core::Secret {
+                type_: Some(TYPE.into()),
+                data: Some(data(&secret)),
+                ..core::Secret::default()
+            };
+            object.metadata.name = Some(secret.name.to_string());
+            object.metadata.namespace = Some(self.namespace.clone());
+            let created = self.api().create(&PostParams::default(), &object).await;
+            created.map(|_| ()).map_err(|error| write_error(&error))
+        }
+        .boxed()
+    }
+
+    fn replace(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>> {
+        async move {
+            let api = self.api();
+            // What else stands in it (labels, owners) stays.
+            let mut object = api.get(&secret.name).await.map_err(|error| write_error(&error))?;
+            if object.metadata.resource_version.as_ref() != Some(&secret.version) {
+                return Err(SecretError::Conflict);
+            }
+            object.data = Some(data(&secret));
+            let replaced = api.replace(&secret.name, &PostParams::default(), &object).await;
+            replaced.map(|_| ()).map_err(|error| write_error(&error))
+        }
+        .boxed()
+    }
+}
+
+fn data(secret: &Secret) -> BTreeMap<String, ByteString> {
+    let data = secret.data.iter();
+    data.map(|(key, value)| (key.to_string(), ByteString(value.reveal().to_vec())))
+        .collect()
+}
+
+fn write_error(error: &::kube::Error) -> SecretError {
+    match error {
+        ::kube::Error::Api(status) if status.code == 409 => SecretError::Conflict,
+        _ => SecretError::Failed(error.to_string()),
+    }
+}
+
+/// A Secret as it was listed. A value that is no base64 is none.
+fn read(object: Object) -> Secret {
+    let data = object.value["data"].as_object().into_iter().flatten();
+    let data = data.filter_map(|(key, value)| {
+        let bytes = BASE64_STANDARD.decode(value.as_str()?).ok()?;
+        Some((key.to_smolstr(), Sensitive::new(Bytes::from(bytes))))
+    });
+    Secret {
+        name: object.name().into(),
+        version: object.resource_version().into(),
+        data: data.collect(),
+    }
+}

@@ -1,0 +1,154 @@
+//! A root that the control plane made itself, and the Secret that keeps it for the next process and for other replicas.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use bytes::Bytes;
+use smol_str::{SmolStr, format_smolstr};
+
+use super::{
+    bundle::{Material, Part},
+    certificate::{self, Certificate, Validity},
+    key::{self, KeyError, KeyKind, PrivateKey},
+    plugged_in::{CERTIFICATE, CHAIN, Files, GENERATED, KEY, ROOTS},
+    secrets::Secret,
+};
+use crate::base::Sensitive;
+
+/// Where a root of our own is kept.
+pub const OWN_SECRET: &str = "istio-ca-secret";
+/// Where an operator's bundle is; with `USE_CACERTS_FOR_SELF_SIGNED_CA` also a root of our own.
+pub const PLUGGED_SECRET: &str = "cacerts";
+/// A key that only says what others do not.
+const LEAF_KEY: &str = "key.pem";
+
+/// How roots are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootOptions {
+    /// `CITADEL_SELF_SIGNED_CA_CERT_TTL`.
+    pub lifetime: std::time::Duration,
+    /// `CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE`.
+    pub key: KeyKind,
+}
+
+/// A root with its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The certificate, as PEM.
+    pub certificate: Bytes,
+    /// Its key, as PEM.
+    pub key: Sensitive,
+    /// What is trusted beside it, as PEM: roots that it follows.
+    pub others: Bytes,
+}
+
+impl Root {
+    /// Makes a root with a new key. Slow: an RSA key is looked for.
+    pub fn new(organization: &str, options: &RootOptions, now: SystemTime) -> Result<Self, KeyError> {
+        let key = PrivateKey::generate(options.key)?;
+        let der = certificate::root(organization, validity(options, now), &key)?;
+        Ok(Self {
+            certificate: Bytes::from(key::pem("CERTIFICATE", &der)),
+            key: key.pem().clone(),
+            others: Bytes::new(),
+        })
+    }
+
+    /// Makes a root of the same name and key that holds longer. What was trusted stays trusted while it holds, so that
+    /// whoever knows only the old root and whoever knows only the new one trust the same certificates.
+    pub fn renewed(
+        old: &Certificate,
+        key: &Sensitive,
+        trusted: &[Certificate],
+        options: &RootOptions,
+        now: SystemTime,
+    ) -> Result<Self, KeyError> {
+        let pair = PrivateKey::from_pem(key)?;
+        let der = certificate::renewed_root(old, validity(options, now), &pair)?;
+        let others = trusted.iter().filter(|one| now < one.not_after);
+        Ok(Self {
+            certificate: Bytes::from(key::pem("CERTIFICATE", &der)),
+            key: key.clone(),
+            others: Bytes::from(others.map(Certificate::pem).collect::<String>()),
+        })
+    }
+
+    /// What a Secret holds; none if it lacks the certificate or the key.
+    pub fn from_secret(secret: &Secret) -> Option<Self> {
+        let value = |name: &str| secret.data.get(name).filter(|value| !value.is_empty());
+        Some(Self {
+            certificate: value(CERTIFICATE)?.reveal().clone(),
+            key: value(KEY)?.clone(),
+            others: value(ROOTS).map(|roots| roots.reveal().clone()).unwrap_or_default(),
+        })
+    }
+
+    /// The Secret that keeps it.
+    pub fn to_secret(&self, name: &str) -> Secret {
+        let mut data = BTreeMap::from([
+            (CERTIFICATE.into(), Sensitive::new(self.certificate.clone())),
+            (KEY.into(), self.key.clone()),
+            (
+                ROOTS.into(),
+                Sensitive::new(self.with(Certificate::all_from_pem(&self.others).unwrap_or_default())),
+            ),
+            (CHAIN.into(), Sensitive::default()),
+            (LEAF_KEY.into(), Sensitive::default()),
+        ]);
+        if name == PLUGGED_SECRET {
+            data.insert(GENERATED.into(), Sensitive::default());
+        }
+        Secret {
+            name: name.into(),
+            version: String::new(),
+            data,
+        }
+    }
+
+    /// What a CA is made of. `files`: those of the folder, whose roots are trusted too.
+    pub fn material(&self, place: SmolStr, files: &Files, now: SystemTime) -> Material {
+        let folder = files.get(ROOTS).map(|file| file.reveal().clone());
+        let others = std::iter::once(self.others.clone()).chain(folder);
+        // A text that is no certificate adds no trust; the root itself is enough to go on.
+        let others = others.flat_map(|pem| Certificate::all_from_pem(&pem).unwrap_or_default());
+        let holding = others.filter(|one| one.is_ca && now < one.not_after);
+        Material {
+            place,
+            certificate: part(CERTIFICATE, self.certificate.clone()),
+            key_name: KEY.into(),
+            key: self.key.clone(),
+            chain: part(CHAIN, Bytes::new()),
+            roots: part(CERTIFICATE, self.with(holding)),
+            revoked: None,
+        }
+    }
+
+    /// The root and others, each once, as PEM.
+    fn with(&self, others: impl IntoIterator<Item = Certificate>) -> Bytes {
+        let mut pem = String::from_utf8_lossy(&self.certificate).trim_end().to_owned() + "\n";
+        let mut known = Certificate::all_from_pem(&self.certificate).unwrap_or_default();
+        for one in others {
+            if !known.contains(&one) {
+                pem.push_str(&one.pem());
+                known.push(one);
+            }
+        }
+        Bytes::from(pem)
+    }
+}
+
+fn part(name: &'static str, pem: Bytes) -> Part {
+    Part { name: name.into(), pem }
+}
+
+/// A time span that begins a little early: the clocks of others may be behind.
+fn validity(options: &RootOptions, now: SystemTime) -> Validity {
+    Validity {
+        from: now.checked_sub(super::authority::CLOCK_SKEW).unwrap_or(now),
+        until: now.checked_add(options.lifetime).unwrap_or(now),
+    }
+}
+
+/// Where a Secret stands, for messages.
+pub fn place(namespace: &str, name: &str) -> SmolStr {
+    format_smolstr!("Secret {namespace}/{name}")
+}
