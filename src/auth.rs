@@ -3,8 +3,11 @@
 //! A chain of authenticators is asked in order; the first that knows the caller wins. Nothing here trusts an address, but for
 //! those that are configured to.
 
+pub mod chain;
 mod client_certificate;
+mod forwarded;
 mod kubernetes;
+mod oidc;
 pub mod tls;
 pub mod token;
 pub mod trust;
@@ -24,7 +27,9 @@ use crate::base::{ClusterId, Namespace};
 use tls::PeerCertificate;
 
 pub use client_certificate::ClientCertificates;
+pub use forwarded::ForwardedCertificates;
 pub use kubernetes::KubernetesTokens;
+pub use oidc::{JwtRule, OidcTokens};
 pub use trust_domain::TrustDomains;
 
 /// What a request shows of its caller.
@@ -103,6 +108,16 @@ pub trait Authenticator: Send + Sync {
     fn name(&self) -> &'static str;
     /// Says who calls.
     fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>>;
+}
+
+impl<A: Authenticator + ?Sized> Authenticator for Arc<A> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+        (**self).authenticate(credentials)
+    }
 }
 
 /// The chain. Cheap to clone.

@@ -7,6 +7,7 @@ mod der;
 pub mod files;
 #[cfg(test)]
 mod fixture;
+pub mod impersonation;
 pub mod keeper;
 pub mod key;
 pub mod local;

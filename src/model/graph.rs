@@ -144,6 +144,9 @@ graph! {
         /// Pods by (cluster, address).
         pods_by_address: ((ClusterId, SmolStr), ObjectKey, api::kube::Pod) =
             |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
+        /// Pods that have not failed by (cluster, node, namespace, service account).
+        pods_by_place: ((ClusterId, SmolStr, Namespace, SmolStr), ObjectKey, api::kube::Pod) =
+            |key, pod, emit| pod.place(key).into_iter().for_each(emit);
         /// Workloads by namespace.
         workloads_by_namespace: (Namespace, WorkloadKey, Workload) = |key, _, emit| emit(key.object.namespace.clone());
         /// Workloads of WorkloadEntries by namespace.
@@ -286,6 +289,7 @@ impl Graph {
             credential_rules <- raw_destination_rules,
             reference_grants_by_namespace <- reference_grants,
             pods_by_address <- pods,
+            pods_by_place <- pods,
             raw_rules_by_host <- raw_destination_rules,
             sidecars_by_namespace <- sidecars,
             envoy_filters_by_namespace <- envoy_filters,

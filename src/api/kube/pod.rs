@@ -11,7 +11,7 @@ use crate::{
         field::{FieldErrors, Fields},
         meta::Keyed,
     },
-    base::{ObjectKey, Shared},
+    base::{ClusterId, Namespace, ObjectKey, Shared},
 };
 
 /// A pod.
@@ -19,6 +19,8 @@ use crate::{
 pub struct Pod {
     /// Metadata.
     pub meta: Shared<Meta>,
+    /// `metadata.uid`.
+    pub uid: SmolStr,
     /// `status.podIPs`, else `status.podIP`.
     pub ips: Vec<SmolStr>,
     /// `spec.nodeName`.
@@ -66,6 +68,7 @@ impl Pod {
         let named = meta.labels.get("service.istio.io/workload-name").cloned();
         let pod = Self {
             meta,
+            uid: metadata.text("uid"),
             ips,
             node_name: spec.text("nodeName"),
             service_account: spec.text("serviceAccountName"),
@@ -80,6 +83,14 @@ impl Pod {
             terminating: metadata.has("deletionTimestamp"),
         };
         errors.finish(pod)
+    }
+
+    /// Cluster, node, namespace and service account of a pod that is on a node and has not failed.
+    pub fn place(&self, key: &ObjectKey) -> Option<(ClusterId, SmolStr, Namespace, SmolStr)> {
+        let is_somewhere = !self.node_name.is_empty() && !self.service_account.is_empty() && self.phase != "Failed";
+        let names = || (self.node_name.clone(), self.service_account.clone());
+        let (node, account) = is_somewhere.then(names)?;
+        Some((key.cluster.clone(), node, key.namespace.clone(), account))
     }
 
     /// Ready, with an address, neither finished nor being deleted: such pods stand for their addresses.
