@@ -1,5 +1,6 @@
 //! What operators ask: readiness, metrics, version, debug pages.
 
+pub mod access;
 pub mod debug;
 pub mod metrics;
 pub mod server;

@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::{folder::Folder, kubernetes::Kubernetes, remote::RemoteError};
 use crate::{
     admin::{debug, metrics::PushMetrics},
+    auth::Authenticators,
     base::{ClusterId, Namespace},
     environment::{self, Environment},
     ingest::{access, file::FileError, findings, resolve},
@@ -121,7 +122,7 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         remote: kubernetes.as_ref().map(Kubernetes::remote),
         watches,
     };
-    listen::pages(environment, sources, &xds).await?;
+    listen::pages(environment, sources, &xds, Authenticators::default()).await?;
     resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
     let ended: BoxFuture<'_, ()> = match &kubernetes {
         Some(kubernetes) => kubernetes.ended().boxed(),

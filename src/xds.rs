@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod body;
 pub mod connection;
+pub mod debug;
 mod delta;
 pub mod events;
 pub mod metrics;

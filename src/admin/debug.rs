@@ -1,21 +1,26 @@
 //! Debug pages, in the forms of Istio's. They read the latest snapshot and ask the pump's thread; they change nothing.
+//!
+//! What each caller may see is a [`Sight`] in the extensions of its request; a request without one is an error.
 
 mod forms;
 mod redact;
+pub mod wire;
 
 use std::sync::Arc;
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Query, State},
     http::{StatusCode, header},
     response::{Html, IntoResponse, Response},
     routing::get,
 };
+use futures::{FutureExt, future::BoxFuture};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
+use super::access::Sight;
 use crate::{
     generate::{ResourceSnapshot, ResourceType, patch::set, store::Store},
     ingest::remote::{RemoteClusters, SyncStatus},
@@ -55,17 +60,19 @@ struct Parameters {
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
 /// The pages that there are, as `/debug/list` names them.
-const PAGES: [&str; 15] = [
+const PAGES: [&str; 17] = [
     "adsz",
     "clusterz",
     "config_dump",
     "configz",
     "connections",
+    "ecdsz",
     "edsz",
     "endpointShardz",
     "list",
     "mcsz",
     "mesh",
+    "ndsz",
     "networkz",
     "notez",
     "registryz",
@@ -95,7 +102,9 @@ pub fn pages(sources: Arc<Sources>) -> Router {
         )
         .route("/debug/mcsz", get(of_mesh(forms::mcs)))
         .route("/debug/networkz", get(of_mesh(forms::networks)))
-        .route("/debug/edsz", get(edsz))
+        .route("/debug/ecdsz", get(of_type(ResourceType::Extension)))
+        .route("/debug/edsz", get(of_type(ResourceType::Endpoint)))
+        .route("/debug/ndsz", get(of_type(ResourceType::NameTable)))
         .route("/debug/config_dump", get(config_dump))
         .route("/debug/notez", get(notez))
         .route("/debug/watchz", get(watchz))
@@ -186,8 +195,12 @@ async fn clusterz(State(sources): Shown, Query(parameters): Query<Parameters>) -
     reply(&parameters, Value::Array(rows))
 }
 
-/// The resources of the first connection whose id contains `proxyID`.
-async fn resources_of(sources: &Sources, parameters: &Parameters) -> Result<Arc<ResourceSnapshot>, Response> {
+/// The resources of the first connection whose id contains `proxyID`, among those that the caller sees.
+async fn resources_of(
+    sources: &Sources,
+    sight: &Sight,
+    parameters: &Parameters,
+) -> Result<Arc<ResourceSnapshot>, Response> {
     if parameters.proxy_id.is_empty() {
         return Err((
             StatusCode::BAD_REQUEST,
@@ -195,36 +208,57 @@ async fn resources_of(sources: &Sources, parameters: &Parameters) -> Result<Arc<
         )
             .into_response());
     }
-    let connections = sources.connections.connections();
-    let found = connections.iter().find(|c| c.id.contains(&parameters.proxy_id));
-    let member = found.map(|c| c.member).ok_or_else(not_connected)?;
-    let snapshot = Pump::ask(&sources.inspect, move |_, store| {
-        store.group_of(member).and_then(|key| store.snapshot(key)).cloned()
-    });
-    snapshot.await.flatten().ok_or_else(not_connected)
+    let resources = sources.resources_of(sight, &parameters.proxy_id).await;
+    resources.ok_or_else(|| (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response())
 }
 
-fn not_connected() -> Response {
-    (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response()
-}
-
-async fn edsz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    match resources_of(&sources, &parameters).await {
-        Ok(resources) => reply(
-            &parameters,
-            Value::Array(forms::bodies(&resources, ResourceType::Endpoint)),
-        ),
-        Err(response) => response,
+impl Sources {
+    /// See [`resources_of`]; `None` if there is no such connection, for this caller.
+    async fn resources_of(&self, sight: &Sight, proxy_id: &str) -> Option<Arc<ResourceSnapshot>> {
+        let connections = self.connections.connections();
+        let mut seen = connections.iter().filter(|c| sight.sees(&c.proxy.namespace));
+        let member = seen.find(|c| c.id.contains(proxy_id))?.member;
+        let snapshot = Pump::ask(&self.inspect, move |_, store| {
+            store.group_of(member).and_then(|key| store.snapshot(key)).cloned()
+        });
+        snapshot.await.flatten()
     }
 }
 
-async fn config_dump(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+/// A page of what a proxy is sent of one type.
+fn of_type(
+    resource_type: ResourceType,
+) -> impl Fn(Shown, Extension<Sight>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static
+{
+    move |State(sources), Extension(sight), Query(parameters)| {
+        let page = async move {
+            match resources_of(&sources, &sight, &parameters).await {
+                Ok(resources) => {
+                    let configs = forms::bodies(&resources, resource_type);
+                    reply(&parameters, json!({ "configs": configs }))
+                }
+                Err(response) => response,
+            }
+        };
+        page.boxed()
+    }
+}
+
+async fn config_dump(
+    State(sources): Shown,
+    Extension(sight): Extension<Sight>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
     let types: Vec<&str> = parameters.types.split(',').filter(|name| !name.is_empty()).collect();
-    match resources_of(&sources, &parameters).await {
-        Ok(resources) => reply(
-            &parameters,
-            forms::config_dump(&resources, &types, parameters.include_eds.is_some()),
-        ),
+    match resources_of(&sources, &sight, &parameters).await {
+        Ok(resources) => {
+            let configs = if types.is_empty() {
+                forms::config_dump(&resources, parameters.include_eds.is_some())
+            } else {
+                forms::of_types(&resources, &types)
+            };
+            reply(&parameters, json!({ "configs": configs }))
+        }
         Err(response) => response,
     }
 }

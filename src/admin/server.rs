@@ -1,12 +1,11 @@
 //! The HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{ConnectInfo, Request, State},
+    extract::State,
     http::{StatusCode, header},
-    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -57,17 +56,6 @@ pub fn monitoring(environment: &Arc<Environment>, inspect: mpsc::Sender<Inspect>
         .route("/metrics", get(metrics_page))
         .route("/version", get(|| async { ISTIO_VERSION }))
         .with_state(pages))
-}
-
-/// Debug pages, for callers on this machine only: until callers are authenticated nobody else may read them.
-pub fn local_only(pages: Router) -> Router {
-    pages.layer(middleware::from_fn(|ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request, next: Next| async move {
-        if peer.ip().to_canonical().is_loopback() {
-            return next.run(request).await;
-        }
-        let hint = "debug pages are served to callers on this machine only; hint: kubectl port-forward, or istiod request\n";
-        (StatusCode::FORBIDDEN, hint).into_response()
-    }))
 }
 
 async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {

@@ -12,7 +12,12 @@ use tokio::{net::TcpListener, sync::watch};
 
 use super::AppError;
 use crate::{
-    admin::{debug, server},
+    admin::{
+        access::Access,
+        debug::{self, wire::Wire},
+        server,
+    },
+    auth::Authenticators,
     environment::Environment,
     rpc::{Peer, is_grpc},
     settings::Address,
@@ -24,11 +29,19 @@ pub(super) async fn pages(
     environment: &Arc<Environment>,
     sources: debug::Sources,
     xds: &Server,
+    authenticators: Authenticators,
 ) -> Result<(), AppError> {
     let flags = &environment.settings.flags;
     let inspect = sources.inspect.clone();
     let sources = Arc::new(sources);
-    let pages = || server::local_only(debug::pages(sources.clone()));
+    let access = Access::new(authenticators, sources.mesh.clone());
+    let instance = environment.settings.variable("POD_NAME").unwrap_or_default();
+    xds.answer_questions(Arc::new(Wire::new(sources.clone(), access.clone(), instance)));
+    let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
+    let pages = || match is_shown {
+        true => access.guard(debug::pages(sources.clone())),
+        false => Router::new(),
+    };
     let mut http = server::readiness(environment).merge(pages());
     let monitoring = server::monitoring(environment, inspect)?;
     match flags.monitoring_addr {

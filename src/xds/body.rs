@@ -19,10 +19,16 @@ use http_body::Frame;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 
-use super::connection::{Protocol, Response};
+use super::{
+    connection::{Protocol, Response},
+    debug::Answer,
+};
 use crate::{
     generate::EncodedResource,
-    proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse},
+    proto::envoy::{
+        config::core::v3::ControlPlane,
+        service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse},
+    },
 };
 
 /// A piece is full at this size. Larger than an HTTP/2 frame, so that frames are full, and small against the windows.
@@ -112,6 +118,15 @@ impl Buf for Chunks {
     }
 }
 
+/// The fields of a response that no other stream shares.
+struct Head {
+    url: String,
+    version: String,
+    nonce: String,
+    removed: Vec<String>,
+    control_plane: Option<ControlPlane>,
+}
+
 /// A response as a gRPC message, cut into pieces on demand.
 #[derive(Debug)]
 pub struct Message {
@@ -139,28 +154,51 @@ pub struct TooLarge(usize);
 impl Message {
     /// Renders a response.
     pub fn new(protocol: Protocol, response: Response) -> Result<(Self, Sent), TooLarge> {
-        let frames: usize = response
-            .resources
-            .iter()
-            .map(|resource| frame(protocol, resource).len())
-            .sum();
-        let url = response.resource_type.url().to_owned();
-        let (version, nonce) = (response.version.to_string(), response.nonce.to_string());
+        let head = Head {
+            url: response.resource_type.url().to_owned(),
+            version: response.version.to_string(),
+            nonce: response.nonce.to_string(),
+            removed: response.removed.iter().map(ToString::to_string).collect(),
+            control_plane: None,
+        };
+        Self::of(protocol, head, response.resources)
+    }
+
+    /// Renders debug information.
+    pub(super) fn of_debug(
+        protocol: Protocol,
+        (url, nonce): (String, String),
+        answer: Answer,
+    ) -> Result<(Self, Sent), TooLarge> {
+        let head = Head {
+            url,
+            version: answer.version,
+            nonce,
+            removed: Vec::new(),
+            control_plane: answer.control_plane.map(|identifier| ControlPlane { identifier }),
+        };
+        Self::of(protocol, head, answer.resources.into())
+    }
+
+    fn of(protocol: Protocol, fields: Head, resources: Arc<[Arc<EncodedResource>]>) -> Result<(Self, Sent), TooLarge> {
+        let frames: usize = resources.iter().map(|resource| frame(protocol, resource).len()).sum();
         let mut head = BytesMut::zeroed(PREFIX_LEN);
         // Fields of a protobuf message may come in any order, so those of this stream stand before the shared ones.
         match protocol {
             Protocol::Sotw => DiscoveryResponse {
-                version_info: version,
-                type_url: url,
-                nonce,
+                version_info: fields.version,
+                type_url: fields.url,
+                nonce: fields.nonce,
+                control_plane: fields.control_plane,
                 ..Default::default()
             }
             .encode(&mut head),
             Protocol::Delta => DeltaDiscoveryResponse {
-                system_version_info: version,
-                type_url: url,
-                nonce,
-                removed_resources: response.removed.iter().map(ToString::to_string).collect(),
+                system_version_info: fields.version,
+                type_url: fields.url,
+                nonce: fields.nonce,
+                removed_resources: fields.removed,
+                control_plane: fields.control_plane,
                 ..Default::default()
             }
             .encode(&mut head),
@@ -173,7 +211,7 @@ impl Message {
         let message = Self {
             protocol,
             head: Some(head.freeze()),
-            resources: response.resources,
+            resources,
             next: 0,
             written: Some(Arc::new(written)),
         };

@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     admission::{Admission, Share},
     connection::{Protocol, Request, Wish},
+    debug,
 };
 use crate::{
     generate::ResourceType,
@@ -52,6 +53,8 @@ pub(super) struct Incoming {
     pub(super) complaint: Option<String>,
     /// The request; `None` if the type is not served.
     pub(super) request: Option<Request>,
+    /// The names that a request for debug information has.
+    pub(super) asked: Vec<SmolStr>,
     /// Size of the message.
     pub(super) size_bytes: usize,
 }
@@ -211,6 +214,12 @@ fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> 
     };
     let error_code = error.as_ref().map_or(0, |status| status.code);
     let mut error = error.map(shortened);
+    let asked = match &wish {
+        Wish::Names(names) | Wish::Change { subscribe: names, .. } if debug::is_debug(&type_url) => {
+            names.iter().take(debug::MAX_NAMES).cloned().collect()
+        }
+        _ => Vec::new(),
+    };
     let request = ResourceType::of_url(&type_url).map(|resource_type| Request {
         resource_type,
         nonce: nonce.into(),
@@ -223,6 +232,7 @@ fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> 
         error_code,
         complaint: error,
         request,
+        asked,
         size_bytes,
     })
 }

@@ -13,6 +13,7 @@ use super::{
     admission::{Admission, Limits},
     body::{Body, Chunks, Outlet},
     connection::Protocol,
+    debug::{Debugger, Denial},
     events::{Events, Rejection},
     metrics::Metrics,
     registry::Registry,
@@ -147,6 +148,7 @@ impl Server {
             clock: environment::now,
             wall_clock: environment::wall_clock,
             events,
+            debugger: Arc::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -178,6 +180,12 @@ impl Server {
     pub fn with_streams_on(mut self, runtime: Handle) -> Self {
         self.streams_on = Some(runtime);
         self
+    }
+
+    /// Questions about the control plane are answered by `debugger` from now on, whichever way they come. The first that
+    /// is given stays.
+    pub fn answer_questions(&self, debugger: Arc<dyn Debugger>) {
+        let _ = self.shared.debugger.set(debugger);
     }
 
     /// The live connections, for debug pages.
@@ -349,6 +357,9 @@ fn status(end: &End) -> Status {
         End::Request(RequestError::Compressed) => Code::Unimplemented,
         End::Request(RequestError::Malformed(_)) | End::TooLarge(_) => Code::Internal,
         End::Request(RequestError::Broken(_)) => Code::Cancelled,
+        End::Denied(Denial::Unauthenticated) => Code::Unauthenticated,
+        End::Denied(Denial::Malformed(_)) => Code::InvalidArgument,
+        End::Denied(Denial::Forbidden(_)) => Code::PermissionDenied,
         End::Rejected(Rejection::Missing(_)) => Code::FailedPrecondition,
         End::Rejected(Rejection::Forbidden(_)) => Code::PermissionDenied,
         End::Rejected(Rejection::Failed(_)) => Code::Unavailable,

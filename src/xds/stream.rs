@@ -7,7 +7,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -20,6 +20,7 @@ use super::{
     admission::{Admission, Busy, Share},
     body::{Gone, Message, Outlet, TooLarge},
     connection::{Outcome, Protocol, Refusal, Request, Response},
+    debug::{self, Debugger, Denial, Question},
     events::{self, Attachment, Events, Health, Rejection},
     metrics::Metrics,
     registry::{Arrival, Registration, Registry},
@@ -74,6 +75,8 @@ pub(super) struct Shared {
     pub(super) wall_clock: fn() -> SystemTime,
     /// Who keeps WorkloadEntries, if anybody does.
     pub(super) events: Option<Events>,
+    /// Who answers questions about the control plane, if anybody does.
+    pub(super) debugger: Arc<OnceLock<Arc<dyn Debugger>>>,
 }
 
 /// Why a stream ended, other than by the client's wish.
@@ -103,6 +106,8 @@ pub(super) enum End {
     TooLarge(#[from] TooLarge),
     #[error(transparent)]
     Rejected(#[from] Rejection),
+    #[error(transparent)]
+    Denied(#[from] Denial),
 }
 
 impl From<Gone> for End {
@@ -156,10 +161,20 @@ where
                 Ok(None) | Err(_) => guest.offend(),
             }
         }
-        let Some((mut proxy, first)) = first? else {
+        let Some((mut proxy, mut first)) = first? else {
             return Ok(());
         };
         self.identify(&mut proxy)?;
+        // Who only asks about the control plane is no proxy, and nothing is made for it.
+        while debug::is_debug(&first.type_url) {
+            self.inquiry().answer(first).await?;
+            let next = tokio::select! {
+                request = self.requests.next() => request?,
+                end = ended(&self.outlet, &self.draining) => return Err(end),
+            };
+            let Some(next) = next else { return Ok(()) };
+            first = next;
+        }
         // A machine's own WorkloadEntry stands before its configuration is made, which depends on it.
         let attachment = tokio::select! {
             attachment = attach(&self.shared, &proxy) => attachment?,
@@ -188,6 +203,16 @@ where
                 }
                 () = sleep_until(hoarded.unwrap_or_else(Timer::now)), if hoarded.is_some() => session.first_share = None,
             }
+        }
+    }
+
+    fn inquiry(&self) -> Inquiry {
+        Inquiry {
+            shared: self.shared.clone(),
+            protocol: self.protocol,
+            caller: self.caller.clone(),
+            outlet: self.outlet.clone(),
+            draining: self.draining.clone(),
         }
     }
 
@@ -279,10 +304,15 @@ struct Session {
     demand: Option<base::Shared<Demand>>,
     /// Held while the client stands for a machine.
     attachment: Option<Attachment>,
+    inquiry: Inquiry,
 }
 
 impl Session {
-    fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, attachment: Option<Attachment>, share: Share) -> Self {
+    fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, attachment: Option<Attachment>, share: Share) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
         let shared = stream.shared.clone();
         let patience = shared.patience;
         let member = shared.groups.join(proxy.clone());
@@ -306,6 +336,7 @@ impl Session {
             refusals: Vec::new(),
             demand: None,
             attachment,
+            inquiry: stream.inquiry(),
         }
     }
 
@@ -318,6 +349,8 @@ impl Session {
         let Some(request) = incoming.request else {
             if incoming.type_url == HEALTH_INFORMATION {
                 self.on_health(incoming.complaint).await;
+            } else if debug::is_debug(&incoming.type_url) {
+                return self.inquiry.answer(incoming).await;
             } else {
                 tracing::debug!(
                     node = self.node(),
@@ -501,6 +534,51 @@ impl Drop for Session {
             self.shared.metrics.forget(*resource_type, &connection.proxy.id, code);
         }
         tracing::debug!(connection = %connection.id, "a proxy is gone");
+    }
+}
+
+/// What it takes to answer questions about the control plane.
+struct Inquiry {
+    shared: Arc<Shared>,
+    protocol: Protocol,
+    caller: Option<Caller>,
+    outlet: Outlet,
+    draining: CancellationToken,
+}
+
+impl Inquiry {
+    /// Answers once; nothing is acknowledged, and nothing follows.
+    async fn answer(&self, asked: Incoming) -> Result<(), End> {
+        self.shared.metrics.received(asked.size_bytes);
+        let Some(debugger) = self.shared.debugger.get() else {
+            return Ok(());
+        };
+        let url = asked.type_url.clone();
+        let question = Question {
+            type_url: asked.type_url,
+            names: asked.asked,
+            caller: self.caller.clone(),
+        };
+        let answer = tokio::select! {
+            answer = debugger.answer(question) => answer?,
+            end = ended(&self.outlet, &self.draining) => return Err(end),
+        };
+        let nonce = answer.version.clone();
+        let (message, mut sent) = Message::of_debug(self.protocol, (url, nonce), answer)?;
+        let written = async {
+            let share = self.shared.admission.response(sent.size_bytes).await;
+            self.outlet.send(message).await?;
+            // A reader that is slow keeps no share; that all was written is told by an error.
+            if timeout(self.shared.patience.share, &mut sent.written).await.is_err() {
+                drop(share);
+                let _ = sent.written.await;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            written = written => written,
+            end = ended(&self.outlet, &self.draining) => Err(end),
+        }
     }
 }
 

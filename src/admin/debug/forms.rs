@@ -326,50 +326,66 @@ pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) 
         .collect()
 }
 
-/// Envoy's `admin.v3.ConfigDump`, as the control plane would have the proxy show it.
-pub(super) fn config_dump(resources: &ResourceSnapshot, types: &[&str], include_endpoints: bool) -> Value {
-    let wanted = |resource_type: ResourceType| {
-        types.is_empty() && (resource_type != ResourceType::Endpoint || include_endpoints)
-            || types.contains(&resource_type.short_name())
-            || types.contains(&resource_type.url())
+/// The resources of these types, named as in metrics (`cds`) or by their URLs.
+pub(super) fn of_types(resources: &ResourceSnapshot, types: &[&str]) -> Vec<Value> {
+    let is_wanted = |resource_type: &ResourceType| {
+        let short = resource_type.short_name();
+        types
+            .iter()
+            .any(|wanted| wanted.eq_ignore_ascii_case(short) || *wanted == resource_type.url())
     };
+    let wanted = ResourceType::ALL
+        .iter()
+        .filter(|resource_type| is_wanted(resource_type));
+    wanted
+        .flat_map(|resource_type| bodies(resources, *resource_type))
+        .collect()
+}
+
+/// `configs` of Envoy's `admin.v3.ConfigDump`, as the control plane would have the proxy show it.
+pub(super) fn config_dump(resources: &ResourceSnapshot, include_endpoints: bool) -> Vec<Value> {
     let wrap = |resource_type, field: &str| -> Vec<Value> {
-        bodies(resources, resource_type)
-            .into_iter()
-            .map(|body| json!({ field: body }))
+        let bodies = bodies(resources, resource_type).into_iter();
+        bodies.map(|body| json!({ field: body })).collect()
+    };
+    let named = |resource_type, form: fn(Value, Value) -> Value| -> Vec<Value> {
+        let bodies = bodies(resources, resource_type).into_iter();
+        bodies
+            .map(|body| form(body.get("name").cloned().unwrap_or_default(), body))
             .collect()
     };
-    let kind = |name: &str| format!("type.googleapis.com/envoy.admin.v3.{name}");
-    let mut configs = Vec::new();
-    if wanted(ResourceType::Cluster) {
-        let clusters = wrap(ResourceType::Cluster, "cluster");
-        configs.push(json!({ "@type": kind("ClustersConfigDump"), "dynamic_active_clusters": clusters }));
-    }
-    if wanted(ResourceType::Endpoint) {
+    let section = |name: &str, field: &str, entries: Vec<Value>| {
+        let mut section = json!({ "@type": format!("type.googleapis.com/envoy.admin.v3.{name}") });
+        if !entries.is_empty() {
+            section[field] = Value::Array(entries);
+        }
+        section
+    };
+    let clusters = wrap(ResourceType::Cluster, "cluster");
+    let listeners = named(
+        ResourceType::Listener,
+        |name, body| json!({ "name": name, "active_state": { "listener": body } }),
+    );
+    let routes = wrap(ResourceType::Route, "route_config");
+    let secrets = named(
+        ResourceType::Secret,
+        |name, body| json!({ "name": name, "secret": body }),
+    );
+    let filters = wrap(ResourceType::Extension, "ecds_filter");
+    let mut configs = vec![
+        section("BootstrapConfigDump", "", Vec::new()),
+        section("ClustersConfigDump", "dynamic_active_clusters", clusters),
+    ];
+    if include_endpoints {
         let endpoints = wrap(ResourceType::Endpoint, "endpoint_config");
-        configs.push(json!({ "@type": kind("EndpointsConfigDump"), "dynamic_endpoint_configs": endpoints }));
+        configs.push(section("EndpointsConfigDump", "dynamic_endpoint_configs", endpoints));
     }
-    if wanted(ResourceType::Listener) {
-        let listeners: Vec<Value> = bodies(resources, ResourceType::Listener)
-            .into_iter()
-            .map(|body| json!({ "name": body.get("name"), "active_state": { "listener": body } }))
-            .collect();
-        configs.push(json!({ "@type": kind("ListenersConfigDump"), "dynamic_listeners": listeners }));
-    }
-    if wanted(ResourceType::Route) {
-        let routes = wrap(ResourceType::Route, "route_config");
-        configs.push(json!({ "@type": kind("RoutesConfigDump"), "dynamic_route_configs": routes }));
-    }
-    if wanted(ResourceType::Secret) {
-        let secrets: Vec<Value> = bodies(resources, ResourceType::Secret)
-            .into_iter()
-            .map(|body| json!({ "name": body.get("name"), "secret": body }))
-            .collect();
-        configs.push(json!({ "@type": kind("SecretsConfigDump"), "dynamic_active_secrets": secrets }));
-    }
-    if wanted(ResourceType::Extension) {
-        let filters = wrap(ResourceType::Extension, "ecds_filter");
-        configs.push(json!({ "@type": kind("EcdsConfigDump"), "ecds_filters": filters }));
-    }
-    json!({ "configs": configs })
+    configs.extend([
+        section("ListenersConfigDump", "dynamic_listeners", listeners),
+        section("ScopedRoutesConfigDump", "", Vec::new()),
+        section("RoutesConfigDump", "dynamic_route_configs", routes),
+        section("SecretsConfigDump", "dynamic_active_secrets", secrets),
+        section("EcdsConfigDump", "ecds_filters", filters),
+    ]);
+    configs
 }

@@ -1,0 +1,160 @@
+use tokio::sync::{mpsc, watch};
+
+use super::*;
+use crate::{
+    auth::{Authenticators, Caller, CallerSource},
+    kube::health::WatchMetrics,
+    model::{Installation, MeshSnapshot, fixture},
+};
+
+const SYSTEM: &str = "spiffe://cluster.local/ns/istio-system/sa/istiod";
+const SHOP: &str = "spiffe://cluster.local/ns/shop/sa/default";
+
+struct Bed {
+    wire: Wire,
+    _mesh: watch::Sender<Arc<MeshSnapshot>>,
+}
+
+impl Bed {
+    fn new(change: impl FnOnce(&mut Installation)) -> Self {
+        let mut installation = Installation::default();
+        change(&mut installation);
+        let world = fixture::folder_world(installation, &[("mesh.yaml", "")]);
+        let (sender, mesh) = watch::channel(world.snapshot());
+        let (inspect, _) = mpsc::channel(1);
+        let sources = Sources {
+            mesh: mesh.clone(),
+            inspect,
+            connections: Arc::default(),
+            remote: None,
+            watches: WatchMetrics::new(&prometheus::Registry::new()).unwrap(),
+        };
+        let access = Access::new(Authenticators::default(), mesh);
+        Self {
+            wire: Wire::new(Arc::new(sources), access, "istiod-0"),
+            _mesh: sender,
+        }
+    }
+
+    async fn ask(&self, type_url: &str, names: &[&str], identity: Option<&str>) -> Result<Answer, Denial> {
+        let caller = identity.map(|identity| Caller {
+            source: CallerSource::ClientCertificate,
+            identities: vec![identity.into()],
+            kubernetes: None,
+            expires_at: None,
+        });
+        let question = Question {
+            type_url: type_url.to_owned(),
+            names: names.iter().map(SmolStr::new).collect(),
+            caller,
+        };
+        self.wire.answer(question).await
+    }
+
+    /// The text of a page, as the control plane's own account sees it.
+    async fn page(&self, name: &str) -> String {
+        let answer = self.ask(PAGE, &[name], Some(SYSTEM)).await.unwrap();
+        let any = answer.resources[0].any();
+        assert_eq!((any.type_url.as_str(), answer.resources[0].name.as_str()), (PAGE, name));
+        String::from_utf8(any.value.to_vec()).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn pages_are_those_of_http() {
+    let bed = Bed::new(|_| {});
+    assert!(bed.page("list").await.contains("\"config_dump\""));
+    assert_eq!(bed.page("connections?pretty=1").await.lines().count(), 4);
+    assert_eq!(bed.page("nothing").await, "404 page not found\n");
+    assert_eq!(
+        bed.page("config_dump").await,
+        "You must provide a proxyID in the query string\n"
+    );
+    assert!(
+        bed.page("config_dump?proxyID=a")
+            .await
+            .starts_with("Proxy not connected to this Pilot instance.")
+    );
+}
+
+#[tokio::test]
+async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
+    let bed = Bed::new(|_| {});
+    let nobody = bed.ask(PAGE, &["list"], None).await.unwrap_err();
+    assert_eq!(nobody, Denial::Unauthenticated);
+    for page in [
+        "list",
+        "syncz",
+        "registryz?x=config_dump",
+        "config_dump/../syncz",
+        "config_dump%2f..%2fsyncz",
+        "config_dump/",
+    ] {
+        let denial = bed.ask(PAGE, &[page], Some(SHOP)).await;
+        assert_eq!(denial.unwrap_err(), Denial::Forbidden(vec![SHOP.into()]), "{page}");
+    }
+    assert!(bed.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
+    let stranger = "spiffe://stranger.example/ns/istio-system/sa/istiod";
+    assert!(matches!(
+        bed.ask(PAGE, &["edsz"], Some(stranger)).await,
+        Err(Denial::Forbidden(_))
+    ));
+    for names in [&[][..], &["list", "syncz"]] {
+        assert!(matches!(
+            bed.ask(PAGE, names, Some(SYSTEM)).await,
+            Err(Denial::Malformed(_))
+        ));
+    }
+    for name in ["\u{0}", "a b", "{x}\n"] {
+        assert!(
+            matches!(bed.ask(PAGE, &[name], Some(SYSTEM)).await, Err(Denial::Malformed(_))),
+            "{name:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn r5_status_is_for_callers_who_are_known() {
+    let bed = Bed::new(|_| {});
+    for url in [SYNC_STATUS, CONFIG_DUMP, "istio.io/debug/other"] {
+        assert_eq!(
+            bed.ask(url, &["a"], None).await.unwrap_err(),
+            Denial::Unauthenticated,
+            "{url}"
+        );
+        // A proxy that is not here and one that may not be seen look alike.
+        assert!(
+            bed.ask(url, &["a"], Some(SHOP)).await.unwrap().resources.is_empty(),
+            "{url}"
+        );
+    }
+    let open = Bed::new(|installation| installation.features.enable_debug_endpoint_auth = false);
+    assert!(open.ask(SYNC_STATUS, &[], None).await.is_ok());
+    // Pages are never for everybody.
+    assert_eq!(
+        open.ask(PAGE, &["list"], None).await.unwrap_err(),
+        Denial::Unauthenticated
+    );
+}
+
+#[tokio::test]
+async fn the_control_plane_says_which_it_is() {
+    let bed = Bed::new(|_| {});
+    let answer = bed.ask(SYNC_STATUS, &[], Some(SYSTEM)).await.unwrap();
+    let who: Value = serde_json::from_str(&answer.control_plane.unwrap()).unwrap();
+    assert_eq!(
+        (&who["Component"], &who["ID"], &who["Info"]["version"]),
+        (&json!("istiod"), &json!("istiod-0"), &json!(ISTIO_VERSION))
+    );
+}
+
+#[test]
+fn dumps_are_messages() {
+    let configs = forms::config_dump(&crate::generate::ResourceSnapshot::empty(), true);
+    let encoded: Vec<_> = configs.iter().filter_map(encoded).collect();
+    assert_eq!(encoded.len(), configs.len());
+    assert_eq!(
+        encoded[0].any().type_url,
+        "type.googleapis.com/envoy.admin.v3.BootstrapConfigDump"
+    );
+}
