@@ -17,8 +17,14 @@ ENVOY_VERSION := 1.40.0
 KUBERNETES_VERSION := 1.36.3
 HELM_VERSION := 3.22.0
 CARGO_DENY_VERSION := 0.20.2
+CARGO_FUZZ_VERSION := 0.13.1
+# libFuzzer's instrumentation is there in nightly compilers only.
+FUZZ_TOOLCHAIN := nightly-2026-05-20
+# How long each target is fuzzed.
+FUZZ_SECONDS := 60
+FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 
-.PHONY: build test bench audit run tools clean help
+.PHONY: build test bench fuzz audit run tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
@@ -46,6 +52,27 @@ test: ## format, lints, unit and integration tests; ends with the time of each s
 bench: tools ## figures of the release build: generation as a mesh grows, a large mesh in a real API server
 	cargo bench --locked --bench generation
 	cargo bench --locked --bench kubernetes
+
+# What is found stays below target/fuzz; an input that fails is to be kept in tests/fuzz/corpus. The lock file is the
+# daemon's, so that what is fuzzed is what is shipped.
+fuzz: $(TOOLS)/bin/cargo-fuzz $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN) ## libFuzzer over the targets of tests/fuzz, FUZZ_SECONDS each (60), FUZZ_TARGETS="a b"
+	cp Cargo.lock tests/fuzz/Cargo.lock
+	@for target in $(FUZZ_TARGETS); do \
+	  mkdir -p target/fuzz/corpus/$$target target/fuzz/artifacts/$$target; \
+	  printf '\n=== %s\n' "$$target"; \
+	  ISTIOD_FUZZ_TARGET=$$target RUSTUP_HOME=$(TOOLS)/rustup PATH="$(TOOLS)/bin:$$PATH" \
+	    cargo +$(FUZZ_TOOLCHAIN) fuzz run --fuzz-dir tests/fuzz --target-dir target/fuzz/build target \
+	    target/fuzz/corpus/$$target tests/fuzz/corpus/$$target -- -max_total_time=$(FUZZ_SECONDS) -timeout=20 \
+	    -rss_limit_mb=4096 -max_len=65536 -artifact_prefix=target/fuzz/artifacts/$$target/ -print_final_stats=1; \
+	done
+
+$(TOOLS)/bin/cargo-fuzz:
+	cargo install --locked --root $(TOOLS) --version $(CARGO_FUZZ_VERSION) cargo-fuzz
+
+$(TOOLS)/rustup/$(FUZZ_TOOLCHAIN):
+	@command -v rustup >/dev/null || { echo 'a nightly compiler is installed with rustup, which is not here' >&2; exit 1; }
+	RUSTUP_HOME=$(TOOLS)/rustup rustup toolchain install $(FUZZ_TOOLCHAIN) --profile minimal --no-self-update
+	touch $@
 
 audit: $(TOOLS)/bin/cargo-deny ## licences, bans, duplicates and sources of every dependency
 	PATH="$(TOOLS)/bin:$$PATH" cargo deny --locked check licenses bans sources

@@ -4,8 +4,10 @@
 //! `support::process` ends every child by its id: when the trial drops it, when the run ends, on a panic and on a signal.
 
 mod accept;
+mod bounds;
 mod charts;
 mod e2e;
+mod fuzz;
 mod golden;
 mod kube;
 mod parity;
@@ -33,6 +35,8 @@ fn main() -> ExitCode {
         charts::trials(),
         e2e::trials(),
         accept::trials(),
+        fuzz::trials(),
+        bounds::trials(),
     ]
     .into_iter()
     .flatten()

@@ -135,6 +135,14 @@ fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
             typed::parse::<$type>(meta, value).map(Row::from)
         };
     }
+    macro_rules! checked_row {
+        ($type:ty, $check:path) => {
+            typed::parse::<$type>(meta, value).and_then(|config| {
+                let errors = $check(&config.spec);
+                if errors.is_empty() { Ok(Row::from(config)) } else { Err(errors) }
+            })
+        };
+    }
     let parsed: Result<Row, Vec<FieldError>> = match kind {
         Kind::Namespace => kube_row!(Namespace),
         Kind::Node => kube_row!(Node),
@@ -145,8 +153,8 @@ fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
         Kind::ConfigMap => kube_row!(ConfigMap),
         Kind::GatewayClass => typed_row!(gateway_api::GatewayClass),
         Kind::KubeGateway => typed_row!(gateway_api::Gateway),
-        Kind::HttpRoute => typed_row!(gateway_api::HttpRoute),
-        Kind::GrpcRoute => typed_row!(gateway_api::GrpcRoute),
+        Kind::HttpRoute => checked_row!(gateway_api::HttpRoute, gateway_api::expression::of_http),
+        Kind::GrpcRoute => checked_row!(gateway_api::GrpcRoute, gateway_api::expression::of_grpc),
         Kind::TlsRoute => typed_row!(gateway_api::TlsRoute),
         Kind::TcpRoute => typed_row!(gateway_api::TcpRoute),
         Kind::UdpRoute => typed_row!(gateway_api::UdpRoute),

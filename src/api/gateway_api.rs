@@ -3,6 +3,7 @@
 
 pub mod class;
 pub mod common;
+pub mod expression;
 pub mod gateway;
 pub mod policy;
 pub mod route;

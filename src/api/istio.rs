@@ -14,12 +14,16 @@ pub mod traffic_policy;
 pub mod virtual_service;
 pub mod workload;
 
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::BTreeMap};
 
 use serde_json::Value;
 
 use self::check::At;
-use super::{Config, Diagnostic, FieldError, Kind, Meta, Row, Severity, unknown::unknown_fields};
+use super::{
+    Config, Diagnostic, FieldError, Kind, Meta, Row, Severity,
+    regex::{self, RegexError},
+    unknown::unknown_fields,
+};
 use crate::{
     base::Shared,
     proto::{
@@ -36,6 +40,21 @@ pub struct Findings {
     pub errors: Vec<FieldError>,
     /// It counts, but likely not as it was meant.
     pub warnings: Vec<FieldError>,
+    /// The regular expressions that were compiled, with what is wrong with them.
+    expressions: BTreeMap<String, Option<RegexError>>,
+}
+
+/// How many different regular expressions of an object are compiled: each may cost a millisecond, and an object has room
+/// for ten thousand.
+const MAX_EXPRESSIONS: usize = 256;
+
+/// What becomes of a regular expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// Proxies compile it; after [`MAX_EXPRESSIONS`] of these only the length is checked.
+    Sent,
+    /// It is kept compiled; there may be no more than [`MAX_EXPRESSIONS`] of these.
+    Kept,
 }
 
 impl Findings {
@@ -53,6 +72,26 @@ impl Findings {
             field: field.into(),
             message: message.into(),
         });
+    }
+
+    /// Checks a regular expression, each only once.
+    pub fn expression(&mut self, expression: &str, usage: Usage) -> Result<(), RegexError> {
+        regex::check_length(expression)?;
+        if let Some(known) = self.expressions.get(expression) {
+            return known.clone().map_or(Ok(()), Err);
+        }
+        if self.expressions.len() >= MAX_EXPRESSIONS {
+            return match usage {
+                Usage::Sent => Ok(()),
+                Usage::Kept => Err(RegexError::TooMany(MAX_EXPRESSIONS)),
+            };
+        }
+        let checked = match usage {
+            Usage::Sent => regex::check(expression),
+            Usage::Kept => regex::compile(expression).map(drop),
+        };
+        self.expressions.insert(expression.to_owned(), checked.clone().err());
+        checked
     }
 
     /// The findings as diagnostics of an object.

@@ -1,13 +1,15 @@
 //! Regular expressions that users write. Envoy compiles them with RE2, so what RE2 takes is valid; but length and
-//! compiled size are limited, for they are compiled here too (EnvoyFilter's `proxyVersion`) and one of them must not cost
-//! megabytes.
+//! compiled size are limited, for they are compiled here too, and none of them must cost megabytes: most to see that Envoy
+//! can compile them, EnvoyFilter's `proxyVersion` to be used.
 
 use regex::bytes::{Regex, RegexBuilder};
 
 /// The longest expression, in bytes; Istio's own limit.
 pub const MAX_LENGTH: usize = 1024;
 /// The largest compiled form, in bytes.
-pub const MAX_COMPILED: usize = 2 << 20;
+pub const MAX_COMPILED: usize = 512 << 10;
+/// The largest compiled form of one that is kept, in bytes.
+pub const MAX_KEPT: usize = 64 << 10;
 /// The deepest nesting of groups and repetitions.
 const MAX_NESTING: u32 = 100;
 
@@ -17,36 +19,54 @@ pub enum RegexError {
     /// It is longer than [`MAX_LENGTH`].
     #[error("the regular expression has {0} bytes, the most is {MAX_LENGTH}")]
     TooLong(usize),
-    /// Its compiled form is larger than [`MAX_COMPILED`].
-    #[error("the regular expression is too costly: compiled it has more than {MAX_COMPILED} bytes")]
-    TooLarge,
+    /// Its compiled form is too large.
+    #[error("the regular expression is too costly: compiled it has more than {0} bytes")]
+    TooLarge(usize),
+    /// The object has too many of these that differ.
+    #[error("the object has more than {0} different regular expressions")]
+    TooMany(usize),
     /// It is none.
     #[error("the regular expression is invalid: {0}")]
     Syntax(String),
 }
 
-/// Compiles an expression within the limits.
-pub fn compile(expression: &str) -> Result<Regex, RegexError> {
+/// Checks that an expression is within [`MAX_LENGTH`] and [`MAX_COMPILED`], and is one.
+pub fn check(expression: &str) -> Result<(), RegexError> {
+    within(expression, MAX_COMPILED).map(drop)
+}
+
+/// Checks the length of an expression only.
+pub fn check_length(expression: &str) -> Result<(), RegexError> {
     if expression.len() > MAX_LENGTH {
         return Err(RegexError::TooLong(expression.len()));
     }
+    Ok(())
+}
+
+/// Compiles an expression that is kept, within [`MAX_LENGTH`] and [`MAX_KEPT`].
+pub fn compile(expression: &str) -> Result<Regex, RegexError> {
+    within(expression, MAX_KEPT)
+}
+
+fn within(expression: &str, max_compiled: usize) -> Result<Regex, RegexError> {
+    check_length(expression)?;
     let expression = from_re2(expression)?;
     // Classes such as `\w` mean ASCII in RE2; only what names other characters needs the Unicode tables.
-    build(&expression, false).or_else(|error| match error {
-        RegexError::Syntax(_) => build(&expression, true),
+    build(&expression, false, max_compiled).or_else(|error| match error {
+        RegexError::Syntax(_) => build(&expression, true, max_compiled),
         error => Err(error),
     })
 }
 
-fn build(expression: &str, unicode: bool) -> Result<Regex, RegexError> {
+fn build(expression: &str, unicode: bool, max_compiled: usize) -> Result<Regex, RegexError> {
     RegexBuilder::new(expression)
         .unicode(unicode)
-        .size_limit(MAX_COMPILED)
-        .dfa_size_limit(MAX_COMPILED)
+        .size_limit(max_compiled)
+        .dfa_size_limit(max_compiled)
         .nest_limit(MAX_NESTING)
         .build()
         .map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => RegexError::TooLarge,
+            regex::Error::CompiledTooBig(_) => RegexError::TooLarge(max_compiled),
             error => RegexError::Syntax(last_line(&error.to_string())),
         })
 }
@@ -211,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused_with_a_reason() {
+    fn r1_others_are_refused_with_a_reason() {
         for expression in ["(", "a**", "[z-a]", "(?=x)", r"(a)\1", "*", "x{1001}", "a*+", "a{2}{3}"] {
             assert!(
                 matches!(compile(expression), Err(RegexError::Syntax(_))),
@@ -224,8 +244,10 @@ mod tests {
             "(?:(?:(?:x{999}){999}){999}){999}",
             "(\\pL{500}){500}",
         ] {
-            assert_eq!(compile(bomb).unwrap_err(), RegexError::TooLarge, "{bomb}");
+            assert_eq!(compile(bomb).unwrap_err(), RegexError::TooLarge(MAX_KEPT), "{bomb}");
+            assert_eq!(check(bomb).unwrap_err(), RegexError::TooLarge(MAX_COMPILED), "{bomb}");
         }
+        assert!(check(r"\pL{10}").is_ok() && compile(r"\pL{10}").is_err());
         assert!(compile(&"(".repeat(1000)).is_err());
     }
 

@@ -43,6 +43,10 @@ const ACCEPT_TIMEOUT: u32 = 30;
 const SILENCE: u32 = 180;
 /// How much of an error's text is read.
 const ERROR_BYTES: usize = 64 * 1024;
+/// The largest event of a watch: API servers do not store objects of more than a few megabytes.
+const MAX_LINE_BYTES: usize = 32 << 20;
+/// The largest page of a list, of which each has a few hundred objects.
+const MAX_PAGE_BYTES: usize = 512 << 20;
 
 /// What is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -268,8 +272,8 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         self.health.enter(WatchState::Listing);
         let reading = async {
             let response = self.send(ask).await?;
-            let body = response.into_body().collect().await;
-            Ok(body.map_err(|error| unreachable(&error))?.to_bytes())
+            let body = Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
+            Ok(body.map_err(|error| unreachable(&*error))?.to_bytes())
         };
         let bytes = match timeout(self.second * PAGE_TIMEOUT, reading).await {
             Ok(Ok(bytes)) => bytes,
@@ -332,6 +336,10 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                     Err(failure) => return Ok(Err(failure)),
                 }
                 heard = Instant::now();
+            }
+            if text.len() + rest.len() > MAX_LINE_BYTES {
+                let message = format!("an event has more than {MAX_LINE_BYTES} bytes");
+                return Ok(Err(Failure::Dropped(message)));
             }
             text.extend_from_slice(rest);
         }

@@ -303,12 +303,16 @@ fn patches(key: &ObjectKey, row: &Config<EnvoyFilter>) -> Vec<Patch> {
     let place = |position: usize, written: &EnvoyConfigObjectPatch| {
         format_smolstr!("{key} configPatches[{position}] {}", written.apply_to().as_str_name())
     };
-    all.filter_map(|(position, written)| patch(place(position, written), written))
+    let mut versions = BTreeMap::new();
+    all.filter_map(|(position, written)| patch(place(position, written), written, &mut versions))
         .collect()
 }
 
+/// Releases by their patterns, of which one object often has many that are the same.
+type Versions<'a> = BTreeMap<&'a str, VersionMatch>;
+
 /// Reads one patch; `None` if it can never have an effect.
-fn patch(place: SmolStr, written: &EnvoyConfigObjectPatch) -> Option<Patch> {
+fn patch<'a>(place: SmolStr, written: &'a EnvoyConfigObjectPatch, versions: &mut Versions<'a>) -> Option<Patch> {
     let body = written.patch.as_ref()?;
     let apply_to = ApplyTo::try_from(written.apply_to).ok()?;
     let operation = Operation::try_from(body.operation).ok()?;
@@ -333,7 +337,7 @@ fn patch(place: SmolStr, written: &EnvoyConfigObjectPatch) -> Option<Patch> {
         },
         proxy: matched
             .and_then(|matched| matched.proxy.as_ref())
-            .map(proxy_match)
+            .map(|written| proxy_match(written, versions))
             .unwrap_or_default(),
         object: matched.and_then(|matched| matched.object_types.clone()),
         operation,
@@ -354,9 +358,11 @@ fn effective(operation: Operation, apply_to: ApplyTo) -> Operation {
     }
 }
 
-fn proxy_match(written: &proto::ProxyMatch) -> ProxyMatch {
+fn proxy_match<'a>(written: &'a proto::ProxyMatch, versions: &mut Versions<'a>) -> ProxyMatch {
+    let pattern = written.proxy_version.as_str();
+    let version = || versions.entry(pattern).or_insert_with(|| VersionMatch::new(pattern)).clone();
     ProxyMatch {
-        version: (!written.proxy_version.is_empty()).then(|| VersionMatch::new(&written.proxy_version)),
+        version: (!pattern.is_empty()).then(version),
         metadata: written.metadata.clone(),
     }
 }

@@ -163,9 +163,9 @@ impl Executor for Parallel {
     }
 }
 
-/// Groups without a pump: every connection follows the same snapshots. Ends when the sender is dropped.
-#[cfg(test)]
-pub(crate) fn hand_fed(tasks: &crate::task::Tasks) -> (Groups, watch::Sender<Option<Arc<ResourceSnapshot>>>) {
+/// Groups without a pump: every connection follows the same snapshots. Ends when the sender is dropped. For tests and fuzz
+/// targets, which try a server without a mesh.
+pub fn hand_fed(tasks: &crate::task::Tasks) -> (Groups, watch::Sender<Option<Arc<ResourceSnapshot>>>) {
     let (groups, mut membership) = Groups::channel();
     let (feed, mut fed) = watch::channel(None);
     tasks.spawn_until_shutdown("hand-fed groups", async move {

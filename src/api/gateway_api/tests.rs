@@ -189,3 +189,28 @@ fn kinds_are_told_apart() {
     assert!(Kind::KubeGateway.counts_in_remote_clusters() && !Kind::HttpRoute.counts_in_remote_clusters());
     assert!(Kind::Pod.counts_in_remote_clusters() && !Kind::Gateway.counts_in_remote_clusters());
 }
+
+#[test]
+fn r1_expressions_of_routes_have_limits() {
+    let route = |kind: &str, matched: &str| {
+        format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: r, namespace: a}}\nspec: {{rules: [{{matches: [{matched}]}}]}}"
+        )
+    };
+    let bomb = "(((x{1,99}){1,99}){1,99}){1,99}";
+    good(&route("HTTPRoute", "{path: {type: RegularExpression, value: '/a.*'}}"));
+    good(&route("HTTPRoute", "{path: {type: Exact, value: '/('}}"));
+    for (kind, matched, field) in [
+        ("HTTPRoute", format!("{{path: {{type: RegularExpression, value: '{bomb}'}}}}"), "path.value"),
+        (
+            "HTTPRoute",
+            format!("{{headers: [{{name: h, type: RegularExpression, value: '{}'}}]}}", "a".repeat(1025)),
+            "headers[0].value",
+        ),
+        ("HTTPRoute", "{queryParams: [{name: h, type: RegularExpression, value: '('}]}".to_owned(), "queryParams[0].value"),
+        ("GRPCRoute", format!("{{method: {{type: RegularExpression, service: '{bomb}'}}}}"), "method.service"),
+    ] {
+        let told = bad(&route(kind, &matched));
+        assert!(told.contains(&format!("spec.rules[0].matches[0].{field}")), "{told}");
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, fmt};
 
-use super::Findings;
+use super::{Findings, Usage};
 
 /// A place in an object.
 #[derive(Clone, Copy)]
@@ -63,6 +63,14 @@ impl<'a> At<'a> {
     /// Records what is likely a mistake.
     pub fn warning(&self, message: impl Into<String>) {
         self.findings.borrow_mut().warning(self.to_string(), message);
+    }
+
+    /// Checks a regular expression of this place.
+    pub fn expression(&self, expression: &str, usage: Usage) {
+        let checked = self.findings.borrow_mut().expression(expression, usage);
+        if let Err(error) = checked {
+            self.error(error.to_string());
+        }
     }
 
     /// Records a warning unless the condition holds. For what Istio's admission refuses but is safe to serve: an object

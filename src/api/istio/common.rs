@@ -2,12 +2,9 @@
 
 use prost_types::Duration;
 
-use super::check::At;
+use super::{Usage, check::At};
 use crate::{
-    api::{
-        names::{is_fqdn, is_label, is_wildcard_domain},
-        regex,
-    },
+    api::names::{is_fqdn, is_label, is_wildcard_domain},
     base::cidr,
     proto::istio::{
         networking::v1alpha3::{Percent, StringMatch, string_match::MatchType},
@@ -44,12 +41,12 @@ pub fn percent(at: &At<'_>, percent: Option<&Percent>) {
     }
 }
 
-/// A regular expression that is not empty and within limits.
+/// A regular expression for proxies that is not empty and within limits.
 pub fn regex(at: &At<'_>, expression: &str) {
     if expression.is_empty() {
         at.error("the regular expression is empty");
-    } else if let Err(error) = regex::compile(expression) {
-        at.error(error.to_string());
+    } else {
+        at.expression(expression, Usage::Sent);
     }
 }
 

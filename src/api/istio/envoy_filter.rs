@@ -6,7 +6,7 @@ use prost::Name;
 use prost_reflect::DynamicMessage;
 use prost_types::Struct;
 
-use super::{check::At, common};
+use super::{Usage, check::At, common};
 use crate::{
     api::Meta,
     proto::{
@@ -146,7 +146,7 @@ fn matched(at: &At<'_>, matched: &EnvoyConfigObjectMatch, apply_to: ApplyTo) {
 
 fn proxy_match(at: &At<'_>, proxy: &ProxyMatch) {
     if !proxy.proxy_version.is_empty() {
-        common::regex(&at.field("proxyVersion"), &proxy.proxy_version);
+        at.field("proxyVersion").expression(&proxy.proxy_version, Usage::Kept);
     }
     metadata(&at.field("metadata"), &proxy.metadata);
 }

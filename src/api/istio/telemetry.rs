@@ -9,6 +9,9 @@ use crate::{
     },
 };
 
+/// The longest CEL expression, in bytes. Proxies compile them; like regular expressions they are bounded where they enter.
+const MAX_EXPRESSION: usize = 8 << 10;
+
 /// Checks a Telemetry.
 pub fn check(at: &At<'_>, telemetry: &Telemetry, _meta: &Meta) {
     common::attachment(
@@ -68,6 +71,8 @@ fn metrics(at: &At<'_>, metrics: &Metrics) {
             at.field("value")
                 .require(removes || !tag.value.is_empty(), "is required with UPSERT");
             at.field("value")
+                .require(tag.value.len() <= MAX_EXPRESSION, "is longer than 8192 bytes");
+            at.field("value")
                 .require(!removes || tag.value.is_empty(), "goes not with REMOVE");
         }
     });
@@ -75,13 +80,13 @@ fn metrics(at: &At<'_>, metrics: &Metrics) {
 
 fn access_logging(at: &At<'_>, logging: &AccessLogging) {
     providers(at, &logging.providers);
-    if let Some(filter) = &logging.filter
-        && !is_balanced(&filter.expression)
-    {
-        let filter_at = at.field("filter");
-        filter_at
-            .field("expression")
-            .error("is no CEL expression: quotes or brackets do not match");
+    let Some(filter) = &logging.filter else { return };
+    let filter_at = at.field("filter");
+    let at = filter_at.field("expression");
+    if filter.expression.len() > MAX_EXPRESSION {
+        at.error("is longer than 8192 bytes");
+    } else if !is_balanced(&filter.expression) {
+        at.error("is no CEL expression: quotes or brackets do not match");
     }
 }
 

@@ -135,7 +135,7 @@ fn virtual_services() {
 }
 
 #[test]
-fn expressions_have_limits_wherever_they_stand() {
+fn r1_expressions_have_limits_wherever_they_stand() {
     let bomb = "(((x{1,99}){1,99}){1,99}){1,99}";
     let to_a = "route: [{destination: {host: a}}]";
     for (matched, field) in [
@@ -159,6 +159,24 @@ fn expressions_have_limits_wherever_they_stand() {
         "{{configPatches: [{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{bomb}'}}}}, patch: {{operation: REMOVE}}}}]}}"
     );
     bad("EnvoyFilter", &patch, &[".configPatches[0].match.proxy.proxyVersion"]);
+    let patches = (0..300).map(|release| format!("{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{release}'}}}}, patch: {{operation: REMOVE}}}}"));
+    let patches = patches.collect::<Vec<_>>().join(",");
+    let (found, counts) = findings("EnvoyFilter", &format!("{{configPatches: [{patches}]}}"));
+    assert!(found.len() == 300 - 256 && !counts, "what is kept is not kept without end: {found:?}");
+    let matches = (0..300).map(|path| format!("{{uri: {{regex: '/{path}'}}}}"));
+    let long = format!("{{uri: {{regex: '{}'}}}}", "a".repeat(1025));
+    let matches = matches.chain([long]).collect::<Vec<_>>().join(",");
+    bad(
+        "VirtualService",
+        &format!("{{hosts: [a], http: [{{match: [{matches}], {to_a}}}]}}"),
+        &[".http[0].match[300].uri.regex"],
+    );
+    let long = "a".repeat(8193);
+    bad(
+        "Telemetry",
+        &format!("{{accessLogging: [{{filter: {{expression: {long}}}}}]}}"),
+        &[".accessLogging[0].filter.expression"],
+    );
 }
 
 #[test]

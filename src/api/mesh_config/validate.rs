@@ -6,7 +6,7 @@ use prost_types::Duration;
 
 use crate::{
     api::{
-        istio::{check::At, common, traffic_policy, virtual_service},
+        istio::{Usage, check::At, common, traffic_policy, virtual_service},
         names::is_fqdn,
     },
     base::cidr,
@@ -101,6 +101,12 @@ pub(super) fn proxy_config(at: &At<'_>, config: &ProxyConfig) {
         .require(!config.binary_path.is_empty(), "is required");
     if let Some(ClusterName::ServiceCluster(name)) = &config.cluster_name {
         at.field("serviceCluster").require(!name.is_empty(), "is empty");
+    }
+    if let Some(matcher) = &config.proxy_stats_matcher {
+        let at = at.field("proxyStatsMatcher");
+        at.each("inclusionRegexps", &matcher.inclusion_regexps, |at, expression| {
+            at.expression(expression, Usage::Sent);
+        });
     }
     for (name, duration) in [
         ("drainDuration", &config.drain_duration),

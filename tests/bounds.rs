@@ -1,0 +1,48 @@
+//! Bounds: what strangers send costs little, however much or however deep it is, and however many they are. The names of
+//! the trials begin with the requirement that they show: R1 (expressions), R2 (nesting and sizes), R3 (memory and lives).
+
+mod crowd;
+mod expression;
+mod nesting;
+
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::Trial;
+
+use crate::support::{daemon::Daemon, scratch};
+
+/// The trials of this module.
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test("bounds::r1_expressions_cost_little", expression::expressions_cost_little),
+        Trial::test("bounds::r2_parsers_refuse_what_is_deep", nesting::parsers_refuse_what_is_deep),
+        Trial::test("bounds::r2_the_daemon_survives_what_is_deep", nesting::the_daemon_survives_what_is_deep),
+        Trial::test("bounds::r2_pages_take_no_bodies", nesting::pages_take_no_bodies),
+        Trial::test("bounds::r3_strangers_cost_little", crowd::strangers_cost_little),
+        Trial::test("bounds::r3_slow_clients_are_in_nobodys_way", crowd::slow_clients_are_in_nobodys_way),
+    ]
+}
+
+/// A daemon of a folder with one service.
+fn daemon(name: &str) -> Result<(Daemon, PathBuf), String> {
+    let folder = scratch(name);
+    let mesh = folder.join("mesh");
+    std::fs::create_dir(&mesh).expect("target/ is writable");
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: app}\n\
+                   spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n";
+    std::fs::write(mesh.join("objects.yaml"), service).expect("target/ is writable");
+    let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
+    Ok((daemon, mesh))
+}
+
+/// What a process has of memory, in bytes, now and at its most.
+fn memory(id: u32) -> (usize, usize) {
+    let status = std::fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"));
+    let status = status.unwrap_or_default();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok());
+        kilobytes.unwrap_or_default() << 10
+    };
+    (field("VmRSS:"), field("VmHWM:"))
+}

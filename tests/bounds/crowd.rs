@@ -1,0 +1,233 @@
+//! R3: what strangers cost. A stranger is who has not yet sent a request: an open connection, a part of a preface, headers
+//! without an end, a message that does not come.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use libtest_mimic::Failed;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
+
+use super::{daemon, memory};
+use crate::support::{
+    ads::Ads,
+    daemon::Daemon,
+    envoy::Node,
+    http::{self, RUNTIME},
+    wait,
+};
+
+/// What a connection may cost before anybody knows whose it is.
+const ALLOWED_BYTES: usize = 64 << 10;
+/// Connections at once.
+const CROWD: usize = 10_000;
+/// Connections of each sort whose memory is looked at.
+const SAMPLE: usize = 256;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// One thing that a stranger does.
+struct Sort {
+    what: &'static str,
+    sends: Vec<u8>,
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a frame is small").to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A header that is written out, without Huffman codes and tables.
+fn field(name: &str, value: &str) -> Vec<u8> {
+    let mut out = vec![0];
+    for text in [name, value] {
+        // Seven bits of the length, then the rest in sevens.
+        if text.len() < 127 {
+            out.push(text.len() as u8);
+        } else {
+            out.push(127);
+            prost::encoding::encode_varint((text.len() - 127) as u64, &mut out);
+        }
+        out.extend(text.as_bytes());
+    }
+    out
+}
+
+fn headers(more: &[u8]) -> Vec<u8> {
+    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+    let fields = [
+        b"\x83\x86".to_vec(),
+        field(":path", path),
+        field(":authority", "istiod"),
+        field("content-type", "application/grpc"),
+        more.to_vec(),
+    ];
+    fields.concat()
+}
+
+/// Everything that is cheap for a client and may be dear to a server.
+fn sorts() -> Vec<Sort> {
+    let opened = [PREFACE, &frame(4, 0, 0, &[])].concat();
+    let after = |frames: Vec<Vec<u8>>| [opened.clone(), frames.concat()].concat();
+    let sort = |what, sends| Sort { what, sends };
+    let large = field("authorization", &format!("Bearer {}", "x".repeat(12 << 10)));
+    // More than may be sent before it is read is not sent: the windows are 64 KiB unless the server says else.
+    let message = [&b"\x00\x00\x3f\xff\xff"[..], &vec![0x1a; 16_379]].concat();
+    let data: Vec<Vec<u8>> = (0..3).map(|_| frame(0, 0, 1, &message)).collect();
+    let crumbs: Vec<Vec<u8>> = (0..15_000).map(|_| frame(0, 0, 1, b"\x00")).collect();
+    let many = (0..90).map(|index| frame(1, 4, 2 * index + 1, &headers(&large)));
+    vec![
+        sort("nothing", Vec::new()),
+        sort("half a preface", PREFACE[..10].to_vec()),
+        sort("a preface and settings", opened.clone()),
+        sort("headers without an end", after(vec![frame(1, 0, 1, &headers(&large))])),
+        sort(
+            "headers that go on",
+            after(
+                std::iter::once(frame(1, 0, 1, &headers(&[])))
+                    .chain((0..64).map(|_| frame(9, 0, 1, &field("x", "y").repeat(100))))
+                    .collect(),
+            ),
+        ),
+        sort("a stream without a message", after(vec![frame(1, 4, 1, &headers(&[]))])),
+        sort("streams with large headers", after(many.collect())),
+        sort(
+            "a message that does not end",
+            after([vec![frame(1, 4, 1, &headers(&[]))], data].concat()),
+        ),
+        sort(
+            "a message in crumbs",
+            after([vec![frame(1, 4, 1, &headers(&[]))], crumbs].concat()),
+        ),
+        sort("pings", after((0..2000).map(|_| frame(6, 0, 0, &[7; 8])).collect())),
+        sort("settings", after((0..2000).map(|_| frame(4, 0, 0, &[])).collect())),
+        sort("a record of TLS", [&b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"[..], &[0x42; 8 << 10]].concat()),
+        sort("a record of TLS that lies", b"\x16\x03\x01\xff\xff".to_vec()),
+    ]
+}
+
+/// Opens connections that each send something and then wait. They come from addresses of their own, as strangers do.
+async fn connect(port: u16, number: usize, sends: &[u8]) -> Vec<TcpStream> {
+    let mut streams = Vec::with_capacity(number);
+    for index in 0..number {
+        let socket = TcpSocket::new_v4().expect("the process may have so many files");
+        let source = Ipv4Addr::new(127, 1, (index / 200) as u8, (index % 200) as u8 + 1);
+        socket.bind((source, 0).into()).expect("loopback has these addresses");
+        let connecting = socket.connect((Ipv4Addr::LOCALHOST, port).into());
+        let Ok(Ok(mut stream)) = tokio::time::timeout(Duration::from_secs(30), connecting).await else {
+            continue;
+        };
+        // The server need not take it.
+        let _ = tokio::time::timeout(Duration::from_millis(500), stream.write_all(sends)).await;
+        streams.push(stream);
+    }
+    streams
+}
+
+/// As many files as the system lets this process and the daemon have: the usual 1024 are not for ten thousand connections.
+fn allow_files(id: u32) {
+    let raised = std::process::Command::new("prlimit")
+        .args(["--nofile=20000:20000", "--pid", &id.to_string()])
+        .status();
+    if !raised.is_ok_and(|status| status.success()) {
+        println!("the limit of open files of process {id} stays");
+    }
+}
+
+/// Memory that stays the same for a moment.
+fn settled(id: u32) -> usize {
+    let mut last = memory(id).0;
+    for _ in 0..10 {
+        std::thread::park_timeout(Duration::from_millis(200));
+        let now = memory(id).0;
+        if now.abs_diff(last) < 256 << 10 {
+            return now;
+        }
+        last = now;
+    }
+    last
+}
+
+pub(super) fn strangers_cost_little() -> Result<(), Failed> {
+    let (daemon, _) = daemon("bounds-strangers")?;
+    allow_files(daemon.process.id);
+    allow_files(std::process::id());
+    // What is made once for all is made now.
+    drop(RUNTIME.block_on(connect(daemon.xds, 32, &sorts()[7].sends)));
+    let mut dear = Vec::new();
+    for sort in sorts() {
+        let before = settled(daemon.process.id);
+        let streams = RUNTIME.block_on(connect(daemon.xds, SAMPLE, &sort.sends));
+        let grown = settled(daemon.process.id).saturating_sub(before);
+        let each = grown / streams.len().max(1);
+        println!("bounds: {each} bytes for {}", sort.what);
+        if each > ALLOWED_BYTES || streams.len() < SAMPLE {
+            dear.push(format!("{}: {each} bytes each of {}", sort.what, streams.len()));
+        }
+        // They stay until their memory was looked at; the next ones must not live on what these give back.
+        drop(streams);
+    }
+    if dear.is_empty() {
+        return Ok(());
+    }
+    Err(format!("strangers may cost {ALLOWED_BYTES} bytes each\n{}", dear.join("\n")).into())
+}
+
+pub(super) fn slow_clients_are_in_nobodys_way() -> Result<(), Failed> {
+    let (daemon, _) = daemon("bounds-crowd")?;
+    allow_files(daemon.process.id);
+    allow_files(std::process::id());
+    let before = settled(daemon.process.id);
+    let sorts = [0, 1, 2, 3, 5].map(|index| sorts().swap_remove(index));
+    let mut crowd = Vec::new();
+    for sort in &sorts {
+        crowd.extend(RUNTIME.block_on(connect(daemon.xds, CROWD / sorts.len(), &sort.sends)));
+    }
+    let begun = wait::now();
+    served(&daemon)?;
+    let grown = memory(daemon.process.id).1.saturating_sub(before);
+    println!(
+        "bounds: {} slow clients, {grown} bytes, a proxy was served after {:?}",
+        crowd.len(),
+        begun.elapsed()
+    );
+    if crowd.len() < CROWD * 9 / 10 {
+        return Err(format!("only {} of {CROWD} could connect", crowd.len()).into());
+    }
+    if grown > CROWD * ALLOWED_BYTES {
+        return Err(format!("{} strangers cost {grown} bytes", crowd.len()).into());
+    }
+    // Those who never say what they want are not kept.
+    RUNTIME.block_on(async {
+        let ended = tokio::time::timeout(Duration::from_mins(1), all_ended(crowd)).await;
+        ended.map_err(|_| Failed::from("slow clients are still connected after a minute"))
+    })?;
+    served(&daemon)
+}
+
+/// Reads until the other side has ended each connection.
+async fn all_ended(crowd: Vec<TcpStream>) {
+    let mut buffer = [0; 4096];
+    for mut stream in crowd {
+        while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+    }
+}
+
+/// A proxy that comes now gets its configuration, and pages are answered.
+fn served(daemon: &Daemon) -> Result<(), Failed> {
+    let node = Node {
+        id: "sidecar~10.0.0.9~reader.app~app.svc.cluster.local".into(),
+        metadata: serde_json::json!({ "NAMESPACE": "app", "CLUSTER_ID": "Kubernetes" }),
+    };
+    let client = Ads::connect(daemon.xds, &node);
+    let resources = client.until("a configured proxy", Duration::from_secs(30), |resources| Some(resources.len()))?;
+    if resources == 0 {
+        return Err("a proxy gets nothing".into());
+    }
+    let ready = http::get(daemon.http, "istiod", "/ready")?;
+    if !ready.status.is_success() {
+        return Err(format!("/ready: {}", ready.status).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! R1: expressions that users write.
+
+use std::time::Duration;
+
+use istiod::{
+    api::{document, regex},
+    base::ClusterId,
+};
+use libtest_mimic::Failed;
+use serde_json::{Value, json};
+
+use crate::support::wait;
+
+/// What is allowed for one object of a megabyte, in the unoptimised build of the tests and on a busy machine: expressions are
+/// compiled fifty times as fast in the daemon.
+const LONGEST: Duration = Duration::from_secs(30);
+
+fn virtual_service(expressions: impl Iterator<Item = String>) -> Value {
+    let matches: Vec<Value> = expressions.map(|one| json!({"uri": {"regex": one}})).collect();
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
+        "metadata": { "name": "v", "namespace": "a" },
+        "spec": { "hosts": ["a"], "http": [{ "match": matches, "route": [{ "destination": { "host": "a" } }] }] } })
+}
+
+fn envoy_filter(expressions: impl Iterator<Item = String>) -> Value {
+    let patch = |one| {
+        json!({ "applyTo": "CLUSTER", "match": { "proxy": { "proxyVersion": one } },
+        "patch": { "operation": "MERGE", "value": {} } })
+    };
+    let patches: Vec<Value> = expressions.map(patch).collect();
+    json!({ "apiVersion": "networking.istio.io/v1alpha3", "kind": "EnvoyFilter",
+        "metadata": { "name": "e", "namespace": "a" }, "spec": { "configPatches": patches } })
+}
+
+/// A megabyte of text is refused before it is compiled, and objects that are full of expressions cost seconds at most.
+pub(super) fn expressions_cost_little() -> Result<(), Failed> {
+    for text in ["a".repeat(1 << 20), "(".repeat(1 << 20), "a{1000}".repeat(150_000)] {
+        let begun = wait::now();
+        let refused = regex::compile(&text);
+        let elapsed = begun.elapsed();
+        if !matches!(refused, Err(regex::RegexError::TooLong(_))) || elapsed > Duration::from_millis(10) {
+            return Err(format!("{} bytes: {:?} after {elapsed:?}", text.len(), refused.err()).into());
+        }
+    }
+    let costly = |number: usize| format!("\\pL{{9}}{number}(?:\\pL{{30}}){{30}}");
+    for (what, object) in [
+        ("a VirtualService", virtual_service((0..5000).map(costly))),
+        ("an EnvoyFilter", envoy_filter((0..5000).map(costly))),
+    ] {
+        let begun = wait::now();
+        let parsed = document::parse(&ClusterId::new("c"), &object);
+        if parsed.diagnostics.is_empty() {
+            return Err(format!("{what} full of costly expressions is accepted").into());
+        }
+        if begun.elapsed() > LONGEST {
+            return Err(format!("{what} full of costly expressions takes {:?}", begun.elapsed()).into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! R2: what is nested too deep, or is too large.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use istiod::{
+    api::{folder::FileContent, yaml},
+    base::ClusterId,
+    generate::{Proxy, proxy::Extensions},
+    proto::envoy::config::core::v3::Node,
+};
+use libtest_mimic::Failed;
+use prost::Message;
+use tokio::net::TcpStream;
+
+use super::{daemon, memory};
+use crate::support::{
+    ads::Ads,
+    envoy,
+    http::{self, RUNTIME},
+    wait,
+};
+
+const DEEP: usize = 1_000_000;
+
+/// Texts of which each parser has to refuse each.
+fn deep_texts() -> Vec<(&'static str, String)> {
+    let repeated = |open: &str, middle: &str, close: &str| {
+        [open.repeat(DEEP), middle.to_owned(), close.repeat(DEEP)].concat()
+    };
+    vec![
+        ("JSON objects", repeated("{\"a\":", "1", "}")),
+        ("JSON lists in a spec", format!("{{\"kind\":\"Service\",\"apiVersion\":\"v1\",\"spec\":{}}}", repeated("[", "", "]"))),
+        ("open brackets", "[".repeat(DEEP)),
+        ("open braces", "{a: ".repeat(DEEP)),
+        ("block lists", "- ".repeat(DEEP)),
+        ("block mappings", (0..2000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect()),
+        ("explicit keys", "? ".repeat(DEEP)),
+        ("tags and anchors", "&a !!seq [".repeat(DEEP)),
+    ]
+}
+
+/// A message with groups in groups, and a node whose metadata is structs in structs.
+fn deep_messages() -> Vec<(&'static str, Vec<u8>)> {
+    let groups = [vec![0x0b; DEEP], vec![0x0c; DEEP]].concat();
+    // Each level is `Value { struct_value { fields { key: "a", value: .. } } }`, written from the inside out, reversed.
+    let mut reversed = Vec::new();
+    let wrap = |tag: u8, reversed: &mut Vec<u8>| {
+        let mut length = Vec::new();
+        prost::encoding::encode_varint(reversed.len() as u64, &mut length);
+        reversed.extend(length.iter().rev());
+        reversed.push(tag);
+    };
+    while reversed.len() < 3 << 20 {
+        wrap(0x12, &mut reversed);
+        reversed.extend([b'a', 1, 0x0a]);
+        wrap(0x0a, &mut reversed);
+        wrap(0x2a, &mut reversed);
+    }
+    // The last value is in the field of a struct, which is the metadata of a node.
+    wrap(0x12, &mut reversed);
+    reversed.extend([b'a', 1, 0x0a]);
+    wrap(0x0a, &mut reversed);
+    wrap(0x1a, &mut reversed);
+    reversed.reverse();
+    let id = b"\x0a\x32sidecar~10.0.0.1~a-0.default~default.svc.cluster.l";
+    vec![("groups", groups), ("structs", [&id[..], &reversed].concat())]
+}
+
+/// Every parser gives an error and needs no more stack than a worker of the daemon has.
+pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
+    let parsing = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
+        for (what, text) in deep_texts() {
+            let read = FileContent::read("objects.yaml", text.as_bytes(), &ClusterId::new("c"));
+            assert!(read.unreadable && !read.diagnostics.is_empty(), "a file of {what} is refused");
+            for document in yaml::documents(&text) {
+                assert!(document.parse().is_err(), "{what} are refused");
+            }
+            assert!(serde_json::from_str::<serde_json::Value>(&text).is_err(), "an object of {what} is refused");
+            // What is JSON in a text counts as a text if it is none.
+            let metadata: BTreeMap<_, _> = ["LABELS", "PROXY_CONFIG", "ANNOTATIONS"]
+                .into_iter()
+                .map(|key| (key.to_owned(), text.clone().into()))
+                .collect();
+            let id = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
+            let proxy = Proxy::new(id, "", metadata, "".into(), Extensions::default());
+            assert!(proxy.is_ok_and(|proxy| proxy.labels.is_empty()), "{what} are no labels");
+        }
+        for (what, message) in deep_messages() {
+            assert!(Node::decode(&message[..]).is_err(), "{what} are refused");
+        }
+    });
+    let parsed = parsing.expect("a thread can be made").join();
+    parsed.map_err(|panic| Failed::from(panic.downcast_ref::<String>().cloned().unwrap_or_default()))
+}
+
+/// The same against a real daemon, over its ports and in its folder.
+pub(super) fn the_daemon_survives_what_is_deep() -> Result<(), Failed> {
+    let (daemon, mesh) = daemon("bounds-nesting")?;
+    for (what, message) in deep_messages() {
+        // Field 2 of a request is its node.
+        let mut request = Vec::new();
+        prost::encoding::encode_key(2, prost::encoding::WireType::LengthDelimited, &mut request);
+        prost::encoding::encode_varint(message.len() as u64, &mut request);
+        request.extend(message);
+        let framed = [&[0][..], &u32::to_be_bytes(request.len() as u32), &request].concat();
+        let status = RUNTIME.block_on(grpc_status(daemon.xds, framed.into()))?;
+        if status == "0" {
+            return Err(format!("a request of {what} is accepted").into());
+        }
+    }
+    for (index, (_, text)) in deep_texts().into_iter().enumerate() {
+        std::fs::write(mesh.join(format!("deep-{index}.yaml")), text).expect("target/ is writable");
+    }
+    wait::until("complaints about every deep file", Duration::from_mins(1), || {
+        let log = daemon.process.log();
+        (0..deep_texts().len()).all(|index| log.contains(&format!("deep-{index}.yaml"))).then_some(())
+    })?;
+    still_serves(&daemon)
+}
+
+fn still_serves(daemon: &crate::support::daemon::Daemon) -> Result<(), Failed> {
+    if let Some(status) = daemon.process.ended() {
+        return Err(format!("the daemon ended: {status}\n{}", daemon.process.log_tail()).into());
+    }
+    let node = envoy::Node {
+        id: "sidecar~10.0.0.9~reader.app~app.svc.cluster.local".into(),
+        metadata: serde_json::json!({ "NAMESPACE": "app", "CLUSTER_ID": "Kubernetes" }),
+    };
+    let client = Ads::connect(daemon.xds, &node);
+    let resources = client.first()?;
+    if resources.is_empty() {
+        return Err("a proxy gets nothing".into());
+    }
+    Ok(())
+}
+
+/// The status of a stream of one message.
+async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
+    let exchange = async {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.map_err(|error| error.to_string())?;
+        let connected = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
+        let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
+        RUNTIME.spawn(async move { drop(connection.await) });
+        let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+        let request = ::http::Request::post(format!("http://istiod{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Full::new(message))
+            .expect("a valid request");
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let body = response.into_body().collect().await.map_err(|error| error.to_string())?;
+        let status = body.trailers().and_then(|trailers| trailers.get("grpc-status"));
+        Ok(status.map_or_else(String::new, |status| String::from_utf8_lossy(status.as_bytes()).into_owned()))
+    };
+    let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
+    exchanged.unwrap_or_else(|_| Err("the stream is not answered".to_owned()))
+}
+
+/// Pages are read, not written: large bodies and heads are refused or passed over, and not kept.
+pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
+    let (daemon, _) = daemon("bounds-pages")?;
+    let deep: Bytes = "[".repeat(DEEP).into();
+    let large = Bytes::from(vec![b'x'; 64 << 20]);
+    let before = memory(daemon.process.id).1;
+    for address in [daemon.http, daemon.monitoring] {
+        for path in ["/debug/configz", "/ready", "/metrics", "/version", "/inject", "/validate"] {
+            for body in [&deep, &large] {
+                let answer = RUNTIME.block_on(post(address, path, body.clone(), ""));
+                // The server may hang up before it was sent everything.
+                if let Ok(status) = answer
+                    && !status.is_client_error()
+                {
+                    return Err(format!("POST {path} with {} bytes: {status}", body.len()).into());
+                }
+            }
+        }
+        let head = RUNTIME.block_on(post(address, "/ready", Bytes::new(), &"h".repeat(1 << 20)));
+        if head.is_ok_and(|status| !status.is_client_error()) {
+            return Err("a head of a megabyte is accepted".into());
+        }
+    }
+    let grown = memory(daemon.process.id).1.saturating_sub(before);
+    if grown > 16 << 20 {
+        return Err(format!("bodies cost {grown} bytes of memory").into());
+    }
+    if !http::get(daemon.http, "istiod", "/ready")?.status.is_success() {
+        return Err("the daemon is not ready any more".into());
+    }
+    Ok(())
+}
+
+async fn post(address: std::net::SocketAddr, path: &str, body: Bytes, header: &str) -> Result<::http::StatusCode, String> {
+    let exchange = async {
+        let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+        let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
+        RUNTIME.spawn(async move { drop(connection.await) });
+        let request = ::http::Request::post(path)
+            .header("host", "istiod")
+            .header("content-type", "application/json")
+            .header("x-long", header)
+            .body(Full::new(body))
+            .expect("a valid request");
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        Ok(response.status())
+    };
+    let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
+    exchanged.unwrap_or_else(|_| Err("no answer".to_owned()))
+}
+

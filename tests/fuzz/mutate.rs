@@ -1,0 +1,104 @@
+//! Changes inputs: the same seed makes the same inputs of the same corpus.
+
+/// The largest input that is made.
+const MAX_BYTES: usize = 256 << 10;
+/// Numbers at which lengths and counts go wrong.
+const EDGES: [u32; 10] = [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x10000, 0x7fff_ffff, 0xffff_ffff];
+
+/// A small random source (SplitMix64).
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, 0 if that is 0.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % (bound.max(1) as u64)).expect("because it is below a usize")
+    }
+
+    pub(super) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// A part of something of that length; mostly a short one.
+    fn range(&mut self, length: usize) -> std::ops::Range<usize> {
+        let start = self.below(length + 1);
+        let longest = if self.one_in(4) { length } else { 16 };
+        let size = self.below(longest.min(length - start) + 1);
+        start..start + size
+    }
+}
+
+/// Makes a new input of an old one: a few changes, one beside the other.
+pub(super) fn mutate(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &[&[u8]]) {
+    let most = 1 << random.below(4);
+    for _ in 0..=random.below(most) {
+        change(random, input, others, words);
+        input.truncate(MAX_BYTES);
+    }
+}
+
+fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &[&[u8]]) {
+    let place = random.below(input.len());
+    match random.below(10) {
+        0 if !input.is_empty() => input[place] ^= 1 << random.below(8),
+        1 if !input.is_empty() => input[place] = random.next() as u8,
+        2 => {
+            let range = random.range(input.len());
+            input.drain(range);
+        }
+        3 => insert(input, place, &[random.next() as u8]),
+        4 if !words.is_empty() => {
+            let word = words[random.below(words.len())];
+            // In place of something, or between.
+            let end = if random.one_in(2) { (place + word.len()).min(input.len()) } else { place };
+            input.splice(place.min(end)..end, word.iter().copied());
+        }
+        5 => {
+            // A length or a count, one to four bytes.
+            let edge = EDGES[random.below(EDGES.len())].to_be_bytes();
+            let number = &edge[random.below(4)..];
+            let end = (place + number.len()).min(input.len());
+            input.splice(place..end, number.iter().copied());
+        }
+        6 => {
+            // Again and again: nesting, repetition.
+            let range = random.range(input.len());
+            let most = 1 << random.below(12);
+            let times = (1 + random.below(most)).min(MAX_BYTES / range.len().max(1));
+            let piece = input[range.clone()].repeat(times);
+            insert(input, range.end, &piece);
+        }
+        7 if !others.is_empty() => {
+            let other = &others[random.below(others.len())];
+            let range = random.range(other.len());
+            insert(input, place, &other[range]);
+        }
+        8 if !others.is_empty() => {
+            // The head of this one with the tail of another.
+            let other = &others[random.below(others.len())];
+            input.truncate(place);
+            input.extend_from_slice(&other[random.below(other.len())..]);
+        }
+        _ => {
+            let from = random.range(input.len());
+            let piece = input[from].to_vec();
+            insert(input, place, &piece);
+        }
+    }
+}
+
+fn insert(input: &mut Vec<u8>, place: usize, piece: &[u8]) {
+    let place = place.min(input.len());
+    input.splice(place..place, piece.iter().copied());
+}
