@@ -14,12 +14,24 @@ use crate::support::{daemon::Daemon, scratch};
 /// The trials of this module.
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
-        Trial::test("bounds::r1_expressions_cost_little", expression::expressions_cost_little),
-        Trial::test("bounds::r2_parsers_refuse_what_is_deep", nesting::parsers_refuse_what_is_deep),
-        Trial::test("bounds::r2_the_daemon_survives_what_is_deep", nesting::the_daemon_survives_what_is_deep),
+        Trial::test(
+            "bounds::r1_expressions_cost_little",
+            expression::expressions_cost_little,
+        ),
+        Trial::test(
+            "bounds::r2_parsers_refuse_what_is_deep",
+            nesting::parsers_refuse_what_is_deep,
+        ),
+        Trial::test(
+            "bounds::r2_the_daemon_survives_what_is_deep",
+            nesting::the_daemon_survives_what_is_deep,
+        ),
         Trial::test("bounds::r2_pages_take_no_bodies", nesting::pages_take_no_bodies),
         Trial::test("bounds::r3_strangers_cost_little", crowd::strangers_cost_little),
-        Trial::test("bounds::r3_slow_clients_are_in_nobodys_way", crowd::slow_clients_are_in_nobodys_way),
+        Trial::test(
+            "bounds::r3_slow_clients_are_in_nobodys_way",
+            crowd::slow_clients_are_in_nobodys_way,
+        ),
     ]
 }
 

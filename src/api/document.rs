@@ -139,7 +139,11 @@ fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
         ($type:ty, $check:path) => {
             typed::parse::<$type>(meta, value).and_then(|config| {
                 let errors = $check(&config.spec);
-                if errors.is_empty() { Ok(Row::from(config)) } else { Err(errors) }
+                if errors.is_empty() {
+                    Ok(Row::from(config))
+                } else {
+                    Err(errors)
+                }
             })
         };
     }

@@ -360,7 +360,12 @@ fn effective(operation: Operation, apply_to: ApplyTo) -> Operation {
 
 fn proxy_match<'a>(written: &'a proto::ProxyMatch, versions: &mut Versions<'a>) -> ProxyMatch {
     let pattern = written.proxy_version.as_str();
-    let version = || versions.entry(pattern).or_insert_with(|| VersionMatch::new(pattern)).clone();
+    let version = || {
+        versions
+            .entry(pattern)
+            .or_insert_with(|| VersionMatch::new(pattern))
+            .clone()
+    };
     ProxyMatch {
         version: (!pattern.is_empty()).then(version),
         metadata: written.metadata.clone(),

@@ -102,7 +102,10 @@ fn sorts() -> Vec<Sort> {
         ),
         sort("pings", after((0..2000).map(|_| frame(6, 0, 0, &[7; 8])).collect())),
         sort("settings", after((0..2000).map(|_| frame(4, 0, 0, &[])).collect())),
-        sort("a record of TLS", [&b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"[..], &[0x42; 8 << 10]].concat()),
+        sort(
+            "a record of TLS",
+            [&b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"[..], &[0x42; 8 << 10]].concat(),
+        ),
         sort("a record of TLS that lies", b"\x16\x03\x01\xff\xff".to_vec()),
     ]
 }
@@ -221,7 +224,9 @@ fn served(daemon: &Daemon) -> Result<(), Failed> {
         metadata: serde_json::json!({ "NAMESPACE": "app", "CLUSTER_ID": "Kubernetes" }),
     };
     let client = Ads::connect(daemon.xds, &node);
-    let resources = client.until("a configured proxy", Duration::from_secs(30), |resources| Some(resources.len()))?;
+    let resources = client.until("a configured proxy", Duration::from_secs(30), |resources| {
+        Some(resources.len())
+    })?;
     if resources == 0 {
         return Err("a proxy gets nothing".into());
     }

@@ -27,16 +27,24 @@ const DEEP: usize = 1_000_000;
 
 /// Texts of which each parser has to refuse each.
 fn deep_texts() -> Vec<(&'static str, String)> {
-    let repeated = |open: &str, middle: &str, close: &str| {
-        [open.repeat(DEEP), middle.to_owned(), close.repeat(DEEP)].concat()
-    };
+    let repeated =
+        |open: &str, middle: &str, close: &str| [open.repeat(DEEP), middle.to_owned(), close.repeat(DEEP)].concat();
     vec![
         ("JSON objects", repeated("{\"a\":", "1", "}")),
-        ("JSON lists in a spec", format!("{{\"kind\":\"Service\",\"apiVersion\":\"v1\",\"spec\":{}}}", repeated("[", "", "]"))),
+        (
+            "JSON lists in a spec",
+            format!(
+                "{{\"kind\":\"Service\",\"apiVersion\":\"v1\",\"spec\":{}}}",
+                repeated("[", "", "]")
+            ),
+        ),
         ("open brackets", "[".repeat(DEEP)),
         ("open braces", "{a: ".repeat(DEEP)),
         ("block lists", "- ".repeat(DEEP)),
-        ("block mappings", (0..2000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect()),
+        (
+            "block mappings",
+            (0..2000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect(),
+        ),
         ("explicit keys", "? ".repeat(DEEP)),
         ("tags and anchors", "&a !!seq [".repeat(DEEP)),
     ]
@@ -74,11 +82,17 @@ pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
     let parsing = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
         for (what, text) in deep_texts() {
             let read = FileContent::read("objects.yaml", text.as_bytes(), &ClusterId::new("c"));
-            assert!(read.unreadable && !read.diagnostics.is_empty(), "a file of {what} is refused");
+            assert!(
+                read.unreadable && !read.diagnostics.is_empty(),
+                "a file of {what} is refused"
+            );
             for document in yaml::documents(&text) {
                 assert!(document.parse().is_err(), "{what} are refused");
             }
-            assert!(serde_json::from_str::<serde_json::Value>(&text).is_err(), "an object of {what} is refused");
+            assert!(
+                serde_json::from_str::<serde_json::Value>(&text).is_err(),
+                "an object of {what} is refused"
+            );
             // What is JSON in a text counts as a text if it is none.
             let metadata: BTreeMap<_, _> = ["LABELS", "PROXY_CONFIG", "ANNOTATIONS"]
                 .into_iter()
@@ -116,7 +130,9 @@ pub(super) fn the_daemon_survives_what_is_deep() -> Result<(), Failed> {
     }
     wait::until("complaints about every deep file", Duration::from_mins(1), || {
         let log = daemon.process.log();
-        (0..deep_texts().len()).all(|index| log.contains(&format!("deep-{index}.yaml"))).then_some(())
+        (0..deep_texts().len())
+            .all(|index| log.contains(&format!("deep-{index}.yaml")))
+            .then_some(())
     })?;
     still_serves(&daemon)
 }
@@ -140,7 +156,9 @@ fn still_serves(daemon: &crate::support::daemon::Daemon) -> Result<(), Failed> {
 /// The status of a stream of one message.
 async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
     let exchange = async {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await.map_err(|error| error.to_string())?;
+        let stream = TcpStream::connect(("127.0.0.1", port))
+            .await
+            .map_err(|error| error.to_string())?;
         let connected = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
         let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
         RUNTIME.spawn(async move { drop(connection.await) });
@@ -151,9 +169,15 @@ async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
             .body(Full::new(message))
             .expect("a valid request");
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let body = response.into_body().collect().await.map_err(|error| error.to_string())?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| error.to_string())?;
         let status = body.trailers().and_then(|trailers| trailers.get("grpc-status"));
-        Ok(status.map_or_else(String::new, |status| String::from_utf8_lossy(status.as_bytes()).into_owned()))
+        Ok(status.map_or_else(String::new, |status| {
+            String::from_utf8_lossy(status.as_bytes()).into_owned()
+        }))
     };
     let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
     exchanged.unwrap_or_else(|_| Err("the stream is not answered".to_owned()))
@@ -166,7 +190,14 @@ pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
     let large = Bytes::from(vec![b'x'; 64 << 20]);
     let before = memory(daemon.process.id).1;
     for address in [daemon.http, daemon.monitoring] {
-        for path in ["/debug/configz", "/ready", "/metrics", "/version", "/inject", "/validate"] {
+        for path in [
+            "/debug/configz",
+            "/ready",
+            "/metrics",
+            "/version",
+            "/inject",
+            "/validate",
+        ] {
             for body in [&deep, &large] {
                 let answer = RUNTIME.block_on(post(address, path, body.clone(), ""));
                 // The server may hang up before it was sent everything.
@@ -192,7 +223,12 @@ pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
     Ok(())
 }
 
-async fn post(address: std::net::SocketAddr, path: &str, body: Bytes, header: &str) -> Result<::http::StatusCode, String> {
+async fn post(
+    address: std::net::SocketAddr,
+    path: &str,
+    body: Bytes,
+    header: &str,
+) -> Result<::http::StatusCode, String> {
     let exchange = async {
         let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
         let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
@@ -210,4 +246,3 @@ async fn post(address: std::net::SocketAddr, path: &str, body: Bytes, header: &s
     let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
     exchanged.unwrap_or_else(|_| Err("no answer".to_owned()))
 }
-

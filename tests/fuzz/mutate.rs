@@ -61,7 +61,11 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
         4 if !words.is_empty() => {
             let word = words[random.below(words.len())];
             // In place of something, or between.
-            let end = if random.one_in(2) { (place + word.len()).min(input.len()) } else { place };
+            let end = if random.one_in(2) {
+                (place + word.len()).min(input.len())
+            } else {
+                place
+            };
             input.splice(place.min(end)..end, word.iter().copied());
         }
         5 => {

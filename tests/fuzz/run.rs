@@ -77,7 +77,8 @@ pub(super) fn run(target: &Target, seed: u64, time: Duration) -> Result<(), Fail
     }
     let mut seen = std::collections::BTreeSet::new();
     for (index, input) in corpus.iter().enumerate() {
-        let sort = checked(target, input, &current).map_err(|error| failure(target, &folder, seed, index, input, &error))?;
+        let sort =
+            checked(target, input, &current).map_err(|error| failure(target, &folder, seed, index, input, &error))?;
         seen.insert(sort);
     }
     let mut random = Random::new(seed);
@@ -86,13 +87,18 @@ pub(super) fn run(target: &Target, seed: u64, time: Duration) -> Result<(), Fail
     while begun.elapsed() < time {
         let mut input = corpus[random.below(corpus.len())].clone();
         mutate(&mut random, &mut input, &corpus, target.words);
-        let sort = checked(target, &input, &current).map_err(|error| failure(target, &folder, seed, runs, &input, &error))?;
+        let sort =
+            checked(target, &input, &current).map_err(|error| failure(target, &folder, seed, runs, &input, &error))?;
         if seen.insert(sort) && corpus.len() < MAX_KEPT {
             corpus.push(input);
         }
         runs += 1;
     }
-    println!("fuzz::{}: seed {seed}, {runs} inputs, {} outcomes", target.name, seen.len());
+    println!(
+        "fuzz::{}: seed {seed}, {runs} inputs, {} outcomes",
+        target.name,
+        seen.len()
+    );
     Ok(())
 }
 
@@ -106,9 +112,14 @@ fn checked(target: &Target, input: &[u8], current: &File) -> Result<u64, String>
 fn corpus(target: &Target) -> Vec<Vec<u8>> {
     let folder = project().join("tests/fuzz/corpus").join(target.name);
     let entries = std::fs::read_dir(&folder).into_iter().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("the corpus is readable").path()).collect();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("the corpus is readable").path())
+        .collect();
     files.sort();
-    files.iter().map(|file| std::fs::read(file).expect("the corpus is readable")).collect()
+    files
+        .iter()
+        .map(|file| std::fs::read(file).expect("the corpus is readable"))
+        .collect()
 }
 
 fn failure(target: &Target, folder: &Path, seed: u64, index: usize, input: &[u8], error: &str) -> Failed {

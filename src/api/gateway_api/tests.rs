@@ -201,14 +201,29 @@ fn r1_expressions_of_routes_have_limits() {
     good(&route("HTTPRoute", "{path: {type: RegularExpression, value: '/a.*'}}"));
     good(&route("HTTPRoute", "{path: {type: Exact, value: '/('}}"));
     for (kind, matched, field) in [
-        ("HTTPRoute", format!("{{path: {{type: RegularExpression, value: '{bomb}'}}}}"), "path.value"),
         (
             "HTTPRoute",
-            format!("{{headers: [{{name: h, type: RegularExpression, value: '{}'}}]}}", "a".repeat(1025)),
+            format!("{{path: {{type: RegularExpression, value: '{bomb}'}}}}"),
+            "path.value",
+        ),
+        (
+            "HTTPRoute",
+            format!(
+                "{{headers: [{{name: h, type: RegularExpression, value: '{}'}}]}}",
+                "a".repeat(1025)
+            ),
             "headers[0].value",
         ),
-        ("HTTPRoute", "{queryParams: [{name: h, type: RegularExpression, value: '('}]}".to_owned(), "queryParams[0].value"),
-        ("GRPCRoute", format!("{{method: {{type: RegularExpression, service: '{bomb}'}}}}"), "method.service"),
+        (
+            "HTTPRoute",
+            "{queryParams: [{name: h, type: RegularExpression, value: '('}]}".to_owned(),
+            "queryParams[0].value",
+        ),
+        (
+            "GRPCRoute",
+            format!("{{method: {{type: RegularExpression, service: '{bomb}'}}}}"),
+            "method.service",
+        ),
     ] {
         let told = bad(&route(kind, &matched));
         assert!(told.contains(&format!("spec.rules[0].matches[0].{field}")), "{told}");

@@ -159,10 +159,15 @@ fn r1_expressions_have_limits_wherever_they_stand() {
         "{{configPatches: [{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{bomb}'}}}}, patch: {{operation: REMOVE}}}}]}}"
     );
     bad("EnvoyFilter", &patch, &[".configPatches[0].match.proxy.proxyVersion"]);
-    let patches = (0..300).map(|release| format!("{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{release}'}}}}, patch: {{operation: REMOVE}}}}"));
+    let patches = (0..300).map(|release| {
+        format!("{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{release}'}}}}, patch: {{operation: REMOVE}}}}")
+    });
     let patches = patches.collect::<Vec<_>>().join(",");
     let (found, counts) = findings("EnvoyFilter", &format!("{{configPatches: [{patches}]}}"));
-    assert!(found.len() == 300 - 256 && !counts, "what is kept is not kept without end: {found:?}");
+    assert!(
+        found.len() == 300 - 256 && !counts,
+        "what is kept is not kept without end: {found:?}"
+    );
     let matches = (0..300).map(|path| format!("{{uri: {{regex: '/{path}'}}}}"));
     let long = format!("{{uri: {{regex: '{}'}}}}", "a".repeat(1025));
     let matches = matches.chain([long]).collect::<Vec<_>>().join(",");

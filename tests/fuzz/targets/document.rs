@@ -67,7 +67,10 @@ const WORDS: &[&[u8]] = &[
 
 fn yaml_file(bytes: &[u8]) -> u64 {
     let read = FileContent::read("objects.yaml", bytes, &ClusterId::new("c"));
-    outcome(read.objects.len(), read.diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()))
+    outcome(
+        read.objects.len(),
+        read.diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()),
+    )
 }
 
 fn object(bytes: &[u8]) -> u64 {
@@ -92,5 +95,7 @@ fn object(bytes: &[u8]) -> u64 {
 }
 
 fn outcome<'a>(rows: usize, messages: impl Iterator<Item = &'a str>) -> u64 {
-    messages.fold(rows.min(2) as u64, |sort, message| sort.rotate_left(1) ^ sort_of(message))
+    messages.fold(rows.min(2) as u64, |sort, message| {
+        sort.rotate_left(1) ^ sort_of(message)
+    })
 }

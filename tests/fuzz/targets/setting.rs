@@ -87,7 +87,10 @@ fn kubeconfig(bytes: &[u8]) -> u64 {
     match CheckedKubeconfig::of(value, &BTreeSet::new()) {
         Ok(checked) => {
             let cluster = checked.cluster();
-            assert!(!format!("{checked:?}").contains("token"), "nothing of it prints but its cluster");
+            assert!(
+                !format!("{checked:?}").contains("token"),
+                "nothing of it prints but its cluster"
+            );
             u64::from(cluster.is_empty())
         }
         Err(error) => sort_of(&error.to_string()),

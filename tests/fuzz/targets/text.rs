@@ -14,8 +14,25 @@ pub(super) const REGEX: Target = Target {
     name: "regex",
     run: regular_expression,
     words: &[
-        b"(?:", b"(?i)", b"{1000}", b"{999,}", b"\\pL", b"\\p{Greek}", b"[^", b"[[:alpha:]]", b"\\Q", b"\\E", b"\\C", b".*",
-        b"&&", b"~~", b"(?P<n>", b"\\x{10ffff}", b"|", b"$", b"\\b",
+        b"(?:",
+        b"(?i)",
+        b"{1000}",
+        b"{999,}",
+        b"\\pL",
+        b"\\p{Greek}",
+        b"[^",
+        b"[[:alpha:]]",
+        b"\\Q",
+        b"\\E",
+        b"\\C",
+        b".*",
+        b"&&",
+        b"~~",
+        b"(?P<n>",
+        b"\\x{10ffff}",
+        b"|",
+        b"$",
+        b"\\b",
     ],
 };
 
@@ -24,9 +41,29 @@ pub(super) const NAMES: Target = Target {
     name: "names",
     run: short_texts,
     words: &[
-        b"spiffe://", b"/ns/", b"/sa/", b"*.", b"kubernetes://", b"kubernetes-gateway://", b"configmap://", b"-cacert", b"/64",
-        b"[::1]", b"::ffff:1.2.3.4", b"http://", b"https://", b"@", b"%00", b"1h2m3s", b"1.5h", b"9223372036854775807ns",
-        b"9223372036854775808ns", b"..", b"1.30.3", b"sni-", b"outbound|80||",
+        b"spiffe://",
+        b"/ns/",
+        b"/sa/",
+        b"*.",
+        b"kubernetes://",
+        b"kubernetes-gateway://",
+        b"configmap://",
+        b"-cacert",
+        b"/64",
+        b"[::1]",
+        b"::ffff:1.2.3.4",
+        b"http://",
+        b"https://",
+        b"@",
+        b"%00",
+        b"1h2m3s",
+        b"1.5h",
+        b"9223372036854775807ns",
+        b"9223372036854775808ns",
+        b"..",
+        b"1.30.3",
+        b"sni-",
+        b"outbound|80||",
     ],
 };
 
@@ -65,6 +102,9 @@ fn short_texts(bytes: &[u8]) -> u64 {
     // What is written is what was read.
     let written = SpiffeId::new("cluster.local", Namespace::new(first), "s".into()).to_string();
     note(written.parse::<SpiffeId>().is_ok());
-    assert!(host::more_specific(first, second) == host::more_specific(second, first).reverse(), "the order of hosts is one");
+    assert!(
+        host::more_specific(first, second) == host::more_specific(second, first).reverse(),
+        "the order of hosts is one"
+    );
     sort
 }

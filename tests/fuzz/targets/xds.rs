@@ -16,8 +16,9 @@ use istiod::{
     model::Revision,
     proto::envoy::config::{cluster::v3::Cluster, core::v3::Node},
     push::groups,
+    rpc::{Connections, Peer},
     settings::{DiscoveryFlags, Settings},
-    xds::server::{Peer, Server, ServerOptions},
+    xds::server::{Server, ServerOptions},
 };
 use prost::Message;
 use tokio::{
@@ -121,6 +122,7 @@ struct Line {
 struct Bed {
     runtime: Runtime,
     server: Server,
+    connections: Connections<Server>,
     _feed: watch::Sender<Option<Arc<ResourceSnapshot>>>,
 }
 
@@ -141,6 +143,7 @@ impl Bed {
         feed.send_replace(Some(Arc::new(mesh())));
         Self {
             runtime,
+            connections: server.connections(),
             server,
             _feed: feed,
         }
@@ -168,13 +171,17 @@ thread_local! {
 
 fn http2(bytes: &[u8]) -> u64 {
     let opening = [PREFACE, b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"].concat();
-    let sent = if bytes.starts_with(b"P") { bytes.to_vec() } else { [&opening, bytes].concat() };
+    let sent = if bytes.starts_with(b"P") {
+        bytes.to_vec()
+    } else {
+        [&opening, bytes].concat()
+    };
     let answer = BED.with(|bed| {
         bed.runtime.block_on(async {
             let (mut ours, theirs) = tokio::io::duplex(32 << 10);
             let address = SocketAddr::from(([127, 0, 0, 1], 1));
             let (mut reader, mut writer) = tokio::io::split(&mut ours);
-            let serving = bed.server.connection(theirs, Peer { address });
+            let serving = bed.connections.connection(theirs, Peer::plaintext(address));
             let writing = async {
                 // The server may hang up at any point.
                 let _ = writer.write_all(&sent).await;
@@ -266,13 +273,17 @@ async fn outcome(mut body: impl http_body::Body<Data: bytes::Buf, Error = std::c
 
 fn node(bytes: &[u8]) -> u64 {
     let [id, cluster, metadata] = parts(bytes).map(|part| String::from_utf8_lossy(part));
-    let as_text = serde_json::from_str(&metadata).map(|metadata| {
-        Proxy::new(&id, &cluster, metadata, "r/z".into(), Extensions::default())
-    });
+    let as_text = serde_json::from_str(&metadata)
+        .map(|metadata| Proxy::new(&id, &cluster, metadata, "r/z".into(), Extensions::default()));
     let as_message = Node::decode(bytes).map(|node| Proxy::from_node(&node));
     let sort = |proxy: Result<Proxy, _>| match proxy {
         Ok(proxy) => {
-            let _ = (proxy.ip_mode(), proxy.is_proxyless(), proxy.label_map("LABELS"), proxy.flag("X"));
+            let _ = (
+                proxy.ip_mode(),
+                proxy.is_proxyless(),
+                proxy.label_map("LABELS"),
+                proxy.flag("X"),
+            );
             2
         }
         Err::<Proxy, istiod::generate::proxy::NodeError>(error) => sort_of(&error.to_string()),
