@@ -8,6 +8,7 @@ mod place;
 mod remote;
 mod remote_secret;
 mod status;
+mod tokens;
 
 use libtest_mimic::Trial;
 
@@ -20,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         remote::trials(),
         remote_secret::trials(),
         status::trials(),
+        tokens::trials(),
     ]
     .into_iter()
     .flatten()
