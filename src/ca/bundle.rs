@@ -220,3 +220,6 @@ pub(super) fn path<'a>(
         None => format!("nothing leads from {} to a root", from.name),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -324,3 +324,6 @@ fn is_same(one: &Material, other: &Material) -> bool {
         && one.roots.pem == other.roots.pem
         && one.revoked.as_ref().map(|part| &part.pem) == other.revoked.as_ref().map(|part| &part.pem)
 }
+
+#[cfg(test)]
+mod tests;

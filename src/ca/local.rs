@@ -1,6 +1,5 @@
 //! The CA of this process, live: whatever its certificate comes from, there is one authority at a time, and one set of roots.
 
-mod folder;
 pub mod options;
 
 use std::{
@@ -17,10 +16,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use self::{folder::FolderWatch, options::LocalOptions};
+use self::options::LocalOptions;
 use super::{
     TrustBundle,
     authority::{Authority, Limits},
+    files::FileWatch,
     keeper::{Keeper, Known, Source, Step},
     metrics::{self, Expiry},
     plugged_in::{self, FolderError, Found},
@@ -91,7 +91,7 @@ async fn prepare(
     clock: fn() -> SystemTime,
 ) -> Result<(LocalCa, Life), LocalError> {
     // Watched before it is read, so that no change falls in between.
-    let watch = FolderWatch::new(options.folder.clone());
+    let watch = FileWatch::new([options.folder.join(plugged_in::CERTIFICATE).as_path()]);
     let rules = options.rules(secrets.is_some());
     let mut files = plugged_in::read(&options.folder)?;
     for _ in 1..START_ATTEMPTS {
@@ -112,7 +112,7 @@ async fn prepare(
         secrets,
         organization: Some(organization),
         clock,
-        watch,
+        watch: Some(watch),
         authority: authority_out,
         trust: trust_out,
         complaint: String::new(),
@@ -141,7 +141,8 @@ struct Life {
     /// Taken when it is known.
     organization: Option<BoxFuture<'static, SmolStr>>,
     clock: fn() -> SystemTime,
-    watch: FolderWatch,
+    /// Taken when the life begins.
+    watch: Option<FileWatch>,
     authority: watch::Sender<Option<Arc<Authority>>>,
     trust: watch::Sender<Option<Arc<TrustBundle>>>,
     /// What was said last, so that it is not said again.
@@ -154,6 +155,7 @@ impl Life {
     async fn run(mut self, tasks: Tasks) {
         let mut plugged = self.follow(&tasks, PLUGGED_SECRET);
         let mut own = self.follow(&tasks, OWN_SECRET);
+        let mut folder = self.follow_folder(&tasks);
         let mut organization = None;
         let mut candidate = None;
         let mut check = self.first_check();
@@ -182,7 +184,7 @@ impl Life {
                     self.organization = None;
                     organization = Some(name);
                 }
-                () = self.watch.changed() => self.read().await,
+                Some(()) = folder.recv() => self.read().await,
                 () = until(again) => again = None,
                 () = until(check) => check = self.rotate().await,
                 () = sleep_until(review) => {
@@ -198,6 +200,22 @@ impl Life {
         let (sender, receiver) = mpsc::channel(4);
         tasks.spawn_until_shutdown("CA Secret", secrets.follow(name, sender));
         Some(receiver)
+    }
+
+    /// A task of its own: gathering notices must not begin anew whenever something else happens.
+    fn follow_folder(&mut self, tasks: &Tasks) -> mpsc::Receiver<()> {
+        let (sender, receiver) = mpsc::channel(1);
+        if let Some(mut watch) = self.watch.take() {
+            tasks.spawn_until_shutdown("CA folder", async move {
+                loop {
+                    watch.changed().await;
+                    if sender.send(()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        receiver
     }
 
     /// Does what can be done at once. The name of the Secret of a root that has to be made, if one has.

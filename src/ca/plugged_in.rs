@@ -75,19 +75,14 @@ pub fn find(place: SmolStr, files: &Files, revocation: bool) -> Found {
         (CERTIFICATE, KEY, ROOTS)
     };
     let is_tls = certificate == TLS_CERTIFICATE;
-    let mut missing: Vec<&str> = [key, certificate, roots]
-        .into_iter()
-        .filter(|name| !is_there(name))
-        .collect();
-    // A root that signs itself has an empty chain.
-    if !is_tls && !files.contains_key(CHAIN) {
-        missing.push(CHAIN);
-    }
-    let wanted = if is_tls { 3 } else { 4 };
-    let chain_only = missing.len() == 3 && !is_tls && !is_there(&CHAIN);
-    if missing.len() == wanted || chain_only {
+    let chain = if is_tls { certificate } else { CHAIN };
+    let parts = [key, certificate, roots, chain];
+    if !parts.iter().any(is_there) {
         return Found::Nothing;
     }
+    // A root that signs itself has an empty chain.
+    let is_missing = |name: &&str| !is_there(name) && !(*name == CHAIN && files.contains_key(CHAIN));
+    let missing: Vec<&str> = parts.into_iter().filter(is_missing).collect();
     let material = Material {
         place,
         certificate: part(certificate),
@@ -165,3 +160,6 @@ fn read_once(folder: &Path) -> Result<Files, FolderError> {
     }
     Ok(files)
 }
+
+#[cfg(test)]
+mod tests;

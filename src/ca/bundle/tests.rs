@@ -1,0 +1,199 @@
+use rcgen::{CertificateRevocationListParams, IsCa, KeyIdMethod, KeyPair, SerialNumber};
+use time::OffsetDateTime;
+
+use super::{
+    super::{
+        authority::Authority,
+        fixture::{DAY, Issuer, file, files, intermediate, material, parameters, root, start},
+        plugged_in::{self, Files},
+    },
+    *,
+};
+
+fn problem(files: &Files) -> BundleError {
+    Authority::new(material(files), start()).unwrap_err()
+}
+
+fn list(by: &Issuer) -> String {
+    let parameters = CertificateRevocationListParams {
+        this_update: OffsetDateTime::from(start()),
+        next_update: OffsetDateTime::from(start() + DAY),
+        crl_number: SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: Vec::new(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    parameters.signed_by(by).unwrap().pem().unwrap()
+}
+
+#[test]
+fn a_bundle_whose_parts_fit_is_a_ca() {
+    let root = root("root", 3650);
+    let ca = intermediate("ca", 365, &root);
+    Authority::new(material(&files(&ca, &root)), start()).unwrap();
+    // A root that signs itself needs no chain.
+    let mut alone = files(&root, &root);
+    alone.insert(plugged_in::CHAIN.into(), file(""));
+    Authority::new(material(&alone), start()).unwrap();
+    // A path by way of the chain alone.
+    let lower = intermediate("lower", 300, &ca);
+    let mut deep = files(&lower, &root);
+    deep.insert(plugged_in::CHAIN.into(), file(lower.pem() + &ca.pem()));
+    Authority::new(material(&deep), start()).unwrap();
+}
+
+#[test]
+fn keys_are_read_in_every_form_that_tools_write() {
+    for (name, certificate, key) in [
+        (
+            "PKCS#1",
+            include_str!("testdata/rsa-cert.pem"),
+            include_str!("testdata/rsa-pkcs1.pem"),
+        ),
+        (
+            "PKCS#8",
+            include_str!("testdata/rsa-cert.pem"),
+            include_str!("testdata/rsa-pkcs8.pem"),
+        ),
+        (
+            "SEC1",
+            include_str!("testdata/ec-cert.pem"),
+            include_str!("testdata/ec-sec1.pem"),
+        ),
+    ] {
+        let files = [
+            (plugged_in::CERTIFICATE, certificate),
+            (plugged_in::KEY, key),
+            (plugged_in::CHAIN, ""),
+            (plugged_in::ROOTS, certificate),
+        ];
+        let files = files
+            .into_iter()
+            .map(|(name, text)| (name.into(), file(text)))
+            .collect();
+        // These were made by openssl at the end of 2026, for a hundred years.
+        let authority = Authority::new(material(&files), start() + DAY * 400);
+        authority.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn errors_name_the_place_and_the_file() {
+    let root = root("root", 3650);
+    let ca = intermediate("ca", 365, &root);
+    let other = intermediate("other", 365, &root);
+    let good = files(&ca, &root);
+    let with = |name: &str, text: String| {
+        let mut files = good.clone();
+        files.insert(name.into(), file(text));
+        problem(&files).to_string()
+    };
+    for (name, text, want) in [
+        (
+            plugged_in::CERTIFICATE,
+            "nonsense".into(),
+            "ca-cert.pem: there is no certificate",
+        ),
+        (
+            plugged_in::CERTIFICATE,
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
+            "ca-cert.pem: certificate 1 cannot be read",
+        ),
+        (
+            plugged_in::CERTIFICATE,
+            other.pem(),
+            "ca-key.pem: the cert does not match the key",
+        ),
+        (
+            plugged_in::KEY,
+            "nonsense".into(),
+            "ca-key.pem: it holds no private key",
+        ),
+        (
+            plugged_in::KEY,
+            other.key().serialize_pem(),
+            "ca-key.pem: the cert does not match the key",
+        ),
+        (
+            plugged_in::ROOTS,
+            "nonsense".into(),
+            "root-cert.pem: there is no certificate",
+        ),
+        (plugged_in::ROOTS, other.pem(), "ca-cert.pem: cannot verify the cert"),
+        (
+            plugged_in::REVOKED,
+            "nonsense".into(),
+            "ca-crl.pem: there is no X509 CRL",
+        ),
+    ] {
+        let error = with(name, text);
+        assert!(
+            error.starts_with("folder etc/cacerts: ") && error.contains(want),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn who_may_not_sign_is_no_ca() {
+    let root = root("root", 3650);
+    let mut leaf = parameters("leaf", 365);
+    leaf.is_ca = IsCa::ExplicitNoCa;
+    let leaf = Issuer::signed_by(leaf, KeyPair::generate().unwrap(), &root).unwrap();
+    assert_eq!(problem(&files(&leaf, &root)).problem, Problem::NoAuthority);
+    let mut no_signing = parameters("no signing", 365);
+    no_signing.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
+    let no_signing = Issuer::signed_by(no_signing, KeyPair::generate().unwrap(), &root).unwrap();
+    assert_eq!(problem(&files(&no_signing, &root)).problem, Problem::NoAuthority);
+}
+
+#[test]
+fn a_path_holds_as_a_whole_or_not_at_all() {
+    let root = root("root", 3650);
+    let ca = intermediate("ca", 10, &root);
+    let good = material(&files(&ca, &root));
+    assert!(Authority::new(good.clone(), start() + DAY * 9).is_ok());
+    for now in [start() + DAY * 10, start() - DAY * 2] {
+        let error = Authority::new(good.clone(), now).unwrap_err();
+        assert!(error.to_string().contains("does not hold now"), "{error}");
+    }
+    assert!(Authority::with(good, start() + DAY * 10, Expiry::Ignored).is_ok());
+}
+
+#[test]
+fn a_name_alone_is_no_path() {
+    let good = root("root", 3650);
+    let forged = root("root", 3650);
+    let ca = intermediate("ca", 365, &good);
+    let mut files = files(&ca, &good);
+    files.insert(plugged_in::ROOTS.into(), file(forged.pem()));
+    files.insert(plugged_in::CHAIN.into(), file(ca.pem()));
+    assert!(matches!(problem(&files).problem, Problem::NoPath(_)));
+}
+
+#[test]
+fn lists_are_wanted_of_every_ca_of_the_chain() {
+    let root = root("root", 3650);
+    let ca = intermediate("ca", 365, &root);
+    let other = intermediate("ca", 365, &root);
+    let with = |text: String| {
+        let mut files = files(&ca, &root);
+        files.insert(plugged_in::REVOKED.into(), file(text));
+        Authority::new(material(&files), start())
+    };
+    let both = list(&ca) + &list(&root);
+    let authority = with(both.clone()).unwrap();
+    let revoked = authority.material().revoked.clone().unwrap();
+    assert_eq!(revoked.pem, both.as_bytes());
+    for (text, want) in [
+        (list(&ca), "root"),
+        (list(&root), "ca"),
+        (list(&other) + &list(&root), "ca"),
+    ] {
+        let error = with(text).unwrap_err();
+        assert!(
+            matches!(&error.problem, Problem::NoList(name) if name.contains(want)),
+            "{error}"
+        );
+    }
+}

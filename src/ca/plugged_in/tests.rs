@@ -1,0 +1,128 @@
+use std::os::unix::fs::symlink;
+
+use super::{
+    super::fixture::{file, files, intermediate, material, root},
+    *,
+};
+
+fn bundle() -> Files {
+    let root = root("root", 3650);
+    files(&intermediate("ca", 365, &root), &root)
+}
+
+fn find_in(files: &Files) -> Found {
+    find("folder x".into(), files, true)
+}
+
+#[test]
+fn no_file_is_no_bundle_and_some_are_a_mistake() {
+    assert!(matches!(find_in(&Files::new()), Found::Nothing));
+    let whole = bundle();
+    assert!(matches!(find_in(&whole), Found::Whole(_)));
+    for name in [CERTIFICATE, KEY, CHAIN, ROOTS] {
+        let mut files = whole.clone();
+        files.remove(name);
+        let Found::Partly(error) = find_in(&files) else {
+            panic!("without {name} it is incomplete")
+        };
+        assert_eq!(
+            error.to_string(),
+            format!("folder x: {name}: incomplete signing CA bundle detected: it is missing")
+        );
+        let only = Files::from([(name.into(), whole[name].clone())]);
+        let found = find_in(&only);
+        let names_the_others = match &found {
+            Found::Partly(error) => !error.name.contains(name),
+            _ => false,
+        };
+        assert!(names_the_others, "only {name}: {found:?}");
+    }
+}
+
+#[test]
+fn empty_values_are_none_but_for_the_chain() {
+    let empty = |names: &[&str]| names.iter().map(|name| ((*name).into(), file(""))).collect::<Files>();
+    assert!(matches!(
+        find_in(&empty(&[CERTIFICATE, KEY, ROOTS, CHAIN, GENERATED])),
+        Found::Nothing
+    ));
+    let mut files = bundle();
+    files.extend(empty(&[CHAIN]));
+    assert!(matches!(find_in(&files), Found::Whole(_)));
+    files.extend(empty(&[KEY]));
+    assert!(matches!(find_in(&files), Found::Partly(_)));
+}
+
+#[test]
+fn cert_manager_has_other_names_and_no_chain_of_its_own() {
+    let (root_name, ca_name) = ("root", "ca");
+    let root = root(root_name, 3650);
+    let ca = intermediate(ca_name, 365, &root);
+    let mut tls: Files = [
+        (TLS_CERTIFICATE, ca.pem()),
+        (TLS_KEY, ca.key().serialize_pem()),
+        (TLS_ROOTS, root.pem()),
+        (REVOKED, "not looked at".into()),
+    ]
+    .into_iter()
+    .map(|(name, text)| (name.into(), file(text)))
+    .collect();
+    let found = material(&tls);
+    assert_eq!(found.certificate.pem, ca.pem().as_bytes());
+    assert_eq!(found.roots.pem, root.pem().as_bytes());
+    assert_eq!(found.revoked, None);
+    let chain = crate::ca::certificate::Certificate::all_from_pem(&found.chain.pem).unwrap();
+    assert_eq!(chain.len(), 2);
+    tls.remove(TLS_ROOTS);
+    assert!(matches!(find_in(&tls), Found::Partly(error) if error.name == "ca.crt"));
+}
+
+#[test]
+fn lists_of_the_revoked_can_be_turned_off() {
+    let mut files = bundle();
+    files.insert(REVOKED.into(), file("a list"));
+    let revoked = |on| match find("x".into(), &files, on) {
+        Found::Whole(material) => material.revoked.is_some(),
+        found => panic!("{found:?}"),
+    };
+    assert!(revoked(true) && !revoked(false));
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_empty_and_one_that_cannot_be_read_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(read(&folder.path().join("none")).unwrap(), Files::new());
+    // A folder in place of a file cannot be read, whoever we are.
+    std::fs::create_dir(folder.path().join(KEY)).unwrap();
+    let error = read(folder.path()).unwrap_err();
+    assert!(error.to_string().contains(KEY), "{error}");
+}
+
+#[test]
+fn a_mounted_secret_is_read_as_one_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for (version, text) in [("..one", "1"), ("..two", "2")] {
+        std::fs::create_dir(at(version)).unwrap();
+        for name in [CERTIFICATE, KEY] {
+            std::fs::write(at(version).join(name), text).unwrap();
+        }
+    }
+    symlink("..one", at(DATA)).unwrap();
+    for name in [CERTIFICATE, KEY] {
+        symlink(format!("..data/{name}"), at(name)).unwrap();
+    }
+    let texts = || read(folder.path()).unwrap().into_values().collect::<Vec<_>>();
+    assert_eq!(texts(), [file("1"), file("1")]);
+    symlink("..two", at("..tmp")).unwrap();
+    std::fs::rename(at("..tmp"), at(DATA)).unwrap();
+    assert_eq!(texts(), [file("2"), file("2")]);
+}
+
+#[test]
+fn huge_files_are_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let huge = std::fs::File::create(folder.path().join(ROOTS)).unwrap();
+    huge.set_len(FILE_BYTES_MAX + 1).unwrap();
+    assert!(read(folder.path()).unwrap_err().to_string().contains("longer than"));
+}
