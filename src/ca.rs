@@ -13,6 +13,7 @@ pub mod key;
 pub mod local;
 pub mod mesh_trust;
 pub mod metrics;
+pub mod multi_root;
 pub mod plugged_in;
 pub mod registration;
 pub mod root;

@@ -1,0 +1,278 @@
+//! Everything the mesh trusts besides its own CA: roots in the mesh config, and those that SPIFFE bundle endpoints tell.
+//!
+//! What a reader would get wrong: an endpoint that does not answer takes nothing away. What it told last stays until it tells
+//! something else or the mesh config names it no longer, since whoever is trusted must not be cut off by a failing server.
+
+mod bundle;
+mod endpoint;
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, pending},
+    stream::FuturesUnordered,
+};
+use rustls::pki_types::{CertificateRevocationListDer, pem::PemObject};
+use smol_str::SmolStr;
+use tokio::{sync::watch, time::sleep};
+
+use self::endpoint::Endpoints;
+use super::{
+    TrustBundle,
+    certificate::Certificate,
+    mesh_trust::{Anchor, AnchorSource, MeshTrust},
+};
+use crate::{
+    auth::trust::TrustPools,
+    environment::{self, Environment},
+    fetch::Fetcher,
+};
+
+/// How long an endpoint may take, all tries together.
+const FETCH_PATIENCE: Duration = Duration::from_secs(10);
+/// The wait before an endpoint is tried again within that time; each next one is twice as long.
+const FETCH_PAUSE: Duration = Duration::from_millis(500);
+/// How often the calendar is looked at.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What trust is made from.
+pub struct TrustInputs {
+    /// What the own CA, or the signer in its place, is verified against.
+    pub own: watch::Receiver<Option<Arc<TrustBundle>>>,
+    /// What the mesh config says.
+    pub mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+    /// Who fetches from endpoints; none if the mesh has one root (`ISTIO_MULTIROOT_MESH` is off).
+    pub multi_root: Option<Fetcher>,
+}
+
+/// What the mesh trusts, live. Cheap to clone.
+#[derive(Clone)]
+pub struct Trust {
+    /// Whom clients of the control plane may be certified by.
+    pub pools: watch::Receiver<Arc<TrustPools>>,
+    /// What workloads trust: PEM blocks of one root each, sorted and unique. Only the own roots if the mesh has one root.
+    pub anchors: watch::Receiver<Arc<Vec<String>>>,
+}
+
+/// Starts to follow what is trusted.
+pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
+    let (pools, pools_receiver) = watch::channel(Arc::default());
+    let (anchors, anchors_receiver) = watch::channel(Arc::default());
+    let fetch = inputs.multi_root.map(|fetcher| {
+        let fetch: Fetch = Arc::new(move |url| fetched(fetcher.clone(), url).boxed());
+        fetch
+    });
+    let follower = Follower {
+        own: inputs.own,
+        mesh: inputs.mesh,
+        fetch,
+        now: environment::wall_clock,
+        look: LOOK,
+        pools,
+        anchors,
+    };
+    environment.tasks.spawn_until_shutdown("trust", follower.run());
+    Trust {
+        pools: pools_receiver,
+        anchors: anchors_receiver,
+    }
+}
+
+/// Fetches the document of an endpoint.
+type Fetch = Arc<dyn Fn(SmolStr) -> BoxFuture<'static, Result<Vec<Certificate>, String>> + Send + Sync>;
+
+/// The roots at an endpoint. A server that fails is tried again for as long as there is time.
+async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, String> {
+    let url = endpoint::url(&url)?;
+    let (mut left, mut pause) = (FETCH_PATIENCE, FETCH_PAUSE);
+    loop {
+        let began = environment::now();
+        let error = match fetcher.get(&url, left).await {
+            Ok(document) => return bundle::roots(&document),
+            Err(error) => error.to_string(),
+        };
+        left = left.saturating_sub(began.elapsed() + pause);
+        if left.is_zero() {
+            return Err(error);
+        }
+        sleep(pause).await;
+        pause *= 2;
+    }
+}
+
+struct Follower {
+    own: watch::Receiver<Option<Arc<TrustBundle>>>,
+    mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+    fetch: Option<Fetch>,
+    now: fn() -> SystemTime,
+    look: Duration,
+    pools: watch::Sender<Arc<TrustPools>>,
+    anchors: watch::Sender<Arc<Vec<String>>>,
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let mut endpoints = Endpoints::default();
+        let mut fetching = FuturesUnordered::new();
+        fetching.push(pending().boxed());
+        let mut news = true;
+        loop {
+            let mesh = self.mesh.borrow_and_update().clone().unwrap_or_default();
+            if let Some(fetch) = &self.fetch {
+                news |= endpoints.want(&endpoint_urls(&mesh));
+                for url in endpoints.take_due((self.now)()) {
+                    let fetched = fetch(url.clone());
+                    fetching.push(fetched.map(|roots| (url, roots)).boxed());
+                }
+            }
+            if std::mem::take(&mut news) {
+                self.publish(&mesh, &endpoints);
+            }
+            tokio::select! {
+                changed = self.own.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    news = true;
+                }
+                changed = self.mesh.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    news = true;
+                }
+                Some((url, roots)) = fetching.next() => {
+                    if let Err(error) = &roots {
+                        tracing::warn!(%url, error, "a SPIFFE bundle endpoint of caCertificates gave no roots; what it gave before stays");
+                    }
+                    news = endpoints.answered(&url, roots, (self.now)());
+                }
+                () = sleep(self.look), if self.fetch.is_some() => {}
+            }
+        }
+    }
+
+    fn publish(&mut self, mesh: &MeshTrust, endpoints: &Endpoints) {
+        let own = self.own.borrow_and_update().clone();
+        let trusted = Trusted::of(own.as_deref(), mesh, endpoints, self.fetch.is_some());
+        self.pools.send_if_modified(|last| replace(last, trusted.pools));
+        let changed = self.anchors.send_if_modified(|last| replace(last, trusted.anchors));
+        if changed {
+            tracing::info!(roots = self.anchors.borrow().len(), "what the mesh trusts changed");
+        }
+    }
+}
+
+fn replace<T: PartialEq>(last: &mut Arc<T>, now: T) -> bool {
+    let news = **last != now;
+    if news {
+        *last = Arc::new(now);
+    }
+    news
+}
+
+fn endpoint_urls(mesh: &MeshTrust) -> Vec<SmolStr> {
+    let urls = mesh.anchors.iter().filter_map(|anchor| match &anchor.source {
+        AnchorSource::Endpoint(url) => Some(url.clone()),
+        AnchorSource::Pem(_) => None,
+    });
+    urls.collect()
+}
+
+/// What is trusted at one time.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Trusted {
+    pools: TrustPools,
+    anchors: Vec<String>,
+}
+
+impl Trusted {
+    fn of(own: Option<&TrustBundle>, mesh: &MeshTrust, endpoints: &Endpoints, multi_root: bool) -> Self {
+        let mut domains: BTreeMap<SmolStr, Vec<Certificate>> = BTreeMap::new();
+        let mut all = own
+            .map(|own| roots(&own.roots, "the mesh's own CA"))
+            .unwrap_or_default();
+        let own_domains = || std::iter::once(&mesh.trust_domain).chain(&mesh.aliases);
+        for domain in own_domains() {
+            domains.entry(domain.clone()).or_default().extend(all.iter().cloned());
+        }
+        for (index, anchor) in mesh.anchors.iter().enumerate() {
+            let found = match &anchor.source {
+                AnchorSource::Pem(pem) => {
+                    authorities(roots(pem.as_bytes(), &format!("caCertificates[{index}]")), index)
+                }
+                AnchorSource::Endpoint(url) => endpoints.roots(url).to_vec(),
+            };
+            let for_domains: Vec<&SmolStr> = match anchor.trust_domains.as_slice() {
+                [] if counts_for_own(anchor, multi_root) => own_domains().collect(),
+                named => named.iter().collect(),
+            };
+            for domain in for_domains {
+                domains.entry(domain.clone()).or_default().extend(found.iter().cloned());
+            }
+            if multi_root {
+                all.extend(found);
+            }
+        }
+        let revoked = own
+            .and_then(|own| own.revoked.as_ref())
+            .map(|pem| lists(pem))
+            .unwrap_or_default();
+        let domains = domains.into_iter().map(|(domain, roots)| {
+            let mut roots: Vec<_> = roots.into_iter().map(|root| root.der).collect();
+            roots.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
+            roots.dedup();
+            (domain, roots)
+        });
+        let pools = TrustPools {
+            domains: domains.collect(),
+            revoked,
+        };
+        let mut anchors: Vec<String> = all.iter().map(Certificate::pem).collect();
+        anchors.sort_unstable();
+        anchors.dedup();
+        Self { pools, anchors }
+    }
+}
+
+/// Roots without trust domains are for workloads of meshes with several roots, or for signers in place of the own CA.
+fn counts_for_own(anchor: &Anchor, multi_root: bool) -> bool {
+    multi_root || !anchor.signers.is_empty()
+}
+
+fn roots(pem: &[u8], place: &str) -> Vec<Certificate> {
+    Certificate::all_from_pem(pem).unwrap_or_else(|error| {
+        tracing::error!(place, error, "roots cannot be read and are not trusted");
+        Vec::new()
+    })
+}
+
+/// Roots of the mesh config have to be CAs, all of an entry.
+fn authorities(roots: Vec<Certificate>, index: usize) -> Vec<Certificate> {
+    match roots.iter().find(|root| !root.is_ca) {
+        Some(leaf) => {
+            let name = &leaf.name;
+            tracing::error!(%name, "caCertificates[{index}] holds a certificate that is no CA; the entry is not trusted");
+            Vec::new()
+        }
+        None => roots,
+    }
+}
+
+fn lists(pem: &[u8]) -> Vec<CertificateRevocationListDer<'static>> {
+    let lists = CertificateRevocationListDer::pem_slice_iter(pem);
+    lists
+        .filter_map(|list| {
+            list.inspect_err(|error| tracing::error!(%error, "a list of what was revoked cannot be read"))
+                .ok()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! A SPIFFE bundle: a JSON Web Key Set whose keys of use `x509-svid` are roots, one certificate each.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rustls::pki_types::CertificateDer;
+use serde::Deserialize;
+
+use crate::ca::certificate::Certificate;
+
+/// More roots than any trust domain has.
+const ROOTS_MAX: usize = 100;
+
+#[derive(Deserialize)]
+struct Document {
+    keys: Vec<Key>,
+}
+
+#[derive(Deserialize)]
+struct Key {
+    #[serde(default, rename = "use")]
+    usage: String,
+    #[serde(default)]
+    x5c: Vec<String>,
+}
+
+/// The roots in a bundle; at least one. The error says what is wrong.
+pub(super) fn roots(document: &[u8]) -> Result<Vec<Certificate>, String> {
+    let document: Document =
+        serde_json::from_slice(document).map_err(|error| format!("it is no SPIFFE bundle: {error}"))?;
+    // Keys of another use verify tokens.
+    let keys = document.keys.iter().enumerate();
+    let roots = keys.filter(|(_, key)| key.usage == "x509-svid");
+    let roots: Vec<Certificate> = roots.map(|(index, key)| root(index, key)).collect::<Result<_, _>>()?;
+    match roots.len() {
+        0 => Err("it holds no key of use x509-svid".into()),
+        1..=ROOTS_MAX => Ok(roots),
+        many => Err(format!("it holds {many} roots, more than {ROOTS_MAX}")),
+    }
+}
+
+fn root(index: usize, key: &Key) -> Result<Certificate, String> {
+    let [text] = key.x5c.as_slice() else {
+        let count = key.x5c.len();
+        return Err(format!("keys[{index}].x5c holds {count} certificates, want exactly 1"));
+    };
+    let wrong = |error: String| format!("keys[{index}].x5c: {error}");
+    let der = BASE64_STANDARD.decode(text).map_err(|error| wrong(error.to_string()))?;
+    let root = Certificate::from_der(CertificateDer::from(der)).map_err(wrong)?;
+    if !root.is_ca {
+        return Err(wrong("it is no CA".into()));
+    }
+    Ok(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::ca::multi_root::tests::{der, leaf, root};
+
+    fn key(usage: &str, certificates: &[&[u8]]) -> Value {
+        let x5c: Vec<String> = certificates.iter().map(|der| BASE64_STANDARD.encode(der)).collect();
+        json!({ "use": usage, "kty": "EC", "crv": "P-256", "x": "x", "y": "y", "x5c": x5c })
+    }
+
+    fn read(keys: &[Value]) -> Result<Vec<Certificate>, String> {
+        let document = json!({ "spiffe_sequence": 1, "spiffe_refresh_hint": 600, "keys": keys });
+        roots(document.to_string().as_bytes())
+    }
+
+    #[test]
+    fn keys_for_certificates_are_roots() {
+        let (one, other) = (der(&root("one")), der(&root("other")));
+        let keys = [
+            key("x509-svid", &[&one]),
+            key("jwt-svid", &[]),
+            key("x509-svid", &[&other]),
+        ];
+        let roots = read(&keys).expect("roots");
+        let ders: Vec<&[u8]> = roots.iter().map(|root| root.der.as_ref()).collect();
+        assert_eq!(ders, [one.as_slice(), &other]);
+    }
+
+    #[test]
+    fn other_documents_are_refused() {
+        let root = der(&root("one"));
+        let refused = |keys: &[Value], why: &str| {
+            let error = read(keys).expect_err(why);
+            assert!(error.contains(why), "{error}");
+        };
+        refused(&[], "x509-svid");
+        refused(&[key("jwt-svid", &[&root])], "x509-svid");
+        refused(&[key("x509-svid", &[])], "keys[0].x5c holds 0 certificates");
+        refused(&[key("x509-svid", &[&root, &root])], "holds 2 certificates");
+        refused(&[key("x509-svid", &[&root]), key("x509-svid", &[b"x"])], "keys[1].x5c");
+        refused(&[key("x509-svid", &[&leaf()])], "no CA");
+        refused(&vec![key("x509-svid", &[&root]); ROOTS_MAX + 1], "more than");
+        for text in [
+            "",
+            "[]",
+            "{}",
+            r#"{"keys": 1}"#,
+            r#"{"keys": [{"use": "x509-svid", "x5c": ["*"]}]}"#,
+        ] {
+            assert!(roots(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+use std::{cell::Cell, collections::VecDeque, sync::Mutex};
+
+use bytes::Bytes;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod, KeyPair,
+    KeyUsagePurpose, SerialNumber,
+};
+use rustls::pki_types::CertificateDer;
+
+use super::{
+    endpoint::{INTERVAL, RETRY},
+    *,
+};
+use crate::task::Tasks;
+
+fn params(name: &str, is_ca: bool) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    if is_ca {
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    }
+    params
+}
+
+/// A root, as PEM.
+pub(super) fn root(name: &str) -> String {
+    let key = KeyPair::generate().expect("a key");
+    params(name, true).self_signed(&key).expect("a root").pem()
+}
+
+/// The certificate of a PEM text.
+pub(super) fn der(pem: &str) -> Vec<u8> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).expect("PEM").to_vec()
+}
+
+/// A certificate that is no CA.
+pub(super) fn leaf() -> Vec<u8> {
+    let key = KeyPair::generate().expect("a key");
+    params("leaf", false).self_signed(&key).expect("a leaf").der().to_vec()
+}
+
+fn own(roots: &[&str]) -> TrustBundle {
+    TrustBundle {
+        roots: roots.concat().into(),
+        revoked: None,
+    }
+}
+
+fn anchor(source: AnchorSource, signers: &[&str], domains: &[&str]) -> Anchor {
+    Anchor {
+        source,
+        signers: signers.iter().map(SmolStr::new).collect(),
+        trust_domains: domains.iter().map(SmolStr::new).collect(),
+    }
+}
+
+fn pem(text: &str, signers: &[&str], domains: &[&str]) -> Anchor {
+    anchor(AnchorSource::Pem(text.into()), signers, domains)
+}
+
+fn mesh(anchors: Vec<Anchor>) -> MeshTrust {
+    MeshTrust {
+        trust_domain: "own".into(),
+        aliases: vec!["alias".into()],
+        anchors,
+        ..MeshTrust::default()
+    }
+}
+
+fn certificates(pem: &str) -> Vec<Certificate> {
+    Certificate::all_from_pem(pem.as_bytes()).expect("roots")
+}
+
+/// The blocks as anchors have them.
+fn blocks(pems: &[&str]) -> Vec<String> {
+    let mut blocks: Vec<String> = pems
+        .iter()
+        .flat_map(|pem| certificates(pem))
+        .map(|one| one.pem())
+        .collect();
+    blocks.sort();
+    blocks
+}
+
+fn pool(trusted: &Trusted, domain: &str) -> Vec<String> {
+    let roots = trusted.pools.roots(domain).iter().cloned();
+    let mut blocks: Vec<String> = roots
+        .map(|root| Certificate::from_der(root).expect("a root").pem())
+        .collect();
+    blocks.sort();
+    blocks
+}
+
+#[test]
+fn one_root_mesh_trusts_its_own_ca() {
+    let (one, other, extra, signer) = (root("one"), root("other"), root("extra"), root("signer"));
+    let mesh = mesh(vec![
+        pem(&extra, &[], &[]),
+        pem(&signer, &["a/b"], &[]),
+        pem(&extra, &[], &["friend"]),
+    ]);
+    let trusted = Trusted::of(Some(&own(&[&one, &other, &one])), &mesh, &Endpoints::default(), false);
+    assert_eq!(trusted.anchors, blocks(&[&one, &other]), "sorted and unique");
+    assert_eq!(pool(&trusted, "own"), blocks(&[&one, &other, &signer]));
+    assert_eq!(pool(&trusted, "alias"), pool(&trusted, "own"));
+    assert_eq!(
+        pool(&trusted, "friend"),
+        blocks(&[&extra]),
+        "friends sign for themselves"
+    );
+    assert_eq!(pool(&trusted, "stranger"), blocks(&[]));
+}
+
+#[test]
+fn several_roots_are_merged() {
+    let (one, extra, both) = (root("one"), root("extra"), format!("{}{}", root("x"), root("y")));
+    let mesh = mesh(vec![
+        pem(&extra, &[], &[]),
+        pem(&one, &[], &[]),
+        pem(&both, &[], &["friend", "own"]),
+    ]);
+    let trusted = Trusted::of(Some(&own(&[&one])), &mesh, &Endpoints::default(), true);
+    assert_eq!(trusted.anchors, blocks(&[&one, &extra, &both]));
+    assert_eq!(pool(&trusted, "own"), blocks(&[&one, &extra, &both]));
+    assert_eq!(pool(&trusted, "alias"), blocks(&[&one, &extra]));
+    assert_eq!(pool(&trusted, "friend"), blocks(&[&both]));
+}
+
+#[test]
+fn a_bad_entry_hurts_itself_alone() {
+    let (one, extra) = (root("one"), root("extra"));
+    let key = KeyPair::generate().expect("a key");
+    let leaf = params("leaf", false).self_signed(&key).expect("a leaf").pem();
+    let bad = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+    let mesh = mesh(vec![
+        pem(&format!("{extra}{leaf}"), &[], &[]),
+        pem(bad, &[], &[]),
+        pem(&extra, &[], &[]),
+    ]);
+    let trusted = Trusted::of(Some(&own(&[&one])), &mesh, &Endpoints::default(), true);
+    assert_eq!(trusted.anchors, blocks(&[&one, &extra]));
+    let trusted = Trusted::of(None, &mesh, &Endpoints::default(), true);
+    assert_eq!(trusted.anchors, blocks(&[&extra]));
+}
+
+#[test]
+fn lists_of_the_own_ca_are_passed_on() {
+    let key = KeyPair::generate().expect("a key");
+    let mut params = params("one", true);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let issuer = Issuer::from_params(&params, &key);
+    let list = CertificateRevocationListParams {
+        this_update: rcgen::date_time_ymd(2026, 1, 1),
+        next_update: rcgen::date_time_ymd(2027, 1, 1),
+        crl_number: SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: Vec::new(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = list.signed_by(&issuer).expect("a list");
+    let bundle = TrustBundle {
+        revoked: Some(Bytes::from(list.pem().expect("PEM"))),
+        ..own(&[])
+    };
+    let trusted = Trusted::of(Some(&bundle), &mesh(Vec::new()), &Endpoints::default(), false);
+    assert_eq!(trusted.pools.revoked, [list.der().clone()]);
+}
+
+#[test]
+fn endpoints_are_asked_on_schedule_and_keep_what_they_told() {
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
+    let roots = || certificates(&root("one"));
+    let mut endpoints = Endpoints::default();
+    let urls: Vec<SmolStr> = vec!["https://a".into(), "https://b".into()];
+    assert!(!endpoints.want(&urls));
+    assert_eq!(endpoints.take_due(now), urls);
+    assert!(endpoints.take_due(now).is_empty(), "they are being asked");
+    let told = roots();
+    assert!(endpoints.answered("https://a", Ok(told.clone()), now));
+    assert!(!endpoints.answered("https://b", Err("no".into()), now));
+    assert!(endpoints.take_due(now + RETRY - Duration::from_secs(1)).is_empty());
+    assert_eq!(endpoints.take_due(now + RETRY), ["https://b"]);
+    endpoints.answered("https://b", Err("no".into()), now);
+    assert!(endpoints.take_due(now + RETRY).is_empty(), "twice as long");
+    assert_eq!(endpoints.take_due(now + 2 * RETRY), ["https://b"]);
+    for _ in 0..20 {
+        endpoints.answered("https://b", Err("no".into()), now);
+    }
+    assert_eq!(endpoints.take_due(now + INTERVAL), urls);
+    assert!(
+        !endpoints.answered("https://a", Ok(told.clone()), now),
+        "the same again"
+    );
+    assert!(!endpoints.answered("https://a", Err("no".into()), now));
+    assert_eq!(endpoints.roots("https://a"), told, "the last good roots stay");
+    assert!(endpoints.want(&urls[1..]), "roots are gone");
+    assert!(endpoints.roots("https://a").is_empty());
+    assert!(!endpoints.answered("https://a", Ok(told), now), "nobody wants to know");
+}
+
+#[test]
+fn endpoints_are_https() {
+    assert_eq!(endpoint::url("https://a/b"), Ok("https://a/b".into()));
+    assert_eq!(endpoint::url("a:8443/b"), Ok("https://a:8443/b".into()));
+    assert!(endpoint::url("http://a/b").is_err());
+    assert!(endpoint::url("file:///etc/passwd").is_err());
+}
+
+thread_local! {
+    static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+#[tokio::test]
+async fn trust_follows_its_sources() {
+    let (one, told, later) = (root("one"), root("told"), root("later"));
+    let answers: VecDeque<_> = [
+        Ok(certificates(&told)),
+        Err("down".to_owned()),
+        Ok(certificates(&later)),
+    ]
+    .into();
+    let answers = Arc::new(Mutex::new(answers));
+    let (own_sender, own_receiver) = watch::channel(Some(Arc::new(own(&[&one]))));
+    let (mesh_sender, mesh_receiver) = watch::channel(None);
+    let (pools, mut pools_receiver) = watch::channel(Arc::default());
+    let (anchors, mut anchors_receiver) = watch::channel(Arc::default());
+    let follower = Follower {
+        own: own_receiver,
+        mesh: mesh_receiver,
+        fetch: Some(Arc::new(move |url| {
+            assert_eq!(url, "https://friend");
+            let answer = answers.lock().expect("a lock").pop_front();
+            async move { answer.unwrap_or_else(|| Err("no more".into())) }.boxed()
+        })),
+        now: || SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000) + PASSED.get(),
+        look: Duration::from_millis(10),
+        pools,
+        anchors,
+    };
+    let tasks = Tasks::default();
+    tasks.spawn_until_shutdown("test", follower.run());
+    let mut next = async || {
+        let changed = tokio::time::timeout(Duration::from_secs(10), anchors_receiver.changed()).await;
+        changed.expect("in time").expect("it is followed");
+        anchors_receiver.borrow_and_update().to_vec()
+    };
+    assert_eq!(next().await, blocks(&[&one]));
+    let endpoint = anchor(AnchorSource::Endpoint("https://friend".into()), &[], &["friend"]);
+    mesh_sender.send_replace(Some(Arc::new(mesh(vec![endpoint]))));
+    assert_eq!(next().await, blocks(&[&one, &told]));
+    assert_eq!(pools_receiver.borrow_and_update().roots("friend").len(), 1);
+    // The second answer is a failure, which changes nothing; the third one comes a minute later.
+    PASSED.set(INTERVAL);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    PASSED.set(INTERVAL + RETRY);
+    assert_eq!(next().await, blocks(&[&one, &later]));
+    mesh_sender.send_replace(Some(Arc::new(mesh(Vec::new()))));
+    assert_eq!(next().await, blocks(&[&one]));
+    own_sender.send_replace(Some(Arc::new(own(&[&one, &later]))));
+    assert_eq!(next().await, blocks(&[&one, &later]));
+    assert!(tasks.end(Duration::from_secs(5)).await);
+}
