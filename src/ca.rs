@@ -25,6 +25,7 @@ pub mod serving;
 pub mod signing;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 
 /// What the mesh trusts at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,4 +34,11 @@ pub struct TrustBundle {
     pub roots: Bytes,
     /// What was revoked, as PEM (`ca-crl.pem`); none if nothing says so.
     pub revoked: Option<Bytes>,
+}
+
+/// Completes when there is news; never if there will be none any more.
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending().await
+    }
 }

@@ -25,6 +25,7 @@ use self::endpoint::Endpoints;
 use super::{
     TrustBundle,
     certificate::Certificate,
+    changed,
     mesh_trust::{Anchor, AnchorSource, MeshTrust},
 };
 use crate::{
@@ -134,18 +135,8 @@ impl Follower {
                 self.publish(&mesh, &endpoints);
             }
             tokio::select! {
-                changed = self.own.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    news = true;
-                }
-                changed = self.mesh.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    news = true;
-                }
+                () = changed(&mut self.own) => news = true,
+                () = changed(&mut self.mesh) => news = true,
                 Some((url, roots)) = fetching.next() => {
                     if let Err(error) = &roots {
                         tracing::warn!(%url, error, "a SPIFFE bundle endpoint of caCertificates gave no roots; what it gave before stays");

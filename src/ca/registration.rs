@@ -25,6 +25,7 @@ use super::{
     authority::Limits,
     bundle::{self, Expiry},
     certificate::Certificate,
+    changed,
     files::FileWatch,
     mesh_trust::MeshTrust,
     signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
@@ -212,7 +213,6 @@ async fn follow_trust(
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
     out: watch::Sender<Option<Arc<TrustBundle>>>,
 ) {
-    let has_file = rules.roots.is_some();
     loop {
         let now = {
             let (roots, mesh) = (roots.borrow_and_update().clone(), mesh.borrow_and_update());
@@ -227,8 +227,8 @@ async fn follow_trust(
             news
         });
         tokio::select! {
-            changed = roots.changed(), if has_file => if changed.is_err() { return },
-            changed = mesh.changed() => if changed.is_err() { return },
+            () = changed(&mut roots) => {}
+            () = changed(&mut mesh) => {}
         }
     }
 }

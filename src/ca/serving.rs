@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::sleep};
 
 pub use self::material::{MaterialError, certificate};
 use super::{
-    TrustBundle, authority::Authority, files::FileWatch, mesh_trust::MeshTrust, registration::request,
+    TrustBundle, authority::Authority, changed, files::FileWatch, mesh_trust::MeshTrust, registration::request,
     signing::SignError,
 };
 use crate::{
@@ -159,16 +159,17 @@ fn source(
         }));
     }
     let provider = settings.variable("PILOT_CERT_PROVIDER").unwrap_or("istiod");
+    let signs = serves_ca && settings.variable("EXTERNAL_CA").is_none();
     match (provider, provider.strip_prefix(SIGNER_PREFIX)) {
-        ("istiod", _) if serves_ca => Ok(ServingSource::Authority),
+        ("istiod", _) if signs => Ok(ServingSource::Authority),
         ("kubernetes", _) => Err(ServingError::LegacyProvider),
         (_, Some(signer)) if !signer.is_empty() => Ok(ServingSource::Kubernetes { signer: signer.into() }),
         _ => {
             tracing::warn!(
                 provider,
-                serves_ca,
+                signs,
                 "there is no certificate of the own servers, so nothing is served with TLS; \
-                 hint: PILOT_CERT_PROVIDER is istiod (with ENABLE_CA_SERVER), or k8s.io/ and the name of a signer"
+                 hint: PILOT_CERT_PROVIDER is istiod (with ENABLE_CA_SERVER and without EXTERNAL_CA), or k8s.io/ and the name of a signer"
             );
             Ok(ServingSource::None)
         }
@@ -356,9 +357,9 @@ async fn follow_authority(rules: ServingRules, inputs: ServingInputs, calendar: 
             }
         }
         tokio::select! {
-            changed = authority.changed() => if changed.is_err() { return },
-            changed = trust.changed() => if changed.is_err() { return },
-            changed = mesh.changed() => if changed.is_err() { return },
+            () = changed(&mut authority) => {}
+            () = changed(&mut trust) => {}
+            () = changed(&mut mesh) => {}
             () = sleep(wait) => {}
         }
     }
@@ -495,7 +496,7 @@ async fn follow_signer(
             (None, _) => {}
         }
         tokio::select! {
-            changed = mesh.changed() => if changed.is_err() { return },
+            () = changed(&mut mesh) => {}
             () = sleep(wait) => {}
         }
     }

@@ -131,6 +131,12 @@ fn flags_come_before_mounted_files_before_the_provider() {
     let provider =
         |name: &str, serves_ca: bool| source(&settings(&[], &[("PILOT_CERT_PROVIDER", name)]), serves_ca, &nothing);
     assert_eq!(provider("istiod", false), Ok(ServingSource::None));
+    let external = settings(&[], &[("EXTERNAL_CA", "ISTIOD_RA_KUBERNETES_API")]);
+    assert_eq!(
+        source(&external, true, &nothing),
+        Ok(ServingSource::None),
+        "nobody here signs"
+    );
     assert_eq!(provider("none", true), Ok(ServingSource::None));
     assert_eq!(provider("custom", true), Ok(ServingSource::None));
     assert_eq!(provider("kubernetes", true), Err(ServingError::LegacyProvider));
