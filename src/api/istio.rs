@@ -36,7 +36,7 @@ use crate::{
 /// What checks find out about one object.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// The object does not count.
+    /// The object does not count; of policies, the named part does not.
     pub errors: Vec<FieldError>,
     /// It counts, but likely not as it was meant.
     pub warnings: Vec<FieldError>,
@@ -109,7 +109,8 @@ impl Findings {
     }
 }
 
-/// Parses and checks an object of an Istio kind (its whole manifest). No row: there is an error among the diagnostics.
+/// Parses and checks an object of an Istio kind (its whole manifest). No row: there is an error among the diagnostics. The
+/// reverse does not hold for policies, which stand in spite of errors that concern a part of them.
 ///
 /// # Panics
 /// When the kind is not one of Istio's.
@@ -171,7 +172,8 @@ fn config<M: prost::Message + prost::Name + Default>(
             check(&At::root("spec", &findings), &spec, &meta);
             let status = Some(&object["status"]).filter(|status| !status.is_null() && reads_status(meta.kind));
             let status = status.cloned().map(Shared::new);
-            findings.borrow().errors.is_empty().then(|| {
+            let counts = findings.borrow().errors.is_empty() || protects(meta.kind);
+            counts.then(|| {
                 row(Config {
                     meta: meta.clone(),
                     spec,
@@ -190,6 +192,15 @@ fn config<M: prost::Message + prost::Name + Default>(
         }
     };
     (row, findings.into_inner().diagnostics(&meta))
+}
+
+/// True for kinds that are obeyed as far as they can be read: without a policy that got past admission, what it protects
+/// would be open. What generation cannot express of them lets less through, never more.
+fn protects(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::AuthorizationPolicy | Kind::PeerAuthentication | Kind::RequestAuthentication
+    )
 }
 
 /// True for kinds whose `status` the model reads: addresses given to ServiceEntries, health of WorkloadEntries.

@@ -71,7 +71,12 @@ pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: 
         };
     };
     let mode = mode_of(own).unwrap_or(mode);
-    let ports = own.spec.port_level_mtls.iter();
+    // A chain for what is no port would be refused by Envoy.
+    let ports = own
+        .spec
+        .port_level_mtls
+        .iter()
+        .filter(|(port, _)| (1..=65_535).contains(*port));
     PeerPolicy {
         mode,
         ports: ports

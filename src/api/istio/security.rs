@@ -1,5 +1,5 @@
-//! What the security kinds must fulfil. A policy that does not count protects nothing, so what only might be a mistake is
-//! a warning here, and the policy stands.
+//! What the security kinds must fulfil: errors are what admission refuses. A policy that does not count protects nothing,
+//! so one that got past admission stands in spite of them, without the parts that cannot be obeyed.
 
 use super::{check::At, common};
 use crate::{
@@ -29,10 +29,11 @@ pub fn authorization_policy(at: &At<'_>, policy: &AuthorizationPolicy, _meta: &M
                 .require(!policy.rules.is_empty(), "is required with CUSTOM");
         }
         (Action::Custom, None) => at.field("provider").error("is required with CUSTOM"),
-        (_, Some(_)) => at.field("provider").warning("goes with CUSTOM only"),
-        (Action::Deny, None) => at
-            .field("rules")
-            .expect(!policy.rules.is_empty(), "is required with DENY"),
+        (_, Some(_)) => at.field("provider").error("goes with CUSTOM only"),
+        (Action::Deny, None) => at.field("rules").require(
+            !policy.rules.is_empty(),
+            "is required with DENY; `[{}]` denies everything",
+        ),
         (Action::Allow, None) if policy.rules.is_empty() => {
             at.warning("an ALLOW policy without rules denies everything");
         }
@@ -53,6 +54,38 @@ fn authorization_rule(at: &At<'_>, rule: &Rule, action: Action) {
     at.each("when", &rule.when, |at, condition| {
         self::condition(at, condition, action);
     });
+    if action == Action::Deny && !names_a_connection(rule) {
+        at.warning(
+            "says nothing about connections, so it denies all of them on TCP ports; name the ports that are meant",
+        );
+    }
+}
+
+/// False for rules of which nothing is left in a TCP chain, as far as admission looks: conditions do not count.
+fn names_a_connection(rule: &Rule) -> bool {
+    let sources = || rule.from.iter().filter_map(|from| from.source.as_ref());
+    let operations = || rule.to.iter().filter_map(|to| to.operation.as_ref());
+    let of_source = sources().any(|source| {
+        let lists = [
+            &source.principals,
+            &source.not_principals,
+            &source.namespaces,
+            &source.not_namespaces,
+            &source.service_accounts,
+            &source.not_service_accounts,
+            &source.ip_blocks,
+            &source.not_ip_blocks,
+            &source.remote_ip_blocks,
+            &source.not_remote_ip_blocks,
+        ];
+        lists.iter().any(|values| !values.is_empty())
+    });
+    let of_operation = operations().any(|operation| !operation.ports.is_empty() || !operation.not_ports.is_empty());
+    match (sources().next(), operations().next()) {
+        (_, Some(_)) => of_operation,
+        (Some(_), None) => of_source,
+        (None, None) => true,
+    }
 }
 
 fn source(at: &At<'_>, source: &Source, action: Action) {
@@ -84,15 +117,52 @@ fn source(at: &At<'_>, source: &Source, action: Action) {
     }
     if action == Action::Custom {
         // Identities of the connection are not known to the filter that asks the provider.
-        for (name, values) in &identities[..8] {
-            at.field(name).expect(values.is_empty(), "goes not with CUSTOM");
+        for (name, values) in &identities {
+            at.field(name).require(values.is_empty(), "goes not with CUSTOM");
         }
     }
     let accounts = !source.service_accounts.is_empty() || !source.not_service_accounts.is_empty();
     let others = identities[..4].iter().any(|(_, values)| !values.is_empty());
-    at.expect(
+    at.require(
         !(accounts && others),
         "serviceAccounts go not together with principals and namespaces",
+    );
+    service_accounts(&at.field("serviceAccounts"), &source.service_accounts);
+    service_accounts(&at.field("notServiceAccounts"), &source.not_service_accounts);
+    for (name, domains) in [
+        ("trustDomains", &source.trust_domains),
+        ("notTrustDomains", &source.not_trust_domains),
+    ] {
+        at.each(name, domains, |at, domain| {
+            star_at_end(at, domain);
+            at.require(!domain.contains('/'), "is no trust domain, there is a slash in it");
+        });
+    }
+}
+
+/// The most service accounts in one list, and the longest of them in bytes.
+const MAX_ACCOUNTS: usize = 16;
+const MAX_ACCOUNT: usize = 320;
+
+/// `[namespace/]name`, without wildcards.
+fn service_accounts(at: &At<'_>, accounts: &[String]) {
+    at.require(accounts.len() <= MAX_ACCOUNTS, "has more than 16 values");
+    for (position, account) in accounts.iter().enumerate() {
+        let at = at.item(position);
+        let parts: Vec<&str> = account.split('/').collect();
+        let is_named = account.is_empty() || (parts.len() <= 2 && parts.iter().all(|part| !part.is_empty()));
+        at.require(is_named, "want a service account, or namespace/service account");
+        at.require(!account.contains('*'), "wildcards are not supported here");
+        at.require(account.len() <= MAX_ACCOUNT, "is longer than 320 bytes");
+    }
+}
+
+/// At most one star, at one of the ends.
+fn star_at_end(at: &At<'_>, value: &str) {
+    let inner = value.strip_prefix('*').or(value.strip_suffix('*')).unwrap_or(value);
+    at.require(
+        !inner.contains('*'),
+        "at most one wildcard may stand, at the beginning or the end",
     );
 }
 
@@ -116,38 +186,45 @@ fn operation(at: &At<'_>, operation: &Operation) {
         not_empty(&at.field(name), values);
     }
     for (name, values) in &all[2..4] {
-        at.each(name, values.iter(), |at, port| {
-            let number = port.parse::<u16>().unwrap_or_default();
-            at.require(number != 0, "is no port, want 1 to 65535");
-        });
+        at.each(name, values.iter(), |at, text| port(at, text));
     }
     for (name, values) in &all[6..] {
         at.each(name, values.iter(), |at, path| path_template(at, path));
     }
 }
 
+/// A port in decimal digits. 0 passes, as in Istio, and matches nothing.
+fn port(at: &At<'_>, text: &str) {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    at.require(is_number && text.parse::<u16>().is_ok(), "is no port, want 0 to 65535");
+}
+
 /// `{*}` stands for one segment, `{**}` for any number and comes last among operators.
 fn path_template(at: &At<'_>, path: &str) {
-    if !path.contains("{*}") && !path.contains("{**}") {
-        return;
-    }
+    let is_template = path.contains("{*}") || path.contains("{**}");
+    let is_literal = |segment: &str| {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()+,;:@=".contains(&byte);
+        !segment.is_empty() && segment.bytes().all(allowed)
+    };
     let mut ended = false;
-    for segment in path.split('/') {
-        let known = matches!(segment, "{*}" | "{**}") || !segment.contains(['{', '}', '*']);
-        at.require(
-            known,
-            "in a path template {*} and {**} stand alone between slashes, and `*` has no meaning",
-        );
-        at.require(
-            !(ended && segment.starts_with('{')),
-            "nothing of the template may follow {**}",
-        );
+    for segment in path.trim_matches('/').split('/') {
+        let is_operator = matches!(segment, "{*}" | "{**}");
+        if is_operator {
+            at.require(!ended, "no operator of a path template may follow {**}");
+        } else if segment.contains(['{', '}']) {
+            at.error("in a path template {*} and {**} stand alone between slashes");
+        } else if is_template {
+            at.require(
+                is_literal(segment),
+                "between the operators of a path template stand plain segments, in which `*` has no meaning",
+            );
+        }
         ended |= segment == "{**}";
     }
 }
 
 /// Keys of conditions; those that end in `[` take a name in brackets.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 15] = [
     "request.headers[",
     "source.ip",
     "remote.ip",
@@ -163,7 +240,6 @@ const KEYS: [&str; 16] = [
     "destination.port",
     "connection.sni",
     "experimental.envoy.filters.",
-    "source.user",
 ];
 /// Those that the filter for CUSTOM policies cannot know.
 const NOT_CUSTOM: [&str; 7] = [
@@ -190,17 +266,26 @@ fn condition(at: &At<'_>, condition: &Condition, action: Action) {
     } else if !KEYS.iter().any(|known| fits(known)) {
         at.field("key").error(format!("{key:?} is no key of conditions"));
     } else if action == Action::Custom && (NOT_CUSTOM.contains(&key) || key.starts_with("request.auth.claims[")) {
-        at.field("key").warning(format!("{key:?} goes not with CUSTOM"));
+        at.field("key").error(format!("{key:?} goes not with CUSTOM"));
+    }
+    if KEYS.iter().any(|known| known.ends_with(['[', '.']) && fits(known)) {
+        let name = key.split_once('[').and_then(|(_, name)| name.strip_suffix(']'));
+        at.field("key").require(
+            name.is_some_and(|name| !name.is_empty()),
+            "want a name in brackets, as in a[b]",
+        );
     }
     let none = condition.values.is_empty() && condition.not_values.is_empty();
-    at.expect(!none, "needs values or notValues");
+    at.require(!none, "needs values or notValues");
     for (name, values) in [("values", &condition.values), ("notValues", &condition.not_values)] {
+        not_empty(&at.field(name), values);
+        if key == "source.serviceAccount" {
+            service_accounts(&at.field(name), values);
+        }
         at.each(name, values, |at, value| match key {
             "source.ip" | "remote.ip" | "destination.ip" => common::address_range(at, value),
-            "destination.port" => {
-                let number = value.parse::<u16>().unwrap_or_default();
-                at.require(number != 0, "is no port, want 1 to 65535");
-            }
+            "source.trustDomain" => star_at_end(at, value),
+            "destination.port" => port(at, value),
             _ => {}
         });
     }
@@ -218,7 +303,7 @@ pub fn request_authentication(at: &At<'_>, policy: &RequestAuthentication, _meta
 }
 
 fn jwt_rule(at: &At<'_>, rule: &JwtRule) {
-    if rule.issuer.is_empty() && rule.jwks_uri.is_empty() && rule.jwks.is_empty() {
+    if rule.issuer.is_empty() && rule.jwks_uri.is_empty() {
         at.field("issuer").error("or jwksUri is required");
     }
     not_empty(&at.field("audiences"), &rule.audiences);
@@ -250,9 +335,15 @@ fn jwt_rule(at: &At<'_>, rule: &JwtRule) {
 
 /// Keys that cannot be read let no token pass; a private key among them is one that everybody can now read.
 fn jwks(at: &At<'_>, text: &str) {
-    let keys = serde_json::from_str::<serde_json::Value>(text).ok();
-    let Some(keys) = keys.as_ref().and_then(|set| set["keys"].as_array()) else {
-        return at.warning("is no set of keys (`{\"keys\": [...]}`); no token will be valid");
+    let set = serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
+    let Some(keys) = set["keys"].as_array() else {
+        let message = "is no set of keys (`{\"keys\": [...]}`); no token will be valid";
+        // Admission lets a single key pass.
+        return if set["kty"].is_string() {
+            at.warning(message)
+        } else {
+            at.error(message)
+        };
     };
     if keys.iter().any(|key| key.get("d").is_some()) {
         at.warning("holds a private key, which everybody who may read this object now has");
@@ -267,7 +358,7 @@ pub fn peer_authentication(at: &At<'_>, policy: &PeerAuthentication, _meta: &Met
         .selector
         .as_ref()
         .is_some_and(|selector| !selector.match_labels.is_empty());
-    ports.expect(
+    ports.require(
         policy.port_level_mtls.is_empty() || selects,
         "needs a selector with labels",
     );

@@ -36,6 +36,13 @@ fn warned(kind: &str, spec: &str, fields: &[&str]) {
     assert_eq!(findings(kind, spec), (want, true), "{kind} {spec}");
 }
 
+/// A policy with errors in parts of it: it counts all the same.
+#[track_caller]
+fn refused(kind: &str, spec: &str, fields: &[&str]) {
+    let want = fields.iter().map(|field| format!("Error spec{field}")).collect();
+    assert_eq!(findings(kind, spec), (want, true), "{kind} {spec}");
+}
+
 #[test]
 fn virtual_services() {
     let http = |route: &str| format!("{{hosts: [a], http: [{{{route}}}]}}");
@@ -309,40 +316,73 @@ fn gateways_entries_and_sidecars() {
 }
 
 #[test]
-fn policies_and_extensions() {
+fn policies() {
     good(
         "AuthorizationPolicy",
-        "{rules: [{from: [{source: {namespaces: [a]}}], to: [{operation: {paths: ['/a/{*}/b/{**}']}}]}]}",
+        "{rules: [{from: [{source: {namespaces: [a]}}], to: [{operation: {paths: ['/a/{*}/b/{**}'], ports: ['0']}}]}]}",
     );
-    bad(
+    refused(
         "AuthorizationPolicy",
-        "{rules: [{from: [{}], to: [{operation: {ports: [http], paths: ['/{**}/{*}']}}], when: [{key: x, values: [z]}]}]}",
+        "{rules: [{from: [{}], to: [{operation: {ports: [http, '+80'], paths: ['/{**}/{*}', '/{*}/a*', '/a{b']}}], \
+         when: [{key: x, values: [z]}, {key: 'request.headers[]', values: [z]}, {key: source.user, values: [z]}]}]}",
         &[
             ".rules[0].from[0].source",
             ".rules[0].to[0].operation.ports[0]",
+            ".rules[0].to[0].operation.ports[1]",
             ".rules[0].to[0].operation.paths[0]",
+            ".rules[0].to[0].operation.paths[1]",
+            ".rules[0].to[0].operation.paths[2]",
             ".rules[0].when[0].key",
+            ".rules[0].when[1].key",
+            ".rules[0].when[2].key",
         ],
     );
-    bad("AuthorizationPolicy", "{action: CUSTOM, rules: [{}]}", &[".provider"]);
+    refused(
+        "AuthorizationPolicy",
+        "{rules: [{from: [{source: {serviceAccounts: ['a/b/c', 'a*', '/a'], notTrustDomains: ['a*b', 'a/b']}}]}]}",
+        &[
+            ".rules[0].from[0].source.serviceAccounts[0]",
+            ".rules[0].from[0].source.serviceAccounts[1]",
+            ".rules[0].from[0].source.serviceAccounts[2]",
+            ".rules[0].from[0].source.notTrustDomains[0]",
+            ".rules[0].from[0].source.notTrustDomains[1]",
+        ],
+    );
+    refused(
+        "AuthorizationPolicy",
+        "{action: CUSTOM, rules: [{from: [{source: {requestPrincipals: [a]}}]}]}",
+        &[".provider", ".rules[0].from[0].source.requestPrincipals"],
+    );
+    refused("AuthorizationPolicy", "{action: DENY}", &[".rules"]);
     warned("AuthorizationPolicy", "{}", &[""]);
-    warned("AuthorizationPolicy", "{action: DENY}", &[".rules"]);
-    bad(
+    let denied = |rule: &str| format!("{{action: DENY, rules: [{{{rule}}}]}}");
+    let (get, to_port) = (
+        "to: [{operation: {methods: [GET]}}]",
+        "to: [{operation: {ports: ['80']}}]",
+    );
+    warned("AuthorizationPolicy", &denied(get), &[".rules[0]"]);
+    good("AuthorizationPolicy", &denied(to_port));
+    good("AuthorizationPolicy", &denied("from: [{source: {namespaces: [a]}}]"));
+    refused(
         "PeerAuthentication",
         "{selector: {matchLabels: {app: a}}, portLevelMtls: {0: {mode: STRICT}}}",
         &[".portLevelMtls"],
     );
     bad("PeerAuthentication", "{mtls: {mode: SOMETIMES}}", &[".mtls.mode"]);
-    bad(
+    refused(
         "RequestAuthentication",
-        "{jwtRules: [{}, {jwksUri: 'ftp://a'}]}",
-        &[".jwtRules[0].issuer", ".jwtRules[1].jwksUri"],
+        "{jwtRules: [{}, {jwksUri: 'ftp://a'}, {issuer: a, jwks: '{}'}]}",
+        &[".jwtRules[0].issuer", ".jwtRules[1].jwksUri", ".jwtRules[2].jwks"],
     );
     warned(
         "RequestAuthentication",
-        "{jwtRules: [{issuer: a, jwks: '{}'}]}",
+        "{jwtRules: [{issuer: a, jwks: '{\"kty\": \"EC\"}'}]}",
         &[".jwtRules[0].jwks"],
     );
+}
+
+#[test]
+fn telemetry_and_extensions() {
     bad(
         "Telemetry",
         "{tracing: [{randomSamplingPercentage: 101}], accessLogging: [{filter: {expression: 'a(\"b'}}]}",

@@ -114,11 +114,16 @@ fn provider(stack: &FilterStack, rule: &JwtRule) -> JwtProvider {
     space_delimited.extend(rule.space_delimited_claims.iter().cloned());
     space_delimited.sort_unstable();
     space_delimited.dedup();
-    let from_headers = rule.from_headers.iter().map(|header| JwtHeader {
+    // Envoy refuses a listener with such names in it; admission refuses the policy, but it may have got past that.
+    let is_name = |name: &str| !name.is_empty() && !name.contains(['\0', '\r', '\n']);
+    let from_headers = rule.from_headers.iter().filter(|header| is_name(&header.name));
+    let from_headers = from_headers.map(|header| JwtHeader {
         name: header.name.clone(),
         value_prefix: header.prefix.clone(),
     });
-    let to_headers = rule.output_claim_to_headers.iter().map(|output| JwtClaimToHeader {
+    let to_headers = rule.output_claim_to_headers.iter();
+    let to_headers = to_headers.filter(|output| is_name(&output.header) && !output.claim.is_empty());
+    let to_headers = to_headers.map(|output| JwtClaimToHeader {
         header_name: output.header.clone(),
         claim_name: output.claim.clone(),
         ..Default::default()

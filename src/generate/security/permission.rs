@@ -68,6 +68,8 @@ impl Attribute for OperationAttribute<'_> {
 
     fn render(&self, values: &[String], place: &Place) -> Rendered<Permission> {
         match *self {
+            // Envoy refuses a listener with an empty name in it.
+            Self::Metadata { key: "", .. } => Rendered::together(None),
             Self::Metadata { filter, key } => {
                 let values = values.iter().map(|value| metadata_value(value)).collect();
                 let matcher = matcher::metadata(filter, [key], matcher::any_value(values));
@@ -85,8 +87,8 @@ impl OperationAttribute<'_> {
         match self {
             Self::Host if is_http => Some(Rule::Header(matcher::header(":authority", value, Case::Ignored))),
             Self::Method if is_http => Some(Rule::Header(matcher::header(":method", value, Case::Sensitive))),
-            Self::Path if is_http => Some(path(value)),
-            Self::Port => value.parse::<u16>().ok().map(|port| Rule::DestinationPort(port.into())),
+            Self::Path if is_http => path(value),
+            Self::Port => port(value).map(Rule::DestinationPort),
             Self::DestinationIp => matcher::range(value).map(Rule::DestinationIp),
             Self::ServerName => Some(Rule::RequestedServerName(matcher::string(value))),
             Self::Host | Self::Method | Self::Path | Self::Metadata { .. } | Self::Unreadable => None,
@@ -99,18 +101,49 @@ pub(super) fn is_path_template(path: &str) -> bool {
     path.contains("{*}") || path.contains("{**}")
 }
 
-fn path(value: &str) -> Rule {
+/// A port in decimal digits; leading zeros count for nothing.
+fn port(value: &str) -> Option<u32> {
+    let is_number = value.bytes().all(|byte| byte.is_ascii_digit());
+    let port = value.parse::<u16>().ok().filter(|_| is_number)?;
+    Some(port.into())
+}
+
+fn path(value: &str) -> Option<Rule> {
     if is_path_template(value) {
-        return Rule::UriTemplate(TypedExtensionConfig {
+        return Some(Rule::UriTemplate(TypedExtensionConfig {
             name: "uri-template".to_owned(),
             typed_config: Some(Any::pack(&UriTemplateMatchConfig {
-                path_template: value.replace("{*}", "*").replace("{**}", "**"),
+                path_template: template(value)?,
             })),
-        });
+        }));
     }
-    Rule::UrlPath(PathMatcher {
+    Some(Rule::UrlPath(PathMatcher {
         rule: Some(path_matcher::Rule::Path(matcher::string(value))),
-    })
+    }))
+}
+
+/// The longest template that Envoy takes, in bytes.
+const MAX_TEMPLATE: usize = 256;
+
+/// A path template as Envoy writes it; `None` if Envoy would refuse it, and with it the whole listener. Admission refuses
+/// such paths, but objects may have got past it.
+fn template(value: &str) -> Option<String> {
+    let is_literal = |segment: &str| {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()+,;:@=".contains(&byte);
+        !segment.is_empty() && segment.bytes().all(allowed)
+    };
+    let segments = value.strip_prefix('/')?;
+    let segments = segments.strip_suffix('/').unwrap_or(segments);
+    let mut ended = false;
+    for segment in segments.split('/') {
+        let is_operator = matches!(segment, "{*}" | "{**}");
+        if (is_operator && ended) || !(is_operator || is_literal(segment)) {
+            return None;
+        }
+        ended |= segment == "{**}";
+    }
+    let template = value.replace("{*}", "*").replace("{**}", "**");
+    (template.len() <= MAX_TEMPLATE).then_some(template)
 }
 
 /// A value in brackets is looked for in a list.

@@ -89,6 +89,9 @@ impl Attribute for SourceAttribute<'_> {
             }),
             Self::RemoteIp => addresses(values, Identifier::RemoteIp),
             Self::Ip => addresses(values, Identifier::DirectRemoteIp),
+            // Envoy refuses a listener with such names in it.
+            Self::Header(name) if name.is_empty() || name.contains(['\0', '\r', '\n']) => Rendered::together(None),
+            Self::Claim(path) if path.iter().any(|name| name.is_empty()) => Rendered::together(None),
             Self::Header(name) if is_http => Rendered::each(values.iter().map(|value| {
                 let header = matcher::header(name, value, Case::Sensitive);
                 Some(principal(Identifier::Header(header)))
@@ -134,9 +137,9 @@ fn service_account(value: &str, own: &Namespace) -> StringMatcher {
 fn trust_domain(value: &str) -> StringMatcher {
     if value == "*" {
         matcher::pattern(MatchPattern::Prefix("spiffe://".to_owned()))
-    } else if value.contains('*') {
-        let domain = matcher::quote_with_stars(value, "[^/]*");
-        matcher::regex(format!("spiffe://{domain}/.*"))
+    } else if let Some((before, after)) = value.split_once('*') {
+        let (before, after) = (matcher::quote(before), matcher::quote(after));
+        matcher::regex(format!("spiffe://{before}[^/]*{after}/.*"))
     } else {
         matcher::pattern(MatchPattern::Prefix(format!("spiffe://{value}/")))
     }
@@ -165,13 +168,17 @@ fn request_principals(values: &[String]) -> Principal {
 /// `issuer/subject`, divided at the last slash since issuers may be URLs.
 fn request_principal(value: &str) -> Principal {
     let exact = |text: &str| matcher::pattern(MatchPattern::Exact(text.to_owned()));
+    let prefix = |text: &str| match text.strip_suffix('*').unwrap_or(text) {
+        "" => matcher::present(),
+        text => matcher::pattern(MatchPattern::Prefix(text.to_owned())),
+    };
     let parts = value.rsplit_once('/');
     let (issuer, subject) = match (Pattern::of(value), parts) {
         (Pattern::Present, _) => (matcher::present(), matcher::present()),
         (Pattern::Suffix(_), Some((issuer, subject))) => (matcher::string(issuer), exact(subject)),
         (Pattern::Suffix(_), None) => (matcher::present(), matcher::string(value)),
-        (Pattern::Prefix(_), Some((issuer, subject))) => (exact(issuer), matcher::string(subject)),
-        (Pattern::Prefix(_), None) => (matcher::string(value), matcher::present()),
+        (Pattern::Prefix(_), Some((issuer, subject))) => (exact(issuer), prefix(subject)),
+        (Pattern::Prefix(_), None) => (prefix(value), matcher::present()),
         (Pattern::Exact(_), Some((issuer, subject))) => (exact(issuer), exact(subject)),
         (Pattern::Exact(_), None) => (exact(value), exact("")),
     };

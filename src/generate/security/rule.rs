@@ -185,8 +185,7 @@ fn bracketed(key: &str) -> Option<Side<'_>> {
 }
 
 fn in_brackets(text: &str) -> Option<&str> {
-    let name = text.strip_prefix('[')?.strip_suffix(']')?;
-    Some(name.trim_matches(['[', ']']))
+    text.strip_prefix('[')?.strip_suffix(']')
 }
 
 /// `[a][b]`: a claim inside a claim. Brackets that are not paired so make up one name.

@@ -40,7 +40,7 @@ impl<'m> TrustDomains<'m> {
             || self
                 .0
                 .iter()
-                .any(|own| *own == domain || begins_as(own, domain) || ends_as(own, domain));
+                .any(|own| *own == domain || covers(domain, own) || covers(own, domain));
         if !is_known {
             return vec![principal.to_owned()];
         }
@@ -80,6 +80,11 @@ fn begins_as(domain: &str, pattern: &str) -> bool {
     pattern
         .strip_suffix('*')
         .is_some_and(|prefix| domain.starts_with(prefix))
+}
+
+/// True if a pattern with a star at one end covers a domain. Aliases may be patterns too.
+fn covers(pattern: &str, domain: &str) -> bool {
+    begins_as(domain, pattern) || ends_as(domain, pattern)
 }
 
 /// True if a domain matches a pattern that begins with a star.
