@@ -409,6 +409,9 @@ features! {
         ENABLE_GATEWAY_API_INFERENCE_EXTENSION enable_gateway_api_inference_extension: bool = false;
         /// Policies with a selector count for Gateway API gateways.
         ENABLE_SELECTOR_BASED_K8S_GATEWAY_POLICY enable_selector_based_k8s_gateway_policy: bool = true;
+        /// Not Istio's: a VirtualService of gateway `mesh` decides for clients of other namespaces only if its namespace owns all
+        /// its hosts, or is the root namespace.
+        PILOT_STRICT_HOST_OWNERSHIP pilot_strict_host_ownership: bool = false;
         /// Agentgateway proxies.
         PILOT_ENABLE_AGENTGATEWAY pilot_enable_agentgateway: bool = false;
 

@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, destination_rule::resolve_host, export, installation::Installation};
+use super::{
+    MeshSnapshot, destination_rule::resolve_host, export, installation::Installation, policy, service::Registry,
+};
 use crate::{
     api::{Config, Meta},
     base::{Hostname, Namespace, ObjectKey, Shared},
@@ -67,6 +69,21 @@ pub struct Reach {
     pub semantics: Semantics,
     /// Where it leads.
     pub destinations: BTreeSet<Destination>,
+    /// As gateway `mesh` it is for clients of its own namespace alone, whoever may see it: it speaks of hosts that others
+    /// own ([`owns`]).
+    pub only_own_clients: bool,
+}
+
+impl Reach {
+    /// Those who may see it on a gateway.
+    fn audiences(&self, gateway: &str, emit: &mut dyn FnMut(Audience)) {
+        let own = self.meta.namespace();
+        if gateway != MESH_GATEWAY || !self.only_own_clients {
+            audiences(&self.export_to, emit);
+        } else if self.export_to.visible_to(own) {
+            emit(Some(own.clone()));
+        }
+    }
 }
 
 /// A host and port that a route leads to.
@@ -86,7 +103,7 @@ pub type Audience = Option<Namespace>;
 /// Index keys of a VirtualService: audience and gateway.
 pub fn audience_keys(_: &ObjectKey, reach: &Reach, emit: &mut dyn FnMut((Audience, SmolStr))) {
     for gateway in reach.gateways.iter().collect::<BTreeSet<_>>() {
-        audiences(&reach.export_to, &mut |audience| emit((audience, gateway.clone())));
+        reach.audiences(gateway, &mut |audience| emit((audience, gateway.clone())));
     }
 }
 
@@ -212,7 +229,18 @@ pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
         gateways: row.spec.gateways.iter().map(SmolStr::new).collect(),
         semantics: row.semantics,
         destinations: destinations(&row.spec),
+        only_own_clients: mesh.installation.features.pilot_strict_host_ownership
+            && !row.hosts.iter().all(|host| owns(cx, mesh, row.meta.namespace(), host)),
     })
+}
+
+/// True if what clients of other namespaces do with a host is for this namespace to decide: its service has exactly that
+/// name, and comes before those of others; or it is the root namespace.
+fn owns(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, host: &Hostname) -> bool {
+    let services = mesh.services_by_host.get(cx, host);
+    // Whoever declares the name of a Kubernetes service does not own it.
+    let first = services.min_by_key(|(key, row)| (row.registry != Registry::Kubernetes, row.creation, &key.namespace));
+    first.is_some_and(|(key, _)| key.namespace == *namespace) || policy::root_namespace(cx, mesh) == *namespace
 }
 
 fn exported(cx: &Cx, mesh: &MeshSnapshot, raw: &Config<networking::VirtualService>) -> ExportTo {

@@ -1,15 +1,15 @@
 //! One workload with an HTTP and a TCP port in a mesh of objects, and the filters that stand before it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use istiod::{
-    api::folder,
+    api::{Kind, document, folder},
     generate::{
-        EncodedResource, Proxy, ResourceType,
+        Proxy, ResourceType,
         proxy::Extensions,
         store::{MemberId, Membership, Serial, Store},
     },
-    model::{Change, Installation, World},
+    model::{Change, Installation, SourceId, World},
     proto::{
         Any,
         envoy::{
@@ -17,7 +17,6 @@ use istiod::{
             extensions::filters::network::http_connection_manager::v3::{HttpConnectionManager, HttpFilter},
         },
     },
-    table::ChangeSet,
 };
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
@@ -52,9 +51,12 @@ status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'Tr
 
 /// What stands before the workload.
 pub(super) struct Bed {
-    /// What there is, by type and name.
-    resources: BTreeMap<(ResourceType, String), Any>,
+    world: World,
+    store: Store,
 }
+
+/// The one client.
+const CLIENT: MemberId = MemberId(0);
 
 impl Bed {
     /// A mesh of mesh config and objects, both YAML.
@@ -70,33 +72,63 @@ impl Bed {
             .map(|(name, text)| ((*name).to_owned(), text.as_bytes()))
             .collect();
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
-        let mut world = World::new(installation);
+        let mut bed = Self {
+            world: World::new(installation),
+            store: Store::default(),
+        };
         let rows = folder.rows.into_values().flatten();
-        let mesh = world.commit(rows.map(Change::Upsert).collect()).snapshot;
         let membership = Membership {
-            joined: std::iter::once((MemberId(0), Arc::new(proxy))).collect(),
+            joined: std::iter::once((CLIENT, Arc::new(proxy))).collect(),
             ..Membership::default()
         };
-        let mut store = Store::default();
-        let update = store.update(&mesh, &ChangeSet::default(), membership, &Serial);
-        if !update.panics.is_empty() {
-            return Err(format!("panics: {:?}", update.panics).into());
-        }
-        let group = store.group_of(MemberId(0)).and_then(|key| store.snapshot(key));
-        let group = group.ok_or("the client has no snapshot")?;
-        let of_type = |resource_type: &ResourceType| {
-            let resources = group.view(*resource_type).iter();
-            let named = |resource: &EncodedResource| ((*resource_type, resource.name.to_string()), resource.any());
-            resources.map(|resource| named(resource)).collect::<Vec<_>>()
+        bed.commit(rows.map(Change::Upsert).collect(), membership)?;
+        Ok(bed)
+    }
+
+    /// Makes these the AuthorizationPolicies that there are.
+    pub(super) fn declare(&mut self, policies: Vec<Value>) -> Result<(), Failed> {
+        let source = SourceId {
+            cluster: Installation::default().cluster,
+            kind: Kind::AuthorizationPolicy,
         };
-        Ok(Self {
-            resources: ResourceType::ALL.iter().flat_map(of_type).collect(),
-        })
+        let rows = policies
+            .iter()
+            .flat_map(|policy| document::parse(&source.cluster, policy).rows);
+        let rows: Vec<_> = rows.collect();
+        if rows.len() != policies.len() {
+            return Err("a policy does not count".into());
+        }
+        self.commit(vec![Change::Replace(source, rows)], Membership::default())
+    }
+
+    fn commit(&mut self, changes: Vec<Change>, membership: Membership) -> Result<(), Failed> {
+        let commit = self.world.commit(changes);
+        let update = self
+            .store
+            .update(&commit.snapshot, &commit.changes, membership, &Serial);
+        if update.panics.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("panics: {:?}", update.panics).into())
+        }
+    }
+
+    /// A resource of the client.
+    pub(super) fn resource(&self, resource_type: ResourceType, name: &str) -> Option<Any> {
+        let group = self.store.group_of(CLIENT).and_then(|key| self.store.snapshot(key))?;
+        group.view(resource_type).get(name).map(|resource| resource.any())
+    }
+
+    /// The names of the client's resources of a type.
+    pub(super) fn names(&self, resource_type: ResourceType) -> Vec<String> {
+        let group = self.store.group_of(CLIENT).and_then(|key| self.store.snapshot(key));
+        let resources = group.iter().flat_map(|group| group.view(resource_type).iter());
+        resources.map(|resource| resource.name.to_string()).collect()
     }
 
     /// A listener.
     pub(super) fn listener(&self, name: &str) -> Result<Listener, Failed> {
-        let any = self.resources.get(&(ResourceType::Listener, name.to_owned()));
+        let any = self.resource(ResourceType::Listener, name);
         let any = any.ok_or_else(|| format!("there is no listener {name}"))?;
         Ok(any.unpack()?.ok_or("a listener is a listener")?)
     }

@@ -83,10 +83,7 @@ impl Attribute for SourceAttribute<'_> {
             Self::Principal => of_peer(|value, _| identity(value)),
             Self::ServiceAccount => of_peer(service_account),
             Self::TrustDomain => of_peer(|value, _| trust_domain(value)),
-            Self::Namespace => of_peer(|value, _| {
-                let namespace = matcher::quote_with_stars(value, ".*");
-                matcher::regex(format!(".*/ns/{namespace}/.*"))
-            }),
+            Self::Namespace => of_peer(|value, _| namespace(value)),
             Self::RemoteIp => addresses(values, Identifier::RemoteIp),
             Self::Ip => addresses(values, Identifier::DirectRemoteIp),
             // Envoy refuses a listener with such names in it.
@@ -125,6 +122,20 @@ fn identity(value: &str) -> StringMatcher {
         Pattern::Prefix(prefix) => matcher::pattern(MatchPattern::Prefix(format!("spiffe://{prefix}"))),
         Pattern::Exact(name) => matcher::pattern(MatchPattern::Exact(format!("spiffe://{name}"))),
     }
+}
+
+/// A name of a namespace; each star in it stands for anything.
+fn namespace(value: &str) -> StringMatcher {
+    // Parity: a star may reach beyond the namespace. That does no harm unless what follows it can be found at the end of
+    // `/sa/`, behind the namespace: `*a` would then stand for every namespace.
+    let last = value.rsplit_once('*').map_or("", |(_, last)| last);
+    let any = if !last.is_empty() && "sa".ends_with(last) {
+        "[^/]*"
+    } else {
+        ".*"
+    };
+    let namespace = matcher::quote_with_stars(value, any);
+    matcher::regex(format!(".*/ns/{namespace}/.*"))
 }
 
 /// `[namespace/]name`; without namespace that of the policy. Identities may have further parts.

@@ -1,0 +1,190 @@
+//! R8: what is written without a star means just that, whatever it looks like as a regular expression.
+
+use std::collections::BTreeMap;
+
+use istiod::model::Installation;
+use libtest_mimic::Failed;
+use proptest::{collection::vec, prelude::*, sample::select};
+use serde_json::json;
+
+use super::{
+    bed::Bed,
+    differential::{mesh, runner},
+    evaluator::{self, Request, Traffic},
+    oracle::{Action, Attribute, Item, Policy, Rule},
+};
+
+/// How many literals are tried.
+const CASES: u32 = 500;
+
+/// Letters that mean something in regular expressions, and some that stand elsewhere in identities (`/ns/`, `/sa/`).
+const ALPHABET: &[char] = &[
+    'a', 's', 'n', 'x', '.', '-', '+', '(', ')', '[', ']', '|', '^', '$', '\\', '}', '{',
+];
+
+/// Where a literal is written, and where the text stands that it is held against.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Account,
+    NamespaceOfAccount,
+    Namespace,
+    Principal,
+    TrustDomain,
+    Subject,
+    Claim,
+    Host,
+    Path,
+    Header,
+    ServerName,
+}
+
+const PLACES: [Place; 11] = [
+    Place::Account,
+    Place::NamespaceOfAccount,
+    Place::Namespace,
+    Place::Principal,
+    Place::TrustDomain,
+    Place::Subject,
+    Place::Claim,
+    Place::Host,
+    Place::Path,
+    Place::Header,
+    Place::ServerName,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Exact,
+    Beginning,
+    End,
+}
+
+impl Place {
+    /// The attribute and its value; `None` where there are no stars.
+    fn value(self, form: Form, literal: &str) -> Option<(Attribute, String)> {
+        let starred = |before: &str| match form {
+            Form::Exact => format!("{before}{literal}"),
+            Form::Beginning => format!("{before}{literal}*"),
+            Form::End => format!("*{literal}"),
+        };
+        let exact = form == Form::Exact;
+        Some(match self {
+            Self::Account => (Attribute::ServiceAccount, exact.then(|| format!("foo/{literal}"))?),
+            Self::NamespaceOfAccount => (Attribute::ServiceAccount, exact.then(|| format!("{literal}/a"))?),
+            Self::Namespace => (Attribute::Namespace, starred("")),
+            Self::Principal => (Attribute::Principal, starred("td1/ns/foo/sa/")),
+            Self::TrustDomain => (Attribute::TrustDomain, starred("")),
+            Self::Subject => (Attribute::RequestPrincipal, starred("https://i/")),
+            Self::Claim => (Attribute::Claim, starred("")),
+            Self::Host => (Attribute::Host, starred("")),
+            Self::Path => (Attribute::Path, starred("/")),
+            Self::Header => (Attribute::Header, starred("")),
+            Self::ServerName => (Attribute::ServerName, starred("")),
+        })
+    }
+
+    /// Traffic that has a text there.
+    fn traffic(self, text: &str) -> Traffic {
+        let or = |place: bool, other: &str| if place { text.to_owned() } else { other.to_owned() };
+        let namespace = or(matches!(self, Self::Namespace | Self::NamespaceOfAccount), "foo");
+        let account = or(matches!(self, Self::Account | Self::Principal), "a");
+        let domain = or(matches!(self, Self::TrustDomain), "td1");
+        let claims = json!({
+            "iss": "https://i", "sub": or(matches!(self, Self::Subject), "me"), "role": or(matches!(self, Self::Claim), "no"),
+        });
+        let payload = json!({"payload": claims});
+        let own = "10.0.0.1".parse().expect("because it is an address");
+        Traffic {
+            peer: Some(format!("spiffe://{domain}/ns/{namespace}/sa/{account}")),
+            direct_ip: own,
+            remote_ip: own,
+            destination: (own, 80),
+            server_name: or(matches!(self, Self::ServerName), ""),
+            metadata: BTreeMap::from([("envoy.filters.http.jwt_authn".to_owned(), payload)]),
+            request: Some(Request {
+                method: "GET".to_owned(),
+                host: or(matches!(self, Self::Host), "host"),
+                path: format!("/{}", or(matches!(self, Self::Path), "")),
+                headers: BTreeMap::from([("x-team".to_owned(), or(matches!(self, Self::Header), "no"))]),
+            }),
+        }
+    }
+}
+
+/// A text that is close to the literal: (position, letter, kind of change).
+fn neighbour(literal: &str, (position, letter, change): (usize, char, u8)) -> String {
+    let mut letters: Vec<char> = literal.chars().collect();
+    let position = position % letters.len();
+    match change {
+        0 => letters[position] = letter,
+        1 => letters.insert(position, letter),
+        2 => letters.push(letter),
+        3 => letters.extend(literal.chars()),
+        _ => {
+            letters.remove(position);
+        }
+    }
+    letters.into_iter().collect()
+}
+
+/// Trial of R8.
+pub(super) fn r8_a_literal_is_no_expression() -> Result<(), Failed> {
+    let bed = std::cell::RefCell::new(Bed::new(Installation::default(), &mesh(), "")?);
+    let literal = vec(select(ALPHABET), 1..6).prop_map(|letters| letters.into_iter().collect::<String>());
+    let form = select([Form::Exact, Form::Beginning, Form::End].as_slice());
+    let edits = vec((0..6_usize, select(ALPHABET), 0..5_u8), 12);
+    let cases = (select(PLACES.as_slice()), form, literal, edits);
+    let result = runner(CASES).run(&cases, |(place, form, literal, edits)| {
+        let Some((attribute, value)) = place.value(form, &literal) else {
+            return Ok(());
+        };
+        let item = Item {
+            attribute,
+            values: vec![value],
+            not_values: Vec::new(),
+        };
+        let rule = match attribute {
+            Attribute::Host | Attribute::Path => Rule {
+                to: vec![vec![item]],
+                ..Rule::default()
+            },
+            _ if attribute.field().is_some() => Rule {
+                from: vec![vec![item]],
+                ..Rule::default()
+            },
+            _ => Rule {
+                when: vec![item],
+                ..Rule::default()
+            },
+        };
+        let policy = Policy {
+            action: Action::Allow,
+            dry_run: false,
+            rules: vec![rule],
+        };
+        let mut bed = bed.borrow_mut();
+        let failed = |failed: Failed| TestCaseError::fail(failed.message().unwrap_or_default().to_owned());
+        bed.declare(vec![policy.object(0)]).map_err(failed)?;
+        let filters = bed.http_filters().map_err(failed)?;
+        let texts = edits.iter().map(|edit| neighbour(&literal, *edit));
+        for text in texts.chain([literal.clone()]).filter(|text| !text.is_empty()) {
+            let expected = match form {
+                Form::Exact => text == literal,
+                Form::Beginning => text.starts_with(&literal),
+                Form::End => text.ends_with(&literal),
+            };
+            let denied = evaluator::http(&filters, &place.traffic(&text)).denied;
+            prop_assert_eq!(
+                !denied,
+                expected,
+                "{:?} {:?} {:?} against {:?}",
+                place,
+                form,
+                &literal,
+                text
+            );
+        }
+        Ok(())
+    });
+    Ok(result.map_err(|failed| format!("{failed}"))?)
+}

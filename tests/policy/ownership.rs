@@ -1,0 +1,87 @@
+//! R17: who decides about a host. By default a VirtualService of any namespace that clients can see may redirect any host,
+//! as in Istio; where ownership is strict, its namespace must own the host.
+
+use istiod::{
+    generate::ResourceType,
+    model::{Installation, features::Features},
+    proto::json,
+};
+use libtest_mimic::Failed;
+
+use super::bed::Bed;
+
+/// `httpbin` is of namespace `foo`, where the client is; `other` is of `bar`.
+const OBJECTS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: other, namespace: bar}
+spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: elsewhere, namespace: evil}
+spec: {clusterIP: 10.0.0.4, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: pretends, namespace: evil}
+spec: {hosts: [other.bar.svc.cluster.local], ports: [{name: http, number: 80, protocol: HTTP}], resolution: STATIC}
+---
+";
+
+fn redirect(namespace: &str, host: &str, to: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: v, namespace: {namespace}}}
+spec:
+  hosts: ['{host}']
+  http: [{{route: [{{destination: {{host: {to}}}}}]}}]
+---
+"
+    )
+}
+
+/// True if the client's requests for port 80 may get to a cluster under this virtual host.
+fn leads(strict: bool, rule: &str, host: &str, to: &str) -> Result<bool, Failed> {
+    let installation = Installation {
+        features: Features {
+            pilot_strict_host_ownership: strict,
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let bed = Bed::new(installation, "{}", &format!("{OBJECTS}{rule}"))?;
+    let routes = bed.resource(ResourceType::Route, "80").ok_or("there are no routes")?;
+    let routes = json::any_to_json(&routes);
+    let hosts = routes["virtualHosts"].as_array().ok_or("there are no hosts")?;
+    let found = hosts.iter().find(|it| it["name"] == format!("{host}:80"));
+    let cluster = format!("outbound|80||{to}");
+    Ok(found.is_some_and(|found| found["routes"].to_string().contains(&cluster)))
+}
+
+/// Trial of R17.
+pub(super) fn r17_only_owners_decide_where_ownership_is_strict() -> Result<(), Failed> {
+    let (other, evil) = ("other.bar.svc.cluster.local", "elsewhere.evil.svc.cluster.local");
+    // (namespace of the VirtualService, host, where it leads, strict: still)
+    let cases = [
+        ("evil", other, evil, false),
+        ("evil", "httpbin.foo.svc.cluster.local", evil, false),
+        ("evil", "*.bar.svc.cluster.local", evil, false),
+        ("bar", other, evil, true),
+        ("istio-system", other, evil, true),
+        // Clients of the own namespace are one's own.
+        ("foo", other, evil, true),
+    ];
+    for (namespace, host, to, still) in cases {
+        let rule = redirect(namespace, host, to);
+        let seen = if host.starts_with('*') { other } else { host };
+        for (strict, expected) in [(false, true), (true, still)] {
+            if leads(strict, &rule, seen, to)? != expected {
+                return Err(format!("strict: {strict}, of {namespace} about {host}: want {expected}").into());
+            }
+        }
+    }
+    Ok(())
+}
