@@ -33,6 +33,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             gateways::r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls,
         ),
         Trial::test(
+            "policy::r14_policies_are_the_same_for_every_version",
+            defaults::r14_policies_are_the_same_for_every_version,
+        ),
+        Trial::test(
             "policy::r16_paths_are_normalized_as_the_mesh_says",
             defaults::r16_paths_are_normalized_as_the_mesh_says,
         ),

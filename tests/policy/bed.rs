@@ -55,6 +55,10 @@ pub(super) struct Bed {
     store: Store,
 }
 
+/// The listener for what comes in, and the one for what comes in through an HBONE tunnel.
+pub(super) const INBOUND: &str = "virtualInbound";
+pub(super) const TUNNELED: &str = "main_internal";
+
 /// The one client.
 const CLIENT: MemberId = MemberId(0);
 
@@ -135,7 +139,12 @@ impl Bed {
 
     /// The HTTP filters before the workload's HTTP port.
     pub(super) fn http_filters(&self) -> Result<Vec<HttpFilter>, Failed> {
-        let filters = self.network_filters_on(8080)?;
+        self.http_filters_of(INBOUND)
+    }
+
+    /// Those of another listener than the usual one.
+    pub(super) fn http_filters_of(&self, listener: &str) -> Result<Vec<HttpFilter>, Failed> {
+        let filters = self.network_filters_on(listener, 8080)?;
         let manager = filters
             .iter()
             .find_map(|filter| unpacked::<HttpConnectionManager>(filter));
@@ -144,11 +153,16 @@ impl Bed {
 
     /// The network filters before the workload's TCP port.
     pub(super) fn network_filters(&self) -> Result<Vec<Filter>, Failed> {
-        self.network_filters_on(9090)
+        self.network_filters_of(INBOUND)
     }
 
-    fn network_filters_on(&self, port: u32) -> Result<Vec<Filter>, Failed> {
-        let listener = self.listener("virtualInbound")?;
+    /// Those of another listener than the usual one.
+    pub(super) fn network_filters_of(&self, listener: &str) -> Result<Vec<Filter>, Failed> {
+        self.network_filters_on(listener, 9090)
+    }
+
+    fn network_filters_on(&self, listener: &str, port: u32) -> Result<Vec<Filter>, Failed> {
+        let listener = self.listener(listener)?;
         let serves = |chain: &&istiod::proto::envoy::config::listener::v3::FilterChain| {
             let matcher = chain.filter_chain_match.as_ref();
             matcher.and_then(|matcher| matcher.destination_port) == Some(port)

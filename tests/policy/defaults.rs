@@ -1,4 +1,5 @@
-//! R16: requests are brought into one form before policies look at them, in the way that the mesh says.
+//! R16: requests are brought into one form before policies look at them, in the way that the mesh says. R14: policies do
+//! not depend on the version of the proxy.
 
 use istiod::{
     model::Installation,
@@ -8,7 +9,12 @@ use istiod::{
 };
 use libtest_mimic::Failed;
 
-use super::bed::{Bed, unpacked};
+use serde_json::json;
+
+use super::{
+    bed::{Bed, sidecar, unpacked},
+    differential::mesh,
+};
 
 /// Trial of R16.
 pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> {
@@ -55,4 +61,65 @@ pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> 
         }
     }
     Ok(())
+}
+
+/// Policies of every action.
+const POLICIES: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny, namespace: foo}
+spec: {action: DENY, rules: [{from: [{source: {trustDomains: ['other*'], serviceAccounts: [bad]}}], to: [{operation: {paths: ['/a/{*}']}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: audit, namespace: foo}
+spec: {action: AUDIT, rules: [{}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: ask, namespace: foo}
+spec: {action: CUSTOM, provider: {name: default}, rules: [{to: [{operation: {hosts: [a]}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: allow, namespace: foo}
+spec: {rules: [{from: [{source: {requestPrincipals: ['*']}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: tokens, namespace: foo}
+spec: {jwtRules: [{issuer: i, jwks: '{\"keys\": []}'}]}
+---
+";
+
+/// The supported versions, and one that does not say which it is.
+const VERSIONS: [&str; 6] = ["1.28.0", "1.28.9", "1.29.0", "1.29.2", "1.30.3", ""];
+
+/// Trial of R14; golden cases show all the rest that a proxy of an older version is sent.
+pub(super) fn r14_policies_are_the_same_for_every_version() -> Result<(), Failed> {
+    let filters = |version: &str| {
+        let proxy = sidecar(&json!({"ISTIO_VERSION": version}));
+        let bed = Bed::of(Installation::default(), &mesh(), POLICIES, proxy)?;
+        let is_security = |name: &str| ["rbac", "ext_authz", "jwt_authn"].iter().any(|end| name.ends_with(end));
+        let mut http = bed.http_filters()?;
+        http.retain(|filter| is_security(&filter.name));
+        let mut network = bed.network_filters()?;
+        network.retain(|filter| is_security(&filter.name));
+        Ok::<_, Failed>((http, network))
+    };
+    let newest = filters("1.30.3")?;
+    if (newest.0.len(), newest.1.len()) != (6, 5) {
+        return Err(format!("{} and {} filters", newest.0.len(), newest.1.len()).into());
+    }
+    let other = VERSIONS
+        .iter()
+        .map(|version| Ok((version, filters(version)? == newest)));
+    match other
+        .collect::<Result<Vec<_>, Failed>>()?
+        .iter()
+        .find(|(_, equal)| !equal)
+    {
+        Some((version, _)) => Err(format!("other filters for {version:?}").into()),
+        None => Ok(()),
+    }
 }

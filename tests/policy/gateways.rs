@@ -26,7 +26,7 @@ spec:
 apiVersion: v1
 kind: Service
 metadata: {name: eastwest, namespace: istio-system, annotations: {networking.istio.io/exportTo: '~'}}
-spec: {clusterIP: 10.0.0.9, selector: {istio: eastwest}, ports: [{name: tls, port: 15443}]}
+spec: {clusterIP: 10.0.0.9, selector: {istio: eastwest}, ports: [{name: tls, port: 15443, targetPort: 15443}]}
 ---
 apiVersion: v1
 kind: Pod
