@@ -135,7 +135,9 @@ fn provider(stack: &FilterStack, rule: &JwtRule) -> JwtProvider {
         from_headers: from_headers.collect(),
         from_params: rule.from_params.clone(),
         from_cookies: rule.from_cookies.clone(),
-        forward_payload_header: rule.output_payload_to_header.clone(),
+        forward_payload_header: Some(rule.output_payload_to_header.clone())
+            .filter(|name| is_name(name))
+            .unwrap_or_default(),
         payload_in_metadata: "payload".to_owned(),
         normalize_payload_in_metadata: Some(NormalizePayload {
             space_delimited_claims: space_delimited,

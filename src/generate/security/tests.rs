@@ -159,3 +159,61 @@ fn claims_are_texts_or_lists() {
     }}});
     assert_eq!(items(&rule, HTTP).1, json!([expected]));
 }
+
+#[test]
+fn what_envoy_would_refuse_a_listener_for_is_left_out() {
+    let operation = |field: &str, value: &str| {
+        let mut operation = json!({});
+        operation[field] = json!([value]);
+        json!({"to": [{"operation": operation}]})
+    };
+    let condition = |key: &str| json!({"when": [{"key": key, "values": ["v"]}]});
+    let long = format!("/{{*}}/{}", "x".repeat(300));
+    let rules = [
+        operation("paths", "{*}/a"),
+        operation("paths", "/a*/{*}"),
+        operation("paths", "/{**}/{*}"),
+        operation("paths", "/{*}//a"),
+        operation("paths", &long),
+        operation("ports", "+80"),
+        operation("ports", "65536"),
+        condition("request.headers[]"),
+        condition("request.headers[a\nb]"),
+        condition("request.auth.claims[a][]"),
+        condition("experimental.envoy.filters.a[]"),
+    ];
+    for rule in rules {
+        assert_eq!(policy(&rule, HTTP), Err(Skipped::NotApplicable), "{rule}");
+        // A policy that denies does so without looking at it.
+        let (permissions, principals) = items(&rule, (Traffic::Http, Leniency::DropItem));
+        assert_eq!(
+            (permissions, principals),
+            (json!([{"any": true}]), json!([{"any": true}])),
+            "{rule}"
+        );
+    }
+    assert!(policy(&operation("paths", "/a/{*}/b/{**}"), HTTP).is_ok());
+    assert!(policy(&operation("paths", "/{**}/"), HTTP).is_ok());
+    assert!(policy(&operation("ports", "080"), HTTP).is_ok());
+}
+
+#[test]
+fn stars_reach_as_far_as_they_should() {
+    let source = json!({"namespaces": ["*a", "*b", "x*sa"], "trustDomains": ["a*b*"]});
+    let expected = json!([
+        peers(&[regex(r"spiffe://a[^/]*b\*/.*")]),
+        peers(&[
+            regex(".*/ns/[^/]*a/.*"),
+            regex(".*/ns/.*b/.*"),
+            regex(".*/ns/x[^/]*sa/.*"),
+        ]),
+    ]);
+    assert_eq!(items(&from(source), HTTP).1, expected);
+}
+
+#[test]
+fn brackets_inside_of_brackets_belong_to_the_name() {
+    let rule = json!({"when": [{"key": "request.headers[[x]]", "values": ["v"]}]});
+    let header = json!({"header": {"name": "[x]", "stringMatch": {"exact": "v"}}});
+    assert_eq!(items(&rule, HTTP).1, json!([{"orIds": {"ids": [header]}}]));
+}
