@@ -191,6 +191,7 @@ pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
     let mut exported = Installation::default();
     exported.features.enable_mcs_service_discovery = true;
     exported.features.enable_mcs_host = true;
+    exported.features.pilot_strict_host_ownership = true;
     edited(&exported, SEED + 2, 3_000)
 }
 
