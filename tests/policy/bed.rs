@@ -145,9 +145,7 @@ impl Bed {
     /// Those of another listener than the usual one.
     pub(super) fn http_filters_of(&self, listener: &str) -> Result<Vec<HttpFilter>, Failed> {
         let filters = self.network_filters_on(listener, 8080)?;
-        let manager = filters
-            .iter()
-            .find_map(|filter| unpacked::<HttpConnectionManager>(filter));
+        let manager = filters.iter().find_map(unpacked::<HttpConnectionManager>);
         Ok(manager.ok_or("the port is not HTTP")?.http_filters)
     }
 

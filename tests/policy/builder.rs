@@ -1,7 +1,7 @@
 //! The cases of Istio's own builder of authorization filters: policies in, filters out. They lie beside the project where
 //! they are at hand.
 
-use std::path::Path;
+use std::{fmt::Write, path::Path};
 
 use istiod::{
     api::yaml,
@@ -72,7 +72,7 @@ fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String
         let object = document.parse()?;
         // Each case is one pass of the builder, either over these policies or over all others.
         if (object["spec"]["action"] == "CUSTOM") == is_custom {
-            of_pass.push_str(&format!("---\n{object}\n"));
+            write!(of_pass, "---\n{object}\n")?;
         }
     }
     let bed = Bed::new(Installation::default(), &mesh, &of_pass)?;

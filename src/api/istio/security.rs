@@ -339,13 +339,14 @@ fn jwks(at: &At<'_>, text: &str) {
     let Some(keys) = set["keys"].as_array() else {
         let message = "is no set of keys (`{\"keys\": [...]}`); no token will be valid";
         // Admission lets a single key pass.
-        return if set["kty"].is_string() {
-            at.warning(message)
+        if set["kty"].is_string() {
+            at.warning(message);
         } else {
-            at.error(message)
-        };
+            at.error(message);
+        }
+        return;
     };
-    if keys.iter().any(|key| key.get("d").is_some()) {
+    if keys.iter().any(|key| key.get("d").is_some() || key["kty"] == "oct") {
         at.warning("holds a private key, which everybody who may read this object now has");
     }
 }
