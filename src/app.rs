@@ -3,6 +3,7 @@
 mod clients;
 pub mod controllers;
 mod folder;
+mod identity;
 mod kubernetes;
 mod listen;
 pub mod remote;
@@ -11,9 +12,12 @@ mod wants;
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
 use futures::{FutureExt, future::BoxFuture};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    runtime::Handle,
+    signal::unix::{SignalKind, signal},
+};
 
-use self::{folder::Folder, kubernetes::Kubernetes, remote::RemoteError};
+use self::{folder::Folder, identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError};
 use crate::{
     admin::{debug, metrics::PushMetrics},
     auth::Authenticators,
@@ -64,15 +68,24 @@ pub enum AppError {
     /// Remote clusters cannot be followed.
     #[error(transparent)]
     Remote(#[from] RemoteError),
+    /// There is no CA, or no certificate of ours.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
 }
 
 /// Runs the control plane until a signal ends it.
 pub fn run(settings: Settings) -> Result<(), AppError> {
     install_cryptography();
+    // Certificates are signed on threads of their own, so that they do not wait behind pushes. Ends after the other runtime,
+    // to which some of its connections move.
+    let lane = tokio::runtime::Builder::new_multi_thread()
+        .thread_name("certificates")
+        .enable_all()
+        .build()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let shutdown = settings.flags.shutdown_duration;
     let environment = Arc::new(Environment::new(settings));
-    let ended = runtime.block_on(serve(&environment));
+    let ended = runtime.block_on(serve(&environment, lane.handle()));
     runtime.block_on(async {
         if !environment.tasks.end(shutdown).await {
             tracing::warn!("some streams did not end by themselves and were cut");
@@ -81,7 +94,7 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
     ended
 }
 
-async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
+async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppError> {
     let settings = &environment.settings;
     let mut installation = installation(settings);
     let report = findings::counting(&environment.registry)?;
@@ -111,10 +124,22 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         }
         None => None,
     };
-    if let Some(kubernetes) = &kubernetes {
-        let clients = kubernetes.clients(environment, &installation);
+    let clients = kubernetes
+        .as_ref()
+        .map(|kubernetes| kubernetes.clients(environment, &installation));
+    if let Some(clients) = clients.clone() {
         access::start(environment, clients, pump.subjects.clone(), pump.changes.clone())?;
     }
+    let identity = identity::start(identity::Parts {
+        environment,
+        installation: &installation,
+        client: kubernetes.as_ref().map(Kubernetes::client),
+        clients,
+        watches: watches.clone(),
+        mesh: pump.mesh.clone(),
+    });
+    let identity = identity.await?;
+    let (xds, secure) = identity.servers(xds);
     let sources = debug::Sources {
         mesh: pump.mesh.clone(),
         inspect: pump.inspect.clone(),
@@ -140,6 +165,9 @@ async fn serve(environment: &Arc<Environment>) -> Result<(), AppError> {
         // What was sent is in the snapshot, or the process ends.
         if pump.settle().await {
             listen::xds(environment, &xds).await?;
+            if let Some((secure, acceptor)) = secure {
+                listen::secure(environment, &secure, acceptor, lane).await?;
+            }
             tracing::info!("ready");
             environment.ready.send_replace(true);
         }

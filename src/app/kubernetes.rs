@@ -124,6 +124,11 @@ impl Kubernetes {
         self.remote.clone()
     }
 
+    /// The client of the config cluster.
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
     /// The clients of all clusters.
     pub(super) fn clients(&self, environment: &Environment, installation: &Installation) -> Clients {
         let own = (installation.cluster.clone(), self.client.clone());

@@ -1,6 +1,6 @@
 //! The ports: HTTP from the start, xDS once there is something to serve.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
@@ -8,7 +8,7 @@ use axum::{
     http::StatusCode,
     response::IntoResponse,
 };
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{net::TcpListener, runtime::Handle, sync::watch};
 
 use super::AppError;
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         debug::{self, wire::Wire},
         server,
     },
-    auth::Authenticators,
+    auth::{Authenticators, tls::Acceptor},
     environment::Environment,
     rpc::{Peer, is_grpc},
     settings::Address,
@@ -68,6 +68,37 @@ pub(super) async fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<
             .tasks
             .spawn("xds", async move { connections.serve(listener).await });
     }
+    Ok(())
+}
+
+/// Opens the port of xDS and the CA over TLS, once there is a certificate to present. Connections begin on the threads of
+/// `lane`, where nobody waits for pushes.
+pub(super) async fn secure(
+    environment: &Arc<Environment>,
+    xds: &Server,
+    mut acceptor: Acceptor,
+    lane: &Handle,
+) -> Result<(), AppError> {
+    let Address(Some(address)) = environment.settings.flags.secure_grpc_addr else {
+        return Ok(());
+    };
+    if !acceptor.ready().await {
+        return Ok(());
+    }
+    let listener = bind("--secureGRPCAddr", address).await?;
+    let streams = Handle::current();
+    let connections = xds
+        .clone()
+        .with_streams_on(streams.clone())
+        .connections()
+        .with_streams_on(streams);
+    let handshake = move |stream| {
+        let acceptor = acceptor.clone();
+        async move { acceptor.accept(stream).await.map_err(io::Error::other) }
+    };
+    environment.tasks.spawn_on(lane, "secure xds", async move {
+        connections.serve_tls(listener, handshake).await;
+    });
     Ok(())
 }
 

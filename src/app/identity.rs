@@ -1,0 +1,218 @@
+//! Who the control plane is and whom it believes: the CA, the own certificate, the trust of the mesh, the ways of knowing
+//! callers, and the service that signs for them.
+
+use std::sync::Arc;
+
+use ::kube::Client;
+use futures::FutureExt;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, pem::PemObject};
+use smol_str::SmolStr;
+use tokio::sync::watch;
+
+use crate::{
+    auth::{
+        Authenticators,
+        tls::{Acceptor, TlsOptions, TlsOptionsError},
+        trust::TrustPools,
+        trust_domain::TrustDomains,
+    },
+    ca::{
+        TrustBundle,
+        local::{self, LocalCa, LocalError, options::LocalOptions},
+        mesh_trust::{self, MeshTrust},
+        secrets::{ClusterSecrets, Secrets},
+        server::CertificateService,
+        serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
+    },
+    environment::Environment,
+    kube::{clients::Clients, health::WatchMetrics},
+    model::{Installation, MeshSnapshot},
+    rpc::Unary,
+    xds::{Security, Server},
+};
+
+/// Why there is no identity. Not retryable: flags, variables or files are wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The bundle of the CA.
+    #[error(transparent)]
+    Authority(#[from] LocalError),
+    /// The own certificate.
+    #[error(transparent)]
+    Serving(#[from] ServingError),
+    /// TLS flags.
+    #[error(transparent)]
+    Options(#[from] TlsOptionsError),
+    /// What TLS flags leave over.
+    #[error("TLS cannot be served: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The name of a metric is taken.
+    #[error(transparent)]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// What an identity is made from.
+pub(super) struct Parts<'a> {
+    pub(super) environment: &'a Arc<Environment>,
+    pub(super) installation: &'a Installation,
+    /// The config cluster.
+    pub(super) client: Option<Client>,
+    /// All clusters.
+    pub(super) clients: Option<Clients>,
+    pub(super) watches: WatchMetrics,
+    pub(super) mesh: watch::Receiver<Arc<MeshSnapshot>>,
+}
+
+/// See the module's text.
+pub(super) struct Identity {
+    /// The ways of knowing callers.
+    pub(super) authenticators: Authenticators,
+    /// How callers of ADS are known; none if they are not (`XDS_AUTH`).
+    pub(super) security: Option<Security>,
+    /// Makes TLS connections; none if nothing is served with TLS.
+    pub(super) acceptor: Option<Acceptor>,
+    /// The methods of the CA.
+    pub(super) methods: Vec<Arc<dyn Unary>>,
+}
+
+impl Identity {
+    /// The servers of the plaintext port and of the secure one. Certificates are signed at the secure port, if there is one.
+    pub(super) fn servers(self, xds: Server) -> (Server, Option<(Server, Acceptor)>) {
+        let xds = match self.security {
+            Some(security) => xds.with_security(security),
+            None => xds,
+        };
+        match self.acceptor {
+            Some(acceptor) => (xds.clone(), Some((xds.with_methods(self.methods), acceptor))),
+            None => (xds.with_methods(self.methods), None),
+        }
+    }
+}
+
+/// Starts everything.
+pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
+    let Parts {
+        environment,
+        installation,
+        ..
+    } = &parts;
+    let settings = &environment.settings;
+    let features = &installation.features;
+    let mesh_trust = mesh_trust::follow(environment, parts.mesh.clone());
+    let ca = authority(&parts, mesh_trust.clone()).await?;
+    let rules = ServingRules::of(
+        settings,
+        installation.namespace.as_str(),
+        &installation.revision,
+        features.enable_ca_server,
+    )?;
+    let is_served = rules.source != ServingSource::None && settings.flags.secure_grpc_addr.0.is_some();
+    let inputs = ServingInputs {
+        authority: ca.authority.clone(),
+        trust: ca.trust.clone(),
+        mesh: mesh_trust.clone(),
+        client: parts.client.clone(),
+    };
+    let serving = serving::start(environment, rules, inputs);
+    let (pools, domains) = trust(environment, ca.trust.clone(), mesh_trust);
+    let authenticators = authenticators(&parts, domains);
+    let acceptor = match is_served {
+        true => {
+            let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
+            let options = TlsOptions::new(&settings.flags, compliance)?;
+            Some(Acceptor::new(&options, serving, pools)?)
+        }
+        false => None,
+    };
+    let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
+    if features.enable_ca_server {
+        let service = CertificateService::new(authenticators.clone(), ca.signer, None, &environment.registry)?;
+        methods.push(Arc::new(service));
+    }
+    Ok(Identity {
+        security: features.xds_auth.then(|| Security {
+            authenticators: authenticators.clone(),
+            plaintext: features.xds_auth_plaintext,
+            check: features.pilot_enable_xds_identity_check,
+        }),
+        authenticators,
+        acceptor,
+        methods,
+    })
+}
+
+async fn authority(
+    parts: &Parts<'_>,
+    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+) -> Result<LocalCa, IdentityError> {
+    let namespace = parts.installation.namespace.as_str();
+    let (options, errors) = LocalOptions::new(&parts.environment.settings.variables, namespace);
+    for error in errors {
+        tracing::error!("{error}");
+    }
+    let secrets = parts.client.clone().map(|client| {
+        let secrets: Arc<dyn Secrets> = Arc::new(ClusterSecrets {
+            client,
+            cluster: parts.installation.cluster.clone(),
+            namespace: namespace.to_owned(),
+            metrics: parts.watches.clone(),
+        });
+        secrets
+    });
+    let organization = async move {
+        match mesh.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(mesh)) => mesh.trust_domain.clone(),
+            Ok(None) | Err(_) => SmolStr::default(),
+        }
+    };
+    Ok(local::start(parts.environment, options, secrets, organization.boxed()).await?)
+}
+
+/// The ways of knowing callers, in Istio's order.
+fn authenticators(parts: &Parts<'_>, domains: watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
+    let _ = (parts.clients.clone(), domains);
+    Authenticators::default()
+}
+
+/// Follows the roots and the mesh config: which roots vouch for which trust domain, and which domains are ours.
+fn trust(
+    environment: &Environment,
+    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+) -> (watch::Receiver<Arc<TrustPools>>, watch::Receiver<Arc<TrustDomains>>) {
+    let (pools_out, pools) = watch::channel(Arc::default());
+    let (domains_out, domains) = watch::channel(Arc::default());
+    environment.tasks.spawn_until_shutdown("trust", async move {
+        loop {
+            let (bundle, config) = (trust.borrow_and_update().clone(), mesh.borrow_and_update().clone());
+            if let Some(config) = &config {
+                domains_out.send_replace(Arc::new(TrustDomains {
+                    own: config.trust_domain.clone(),
+                    aliases: config.aliases.clone(),
+                }));
+            }
+            if let (Some(bundle), Some(config)) = (bundle, config) {
+                pools_out.send_replace(Arc::new(own_pool(&bundle, &config.trust_domain)));
+            }
+            let changed = tokio::select! {
+                changed = trust.changed() => changed,
+                changed = mesh.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    });
+    (pools, domains)
+}
+
+fn own_pool(bundle: &TrustBundle, trust_domain: &SmolStr) -> TrustPools {
+    let mut roots: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&bundle.roots).flatten().collect();
+    roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
+    roots.dedup();
+    let revoked = bundle.revoked.as_deref().unwrap_or_default();
+    TrustPools {
+        domains: [(trust_domain.clone(), roots)].into(),
+        revoked: CertificateRevocationListDer::pem_slice_iter(revoked).flatten().collect(),
+    }
+}
