@@ -13,6 +13,7 @@ mod kube;
 mod parity;
 mod policy;
 mod properties;
+mod secure;
 mod support;
 mod tidy;
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         properties::trials(),
         kube::trials(),
         charts::trials(),
+        secure::trials(),
         e2e::trials(),
         accept::trials(),
         fuzz::trials(),

@@ -11,10 +11,9 @@ use tokio::sync::watch;
 
 use crate::{
     auth::{
-        Authenticators,
+        Authenticator, Authenticators, ClientCertificates, KubernetesTokens, TrustDomains,
         tls::{Acceptor, TlsOptions, TlsOptionsError},
         trust::TrustPools,
-        trust_domain::TrustDomains,
     },
     ca::{
         TrustBundle,
@@ -115,7 +114,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     };
     let serving = serving::start(environment, rules, inputs);
     let (pools, domains) = trust(environment, ca.trust.clone(), mesh_trust);
-    let authenticators = authenticators(&parts, domains);
+    let authenticators = authenticators(&parts, &domains);
     let acceptor = match is_served {
         true => {
             let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
@@ -169,9 +168,13 @@ async fn authority(
 }
 
 /// The ways of knowing callers, in Istio's order.
-fn authenticators(parts: &Parts<'_>, domains: watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
-    let _ = (parts.clients.clone(), domains);
-    Authenticators::default()
+fn authenticators(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
+    let mut chain: Vec<Box<dyn Authenticator>> = vec![Box::new(ClientCertificates)];
+    if let Some(clients) = parts.clients.clone() {
+        let audiences = &parts.installation.features.token_audiences;
+        chain.push(Box::new(KubernetesTokens::new(clients, audiences, domains.clone())));
+    }
+    Authenticators::new(chain)
 }
 
 /// Follows the roots and the mesh config: which roots vouch for which trust domain, and which domains are ours.

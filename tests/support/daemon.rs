@@ -33,6 +33,8 @@ pub(crate) struct Daemon {
     pub(crate) process: Process,
     /// Where proxies ask for their configuration.
     pub(crate) xds: u16,
+    /// Where proxies ask for configuration and certificates over TLS; 0 unless it is [`Daemon::secured`].
+    pub(crate) secure: u16,
     /// Readiness and debug pages.
     pub(crate) http: SocketAddr,
     /// Metrics, version and debug pages.
@@ -81,10 +83,27 @@ impl Daemon {
         })
     }
 
+    /// Starts `istiod discovery` with its secure port and waits until it is ready; `configure` says what it serves.
+    pub(crate) fn secured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
+        let secure = ports::free();
+        let mut daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
+            command.arg(format!("--secureGRPCAddr=127.0.0.1:{secure}"));
+            configure(command);
+        });
+        daemon.secure = secure;
+        daemon.until_ready()?;
+        Ok(daemon)
+    }
+
     fn begun(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
-        Daemon::spawned(xds, http, monitoring, log, configure)
+        Daemon::spawned(xds, http, monitoring, log, |command| {
+            command.arg("--secureGRPCAddr=");
+            configure(command);
+        })
     }
 
     /// Ends the daemon at once and starts another in its place.
@@ -102,7 +121,7 @@ impl Daemon {
         log: &Path,
     ) -> Result<Daemon, String> {
         let daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
-            command.arg("--configDir").arg(folder);
+            command.arg("--secureGRPCAddr=").arg("--configDir").arg(folder);
         });
         daemon.until_ready()?;
         Ok(daemon)
@@ -120,12 +139,13 @@ impl Daemon {
         command.arg(format!("--grpcAddr=127.0.0.1:{xds}"));
         command.arg(format!("--httpAddr={http}"));
         command.arg(format!("--monitoringAddr={monitoring}"));
-        command.args(["--secureGRPCAddr=", "--httpsAddr=", "--ctrlz_port=0"]);
+        command.args(["--httpsAddr=", "--ctrlz_port=0"]);
         configure(&mut command);
         let process = Process::start(&mut command, log);
         Daemon {
             process,
             xds,
+            secure: 0,
             http,
             monitoring,
         }

@@ -1,0 +1,14 @@
+//! The secure port of the daemon: certificates for who is known, configuration for who is what it says.
+
+mod authority;
+mod folder;
+mod kubernetes;
+
+use libtest_mimic::Trial;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    [folder::trials(), kubernetes::trials()]
+        .into_iter()
+        .flatten()
+        .collect()
+}

@@ -1,0 +1,71 @@
+//! A CA of the trial's own, which the daemon is given as its plugged-in one.
+
+use std::path::Path;
+
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+
+use crate::support::agent::Certificate;
+
+/// The CA; its certificate is its root.
+pub(super) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    key: String,
+    /// Its certificate, as PEM.
+    pub(super) root: String,
+}
+
+impl Authority {
+    /// A new one.
+    pub(super) fn new(name: &str) -> Authority {
+        let key = KeyPair::generate().expect("keys can be made");
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::OrganizationName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let root = params.self_signed(&key).expect("a key can sign").pem();
+        Authority {
+            key: key.serialize_pem(),
+            issuer: Issuer::new(params, key),
+            root,
+        }
+    }
+
+    /// Writes the folder that `ROOT_CA_DIR` names.
+    pub(super) fn plug_into(&self, folder: &Path) {
+        std::fs::create_dir_all(folder).expect("the trial's folder is writable");
+        let files = [
+            ("ca-cert.pem", &self.root),
+            ("ca-key.pem", &self.key),
+            ("root-cert.pem", &self.root),
+            ("cert-chain.pem", &self.root),
+        ];
+        for (name, text) in files {
+            std::fs::write(folder.join(name), text).expect("the trial's folder is writable");
+        }
+    }
+
+    /// A certificate of somebody, URI or DNS name.
+    pub(super) fn certificate(&self, name: &str) -> Certificate {
+        let key = KeyPair::generate().expect("keys can be made");
+        let mut params = CertificateParams::default();
+        let text = Ia5String::try_from(name).expect("names of trials are ASCII");
+        params.subject_alt_names = vec![match name.contains("://") {
+            true => SanType::URI(text),
+            false => SanType::DnsName(text),
+        }];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ClientAuth,
+            ExtendedKeyUsagePurpose::ServerAuth,
+        ];
+        let chain = params.signed_by(&key, &self.issuer).expect("the CA signs").pem();
+        Certificate {
+            chain,
+            key: key.serialize_pem(),
+            roots: self.root.clone(),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The secure port of a daemon that serves a folder, with a CA that it was given.
+
+use std::path::PathBuf;
+
+use libtest_mimic::{Failed, Trial};
+use serde_json::json;
+use tonic::Code;
+
+use super::authority::Authority;
+use crate::support::agent::{Agent, KeyKind, Shown, Trust};
+use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
+use crate::support::http::RUNTIME;
+use crate::support::{project, scratch, wait};
+
+const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test("secure::folder::a_certificate_gets_the_next", a_certificate_gets_the_next),
+        Trial::test("secure::folder::the_own_certificate_is_swapped", the_own_certificate_is_swapped),
+    ]
+}
+
+fn node(namespace: &str, account: &str) -> Node {
+    Node {
+        id: format!("sidecar~10.0.0.1~pod.{namespace}~{namespace}.svc.cluster.local"),
+        metadata: json!({ "NAMESPACE": namespace, "SERVICE_ACCOUNT": account }),
+    }
+}
+
+fn sample() -> PathBuf {
+    project().join("samples/helloworld")
+}
+
+fn daemon(name: &str, authority: &Authority) -> Result<(Daemon, PathBuf), String> {
+    let folder = scratch(name);
+    let plugged = folder.join("cacerts");
+    authority.plug_into(&plugged);
+    let daemon = Daemon::secured(&folder.join("istiod.log"), |command| {
+        command.arg("--configDir").arg(sample()).env("ROOT_CA_DIR", &plugged);
+    })?;
+    Ok((daemon, folder))
+}
+
+fn a_certificate_gets_the_next() -> Result<(), Failed> {
+    let authority = Authority::new("trial");
+    let (daemon, _) = daemon("secure-folder", &authority)?;
+    let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
+    RUNTIME.block_on(async {
+        let refused = agent.certificate(&Shown::default(), KeyKind::Ecdsa).await.err();
+        expect(refused.map(|status| status.code()), Some(Code::Unauthenticated), "a stranger asks for a certificate")?;
+
+        let first = Shown::certificate(authority.certificate(WEB));
+        for kind in [KeyKind::Ecdsa, KeyKind::Rsa] {
+            let next = agent.certificate(&first, kind).await.map_err(|status| status.to_string())?;
+            expect(next.roots.trim(), authority.root.trim(), "the last entry is the root")?;
+            let shown = Shown::certificate(next);
+            let mut stream = agent
+                .ads(&shown, &node("default", "web"))
+                .await
+                .map_err(|status| status.to_string())?;
+            let clusters = stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())?;
+            expect(clusters.resources.is_empty(), false, "there are clusters")?;
+            for (namespace, account) in [("other", "web"), ("default", "other")] {
+                let mut stream = agent
+                    .ads(&shown, &node(namespace, account))
+                    .await
+                    .map_err(|status| status.to_string())?;
+                let refused = stream.ask(CLUSTER, &[]).await.err().map(|status| status.code());
+                expect(refused, Some(Code::PermissionDenied), "somebody else's configuration")?;
+            }
+        }
+
+        let refused = agent.ads(&Shown::default(), &node("default", "web")).await.err();
+        expect(refused.map(|status| status.code()), Some(Code::Unauthenticated), "a stranger asks for configuration")?;
+        let stranger = Shown::certificate(Authority::new("stranger").certificate(WEB));
+        let refused = agent.certificate(&stranger, KeyKind::Ecdsa).await;
+        expect(refused.is_err(), true, "a certificate of another CA")
+    })?;
+    Ok(())
+}
+
+/// New connections see the new certificate; streams that are open stay.
+fn the_own_certificate_is_swapped() -> Result<(), Failed> {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let folder = scratch("secure-swap");
+    old.plug_into(&folder.join("cacerts"));
+    let server = "istiod.istio-system.svc";
+    let write = |authority: &Authority| {
+        let own = authority.certificate(server);
+        for (file, text) in [("tls.crt", own.chain), ("tls.key", own.key), ("root.crt", own.roots)] {
+            // As a mounted Secret does it: a reader never sees half a file.
+            let part = folder.join(format!("{file}.part"));
+            std::fs::write(&part, text).expect("the trial's folder is writable");
+            std::fs::rename(part, folder.join(file)).expect("the trial's folder is writable");
+        }
+    };
+    write(&old);
+    let daemon = Daemon::secured(&folder.join("istiod.log"), |command| {
+        command.arg("--configDir").arg(sample());
+        command.env("ROOT_CA_DIR", folder.join("cacerts"));
+        for (flag, file) in [("--tlsCertFile", "tls.crt"), ("--tlsKeyFile", "tls.key"), ("--caCertFile", "root.crt")] {
+            command.arg(flag).arg(folder.join(file));
+        }
+    })?;
+    let shown = Shown::certificate(old.certificate(WEB));
+    let agent = |authority: &Authority| Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
+    let mut stream = RUNTIME.block_on(agent(&old).ads(&shown, &node("default", "web"))).map_err(|status| status.to_string())?;
+    RUNTIME.block_on(stream.ask(CLUSTER, &[])).map_err(|status| status.to_string())?;
+    write(&new);
+    wait::until("the new certificate", std::time::Duration::from_secs(30), || {
+        RUNTIME.block_on(agent(&new).channel(&shown)).ok()
+    })?;
+    expect(RUNTIME.block_on(agent(&old).channel(&shown)).is_err(), true, "the old one is presented no longer")?;
+    RUNTIME
+        .block_on(stream.ask("type.googleapis.com/envoy.config.listener.v3.Listener", &[]))
+        .map_err(|status| format!("the stream that was open: {status}"))?;
+    Ok(())
+}
+
+pub(super) fn expect<T: PartialEq + std::fmt::Debug>(given: T, expected: T, what: &str) -> Result<(), String> {
+    if given == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: {given:?}, not {expected:?}"))
+}
