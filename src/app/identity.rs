@@ -19,6 +19,7 @@ use crate::{
         TrustBundle,
         local::{self, LocalCa, LocalError, options::LocalOptions},
         mesh_trust::{self, MeshTrust},
+        registration::{self, RegistrationError, RegistrationRules},
         secrets::{ClusterSecrets, Secrets},
         server::CertificateService,
         serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
@@ -36,6 +37,9 @@ pub enum IdentityError {
     /// The bundle of the CA.
     #[error(transparent)]
     Authority(#[from] LocalError),
+    /// The signers of Kubernetes.
+    #[error(transparent)]
+    Registration(#[from] RegistrationError),
     /// The own certificate.
     #[error(transparent)]
     Serving(#[from] ServingError),
@@ -140,14 +144,24 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     })
 }
 
+/// The CA: this process, or a signer of Kubernetes (`EXTERNAL_CA`); then there is no authority here.
 async fn authority(
     parts: &Parts<'_>,
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
 ) -> Result<LocalCa, IdentityError> {
+    let settings = &parts.environment.settings;
     let namespace = parts.installation.namespace.as_str();
-    let (options, errors) = LocalOptions::new(&parts.environment.settings.variables, namespace);
+    let (options, errors) = LocalOptions::new(&settings.variables, namespace);
     for error in errors {
         tracing::error!("{error}");
+    }
+    if let Some(rules) = RegistrationRules::of(settings, options.limits)? {
+        let registration = registration::start(parts.environment, rules, parts.client.clone(), mesh)?;
+        return Ok(LocalCa {
+            signer: registration.signer,
+            authority: watch::channel(None).1,
+            trust: registration.trust,
+        });
     }
     let secrets = parts.client.clone().map(|client| {
         let secrets: Arc<dyn Secrets> = Arc::new(ClusterSecrets {
