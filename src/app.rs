@@ -20,7 +20,6 @@ use tokio::{
 use self::{folder::Folder, identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError};
 use crate::{
     admin::{debug, metrics::PushMetrics},
-    auth::Authenticators,
     base::{ClusterId, Namespace},
     environment::{self, Environment},
     ingest::{access, file::FileError, findings, resolve},
@@ -139,6 +138,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         mesh: pump.mesh.clone(),
     });
     let identity = identity.await?;
+    let authenticators = identity.authenticators.clone();
     let (xds, secure) = identity.servers(xds);
     let sources = debug::Sources {
         mesh: pump.mesh.clone(),
@@ -147,7 +147,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         remote: kubernetes.as_ref().map(Kubernetes::remote),
         watches,
     };
-    listen::pages(environment, sources, &xds, Authenticators::default()).await?;
+    listen::pages(environment, sources, &xds, authenticators).await?;
     resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
     let ended: BoxFuture<'_, ()> = match &kubernetes {
         Some(kubernetes) => kubernetes.ended().boxed(),

@@ -11,20 +11,23 @@ use tokio::sync::watch;
 
 use crate::{
     auth::{
-        Authenticator, Authenticators, ClientCertificates, KubernetesTokens, TrustDomains,
+        Authenticators, TrustDomains,
+        chain::{ChainError, ChainOptions, Chains, OWN_TOKEN},
         tls::{Acceptor, TlsOptions, TlsOptionsError},
         trust::TrustPools,
     },
     ca::{
         TrustBundle,
+        impersonation::NodeAuthorizer,
         local::{self, LocalCa, LocalError, options::LocalOptions},
         mesh_trust::{self, MeshTrust},
         registration::{self, RegistrationError, RegistrationRules},
         secrets::{ClusterSecrets, Secrets},
-        server::CertificateService,
+        server::{CertificateService, MayImpersonate},
         serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
     },
     environment::Environment,
+    fetch::{FetchOptions, Fetcher},
     kube::{clients::Clients, health::WatchMetrics},
     model::{Installation, MeshSnapshot},
     rpc::Unary,
@@ -43,6 +46,9 @@ pub enum IdentityError {
     /// The own certificate.
     #[error(transparent)]
     Serving(#[from] ServingError),
+    /// The ways of knowing callers.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
     /// TLS flags.
     #[error(transparent)]
     Options(#[from] TlsOptionsError),
@@ -68,7 +74,7 @@ pub(super) struct Parts<'a> {
 
 /// See the module's text.
 pub(super) struct Identity {
-    /// The ways of knowing callers.
+    /// The ways of knowing callers of configuration and debug pages.
     pub(super) authenticators: Authenticators,
     /// How callers of ADS are known; none if they are not (`XDS_AUTH`).
     pub(super) security: Option<Security>,
@@ -118,7 +124,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     };
     let serving = serving::start(environment, rules, inputs);
     let (pools, domains) = trust(environment, ca.trust.clone(), mesh_trust);
-    let authenticators = authenticators(&parts, &domains);
+    let chains = chains(&parts, &domains)?;
     let acceptor = match is_served {
         true => {
             let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
@@ -129,16 +135,17 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     };
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
-        let service = CertificateService::new(authenticators.clone(), ca.signer, None, &environment.registry)?;
+        let may_impersonate = may_impersonate(&parts, &domains);
+        let service = CertificateService::new(chains.signing, ca.signer, may_impersonate, &environment.registry)?;
         methods.push(Arc::new(service));
     }
     Ok(Identity {
         security: features.xds_auth.then(|| Security {
-            authenticators: authenticators.clone(),
+            authenticators: chains.requests.clone(),
             plaintext: features.xds_auth_plaintext,
             check: features.pilot_enable_xds_identity_check,
         }),
-        authenticators,
+        authenticators: chains.requests,
         acceptor,
         methods,
     })
@@ -181,14 +188,28 @@ async fn authority(
     Ok(local::start(parts.environment, options, secrets, organization.boxed()).await?)
 }
 
-/// The ways of knowing callers, in Istio's order.
-fn authenticators(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
-    let mut chain: Vec<Box<dyn Authenticator>> = vec![Box::new(ClientCertificates)];
-    if let Some(clients) = parts.clients.clone() {
-        let audiences = &parts.installation.features.token_audiences;
-        chain.push(Box::new(KubernetesTokens::new(clients, audiences, domains.clone())));
+/// The ways of knowing callers.
+fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Result<Chains, IdentityError> {
+    let features = &parts.installation.features;
+    let own_token = std::fs::read_to_string(OWN_TOKEN).ok();
+    let options = ChainOptions::new(
+        &parts.environment.settings,
+        own_token.as_deref(),
+        &features.trusted_gateway_cidr,
+        &features.token_audiences,
+        parts.clients.clone(),
+    )?;
+    Ok(options.chains(&Fetcher::new(FetchOptions::default()), domains))
+}
+
+/// Who may have certificates of others: proxies of nodes.
+fn may_impersonate(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> MayImpersonate {
+    let accounts = &parts.installation.features.ca_trusted_node_accounts;
+    let (authorizer, wrong) = NodeAuthorizer::new(accounts, domains.clone(), parts.mesh.clone());
+    for account in wrong {
+        tracing::error!("CA_TRUSTED_NODE_ACCOUNTS: {account:?} is no account, want namespace/name; it has no effect");
     }
-    Authenticators::new(chain)
+    Box::new(move |caller, identity| authorizer.authorize(caller, identity).map_err(|error| error.to_string()))
 }
 
 /// Follows the roots and the mesh config: which roots vouch for which trust domain, and which domains are ours.

@@ -37,19 +37,17 @@ pub type MayImpersonate = Box<dyn Fn(&Caller, &str) -> Result<(), String> + Send
 pub struct CertificateService {
     authenticators: Authenticators,
     signer: Arc<dyn Signer>,
-    may_impersonate: Option<MayImpersonate>,
+    may_impersonate: MayImpersonate,
     calls: Semaphore,
     metrics: Metrics,
 }
 
 impl CertificateService {
     /// A service that signs for callers whom the authenticators know. An error means that a metric's name is taken.
-    ///
-    /// Without `may_impersonate` nobody gets a certificate of somebody else.
     pub fn new(
         authenticators: Authenticators,
         signer: Arc<dyn Signer>,
-        may_impersonate: Option<MayImpersonate>,
+        may_impersonate: MayImpersonate,
         registry: &Registry,
     ) -> Result<Self, prometheus::Error> {
         Ok(Self {
@@ -119,11 +117,7 @@ impl CertificateService {
         if impersonated.is_empty() {
             return Ok(caller.identities.clone());
         }
-        let verdict = match &self.may_impersonate {
-            Some(may_impersonate) => may_impersonate(caller, impersonated),
-            None => Err("nobody may; hint: CA_TRUSTED_NODE_ACCOUNTS is not set".to_owned()),
-        };
-        match verdict {
+        match (self.may_impersonate)(caller, impersonated) {
             Ok(()) => Ok(vec![impersonated.into()]),
             Err(why) => {
                 self.metrics.unauthenticated.inc();

@@ -70,7 +70,11 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(clerk: Clerk, may_impersonate: Option<MayImpersonate>) -> Self {
+    fn new(clerk: Clerk) -> Self {
+        Self::with(clerk, Box::new(|_, _| Err("not on its node".into())))
+    }
+
+    fn with(clerk: Clerk, may_impersonate: MayImpersonate) -> Self {
         let (clerk, registry) = (Arc::new(clerk), Registry::new());
         let authenticators = Authenticators::new(vec![Box::new(Named)]);
         let service = CertificateService::new(authenticators, clerk.clone(), may_impersonate, &registry);
@@ -132,7 +136,7 @@ const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 
 #[tokio::test]
 async fn the_roots_are_the_last_entry() {
-    let bed = Bed::new(Clerk::default(), None);
+    let bed = Bed::new(Clerk::default());
     let chain = bed.ask(WEB, &request(&[(CERT_SIGNER, "mine")])).await.expect("signed");
     assert_eq!(chain, ["leaf\n", "ca\n", "a\nb\n"]);
     let asked = bed.clerk.asked.lock().expect("not poisoned");
@@ -151,7 +155,7 @@ async fn the_roots_are_the_last_entry() {
 
 #[tokio::test]
 async fn r11_who_is_not_known_gets_nothing() {
-    let bed = Bed::new(Clerk::default(), None);
+    let bed = Bed::new(Clerk::default());
     for (caller, code) in [
         ("", Code::Unauthenticated),
         (",", Code::Unauthenticated),
@@ -176,20 +180,13 @@ async fn r11_who_is_not_known_gets_nothing() {
 #[tokio::test]
 async fn r11_nobody_is_somebody_else_without_leave() {
     let asked = request(&[(IMPERSONATED, "spiffe://cluster.local/ns/default/sa/other")]);
-    let refused = async |bed: Bed| {
-        let status = bed.ask(WEB, &asked).await.expect_err("refused");
-        assert_eq!(status.code(), Code::Unauthenticated);
-        assert_eq!(status.message(), "request impersonation authentication failure");
-        assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
-    };
-    refused(Bed::new(Clerk::default(), None)).await;
-    refused(Bed::new(
-        Clerk::default(),
-        Some(Box::new(|_, _| Err("not on its node".into()))),
-    ))
-    .await;
+    let bed = Bed::new(Clerk::default());
+    let status = bed.ask(WEB, &asked).await.expect_err("refused");
+    assert_eq!(status.code(), Code::Unauthenticated);
+    assert_eq!(status.message(), "request impersonation authentication failure");
+    assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
 
-    let bed = Bed::new(Clerk::default(), Some(Box::new(|_, _| Ok(()))));
+    let bed = Bed::with(Clerk::default(), Box::new(|_, _| Ok(())));
     bed.ask(WEB, &asked).await.expect("signed");
     let asked = bed.clerk.asked.lock().expect("not poisoned");
     assert_eq!(asked[0].identities, ["spiffe://cluster.local/ns/default/sa/other"]);
@@ -204,18 +201,12 @@ async fn errors_have_istios_codes() {
         (SignErrorKind::Generation, Code::Internal),
     ] {
         let error = Some(kind);
-        let bed = Bed::new(
-            Clerk {
-                error,
-                ..Clerk::default()
-            },
-            None,
-        );
+        let bed = Bed::new(Clerk { error, ..Clerk::default() });
         let status = bed.ask(WEB, &request(&[])).await.expect_err("refused");
         assert_eq!((status.code(), status.message()), (code, "CSR signing error (no)"));
         assert_eq!(bed.counts()["csr_sign_err"], 1.0);
     }
-    let bed = Bed::new(Clerk::default(), None);
+    let bed = Bed::new(Clerk::default());
     let status = bed.send(WEB, b"\xff").await.expect_err("no message");
     assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(bed.counts()["csr_parsing_err"], 1.0);
@@ -225,7 +216,7 @@ async fn errors_have_istios_codes() {
 
 #[tokio::test]
 async fn calls_in_progress_are_bounded() {
-    let bed = Bed::new(Clerk::default(), None);
+    let bed = Bed::new(Clerk::default());
     let all = bed
         .service
         .calls
