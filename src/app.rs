@@ -138,7 +138,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         mesh: pump.mesh.clone(),
     });
     let identity = identity.await?;
-    let authenticators = identity.authenticators.clone();
+    let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
     let (xds, secure) = identity.servers(xds);
     let sources = debug::Sources {
         mesh: pump.mesh.clone(),
@@ -172,7 +172,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
             environment.ready.send_replace(true);
         }
         if let Some(kubernetes) = &kubernetes {
-            kubernetes.start_controllers(environment, &installation, pump.mesh.clone(), told)?;
+            kubernetes.start_controllers(environment, &installation, pump.mesh.clone(), trust, told)?;
         }
         std::future::pending::<Result<(), AppError>>().await
     };

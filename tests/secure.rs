@@ -7,8 +7,5 @@ mod kubernetes;
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    [folder::trials(), kubernetes::trials()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [folder::trials(), kubernetes::trials()].into_iter().flatten().collect()
 }

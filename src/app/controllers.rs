@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     base::{ClusterId, cidr},
-    ca::root::RootSource,
+    ca::{TrustBundle, root::RootSource},
     environment::Environment,
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, features::Features},
@@ -64,6 +64,21 @@ pub struct Controllers {
     roots: watch::Receiver<Option<Bytes>>,
 }
 
+/// Tells the roots of what is trusted.
+async fn tell_roots(mut trust: watch::Receiver<Option<Arc<TrustBundle>>>, roots: watch::Sender<Option<Bytes>>) {
+    loop {
+        let known = trust.borrow_and_update().as_ref().map(|trust| trust.roots.clone());
+        roots.send_if_modified(|told| {
+            let news = *told != known;
+            *told = known;
+            news
+        });
+        if trust.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// The queue by which streams tell of machines, if anybody is to know.
 pub fn events(features: &Features) -> Option<(Events, mpsc::Receiver<Event>)> {
     let options = EventOptions {
@@ -80,6 +95,7 @@ impl Controllers {
         installation: &Installation,
         config: &Cluster,
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
     ) -> Result<Self, prometheus::Error> {
         let (sender, roots) = watch::channel(None);
@@ -89,16 +105,23 @@ impl Controllers {
             mesh,
             roots,
         };
-        let source = RootSource {
-            folder: PathBuf::from(environment.settings.variable("ROOT_CA_DIR").unwrap_or(ROOT_CA_DIR)),
-            client: config.client.clone(),
-            cluster: config.id.clone(),
-            namespace: installation.namespace.to_string(),
-            metrics: config.metrics.clone(),
-        };
-        environment
-            .tasks
-            .spawn_until_shutdown("root certificates", source.run(sender));
+        match trust {
+            Some(trust) => environment
+                .tasks
+                .spawn_until_shutdown("root certificates", tell_roots(trust, sender)),
+            // Somebody else is the CA, and may have left its root where ours would be.
+            None => {
+                let source = RootSource {
+                    folder: PathBuf::from(environment.settings.variable("ROOT_CA_DIR").unwrap_or(ROOT_CA_DIR)),
+                    client: config.client.clone(),
+                    cluster: config.id.clone(),
+                    namespace: installation.namespace.to_string(),
+                    metrics: config.metrics.clone(),
+                };
+                let tasks = &environment.tasks;
+                tasks.spawn_until_shutdown("root certificates", source.run(sender));
+            }
+        }
         let election = controllers.start_in(config);
         // Objects of a folder have no status that could be written.
         if environment.settings.flags.config_dir.is_none() {

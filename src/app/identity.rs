@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ::kube::Client;
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, pem::PemObject};
 use smol_str::SmolStr;
 use tokio::sync::watch;
@@ -25,6 +25,7 @@ use crate::{
         secrets::{ClusterSecrets, Secrets},
         server::{CertificateService, MayImpersonate},
         serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
+        signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
     },
     environment::Environment,
     fetch::{FetchOptions, Fetcher},
@@ -78,6 +79,8 @@ pub(super) struct Identity {
     pub(super) authenticators: Authenticators,
     /// How callers of ADS are known; none if they are not (`XDS_AUTH`).
     pub(super) security: Option<Security>,
+    /// What the mesh trusts; none if this process has nothing to do with the CA.
+    pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
     /// Makes TLS connections; none if nothing is served with TLS.
     pub(super) acceptor: Option<Acceptor>,
     /// The methods of the CA.
@@ -123,7 +126,8 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         client: parts.client.clone(),
     };
     let serving = serving::start(environment, rules, inputs);
-    let (pools, domains) = trust(environment, ca.trust.clone(), mesh_trust);
+    let pools = pools(environment, ca.trust.clone(), mesh_trust.clone());
+    let domains = domains(environment, mesh_trust);
     let chains = chains(&parts, &domains)?;
     let acceptor = match is_served {
         true => {
@@ -146,6 +150,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             check: features.pilot_enable_xds_identity_check,
         }),
         authenticators: chains.requests,
+        trust: features.enable_ca_server.then_some(ca.trust),
         acceptor,
         methods,
     })
@@ -158,6 +163,13 @@ async fn authority(
 ) -> Result<LocalCa, IdentityError> {
     let settings = &parts.environment.settings;
     let namespace = parts.installation.namespace.as_str();
+    if !parts.installation.features.enable_ca_server {
+        return Ok(LocalCa {
+            signer: Arc::new(Nobody),
+            authority: watch::channel(None).1,
+            trust: watch::channel(None).1,
+        });
+    }
     let (options, errors) = LocalOptions::new(&settings.variables, namespace);
     for error in errors {
         tracing::error!("{error}");
@@ -188,6 +200,19 @@ async fn authority(
     Ok(local::start(parts.environment, options, secrets, organization.boxed()).await?)
 }
 
+/// Signs nothing: somebody else is the CA (`ENABLE_CA_SERVER`).
+struct Nobody;
+
+impl Signer for Nobody {
+    fn sign(&self, _: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
+        let error = SignError {
+            kind: SignErrorKind::NotReady,
+            text: "this control plane is no CA".into(),
+        };
+        async { Err(error) }.boxed()
+    }
+}
+
 /// The ways of knowing callers.
 fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Result<Chains, IdentityError> {
     let features = &parts.installation.features;
@@ -209,28 +234,47 @@ fn may_impersonate(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains
     for account in wrong {
         tracing::error!("CA_TRUSTED_NODE_ACCOUNTS: {account:?} is no account, want namespace/name; it has no effect");
     }
-    Box::new(move |caller, identity| authorizer.authorize(caller, identity).map_err(|error| error.to_string()))
+    Box::new(move |caller, identity| {
+        authorizer
+            .authorize(caller, identity)
+            .map_err(|error| error.to_string())
+    })
 }
 
-/// Follows the roots and the mesh config: which roots vouch for which trust domain, and which domains are ours.
-fn trust(
+/// Follows the mesh config: which trust domains are ours.
+fn domains(
     environment: &Environment,
-    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-) -> (watch::Receiver<Arc<TrustPools>>, watch::Receiver<Arc<TrustDomains>>) {
-    let (pools_out, pools) = watch::channel(Arc::default());
-    let (domains_out, domains) = watch::channel(Arc::default());
-    environment.tasks.spawn_until_shutdown("trust", async move {
+) -> watch::Receiver<Arc<TrustDomains>> {
+    let (out, domains) = watch::channel(Arc::default());
+    environment.tasks.spawn_until_shutdown("trust domains", async move {
         loop {
-            let (bundle, config) = (trust.borrow_and_update().clone(), mesh.borrow_and_update().clone());
-            if let Some(config) = &config {
-                domains_out.send_replace(Arc::new(TrustDomains {
+            if let Some(config) = mesh.borrow_and_update().clone() {
+                out.send_replace(Arc::new(TrustDomains {
                     own: config.trust_domain.clone(),
                     aliases: config.aliases.clone(),
                 }));
             }
+            if mesh.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    domains
+}
+
+/// Follows the roots: which of them vouch for which trust domain.
+fn pools(
+    environment: &Environment,
+    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+) -> watch::Receiver<Arc<TrustPools>> {
+    let (out, pools) = watch::channel(Arc::default());
+    environment.tasks.spawn_until_shutdown("trust", async move {
+        loop {
+            let (bundle, config) = (trust.borrow_and_update().clone(), mesh.borrow_and_update().clone());
             if let (Some(bundle), Some(config)) = (bundle, config) {
-                pools_out.send_replace(Arc::new(own_pool(&bundle, &config.trust_domain)));
+                out.send_replace(Arc::new(own_pool(&bundle, &config.trust_domain)));
             }
             let changed = tokio::select! {
                 changed = trust.changed() => changed,
@@ -241,7 +285,7 @@ fn trust(
             }
         }
     });
-    (pools, domains)
+    pools
 }
 
 fn own_pool(bundle: &TrustBundle, trust_domain: &SmolStr) -> TrustPools {
@@ -251,6 +295,8 @@ fn own_pool(bundle: &TrustBundle, trust_domain: &SmolStr) -> TrustPools {
     let revoked = bundle.revoked.as_deref().unwrap_or_default();
     TrustPools {
         domains: [(trust_domain.clone(), roots)].into(),
-        revoked: CertificateRevocationListDer::pem_slice_iter(revoked).flatten().collect(),
+        revoked: CertificateRevocationListDer::pem_slice_iter(revoked)
+            .flatten()
+            .collect(),
     }
 }

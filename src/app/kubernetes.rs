@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     base::SmolStr,
+    ca::TrustBundle,
     environment::Environment,
     ingest::{
         cluster::{self, ClusterHandle, ClusterSettings, Shared, SyncState},
@@ -154,6 +155,7 @@ impl Kubernetes {
         environment: &Arc<Environment>,
         installation: &Installation,
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
     ) -> Result<(), AppError> {
         let config = controllers::Cluster {
@@ -164,7 +166,7 @@ impl Kubernetes {
             led: true,
             until: environment.tasks.shutdown().clone(),
         };
-        let controllers = Controllers::start(environment, installation, &config, mesh, events)?;
+        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events)?;
         if controllers.concern_remote_clusters() {
             let watches = self.watches.clone();
             let (environment, installation) = (environment.clone(), installation.clone());

@@ -18,8 +18,14 @@ const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        Trial::test("secure::folder::a_certificate_gets_the_next", a_certificate_gets_the_next),
-        Trial::test("secure::folder::the_own_certificate_is_swapped", the_own_certificate_is_swapped),
+        Trial::test(
+            "secure::folder::a_certificate_gets_the_next",
+            a_certificate_gets_the_next,
+        ),
+        Trial::test(
+            "secure::folder::the_own_certificate_is_swapped",
+            the_own_certificate_is_swapped,
+        ),
     ]
 }
 
@@ -50,11 +56,18 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
     let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
     RUNTIME.block_on(async {
         let refused = agent.certificate(&Shown::default(), KeyKind::Ecdsa).await.err();
-        expect(refused.map(|status| status.code()), Some(Code::Unauthenticated), "a stranger asks for a certificate")?;
+        expect(
+            refused.map(|status| status.code()),
+            Some(Code::Unauthenticated),
+            "a stranger asks for a certificate",
+        )?;
 
         let first = Shown::certificate(authority.certificate(WEB));
         for kind in [KeyKind::Ecdsa, KeyKind::Rsa] {
-            let next = agent.certificate(&first, kind).await.map_err(|status| status.to_string())?;
+            let next = agent
+                .certificate(&first, kind)
+                .await
+                .map_err(|status| status.to_string())?;
             expect(next.roots.trim(), authority.root.trim(), "the last entry is the root")?;
             let shown = Shown::certificate(next);
             let mut stream = agent
@@ -74,7 +87,11 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
         }
 
         let refused = agent.ads(&Shown::default(), &node("default", "web")).await.err();
-        expect(refused.map(|status| status.code()), Some(Code::Unauthenticated), "a stranger asks for configuration")?;
+        expect(
+            refused.map(|status| status.code()),
+            Some(Code::Unauthenticated),
+            "a stranger asks for configuration",
+        )?;
         let stranger = Shown::certificate(Authority::new("stranger").certificate(WEB));
         let refused = agent.certificate(&stranger, KeyKind::Ecdsa).await;
         expect(refused.is_err(), true, "a certificate of another CA")
@@ -101,19 +118,31 @@ fn the_own_certificate_is_swapped() -> Result<(), Failed> {
     let daemon = Daemon::secured(&folder.join("istiod.log"), |command| {
         command.arg("--configDir").arg(sample());
         command.env("ROOT_CA_DIR", folder.join("cacerts"));
-        for (flag, file) in [("--tlsCertFile", "tls.crt"), ("--tlsKeyFile", "tls.key"), ("--caCertFile", "root.crt")] {
+        for (flag, file) in [
+            ("--tlsCertFile", "tls.crt"),
+            ("--tlsKeyFile", "tls.key"),
+            ("--caCertFile", "root.crt"),
+        ] {
             command.arg(flag).arg(folder.join(file));
         }
     })?;
     let shown = Shown::certificate(old.certificate(WEB));
     let agent = |authority: &Authority| Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
-    let mut stream = RUNTIME.block_on(agent(&old).ads(&shown, &node("default", "web"))).map_err(|status| status.to_string())?;
-    RUNTIME.block_on(stream.ask(CLUSTER, &[])).map_err(|status| status.to_string())?;
+    let mut stream = RUNTIME
+        .block_on(agent(&old).ads(&shown, &node("default", "web")))
+        .map_err(|status| status.to_string())?;
+    RUNTIME
+        .block_on(stream.ask(CLUSTER, &[]))
+        .map_err(|status| status.to_string())?;
     write(&new);
     wait::until("the new certificate", std::time::Duration::from_secs(30), || {
         RUNTIME.block_on(agent(&new).channel(&shown)).ok()
     })?;
-    expect(RUNTIME.block_on(agent(&old).channel(&shown)).is_err(), true, "the old one is presented no longer")?;
+    expect(
+        RUNTIME.block_on(agent(&old).channel(&shown)).is_err(),
+        true,
+        "the old one is presented no longer",
+    )?;
     RUNTIME
         .block_on(stream.ask("type.googleapis.com/envoy.config.listener.v3.Listener", &[]))
         .map_err(|status| format!("the stream that was open: {status}"))?;

@@ -9,8 +9,8 @@ use crate::support::agent::{Agent, KeyKind, Shown, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::http::RUNTIME;
-use crate::support::kubernetes::{self, Cluster};
 use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster};
 use crate::support::{scratch, wait};
 
 const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
@@ -37,10 +37,14 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
     let daemon = start("first.log")?;
     let reference = Reference::of(&json!({ "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": { "namespace": "shop", "name": "istio-ca-root-cert" } }));
-    let root = wait::until("the root certificate in the namespace", std::time::Duration::from_secs(60), || {
-        let map = cluster.get(&reference).ok()??;
-        map["data"]["root-cert.pem"].as_str().map(str::to_owned)
-    })?;
+    let root = wait::until(
+        "the root certificate in the namespace",
+        std::time::Duration::from_secs(60),
+        || {
+            let map = cluster.get(&reference).ok()??;
+            map["data"]["root-cert.pem"].as_str().map(str::to_owned)
+        },
+    )?;
     let token = cluster.token("shop", "web", &["istio-ca"])?;
     let other = cluster.token("shop", "web", &["somebody-else"])?;
     let node = Node {
@@ -51,11 +55,22 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
     let shown = RUNTIME.block_on(async {
         for wrong in [Shown::token(other), Shown::token("no.token.atall"), Shown::default()] {
             let refused = agent.certificate(&wrong, KeyKind::Ecdsa).await.err();
-            expect(refused.map(|status| status.code()), Some(Code::Unauthenticated), "not a token for us")?;
+            expect(
+                refused.map(|status| status.code()),
+                Some(Code::Unauthenticated),
+                "not a token for us",
+            )?;
         }
         let by_token = Shown::token(token);
-        let certificate = agent.certificate(&by_token, KeyKind::Ecdsa).await.map_err(|status| status.to_string())?;
-        expect(certificate.roots.trim(), root.trim(), "the roots are those of the ConfigMap")?;
+        let certificate = agent
+            .certificate(&by_token, KeyKind::Ecdsa)
+            .await
+            .map_err(|status| status.to_string())?;
+        expect(
+            certificate.roots.trim(),
+            root.trim(),
+            "the roots are those of the ConfigMap",
+        )?;
         let shown = Shown::certificate(certificate);
         for shown in [&by_token, &shown] {
             let mut stream = agent.ads(shown, &node).await.map_err(|status| status.to_string())?;

@@ -201,7 +201,10 @@ async fn errors_have_istios_codes() {
         (SignErrorKind::Generation, Code::Internal),
     ] {
         let error = Some(kind);
-        let bed = Bed::new(Clerk { error, ..Clerk::default() });
+        let bed = Bed::new(Clerk {
+            error,
+            ..Clerk::default()
+        });
         let status = bed.ask(WEB, &request(&[])).await.expect_err("refused");
         assert_eq!((status.code(), status.message()), (code, "CSR signing error (no)"));
         assert_eq!(bed.counts()["csr_sign_err"], 1.0);
