@@ -5,7 +5,7 @@
 
 pub mod chain;
 mod client_certificate;
-mod forwarded;
+pub mod forwarded;
 mod kubernetes;
 mod oidc;
 pub mod tls;
@@ -110,7 +110,7 @@ pub trait Authenticator: Send + Sync {
     fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>>;
 }
 
-impl<A: Authenticator + ?Sized> Authenticator for Arc<A> {
+impl<T: Authenticator + ?Sized> Authenticator for Arc<T> {
     fn name(&self) -> &'static str {
         (**self).name()
     }

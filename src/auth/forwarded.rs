@@ -77,7 +77,7 @@ fn header(headers: &HeaderMap) -> Result<&str, Refusal> {
     }
 }
 
-/// The URIs, DNS names and common names of all elements.
+/// The URIs, DNS names and common names of all elements of the header; never none. The error says what is wrong with it.
 pub fn identities(header: &str) -> Result<Vec<SmolStr>, &'static str> {
     let mut found = Vec::new();
     for element in split(header, ',')? {

@@ -172,7 +172,7 @@ mod tests {
             .provider
             .cipher_suites
             .iter()
-            .map(|suite| suite.suite())
+            .map(rustls::SupportedCipherSuite::suite)
             .collect()
     }
 

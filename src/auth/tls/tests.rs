@@ -112,7 +112,7 @@ async fn certificates_are_optional_and_say_who_the_client_is() {
     let left = peer
         .expires_at
         .duration_since(until.into())
-        .map_or_else(|error| error.duration(), |late| late);
+        .unwrap_or_else(|early| early.duration());
     assert!(left < StdDuration::from_secs(1), "expiry is told to the second");
 }
 
