@@ -1,5 +1,6 @@
 //! The daemon with a real Kubernetes API server.
 
+mod authority;
 mod cluster;
 mod edits;
 mod faults;
@@ -14,6 +15,7 @@ use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
     [
+        authority::trials(),
         cluster::trials(),
         mesh::trials(),
         edits::trials(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod ads;
 pub(crate) mod agent;
+pub(crate) mod authority;
 pub(crate) mod daemon;
 pub(crate) mod detour;
 pub(crate) mod envoy;

@@ -61,18 +61,28 @@ pub struct Controllers {
     environment: Arc<Environment>,
     installation: Installation,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    roots: watch::Receiver<Option<Bytes>>,
+    texts: root_cert::Texts,
 }
 
-/// Tells the roots of what is trusted.
-async fn tell_roots(mut trust: watch::Receiver<Option<Arc<TrustBundle>>>, roots: watch::Sender<Option<Bytes>>) {
+/// Tells the roots of what is trusted, and what was revoked.
+async fn tell(
+    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+    roots: watch::Sender<Option<Bytes>>,
+    revoked: watch::Sender<Option<Bytes>>,
+) {
     loop {
-        let known = trust.borrow_and_update().as_ref().map(|trust| trust.roots.clone());
-        roots.send_if_modified(|told| {
-            let news = *told != known;
-            *told = known;
-            news
-        });
+        let known = trust.borrow_and_update().clone();
+        let revoked_now = known.as_ref().and_then(|trust| trust.revoked.clone());
+        for (out, known) in [
+            (&roots, known.map(|trust| trust.roots.clone())),
+            (&revoked, revoked_now),
+        ] {
+            out.send_if_modified(|told| {
+                let news = *told != known;
+                *told = known;
+                news
+            });
+        }
         if trust.changed().await.is_err() {
             return;
         }
@@ -99,16 +109,17 @@ impl Controllers {
         events: Option<mpsc::Receiver<Event>>,
     ) -> Result<Self, prometheus::Error> {
         let (sender, roots) = watch::channel(None);
+        let (revoked_sender, revoked) = watch::channel(None);
         let controllers = Self {
             environment: environment.clone(),
             installation: installation.clone(),
             mesh,
-            roots,
+            texts: root_cert::Texts { roots, revoked },
         };
         match trust {
             Some(trust) => environment
                 .tasks
-                .spawn_until_shutdown("root certificates", tell_roots(trust, sender)),
+                .spawn_until_shutdown("root certificates", tell(trust, sender, revoked_sender)),
             // Somebody else is the CA, and may have left its root where ours would be.
             None => {
                 let source = RootSource {
@@ -159,13 +170,16 @@ impl Controllers {
         if cluster.led {
             let rules = root_cert::Rules {
                 config_map: features.pilot_ca_cert_configmap.clone(),
+                revoked: features
+                    .pilot_enable_ca_crl
+                    .then(|| features.pilot_crl_configmap.clone()),
                 only: self.variable("ISTIO_WATCH_NAMESPACE"),
             };
             let (election, watches) = (election.clone(), watches.clone());
-            let (roots, mesh) = (self.roots.clone(), self.mesh.clone());
+            let (texts, mesh) = (self.texts.clone(), self.mesh.clone());
             // Not until shutdown: the lock is given back.
             tasks.spawn("root certificate distribution", async move {
-                root_cert::run(&election, watches, rules, roots, mesh).await;
+                root_cert::run(&election, watches, rules, texts, mesh).await;
             });
         }
         if features.enable_mcs_auto_export {

@@ -1,5 +1,6 @@
 //! The namespace controller: the mesh's root certificates in a ConfigMap of every namespace, where proxies find them
-//! before they know anybody. Whatever changes or deletes one, it is written again.
+//! before they know anybody, and in another one what was revoked, if anything says so. Whatever changes or deletes one, it is
+//! written again.
 
 pub mod plan;
 
@@ -38,7 +39,9 @@ use crate::{
 };
 
 /// The key of the certificates.
-const KEY: &str = "root-cert.pem";
+const ROOTS: &str = "root-cert.pem";
+/// The key of what was revoked.
+const REVOKED: &str = "ca-crl.pem";
 /// The label of all such ConfigMaps.
 const LABEL: &str = "istio.io/config";
 /// Writes under way at once.
@@ -53,24 +56,36 @@ const RETRY: Duration = Duration::from_millis(100);
 pub struct Rules {
     /// `PILOT_CA_CERT_CONFIGMAP`: the name of the ConfigMaps.
     pub config_map: SmolStr,
+    /// `PILOT_CRL_CONFIGMAP`: the name of those that say what was revoked; none without `PILOT_ENABLE_CA_CRL`.
+    pub revoked: Option<SmolStr>,
     /// `ISTIO_WATCH_NAMESPACE`; empty: all.
     pub only: SmolStr,
 }
 
-/// Distributes in one cluster while this instance leads there. `roots` is PEM; `None` while there is nothing to distribute.
+/// What is distributed: PEM each; `None` while there is nothing.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    /// The root certificates.
+    pub roots: watch::Receiver<Option<Bytes>>,
+    /// What was revoked.
+    pub revoked: watch::Receiver<Option<Bytes>>,
+}
+
+/// Distributes in one cluster while this instance leads there.
 pub async fn run(
     election: &Election,
     watches: Watches,
     rules: Rules,
-    roots: watch::Receiver<Option<Bytes>>,
+    texts: Texts,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
     election
         .run(Lock::NAMESPACES, |token| {
-            let distribution = Distribution {
+            let distribution = |name: &SmolStr, key: Key, text: &watch::Receiver<Option<Bytes>>| Distribution {
                 store: Store::new(election.client.clone(), "", "v1", "ConfigMap", "configmaps"),
-                rules: rules.clone(),
-                roots: roots.clone(),
+                name: name.clone(),
+                key,
+                roots: text.clone(),
                 mesh: mesh.clone(),
                 plan: Plan::new(election.namespace.clone(), rules.only.clone()),
                 waiting: BTreeSet::new(),
@@ -78,14 +93,56 @@ pub async fn run(
                 writing: FuturesUnordered::new(),
                 resting: FuturesUnordered::new(),
             };
-            distribution.run(watches.clone(), token)
+            let roots = distribution(&rules.config_map, Key::Roots, &texts.roots);
+            let revoked = rules.revoked.as_ref();
+            let revoked = revoked.map(|name| distribution(name, Key::Revoked, &texts.revoked));
+            let watches = watches.clone();
+            async move {
+                let distributing = roots.run(watches.clone(), token.clone());
+                tokio::join!(distributing, distribute_revoked(revoked, watches, token));
+            }
         })
         .await;
 }
 
+/// Most meshes revoke nothing: nothing is watched until there is something to say.
+async fn distribute_revoked(distribution: Option<Distribution>, watches: Watches, token: CancellationToken) {
+    let Some(distribution) = distribution else { return };
+    let mut text = distribution.roots.clone();
+    let is_there = async { text.wait_for(Option::is_some).await.is_ok() };
+    if token.run_until_cancelled(is_there).await == Some(true) {
+        distribution.run(watches, token).await;
+    }
+}
+
+/// What a ConfigMap is for.
+#[derive(Clone, Copy)]
+enum Key {
+    Roots,
+    Revoked,
+}
+
+impl Key {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Roots => ROOTS,
+            Self::Revoked => REVOKED,
+        }
+    }
+
+    fn facts(self) -> fn(Object) -> (SmolStr, Content) {
+        match self {
+            Self::Roots => |object| config_map_facts(object, ROOTS),
+            Self::Revoked => |object| config_map_facts(object, REVOKED),
+        }
+    }
+}
+
 struct Distribution {
     store: Store,
-    rules: Rules,
+    /// Of the ConfigMaps.
+    name: SmolStr,
+    key: Key,
     roots: watch::Receiver<Option<Bytes>>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     plan: Plan,
@@ -111,10 +168,10 @@ impl Distribution {
         );
         let (config_maps, mut config_map_events) = watches.open(
             WatchTarget {
-                fields: Some(format!("metadata.name={}", self.rules.config_map)),
+                fields: Some(format!("metadata.name={}", self.name)),
                 ..WatchTarget::all(self.store.resource().clone())
             },
-            config_map_facts,
+            self.key.facts(),
         );
         tokio::select! {
             () = token.cancelled() => {}
@@ -225,10 +282,10 @@ impl Distribution {
             if !self.plan.needs(&namespace) {
                 continue;
             }
-            let (store, name) = (self.store.clone(), self.rules.config_map.clone());
+            let (store, name, key) = (self.store.clone(), self.name.clone(), self.key.name());
             self.writing.push(
                 async move {
-                    let written = put(&store, &namespace, &name, &String::from_utf8_lossy(&roots)).await;
+                    let written = put(&store, &namespace, &name, key, &String::from_utf8_lossy(&roots)).await;
                     (namespace, written)
                 }
                 .boxed(),
@@ -262,21 +319,21 @@ impl Distribution {
 }
 
 /// Writes one ConfigMap; what else stands in it stays. False if it was right already.
-async fn put(store: &Store, namespace: &str, name: &str, roots: &str) -> Result<bool, WriteError> {
+async fn put(store: &Store, namespace: &str, name: &str, key: &str, text: &str) -> Result<bool, WriteError> {
     let Some(mut found) = store.get(namespace, name).await? else {
         let new = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": namespace, "labels": {LABEL: "true"}},
-            "data": {KEY: roots},
+            "data": {key: text},
         });
         return store.create(namespace, &new).await.map(|_| true);
     };
-    if found["data"][KEY] == roots && found["metadata"]["labels"][LABEL] == "true" {
+    if found["data"][key] == text && found["metadata"]["labels"][LABEL] == "true" {
         return Ok(false);
     }
     found["metadata"]["labels"][LABEL] = "true".into();
-    found["data"][KEY] = roots.into();
+    found["data"][key] = text.into();
     store.replace(namespace, name, &found).await.map(|_| true)
 }
 
@@ -291,8 +348,8 @@ fn namespace_facts(object: Object) -> NamespaceFacts {
     )
 }
 
-fn config_map_facts(object: Object) -> (SmolStr, Content) {
-    let roots = object.value["data"][KEY].as_str();
+fn config_map_facts(object: Object, key: &str) -> (SmolStr, Content) {
+    let roots = object.value["data"][key].as_str();
     let label: &Value = &object.value["metadata"]["labels"][LABEL];
     let content = Content {
         hash: roots.map_or(0, |roots| xxh3_64(roots.as_bytes())),

@@ -7,6 +7,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
 use crate::support::ads::Ads;
+use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::kubernetes::api::Reference;
@@ -128,11 +129,9 @@ fn granted(objects: &[Value]) -> BTreeSet<String> {
 
 /// Lets each controller write what it has to.
 fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
-    let roots = json!({ "root-cert.pem": cluster.authority() });
     let metadata = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name });
     let networking = "networking.istio.io/v1";
     for object in [
-        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata(NAMESPACE, "cacerts"), "stringData": roots }),
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata("default", "web"),
             "spec": { "selector": { "app": "web" }, "ports": [{ "name": "http", "port": 80 }] } }),
         json!({ "apiVersion": networking, "kind": "ServiceEntry", "metadata": metadata("default", "far"),
@@ -164,11 +163,7 @@ fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
         routes["status"]["validationMessages"].is_array().then_some(())
     })?;
     // Other roots come: the ConfigMaps are not only created.
-    let roots = json!({ "root-cert.pem": format!("{0}{0}", cluster.authority()) });
-    cluster.api.apply(
-        &json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata(NAMESPACE, "cacerts"),
-        "stringData": roots }),
-    )?;
+    cluster.api.apply(&Authority::new("other").secret(NAMESPACE, None))?;
     let machine = Ads::connect(
         daemon.xds,
         &Node {

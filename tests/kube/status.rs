@@ -10,6 +10,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
 use crate::support::ads::Ads;
+use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::kubernetes::api::Reference;
@@ -18,7 +19,7 @@ use crate::support::missing;
 use crate::support::wait;
 use crate::support::{helm, http};
 
-const SYSTEM: &str = "istio-system";
+pub(super) const SYSTEM: &str = "istio-system";
 /// Longer than a lock that was given back is left alone: attempts come every 7.5 s.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -30,7 +31,7 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 /// The daemons may do what the chart grants, which Helm has to tell.
-fn trial(name: &str, run: fn(&str) -> Result<(), Failed>) -> Trial {
+pub(super) fn trial(name: &str, run: fn(&str) -> Result<(), Failed>) -> Trial {
     let name_of_folder = name.replace("::", "/");
     Trial::ignorable_test(name, move || {
         if !kubernetes::is_installed() || !helm::is_installed() {
@@ -40,27 +41,15 @@ fn trial(name: &str, run: fn(&str) -> Result<(), Failed>) -> Trial {
     })
 }
 
-fn root(text: &str) -> String {
-    format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
-}
-
-fn set_root(cluster: &Cluster, text: &str) -> Result<(), String> {
-    let data = json!({ "root-cert.pem": BASE64_STANDARD.encode(root(text)) });
-    let metadata = json!({ "namespace": SYSTEM, "name": "cacerts" });
-    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data });
-    cluster.api.apply(&secret).map(|_| ())
-}
-
 fn root_reference(namespace: &str) -> Reference {
     Reference::new("v1", "ConfigMap", namespace, "istio-ca-root-cert")
 }
 
-/// Waits until a namespace has these root certificates.
-fn until_root(cluster: &Cluster, namespace: &str, text: &str) -> Result<(), String> {
-    wait::until(&format!("root {text} in {namespace}"), SOON, || {
+/// Waits until a namespace has exactly these root certificates.
+fn until_root(cluster: &Cluster, namespace: &str, roots: &str) -> Result<(), String> {
+    wait::until(&format!("the roots in {namespace}"), SOON, || {
         let found = cluster.get(&root_reference(namespace)).ok()??;
-        let right = found["data"]["root-cert.pem"] == root(text).as_str()
-            && found["metadata"]["labels"]["istio.io/config"] == "true";
+        let right = found["data"]["root-cert.pem"] == roots && found["metadata"]["labels"]["istio.io/config"] == "true";
         right.then_some(())
     })
 }
@@ -77,7 +66,7 @@ const GRANTS: [&str; 5] = [
 const ACCOUNT: &str = "istiod";
 
 /// Writes the kubeconfig of an account that may do what the chart grants, with these values.
-fn grant(cluster: &Cluster, folder: &Path, values: &[&str]) -> Result<PathBuf, String> {
+pub(super) fn grant(cluster: &Cluster, folder: &Path, values: &[&str]) -> Result<PathBuf, String> {
     for object in helm::objects("istiod", values)? {
         if object["kind"].as_str().is_some_and(|kind| GRANTS.contains(&kind)) {
             cluster.api.apply(&object)?;
@@ -89,7 +78,7 @@ fn grant(cluster: &Cluster, folder: &Path, values: &[&str]) -> Result<PathBuf, S
 }
 
 /// Nothing was asked for that the chart does not grant.
-fn nothing_was_forbidden(cluster: &Cluster) -> Result<(), String> {
+pub(super) fn nothing_was_forbidden(cluster: &Cluster) -> Result<(), String> {
     let asked = cluster.audit(&format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"));
     assert!(!asked.is_empty(), "the daemons are that account");
     let forbidden: Vec<_> = asked.into_iter().filter(|request| request.status == 403).collect();
@@ -121,8 +110,10 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
     for namespace in [SYSTEM, "before"] {
         cluster.namespace(namespace, &json!({}))?;
     }
-    set_root(&cluster, "AAAA")?;
+    let (first, second) = (Authority::new("first"), Authority::new("second"));
+    cluster.api.apply(&first.secret(SYSTEM, None))?;
     let all = [
+        ("ISTIO_MULTIROOT_MESH", "true"),
         ("PILOT_ENABLE_ANALYSIS", "true"),
         ("PILOT_ANALYSIS_INTERVAL", "100ms"),
         ("ENABLE_MCS_AUTO_EXPORT", "true"),
@@ -134,46 +125,52 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
         ("istiod-a", start(&kubeconfig, &folder, "istiod-a", &all)?),
         ("istiod-b", start(&kubeconfig, &folder, "istiod-b", &all)?),
     ];
-    roots_are_everywhere(&cluster)?;
+    let roots = roots_are_everywhere(&cluster, &first, &second)?;
     addresses_are_given(&cluster)?;
     findings_are_told(&cluster)?;
     services_are_exported(&cluster)?;
     let lock = "istio-namespace-controller-election";
-    let first = wait::until("a leader", SOON, || holder(&cluster, lock))?;
+    let leads = wait::until("a leader", SOON, || holder(&cluster, lock))?;
     let index = daemons
         .iter()
-        .position(|(name, _)| *name == first)
+        .position(|(name, _)| *name == leads)
         .ok_or("a stranger leads")?;
     let (_, leader) = daemons.remove(index);
     leader.process.terminate();
     leader.process.end_of(SOON)?;
-    let second = daemons[0].0;
+    let left = daemons[0].0;
     wait::until("another leader", SOON, || {
-        (holder(&cluster, lock).as_deref() == Some(second)).then_some(())
+        (holder(&cluster, lock).as_deref() == Some(left)).then_some(())
     })?;
     cluster.namespace("after", &json!({}))?;
-    until_root(&cluster, "after", "BBBB")?;
+    until_root(&cluster, "after", &roots)?;
     nothing_was_forbidden(&cluster)?;
     Ok(())
 }
 
-fn roots_are_everywhere(cluster: &Cluster) -> Result<(), String> {
-    until_root(cluster, "before", "AAAA")?;
+/// Gives the roots that are everywhere in the end.
+fn roots_are_everywhere(cluster: &Cluster, first: &Authority, second: &Authority) -> Result<String, String> {
+    let root = first.root();
+    until_root(cluster, "before", &root)?;
     cluster.namespace("later", &json!({}))?;
-    until_root(cluster, "later", "AAAA")?;
+    until_root(cluster, "later", &root)?;
     cluster.api.delete(&root_reference("later"))?;
-    until_root(cluster, "later", "AAAA")?;
+    until_root(cluster, "later", &root)?;
     cluster.api.patch(
         &root_reference("later"),
         &json!({ "data": { "root-cert.pem": "spoilt" } }),
     )?;
-    until_root(cluster, "later", "AAAA")?;
-    set_root(cluster, "BBBB")?;
+    until_root(cluster, "later", &root)?;
+    // A further root is trusted without a restart.
+    let roots = root + &second.root();
+    let mut secret = first.secret(SYSTEM, None);
+    secret["data"]["root-cert.pem"] = BASE64_STANDARD.encode(&roots).into();
+    cluster.api.apply(&secret)?;
     for namespace in ["before", "later", "kube-system"] {
-        until_root(cluster, namespace, "BBBB")?;
+        until_root(cluster, namespace, &roots)?;
     }
     let public = cluster.get(&root_reference("kube-public"))?;
-    public.map_or(Ok(()), |_| Err("kube-public is not served".to_owned()))
+    public.map_or(Ok(roots), |_| Err("kube-public is not served".to_owned()))
 }
 
 fn service_entry(name: &str, hosts: &[&str]) -> Value {

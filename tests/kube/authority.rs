@@ -1,0 +1,102 @@
+//! The CA with a real API server: replicas that race for one root, and an operator's bundle that comes later.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use libtest_mimic::{Failed, Trial};
+use serde_json::json;
+
+use super::status::{SYSTEM, grant, nothing_was_forbidden, trial};
+use crate::support::agent::{Agent, Certificate, KeyKind, Shown, Trust};
+use crate::support::authority::{Authority, verify};
+use crate::support::daemon::Daemon;
+use crate::support::http::RUNTIME;
+use crate::support::kubernetes::Cluster;
+use crate::support::kubernetes::api::Reference;
+use crate::support::wait;
+
+/// Longer than a lock is left alone.
+const SOON: Duration = Duration::from_secs(60);
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![trial(
+        "kube::authority::one_root_until_another_ca_takes_over",
+        one_root_until_another_ca_takes_over,
+    )]
+}
+
+fn text_of(cluster: &Cluster, name: &str, key: &str) -> Option<String> {
+    let found = cluster.get(&Reference::new("v1", "ConfigMap", "shop", name)).ok()??;
+    found["data"][key].as_str().map(str::to_owned)
+}
+
+fn certificate(daemon: &Daemon, root: &str, token: &str) -> Result<Certificate, String> {
+    let agent = Agent::new(daemon.secure, Trust::Roots(root.to_owned()));
+    let shown = Shown::token(token);
+    let asked = agent.certificate(&shown, KeyKind::Ecdsa);
+    RUNTIME.block_on(asked).map_err(|status| status.to_string())
+}
+
+fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(name)?;
+    let folder = crate::support::scratch(&format!("{name}-logs"));
+    cluster.namespace(SYSTEM, &json!({}))?;
+    cluster.account_kubeconfig("shop", "web", &folder.join("web"))?;
+    let kubeconfig = grant(&cluster, &folder, &[])?;
+    let start = |name: &'static str| {
+        Daemon::secured(&folder.join(format!("{name}.log")), |command| {
+            command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", SYSTEM]);
+            command.env("POD_NAME", name).env("ROOT_CA_DIR", folder.join("none"));
+        })
+    };
+    let daemons = std::thread::scope(|scope| {
+        let both = ["istiod-a", "istiod-b"].map(|name| scope.spawn(move || start(name)));
+        both.map(|one| one.join().expect("no panic"))
+    });
+    let [one, other] = daemons;
+    let daemons = [one?, other?];
+
+    let secret = Reference::new("v1", "Secret", SYSTEM, "istio-ca-secret");
+    let kept = wait::until("a root", SOON, || cluster.get(&secret).ok()?)?;
+    assert_eq!(kept["type"], "istio.io/ca-root");
+    let root = BASE64_STANDARD.decode(kept["data"]["ca-cert.pem"].as_str().unwrap_or_default())?;
+    let root = String::from_utf8(root)?;
+    wait::until("the root in the namespace", SOON, || {
+        (text_of(&cluster, "istio-ca-root-cert", "root-cert.pem")? == root).then_some(())
+    })?;
+    let token = cluster.token("shop", "web", &["istio-ca"])?;
+    let mut before = Vec::new();
+    for daemon in &daemons {
+        let issued = certificate(daemon, &root, &token)?;
+        assert_eq!(issued.roots, root, "replicas agree");
+        verify(&issued.chain, &root)?;
+        before.push(issued);
+    }
+
+    let authority = Authority::new("plugged in");
+    let revoked = authority.revoked();
+    cluster.api.apply(&authority.secret(SYSTEM, Some(&revoked)))?;
+    for daemon in &daemons {
+        // Whoever knows only the old root is answered all the time.
+        let issued = wait::until("a certificate of the other CA", SOON, || {
+            let issued = certificate(daemon, &root, &token).expect("no handshake fails");
+            issued.chain.contains(&authority.certificate()).then_some(issued)
+        })?;
+        verify(&issued.chain, &root)?;
+        verify(&issued.chain, &authority.root())?;
+        for old in &before {
+            verify(&old.chain, &issued.roots)?;
+        }
+        certificate(daemon, &authority.root(), &token)?;
+    }
+    wait::until("both roots in the namespace", SOON, || {
+        let roots = text_of(&cluster, "istio-ca-root-cert", "root-cert.pem")?;
+        (roots.contains(&authority.root()) && roots.contains(&root)).then_some(())
+    })?;
+    wait::until("what was revoked in the namespace", SOON, || {
+        (text_of(&cluster, "istio-ca-crl", "ca-crl.pem")? == revoked).then_some(())
+    })?;
+    nothing_was_forbidden(&cluster)?;
+    Ok(())
+}
