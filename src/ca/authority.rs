@@ -20,7 +20,7 @@ use super::{
 use crate::base::{Sensitive, duration};
 
 /// How far the clocks of workloads may be behind ours.
-pub const CLOCK_SKEW: Duration = Duration::from_secs(120);
+pub const CLOCK_SKEW: Duration = Duration::from_mins(2);
 /// More than any request needs: one with an RSA key of 8192 bits has about 3 kB.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 

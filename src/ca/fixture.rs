@@ -28,11 +28,11 @@ use super::{
 };
 use crate::base::Sensitive;
 
-pub(super) const HOUR: Duration = Duration::from_secs(3600);
-pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
+pub(super) const HOUR: Duration = Duration::from_hours(1);
+pub(super) const DAY: Duration = Duration::from_hours(24);
 pub(super) const LIMITS: Limits = Limits {
     default: DAY,
-    max: Duration::from_secs(90 * 24 * 3600),
+    max: Duration::from_hours(90 * 24),
 };
 pub(super) const ID: &str = "spiffe://cluster.local/ns/default/sa/reviews";
 

@@ -78,6 +78,15 @@ pub struct Current {
     pub authority: Arc<Authority>,
 }
 
+/// Where a root is to be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// In this Secret.
+    Secret(&'static str),
+    /// In memory.
+    Memory,
+}
+
 /// What is to be done.
 #[derive(Debug)]
 pub enum Step {
@@ -85,8 +94,8 @@ pub enum Step {
     Stay,
     /// This is the CA from now on.
     Become(Current),
-    /// A root has to be made and kept in this Secret; none: in memory.
-    Make(Option<&'static str>),
+    /// A root has to be made and kept.
+    Make(Keeping),
     /// Something is wrong that people have to mend; meanwhile all stays as it is.
     Complain(String),
 }
@@ -132,7 +141,7 @@ impl Keeper {
             }
         }
         if !self.rules.has_secrets {
-            return self.memory.as_ref().map_or(Step::Make(None), |root| {
+            return self.memory.as_ref().map_or(Step::Make(Keeping::Memory), |root| {
                 self.take_own(Source::Memory, root, "memory".into(), now)
             });
         }
@@ -167,7 +176,7 @@ impl Keeper {
             OWN_SECRET
         };
         match &self.current {
-            None => Step::Make(Some(name)),
+            None => Step::Make(Keeping::Secret(name)),
             Some(current) => Step::Complain(format!(
                 "what the CA {} came from is gone; it goes on until this process ends",
                 current.authority.certificate().name

@@ -176,7 +176,7 @@ pub(super) fn pem(label: &str, der: &[u8]) -> String {
         out.push('\n');
         rest = more;
     }
-    out.push_str(&format!("-----END {label}-----\n"));
+    out.extend(["-----END ", label, "-----\n"]);
     out
 }
 

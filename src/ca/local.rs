@@ -21,7 +21,7 @@ use super::{
     TrustBundle,
     authority::{Authority, Limits},
     files::FileWatch,
-    keeper::{Keeper, Known, Source, Step},
+    keeper::{Keeper, Keeping, Known, Source, Step},
     metrics::{self, Expiry},
     plugged_in::{self, FolderError, Found},
     rotate,
@@ -32,7 +32,7 @@ use super::{
 use crate::{environment::Environment, task::Tasks};
 
 /// How often it is looked whether something ends or has passed.
-const REVIEW: Duration = Duration::from_secs(3600);
+const REVIEW: Duration = Duration::from_hours(1);
 /// The first wait before a failed write is tried again; each next one is twice as long, up to [`RETRY_MAX`].
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -164,11 +164,11 @@ impl Life {
         loop {
             let step = self.keeper.step((self.clock)());
             let is_new = matches!(step, Step::Become(_));
-            if let Some(name) = self.apply(step)
+            if let Some(keeping) = self.apply(step)
                 && again.is_none()
                 && let Some(organization) = &organization
             {
-                again = self.make(name, organization, &mut candidate).await;
+                again = self.make(keeping, organization, &mut candidate).await;
                 if again.is_none() {
                     continue;
                 }
@@ -218,8 +218,8 @@ impl Life {
         receiver
     }
 
-    /// Does what can be done at once. The name of the Secret of a root that has to be made, if one has.
-    fn apply(&mut self, step: Step) -> Option<Option<&'static str>> {
+    /// Does what can be done at once. Where a root that has to be made is to be kept, if one has.
+    fn apply(&mut self, step: Step) -> Option<Keeping> {
         match step {
             Step::Stay => {}
             Step::Become(current) => {
@@ -238,7 +238,7 @@ impl Life {
                     self.complaint = why;
                 }
             }
-            Step::Make(name) => return Some(name),
+            Step::Make(keeping) => return Some(keeping),
         }
         None
     }
@@ -261,7 +261,7 @@ impl Life {
     /// Makes a root and keeps it. The time of the next attempt, if that failed.
     async fn make(
         &mut self,
-        name: Option<&'static str>,
+        keeping: Keeping,
         organization: &SmolStr,
         candidate: &mut Option<Root>,
     ) -> Option<Instant> {
@@ -279,7 +279,7 @@ impl Life {
                 }
             }
         };
-        let (Some(name), Some(secrets)) = (name, self.secrets.clone()) else {
+        let (Keeping::Secret(name), Some(secrets)) = (keeping, self.secrets.clone()) else {
             tracing::warn!("the root of this CA is kept nowhere: it ends with this process");
             self.keeper.memory = Some(root);
             return None;

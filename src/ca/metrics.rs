@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::authority::Authority;
 
 /// How long before the end people are told.
-pub const WARN_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
+pub const WARN_BEFORE: Duration = Duration::from_hours(30 * 24);
 
 /// `citadel_server_{root_cert,cert_chain}_expiry_{timestamp,seconds}`, as they are when somebody looks.
 pub struct Expiry {

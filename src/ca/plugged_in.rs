@@ -81,7 +81,7 @@ pub fn find(place: SmolStr, files: &Files, revocation: bool) -> Found {
         return Found::Nothing;
     }
     // A root that signs itself has an empty chain.
-    let is_missing = |name: &&str| !is_there(name) && !(*name == CHAIN && files.contains_key(CHAIN));
+    let is_missing = |name: &&str| !is_there(name) && (*name != CHAIN || !files.contains_key(CHAIN));
     let missing: Vec<&str> = parts.into_iter().filter(is_missing).collect();
     let material = Material {
         place,

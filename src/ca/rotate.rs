@@ -52,7 +52,7 @@ pub fn take_over(before: &Authority, next: Authority, span: Duration, now: Syste
         match cross(before, next.root(), validity) {
             Ok(crossed) => bridges.extend(crossed),
             Err(error) => {
-                tracing::warn!(%error, "the old CA cannot vouch for the new one; workloads that know only the old roots may refuse new certificates until theirs are renewed")
+                tracing::warn!(%error, "the old CA cannot vouch for the new one; hint: whoever knows only its roots may refuse new certificates");
             }
         }
     }

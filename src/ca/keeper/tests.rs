@@ -82,7 +82,7 @@ fn nothing_is_made_while_the_secrets_are_not_known() {
     keeper.own = Known::Absent;
     assert!(matches!(keeper.step(start()), Step::Stay), "cacerts may be there");
     keeper.plugged = Known::Absent;
-    assert!(matches!(keeper.step(start()), Step::Make(Some(OWN_SECRET))));
+    assert!(matches!(keeper.step(start()), Step::Make(Keeping::Secret(OWN_SECRET))));
     keeper.own = Known::Unknown;
     assert!(
         matches!(keeper.step(start()), Step::Stay),
@@ -315,7 +315,10 @@ fn cacerts_can_hold_a_root_of_our_own() {
     let mut keeper = keeper(Files::new());
     keeper.rules.own_in_cacerts = true;
     (keeper.plugged, keeper.own) = (Known::Absent, Known::Absent);
-    assert!(matches!(keeper.step(start()), Step::Make(Some(PLUGGED_SECRET))));
+    assert!(matches!(
+        keeper.step(start()),
+        Step::Make(Keeping::Secret(PLUGGED_SECRET))
+    ));
     let root = own_root();
     let kept = root.to_secret(PLUGGED_SECRET);
     keeper.plugged = Known::Present(kept.clone());
@@ -341,7 +344,7 @@ fn cacerts_can_hold_a_root_of_our_own() {
 fn without_a_cluster_the_root_is_in_memory() {
     let mut keeper = keeper(Files::new());
     keeper.rules.has_secrets = false;
-    assert!(matches!(keeper.step(start()), Step::Make(None)));
+    assert!(matches!(keeper.step(start()), Step::Make(Keeping::Memory)));
     keeper.memory = Some(own_root());
     settle(&mut keeper, start());
     assert_eq!(keeper.current.as_ref().unwrap().source, Source::Memory);

@@ -9,7 +9,7 @@ use crate::{
     ca::{authority::Limits, keeper::Rules, key::KeyKind, self_signed::RootOptions},
 };
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = Duration::from_hours(1);
 
 /// What decides how the CA lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
