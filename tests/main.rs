@@ -10,6 +10,7 @@ mod e2e;
 mod fuzz;
 mod golden;
 mod kube;
+mod matrix;
 mod parity;
 mod policy;
 mod properties;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         policy::trials(),
         properties::trials(),
         kube::trials(),
+        matrix::trials(),
         charts::trials(),
         secure::trials(),
         e2e::trials(),

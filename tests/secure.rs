@@ -1,6 +1,6 @@
 //! The secure port of the daemon: certificates for who is known, configuration for who is what it says.
 
-mod authority;
+pub(crate) mod authority;
 mod folder;
 mod kubernetes;
 

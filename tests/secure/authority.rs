@@ -11,16 +11,16 @@ use rcgen::{
 use crate::support::agent::Certificate;
 
 /// The CA; its certificate is its root.
-pub(super) struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     key: String,
     /// Its certificate, as PEM.
-    pub(super) root: String,
+    pub(crate) root: String,
 }
 
 impl Authority {
     /// A new one.
-    pub(super) fn new(name: &str) -> Authority {
+    pub(crate) fn new(name: &str) -> Authority {
         let key = KeyPair::generate().expect("keys can be made");
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, name);
@@ -35,7 +35,7 @@ impl Authority {
     }
 
     /// Writes the folder that `ROOT_CA_DIR` names.
-    pub(super) fn plug_into(&self, folder: &Path) {
+    pub(crate) fn plug_into(&self, folder: &Path) {
         std::fs::create_dir_all(folder).expect("the trial's folder is writable");
         let files = [
             ("ca-cert.pem", &self.root),
@@ -49,7 +49,7 @@ impl Authority {
     }
 
     /// A certificate of somebody, URI or DNS name.
-    pub(super) fn certificate(&self, name: &str) -> Certificate {
+    pub(crate) fn certificate(&self, name: &str) -> Certificate {
         let key = KeyPair::generate().expect("keys can be made");
         let mut params = CertificateParams::default();
         let text = Ia5String::try_from(name).expect("names of trials are ASCII");

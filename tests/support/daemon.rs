@@ -1,6 +1,6 @@
 //! The daemon's binary, as the trials run it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -85,8 +85,18 @@ impl Daemon {
 
     /// Starts `istiod discovery` with its secure port and waits until it is ready; `configure` says what it serves.
     pub(crate) fn secured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
+        Daemon::secured_at(IpAddr::V4(Ipv4Addr::LOCALHOST), log, configure)
+    }
+
+    /// The same with readiness and debug pages at another address of this machine.
+    pub(crate) fn secured_at(
+        pages: IpAddr,
+        log: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<Daemon, String> {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
+        let http = SocketAddr::new(pages, ports::free());
+        let (xds, monitoring) = (ports::free(), local(ports::free()));
         let secure = ports::free();
         let mut daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
             command.arg(format!("--secureGRPCAddr=127.0.0.1:{secure}"));

@@ -90,11 +90,23 @@ pub(crate) fn get_at(socket: &Path, path: &str) -> Result<Answer, String> {
 
 /// The request behind [`get`].
 pub(crate) async fn request(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
-    let request = Request::builder()
+    request_with(address, host, path, None).await
+}
+
+/// The same, with a bearer token.
+pub(crate) async fn request_with(
+    address: SocketAddr,
+    host: &str,
+    path: &str,
+    token: Option<&str>,
+) -> Result<Answer, String> {
+    let mut request = Request::builder()
         .uri(format!("http://{address}{path}"))
-        .header("host", host)
-        .body(Full::default())
-        .map_err(|error| error.to_string())?;
+        .header("host", host);
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let request = request.body(Full::default()).map_err(|error| error.to_string())?;
     exchange(request).await
 }
 

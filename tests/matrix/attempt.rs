@@ -1,0 +1,139 @@
+//! One caller asks one endpoint for one namespace.
+
+use std::time::Duration;
+
+use istiod::proto::envoy::service::discovery::v3::DiscoveryResponse;
+use istiod::proto::istio::v1::auth::IstioCertificateRequest;
+use istiod::proto::json::struct_from_json;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::json;
+
+use super::bed::{self, Bed, CLUSTER, Caller, node};
+use super::{Endpoint, GATEWAY};
+use crate::support::agent::{KeyKind, signing_request};
+use crate::support::http;
+
+const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+const NAMES: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
+const PAGE: &str = "istio.io/debug";
+
+/// How long nothing has to come before nothing is believed to come.
+const SILENCE: Duration = Duration::from_millis(700);
+
+/// An error, with the reason, where what was asked for is not given.
+pub(super) async fn attempt(bed: &Bed, caller: &Caller, endpoint: Endpoint, target: &str) -> Result<(), String> {
+    let (own, account) = caller.says;
+    // A proxy's node says who it is; the account that it has is of every namespace.
+    let there = (target, account);
+    match endpoint {
+        Endpoint::Clusters => configuration(bed, caller, there, CLUSTER).await,
+        Endpoint::Listeners => configuration(bed, caller, there, LISTENER).await,
+        Endpoint::Names => configuration(bed, caller, there, NAMES).await,
+        Endpoint::Secret => secret(bed, caller, (own, account), target).await,
+        Endpoint::SecretThere => secret(bed, caller, there, target).await,
+        Endpoint::SyncStatus => {
+            let told = ask(bed, caller, "istio.io/debug/syncz", &[]).await?;
+            contains(&told, &proxy(target))
+        }
+        Endpoint::Dump => {
+            let told = ask(bed, caller, "istio.io/debug/config_dump", &[&proxy(target)]).await?;
+            something(&told)
+        }
+        Endpoint::PageOfProxy => {
+            let told = ask(bed, caller, PAGE, &[&format!("config_dump?proxyID={}", proxy(target))]).await?;
+            contains(&told, "ClustersConfigDump")
+        }
+        Endpoint::PageOfMesh => {
+            let told = ask(bed, caller, PAGE, &["syncz"]).await?;
+            contains(&told, &proxy(target))
+        }
+        Endpoint::HttpOfProxy => {
+            let path = format!("/debug/config_dump?proxyID={}", proxy(target));
+            page(bed, caller, &path, "ClustersConfigDump").await
+        }
+        Endpoint::HttpOfMesh => page(bed, caller, "/debug/syncz", &proxy(target)).await,
+        Endpoint::OwnCertificate => certificate(bed, caller, None, target).await,
+        Endpoint::Impersonation => {
+            let id = format!("spiffe://cluster.local/ns/{target}/sa/other");
+            certificate(bed, caller, Some(id), target).await
+        }
+    }
+}
+
+/// The gateway of a namespace, as connections are named.
+fn proxy(namespace: &str) -> String {
+    format!("{GATEWAY}.{namespace}")
+}
+
+async fn configuration(bed: &Bed, caller: &Caller, is: (&str, &str), type_url: &str) -> Result<(), String> {
+    let mut stream = bed.ads(caller, &node(is.0, is.1)).await.map_err(in_words)?;
+    let given = stream.ask(type_url, &[]).await.map_err(in_words)?;
+    // A gateway's name table may be empty; that it is answered is enough.
+    if type_url == NAMES { Ok(()) } else { something(&given) }
+}
+
+async fn secret(bed: &Bed, caller: &Caller, is: (&str, &str), target: &str) -> Result<(), String> {
+    let mut stream = bed.ads(caller, &node(is.0, is.1)).await.map_err(in_words)?;
+    let name = format!("kubernetes://{target}/cred");
+    let given = bed::secret(&mut stream, &name, SILENCE).await.map_err(in_words)?;
+    contains(&given, &format!("key of {target}"))
+}
+
+async fn ask(bed: &Bed, caller: &Caller, type_url: &str, names: &[&str]) -> Result<DiscoveryResponse, String> {
+    let (namespace, account) = caller.says;
+    let mut stream = bed.ads(caller, &node(namespace, account)).await.map_err(in_words)?;
+    stream.ask(type_url, names).await.map_err(in_words)
+}
+
+/// A certificate cannot be shown in plaintext, a token can.
+async fn page(bed: &Bed, caller: &Caller, path: &str, text: &str) -> Result<(), String> {
+    let answer = http::request_with(bed.daemon.http, "istiod", path, caller.shown.token.as_deref()).await?;
+    match answer.status.is_success() && answer.body.contains(text) {
+        true => Ok(()),
+        false => Err(format!("{} {}", answer.status, answer.body)),
+    }
+}
+
+async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &str) -> Result<(), String> {
+    if caller.is_plaintext {
+        return Err("certificates are signed at the secure port".to_owned());
+    }
+    let (_, csr) = signing_request(KeyKind::Ecdsa);
+    let metadata = of.map(|id| json!({ "ImpersonatedIdentity": id }));
+    let request = IstioCertificateRequest {
+        csr,
+        validity_duration: 3600,
+        metadata: metadata
+            .as_ref()
+            .and_then(|fields| fields.as_object().map(struct_from_json)),
+    };
+    let chain = bed.agent.sign(&caller.shown, request).await.map_err(in_words)?;
+    let leaf = CertificateDer::from_pem_slice(chain.first().ok_or("no certificate")?.as_bytes());
+    let leaf = leaf.map_err(|error| error.to_string())?;
+    // Names stand in certificates as they are.
+    let name = format!("spiffe://cluster.local/ns/{target}/sa/");
+    match leaf.windows(name.len()).any(|part| part == name.as_bytes()) {
+        true => Ok(()),
+        false => Err("a certificate for another namespace".to_owned()),
+    }
+}
+
+fn something(given: &DiscoveryResponse) -> Result<(), String> {
+    match given.resources.is_empty() {
+        true => Err("an answer without resources".to_owned()),
+        false => Ok(()),
+    }
+}
+
+fn contains(given: &DiscoveryResponse, text: &str) -> Result<(), String> {
+    let has = |bytes: &[u8]| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+    match given.resources.iter().any(|resource| has(&resource.value)) {
+        true => Ok(()),
+        false => Err(format!("an answer without {text}")),
+    }
+}
+
+fn in_words(status: tonic::Status) -> String {
+    format!("{:?}: {}", status.code(), status.message())
+}

@@ -1,0 +1,266 @@
+//! The mesh that is asked: three namespaces that have the same things under the same names.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use istiod::proto::envoy::service::discovery::v3::DiscoveryResponse;
+use serde_json::{Value, json};
+use tonic::transport::Endpoint;
+
+use super::{GATEWAY, NAMESPACES, SYSTEM};
+use crate::secure::authority::Authority;
+use crate::support::agent::{Agent, Shown, Stream, Trust};
+use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
+use crate::support::kubernetes::Cluster;
+use crate::support::kubernetes::api::documents;
+use crate::support::scratch;
+
+pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
+
+/// How long the first answers may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Who asks.
+pub(super) struct Caller {
+    pub(super) name: &'static str,
+    /// Namespace and account that it has proved; none if it has proved nothing, or tries to deceive.
+    pub(super) is: Option<(&'static str, &'static str)>,
+    /// What it says that it is.
+    pub(super) says: (&'static str, &'static str),
+    pub(super) shown: Shown,
+    /// It asks at the plaintext port.
+    pub(super) is_plaintext: bool,
+}
+
+/// See the module's text.
+pub(super) struct Bed {
+    cluster: Cluster,
+    authority: Authority,
+    pub(super) daemon: Daemon,
+    pub(super) agent: Agent,
+}
+
+impl Bed {
+    pub(super) fn start(name: &str) -> Result<Bed, String> {
+        let cluster = Cluster::start(name)?;
+        for namespace in NAMESPACES {
+            cluster.namespace(namespace, &json!({}))?;
+            for object in documents(&objects(namespace)) {
+                cluster.api.apply(&object)?;
+            }
+        }
+        let folder = scratch(&format!("{name}-daemon"));
+        let authority = Authority::new("matrix");
+        let plugged = folder.join("cacerts");
+        authority.plug_into(&plugged);
+        let kubeconfig = cluster.admin_kubeconfig();
+        let daemon = Daemon::secured_at(afar(), &folder.join("istiod.log"), |command| {
+            command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", SYSTEM]);
+            command.env("ROOT_CA_DIR", &plugged);
+        })?;
+        let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
+        Ok(Bed {
+            cluster,
+            authority,
+            daemon,
+            agent,
+        })
+    }
+
+    /// The gateways of all namespaces, with what they are sent; they stay connected while it is held.
+    pub(super) async fn connect_proxies(&self) -> Result<Vec<Stream>, String> {
+        let mut streams = Vec::new();
+        for namespace in NAMESPACES {
+            let shown = self.certificate(namespace, GATEWAY);
+            let says = |status: tonic::Status| format!("the gateway of {namespace}: {status}");
+            let mut stream = self.agent.ads(&shown, &node(namespace, GATEWAY)).await.map_err(says)?;
+            stream.ask(CLUSTER, &[]).await.map_err(says)?;
+            // Its API server was asked when it has its secret.
+            if namespace != SYSTEM {
+                let name = format!("kubernetes://{namespace}/cred");
+                secret(&mut stream, &name, PATIENCE).await.map_err(says)?;
+            }
+            streams.push(stream);
+        }
+        Ok(streams)
+    }
+
+    pub(super) fn callers(&self) -> Result<Vec<Caller>, String> {
+        let known = |name, is: (&'static str, &'static str), shown| Caller {
+            name,
+            is: Some(is),
+            says: is,
+            shown,
+            is_plaintext: false,
+        };
+        let nobody = |name, shown, is_plaintext| Caller {
+            name,
+            is: None,
+            says: ("a", GATEWAY),
+            shown,
+            is_plaintext,
+        };
+        let token = |namespace, account, audience| {
+            let token = self.cluster.token(namespace, account, &[audience])?;
+            Ok::<_, String>(Shown::token(token))
+        };
+        let id = format!("spiffe://cluster.local/ns/a/sa/{GATEWAY}");
+        let stranger = Authority::new("matrix").certificate(&id);
+        let foreign = self
+            .authority
+            .certificate(&format!("spiffe://foreign.example/ns/a/sa/{GATEWAY}"));
+        let system = self
+            .authority
+            .certificate(&format!("spiffe://foreign.example/ns/{SYSTEM}/sa/istiod"));
+        let dns = self.authority.certificate(&format!("{GATEWAY}.a.svc"));
+        Ok(vec![
+            nobody("a plaintext caller", Shown::default(), true),
+            nobody("a caller with nothing", Shown::default(), false),
+            known("a certificate of a/gw", ("a", GATEWAY), self.certificate("a", GATEWAY)),
+            known(
+                "a certificate of a/other",
+                ("a", "other"),
+                self.certificate("a", "other"),
+            ),
+            known("a certificate of b/gw", ("b", GATEWAY), self.certificate("b", GATEWAY)),
+            known(
+                "a certificate of the control plane",
+                (SYSTEM, "istiod"),
+                self.certificate(SYSTEM, "istiod"),
+            ),
+            known("a token of a/gw", ("a", GATEWAY), token("a", GATEWAY, "istio-ca")?),
+            known("a token of a/other", ("a", "other"), token("a", "other", "istio-ca")?),
+            known("a token of b/gw", ("b", GATEWAY), token("b", GATEWAY, "istio-ca")?),
+            known(
+                "a token of the control plane",
+                (SYSTEM, "istiod"),
+                token(SYSTEM, "istiod", "istio-ca")?,
+            ),
+            nobody(
+                "a token for somebody else",
+                token("a", GATEWAY, "somebody-else")?,
+                false,
+            ),
+            nobody("a token that is none", Shown::token("no.token.atall"), false),
+            nobody("a stranger's certificate", Shown::certificate(stranger), false),
+            nobody(
+                "a certificate of a foreign trust domain",
+                Shown::certificate(foreign),
+                false,
+            ),
+            nobody("a foreign control plane", Shown::certificate(system), false),
+            nobody("a certificate without an account", Shown::certificate(dns), false),
+        ])
+    }
+
+    fn certificate(&self, namespace: &str, account: &str) -> Shown {
+        let id = format!("spiffe://cluster.local/ns/{namespace}/sa/{account}");
+        Shown::certificate(self.authority.certificate(&id))
+    }
+
+    /// A stream on the port that the caller uses.
+    pub(super) async fn ads(&self, caller: &Caller, node: &Node) -> Result<Stream, tonic::Status> {
+        if !caller.is_plaintext {
+            return self.agent.ads(&caller.shown, node).await;
+        }
+        let channel = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.daemon.xds));
+        let channel = channel.expect("an address").connect().await;
+        let channel = channel.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+        Stream::open(channel, &caller.shown, node).await
+    }
+
+    /// Over loopback everything may be read, so pages can be tried only where this machine has another address.
+    pub(super) fn can_try(&self, endpoint: super::Endpoint) -> bool {
+        let is_page = matches!(endpoint, super::Endpoint::HttpOfProxy | super::Endpoint::HttpOfMesh);
+        !is_page || !self.daemon.http.ip().is_loopback()
+    }
+}
+
+/// Asks for a secret until it comes, or `patience` is over; every question is answered at once with what there is.
+pub(super) async fn secret(
+    stream: &mut Stream,
+    name: &str,
+    patience: Duration,
+) -> Result<DiscoveryResponse, tonic::Status> {
+    let pause = Duration::from_millis(100);
+    let mut waited = Duration::ZERO;
+    loop {
+        let given = stream.ask(SECRET, &[name]).await?;
+        if !given.resources.is_empty() || waited >= patience {
+            return Ok(given);
+        }
+        tokio::time::sleep(pause).await;
+        waited += pause;
+    }
+}
+
+/// An address of this machine that is not of loopback, if it has one: calls to it stay inside, and come from it.
+fn afar() -> IpAddr {
+    let own = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        // Nothing is sent: this only asks for the route.
+        socket.connect(SocketAddr::from(([192, 0, 2, 1], 9)))?;
+        socket.local_addr()
+    });
+    own.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
+}
+
+/// A gateway's node, whose gateways mention the credentials of all namespaces.
+pub(super) fn node(namespace: &str, account: &str) -> Node {
+    let metadata: Value = json!({ "NAMESPACE": namespace, "SERVICE_ACCOUNT": account, "CLUSTER_ID": "Kubernetes",
+        "LABELS": { "app": "gw" }, "PROXY_CONFIG": {} });
+    Node {
+        id: format!("router~10.0.0.1~{account}.{namespace}~{namespace}.svc.cluster.local"),
+        metadata,
+    }
+}
+
+fn objects(namespace: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: {namespace}}}
+spec: {{ports: [{{name: http, port: 80}}]}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: cred, namespace: {namespace}}}
+stringData: {{cert: chain of {namespace}, key: key of {namespace}}}
+---
+{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: gw, namespace: {namespace}}}}}
+---
+{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: other, namespace: {namespace}}}}}
+---
+{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: istiod, namespace: {namespace}}}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: gw, namespace: {namespace}}}
+rules: [{{apiGroups: [''], resources: [secrets], verbs: [list]}}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: gw, namespace: {namespace}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: gw}}
+subjects: [{{kind: ServiceAccount, namespace: {namespace}, name: gw}}]
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: gw, namespace: {namespace}}}
+spec:
+  selector: {{app: gw}}
+  servers:
+  - port: {{number: 443, name: a, protocol: HTTPS}}
+    hosts: ['a.{namespace}.example.com']
+    tls: {{mode: SIMPLE, credentialName: 'kubernetes://a/cred'}}
+  - port: {{number: 443, name: b, protocol: HTTPS}}
+    hosts: ['b.{namespace}.example.com']
+    tls: {{mode: SIMPLE, credentialName: 'kubernetes://b/cred'}}
+  - port: {{number: 443, name: system, protocol: HTTPS}}
+    hosts: ['system.{namespace}.example.com']
+    tls: {{mode: SIMPLE, credentialName: 'kubernetes://istio-system/cred'}}
+"
+    )
+}
