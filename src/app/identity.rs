@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ::kube::Client;
 use futures::{FutureExt, future::BoxFuture};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, pem::PemObject};
 use smol_str::SmolStr;
 use tokio::sync::watch;
 
@@ -14,13 +13,13 @@ use crate::{
         Authenticators, TrustDomains,
         chain::{ChainError, ChainOptions, Chains, OWN_TOKEN},
         tls::{Acceptor, TlsOptions, TlsOptionsError},
-        trust::TrustPools,
     },
     ca::{
         TrustBundle,
         impersonation::NodeAuthorizer,
         local::{self, LocalCa, LocalError, options::LocalOptions},
         mesh_trust::{self, MeshTrust},
+        multi_root::{self, TrustInputs},
         registration::{self, RegistrationError, RegistrationRules},
         secrets::{ClusterSecrets, Secrets},
         server::{CertificateService, MayImpersonate},
@@ -126,14 +125,23 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         client: parts.client.clone(),
     };
     let serving = serving::start(environment, rules, inputs);
-    let pools = pools(environment, ca.trust.clone(), mesh_trust.clone());
+    let trust = multi_root::start(
+        environment,
+        TrustInputs {
+            own: ca.trust.clone(),
+            mesh: mesh_trust.clone(),
+            multi_root: features
+                .istio_multiroot_mesh
+                .then(|| Fetcher::new(FetchOptions::default())),
+        },
+    );
     let domains = domains(environment, mesh_trust);
     let chains = chains(&parts, &domains)?;
     let acceptor = match is_served {
         true => {
             let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
             let options = TlsOptions::new(&settings.flags, compliance)?;
-            Some(Acceptor::new(&options, serving, pools)?)
+            Some(Acceptor::new(&options, serving, trust.pools)?)
         }
         false => None,
     };
@@ -261,42 +269,4 @@ fn domains(
         }
     });
     domains
-}
-
-/// Follows the roots: which of them vouch for which trust domain.
-fn pools(
-    environment: &Environment,
-    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
-    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-) -> watch::Receiver<Arc<TrustPools>> {
-    let (out, pools) = watch::channel(Arc::default());
-    environment.tasks.spawn_until_shutdown("trust", async move {
-        loop {
-            let (bundle, config) = (trust.borrow_and_update().clone(), mesh.borrow_and_update().clone());
-            if let (Some(bundle), Some(config)) = (bundle, config) {
-                out.send_replace(Arc::new(own_pool(&bundle, &config.trust_domain)));
-            }
-            let changed = tokio::select! {
-                changed = trust.changed() => changed,
-                changed = mesh.changed() => changed,
-            };
-            if changed.is_err() {
-                return;
-            }
-        }
-    });
-    pools
-}
-
-fn own_pool(bundle: &TrustBundle, trust_domain: &SmolStr) -> TrustPools {
-    let mut roots: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&bundle.roots).flatten().collect();
-    roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
-    roots.dedup();
-    let revoked = bundle.revoked.as_deref().unwrap_or_default();
-    TrustPools {
-        domains: [(trust_domain.clone(), roots)].into(),
-        revoked: CertificateRevocationListDer::pem_slice_iter(revoked)
-            .flatten()
-            .collect(),
-    }
 }
