@@ -1,6 +1,7 @@
 //! The daemon with a real Kubernetes API server.
 
 mod authority;
+mod callers;
 mod cluster;
 mod edits;
 mod faults;
@@ -17,6 +18,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     [
         authority::trials(),
         cluster::trials(),
+        callers::trials(),
         mesh::trials(),
         edits::trials(),
         faults::trials(),

@@ -1,0 +1,197 @@
+//! Who gets certificates of the daemon's CA, by what callers show of themselves.
+
+use std::path::Path;
+use std::process::Command;
+
+use istiod::auth::tls::PeerCertificate;
+use istiod::proto::istio::v1::auth::IstioCertificateRequest;
+use istiod::proto::json::struct_from_json;
+use libtest_mimic::{Failed, Trial};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+use super::place::{Place, SOON};
+use crate::support::agent::{Agent, KeyKind, Shown, Trust, signing_request};
+use crate::support::daemon::Daemon;
+use crate::support::http::RUNTIME;
+use crate::support::kubernetes::{self, Cluster};
+use crate::support::wait;
+
+const AUDIENCE: &str = "istio-ca";
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::trial(
+            "kube::callers::r11_headers_of_strangers_get_nothing",
+            r11_headers_of_strangers_get_nothing,
+        ),
+        kubernetes::trial("kube::callers::nodes_ask_for_their_pods", nodes_ask_for_their_pods),
+        kubernetes::trial(
+            "kube::callers::remote_tokens_are_reviewed_there",
+            remote_tokens_are_reviewed_there,
+        ),
+    ]
+}
+
+fn daemon(place: &Place<'_>, name: &str, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
+    let kubeconfig = place.cluster.admin_kubeconfig();
+    Daemon::secured(&place.folder.join(name), |command| {
+        command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", &place.system]);
+        configure(command);
+    })
+}
+
+/// Asks for a certificate, of somebody else if a name is given; gives the names in it.
+fn ask(daemon: &Daemon, shown: &Shown, somebody_else: &str) -> Result<Vec<String>, Status> {
+    let (_, csr) = signing_request(KeyKind::Ecdsa);
+    let metadata = json!({ "ImpersonatedIdentity": somebody_else });
+    let request = IstioCertificateRequest {
+        csr,
+        validity_duration: 3600,
+        metadata: metadata.as_object().map(struct_from_json),
+    };
+    let entries = RUNTIME.block_on(Agent::new(daemon.secure, Trust::Anything).sign(shown, request))?;
+    let leaf = entries
+        .first()
+        .map(|leaf| CertificateDer::from_pem_slice(leaf.as_bytes()));
+    let leaf = leaf
+        .and_then(Result::ok)
+        .ok_or_else(|| Status::internal("no certificate"))?;
+    let leaf = PeerCertificate::of_leaf(&leaf).map_err(|error| Status::internal(error.to_string()))?;
+    Ok(leaf.identities.iter().map(ToString::to_string).collect())
+}
+
+fn refused(answer: Result<Vec<String>, Status>, message: &str, what: &str) -> Result<(), String> {
+    match answer {
+        Err(status) if status.code() == Code::Unauthenticated && status.message() == message => Ok(()),
+        other => Err(format!("{what}: {other:?}")),
+    }
+}
+
+/// A service account with a running pod; gives the token that the pod has mounted.
+fn workload(cluster: &Cluster, namespace: &str, account: &str, node: &str) -> Result<String, String> {
+    cluster
+        .api
+        .apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "namespace": namespace, "name": account } }))?;
+    let name = format!("{account}-1");
+    let pod = cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "namespace": namespace, "name": name },
+        "spec": { "serviceAccountName": account, "nodeName": node, "containers": [{ "name": "app", "image": "app" }] },
+        "status": { "phase": "Running" } }))?;
+    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+    let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod["metadata"]["uid"] });
+    let wanted = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": { "audiences": [AUDIENCE], "expirationSeconds": 3600, "boundObjectRef": bound } });
+    let given: Value = cluster.api.post(&path, &wanted)?;
+    Ok(given["status"]["token"]
+        .as_str()
+        .ok_or("no token in the answer")?
+        .to_owned())
+}
+
+/// Callers come from 127.0.0.1, which alone is worth nothing.
+fn r11_headers_of_strangers_get_nothing(name: &str) -> Result<(), Failed> {
+    let place = Place::shared(0, name)?;
+    let evil = "spiffe://cluster.local/ns/istio-system/sa/istiod";
+    let forged = Shown {
+        headers: vec![
+            ("x-forwarded-client-cert", format!("By=x;URI={evil}")),
+            ("x-forwarded-for", "127.0.0.1".to_owned()),
+        ],
+        ..Shown::default()
+    };
+    let nobody = "request authenticate failure";
+    let closed = daemon(&place, "closed.log", |_| {})?;
+    refused(ask(&closed, &forged, ""), nobody, "no address is trusted")?;
+    refused(ask(&closed, &Shown::default(), ""), nobody, "nothing was shown")?;
+    drop(closed);
+    // Once gateways are trusted, those of the own host are too.
+    let open = daemon(&place, "open.log", |command| {
+        command.env("TRUSTED_GATEWAY_CIDR", "192.0.2.0/24");
+    })?;
+    assert_eq!(ask(&open, &forged, "")?, [evil]);
+    refused(ask(&open, &Shown::default(), ""), nobody, "nothing was shown")?;
+    Ok(())
+}
+
+fn nodes_ask_for_their_pods(name: &str) -> Result<(), Failed> {
+    let place = Place::shared(0, name)?;
+    let node = |number: u8| place.fill(&format!("{{trial}}-{number}"));
+    let ztunnel = workload(place.cluster, &place.system, "ztunnel", &node(1))?;
+    let here = workload(place.cluster, &place.app, "here", &node(1))?;
+    workload(place.cluster, &place.app, "there", &node(2))?;
+    let accounts = format!("{}/ztunnel", place.system);
+    let daemon = daemon(&place, "istiod.log", |command| {
+        command.env("CA_TRUSTED_NODE_ACCOUNTS", &accounts);
+    })?;
+    let id = |account: &str| format!("spiffe://cluster.local/ns/{}/sa/{account}", place.app);
+    let ztunnel = Shown::token(ztunnel);
+    assert_eq!(ask(&daemon, &ztunnel, &id("here"))?, [id("here")]);
+    let own = format!("spiffe://cluster.local/ns/{}/sa/ztunnel", place.system);
+    assert_eq!(ask(&daemon, &ztunnel, "")?, [own]);
+    let not_so = "request impersonation authentication failure";
+    for other in [
+        id("there"),
+        id("nobody"),
+        id("here").replace("cluster.local", "elsewhere"),
+        "here".to_owned(),
+    ] {
+        refused(ask(&daemon, &ztunnel, &other), not_so, &other)?;
+    }
+    let here = Shown::token(here);
+    refused(
+        ask(&daemon, &here, &id("here")),
+        not_so,
+        "a workload may not ask for anybody",
+    )?;
+    // A token of the account that is bound to no pod is on no node.
+    let unbound = Shown::token(place.cluster.token(&place.system, "ztunnel", &[AUDIENCE])?);
+    refused(ask(&daemon, &unbound, &id("here")), not_so, "no pod")?;
+    Ok(())
+}
+
+fn remote_tokens_are_reviewed_there(name: &str) -> Result<(), Failed> {
+    let place = Place::shared(0, name)?;
+    let remote = kubernetes::shared(1)?;
+    place.namespaces(remote)?;
+    let path = place.folder.join("remote.kubeconfig");
+    remote.write_admin_kubeconfig(&path, &remote.url());
+    let text = read(&path)?;
+    let id = place.fill("west-{trial}");
+    place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "namespace": place.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
+        "stringData": { id.as_str(): text } }))?;
+    let here = workload(place.cluster, &place.app, "here", "")?;
+    let there = workload(remote, &place.app, "there", "")?;
+    let daemon = daemon(&place, "istiod.log", |_| {})?;
+    let of = |token: &str, cluster: &str| Shown {
+        cluster: Some(cluster.to_owned()),
+        ..Shown::token(token)
+    };
+    let names = |account: &str| vec![format!("spiffe://cluster.local/ns/{}/sa/{account}", place.app)];
+    assert_eq!(ask(&daemon, &of(&here, "Kubernetes"), "")?, names("here"));
+    let joined = wait::until("a certificate of the remote cluster's workload", SOON, || {
+        ask(&daemon, &of(&there, &id), "").ok()
+    })?;
+    assert_eq!(joined, names("there"));
+    let pairs = [
+        (&there, "Kubernetes"),
+        (&there, ""),
+        (&here, id.as_str()),
+        (&there, "elsewhere"),
+    ];
+    for (token, cluster) in pairs {
+        refused(
+            ask(&daemon, &of(token, cluster), ""),
+            "request authenticate failure",
+            cluster,
+        )?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
+}
