@@ -39,6 +39,6 @@ pub struct TrustBundle {
 /// Completes when there is news; never if there will be none any more.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

@@ -9,6 +9,7 @@ mod mesh;
 mod place;
 mod remote;
 mod remote_secret;
+mod signers;
 mod status;
 mod tokens;
 
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         faults::trials(),
         remote::trials(),
         remote_secret::trials(),
+        signers::trials(),
         status::trials(),
         tokens::trials(),
     ]

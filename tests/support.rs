@@ -14,6 +14,7 @@ pub(crate) mod kubernetes;
 pub(crate) mod netns;
 pub(crate) mod ports;
 pub(crate) mod process;
+pub(crate) mod signer;
 pub(crate) mod wait;
 
 use std::path::{Path, PathBuf};

@@ -18,6 +18,7 @@ use crate::{
         analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
+        cluster_trust_bundle,
         leader::{self, Election},
         mcs_export, root_cert,
         watching::Watches,
@@ -177,9 +178,14 @@ impl Controllers {
             };
             let (election, watches) = (election.clone(), watches.clone());
             let (texts, mesh) = (self.texts.clone(), self.mesh.clone());
+            let one_object = features.enable_cluster_trust_bundle_api;
             // Not until shutdown: the lock is given back.
             tasks.spawn("root certificate distribution", async move {
-                root_cert::run(&election, watches, rules, texts, mesh).await;
+                if one_object {
+                    cluster_trust_bundle::run(&election, watches, texts.roots).await;
+                } else {
+                    root_cert::run(&election, watches, rules, texts, mesh).await;
+                }
             });
         }
         if features.enable_mcs_auto_export {

@@ -124,15 +124,15 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         mesh: mesh_trust.clone(),
         client: parts.client.clone(),
     };
-    let serving = serving::start(environment, rules, inputs);
+    let serving = serving::start(environment, rules.clone(), inputs);
+    let told = serving::told(environment, &rules, serving.clone(), ca.trust.clone());
     let trust = multi_root::start(
         environment,
         TrustInputs {
-            own: ca.trust.clone(),
+            own: ca.trust,
+            told: told.clone(),
             mesh: mesh_trust.clone(),
-            multi_root: features
-                .istio_multiroot_mesh
-                .then(|| Fetcher::new(FetchOptions::default())),
+            multi_root: (features.istio_multiroot_mesh).then(|| Fetcher::new(FetchOptions::default())),
         },
     );
     let domains = domains(environment, mesh_trust);
@@ -158,7 +158,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             check: features.pilot_enable_xds_identity_check,
         }),
         authenticators: chains.requests,
-        trust: features.enable_ca_server.then_some(ca.trust),
+        trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(told),
         acceptor,
         methods,
     })

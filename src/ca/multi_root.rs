@@ -45,6 +45,9 @@ const LOOK: Duration = Duration::from_secs(10);
 pub struct TrustInputs {
     /// What the own CA, or the signer in its place, is verified against.
     pub own: watch::Receiver<Option<Arc<TrustBundle>>>,
+    /// What the control plane's own certificate is verified against. Where that is not of the own CA, somebody else may well
+    /// certify workloads, and by the same root.
+    pub told: watch::Receiver<Option<Arc<TrustBundle>>>,
     /// What the mesh config says.
     pub mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
     /// Who fetches from endpoints; none if the mesh has one root (`ISTIO_MULTIROOT_MESH` is off).
@@ -70,6 +73,7 @@ pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
     });
     let follower = Follower {
         own: inputs.own,
+        told: inputs.told,
         mesh: inputs.mesh,
         fetch,
         now: environment::wall_clock,
@@ -108,6 +112,7 @@ async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, Str
 
 struct Follower {
     own: watch::Receiver<Option<Arc<TrustBundle>>>,
+    told: watch::Receiver<Option<Arc<TrustBundle>>>,
     mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
     fetch: Option<Fetch>,
     now: fn() -> SystemTime,
@@ -136,6 +141,7 @@ impl Follower {
             }
             tokio::select! {
                 () = changed(&mut self.own) => news = true,
+                () = changed(&mut self.told) => news = true,
                 () = changed(&mut self.mesh) => news = true,
                 Some((url, roots)) = fetching.next() => {
                     if let Err(error) = &roots {
@@ -150,7 +156,9 @@ impl Follower {
 
     fn publish(&mut self, mesh: &MeshTrust, endpoints: &Endpoints) {
         let own = self.own.borrow_and_update().clone();
-        let trusted = Trusted::of(own.as_deref(), mesh, endpoints, self.fetch.is_some());
+        let told = self.told.borrow_and_update().clone();
+        let own: Vec<&TrustBundle> = own.as_deref().into_iter().chain(told.as_deref()).collect();
+        let trusted = Trusted::of(&own, mesh, endpoints, self.fetch.is_some());
         self.pools.send_if_modified(|last| replace(last, trusted.pools));
         let changed = self.anchors.send_if_modified(|last| replace(last, trusted.anchors));
         if changed {
@@ -183,11 +191,12 @@ struct Trusted {
 }
 
 impl Trusted {
-    fn of(own: Option<&TrustBundle>, mesh: &MeshTrust, endpoints: &Endpoints, multi_root: bool) -> Self {
+    fn of(own: &[&TrustBundle], mesh: &MeshTrust, endpoints: &Endpoints, multi_root: bool) -> Self {
         let mut domains: BTreeMap<SmolStr, Vec<Certificate>> = BTreeMap::new();
-        let mut all = own
-            .map(|own| roots(&own.roots, "the mesh's own CA"))
-            .unwrap_or_default();
+        let mut all: Vec<Certificate> = own
+            .iter()
+            .flat_map(|own| roots(&own.roots, "the mesh's own CA"))
+            .collect();
         let own_domains = || std::iter::once(&mesh.trust_domain).chain(&mesh.aliases);
         for domain in own_domains() {
             domains.entry(domain.clone()).or_default().extend(all.iter().cloned());
@@ -211,7 +220,8 @@ impl Trusted {
             }
         }
         let revoked = own
-            .and_then(|own| own.revoked.as_ref())
+            .iter()
+            .find_map(|own| own.revoked.as_ref())
             .map(|pem| lists(pem))
             .unwrap_or_default();
         let domains = domains.into_iter().map(|(domain, roots)| {

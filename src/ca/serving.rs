@@ -240,6 +240,48 @@ pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInpu
     serving
 }
 
+/// What clients are to verify the control plane by, live. A certificate that is not of the mesh's own CA has its own roots.
+pub fn told(
+    environment: &Environment,
+    rules: &ServingRules,
+    mut serving: Serving,
+    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+) -> watch::Receiver<Option<Arc<TrustBundle>>> {
+    if matches!(rules.source, ServingSource::Authority | ServingSource::None) {
+        return trust;
+    }
+    let (out, told) = watch::channel(None);
+    environment
+        .tasks
+        .spawn_until_shutdown("roots of the own certificate", async move {
+            loop {
+                let now = {
+                    let (serving, trust) = (serving.borrow_and_update(), trust.borrow_and_update());
+                    told_now(serving.as_deref(), trust.as_deref())
+                };
+                out.send_if_modified(|last| {
+                    let news = now.is_some() && *last != now;
+                    if news {
+                        last.clone_from(&now);
+                    }
+                    news
+                });
+                tokio::select! {
+                    () = changed(&mut serving) => {}
+                    () = changed(&mut trust) => {}
+                    () = out.closed() => return,
+                }
+            }
+        });
+    told
+}
+
+fn told_now(serving: Option<&ServingCertificate>, trust: Option<&TrustBundle>) -> Option<Arc<TrustBundle>> {
+    let roots = serving?.roots.clone();
+    let revoked = trust.and_then(|trust| trust.revoked.clone());
+    Some(Arc::new(TrustBundle { roots, revoked }))
+}
+
 /// What time it is, and how often that is asked.
 #[derive(Clone, Copy)]
 struct Calendar {

@@ -99,7 +99,7 @@ fn one_root_mesh_trusts_its_own_ca() {
         pem(&signer, &["a/b"], &[]),
         pem(&extra, &[], &["friend"]),
     ]);
-    let trusted = Trusted::of(Some(&own(&[&one, &other, &one])), &mesh, &Endpoints::default(), false);
+    let trusted = Trusted::of(&[&own(&[&one, &other, &one])], &mesh, &Endpoints::default(), false);
     assert_eq!(trusted.anchors, blocks(&[&one, &other]), "sorted and unique");
     assert_eq!(pool(&trusted, "own"), blocks(&[&one, &other, &signer]));
     assert_eq!(pool(&trusted, "alias"), pool(&trusted, "own"));
@@ -119,7 +119,7 @@ fn several_roots_are_merged() {
         pem(&one, &[], &[]),
         pem(&both, &[], &["friend", "own"]),
     ]);
-    let trusted = Trusted::of(Some(&own(&[&one])), &mesh, &Endpoints::default(), true);
+    let trusted = Trusted::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&one, &extra, &both]));
     assert_eq!(pool(&trusted, "own"), blocks(&[&one, &extra, &both]));
     assert_eq!(pool(&trusted, "alias"), blocks(&[&one, &extra]));
@@ -137,9 +137,9 @@ fn a_bad_entry_hurts_itself_alone() {
         pem(bad, &[], &[]),
         pem(&extra, &[], &[]),
     ]);
-    let trusted = Trusted::of(Some(&own(&[&one])), &mesh, &Endpoints::default(), true);
+    let trusted = Trusted::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&one, &extra]));
-    let trusted = Trusted::of(None, &mesh, &Endpoints::default(), true);
+    let trusted = Trusted::of(&[], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&extra]));
 }
 
@@ -162,7 +162,7 @@ fn lists_of_the_own_ca_are_passed_on() {
         revoked: Some(Bytes::from(list.pem().expect("PEM"))),
         ..own(&[])
     };
-    let trusted = Trusted::of(Some(&bundle), &mesh(Vec::new()), &Endpoints::default(), false);
+    let trusted = Trusted::of(&[&bundle], &mesh(Vec::new()), &Endpoints::default(), false);
     assert_eq!(trusted.pools.revoked, [list.der().clone()]);
 }
 
@@ -221,11 +221,13 @@ async fn trust_follows_its_sources() {
     .into();
     let answers = Arc::new(Mutex::new(answers));
     let (own_sender, own_receiver) = watch::channel(Some(Arc::new(own(&[&one]))));
+    let (told_sender, told_receiver) = watch::channel(None);
     let (mesh_sender, mesh_receiver) = watch::channel(None);
     let (pools, mut pools_receiver) = watch::channel(Arc::default());
     let (anchors, mut anchors_receiver) = watch::channel(Arc::default());
     let follower = Follower {
         own: own_receiver,
+        told: told_receiver,
         mesh: mesh_receiver,
         fetch: Some(Arc::new(move |url| {
             assert_eq!(url, "https://friend");
@@ -258,5 +260,7 @@ async fn trust_follows_its_sources() {
     assert_eq!(next().await, blocks(&[&one]));
     own_sender.send_replace(Some(Arc::new(own(&[&one, &later]))));
     assert_eq!(next().await, blocks(&[&one, &later]));
+    told_sender.send_replace(Some(Arc::new(own(&[&told]))));
+    assert_eq!(next().await, blocks(&[&one, &later, &told]));
     assert!(tasks.end(Duration::from_secs(5)).await);
 }

@@ -23,7 +23,7 @@ use tokio::{
 use crate::task::Tasks;
 
 /// How long a signer may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 /// How long the object's deletion may take.
 const CLEANUP_PATIENCE: Duration = Duration::from_secs(5);
 /// The wait before a broken watch is begun anew.
@@ -288,7 +288,7 @@ mod tests {
             csr: "csr".into(),
             signer: "example.com/mesh".into(),
             usages: &["server auth"],
-            lifetime: Some(Duration::from_secs(3600)),
+            lifetime: Some(Duration::from_hours(1)),
             names: "a.b".into(),
         }
     }

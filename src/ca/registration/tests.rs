@@ -29,7 +29,7 @@ fn settings(variables: &[(&str, &str)]) -> Settings {
     let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
     Settings {
         flags: Line::try_parse_from(["istiod"]).expect("flags").flags,
-        variables: BTreeMap::from_iter(variables),
+        variables: variables.collect::<BTreeMap<_, _>>(),
     }
 }
 

@@ -277,9 +277,9 @@ async fn the_mesh_ca_signs_and_signs_anew() {
     let mut following = Following::start(Some(authority(10 * HOUR)));
     let first = following.next().await;
     assert_eq!(first.expires_at, *NOW + 10 * HOUR, "as long as the CA says");
-    pass(5 * HOUR - Duration::from_secs(1));
+    pass(4 * HOUR);
     assert!(following.is_quiet().await, "less than half of its life");
-    pass(Duration::from_secs(1));
+    pass(HOUR);
     let second = following.next().await;
     assert_eq!(second.expires_at, first.expires_at, "the CA itself holds no longer");
     assert_ne!(first.key.cert, second.key.cert);
@@ -376,6 +376,21 @@ async fn files_are_swapped_one_by_one() {
         CertificateDer::from_pem_slice(&chain).as_ref().ok()
     );
     assert!(tasks.end(Duration::from_secs(5)).await);
+}
+
+#[test]
+fn the_roots_of_the_certificate_are_told_with_what_was_revoked() {
+    let issuer = authority(HOUR);
+    let (chain, key) = pair(&issuer);
+    let own = certificate(&chain, &key, issuer.trusted().clone(), *NOW).expect("a certificate");
+    let trust = TrustBundle {
+        roots: Bytes::from_static(b"others"),
+        revoked: Some(Bytes::from_static(b"revoked")),
+    };
+    assert_eq!(told_now(None, Some(&trust)), None);
+    let told = told_now(Some(&own), Some(&trust)).expect("roots");
+    assert_eq!((&told.roots, &told.revoked), (issuer.trusted(), &trust.revoked));
+    assert_eq!(told_now(Some(&own), None).expect("roots").revoked, None);
 }
 
 #[test]

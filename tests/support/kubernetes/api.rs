@@ -121,6 +121,12 @@ impl Api {
         Ok(stored)
     }
 
+    /// Writes what the document says of the object's status; the rest stays.
+    pub(crate) fn apply_status(&self, document: &Value) -> Result<Value, String> {
+        let path = format!("{}/status", Reference::of(document).path());
+        self.ask(Method::PATCH, &path, "application/merge-patch+json", Some(document))
+    }
+
     /// [`Api::apply`] for each document of a YAML text.
     pub(crate) fn apply_all(&self, text: &str) -> Result<(), String> {
         documents(text)

@@ -95,6 +95,8 @@ impl Server {
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--enable-priority-and-fairness=false".to_owned(),
+            "--feature-gates=ClusterTrustBundle=true".to_owned(),
+            "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true".to_owned(),
             format!("--audit-policy-file={}", file("audit.json")),
             format!("--audit-log-path={}", file("audit.log")),
         ]);

@@ -1,0 +1,368 @@
+//! Certificates that signers of Kubernetes sign, and the roots in a ClusterTrustBundle.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Parser;
+use istiod::ca::authority::Limits;
+use istiod::ca::mesh_trust::{Anchor, AnchorSource, MeshTrust};
+use istiod::ca::registration::{self, Registration, RegistrationRules};
+use istiod::ca::serving::{self, ServingInputs, ServingRules, ServingSource};
+use istiod::ca::signing::{Issued, SignError, SignErrorKind, SigningRequest};
+use istiod::environment::Environment;
+use istiod::kube::client::{self, Access, Rate};
+use istiod::kube::health::WatchMetrics;
+use istiod::settings::{DiscoveryFlags, Settings};
+use istiod::status::cluster_trust_bundle;
+use istiod::status::leader::{Election, Timing};
+use istiod::status::watching::Watches;
+use libtest_mimic::{Failed, Trial};
+use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::place::SOON;
+use crate::support::http::RUNTIME;
+use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster};
+use crate::support::signer::Signer;
+use crate::support::{scratch, wait};
+
+const DEFAULT: &str = "signers.example.com/default";
+const NAMED: &str = "signers.example.com/named";
+const OWN: &str = "signers.example.com/own";
+const ID: &str = "spiffe://cluster.local/ns/default/sa/reviews";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::trial("kube::signers::workloads_are_signed_for", workloads_are_signed_for),
+        kubernetes::trial("kube::signers::nothing_is_left_behind", nothing_is_left_behind),
+        kubernetes::trial("kube::signers::own_certificate_is_signed", own_certificate_is_signed),
+        kubernetes::trial(
+            "kube::signers::roots_stand_in_a_trust_bundle",
+            roots_stand_in_a_trust_bundle,
+        ),
+    ]
+}
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: DiscoveryFlags,
+}
+
+fn environment() -> Environment {
+    Environment::new(Settings {
+        flags: Line::parse_from(["istiod"]).flags,
+        variables: [].into(),
+    })
+}
+
+/// A client of an account with these rights, which are those that the chart grants.
+fn account(cluster: &Cluster, namespace: &str, folder: &Path) -> Result<::kube::Client, String> {
+    let path = folder.join("kubeconfig");
+    cluster.account_kubeconfig(namespace, "istiod", &path)?;
+    let name = format!("{namespace}-signers");
+    let rule = |resources: &str, verbs: &[&str], names: &[&str]| json!({ "apiGroups": ["certificates.k8s.io"], "resources": [resources], "verbs": verbs, "resourceNames": names });
+    let rules = [
+        rule(
+            "certificatesigningrequests",
+            &["create", "get", "delete", "list", "watch"],
+            &[],
+        ),
+        rule("certificatesigningrequests/approval", &["update"], &[]),
+        rule("signers", &["approve"], &[DEFAULT, NAMED, OWN]),
+        rule(
+            "clustertrustbundles",
+            &["get", "list", "watch", "create", "update"],
+            &[],
+        ),
+        rule("signers", &["attest"], &["istio.io/istiod-ca"]),
+    ];
+    cluster.api.apply(
+        &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": { "name": name }, "rules": rules }),
+    )?;
+    cluster.api.apply(
+        &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": { "name": name },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name },
+        "subjects": [{ "kind": "ServiceAccount", "namespace": namespace, "name": "istiod" }] }),
+    )?;
+    let rate = Rate {
+        per_second: 0.0,
+        burst: 0,
+    };
+    RUNTIME
+        .block_on(client::client(&Access::Kubeconfig(path), rate))
+        .map_err(|error| error.to_string())
+}
+
+/// A mesh config that names the roots of signers.
+fn mesh(signer: &Signer, names: &[&str]) -> watch::Sender<Option<Arc<MeshTrust>>> {
+    let anchors = names.iter().map(|name| Anchor {
+        source: AnchorSource::Pem(signer.root(name).to_owned()),
+        signers: vec![(*name).into()],
+        trust_domains: Vec::new(),
+    });
+    watch::Sender::new(Some(Arc::new(MeshTrust {
+        anchors: anchors.collect(),
+        ..MeshTrust::default()
+    })))
+}
+
+fn register(
+    environment: &Environment,
+    client: ::kube::Client,
+    mesh: &watch::Sender<Option<Arc<MeshTrust>>>,
+) -> Result<Registration, Failed> {
+    let hours = |hours| Duration::from_hours(hours);
+    let rules = RegistrationRules {
+        signer: DEFAULT.into(),
+        domain: "signers.example.com".into(),
+        roots: None,
+        own_signer: OWN.into(),
+        limits: Limits {
+            default: hours(24),
+            max: hours(48),
+        },
+    };
+    let _runtime = RUNTIME.enter();
+    Ok(registration::start(environment, rules, Some(client), mesh.subscribe())?)
+}
+
+/// A request for `id` of a caller who is [`ID`].
+fn request(id: &str, signer: &str) -> SigningRequest {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
+    let key = KeyPair::generate().expect("a key");
+    let csr = params
+        .serialize_request(&key)
+        .and_then(|request| request.pem())
+        .expect("a request");
+    SigningRequest {
+        csr: csr.into_bytes(),
+        identities: vec![ID.into()],
+        lifetime: Some(Duration::from_hours(1)),
+        signer: signer.into(),
+    }
+}
+
+fn sign(registration: &Registration, request: SigningRequest) -> Result<Issued, SignError> {
+    RUNTIME.block_on(registration.signer.sign(request))
+}
+
+fn requests(cluster: &Cluster) -> Result<usize, String> {
+    let all = cluster
+        .api
+        .list("certificates.k8s.io/v1", "CertificateSigningRequest", "")?;
+    Ok(all.len())
+}
+
+fn until_none_is_left(cluster: &Cluster) -> Result<(), String> {
+    wait::until("no CertificateSigningRequest", SOON, || {
+        (requests(cluster).ok()? == 0).then_some(())
+    })
+}
+
+fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
+    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+    let signer = Signer::start(&cluster.api, &[DEFAULT, NAMED]);
+    let mesh = mesh(&signer, &[DEFAULT, NAMED]);
+    let environment = environment();
+    let mut registration = register(&environment, client, &mesh)?;
+
+    let issued = sign(&registration, request(ID, ""))?;
+    assert_eq!(issued.chain.len(), 1, "the leaf");
+    assert_eq!(issued.roots.trim(), signer.root(DEFAULT).trim());
+    let named = sign(&registration, request(ID, "named"))?;
+    assert_eq!(named.roots.trim(), signer.root(NAMED).trim());
+    let signed = signer.signed();
+    assert_eq!(signed.len(), 2);
+    assert_eq!(signed[0]["expirationSeconds"], 3600);
+    let usages = json!(["digital signature", "key encipherment", "server auth", "client auth"]);
+    assert_eq!(signed[0]["usages"], usages);
+    assert_eq!(signed[1]["signerName"], NAMED);
+    assert_eq!(signed[0]["username"], "system:serviceaccount:signers:istiod");
+
+    // Nobody may say that he is somebody else, or may have what was not granted.
+    let other = sign(&registration, request("spiffe://cluster.local/ns/default/sa/other", ""));
+    let error = other.expect_err("another identity");
+    assert_eq!(error.kind, SignErrorKind::Csr);
+    assert!(
+        error.text.starts_with("unable to validate SAN Identities in CSR"),
+        "{error}"
+    );
+    let error = sign(&registration, request(ID, "forbidden")).expect_err("no such right");
+    assert_eq!(error.kind, SignErrorKind::Generation);
+    assert!(
+        error.text.contains("approve") && error.text.contains("ClusterRole"),
+        "{error}"
+    );
+    assert_eq!(signer.signed().len(), 2);
+    until_none_is_left(&cluster)?;
+
+    let trust = RUNTIME.block_on(async {
+        let known = tokio::time::timeout(PATIENCE, registration.trust.wait_for(Option::is_some)).await;
+        known.expect("in time").expect("it is followed").clone()
+    });
+    let trust = trust.ok_or("no trust")?;
+    assert_eq!(trust.roots, signer.root(DEFAULT).replace("\r\n", "\n"));
+    RUNTIME.block_on(environment.tasks.end(PATIENCE));
+    Ok(())
+}
+
+fn nothing_is_left_behind(trial: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
+    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+    let signer = Signer::start(&cluster.api, &[DEFAULT]);
+    signer.pause(true);
+    let mesh = mesh(&signer, &[DEFAULT]);
+    let environment = environment();
+    let registration = register(&environment, client, &mesh)?;
+
+    // The caller goes away before the signer has signed.
+    let impatient = async {
+        let signing = registration.signer.sign(request(ID, ""));
+        tokio::time::timeout(Duration::from_secs(2), signing).await
+    };
+    assert!(RUNTIME.block_on(impatient).is_err(), "nobody signs");
+    assert_eq!(requests(&cluster)?, 1);
+    signer.pause(false);
+    until_none_is_left(&cluster)?;
+
+    // The process ends before the signer has signed.
+    signer.pause(true);
+    let ending = async {
+        let signing = registration.signer.sign(request(ID, ""));
+        let ending = async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            environment.tasks.end(PATIENCE).await
+        };
+        tokio::join!(signing, ending)
+    };
+    let (signed, ended) = RUNTIME.block_on(ending);
+    assert_eq!(signed.expect_err("the process ended").kind, SignErrorKind::NotReady);
+    assert!(ended);
+    assert_eq!(requests(&cluster)?, 0);
+    Ok(())
+}
+
+fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
+    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+    let signer = Signer::start(&cluster.api, &[OWN, NAMED]);
+    let mesh_sender = mesh(&signer, &[OWN]);
+    let environment = environment();
+    let rules = ServingRules {
+        source: ServingSource::Kubernetes { signer: OWN.into() },
+        names: ["istiod.signers.svc".into()].into(),
+        lifetime: Duration::from_hours(1),
+    };
+    let inputs = ServingInputs {
+        authority: watch::channel(None).1,
+        trust: watch::channel(None).1,
+        mesh: mesh_sender.subscribe(),
+        client: Some(client),
+    };
+    let mut serving = {
+        let _runtime = RUNTIME.enter();
+        serving::start(&environment, rules, inputs)
+    };
+    let mut next = || {
+        RUNTIME.block_on(async {
+            let changed = tokio::time::timeout(PATIENCE, serving.changed()).await;
+            changed.expect("in time").expect("it is followed");
+            serving.borrow_and_update().clone().expect("a certificate")
+        })
+    };
+    let first = next();
+    assert_eq!(first.roots, signer.root(OWN));
+    let signed = signer.signed();
+    assert_eq!(
+        signed[0]["usages"],
+        json!(["digital signature", "key encipherment", "server auth"])
+    );
+
+    // Another root of the signer in the mesh config is a reason for another certificate.
+    let both = format!("{}{}", signer.root(OWN), signer.root(NAMED));
+    mesh_sender.send_modify(|mesh| {
+        let mut changed = MeshTrust::clone(mesh.as_ref().expect("a mesh"));
+        changed.anchors[0].source = AnchorSource::Pem(both.clone());
+        *mesh = Some(Arc::new(changed));
+    });
+    let second = next();
+    assert_eq!(second.roots, both);
+    assert_ne!(second.key.cert, first.key.cert);
+    until_none_is_left(&cluster)?;
+    RUNTIME.block_on(environment.tasks.end(PATIENCE));
+    Ok(())
+}
+
+fn roots_stand_in_a_trust_bundle(trial: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(&format!("{trial}/cluster"))?;
+    let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
+    // A signer's root is a root like any other.
+    let signer = Signer::start(&cluster.api, &[DEFAULT, NAMED]);
+    let (one, other) = (signer.root(DEFAULT), signer.root(NAMED));
+    let roots = watch::Sender::new(None);
+    let election = Election {
+        client: client.clone(),
+        namespace: "signers".into(),
+        identity: "istiod-1".into(),
+        revision: "default".into(),
+        remote: false,
+        enabled: false,
+        default_revision: watch::channel("".into()).1,
+        shutdown: CancellationToken::new(),
+        timing: Timing::default(),
+    };
+    let watches = Watches {
+        client,
+        cluster: "Kubernetes".into(),
+        metrics: WatchMetrics::new(&prometheus::Registry::new())?,
+    };
+    let (receiver, shutdown) = (roots.subscribe(), election.shutdown.clone());
+    let environment = environment();
+    {
+        let _runtime = RUNTIME.enter();
+        environment.tasks.spawn("bundle", async move {
+            cluster_trust_bundle::run(&election, watches, receiver).await;
+        });
+    }
+    let reference = Reference::new(
+        "certificates.k8s.io/v1beta1",
+        "ClusterTrustBundle",
+        "",
+        "istio.io:istiod-ca:root-cert",
+    );
+    let until = |wanted: &str| {
+        wait::until("the roots in the ClusterTrustBundle", SOON, || {
+            let found = cluster.get(&reference).ok()??;
+            assert_eq!(found["spec"]["signerName"], "istio.io/istiod-ca");
+            (found["spec"]["trustBundle"] == wanted).then_some(())
+        })
+    };
+    let lines = |text: &str| text.replace("\r\n", "\n");
+    let (one, other) = (lines(one), lines(other));
+    let set = |text: String| roots.send_replace(Some(Bytes::from(text)));
+    set(format!("# a comment\n{one}{one}"));
+    until(&one)?;
+    set(format!("{one}{other}"));
+    until(&format!("{one}{other}"))?;
+    cluster
+        .api
+        .patch(&reference, &json!({ "spec": { "trustBundle": other } }))?;
+    until(&format!("{one}{other}"))?;
+    cluster.api.delete(&reference)?;
+    until(&format!("{one}{other}"))?;
+    shutdown.cancel();
+    RUNTIME.block_on(environment.tasks.end(PATIENCE));
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! A signer of Kubernetes: it signs what was approved. No controllers run beside the API servers of the trials.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DnType, IsCa, KeyPair,
+};
+use serde_json::{Value, json};
+
+use super::kubernetes::api::Api;
+
+const API: &str = "certificates.k8s.io/v1";
+const KIND: &str = "CertificateSigningRequest";
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+type Issuer = CertifiedIssuer<'static, KeyPair>;
+
+/// Signs until it is dropped.
+pub(crate) struct Signer {
+    roots: BTreeMap<String, String>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    ends: AtomicBool,
+    pauses: AtomicBool,
+    /// The specifications of what was signed.
+    signed: Mutex<Vec<Value>>,
+}
+
+impl Signer {
+    /// Begins to sign for these names, each with a root of its own. Chains hold the leaf alone.
+    pub(crate) fn start(api: &Api, names: &[&str]) -> Signer {
+        let issuers: BTreeMap<String, Issuer> = names.iter().map(|name| ((*name).to_owned(), root(name))).collect();
+        let roots = issuers
+            .iter()
+            .map(|(name, issuer)| (name.clone(), issuer.pem()))
+            .collect();
+        let shared = Arc::new(Shared::default());
+        let (api, sharing) = (api.clone(), shared.clone());
+        let signing = move || {
+            while !sharing.ends.load(Ordering::Relaxed) {
+                if !sharing.pauses.load(Ordering::Relaxed) {
+                    sign_all(&api, &issuers, &sharing);
+                }
+                std::thread::park_timeout(LOOK);
+            }
+        };
+        Signer {
+            roots,
+            shared,
+            thread: Some(std::thread::spawn(signing)),
+        }
+    }
+
+    /// The root of a signer, as PEM.
+    pub(crate) fn root(&self, name: &str) -> &str {
+        &self.roots[name]
+    }
+
+    /// Signs nothing, or goes on.
+    pub(crate) fn pause(&self, pauses: bool) {
+        self.shared.pauses.store(pauses, Ordering::Relaxed);
+    }
+
+    /// The specifications of what was signed so far.
+    pub(crate) fn signed(&self) -> Vec<Value> {
+        self.shared
+            .signed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for Signer {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn root(name: &str) -> Issuer {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a key");
+    CertifiedIssuer::self_signed(params, key).expect("a root")
+}
+
+fn sign_all(api: &Api, issuers: &BTreeMap<String, Issuer>, shared: &Shared) {
+    for object in api.list(API, KIND, "").unwrap_or_default() {
+        let issuer = object["spec"]["signerName"].as_str().and_then(|name| issuers.get(name));
+        let approved = object["status"]["conditions"].as_array().is_some_and(|all| {
+            all.iter()
+                .any(|one| one["type"] == "Approved" && one["status"] == "True")
+        });
+        let Some(issuer) = issuer.filter(|_| approved && object["status"]["certificate"].is_null()) else {
+            continue;
+        };
+        let chain = sign(&object, issuer).expect("a request that the API server accepted");
+        let signed = json!({ "apiVersion": API, "kind": KIND,
+            "metadata": { "name": object["metadata"]["name"] },
+            "status": { "certificate": BASE64_STANDARD.encode(chain) } });
+        // Whoever asked may have deleted it meanwhile.
+        if api.apply_status(&signed).is_ok() {
+            let mut all = shared.signed.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push(object["spec"].clone());
+        }
+    }
+}
+
+fn sign(object: &Value, issuer: &Issuer) -> Option<String> {
+    let request = BASE64_STANDARD.decode(object["spec"]["request"].as_str()?).ok()?;
+    let mut request = CertificateSigningRequestParams::from_pem(std::str::from_utf8(&request).ok()?).ok()?;
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().ok()?;
+    let life = Duration::from_secs(object["spec"]["expirationSeconds"].as_u64().unwrap_or(86_400));
+    let began = std::time::SystemTime::UNIX_EPOCH + now - Duration::from_mins(1);
+    request.params.not_before = began.into();
+    request.params.not_after = (began + life).into();
+    Some(request.signed_by(issuer).ok()?.pem())
+}
