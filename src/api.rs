@@ -6,6 +6,7 @@ pub mod access_review;
 pub mod crd;
 pub mod diagnostics;
 pub mod document;
+pub mod fetched_keys;
 pub mod field;
 pub mod folder;
 pub mod gateway_api;

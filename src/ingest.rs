@@ -6,6 +6,7 @@ pub mod crd;
 pub mod file;
 pub mod findings;
 pub mod gate;
+pub mod jwks;
 pub mod kinds;
 pub mod mesh;
 pub mod metrics;

@@ -130,6 +130,8 @@ kinds! {
     ResolvedHost("ResolvedHost") => "mesh.istio.io", ["v1alpha1"], "resolved-host", "resolvedhosts";
     /// The answer of an API server for who may read Secrets: as above.
     AccessReview("AccessReview") => "mesh.istio.io", ["v1alpha1"], "access-review", "accessreviews";
+    /// The keys of an issuer of tokens, fetched from its server: an input that istiod asks for itself.
+    FetchedKeys("FetchedKeys") => "mesh.istio.io", ["v1alpha1"], "fetched-keys", "fetchedkeys";
 }
 
 impl Kind {
@@ -143,7 +145,7 @@ impl Kind {
     pub fn is_object(self) -> bool {
         !matches!(
             self,
-            Self::MeshConfig | Self::MeshNetworks | Self::ResolvedHost | Self::AccessReview
+            Self::MeshConfig | Self::MeshNetworks | Self::ResolvedHost | Self::AccessReview | Self::FetchedKeys
         )
     }
 
@@ -151,7 +153,7 @@ impl Kind {
     pub fn is_cluster_scoped(self) -> bool {
         matches!(
             self,
-            Self::Namespace | Self::Node | Self::GatewayClass | Self::IngressClass | Self::ResolvedHost
+            Self::Namespace | Self::Node | Self::GatewayClass | Self::IngressClass | Self::ResolvedHost | Self::FetchedKeys
         )
     }
 

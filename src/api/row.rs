@@ -1,7 +1,7 @@
 //! `Row`: a parsed object of any kind.
 
 use super::{
-    Config, Kind, access_review::AccessReview, gateway_api, kube, mcs, meta::Keyed, resolved_host::ResolvedHost,
+    Config, Kind, access_review::AccessReview, fetched_keys::FetchedKeys, gateway_api, kube, mcs, meta::Keyed, resolved_host::ResolvedHost,
 };
 use crate::{
     base::{ObjectKey, Shared},
@@ -81,4 +81,5 @@ rows! {
     ServiceImport: Config<mcs::ServiceImport>;
     ResolvedHost: ResolvedHost;
     AccessReview: AccessReview;
+    FetchedKeys: FetchedKeys;
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     api::{
-        self, Config, Kind, access_review::AccessReview, gateway_api, mcs, meta::Keyed, resolved_host::ResolvedHost,
+        self, Config, Kind, access_review::AccessReview, fetched_keys::FetchedKeys, gateway_api, mcs, meta::Keyed, resolved_host::ResolvedHost,
     },
     base::{ClusterId, ObjectKey},
     proto::istio::{
@@ -109,4 +109,5 @@ inputs! {
     ServiceImport, service_imports: Config<mcs::ServiceImport>;
     ResolvedHost, resolved_hosts: ResolvedHost;
     AccessReview, access_reviews: AccessReview;
+    FetchedKeys, fetched_keys: FetchedKeys;
 }

@@ -1,13 +1,20 @@
 //! What the mesh asks of ingestion: which namespaces count, and which host names are to be resolved.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, network};
+use super::{MeshSnapshot, features::RemoteJwks, network};
 use crate::{
-    base::select::{LabelSelector, Requirement},
-    proto::istio::mesh::v1alpha1 as mesh_api,
+    api::fetched_keys::KeySource,
+    base::{
+        ObjectKey,
+        select::{LabelSelector, Requirement},
+    },
+    proto::istio::{mesh::v1alpha1 as mesh_api, security::v1beta1::JwtRule},
     table::Cx,
 };
 
@@ -18,6 +25,17 @@ pub struct Wants {
     pub discovery_selectors: Vec<LabelSelector>,
     /// Host names of network gateways whose addresses are needed.
     pub hosts: BTreeSet<SmolStr>,
+    /// Key sets of issuers that are needed.
+    pub keys: BTreeMap<KeySource, KeysWanted>,
+}
+
+/// How a key set is wanted.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct KeysWanted {
+    /// How long fetching it may take: the longest time that a rule allows.
+    pub timeout: Duration,
+    /// The RequestAuthentications that name it.
+    pub by: BTreeSet<ObjectKey>,
 }
 
 impl Wants {
@@ -36,7 +54,38 @@ pub fn wants(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Wants> {
     Some(Wants {
         discovery_selectors: selectors.iter().map(selector).collect(),
         hosts: hosts.map(|networks| network::hosts(networks)).unwrap_or_default(),
+        keys: keys(cx, mesh),
     })
+}
+
+/// The time to fetch keys if nothing else is said.
+pub const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time that counts: a rule is no reason to hold connections for hours.
+const LONGEST_KEYS_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The key sets that rules need and do not hold.
+fn keys(cx: &Cx, mesh: &MeshSnapshot) -> BTreeMap<KeySource, KeysWanted> {
+    let mut keys: BTreeMap<KeySource, KeysWanted> = BTreeMap::new();
+    let is_envoys = mesh.installation.features.pilot_jwt_enable_remote_jwks == RemoteJwks::Envoy;
+    for (key, policy) in mesh.request_authentications.iter(cx) {
+        for rule in &policy.spec.jwt_rules {
+            if is_envoys && !rule.jwks_uri.is_empty() {
+                continue;
+            }
+            if let Some(source) = KeySource::of(rule) {
+                let wanted = keys.entry(source).or_default();
+                wanted.timeout = wanted.timeout.max(timeout(rule));
+                wanted.by.insert(key.clone());
+            }
+        }
+    }
+    keys
+}
+
+fn timeout(rule: &JwtRule) -> Duration {
+    let given = rule.timeout.and_then(|given| Duration::try_from(given).ok());
+    let given = given.filter(|given| !given.is_zero()).unwrap_or(KEYS_TIMEOUT);
+    given.min(LONGEST_KEYS_TIMEOUT)
 }
 
 fn selector(written: &mesh_api::LabelSelector) -> LabelSelector {

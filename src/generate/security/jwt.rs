@@ -5,12 +5,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::JWT_FILTER;
 use crate::{
+    api::fetched_keys::{FetchedKeys, KeySource},
+    base::ObjectKey,
     generate::{
         constant,
         listener::{FilterStack, http_filters::filter as http_filter},
         proxy::ProxyType,
     },
-    model::features::RemoteJwks as Fetcher,
+    model::{features::RemoteJwks as Fetcher, wants::KEYS_TIMEOUT},
     proto::{
         Any,
         envoy::{
@@ -33,16 +35,9 @@ use crate::{
     },
 };
 
-/// A key set that no token fulfils, for issuers whose keys are not known. The key is a point of P-256 for which nobody
-/// knows the secret: its x is the SHA-256 of `istiod: no token of this issuer is valid 3` (the first number that gives a
-/// point), its y the even one of the two.
-const UNFULFILLABLE: &str = concat!(
-    r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unavailable","#,
-    r#""x":"fgtJuWQhy1MjRv1YEo4ANqhU3svtg4pzPvUPV6hgVbM","y":"aaUIsWGtVHDe8cySM1SG6jLVLifI6mJTEkDQgS9nGk4"}]}"#
-);
-
-/// The time to fetch keys if nothing else is said.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The key set of issuers whose keys are not known: there is none, so Envoy refuses every token of the issuer. A key that
+/// stands in for the missing ones would be a key that somebody may know.
+const NO_KEYS: &str = r#"{"keys":[]}"#;
 
 /// How long Envoy keeps keys that it fetched.
 const CACHE_DURATION: Duration = Duration::from_mins(5);
@@ -53,18 +48,18 @@ const SPACE_DELIMITED: [&str; 2] = ["permission", "scope"];
 /// The filter, if there are rules.
 pub(super) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
     let keys = stack.client.security.request_authentication.iter();
-    let mut rules: Vec<&JwtRule> = keys
-        .filter_map(|key| stack.view.mesh.request_authentications.get(stack.view.cx, key))
-        .flat_map(|policy| &policy.spec.jwt_rules)
+    let policies = keys.filter_map(|key| Some((key, stack.view.mesh.request_authentications.get(stack.view.cx, key)?)));
+    let mut rules: Vec<(&ObjectKey, &JwtRule)> = policies
+        .flat_map(|(key, policy)| policy.spec.jwt_rules.iter().map(move |rule| (key, rule)))
         .collect();
     if rules.is_empty() {
         return None;
     }
-    rules.sort_by(|left, right| left.issuer.cmp(&right.issuer));
+    rules.sort_by(|(_, left), (_, right)| left.issuer.cmp(&right.issuer));
     let providers: BTreeMap<String, JwtProvider> = rules
         .iter()
         .enumerate()
-        .map(|(index, rule)| (provider_name(index), provider(stack, rule)))
+        .map(|(index, (policy, rule))| (provider_name(index), provider(stack, policy, rule)))
         .collect();
     let everywhere = RouteMatch {
         path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
@@ -109,7 +104,7 @@ fn any(requirements: Vec<JwtRequirement>) -> JwtRequirement {
     require(RequiresType::RequiresAny(JwtRequirementOrList { requirements }))
 }
 
-fn provider(stack: &FilterStack, rule: &JwtRule) -> JwtProvider {
+fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvider {
     let mut space_delimited: Vec<String> = SPACE_DELIMITED.map(str::to_owned).to_vec();
     space_delimited.extend(rule.space_delimited_claims.iter().cloned());
     space_delimited.sort_unstable();
@@ -145,13 +140,13 @@ fn provider(stack: &FilterStack, rule: &JwtRule) -> JwtProvider {
         claim_to_headers: to_headers.collect(),
         // Routes of gateways may depend on claims, which are known only after this filter.
         clear_route_cache: stack.client.proxy_type != ProxyType::Sidecar,
-        jwks_source_specifier: Some(keys(stack, rule)),
+        jwks_source_specifier: Some(keys(stack, policy, rule)),
         ..Default::default()
     }
 }
 
 /// Where the keys of an issuer come from.
-fn keys(stack: &FilterStack, rule: &JwtRule) -> JwksSourceSpecifier {
+fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwksSourceSpecifier {
     let fetcher = stack.features().pilot_jwt_enable_remote_jwks;
     if fetcher != Fetcher::Istiod
         && !rule.jwks_uri.is_empty()
@@ -159,16 +154,27 @@ fn keys(stack: &FilterStack, rule: &JwtRule) -> JwksSourceSpecifier {
     {
         return JwksSourceSpecifier::RemoteJwks(remote);
     }
-    let inline = if rule.jwks.is_empty() {
-        stack.note("jwks_unavailable", rule.issuer.as_str());
-        UNFULFILLABLE
-    } else {
-        &rule.jwks
-    };
     JwksSourceSpecifier::LocalJwks(DataSource {
-        specifier: Some(data_source::Specifier::InlineString(inline.to_owned())),
+        specifier: Some(data_source::Specifier::InlineString(inline_keys(stack, policy, rule))),
         ..Default::default()
     })
+}
+
+/// The keys that the rule holds, or the last ones that were fetched.
+fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> String {
+    let Some(source) = KeySource::of(rule) else {
+        return rule.jwks.clone();
+    };
+    let mesh = stack.view.mesh;
+    let key = FetchedKeys::key(&mesh.installation.cluster, &source);
+    match mesh.fetched_keys.get(stack.view.cx, &key) {
+        Some(fetched) => fetched.keys.to_string(),
+        None => {
+            let (namespace, name) = (&policy.namespace, &policy.name);
+            stack.note("jwks_unavailable", format!("{namespace}/{name}: {source}"));
+            NO_KEYS.to_owned()
+        }
+    }
 }
 
 /// Envoy fetches the keys, from a service of the mesh.
@@ -182,7 +188,7 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     Some(RemoteJwks {
         http_uri: Some(HttpUri {
             uri: rule.jwks_uri.clone(),
-            timeout: Some(rule.timeout.unwrap_or_else(|| constant::duration(DEFAULT_TIMEOUT))),
+            timeout: Some(rule.timeout.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))),
             http_upstream_type: Some(HttpUpstreamType::Cluster(cluster)),
         }),
         cache_duration: Some(constant::duration(CACHE_DURATION)),

@@ -1,0 +1,297 @@
+//! The keys that tokens are checked with, fetched from the servers of their issuers. What is wanted comes from the mesh; a
+//! key set is a change like others, so nothing that makes configuration ever waits for a server.
+//!
+//! Each source has a schedule of its own: one that hangs or fails costs the others nothing. While a server fails, its last
+//! good keys stay, until they are so old that they may well have been withdrawn.
+
+mod keys;
+mod network;
+mod report;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::{
+    StreamExt,
+    future::{AbortHandle, Abortable, BoxFuture},
+    stream::FuturesUnordered,
+};
+use smol_str::SmolStr;
+use tokio::sync::{mpsc, watch};
+
+use super::findings::{Report, Standing};
+use crate::{
+    api::{
+        Diagnostic, FieldError, Kind, Severity,
+        fetched_keys::{FetchedKeys, KeySource},
+    },
+    base::{ClusterId, ObjectKey},
+    environment::Environment,
+    fetch::Fetcher,
+    model::{
+        change::Change,
+        wants::{KeysWanted, Wants},
+    },
+};
+pub use keys::KeySet;
+pub use network::{FetchFailure, NetworkMetrics};
+pub use report::{KeyReports, KeysReport};
+
+/// The wait after the first failure; it doubles with each further one.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// The longest wait while there are no keys: every token of the issuer is refused meanwhile.
+const LONGEST_RETRY_WITHOUT_KEYS: Duration = Duration::from_mins(1);
+/// The longest wait while the last good keys serve.
+const LONGEST_RETRY: Duration = Duration::from_mins(10);
+/// Keys that could not be fetched again for so long are forgotten (as Istio does).
+const OLDEST: Duration = Duration::from_hours(7 * 24);
+
+/// Fetches key sets.
+pub trait Fetch: Send + Sync + 'static {
+    /// The key set of a source, asked for after a wait.
+    fn fetch(
+        self: Arc<Self>,
+        source: KeySource,
+        timeout: Duration,
+        wait: Duration,
+    ) -> BoxFuture<'static, Result<KeySet, FetchFailure>>;
+}
+
+/// Starts to fetch the keys that are wanted. Each good key set is fetched again after `refresh`. Failures are reported
+/// as warnings about the RequestAuthentications that name the source.
+pub fn start(
+    environment: &Environment,
+    cluster: ClusterId,
+    fetcher: Fetcher,
+    refresh: Duration,
+    wants: watch::Receiver<Option<Arc<Wants>>>,
+    changes: mpsc::Sender<Vec<Change>>,
+    report: Report,
+) -> Result<KeyReports, prometheus::Error> {
+    let metrics = NetworkMetrics::new(&environment.registry)?;
+    let network = Arc::new(network::Network::new(fetcher, metrics));
+    let resolver = Resolver::new(cluster, network, refresh, changes, report);
+    let reports = resolver.reports();
+    environment.tasks.spawn_until_shutdown("jwks", resolver.run(wants));
+    Ok(reports)
+}
+
+/// An answer, with the source that was asked.
+type Asking = Abortable<BoxFuture<'static, (KeySource, Result<KeySet, FetchFailure>)>>;
+
+/// The sources that are wanted, and what is known of them.
+struct Resolver<F> {
+    cluster: ClusterId,
+    fetch: Arc<F>,
+    refresh: Duration,
+    changes: mpsc::Sender<Vec<Change>>,
+    findings: Standing<KeySource>,
+    sources: BTreeMap<KeySource, Source>,
+    asking: FuturesUnordered<Asking>,
+    reports: watch::Sender<BTreeMap<KeySource, KeysReport>>,
+}
+
+/// One source.
+struct Source {
+    wanted: KeysWanted,
+    /// Ends the present wait or question.
+    asked: AbortHandle,
+    /// The last good keys.
+    told: Option<KeySet>,
+    /// Failures since the last good answer.
+    failures: u32,
+    /// How long it has been failing, as the sum of the waits.
+    failing_for: Duration,
+}
+
+impl<F: Fetch> Resolver<F> {
+    fn new(
+        cluster: ClusterId,
+        fetch: Arc<F>,
+        refresh: Duration,
+        changes: mpsc::Sender<Vec<Change>>,
+        report: Report,
+    ) -> Self {
+        Self {
+            cluster,
+            fetch,
+            refresh,
+            changes,
+            findings: Standing::new(report),
+            sources: BTreeMap::new(),
+            asking: FuturesUnordered::new(),
+            reports: watch::Sender::default(),
+        }
+    }
+
+    fn reports(&self) -> KeyReports {
+        KeyReports::new(self.reports.subscribe())
+    }
+
+    /// Runs until nobody tells wants or takes changes.
+    async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
+        let mut goes_on = true;
+        while goes_on {
+            let wanted = wants.borrow_and_update().clone();
+            if let Some(wanted) = wanted {
+                goes_on = self.take(&wanted.keys).await;
+            }
+            while goes_on {
+                tokio::select! {
+                    changed = wants.changed() => {
+                        goes_on = changed.is_ok();
+                        break;
+                    }
+                    Some(answer) = self.asking.next() => {
+                        // What was aborted is wanted no longer.
+                        if let Ok((source, answer)) = answer {
+                            goes_on = self.learn(source, answer).await;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes over what is wanted now. False if nobody takes changes any more.
+    async fn take(&mut self, wanted: &BTreeMap<KeySource, KeysWanted>) -> bool {
+        for (source, wanted) in wanted {
+            if let Some(known) = self.sources.get_mut(source) {
+                known.wanted = wanted.clone();
+            } else {
+                let asked = self.ask(source, wanted.timeout, Duration::ZERO);
+                let new = Source {
+                    wanted: wanted.clone(),
+                    asked,
+                    told: None,
+                    failures: 0,
+                    failing_for: Duration::ZERO,
+                };
+                self.sources.insert(source.clone(), new);
+            }
+        }
+        let gone: Vec<KeySource> = self.sources.keys().filter(|source| !wanted.contains_key(source)).cloned().collect();
+        let mut removed = Vec::new();
+        for source in gone {
+            let Some(entry) = self.sources.remove(&source) else { continue };
+            entry.asked.abort();
+            if entry.told.is_some() {
+                removed.push(Change::Remove(FetchedKeys::KIND, FetchedKeys::key(&self.cluster, &source)));
+            }
+            self.reports.send_if_modified(|reports| reports.remove(&source).is_some());
+            self.findings.set(source, BTreeSet::new());
+        }
+        removed.is_empty() || self.changes.send(removed).await.is_ok()
+    }
+
+    fn ask(&self, source: &KeySource, timeout: Duration, wait: Duration) -> AbortHandle {
+        let (handle, registration) = AbortHandle::new_pair();
+        let fetching = self.fetch.clone().fetch(source.clone(), timeout, wait);
+        let source = source.clone();
+        let answering: BoxFuture<'static, _> = Box::pin(async move { (source, fetching.await) });
+        self.asking.push(Abortable::new(answering, registration));
+        handle
+    }
+
+    /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
+    async fn learn(&mut self, source: KeySource, answer: Result<KeySet, FetchFailure>) -> bool {
+        let refresh = self.refresh;
+        let Some(entry) = self.sources.get_mut(&source) else {
+            return true;
+        };
+        let (wait, change) = match &answer {
+            Ok(keys) => (refresh, entry.succeed(keys)),
+            Err(_) => entry.fail(refresh),
+        };
+        let (timeout, has_keys) = (entry.wanted.timeout, entry.told.is_some());
+        let news = report::Answered::new(entry.told.as_ref(), entry.failures, answer.as_ref().err());
+        let by = entry.wanted.by.clone();
+        let asked = self.ask(&source, timeout, wait);
+        if let Some(entry) = self.sources.get_mut(&source) {
+            entry.asked = asked;
+        }
+        let findings = match &answer {
+            Ok(_) => BTreeSet::new(),
+            Err(failure) => by.iter().map(|policy| finding(policy, &source, failure, has_keys)).collect(),
+        };
+        self.findings.set(source.clone(), findings);
+        let sent = match change {
+            Some(News::Keys(keys)) => {
+                tracing::info!(%source, again = ?wait, "fetched keys that tokens are checked with");
+                let key = FetchedKeys::key(&self.cluster, &source);
+                self.changes.send(vec![Change::Upsert(FetchedKeys { key, keys }.into())]).await
+            }
+            Some(News::TooOld) => {
+                tracing::error!(%source, "keys are forgotten: they could not be fetched again for {OLDEST:?}");
+                let key = FetchedKeys::key(&self.cluster, &source);
+                self.changes.send(vec![Change::Remove(FetchedKeys::KIND, key)]).await
+            }
+            None => Ok(()),
+        };
+        // Whoever waits for the report finds the keys sent.
+        self.reports.send_modify(|reports| {
+            let report = reports.entry(source.clone()).or_default();
+            report.take(&source, &by, news);
+        });
+        sent.is_ok()
+    }
+}
+
+/// What the mesh has to know of an answer.
+enum News {
+    /// Other keys than before.
+    Keys(SmolStr),
+    /// The last good keys serve no longer.
+    TooOld,
+}
+
+impl Source {
+    fn succeed(&mut self, keys: &KeySet) -> Option<News> {
+        self.failures = 0;
+        self.failing_for = Duration::ZERO;
+        if self.told.as_ref() == Some(keys) {
+            return None;
+        }
+        self.told = Some(keys.clone());
+        Some(News::Keys(keys.text().clone()))
+    }
+
+    /// The wait before the next question, and what the mesh has to know.
+    fn fail(&mut self, refresh: Duration) -> (Duration, Option<News>) {
+        let longest = match self.told {
+            Some(_) => LONGEST_RETRY.min(refresh).max(FIRST_RETRY),
+            None => LONGEST_RETRY_WITHOUT_KEYS,
+        };
+        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
+        self.failures = self.failures.saturating_add(1);
+        self.failing_for += wait;
+        let is_too_old = self.failing_for >= OLDEST && self.told.take().is_some();
+        (wait, is_too_old.then_some(News::TooOld))
+    }
+}
+
+/// The warning to the author of a policy.
+fn finding(policy: &ObjectKey, source: &KeySource, failure: &FetchFailure, has_keys: bool) -> Diagnostic {
+    let consequence = if has_keys {
+        "the last keys stay"
+    } else {
+        "until they are there, all tokens of this issuer are refused"
+    };
+    let finding = FieldError {
+        field: "spec.jwtRules".to_owned(),
+        message: format!("cannot fetch the keys of {source}: {failure}; {consequence}"),
+    };
+    Diagnostic::of_object(
+        Kind::RequestAuthentication,
+        policy.clone(),
+        Severity::Warning,
+        "JwksUnavailable",
+        finding,
+    )
+}

@@ -1,0 +1,112 @@
+//! A document that holds keys.
+
+use serde_json::{Map, Value};
+use smol_str::SmolStr;
+
+/// How a certificate in PEM begins.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
+/// A key set in one of the forms that Envoy reads: a JWKS, or certificates by key id. Two are equal if they hold the same
+/// keys, in whatever order and with whatever space between.
+#[derive(Clone, Debug)]
+pub struct KeySet {
+    text: SmolStr,
+    /// The keys in an order of their own.
+    keys: Vec<(String, Value)>,
+}
+
+/// The document is no key set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the document is no key set; want {{\"keys\": [...]}}")]
+pub struct NoKeySet;
+
+impl KeySet {
+    /// Reads a document. A set without keys is one: its issuer has withdrawn them all.
+    pub fn parse(document: &[u8]) -> Result<Self, NoKeySet> {
+        let text = std::str::from_utf8(document).map_err(|_| NoKeySet)?;
+        let parsed: Map<String, Value> = serde_json::from_str(text).map_err(|_| NoKeySet)?;
+        let mut keys = match parsed.get("keys") {
+            Some(Value::Array(keys)) if keys.iter().all(Value::is_object) => {
+                keys.iter().map(|key| (id(key), key.clone())).collect()
+            }
+            None if is_certificates(&parsed) => parsed.into_iter().collect(),
+            _ => return Err(NoKeySet),
+        };
+        sort(&mut keys);
+        Ok(Self {
+            text: SmolStr::new(text),
+            keys,
+        })
+    }
+
+    /// The document as its server wrote it.
+    pub fn text(&self) -> &SmolStr {
+        &self.text
+    }
+
+    /// The ids of the keys, empty where one has none.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.keys.iter().map(|(id, _)| id.as_str())
+    }
+}
+
+impl PartialEq for KeySet {
+    fn eq(&self, other: &Self) -> bool {
+        self.keys == other.keys
+    }
+}
+
+impl Eq for KeySet {}
+
+fn id(key: &Value) -> String {
+    key["kid"].as_str().unwrap_or_default().to_owned()
+}
+
+fn is_certificates(parsed: &Map<String, Value>) -> bool {
+    let is_one = |value: &Value| value.as_str().is_some_and(|text| text.trim_start().starts_with(CERTIFICATE));
+    !parsed.is_empty() && parsed.values().all(is_one)
+}
+
+fn sort(keys: &mut Vec<(String, Value)>) {
+    keys.sort_by_cached_key(|(id, key)| (id.clone(), key.to_string()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_and_space_are_no_difference() {
+        let one = KeySet::parse(br#"{"keys":[{"kid":"a","n":"1"},{"kid":"b","n":"2"}]}"#).expect("keys");
+        let same = KeySet::parse(br#" {"keys": [{"n": "2", "kid": "b"}, {"kid": "a", "n": "1"}]} "#).expect("keys");
+        let other = KeySet::parse(br#"{"keys":[{"kid":"a","n":"1"},{"kid":"b","n":"3"}]}"#).expect("keys");
+        assert_eq!(one, same);
+        assert_ne!(one, other);
+        assert_eq!(one.ids().collect::<Vec<_>>(), ["a", "b"]);
+        assert!(same.text().starts_with(' '), "the text is the server's");
+    }
+
+    #[test]
+    fn what_is_no_key_set_is_refused() {
+        let certificates = br#"{"a": "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"}"#;
+        for good in [&br#"{"keys":[]}"#[..], certificates] {
+            assert!(KeySet::parse(good).is_ok(), "{}", String::from_utf8_lossy(good));
+        }
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            "null",
+            "<html>sign in first</html>",
+            r#"{"keys":{}}"#,
+            r#"{"keys":["a"]}"#,
+            r#"{"error":"no"}"#,
+            "\u{0}",
+        ] {
+            assert_eq!(KeySet::parse(bad.as_bytes()), Err(NoKeySet), "{bad}");
+        }
+        assert!(KeySet::parse(b"\xff\xfe").is_err());
+        let deep = "[".repeat(1_000_000);
+        assert!(KeySet::parse(format!(r#"{{"keys":{deep}"#).as_bytes()).is_err());
+    }
+}

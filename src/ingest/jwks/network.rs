@@ -1,0 +1,139 @@
+//! Key sets from the network.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use prometheus::{IntCounter, Registry};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use super::{Fetch, KeySet, keys::NoKeySet};
+use crate::{
+    api::fetched_keys::KeySource,
+    environment,
+    fetch::{FetchError, Fetcher},
+};
+
+/// How many fetches run at once: a bound on sockets that a thousand policies can take.
+const MAX_FETCHES: usize = 256;
+
+/// Why there is no key set; for the author of the policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FetchFailure {
+    /// The document could not be had.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// It is no key set.
+    #[error(transparent)]
+    NoKeySet(#[from] NoKeySet),
+    /// The issuer's description names no URL of keys.
+    #[error("the issuer's description has no jwks_uri")]
+    NoKeysUrl,
+    /// The issuer's description is there, but its keys are not.
+    #[error("{url}, which the issuer's description names: {error}")]
+    Described {
+        /// The URL of the keys.
+        url: String,
+        /// What is wrong with it.
+        error: FetchError,
+    },
+}
+
+/// `pilot_jwks_resolver_network_fetch_success_total` and `..._fail_total`.
+#[derive(Clone)]
+pub struct NetworkMetrics {
+    success: IntCounter,
+    fail: IntCounter,
+}
+
+impl NetworkMetrics {
+    /// Registers the counters.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        Ok(Self {
+            success: counter(
+                "pilot_jwks_resolver_network_fetch_success_total",
+                "Total number of successfully network fetch by pilot jwks resolver",
+            )?,
+            fail: counter(
+                "pilot_jwks_resolver_network_fetch_fail_total",
+                "Total number of failed network fetch by pilot jwks resolver",
+            )?,
+        })
+    }
+}
+
+/// Fetches over the network.
+pub(super) struct Network {
+    fetcher: Fetcher,
+    metrics: NetworkMetrics,
+    fetches: Semaphore,
+}
+
+impl Network {
+    pub(super) fn new(fetcher: Fetcher, metrics: NetworkMetrics) -> Self {
+        Self {
+            fetcher,
+            metrics,
+            fetches: Semaphore::new(MAX_FETCHES),
+        }
+    }
+
+    async fn get(&self, url: &str, timeout: Duration) -> Result<Bytes, FetchError> {
+        let answer = self.fetcher.get(url, timeout).await;
+        let counter = if answer.is_ok() { &self.metrics.success } else { &self.metrics.fail };
+        counter.inc();
+        answer
+    }
+
+    async fn keys(&self, source: &KeySource, timeout: Duration) -> Result<KeySet, FetchFailure> {
+        let begin = environment::now();
+        let first = self.get(&source.url(), timeout).await?;
+        let document = match source {
+            KeySource::Keys(_) => first,
+            KeySource::Discovery(_) => {
+                let url = keys_url(&first).ok_or(FetchFailure::NoKeysUrl)?;
+                let rest = timeout.saturating_sub(environment::now().saturating_duration_since(begin));
+                let keys = self.get(&url, rest).await;
+                keys.map_err(|error| FetchFailure::Described { url, error })?
+            }
+        };
+        Ok(KeySet::parse(&document)?)
+    }
+}
+
+impl Fetch for Network {
+    fn fetch(
+        self: Arc<Self>,
+        source: KeySource,
+        timeout: Duration,
+        wait: Duration,
+    ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
+        Box::pin(async move {
+            tokio::time::sleep(jittered(wait)).await;
+            // The semaphore is never closed; without a permit nothing but the bound would be lost.
+            let _permit = self.fetches.acquire().await;
+            self.keys(&source, timeout).await
+        })
+    }
+}
+
+/// `jwks_uri` of an issuer's description.
+fn keys_url(description: &[u8]) -> Option<String> {
+    let description: Value = serde_json::from_slice(description).ok()?;
+    Some(description.get("jwks_uri")?.as_str()?.to_owned())
+}
+
+/// Up to a tenth more or less, so that replicas and sources do not ask all at once.
+fn jittered(wait: Duration) -> Duration {
+    let mut random = [0; 1];
+    if aws_lc_rs::rand::fill(&mut random).is_err() {
+        return wait;
+    }
+    wait.mul_f64(0.9 + 0.2 * f64::from(random[0]) / 255.0)
+}
