@@ -4,6 +4,7 @@ mod clients;
 pub mod controllers;
 mod folder;
 mod identity;
+mod keys;
 mod kubernetes;
 mod listen;
 pub mod remote;
@@ -27,7 +28,7 @@ use crate::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
     },
-    model::{Installation, World, features::Features},
+    model::{Installation, World, features::Features, wants::Wants},
     push::{Pump, PushOptions, debounce::Timing, pump::PumpLoop},
     settings::Settings,
     xds::server::{Server, ServerOptions},
@@ -52,6 +53,9 @@ pub enum AppError {
     /// The system refuses threads, timers or signals.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+    /// A range of addresses that nothing is to be fetched from cannot be read; it would be no protection.
+    #[error("BLOCKED_CIDRS_IN_JWKS_URIS: {0:?} is no range of addresses; hint: write 10.0.0.0/8 or fd00::/8")]
+    BlockedRange(String),
     /// Two metrics have one name; a defect.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -118,6 +122,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
     let mut kubernetes = match client {
         Some(client) => {
             let (watches, wants) = (watches.clone(), wants.clone());
+            let report = report.clone();
             let start = Kubernetes::start(environment, &installation, client, &pump, report, watches, wants);
             Some(start.await?)
         }
@@ -140,12 +145,14 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
     let identity = identity.await?;
     let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
     let (xds, secure) = identity.servers(xds);
+    let keys = keys::start(environment, &installation, wants.clone(), &pump, report)?;
     let sources = debug::Sources {
         mesh: pump.mesh.clone(),
         inspect: pump.inspect.clone(),
         connections: xds.registry().clone(),
         remote: kubernetes.as_ref().map(Kubernetes::remote),
         watches,
+        keys: keys.clone(),
     };
     listen::pages(environment, sources, &xds, authenticators).await?;
     resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
@@ -162,7 +169,11 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         {
             return Err(AppError::SourceEnded);
         }
-        // What was sent is in the snapshot, or the process ends.
+        // What was sent is in the snapshot, or the process ends. What the snapshot asks for should be there when proxies ask.
+        if pump.settle().await {
+            let wants = Wants::of(&pump.mesh.borrow());
+            keys.answered(&wants, keys::PATIENCE).await;
+        }
         if pump.settle().await {
             listen::xds(environment, &xds).await?;
             if let Some((secure, acceptor)) = secure {

@@ -2,6 +2,7 @@
 
 mod bed;
 mod sample;
+mod tokens;
 
 use std::time::Duration;
 
@@ -39,6 +40,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(with_envoy(
         "e2e::daemon_restarts_unseen".to_owned(),
         daemon_restarts_unseen,
+    ));
+    trials.push(with_envoy(
+        "e2e::tokens_are_checked_with_fetched_keys".to_owned(),
+        tokens::are_checked_with_fetched_keys,
     ));
     trials.push(Trial::test("e2e::daemon_ends_when_asked", daemon_ends_when_asked));
     trials.push(with_envoy("e2e::sample_runs_once".to_owned(), sample::runs_once));

@@ -23,7 +23,10 @@ use tokio::sync::{mpsc, watch};
 use super::access::Sight;
 use crate::{
     generate::{ResourceSnapshot, ResourceType, patch::set, store::Store},
-    ingest::remote::{RemoteClusters, SyncStatus},
+    ingest::{
+        jwks::KeyReports,
+        remote::{RemoteClusters, SyncStatus},
+    },
     kube::health::WatchMetrics,
     model::{MeshSnapshot, World},
     proto::json,
@@ -44,6 +47,8 @@ pub struct Sources {
     pub remote: Option<watch::Receiver<Arc<RemoteClusters>>>,
     /// The watches of all clusters.
     pub watches: WatchMetrics,
+    /// The keys that tokens are checked with.
+    pub keys: KeyReports,
 }
 
 #[derive(Deserialize, Default)]
@@ -60,7 +65,7 @@ struct Parameters {
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
 /// The pages that there are, as `/debug/list` names them.
-const PAGES: [&str; 17] = [
+const PAGES: [&str; 18] = [
     "adsz",
     "clusterz",
     "config_dump",
@@ -69,6 +74,7 @@ const PAGES: [&str; 17] = [
     "ecdsz",
     "edsz",
     "endpointShardz",
+    "jwksz",
     "list",
     "mcsz",
     "mesh",
@@ -107,6 +113,7 @@ pub fn pages(sources: Arc<Sources>) -> Router {
         .route("/debug/ndsz", get(of_type(ResourceType::NameTable)))
         .route("/debug/config_dump", get(config_dump))
         .route("/debug/notez", get(notez))
+        .route("/debug/jwksz", get(jwksz))
         .route("/debug/watchz", get(watchz))
         .with_state(sources)
 }
@@ -283,6 +290,11 @@ async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
 /// How every watch of every cluster is doing.
 async fn watchz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
     reply(&parameters, json!(sources.watches.reports()))
+}
+
+/// How fetching the keys of issuers is doing.
+async fn jwksz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    reply(&parameters, json!(sources.keys.all()))
 }
 
 #[cfg(test)]

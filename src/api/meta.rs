@@ -153,7 +153,12 @@ impl Kind {
     pub fn is_cluster_scoped(self) -> bool {
         matches!(
             self,
-            Self::Namespace | Self::Node | Self::GatewayClass | Self::IngressClass | Self::ResolvedHost | Self::FetchedKeys
+            Self::Namespace
+                | Self::Node
+                | Self::GatewayClass
+                | Self::IngressClass
+                | Self::ResolvedHost
+                | Self::FetchedKeys
         )
     }
 

@@ -1,7 +1,8 @@
 //! `Row`: a parsed object of any kind.
 
 use super::{
-    Config, Kind, access_review::AccessReview, fetched_keys::FetchedKeys, gateway_api, kube, mcs, meta::Keyed, resolved_host::ResolvedHost,
+    Config, Kind, access_review::AccessReview, fetched_keys::FetchedKeys, gateway_api, kube, mcs, meta::Keyed,
+    resolved_host::ResolvedHost,
 };
 use crate::{
     base::{ObjectKey, Shared},

@@ -176,15 +176,26 @@ impl<F: Fetch> Resolver<F> {
                 self.sources.insert(source.clone(), new);
             }
         }
-        let gone: Vec<KeySource> = self.sources.keys().filter(|source| !wanted.contains_key(source)).cloned().collect();
+        let gone: Vec<KeySource> = self
+            .sources
+            .keys()
+            .filter(|source| !wanted.contains_key(source))
+            .cloned()
+            .collect();
         let mut removed = Vec::new();
         for source in gone {
-            let Some(entry) = self.sources.remove(&source) else { continue };
+            let Some(entry) = self.sources.remove(&source) else {
+                continue;
+            };
             entry.asked.abort();
             if entry.told.is_some() {
-                removed.push(Change::Remove(FetchedKeys::KIND, FetchedKeys::key(&self.cluster, &source)));
+                removed.push(Change::Remove(
+                    FetchedKeys::KIND,
+                    FetchedKeys::key(&self.cluster, &source),
+                ));
             }
-            self.reports.send_if_modified(|reports| reports.remove(&source).is_some());
+            self.reports
+                .send_if_modified(|reports| reports.remove(&source).is_some());
             self.findings.set(source, BTreeSet::new());
         }
         removed.is_empty() || self.changes.send(removed).await.is_ok()
@@ -218,14 +229,19 @@ impl<F: Fetch> Resolver<F> {
         }
         let findings = match &answer {
             Ok(_) => BTreeSet::new(),
-            Err(failure) => by.iter().map(|policy| finding(policy, &source, failure, has_keys)).collect(),
+            Err(failure) => by
+                .iter()
+                .map(|policy| finding(policy, &source, failure, has_keys))
+                .collect(),
         };
         self.findings.set(source.clone(), findings);
         let sent = match change {
             Some(News::Keys(keys)) => {
                 tracing::info!(%source, again = ?wait, "fetched keys that tokens are checked with");
                 let key = FetchedKeys::key(&self.cluster, &source);
-                self.changes.send(vec![Change::Upsert(FetchedKeys { key, keys }.into())]).await
+                self.changes
+                    .send(vec![Change::Upsert(FetchedKeys { key, keys }.into())])
+                    .await
             }
             Some(News::TooOld) => {
                 tracing::error!(%source, "keys are forgotten: they could not be fetched again for {OLDEST:?}");

@@ -2,7 +2,8 @@
 
 use crate::{
     api::{
-        self, Config, Kind, access_review::AccessReview, fetched_keys::FetchedKeys, gateway_api, mcs, meta::Keyed, resolved_host::ResolvedHost,
+        self, Config, Kind, access_review::AccessReview, fetched_keys::FetchedKeys, gateway_api, mcs, meta::Keyed,
+        resolved_host::ResolvedHost,
     },
     base::{ClusterId, ObjectKey},
     proto::istio::{

@@ -37,6 +37,11 @@ pub(super) struct Bed {
 impl Bed {
     /// Starts everything but the proxies; all requests go to v1.
     pub(super) fn start(name: &str) -> Result<Bed, String> {
+        Bed::start_with(name, &[])
+    }
+
+    /// The same, with more files in the folder.
+    pub(super) fn start_with(name: &str, more: &[(&str, &str)]) -> Result<Bed, String> {
         let folder = scratch(name);
         let mesh = folder.join("mesh");
         std::fs::create_dir(&mesh).map_err(|error| error.to_string())?;
@@ -57,6 +62,9 @@ impl Bed {
             &client(service.port, ingress.port, client_itself.address),
         );
         write(&mesh, "gateway.yaml", &gateway(edge.port));
+        for (file, text) in more {
+            write(&mesh, file, text);
+        }
         let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
         Ok(Bed {
             folder,
@@ -150,6 +158,11 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]
 ";
         write(&self.mesh, "unseen.yaml", text);
+    }
+
+    /// Edits the folder: any file.
+    pub(super) fn write(&self, file: &str, text: &str) {
+        write(&self.mesh, file, text);
     }
 
     /// Edits the folder: a file that is no YAML.

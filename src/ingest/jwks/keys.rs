@@ -63,7 +63,11 @@ fn id(key: &Value) -> String {
 }
 
 fn is_certificates(parsed: &Map<String, Value>) -> bool {
-    let is_one = |value: &Value| value.as_str().is_some_and(|text| text.trim_start().starts_with(CERTIFICATE));
+    let is_one = |value: &Value| {
+        value
+            .as_str()
+            .is_some_and(|text| text.trim_start().starts_with(CERTIFICATE))
+    };
     !parsed.is_empty() && parsed.values().all(is_one)
 }
 

@@ -86,7 +86,11 @@ impl Network {
 
     async fn get(&self, url: &str, timeout: Duration) -> Result<Bytes, FetchError> {
         let answer = self.fetcher.get(url, timeout).await;
-        let counter = if answer.is_ok() { &self.metrics.success } else { &self.metrics.fail };
+        let counter = if answer.is_ok() {
+            &self.metrics.success
+        } else {
+            &self.metrics.fail
+        };
         counter.inc();
         answer
     }

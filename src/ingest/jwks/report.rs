@@ -72,6 +72,11 @@ impl KeyReports {
         Self(reports)
     }
 
+    /// No source is wanted and none ever will be.
+    pub fn none() -> Self {
+        Self(watch::Sender::default().subscribe())
+    }
+
     /// How every source is doing now.
     pub fn all(&self) -> Vec<KeysReport> {
         let reports = self.0.borrow();

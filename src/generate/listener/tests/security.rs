@@ -1,7 +1,18 @@
 //! Security policies in the listeners of a sidecar.
 
+use std::sync::Arc;
+
 use super::{Bed, HTTP, Value, WORKLOAD, json, names_of, sidecar};
-use crate::generate::security::JWT_FILTER;
+use crate::{
+    api::fetched_keys::{FetchedKeys, KeySource},
+    generate::{
+        ResourceType, fixture,
+        security::JWT_FILTER,
+        store::{MemberId, Membership, Serial, Store},
+    },
+    model::{Change, fixture::folder_world, installation::Installation},
+    table::ChangeSet,
+};
 
 const DENY: &str = "
 apiVersion: security.istio.io/v1
@@ -78,21 +89,70 @@ fn a_client_that_cannot_enforce_its_policies_lets_nothing_in() {
     assert!(!bed.get("0.0.0.0_80").to_string().contains("directResponse"));
 }
 
+/// The keys that the filter of every inbound chain checks tokens with.
+fn token_keys(virtual_inbound: &Value) -> Vec<String> {
+    let filters = virtual_inbound["filterChains"].as_array().expect("chains").iter();
+    let managers = filters.filter_map(|chain| connection_manager(&chain["filters"]));
+    let filters = managers.flat_map(|manager| manager["httpFilters"].as_array().expect("filters"));
+    let checks = filters.filter(|filter| filter["name"] == JWT_FILTER);
+    checks
+        .map(|filter| &filter["typedConfig"]["providers"]["origins-0"]["localJwks"]["inlineString"])
+        .map(|keys| keys.as_str().expect("keys").to_owned())
+        .collect()
+}
+
+/// There is no key that stands in for missing ones: not one that is written into the program, nor any other.
 #[test]
-fn tokens_of_an_issuer_without_keys_are_refused() {
+fn r4_an_issuer_without_keys_has_no_key_at_all() {
     let bed = bed("", TOKENS, None);
-    let managers = inbound(&bed);
-    let managers: Vec<&Value> = managers.iter().filter_map(connection_manager).collect();
-    assert!(!managers.is_empty());
-    for manager in managers {
-        let filters = manager["httpFilters"].as_array().expect("filters");
-        let filter = filters.iter().find(|filter| filter["name"] == JWT_FILTER);
-        let provider = &filter.expect("the filter")["typedConfig"]["providers"]["origins-0"];
-        let keys = provider["localJwks"]["inlineString"].as_str().expect("keys");
-        let keys: Value = serde_json::from_str(keys).expect("JSON");
-        assert_eq!(keys["keys"][0]["kid"], "unavailable");
+    let keys = token_keys(&bed.get("virtualInbound"));
+    assert!(!keys.is_empty());
+    for keys in keys {
+        let keys: Value = serde_json::from_str(&keys).expect("JSON");
+        assert_eq!(keys, json!({ "keys": [] }));
     }
-    assert!(has_note(&bed, "jwks_unavailable", "i"));
+    let detail = "default/r: https://nowhere.example.com/keys";
+    assert!(has_note(&bed, "jwks_unavailable", detail), "{:?}", bed.store.notes());
+}
+
+#[test]
+fn fetched_keys_change_the_listeners_that_use_them_and_nothing_else() {
+    let only_a = TOKENS.replace("{jwtRules", "{selector: {matchLabels: {app: a}}, jwtRules");
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", only_a.as_str())];
+    let other = fixture::client(
+        "sidecar~10.1.0.2~b-0.default~default.svc.cluster.local",
+        &json!({ "LABELS": { "app": "b" }, "INSTANCE_IPS": "10.1.0.2" }),
+    );
+    let proxies = [sidecar("10.1.0.1", json!({}), None), other];
+    let mut world = folder_world(Installation::default(), &files);
+    let mut store = Store::default();
+    let joined = proxies.into_iter().enumerate();
+    let membership = Membership {
+        joined: joined
+            .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
+            .collect(),
+        ..Membership::default()
+    };
+    store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
+
+    let source = KeySource::Keys("https://nowhere.example.com/keys".into());
+    let key = FetchedKeys::key(&Installation::default().cluster, &source);
+    let mut commit = |keys: &str| {
+        let keys = keys.into();
+        let commit = world.commit(vec![Change::Upsert(FetchedKeys { key: key.clone(), keys }.into())]);
+        let update = store.update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+        let listener = |client| fixture::resource(&store, client, ResourceType::Listener, "virtualInbound");
+        (update.built, listener(0), listener(1))
+    };
+    let (built, first, other) = commit("one");
+    assert_eq!(built, 1, "the inbound listener of the one workload");
+    assert!(token_keys(&first).iter().all(|keys| keys == "one"));
+    assert!(token_keys(&other).is_empty());
+    let (built, second, _) = commit("two");
+    assert_eq!(built, 1);
+    assert!(token_keys(&second).iter().all(|keys| keys == "two"));
+    let (built, ..) = commit("two");
+    assert_eq!(built, 0, "what is equal is no news");
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! Fetching what users name by URL: the settings of the process.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use ipnet::IpNet;
+use tokio::sync::watch;
+
+use super::AppError;
+use crate::{
+    base::cidr,
+    environment::Environment,
+    fetch::{FetchOptions, Fetcher},
+    ingest::{
+        findings::Report,
+        jwks::{self, KeyReports},
+    },
+    model::{Installation, features::Features, wants::Wants},
+    push::Pump,
+};
+
+/// Where operators put roots that servers of keys may have besides those of the system.
+const EXTRA_ROOTS: &str = "/cacerts/extra.pem";
+
+/// How long the start waits for keys that exist.
+pub(super) const PATIENCE: Duration = Duration::from_secs(6);
+
+/// Starts to fetch the keys that tokens are checked with.
+pub(super) fn start(
+    environment: &Environment,
+    installation: &Installation,
+    wants: watch::Receiver<Option<Arc<Wants>>>,
+    pump: &Pump,
+    report: Report,
+) -> Result<KeyReports, AppError> {
+    let features = &installation.features;
+    let reports = jwks::start(
+        environment,
+        installation.cluster.clone(),
+        fetcher(features)?,
+        features.pilot_jwt_pub_key_refresh_interval,
+        wants,
+        pump.changes.clone(),
+        report,
+    )?;
+    Ok(reports)
+}
+
+/// Fetches from servers that users name, but not from those that the operator excludes.
+pub(super) fn fetcher(features: &Features) -> Result<Fetcher, AppError> {
+    let ranges = features.blocked_cidrs_in_jwks_uris.iter().map(|text| text.trim());
+    let blocked: Result<Vec<IpNet>, AppError> = ranges
+        .filter(|text| !text.is_empty())
+        .map(|text| cidr::parse(text).ok_or_else(|| AppError::BlockedRange(text.to_owned())))
+        .collect();
+    Ok(Fetcher::new(FetchOptions {
+        blocked: blocked?,
+        insecure_skip_verify: features.jwks_resolver_insecure_skip_verify,
+        extra_roots: std::fs::read(Path::new(EXTRA_ROOTS))
+            .map(Bytes::from)
+            .unwrap_or_default(),
+        ..FetchOptions::default()
+    }))
+}

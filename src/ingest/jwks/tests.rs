@@ -1,0 +1,271 @@
+//! The schedule, against an outside world of a table and a clock that trials set.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::task::yield_now;
+
+use super::*;
+use crate::{api::Row, fetch::FetchError, model::change::Batch};
+
+const CLUSTER: ClusterId = ClusterId::new_static("c");
+const REFRESH: Duration = Duration::from_mins(20);
+
+/// Answers by URL.
+#[derive(Default)]
+struct Servers {
+    clock: watch::Sender<u64>,
+    /// None: the server hangs.
+    answers: Mutex<BTreeMap<&'static str, Option<Result<&'static str, FetchFailure>>>>,
+    asked: AtomicUsize,
+}
+
+impl Servers {
+    fn set(&self, url: &'static str, kid: &'static str) {
+        self.answers.lock().unwrap().insert(url, Some(Ok(kid)));
+    }
+
+    fn fail(&self, url: &'static str) {
+        let failure = FetchFailure::Fetch(FetchError::Status(500));
+        self.answers.lock().unwrap().insert(url, Some(Err(failure)));
+    }
+
+    fn hang(&self, url: &'static str) {
+        self.answers.lock().unwrap().insert(url, None);
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Fetch for Servers {
+    fn fetch(
+        self: Arc<Self>,
+        source: KeySource,
+        _timeout: Duration,
+        wait: Duration,
+    ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
+        let mut clock = self.clock.subscribe();
+        let due = *clock.borrow() + wait.as_secs();
+        Box::pin(async move {
+            clock.wait_for(|now| *now >= due).await.unwrap();
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            let answer = self.answers.lock().unwrap()[source.url().as_str()].clone();
+            match answer {
+                None => std::future::pending().await,
+                Some(answer) => {
+                    answer.map(|kid| KeySet::parse(format!(r#"{{"keys":[{{"kid":"{kid}"}}]}}"#).as_bytes()).unwrap())
+                }
+            }
+        })
+    }
+}
+
+struct Bed {
+    servers: Arc<Servers>,
+    wants: watch::Sender<Option<Arc<Wants>>>,
+    changes: mpsc::Receiver<Batch>,
+    reports: KeyReports,
+    found: Arc<Mutex<Vec<String>>>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (wants, wants_in) = watch::channel(None);
+        let (changes_out, changes) = mpsc::channel(8);
+        let servers = Arc::new(Servers::default());
+        let found = Arc::new(Mutex::new(Vec::new()));
+        let telling = found.clone();
+        let report: Report =
+            Arc::new(move |diagnostic: &Diagnostic| telling.lock().unwrap().push(diagnostic.to_string()));
+        let resolver = Resolver::new(CLUSTER, servers.clone(), REFRESH, changes_out, report);
+        let reports = resolver.reports();
+        crate::task::Tasks::default().spawn("jwks", resolver.run(wants_in));
+        Self {
+            servers,
+            wants,
+            changes,
+            reports,
+            found,
+        }
+    }
+
+    fn want(&self, urls: &[&'static str]) -> Wants {
+        let wanted = KeysWanted {
+            timeout: Duration::from_secs(5),
+            by: [ObjectKey::new(&CLUSTER, "ns", "policy")].into(),
+        };
+        let keys = urls
+            .iter()
+            .map(|url| (KeySource::Keys(SmolStr::new_static(url)), wanted.clone()));
+        let wants = Wants {
+            keys: keys.collect(),
+            ..Wants::default()
+        };
+        self.wants.send_replace(Some(Arc::new(wants.clone())));
+        wants
+    }
+
+    /// Lets everything happen that can happen now.
+    async fn settle(&self) {
+        for _ in 0..30 {
+            yield_now().await;
+        }
+    }
+
+    /// Lets time pass, second by second.
+    async fn sleep(&self, seconds: u64) {
+        self.settle().await;
+        for _ in 0..seconds {
+            self.servers.clock.send_modify(|now| *now += 1);
+            self.settle().await;
+        }
+    }
+
+    /// The next change in words, and the seconds until it came.
+    async fn next(&mut self) -> (String, u64) {
+        let mut waited = 0;
+        self.settle().await;
+        let batch = loop {
+            match self.changes.try_recv() {
+                Ok(batch) => break batch,
+                Err(_) => self.sleep(1).await,
+            }
+            waited += 1;
+            assert!(waited < 1_000_000, "nothing comes");
+        };
+        let words = batch.iter().map(|change| match change {
+            Change::Upsert(Row::FetchedKeys(row)) => {
+                let keys = KeySet::parse(row.keys.as_bytes()).unwrap();
+                format!("{} {}", row.key.name, keys.ids().collect::<String>())
+            }
+            Change::Remove(kind, key) => format!("{} -{}", kind.name(), key.name),
+            other => panic!("unexpected {other:?}"),
+        });
+        (words.collect::<Vec<_>>().join(", "), waited)
+    }
+}
+
+#[tokio::test]
+async fn keys_are_refreshed_and_equal_ones_are_no_news() {
+    let mut bed = Bed::new();
+    bed.servers.set("http://a", "1");
+    bed.want(&["http://a"]);
+    assert_eq!(bed.next().await, ("http://a 1".into(), 0));
+    bed.sleep(2 * REFRESH.as_secs()).await;
+    assert_eq!(bed.servers.asked(), 3);
+    assert!(bed.changes.is_empty());
+    bed.servers.set("http://a", "2");
+    assert_eq!(bed.next().await, ("http://a 2".into(), REFRESH.as_secs()));
+}
+
+#[tokio::test]
+async fn the_last_good_keys_stay_while_their_server_fails() {
+    let mut bed = Bed::new();
+    bed.servers.set("http://a", "1");
+    bed.want(&["http://a"]);
+    bed.next().await;
+    bed.servers.fail("http://a");
+    bed.sleep(REFRESH.as_secs() + 3600).await;
+    assert!(bed.changes.is_empty(), "nothing is taken away");
+    let found = bed.found.lock().unwrap().clone();
+    assert_eq!(found.len(), 1, "told once while it stands: {found:?}");
+    assert!(
+        found[0].contains("ns/policy") && found[0].contains("http://a"),
+        "{found:?}"
+    );
+    assert!(found[0].contains("the last keys stay"), "{found:?}");
+    let report = &bed.reports.all()[0];
+    assert_eq!(report.key_ids.as_deref(), Some(&["1".into()][..]));
+    assert_eq!(report.wanted_by, ["ns/policy"]);
+    assert_eq!(report.last_error, "the server answered with status 500");
+    bed.servers.set("http://a", "2");
+    let (words, waited) = bed.next().await;
+    assert_eq!(words, "http://a 2");
+    assert!(waited <= 600, "{waited}");
+    assert_eq!(bed.reports.all()[0].last_error, "");
+}
+
+#[tokio::test]
+async fn without_keys_a_server_is_asked_again_in_seconds() {
+    let mut bed = Bed::new();
+    bed.servers.fail("http://a");
+    bed.want(&["http://a"]);
+    bed.sleep(0).await;
+    assert_eq!(bed.servers.asked(), 1);
+    bed.sleep(7).await;
+    assert_eq!(bed.servers.asked(), 4, "after 1, 2 and 4 seconds");
+    bed.sleep(3600).await;
+    let found = bed.found.lock().unwrap().clone();
+    assert!(found[0].contains("all tokens of this issuer are refused"), "{found:?}");
+    bed.servers.set("http://a", "1");
+    let (words, waited) = bed.next().await;
+    assert_eq!(words, "http://a 1");
+    assert!(waited <= 60, "{waited}");
+}
+
+#[tokio::test]
+async fn a_bad_issuer_costs_the_others_nothing() {
+    let mut bed = Bed::new();
+    bed.servers.hang("http://hangs");
+    bed.servers.fail("http://fails");
+    bed.servers.set("http://good", "1");
+    bed.want(&["http://fails", "http://good", "http://hangs"]);
+    assert_eq!(bed.next().await, ("http://good 1".into(), 0));
+    bed.servers.set("http://good", "2");
+    assert_eq!(bed.next().await, ("http://good 2".into(), REFRESH.as_secs()));
+}
+
+#[tokio::test]
+async fn keys_that_are_too_old_are_forgotten() {
+    let mut bed = Bed::new();
+    bed.servers.set("http://a", "1");
+    bed.want(&["http://a"]);
+    bed.next().await;
+    bed.servers.fail("http://a");
+    // Time passes in steps here: a week has many seconds.
+    let step = LONGEST_RETRY.as_secs();
+    let mut waited = 0;
+    while bed.changes.is_empty() {
+        bed.servers.clock.send_modify(|now| *now += step);
+        bed.settle().await;
+        waited += step;
+        assert!(waited < 2 * OLDEST.as_secs(), "nothing comes");
+    }
+    assert_eq!(bed.next().await.0, "FetchedKeys -http://a");
+    let week = OLDEST.as_secs();
+    assert!((week - 3600..week + 7200).contains(&waited), "{waited}");
+    bed.servers.set("http://a", "1");
+    assert_eq!(bed.next().await.0, "http://a 1", "told again");
+}
+
+#[tokio::test]
+async fn sources_come_and_go() {
+    let mut bed = Bed::new();
+    bed.servers.set("http://a", "1");
+    bed.servers.set("http://b", "2");
+    bed.want(&["http://a"]);
+    assert_eq!(bed.next().await.0, "http://a 1");
+    bed.want(&["http://b"]);
+    assert_eq!(bed.next().await.0, "FetchedKeys -http://a");
+    assert_eq!(bed.next().await.0, "http://b 2");
+    let asked = bed.servers.asked();
+    bed.sleep(REFRESH.as_secs()).await;
+    assert_eq!(bed.servers.asked(), asked + 1, "only b");
+    assert_eq!(bed.reports.all().len(), 1);
+    bed.want(&["http://a", "http://b"]);
+    assert_eq!(bed.next().await.0, "http://a 1");
+}
+
+#[tokio::test]
+async fn the_first_answers_can_be_waited_for() {
+    let mut bed = Bed::new();
+    bed.servers.set("http://a", "1");
+    bed.servers.fail("http://b");
+    let wants = bed.want(&["http://a", "http://b"]);
+    bed.reports.answered(&wants, Duration::from_secs(10)).await;
+    assert_eq!(bed.changes.try_recv().expect("it was sent before").len(), 1);
+}

@@ -1,0 +1,271 @@
+//! Tokens, checked by a real Envoy with keys that the daemon fetched.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use ::http::{Request, Response, StatusCode};
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use libtest_mimic::Failed;
+use rcgen::{KeyPair, PublicKeyData};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use super::bed::{Bed, SOON};
+use crate::support::envoy::{Envoy, Protocol};
+use crate::support::http::{self, RUNTIME};
+use crate::support::wait;
+
+/// Keys are fetched from servers that nobody vouches for, often.
+const SETTINGS: &str = "PILOT_JWT_PUB_KEY_REFRESH_INTERVAL: 1s\nJWKS_RESOLVER_INSECURE_SKIP_VERIFY: 'true'\n";
+
+/// A key that tokens are signed with.
+struct Key {
+    id: &'static str,
+    pair: KeyPair,
+}
+
+impl Key {
+    fn new(id: &'static str) -> Self {
+        let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key can be made");
+        Self { id, pair }
+    }
+
+    /// What checks the signatures.
+    fn public(&self) -> Value {
+        let point = self.pair.der_bytes();
+        let coordinate = |from: usize| BASE64_URL_SAFE_NO_PAD.encode(&point[from..from + 32]);
+        json!({ "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": self.id,
+            "x": coordinate(1), "y": coordinate(33) })
+    }
+
+    fn token(&self, issuer: &str) -> String {
+        let header = Header {
+            kid: Some(self.id.to_owned()),
+            ..Header::new(Algorithm::ES256)
+        };
+        let claims = json!({ "iss": issuer, "sub": "somebody", "exp": 4_000_000_000_u64 });
+        let key = EncodingKey::from_ec_der(&self.pair.serialize_der());
+        jsonwebtoken::encode(&header, &claims, &key).expect("a token can be signed")
+    }
+}
+
+fn key_set(keys: &[&Key]) -> String {
+    let keys: Vec<Value> = keys.iter().map(|key| key.public()).collect();
+    json!({ "keys": keys }).to_string()
+}
+
+/// A server of documents by path; dropping it ends it.
+struct KeyServer {
+    address: SocketAddr,
+    documents: Arc<Mutex<BTreeMap<String, String>>>,
+    server: JoinHandle<()>,
+}
+
+impl KeyServer {
+    fn start(tls: Option<TlsAcceptor>) -> Self {
+        let listener = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let documents = Arc::new(Mutex::new(BTreeMap::new()));
+        let server = RUNTIME.spawn(serve(listener, tls, documents.clone()));
+        Self {
+            address,
+            documents,
+            server,
+        }
+    }
+
+    fn set(&self, path: &str, document: String) {
+        let mut documents = self.documents.lock().expect("nothing panics with it");
+        documents.insert(path.to_owned(), document);
+    }
+}
+
+impl Drop for KeyServer {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, documents: Arc<Mutex<BTreeMap<String, String>>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let documents = documents.clone();
+        let answers = service_fn(move |request: Request<Incoming>| {
+            let found = documents
+                .lock()
+                .expect("nothing panics with it")
+                .get(request.uri().path())
+                .cloned();
+            let status = if found.is_some() {
+                StatusCode::OK
+            } else {
+                StatusCode::NOT_FOUND
+            };
+            let mut response = Response::new(Full::new(Bytes::from(found.unwrap_or_default())));
+            *response.status_mut() = status;
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let http = hyper::server::conn::http1::Builder::new();
+        // The daemon may end a connection as it likes.
+        match &tls {
+            None => {
+                let _ = http.serve_connection(TokioIo::new(stream), answers).await;
+            }
+            Some(tls) => {
+                if let Ok(stream) = tls.accept(stream).await {
+                    let _ = http.serve_connection(TokioIo::new(stream), answers).await;
+                }
+            }
+        }
+    }
+}
+
+/// A server's side of TLS that nobody vouches for.
+fn self_signed() -> TlsAcceptor {
+    let made = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("a certificate");
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("both versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .expect("they belong together");
+    TlsAcceptor::from(Arc::new(config))
+}
+
+fn policy(rules: &[String]) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {{name: tokens, namespace: shop}}
+spec: {{jwtRules: [{}]}}
+",
+        rules.join(", ")
+    )
+}
+
+/// The status of a request to the client with this token.
+fn status(bed: &Bed, token: Option<&str>) -> Result<u16, String> {
+    let path = token.map_or("/".to_owned(), |token| format!("/?access_token={token}"));
+    Ok(http::get(bed.inbound(), "client", &path)?.status.as_u16())
+}
+
+/// Asks until a request with this token is answered with the status.
+fn becomes(bed: &Bed, what: &str, token: &str, wanted: u16) -> Result<(), String> {
+    wait::until(what, SOON, || {
+        status(bed, Some(token)).ok().filter(|status| *status == wanted)
+    })
+    .map(|_| ())
+}
+
+/// What the debug page says of a source.
+fn report(bed: &Bed, url: &str) -> Value {
+    let page = http::get(bed.daemon.monitoring, "istiod", "/debug/jwksz").map(|answer| answer.body);
+    let page: Value = serde_json::from_str(&page.unwrap_or_default()).unwrap_or_default();
+    let reports = page.as_array().into_iter().flatten();
+    reports.cloned().find(|report| report["url"] == url).unwrap_or_default()
+}
+
+pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {
+    let [first, second, described, forger] = ["first", "second", "described", "first"].map(Key::new);
+    let good = KeyServer::start(Some(self_signed()));
+    good.set("/keys", key_set(&[&first]));
+    let issuer = KeyServer::start(None);
+    let issuer_name = format!("http://{}/realm", issuer.address);
+    let location = json!({ "issuer": issuer_name, "jwks_uri": format!("http://{}/there", issuer.address) });
+    issuer.set("/realm/.well-known/openid-configuration", location.to_string());
+    issuer.set("/there", key_set(&[&described]));
+    // It takes connections and never answers.
+    let hangs = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+    let hanging = format!("http://{}/keys", hangs.local_addr().expect("it is bound"));
+    let good_url = format!("https://{}/keys", good.address);
+    let without_keys = format!("{{issuer: hangs, jwksUri: '{hanging}', timeout: 1s}}");
+    let rules = [
+        format!("{{issuer: good, jwksUri: '{good_url}'}}"),
+        format!("{{issuer: '{issuer_name}'}}"),
+        without_keys.clone(),
+    ];
+
+    let bed = Bed::start_with(name, &[("env.yaml", SETTINGS), ("tokens.yaml", &policy(&rules))])?;
+    let sidecar = bed.sidecar(Protocol::Delta)?;
+    // The daemon was not ready before it had asked for all keys, so no request meets an Envoy without them.
+    assert_eq!(status(&bed, Some(&first.token("good")))?, 200, "a good token");
+    assert_eq!(
+        status(&bed, Some(&described.token(&issuer_name)))?,
+        200,
+        "keys found by discovery"
+    );
+    assert_eq!(status(&bed, None)?, 200, "a request without token");
+    assert_eq!(
+        status(&bed, Some(&forger.token("good")))?,
+        401,
+        "signed with another key"
+    );
+    assert_eq!(
+        status(&bed, Some(&first.token("hangs")))?,
+        401,
+        "an issuer without keys"
+    );
+    assert_eq!(status(&bed, Some(&first.token("nobody")))?, 401, "an unknown issuer");
+
+    rotate(&bed, &sidecar, &good, &first, &second)?;
+    last_good_keys_stay(&bed, good, &good_url, &second)?;
+
+    bed.write("tokens.yaml", &policy(&[without_keys]));
+    becomes(&bed, "the policy without the good issuer", &second.token("good"), 401)?;
+    assert_eq!(
+        status(&bed, Some(&first.token("hangs")))?,
+        401,
+        "the only issuer has no keys"
+    );
+    assert_eq!(status(&bed, None)?, 200, "a request without token");
+    sidecar.refused_nothing()?;
+    Ok(())
+}
+
+/// New keys arrive and old ones go, while another issuer's server hangs.
+fn rotate(bed: &Bed, sidecar: &Envoy, good: &KeyServer, first: &Key, second: &Key) -> Result<(), Failed> {
+    assert_eq!(status(bed, Some(&second.token("good")))?, 401, "not published yet");
+    good.set("/keys", key_set(&[first, second]));
+    becomes(bed, "the second key", &second.token("good"), 200)?;
+    assert_eq!(status(bed, Some(&first.token("good")))?, 200, "both serve");
+    good.set("/keys", key_set(&[second]));
+    becomes(bed, "the end of the first key", &first.token("good"), 401)?;
+    assert_eq!(status(bed, Some(&second.token("good")))?, 200, "it serves alone");
+    sidecar.refused_nothing()?;
+    Ok(())
+}
+
+/// The server of the keys is gone, its keys are not.
+fn last_good_keys_stay(bed: &Bed, good: KeyServer, url: &str, key: &Key) -> Result<(), Failed> {
+    drop(good);
+    let report = wait::until("failures of the dead server", SOON, || {
+        Some(report(bed, url)).filter(|report| report["failures"].as_u64() >= Some(2))
+    })?;
+    assert_eq!(report["keyIds"], json!([key.id]), "{report}");
+    assert_eq!(report["wantedBy"], json!(["shop/tokens"]), "{report}");
+    assert_eq!(status(bed, Some(&key.token("good")))?, 200, "the last good key");
+    let log = bed.daemon.process.log();
+    assert!(
+        log.contains("the last keys stay") && log.contains("shop/tokens"),
+        "{log}"
+    );
+    let metrics = http::get(bed.daemon.monitoring, "istiod", "/metrics")?.body;
+    for name in ["success", "fail"] {
+        let counter = format!("pilot_jwks_resolver_network_fetch_{name}_total ");
+        let counted = metrics.lines().find_map(|line| line.strip_prefix(counter.as_str()));
+        assert!(counted.is_some_and(|count| count != "0"), "{counter} {counted:?}");
+    }
+    Ok(())
+}
