@@ -52,6 +52,7 @@ test: ## format, lints, unit and integration tests; ends with the time of each s
 bench: tools ## figures of the release build: generation as a mesh grows, a large mesh in a real API server
 	cargo bench --locked --bench generation
 	cargo bench --locked --bench kubernetes
+	cargo bench --locked --bench ca
 
 # What is found stays below target/fuzz; an input that fails is to be kept in tests/fuzz/corpus. The lock file is the
 # daemon's, so that what is fuzzed is what is shipped.

@@ -61,7 +61,7 @@ impl fmt::Display for KeySource {
 pub struct FetchedKeys {
     /// The config cluster, no namespace, the source.
     pub key: ObjectKey,
-    /// The key set as its server wrote it.
+    /// The key set as its server wrote it; empty if it has no key that Envoy can use.
     pub keys: SmolStr,
 }
 

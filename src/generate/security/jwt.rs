@@ -35,9 +35,14 @@ use crate::{
     },
 };
 
-/// The key set of issuers whose keys are not known: there is none, so Envoy refuses every token of the issuer. A key that
-/// stands in for the missing ones would be a key that somebody may know.
-const NO_KEYS: &str = r#"{"keys":[]}"#;
+/// A key set that no token fulfils, for issuers whose keys are not known: Envoy refuses a whole listener for a key set
+/// without keys. The key is a point of P-256 for which nobody knows the secret: its x is the SHA-256 of
+/// `istiod: no token of this issuer is valid 3` (the
+/// first number that gives a point), its y the even one of the two.
+pub(crate) const UNFULFILLABLE: &str = concat!(
+    r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unavailable","#,
+    r#""x":"fgtJuWQhy1MjRv1YEo4ANqhU3svtg4pzPvUPV6hgVbM","y":"aaUIsWGtVHDe8cySM1SG6jLVLifI6mJTEkDQgS9nGk4"}]}"#
+);
 
 /// How long Envoy keeps keys that it fetched.
 const CACHE_DURATION: Duration = Duration::from_mins(5);
@@ -168,11 +173,11 @@ fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> Strin
     let mesh = stack.view.mesh;
     let key = FetchedKeys::key(&mesh.installation.cluster, &source);
     match mesh.fetched_keys.get(stack.view.cx, &key) {
-        Some(fetched) => fetched.keys.to_string(),
-        None => {
+        Some(fetched) if !fetched.keys.is_empty() => fetched.keys.to_string(),
+        _ => {
             let (namespace, name) = (&policy.namespace, &policy.name);
             stack.note("jwks_unavailable", format!("{namespace}/{name}: {source}"));
-            NO_KEYS.to_owned()
+            UNFULFILLABLE.to_owned()
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A document that holds keys.
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
@@ -21,7 +22,7 @@ pub struct KeySet {
 pub struct NoKeySet;
 
 impl KeySet {
-    /// Reads a document. A set without keys is one: its issuer has withdrawn them all.
+    /// Reads a document. A set without keys that Envoy can use is one: its issuer has withdrawn them all.
     pub fn parse(document: &[u8]) -> Result<Self, NoKeySet> {
         let text = std::str::from_utf8(document).map_err(|_| NoKeySet)?;
         let parsed: Map<String, Value> = serde_json::from_str(text).map_err(|_| NoKeySet)?;
@@ -33,13 +34,18 @@ impl KeySet {
             _ => return Err(NoKeySet),
         };
         sort(&mut keys);
+        let is_usable = keys.iter().any(|(_, key)| key.is_string() || is_usable(key));
         Ok(Self {
-            text: SmolStr::new(text),
+            text: if is_usable {
+                SmolStr::new(text)
+            } else {
+                SmolStr::default()
+            },
             keys,
         })
     }
 
-    /// The document as its server wrote it.
+    /// The document as its server wrote it; empty if Envoy can use none of its keys, since it would refuse the listener.
     pub fn text(&self) -> &SmolStr {
         &self.text
     }
@@ -71,6 +77,27 @@ fn is_certificates(parsed: &Map<String, Value>) -> bool {
     !parsed.is_empty() && parsed.values().all(is_one)
 }
 
+/// True for keys of the kinds that Envoy knows (RFC 7517), with their parts.
+fn is_usable(key: &Value) -> bool {
+    let part = |name: &str| {
+        key[name]
+            .as_str()
+            .and_then(|text| BASE64_URL_SAFE_NO_PAD.decode(text).ok())
+    };
+    let has = |names: &[&str]| {
+        names
+            .iter()
+            .all(|name| part(name).is_some_and(|bytes| !bytes.is_empty()))
+    };
+    match (key["kty"].as_str(), key["crv"].as_str()) {
+        (Some("RSA"), _) => has(&["n", "e"]),
+        (Some("EC"), Some("P-256" | "P-384" | "P-521")) => has(&["x", "y"]),
+        (Some("OKP"), Some("Ed25519")) => has(&["x"]),
+        (Some("oct"), _) => has(&["k"]),
+        _ => false,
+    }
+}
+
 fn sort(keys: &mut Vec<(String, Value)>) {
     keys.sort_by_cached_key(|(id, key)| (id.clone(), key.to_string()));
 }
@@ -81,13 +108,32 @@ mod tests {
 
     #[test]
     fn order_and_space_are_no_difference() {
-        let one = KeySet::parse(br#"{"keys":[{"kid":"a","n":"1"},{"kid":"b","n":"2"}]}"#).expect("keys");
-        let same = KeySet::parse(br#" {"keys": [{"n": "2", "kid": "b"}, {"kid": "a", "n": "1"}]} "#).expect("keys");
-        let other = KeySet::parse(br#"{"keys":[{"kid":"a","n":"1"},{"kid":"b","n":"3"}]}"#).expect("keys");
+        let one = br#"{"keys":[{"kty":"oct","kid":"a","k":"AAAA"},{"kid":"b","n":"2"}]}"#;
+        let same = br#" {"keys": [{"n": "2", "kid": "b"}, {"kid": "a", "k": "AAAA", "kty": "oct"}]} "#;
+        let other = br#"{"keys":[{"kty":"oct","kid":"a","k":"AAAA"},{"kid":"b","n":"3"}]}"#;
+        let [one, same, other] = [&one[..], same, other].map(|text| KeySet::parse(text).expect("keys"));
         assert_eq!(one, same);
         assert_ne!(one, other);
         assert_eq!(one.ids().collect::<Vec<_>>(), ["a", "b"]);
         assert!(same.text().starts_with(' '), "the text is the server's");
+    }
+
+    #[test]
+    fn a_set_that_envoy_would_refuse_is_empty() {
+        for text in [
+            r#"{"keys":[]}"#,
+            r#"{"keys":[{"kty":"future","kid":"a"}]}"#,
+            r#"{"keys":[{"kty":"RSA","n":"AAAA"}]}"#,
+            r#"{"keys":[{"kty":"RSA","n":"not base64!","e":"AQAB"}]}"#,
+            r#"{"keys":[{"kty":"EC","crv":"secp256k1","x":"AAAA","y":"AAAA"}]}"#,
+        ] {
+            assert_eq!(KeySet::parse(text.as_bytes()).expect("a set").text(), "", "{text}");
+        }
+        let one_is_good = r#"{"keys":[{"kty":"future"},{"kty":"OKP","crv":"Ed25519","x":"AAAA"}]}"#;
+        assert_eq!(
+            KeySet::parse(one_is_good.as_bytes()).expect("a set").text(),
+            one_is_good
+        );
     }
 
     #[test]

@@ -56,9 +56,10 @@ impl Fetch for Servers {
             let answer = self.answers.lock().unwrap()[source.url().as_str()].clone();
             match answer {
                 None => std::future::pending().await,
-                Some(answer) => {
-                    answer.map(|kid| KeySet::parse(format!(r#"{{"keys":[{{"kid":"{kid}"}}]}}"#).as_bytes()).unwrap())
-                }
+                Some(answer) => answer.map(|kid| {
+                    KeySet::parse(format!(r#"{{"keys":[{{"kty":"oct","k":"AAAA","kid":"{kid}"}}]}}"#).as_bytes())
+                        .unwrap()
+                }),
             }
         })
     }

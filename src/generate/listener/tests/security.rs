@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+
 use super::{Bed, HTTP, Value, WORKLOAD, json, names_of, sidecar};
 use crate::{
     api::fetched_keys::{FetchedKeys, KeySource},
@@ -101,15 +103,22 @@ fn token_keys(virtual_inbound: &Value) -> Vec<String> {
         .collect()
 }
 
-/// There is no key that stands in for missing ones: not one that is written into the program, nor any other.
+/// What stands in for missing keys is a point that came out of a hash: to know its secret one would have had to break the
+/// curve. An issuer whose set of keys is empty has no others either.
 #[test]
-fn r4_an_issuer_without_keys_has_no_key_at_all() {
+fn r4_what_stands_in_for_missing_keys_has_no_secret() {
     let bed = bed("", TOKENS, None);
     let keys = token_keys(&bed.get("virtualInbound"));
     assert!(!keys.is_empty());
     for keys in keys {
         let keys: Value = serde_json::from_str(&keys).expect("JSON");
-        assert_eq!(keys, json!({ "keys": [] }));
+        let keys = keys["keys"].as_array().expect("keys");
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        let x = keys[0]["x"].as_str().expect("a coordinate");
+        let sentence = b"istiod: no token of this issuer is valid 3";
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, sentence);
+        assert_eq!(x, BASE64_URL_SAFE_NO_PAD.encode(digest));
+        assert!(keys[0].get("d").is_none());
     }
     let detail = "default/r: https://nowhere.example.com/keys";
     assert!(has_note(&bed, "jwks_unavailable", detail), "{:?}", bed.store.notes());
@@ -153,6 +162,8 @@ fn fetched_keys_change_the_listeners_that_use_them_and_nothing_else() {
     assert!(token_keys(&second).iter().all(|keys| keys == "two"));
     let (built, ..) = commit("two");
     assert_eq!(built, 0, "what is equal is no news");
+    let (_, withdrawn, _) = commit("");
+    assert!(token_keys(&withdrawn).iter().all(|keys| keys.contains("unavailable")));
 }
 
 #[test]
