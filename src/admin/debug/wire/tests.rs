@@ -28,7 +28,7 @@ impl Bed {
             connections: Arc::default(),
             remote: None,
             watches: WatchMetrics::new(&prometheus::Registry::new()).unwrap(),
-            keys: KeyReports::none(),
+            keys: crate::ingest::jwks::KeyReports::none(),
         };
         let access = Access::new(Authenticators::default(), mesh);
         Self {
