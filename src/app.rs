@@ -7,6 +7,7 @@ mod identity;
 mod keys;
 mod kubernetes;
 mod listen;
+mod process;
 pub mod remote;
 mod wants;
 
@@ -79,13 +80,21 @@ pub enum AppError {
 /// Runs the control plane until a signal ends it.
 pub fn run(settings: Settings) -> Result<(), AppError> {
     install_cryptography();
+    process::allow_many_files();
     // Certificates are signed on threads of their own, so that they do not wait behind pushes. Ends after the other runtime,
     // to which some of its connections move.
     let lane = tokio::runtime::Builder::new_multi_thread()
         .thread_name("certificates")
         .enable_all()
         .build()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .on_thread_start(process::give_way)
+        .enable_all()
+        .build()?;
+    // Generation in parallel. If a test has made the pool already, so be it.
+    let _ = rayon::ThreadPoolBuilder::new()
+        .start_handler(|_| process::give_way())
+        .build_global();
     let shutdown = settings.flags.shutdown_duration;
     let environment = Arc::new(Environment::new(settings));
     let ended = runtime.block_on(serve(&environment, lane.handle()));
@@ -245,7 +254,10 @@ fn start_pump(run: PumpLoop, metrics: PushMetrics) -> Result<(), AppError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new()
         .name("world".into())
-        .spawn(move || runtime.block_on(run.run(metrics)))?;
+        .spawn(move || {
+            process::give_way();
+            runtime.block_on(run.run(metrics));
+        })?;
     Ok(())
 }
 

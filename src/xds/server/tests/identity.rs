@@ -267,6 +267,44 @@ fn streams_run_where_they_are_to_run() {
     });
 }
 
+/// Answers with what it was sent, or panics.
+struct Echo;
+
+impl Unary for Echo {
+    fn path(&self) -> &'static str {
+        "/test.Echo/Say"
+    }
+
+    fn call(&self, mut call: Call) -> BoxFuture<'_, Result<Bytes, Status>> {
+        async move {
+            let message = call.message(100).await?;
+            assert!(!message.is_empty(), "nothing to say");
+            Ok(message)
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test]
+async fn calls_are_answered_and_survived() {
+    let mut bed = secured(security(false, true));
+    bed.server = bed.server.clone().with_methods(vec![Arc::new(Echo)]);
+    let say = async |message: &[u8]| {
+        let body = http_body_util::Full::new(unary::framed(message).expect("small"));
+        let request = Request::post("/test.Echo/Say")
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .body(body)
+            .expect("a request");
+        bed.server.handle(request).await
+    };
+    let collected = http_body_util::BodyExt::collect(crate::xds::body::FlatBody::from(say(b"a").await.into_body()));
+    let collected = collected.await.expect("cannot fail");
+    assert_eq!(collected.trailers().map(|trailers| trailers[Status::GRPC_STATUS].clone()), Some("0".parse().expect("ASCII")));
+    assert_eq!(collected.to_bytes(), "\0\0\0\0\x01a");
+    assert_eq!(say(b"").await.headers()[Status::GRPC_STATUS], "13", "a panic ends the call alone");
+    assert_eq!(say(&[0; 101]).await.headers()[Status::GRPC_STATUS], "8");
+}
+
 /// Starts what hyper's client needs.
 #[derive(Clone)]
 struct Executor(Tasks);
