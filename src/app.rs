@@ -252,12 +252,10 @@ fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
 /// The world has a thread of its own: its work is synchronous and may take long.
 fn start_pump(run: PumpLoop, metrics: PushMetrics) -> Result<(), AppError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    std::thread::Builder::new()
-        .name("world".into())
-        .spawn(move || {
-            process::give_way();
-            runtime.block_on(run.run(metrics));
-        })?;
+    std::thread::Builder::new().name("world".into()).spawn(move || {
+        process::give_way();
+        runtime.block_on(run.run(metrics));
+    })?;
     Ok(())
 }
 

@@ -137,13 +137,12 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     );
     let domains = domains(environment, mesh_trust);
     let chains = chains(&parts, &domains)?;
-    let acceptor = match is_served {
-        true => {
-            let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
-            let options = TlsOptions::new(&settings.flags, compliance)?;
-            Some(Acceptor::new(&options, serving, trust.pools)?)
-        }
-        false => None,
+    let acceptor = if is_served {
+        let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
+        let options = TlsOptions::new(&settings.flags, compliance)?;
+        Some(Acceptor::new(&options, serving, trust.pools)?)
+    } else {
+        None
     };
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {

@@ -38,9 +38,12 @@ pub(super) async fn pages(
     let instance = environment.settings.variable("POD_NAME").unwrap_or_default();
     xds.answer_questions(Arc::new(Wire::new(sources.clone(), access.clone(), instance)));
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
-    let pages = || match is_shown {
-        true => access.guard(debug::pages(sources.clone())),
-        false => Router::new(),
+    let pages = || {
+        if is_shown {
+            access.guard(debug::pages(sources.clone()))
+        } else {
+            Router::new()
+        }
     };
     let mut http = server::readiness(environment).merge(pages());
     let monitoring = server::monitoring(environment, inspect)?;

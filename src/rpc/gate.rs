@@ -99,7 +99,10 @@ mod tests {
     async fn little_is_read_of_a_stranger() {
         let guest = Lobby::new(1).enter(Ipv4Addr::LOCALHOST.into()).expect("empty");
         let (mut client, server) = tokio::io::duplex(1 << 20);
-        client.write_all(&[7; 100_000]).await.expect("the pipe is larger");
+        client
+            .write_all(&vec![7_u8; 100_000])
+            .await
+            .expect("the pipe is larger");
         let mut gate = Gate::new(server, guest.clone());
         let mut few = vec![0; STRANGERS_BYTES];
         gate.read_exact(&mut few).await.expect("as much as this");

@@ -53,9 +53,10 @@ impl Authority {
         let key = KeyPair::generate().expect("keys can be made");
         let mut params = CertificateParams::default();
         let text = Ia5String::try_from(name).expect("names of trials are ASCII");
-        params.subject_alt_names = vec![match name.contains("://") {
-            true => SanType::URI(text),
-            false => SanType::DnsName(text),
+        params.subject_alt_names = vec![if name.contains("://") {
+            SanType::URI(text)
+        } else {
+            SanType::DnsName(text)
         }];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];

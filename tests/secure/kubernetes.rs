@@ -39,7 +39,7 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
         "metadata": { "namespace": "shop", "name": "istio-ca-root-cert" } }));
     let root = wait::until(
         "the root certificate in the namespace",
-        std::time::Duration::from_secs(60),
+        std::time::Duration::from_mins(1),
         || {
             let map = cluster.get(&reference).ok()??;
             map["data"]["root-cert.pem"].as_str().map(str::to_owned)

@@ -103,7 +103,7 @@ impl Bed {
         Ok(response.cert_chain)
     }
 
-    fn counts(&self) -> BTreeMap<String, f64> {
+    fn counts(&self) -> BTreeMap<String, u64> {
         let families = self.registry.gather();
         let counts = families.iter().filter_map(|family| {
             let count: f64 = family
@@ -112,7 +112,7 @@ impl Bed {
                 .map(|metric| metric.get_counter().get_value())
                 .sum();
             let name = family.name().strip_prefix("citadel_server_")?.strip_suffix("_count")?;
-            (count > 0.0).then(|| (name.to_owned(), count))
+            (count > 0.0).then(|| (name.to_owned(), count as u64))
         });
         counts.collect()
     }
@@ -149,7 +149,7 @@ async fn the_roots_are_the_last_entry() {
     assert_eq!(*asked, [expected]);
     assert_eq!(
         bed.counts(),
-        BTreeMap::from([("csr".into(), 1.0), ("success_cert_issuance".into(), 1.0)])
+        BTreeMap::from([("csr".into(), 1), ("success_cert_issuance".into(), 1)])
     );
 }
 
@@ -166,11 +166,7 @@ async fn r11_who_is_not_known_gets_nothing() {
         assert!(status.message().starts_with("request authenticate failure"), "{status}");
     }
     assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
-    let counts = [
-        ("authentication_failure", 2.0),
-        ("csr", 3.0),
-        ("id_extraction_err", 1.0),
-    ];
+    let counts = [("authentication_failure", 2), ("csr", 3), ("id_extraction_err", 1)];
     assert_eq!(
         bed.counts(),
         counts.map(|(name, count)| (name.to_owned(), count)).into()
@@ -207,12 +203,12 @@ async fn errors_have_istios_codes() {
         });
         let status = bed.ask(WEB, &request(&[])).await.expect_err("refused");
         assert_eq!((status.code(), status.message()), (code, "CSR signing error (no)"));
-        assert_eq!(bed.counts()["csr_sign_err"], 1.0);
+        assert_eq!(bed.counts()["csr_sign_err"], 1);
     }
     let bed = Bed::new(Clerk::default());
     let status = bed.send(WEB, b"\xff").await.expect_err("no message");
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert_eq!(bed.counts()["csr_parsing_err"], 1.0);
+    assert_eq!(bed.counts()["csr_parsing_err"], 1);
     let status = bed.send(WEB, &vec![0; REQUEST_BYTES + 1]).await.expect_err("too large");
     assert_eq!(status.code(), Code::ResourceExhausted);
 }

@@ -154,8 +154,10 @@ fn accounts_are_compared_where_the_node_names_one() {
 #[tokio::test]
 async fn what_has_expired_is_served_no_longer() {
     let soon = Duration::from_secs(3);
-    let mut options = ServerOptions::default();
-    options.age_grace = Duration::from_millis(100);
+    let options = ServerOptions {
+        age_grace: Duration::from_millis(100),
+        ..ServerOptions::default()
+    };
     let mut bed = Bed::new(options);
     bed.server = bed.server.clone().with_security(Security {
         authenticators: Authenticators::new(vec![Box::new(Doorman(soon))]),
@@ -179,8 +181,10 @@ async fn what_has_expired_is_served_no_longer() {
 
 #[tokio::test]
 async fn r1_connections_and_streams_that_say_nothing_end() {
-    let mut options = ServerOptions::default();
-    options.stranger_patience = Duration::from_millis(200);
+    let mut options = ServerOptions {
+        stranger_patience: Duration::from_millis(200),
+        ..ServerOptions::default()
+    };
     options.patience.request = Duration::from_millis(200);
     let mut bed = Bed::new(options);
     bed.server = bed.server.clone().with_security(security(false, true));
@@ -299,9 +303,18 @@ async fn calls_are_answered_and_survived() {
     };
     let collected = http_body_util::BodyExt::collect(crate::xds::body::FlatBody::from(say(b"a").await.into_body()));
     let collected = collected.await.expect("cannot fail");
-    assert_eq!(collected.trailers().map(|trailers| trailers[Status::GRPC_STATUS].clone()), Some("0".parse().expect("ASCII")));
+    assert_eq!(
+        collected
+            .trailers()
+            .map(|trailers| trailers[Status::GRPC_STATUS].clone()),
+        Some("0".parse().expect("ASCII"))
+    );
     assert_eq!(collected.to_bytes(), "\0\0\0\0\x01a");
-    assert_eq!(say(b"").await.headers()[Status::GRPC_STATUS], "13", "a panic ends the call alone");
+    assert_eq!(
+        say(b"").await.headers()[Status::GRPC_STATUS],
+        "13",
+        "a panic ends the call alone"
+    );
     assert_eq!(say(&[0; 101]).await.headers()[Status::GRPC_STATUS], "8");
 }
 
