@@ -31,9 +31,9 @@ use crate::{
 };
 
 /// How long a permission holds before it is asked for again.
-const AGAIN_IF_ALLOWED: Duration = Duration::from_secs(300);
+const AGAIN_IF_ALLOWED: Duration = Duration::from_mins(5);
 /// The same for a refusal, or where there was no answer.
-const AGAIN_IF_NOT: Duration = Duration::from_secs(60);
+const AGAIN_IF_NOT: Duration = Duration::from_mins(1);
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -89,9 +89,10 @@ async fn ask(bed: &Bed, caller: &Caller, type_url: &str, names: &[&str]) -> Resu
 /// A certificate cannot be shown in plaintext, a token can.
 async fn page(bed: &Bed, caller: &Caller, path: &str, text: &str) -> Result<(), String> {
     let answer = http::request_with(bed.daemon.http, "istiod", path, caller.shown.token.as_deref()).await?;
-    match answer.status.is_success() && answer.body.contains(text) {
-        true => Ok(()),
-        false => Err(format!("{} {}", answer.status, answer.body)),
+    if answer.status.is_success() && answer.body.contains(text) {
+        Ok(())
+    } else {
+        Err(format!("{} {}", answer.status, answer.body))
     }
 }
 
@@ -113,24 +114,27 @@ async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &st
     let leaf = leaf.map_err(|error| error.to_string())?;
     // Names stand in certificates as they are.
     let name = format!("spiffe://cluster.local/ns/{target}/sa/");
-    match leaf.windows(name.len()).any(|part| part == name.as_bytes()) {
-        true => Ok(()),
-        false => Err("a certificate for another namespace".to_owned()),
+    if leaf.windows(name.len()).any(|part| part == name.as_bytes()) {
+        Ok(())
+    } else {
+        Err("a certificate for another namespace".to_owned())
     }
 }
 
 fn something(given: &DiscoveryResponse) -> Result<(), String> {
-    match given.resources.is_empty() {
-        true => Err("an answer without resources".to_owned()),
-        false => Ok(()),
+    if given.resources.is_empty() {
+        Err("an answer without resources".to_owned())
+    } else {
+        Ok(())
     }
 }
 
 fn contains(given: &DiscoveryResponse, text: &str) -> Result<(), String> {
     let has = |bytes: &[u8]| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-    match given.resources.iter().any(|resource| has(&resource.value)) {
-        true => Ok(()),
-        false => Err(format!("an answer without {text}")),
+    if given.resources.iter().any(|resource| has(&resource.value)) {
+        Ok(())
+    } else {
+        Err(format!("an answer without {text}"))
     }
 }
 
