@@ -18,6 +18,8 @@ use crate::base::Sensitive;
 pub const OWN_SECRET: &str = "istio-ca-secret";
 /// Where an operator's bundle is; with `USE_CACERTS_FOR_SELF_SIGNED_CA` also a root of our own.
 pub const PLUGGED_SECRET: &str = "cacerts";
+/// How many roots before it a root keeps beside it. They have its name and key, so what they verify it verifies too.
+const OTHERS_MAX: usize = 4;
 /// A key that only says what others do not.
 const LEAF_KEY: &str = "key.pem";
 
@@ -64,7 +66,7 @@ impl Root {
     ) -> Result<Self, KeyError> {
         let pair = PrivateKey::from_pem(key)?;
         let der = certificate::renewed_root(old, validity(options, now), &pair)?;
-        let others = trusted.iter().filter(|one| now < one.not_after);
+        let others = trusted.iter().filter(|one| now < one.not_after).take(OTHERS_MAX);
         Ok(Self {
             certificate: Bytes::from(key::pem("CERTIFICATE", &der)),
             key: key.clone(),

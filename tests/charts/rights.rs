@@ -31,8 +31,19 @@ const VALUES: &[&str] = &[
     "env.ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
 ];
 
-/// Used only when a machine tells of its health, which the trial's proxy does not.
-const NOT_TRIED: &[&str] = &["update networking.istio.io workloadentries/status"];
+/// Used only when somebody shows a token or asks for a Secret, or a machine tells of its health: the trial's proxy does not.
+const NOT_TRIED: &[&str] = &[
+    "create authentication.k8s.io tokenreviews",
+    "create authorization.k8s.io subjectaccessreviews",
+    "update networking.istio.io workloadentries/status",
+];
+
+/// The root of the CA is renewed all the time.
+const RENEWING: [(&str, &str); 3] = [
+    ("CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL", "1s"),
+    ("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE", "100"),
+    ("CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR", "false"),
+];
 
 fn rights_are_those_used() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
@@ -65,6 +76,7 @@ fn rights_are_those_used() -> Result<Completion, Failed> {
     let daemon = Daemon::in_kubernetes(&kubeconfig, NAMESPACE, &folder.join("istiod.log"), |command| {
         command
             .envs(environment)
+            .envs(RENEWING)
             .env("POD_NAME", "istiod-0")
             .env("POD_NAMESPACE", NAMESPACE);
     })?;

@@ -419,3 +419,16 @@ fn plugged_in_cas_are_not_renewed_here() {
     settle(&mut keeper, start());
     assert!(keeper.renewal(start() + DAY * 364).is_none());
 }
+
+#[test]
+fn roots_do_not_pile_up() {
+    let (mut keeper, _) = own();
+    keeper.rules.grace_percent = 100;
+    for hour in 1..12 {
+        let now = start() + HOUR * hour;
+        let (renewed, source) = keeper.renewal(now).unwrap().unwrap();
+        keeper.own = Known::Present(keeper.secret_of(&renewed, source).unwrap());
+        let authority = settle(&mut keeper, now);
+        assert!(authority.roots().len() <= 5 && authority.held().is_empty());
+    }
+}
