@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::remote::{Endpoints, Two};
 use crate::support::ads::Ads;
+use crate::support::authority::Authority;
 use crate::support::daemon::{Daemon, istiod};
 use crate::support::http;
 use crate::support::kubernetes::api::{Api, Reference, documents};
@@ -222,9 +223,8 @@ fn folder_in_its_place(name: &str) -> Result<(), Failed> {
 fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let place = &two.place;
-    let root = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
-        "metadata": { "namespace": place.system, "name": "cacerts" }, "stringData": { "root-cert.pem": root } }))?;
+    let authority = Authority::new("plugged in");
+    place.cluster.api.apply(&authority.secret(&place.system, None))?;
     let kubeconfig = std::fs::read_to_string(two.remote.admin_kubeconfig()).map_err(|error| error.to_string())?;
     place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
         "metadata": { "namespace": place.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
@@ -250,7 +250,7 @@ fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
     let found = wait::until("root certificates in the remote cluster", SOON, || {
         two.remote.get(&map).ok().flatten()
     })?;
-    assert_eq!(found["data"]["root-cert.pem"], root);
+    assert_eq!(found["data"]["root-cert.pem"], authority.root());
     let lock = Reference::new("v1", "ConfigMap", &place.system, "istio-namespace-controller-election");
     let lock = two.remote.get(&lock)?.ok_or("no lock")?;
     let record = lock["metadata"]["annotations"]["control-plane.alpha.kubernetes.io/leader"].as_str();
