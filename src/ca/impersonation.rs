@@ -51,7 +51,7 @@ pub enum ImpersonationError {
     #[error("pod {pod} is not the caller's: it has {what} {ours:?}, the token {theirs:?}")]
     OtherPod {
         /// The pod.
-        pod: ObjectKey,
+        pod: Box<ObjectKey>,
         /// What differs.
         what: &'static str,
         /// What is known of the pod.
@@ -124,7 +124,7 @@ fn shares_node(mesh: &MeshSnapshot, caller: &KubernetesInfo, id: &SpiffeId) -> R
     ];
     if let Some((what, ours, theirs)) = pairs.into_iter().find(|(_, ours, theirs)| ours != theirs) {
         return Err(ImpersonationError::OtherPod {
-            pod: key,
+            pod: key.into(),
             what,
             ours: ours.clone(),
             theirs: theirs.clone(),
