@@ -184,7 +184,7 @@ impl Controllers {
                 if one_object {
                     cluster_trust_bundle::run(&election, watches, texts.roots).await;
                 } else {
-                    root_cert::run(&election, watches, rules, texts, mesh).await;
+                    Box::pin(root_cert::run(&election, watches, rules, texts, mesh)).await;
                 }
             });
         }

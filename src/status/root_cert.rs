@@ -98,8 +98,9 @@ pub async fn run(
             let revoked = revoked.map(|name| distribution(name, Key::Revoked, &texts.revoked));
             let watches = watches.clone();
             async move {
-                let distributing = roots.run(watches.clone(), token.clone());
-                tokio::join!(distributing, distribute_revoked(revoked, watches, token));
+                let distributing = Box::pin(roots.run(watches.clone(), token.clone()));
+                let revoking = Box::pin(distribute_revoked(revoked, watches, token));
+                tokio::join!(distributing, revoking);
             }
         })
         .await;
