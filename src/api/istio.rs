@@ -40,6 +40,8 @@ pub struct Findings {
     pub errors: Vec<FieldError>,
     /// It counts, but likely not as it was meant.
     pub warnings: Vec<FieldError>,
+    /// The object counts in spite of errors, so that they can tell all that admission refuses.
+    pub counts_with_errors: bool,
     /// The regular expressions that were compiled, with what is wrong with them.
     expressions: BTreeMap<String, Option<RegexError>>,
 }
@@ -154,7 +156,10 @@ fn config<M: prost::Message + prost::Name + Default>(
     row: impl FnOnce(Config<M>) -> Row,
     check: fn(&At<'_>, &M, &Meta),
 ) -> (Option<Row>, Vec<Diagnostic>) {
-    let findings = RefCell::<Findings>::default();
+    let findings = RefCell::new(Findings {
+        counts_with_errors: protects(meta.kind),
+        ..Findings::default()
+    });
     let empty = Value::Object(serde_json::Map::new());
     let spec = match &object["spec"] {
         Value::Null => &empty,
@@ -172,7 +177,7 @@ fn config<M: prost::Message + prost::Name + Default>(
             check(&At::root("spec", &findings), &spec, &meta);
             let status = Some(&object["status"]).filter(|status| !status.is_null() && reads_status(meta.kind));
             let status = status.cloned().map(Shared::new);
-            let counts = findings.borrow().errors.is_empty() || protects(meta.kind);
+            let counts = findings.borrow().errors.is_empty() || findings.borrow().counts_with_errors;
             counts.then(|| {
                 row(Config {
                     meta: meta.clone(),

@@ -74,9 +74,15 @@ impl<'a> At<'a> {
     }
 
     /// Records a warning unless the condition holds. For what Istio's admission refuses but is safe to serve: an object
-    /// that got past admission counts there too.
+    /// that got past admission counts there too. Of objects that count in spite of errors it is one.
     pub fn expect(&self, condition: bool, message: &str) {
-        if !condition {
+        if condition {
+            return;
+        }
+        let counts_with_errors = self.findings.borrow().counts_with_errors;
+        if counts_with_errors {
+            self.error(message);
+        } else {
             self.warning(message);
         }
     }

@@ -116,9 +116,10 @@ pub fn attachment(
 ) {
     selector(at, workloads);
     let given = [workloads.is_some(), target.is_some(), !targets.is_empty()];
-    if given.into_iter().filter(|given| *given).count() > 1 {
-        at.warning("only one of selector, targetRef and targetRefs may be set");
-    }
+    at.expect(
+        given.into_iter().filter(|given| *given).count() <= 1,
+        "only one of selector, targetRef and targetRefs may be set",
+    );
     if let Some(target) = target {
         target_reference(&at.field("targetRef"), target);
     }
@@ -131,12 +132,10 @@ pub fn target_reference(at: &At<'_>, target: &PolicyTargetReference) {
     at.field("namespace")
         .expect(target.namespace.is_empty(), "must not be set");
     let group = if target.group == "core" { "" } else { &target.group };
-    if !TARGETS.contains(&(group, target.kind.as_str())) {
-        at.warning(format!(
-            "{}/{} is no kind that can be targeted",
-            target.group, target.kind
-        ));
-    }
+    at.expect(
+        TARGETS.contains(&(group, target.kind.as_str())),
+        &format!("{}/{} is no kind that can be targeted", target.group, target.kind),
+    );
 }
 
 /// `exportTo` of an object in a namespace: `.`, `*` or namespaces; `~` where an object may be exported nowhere.

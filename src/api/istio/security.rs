@@ -326,6 +326,8 @@ fn jwt_rule(at: &At<'_>, rule: &JwtRule) {
     });
     not_empty(&at.field("fromParams"), &rule.from_params);
     not_empty(&at.field("fromCookies"), &rule.from_cookies);
+    not_empty(&at.field("spaceDelimitedClaims"), &rule.space_delimited_claims);
+    common::duration(&at.field("timeout"), rule.timeout.as_ref());
     at.each("outputClaimToHeaders", &rule.output_claim_to_headers, |at, output| {
         at.field("header")
             .require(is_header_name(&output.header), "is no header name");

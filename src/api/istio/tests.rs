@@ -364,6 +364,11 @@ fn policies() {
     good("AuthorizationPolicy", &denied(to_port));
     good("AuthorizationPolicy", &denied("from: [{source: {namespaces: [a]}}]"));
     refused(
+        "RequestAuthentication",
+        "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Pod, name: a, namespace: b}]}",
+        &["", ".targetRefs[0].namespace", ".targetRefs[0]"],
+    );
+    refused(
         "PeerAuthentication",
         "{selector: {matchLabels: {app: a}}, portLevelMtls: {0: {mode: STRICT}}}",
         &[".portLevelMtls"],
