@@ -2,5 +2,6 @@
 
 pub mod access;
 pub mod debug;
+pub mod http;
 pub mod metrics;
 pub mod server;

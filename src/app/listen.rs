@@ -15,7 +15,7 @@ use crate::{
     admin::{
         access::Access,
         debug::{self, wire::Wire},
-        server,
+        http, server,
     },
     auth::{Authenticators, tls::Acceptor},
     environment::Environment,
@@ -144,13 +144,9 @@ async fn serve_http(
     router: Router,
 ) -> Result<(), AppError> {
     let listener = bind(flag, address).await?;
-    let shutdown = environment.tasks.shutdown().clone();
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    environment.tasks.spawn("http", async move {
-        let serving = axum::serve(listener, service).with_graceful_shutdown(shutdown.cancelled_owned());
-        if let Err(error) = serving.await {
-            tracing::error!(%error, "an HTTP server ended");
-        }
-    });
+    let tasks = environment.tasks.clone();
+    environment
+        .tasks
+        .spawn("http", async move { http::serve(listener, router, tasks).await });
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! `Cargo.toml` beside it; so they use nothing but the library.
 
 mod document;
+mod identity;
 mod setting;
 mod text;
 mod xds;
@@ -26,6 +27,11 @@ pub(crate) const ALL: &[Target] = &[
     xds::SOTW,
     xds::DELTA,
     xds::NODE,
+    identity::TLS,
+    identity::CERTIFICATES,
+    identity::CREDENTIALS,
+    identity::CSR,
+    identity::CSR_CALL,
     document::YAML,
     document::OBJECT,
     setting::MESH_CONFIG,

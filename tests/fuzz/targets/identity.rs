@@ -1,0 +1,374 @@
+//! What callers show of themselves: TLS, certificates, tokens, headers of gateways, requests for certificates.
+
+use std::{collections::BTreeMap, future::ready, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, HeaderValue, Request};
+use http_body_util::Full;
+use istiod::{
+    auth::{
+        Authenticator, Authenticators, Caller, CallerSource, Credentials, JwtRule, Refusal, TrustDomains,
+        chain::ChainOptions,
+        tls::{Acceptor, PeerCertificate, ServingCertificate, TlsOptions},
+        token,
+        trust::TrustPools,
+    },
+    base::Sensitive,
+    ca::{
+        authority::{Authority, Limits},
+        certificate::Certificate,
+        key::{KeyKind, PrivateKey},
+        local::LocalSigner,
+        plugged_in::{self, Files, Found},
+        self_signed::{Root, RootOptions},
+        server::CertificateService,
+        signing::SigningRequest,
+    },
+    environment::wall_clock,
+    fetch::{FetchOptions, Fetcher},
+    rpc::{Call, Unary},
+};
+use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    runtime::Runtime,
+    sync::watch,
+};
+
+use super::{Target, parts, sort_of};
+
+/// A certificate signing request: PEM, or DER.
+pub(super) const CSR: Target = Target {
+    name: "csr",
+    run: csr,
+    words: CERTIFICATE_WORDS,
+};
+
+/// A message to the service that signs, with its gRPC frame, of a caller who is known.
+pub(super) const CSR_CALL: Target = Target {
+    name: "csr_call",
+    run: csr_call,
+    words: &[
+        b"-----BEGIN CERTIFICATE REQUEST-----\n",
+        b"-----END CERTIFICATE REQUEST-----\n",
+        b"ImpersonatedIdentity",
+        b"CertSigner",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+        b"\x00\x00\x01\x00\x00",
+    ],
+};
+
+/// What stands in the headers `authorization`, `x-forwarded-client-cert` and `clusterid`.
+pub(super) const CREDENTIALS: Target = Target {
+    name: "credentials",
+    run: credentials,
+    words: &[
+        b"Bearer ",
+        b"bearer ",
+        b"eyJhbGciOiJSUzI1NiJ9.",
+        b"eyJhbGciOiJub25lIn0.",
+        b"By=",
+        b"Hash=",
+        b"Subject=\"",
+        b"URI=spiffe://",
+        b"DNS=",
+        b"Cert=\"",
+        b";",
+        b",",
+        b"\\\"",
+        b"CN=",
+        b"system:serviceaccount:a:b",
+        b"eyJpc3MiOiJodHRwczovL2lzc3Vlci5leGFtcGxlIiwiZXhwIjoxZTMwOH0",
+    ],
+};
+
+/// Certificates and keys: DER, or the parts of a bundle as PEM.
+pub(super) const CERTIFICATES: Target = Target {
+    name: "certificates",
+    run: certificates,
+    words: CERTIFICATE_WORDS,
+};
+
+/// The bytes of a TLS connection.
+pub(super) const TLS: Target = Target {
+    name: "tls",
+    run: tls,
+    words: &[
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x14\x03\x03\x00\x01\x01",
+        b"\x15\x03\x03\x00\x02\x02\x28",
+        b"\x17\x03\x03\x40\x00",
+        b"\x0b\x00\x00\x03\x00\x00\x00",
+        b"\x00\x10\x00\x05\x00\x03\x02h2",
+        b"\x00\x2b\x00\x03\x02\x03\x04",
+        b"\x00\x33\x00\x02\x00\x00",
+        b"\xff\xff",
+    ],
+};
+
+const CERTIFICATE_WORDS: &[&[u8]] = &[
+    b"-----BEGIN CERTIFICATE-----\n",
+    b"-----END CERTIFICATE-----\n",
+    b"-----BEGIN CERTIFICATE REQUEST-----\n",
+    b"-----BEGIN PRIVATE KEY-----\n",
+    b"-----BEGIN X509 CRL-----\n",
+    b"\x30\x82\xff\xff",
+    b"\x30\x80",
+    b"\x06\x03\x55\x1d\x11",
+    b"\x86\x10spiffe://a/ns/b",
+    b"\x17\x0d491231235959Z",
+    b"\x18\x0f99991231235959Z",
+    b"\x02\x01\x00",
+    b"\xa0\x03\x02\x01\x02",
+    b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x09\x0e",
+];
+
+const IDENTITY: &str = "spiffe://cluster.local/ns/a/sa/b";
+
+/// Everybody is known by the same name.
+struct Credulous;
+
+impl Authenticator for Credulous {
+    fn name(&self) -> &'static str {
+        "nobody"
+    }
+
+    fn authenticate<'a>(&'a self, _: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+        let caller = Caller {
+            source: CallerSource::IdToken,
+            identities: vec![IDENTITY.into()],
+            kubernetes: None,
+            expires_at: None,
+        };
+        ready(Ok(caller)).boxed()
+    }
+}
+
+struct Bed {
+    runtime: Runtime,
+    authority: Arc<Authority>,
+    service: CertificateService,
+    authenticators: Authenticators,
+    acceptor: Acceptor,
+    // What is watched lives as long as its senders.
+    _authority: watch::Sender<Option<Arc<Authority>>>,
+    _domains: watch::Sender<Arc<TrustDomains>>,
+    _serving: watch::Sender<Option<Arc<ServingCertificate>>>,
+    _pools: watch::Sender<Arc<TrustPools>>,
+}
+
+fn limits() -> Limits {
+    Limits {
+        default: Duration::from_hours(24),
+        max: Duration::from_hours(2160),
+    }
+}
+
+impl Bed {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let options = RootOptions {
+            lifetime: Duration::from_hours(24),
+            key: KeyKind::P256,
+        };
+        let root = Root::new("cluster.local", &options, wall_clock()).expect("a root can be made");
+        let material = root.material("nowhere".into(), &Files::new(), wall_clock());
+        let authority = Arc::new(Authority::new(material, wall_clock()).expect("the parts fit"));
+        let (sender, receiver) = watch::channel(Some(authority.clone()));
+        let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
+        let everybody = Authenticators::new(vec![Box::new(Credulous)]);
+        let service = CertificateService::new(everybody, signer, None, &prometheus::Registry::new());
+        let (domains, known) = watch::channel(Arc::new(TrustDomains::default()));
+        let serving = serving(&authority);
+        let pools = TrustPools {
+            domains: BTreeMap::from([("cluster.local".into(), vec![authority.root().der.clone()])]),
+            ..TrustPools::default()
+        };
+        let (serving, certificate) = watch::channel(Some(Arc::new(serving)));
+        let (pools, trusted) = watch::channel(Arc::new(pools));
+        Self {
+            runtime: runtime.expect("a runtime can be made"),
+            authority,
+            service: service.expect("an empty registry"),
+            authenticators: chain(&known),
+            acceptor: Acceptor::new(&TlsOptions::default(), certificate, trusted).expect("the defaults are usable"),
+            _authority: sender,
+            _domains: domains,
+            _serving: serving,
+            _pools: pools,
+        }
+    }
+}
+
+fn serving(authority: &Authority) -> ServingCertificate {
+    let issued = authority
+        .issue_serving(&["istiod".into()], Duration::from_hours(1), wall_clock())
+        .expect("a certificate of the own CA");
+    let chain = CertificateDer::pem_slice_iter(issued.chain.as_bytes()).map(|block| block.expect("a certificate"));
+    let key = PrivateKeyDer::from_pem_slice(issued.key.reveal()).expect("a key");
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    ServingCertificate {
+        key: Arc::new(CertifiedKey::from_der(chain.collect(), key, &provider).expect("they fit")),
+        roots: Bytes::new(),
+        expires_at: issued.expires_at,
+    }
+}
+
+/// Authenticators without anybody to ask: every address is blocked.
+fn chain(domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
+    let options = ChainOptions {
+        rule: Some(JwtRule {
+            issuer: "https://issuer.example".into(),
+            audiences: vec!["istio-ca".into()],
+            jwks_uri: "https://127.0.0.1/keys".into(),
+        }),
+        gateways: vec!["127.0.0.0/8".parse().expect("a range")],
+        audiences: vec!["istio-ca".into()],
+        ..ChainOptions::default()
+    };
+    let blocked = ["0.0.0.0/0", "::/0"].map(|range| range.parse().expect("a range"));
+    let fetcher = Fetcher::new(FetchOptions {
+        blocked: blocked.into(),
+        ..FetchOptions::default()
+    });
+    options.chains(&fetcher, domains).requests
+}
+
+thread_local! {
+    static BED: Bed = Bed::new();
+}
+
+fn pem(label: &str, der: &[u8]) -> Vec<u8> {
+    use base64::Engine;
+    let body = base64::prelude::BASE64_STANDARD.encode(der);
+    format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n").into_bytes()
+}
+
+fn csr(bytes: &[u8]) -> u64 {
+    let csr = if bytes.first() == Some(&0x30) {
+        pem("CERTIFICATE REQUEST", bytes)
+    } else {
+        bytes.to_vec()
+    };
+    let request = SigningRequest {
+        csr,
+        identities: vec![IDENTITY.into()],
+        lifetime: None,
+        signer: "".into(),
+    };
+    let issued = BED.with(|bed| bed.authority.issue(&request, wall_clock(), limits()));
+    match issued {
+        Ok(issued) => {
+            let leaf = Certificate::all_from_pem(issued.chain[0].as_bytes()).expect("what was issued can be read");
+            let says = PeerCertificate::of_leaf(&leaf[0].der).expect("it is a certificate of a workload");
+            assert_eq!(says.identities, [IDENTITY], "a request does not say who asks");
+            assert!(!leaf[0].is_ca, "a workload is no CA");
+            1
+        }
+        Err(error) => sort_of(&error.text),
+    }
+}
+
+fn csr_call(bytes: &[u8]) -> u64 {
+    let request = Request::post("/istio.v1.auth.IstioCertificateService/CreateCertificate")
+        .body(Full::new(Bytes::copy_from_slice(bytes)))
+        .expect("a valid request");
+    let answer = BED.with(|bed| bed.runtime.block_on(bed.service.call(Call::new(request))));
+    match answer {
+        Ok(_) => 1,
+        Err(status) => sort_of(status.message()) ^ status.code() as u64,
+    }
+}
+
+fn credentials(bytes: &[u8]) -> u64 {
+    let [authorization, forwarded, cluster] = parts(bytes);
+    let mut headers = HeaderMap::new();
+    for (name, value) in [
+        ("authorization", authorization),
+        ("x-forwarded-client-cert", forwarded),
+        ("clusterid", cluster),
+    ] {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            headers.append(name, value);
+        }
+    }
+    if let Ok(claims) = token::bearer(&headers).and_then(token::unverified) {
+        let _ = (
+            claims.expires_at(),
+            claims.not_before(),
+            token::service_account(&claims.sub),
+        );
+    }
+    let _ = token::cluster(&headers);
+    let shown = Credentials {
+        address: Some(SocketAddr::from(([127, 0, 0, 1], 1))),
+        is_tls: true,
+        certificate: None,
+        headers: &headers,
+    };
+    let known = BED.with(|bed| bed.runtime.block_on(bed.authenticators.authenticate(shown)));
+    match known {
+        Ok(caller) => {
+            assert!(!caller.identities.is_empty(), "who is known has a name");
+            assert!(caller.source == CallerSource::Forwarded, "nobody signed the token");
+            caller.identities.len() as u64
+        }
+        Err(refused) => sort_of(&refused.to_string()),
+    }
+}
+
+fn certificates(bytes: &[u8]) -> u64 {
+    if bytes.first() == Some(&0x30) {
+        let read = Certificate::from_der(CertificateDer::from(bytes.to_vec()));
+        let says = PeerCertificate::of_leaf(bytes);
+        if let Ok(read) = &read {
+            let _ = (read.is_issued_by(read), read.holds_at(wall_clock()), read.pem());
+        }
+        let (read, says) = (read.err().unwrap_or_default(), says.err());
+        return sort_of(&read) ^ says.map_or(7, |says| sort_of(&says.to_string()));
+    }
+    let [certificate, key, roots, chain, revoked] = parts(bytes);
+    let mut files = Files::new();
+    for (name, content) in [
+        (plugged_in::CERTIFICATE, certificate),
+        (plugged_in::KEY, key),
+        (plugged_in::ROOTS, roots),
+        (plugged_in::CHAIN, chain),
+        (plugged_in::REVOKED, revoked),
+    ] {
+        files.insert(name.into(), Sensitive::new(Bytes::copy_from_slice(content)));
+    }
+    let _ = PrivateKey::from_pem(&Sensitive::new(Bytes::copy_from_slice(key)));
+    let sort = Certificate::all_from_pem(certificate).map_or_else(|error| sort_of(&error), |all| all.len() as u64);
+    sort ^ match plugged_in::find("nowhere".into(), &files, true) {
+        Found::Nothing => 0,
+        Found::Partly(error) => sort_of(&error.to_string()),
+        Found::Whole(material) => match Authority::new(material, wall_clock()) {
+            Ok(_) => 1,
+            Err(error) => sort_of(&error.to_string()),
+        },
+    }
+}
+
+fn tls(bytes: &[u8]) -> u64 {
+    BED.with(|bed| {
+        bed.runtime.block_on(async {
+            let (mut ours, theirs) = tokio::io::duplex(64 << 10);
+            let client = async {
+                let _ = ours.write_all(bytes).await;
+                let _ = ours.shutdown().await;
+                let mut answer = Vec::new();
+                let _ = ours.read_to_end(&mut answer).await;
+                answer
+            };
+            let accepting = async { bed.acceptor.accept(theirs).await.map(drop) };
+            let (accepted, answer) = tokio::join!(accepting, client);
+            let answer = answer.first().copied().unwrap_or_default();
+            accepted.map_or_else(|error| sort_of(&error.to_string()), |()| 1) ^ u64::from(answer)
+        })
+    })
+}
