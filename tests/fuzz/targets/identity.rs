@@ -181,7 +181,8 @@ impl Bed {
         let (sender, receiver) = watch::channel(Some(authority.clone()));
         let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
         let everybody = Authenticators::new(vec![Box::new(Credulous)]);
-        let service = CertificateService::new(everybody, signer, None, &prometheus::Registry::new());
+        let nobody_else = Box::new(|_: &Caller, _: &str| Err("nobody may".to_owned()));
+        let service = CertificateService::new(everybody, signer, nobody_else, &prometheus::Registry::new());
         let (domains, known) = watch::channel(Arc::new(TrustDomains::default()));
         let serving = serving(&authority);
         let pools = TrustPools {
