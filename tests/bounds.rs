@@ -29,8 +29,20 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("bounds::r2_pages_take_no_bodies", nesting::pages_take_no_bodies),
         Trial::test("bounds::r3_strangers_cost_little", crowd::strangers_cost_little),
         Trial::test(
+            "bounds::r3_strangers_over_tls_cost_little",
+            crowd::strangers_over_tls_cost_little,
+        ),
+        Trial::test(
             "bounds::r3_slow_clients_are_in_nobodys_way",
             crowd::slow_clients_are_in_nobodys_way,
+        ),
+        Trial::test(
+            "bounds::r3_slow_clients_of_tls_are_in_nobodys_way",
+            crowd::slow_clients_of_tls_are_in_nobodys_way,
+        ),
+        Trial::test(
+            "bounds::r3_slow_readers_of_pages_are_in_nobodys_way",
+            crowd::slow_readers_of_pages_are_in_nobodys_way,
         ),
     ]
 }

@@ -2,7 +2,6 @@
 //! and windows are bounded, and what does not ask for anything is ended.
 
 use std::{
-    convert::Infallible,
     net::SocketAddr,
     pin::pin,
     sync::{
@@ -80,7 +79,7 @@ async fn connection(stream: TcpStream, address: SocketAddr, router: Router, task
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(ConnectInfo(address));
         let router = router.clone();
-        async move { router.oneshot(request).await.map_err(|never: Infallible| never) }
+        async move { router.oneshot(request).await }
     });
     let builder = builder();
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));

@@ -48,7 +48,7 @@ pub struct Findings {
 
 /// How many different regular expressions of an object are compiled: each may cost a millisecond, and an object has room
 /// for ten thousand.
-const MAX_EXPRESSIONS: usize = 256;
+const MAX_EXPRESSIONS: usize = 64;
 
 /// What becomes of a regular expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

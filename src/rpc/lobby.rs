@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 const LEAST_STAY: Duration = Duration::from_secs(1);
 /// Streams that a stranger may have open at once: more than any client opens before its first answer.
 const STRANGERS_STREAMS: u32 = 16;
+/// Streams of a connection that is no stranger's which may wait for their first message at once.
+const WAITING_STREAMS: u32 = 256;
 /// Offences that are put up with, and how long it takes until one is forgotten.
 const OFFENCES: f64 = 100.0;
 const OFFENCES_PER_SECOND: f64 = 1.0;
@@ -88,6 +90,7 @@ impl Lobby {
             trusted: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
             offences: Mutex::new((0.0, Instant::now())),
         }))
     }
@@ -150,6 +153,8 @@ pub struct Guest {
     reader: AtomicWaker,
     /// Streams that are open and not answered yet.
     streams: AtomicU32,
+    /// Streams that were answered and wait for their first message.
+    waiting: AtomicU32,
     /// How many, and when that was.
     offences: Mutex<(f64, Instant)>,
 }
@@ -213,6 +218,32 @@ impl Guest {
             guest: self.clone(),
             answered: false,
         }
+    }
+
+    /// A stream waits for its first message; the handle is kept until that has come. Streams that say nothing cost as much
+    /// as others, and where nobody has to be known they are all that a stranger shows.
+    pub fn waits(self: &Arc<Self>) -> Waiting {
+        let waiting = self.waiting.fetch_add(1, Ordering::AcqRel) + 1;
+        let most = if self.is_admitted() {
+            WAITING_STREAMS
+        } else {
+            STRANGERS_STREAMS
+        };
+        if waiting > most {
+            tracing::debug!("a connection opened {waiting} streams and says nothing on them");
+            self.shown_out.cancel();
+        }
+        Waiting(self.clone())
+    }
+}
+
+/// A stream that waits for its first message.
+#[derive(Debug)]
+pub struct Waiting(Arc<Guest>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -295,5 +326,14 @@ mod tests {
         let more = stranger.stream();
         assert!(stranger.shown_out.is_cancelled());
         drop((streams, more));
+
+        let stranger = Lobby::new(1).enter(source(1)).expect("empty");
+        let silent: Vec<_> = (0..STRANGERS_STREAMS).map(|_| stranger.waits()).collect();
+        drop(silent);
+        let silent: Vec<_> = (0..STRANGERS_STREAMS).map(|_| stranger.waits()).collect();
+        assert!(!stranger.shown_out.is_cancelled());
+        let more = stranger.waits();
+        assert!(stranger.shown_out.is_cancelled());
+        drop((silent, more));
     }
 }

@@ -152,9 +152,11 @@ where
     }
 
     async fn serve(&mut self) -> Result<(), End> {
+        let waiting = self.guest.as_ref().map(Guest::waits);
         let first = timeout(self.shared.patience.request, self.first())
             .await
             .unwrap_or(Err(End::Silent));
+        drop(waiting);
         if let Some(guest) = &self.guest {
             match &first {
                 Ok(Some(_)) => guest.admit(),

@@ -13,7 +13,7 @@ use crate::support::wait;
 
 /// What is allowed for one object of a megabyte, in the unoptimised build of the tests and on a busy machine: expressions are
 /// compiled fifty times as fast in the daemon.
-const LONGEST: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_mins(2);
 
 fn virtual_service(expressions: impl Iterator<Item = String>) -> Value {
     let matches: Vec<Value> = expressions.map(|one| json!({"uri": {"regex": one}})).collect();

@@ -232,7 +232,7 @@ fn exchange(method: &str, bytes: &[u8]) -> u64 {
     // A message at a time, with a part of the next one; so messages arrive whole and in halves.
     while !rest.is_empty() {
         let length = rest.get(1..5).map_or(rest.len(), |length| {
-            let length = length.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+            let length = length.iter().fold(0, |length, byte| (length << 8) | usize::from(*byte));
             (length + 5 + length % 3).min(rest.len())
         });
         let (piece, after) = rest.split_at(length.max(1));
