@@ -140,11 +140,6 @@ impl Agent {
         }
     }
 
-    /// What makes connections without a certificate.
-    pub(crate) fn connector(&self) -> Result<TlsConnector, String> {
-        Ok(TlsConnector::from(Arc::new(self.tls(None)?)))
-    }
-
     /// A new connection.
     pub(crate) async fn channel(&self, shown: &Shown) -> Result<Channel, String> {
         let tls = TlsConnector::from(Arc::new(self.tls(shown.certificate.as_ref())?));
