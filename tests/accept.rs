@@ -143,9 +143,3 @@ fn counted(daemon: &Daemon, seen: usize) -> Result<(), String> {
         "the daemon counts {told} refused responses, and there were {seen}"
     ))
 }
-
-/// A short folder for sockets: their paths may have about a hundred characters.
-fn sockets() -> PathBuf {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    scratch(&format!("sockets/{}", NEXT.fetch_add(1, Ordering::Relaxed)))
-}

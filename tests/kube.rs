@@ -6,7 +6,7 @@ mod cluster;
 mod edits;
 mod faults;
 mod mesh;
-mod place;
+pub(crate) mod place;
 mod remote;
 mod remote_secret;
 mod signers;

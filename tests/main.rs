@@ -10,6 +10,7 @@ mod e2e;
 mod fuzz;
 mod golden;
 mod kube;
+mod lab;
 mod matrix;
 mod parity;
 mod policy;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         policy::trials(),
         properties::trials(),
         kube::trials(),
+        lab::trials(),
         matrix::trials(),
         charts::trials(),
         secure::trials(),

@@ -3,6 +3,7 @@
 pub(crate) mod ads;
 pub(crate) mod agent;
 pub(crate) mod authority;
+pub(crate) mod bootstrap;
 pub(crate) mod daemon;
 pub(crate) mod detour;
 pub(crate) mod envoy;
@@ -18,6 +19,7 @@ pub(crate) mod signer;
 pub(crate) mod wait;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::{Completion, Failed};
 
@@ -34,6 +36,12 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     }
     std::fs::create_dir_all(&folder).expect("target/ is writable");
     folder
+}
+
+/// A short folder for sockets: their paths may have about a hundred characters.
+pub(crate) fn sockets() -> PathBuf {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    scratch(&format!("sockets/{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// A variable of the environment that the run was started with.

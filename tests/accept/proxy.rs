@@ -6,14 +6,14 @@ use std::time::Duration;
 use istiod::api::folder;
 use istiod::cli::render::read_files;
 use istiod::model::Installation;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::ledger::{CLUSTER, LISTENER};
 use super::relay::Relay;
-use super::{secrets, sockets};
+use super::secrets;
 use crate::support::daemon::Daemon;
 use crate::support::process::Process;
-use crate::support::{envoy, http, netns, wait};
+use crate::support::{bootstrap, envoy, http, netns, sockets, wait};
 
 /// Never waited for in full when all is well.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -82,9 +82,11 @@ impl Proxy {
         let place = netns::place();
         let sockets = sockets();
         let secrets = secrets::rendered(scenario, &folder.join("rendered"), &self.name);
-        let relay = Relay::start(&sockets.join("relay"), daemon.xds, secrets)?;
+        let relay_socket = sockets.join("relay");
+        let relay = Relay::start(&relay_socket, daemon.xds, secrets)?;
         let config = folder.join(format!("{}.json", self.name));
-        std::fs::write(&config, self.bootstrap(&sockets).to_string()).map_err(|error| error.to_string())?;
+        let bootstrap = bootstrap::sidecar(&self.node, &sockets.join("admin"), &relay_socket, &relay_socket);
+        std::fs::write(&config, bootstrap.to_string()).map_err(|error| error.to_string())?;
         let mut command = netns::in_namespace(&envoy::binary().ok_or("no Envoy; `make tools` installs it")?);
         command.args([
             "--disable-hot-restart",
@@ -104,71 +106,6 @@ impl Proxy {
             _place: place,
         })
     }
-
-    fn bootstrap(&self, sockets: &Path) -> Value {
-        let over_ads = json!({ "ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s" });
-        let local = |name: &str, port: u16| {
-            let address = json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } });
-            cluster(name, address, json!({}))
-        };
-        let relay = |name: &str| {
-            let options = json!({ "typed_extension_protocol_options": { HTTP: {
-                "@type": format!("type.googleapis.com/{HTTP}"),
-                "explicit_http_config": { "http2_protocol_options": {} },
-            } } });
-            cluster(name, json!({ "pipe": { "path": sockets.join("relay") } }), options)
-        };
-        json!({
-            "node": self.node,
-            "admin": { "address": { "pipe": { "path": sockets.join("admin") } } },
-            "layered_runtime": { "layers": [{ "name": "fixed", "static_layer": {
-                "re2.max_program_size.error_level": 32768,
-                "envoy.reloadable_features.http_reject_path_with_fragment": false,
-            } }] },
-            "bootstrap_extensions": [{
-                "name": "envoy.bootstrap.internal_listener",
-                "typed_config": {
-                    "@type": "type.googleapis.com/envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
-                },
-            }],
-            "dynamic_resources": {
-                "ads_config": {
-                    "api_type": "DELTA_GRPC",
-                    "transport_api_version": "V3",
-                    "set_node_on_first_message_only": true,
-                    "grpc_services": [{ "envoy_grpc": { "cluster_name": "xds-grpc" } }],
-                },
-                "cds_config": over_ads,
-                "lds_config": over_ads,
-            },
-            "static_resources": { "clusters": [
-                local("prometheus_stats", 15000),
-                local("agent", 15020),
-                relay("sds-grpc"),
-                relay("xds-grpc"),
-            ] },
-        })
-    }
-}
-
-const HTTP: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-/// Clusters of the bootstrap.
-const STATIC_CLUSTERS: u64 = 4;
-
-fn cluster(name: &str, address: Value, more: Value) -> Value {
-    let mut cluster = json!({
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address } }] }],
-        },
-    });
-    if let (Some(cluster), Value::Object(more)) = (cluster.as_object_mut(), more) {
-        cluster.extend(more);
-    }
-    cluster
 }
 
 /// The Envoy, in its namespace.
@@ -235,7 +172,7 @@ impl Running {
         for row in rows {
             let (name, value) = (row["name"].as_str().unwrap_or_default(), row["value"].as_u64());
             let expected = match name {
-                "cluster_manager.active_clusters" => STATIC_CLUSTERS + ledger.count(CLUSTER),
+                "cluster_manager.active_clusters" => bootstrap::CLUSTERS + ledger.count(CLUSTER),
                 "listener_manager.total_listeners_active" => ledger.count(LISTENER),
                 _ => 0,
             };

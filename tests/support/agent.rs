@@ -192,7 +192,8 @@ impl Agent {
         Stream::open(channel, shown, node).await
     }
 
-    fn tls(&self, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
+    /// TLS as it is spoken with the control plane.
+    pub(crate) fn tls(&self, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()

@@ -122,7 +122,7 @@ async fn exchange(request: Request<Full<Bytes>>) -> Result<Answer, String> {
     }
 }
 
-async fn answered(response: Response<Incoming>) -> Result<Answer, String> {
+pub(crate) async fn answered(response: Response<Incoming>) -> Result<Answer, String> {
     let status = response.status();
     let body = response
         .into_body()
@@ -200,11 +200,12 @@ async fn serve(listener: TcpListener, name: String, held: Arc<watch::Sender<u32>
 }
 
 /// The peer may end a connection as it likes.
-async fn quietly(connection: impl Future<Output = hyper::Result<()>>) {
+pub(crate) async fn quietly(connection: impl Future<Output = hyper::Result<()>>) {
     let _ = connection.await;
 }
 
-fn answer(request: &Request<Incoming>, name: &str) -> Response<Full<Bytes>> {
+/// What an application answers: its name, and what it was asked.
+pub(crate) fn answer(request: &Request<Incoming>, name: &str) -> Response<Full<Bytes>> {
     let header = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         (name.to_string(), json!(String::from_utf8_lossy(value.as_bytes())))
     };

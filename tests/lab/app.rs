@@ -1,0 +1,169 @@
+//! Applications on hosts of the lab, and requests from them. Sockets are made on the host; the bytes are moved by the run.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use super::host::Host;
+use crate::support::http::{Answer, RUNTIME, answer, quietly};
+
+/// How long a request may take in all.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running application; dropping it closes its port.
+pub(crate) struct Application {
+    server: JoinHandle<()>,
+}
+
+impl Application {
+    /// Answers on a port of every address of the host, with its name.
+    pub(crate) fn start(host: &Host, name: &str, port: u16) -> Result<Application, String> {
+        let listener = host
+            .enter(|| std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+            .and_then(asynchronous)
+            .map_err(|error| format!("{name} cannot listen on {port}: {error}"))?;
+        let server = RUNTIME.spawn(serve(listener, name.to_owned()));
+        Ok(Application { server })
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn asynchronous(listener: std::net::TcpListener) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    let _runtime = RUNTIME.enter();
+    TcpListener::from_std(listener)
+}
+
+/// A request of an application.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    /// Whom it means, as the header `Host` has it.
+    pub(crate) host: String,
+    pub(crate) address: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) path: String,
+    pub(crate) headers: Vec<(&'static str, String)>,
+}
+
+impl Call {
+    /// Sends the request from a host, on a connection of its own.
+    pub(crate) fn from(&self, host: &Host) -> Result<Answer, String> {
+        let target = SocketAddr::from((self.address, self.port));
+        let stream = host.enter(|| std::net::TcpStream::connect_timeout(&target, PATIENCE));
+        let stream = stream.map_err(|error| format!("{}: {target}: {error}", host.name))?;
+        let answer = RUNTIME.block_on(async { tokio::time::timeout(PATIENCE, self.over(stream)).await });
+        answer.unwrap_or_else(|_| Err(format!("{} does not answer within {PATIENCE:?}", self.host)))
+    }
+
+    async fn over(&self, stream: std::net::TcpStream) -> Result<Answer, String> {
+        let in_words = |error: io::Error| error.to_string();
+        stream.set_nonblocking(true).map_err(in_words)?;
+        let stream = TcpStream::from_std(stream).map_err(in_words)?;
+        let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = shaken.map_err(|error| format!("{error:?}"))?;
+        RUNTIME.spawn(async move {
+            let _ = connection.await;
+        });
+        let mut request = Request::get(&self.path).header("host", &self.host);
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        let request = request.body(Full::<Bytes>::default()).map_err(|error| error.to_string())?;
+        let response = sender.send_request(request).await.map_err(|error| format!("{error:?}"))?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| format!("{error:?}"))?;
+        Ok(Answer {
+            status,
+            body: String::from_utf8_lossy(&body.to_bytes()).into_owned(),
+        })
+    }
+}
+
+/// Requests that go on and on until it is asked how they went.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    thread: std::thread::JoinHandle<Outcome>,
+}
+
+/// How requests went.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) failed: usize,
+    /// What went wrong, in words; the first few.
+    pub(crate) failures: Vec<String>,
+}
+
+impl Load {
+    /// Sends a call from a host again and again, each on a connection of its own, one at a time.
+    pub(crate) fn start(host: Arc<Host>, call: Call) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let answered = Arc::new(AtomicUsize::new(0));
+        let (asked, counted) = (Arc::clone(&stop), Arc::clone(&answered));
+        let thread = std::thread::spawn(move || {
+            let mut outcome = Outcome::default();
+            while !asked.load(Ordering::Relaxed) {
+                match call.from(&host) {
+                    Ok(answer) if answer.status.is_success() => {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Ok(answer) => outcome.failed(format!("{} {}", answer.status, answer.body)),
+                    Err(error) => outcome.failed(error),
+                }
+            }
+            outcome
+        });
+        Load { stop, answered, thread }
+    }
+
+    /// How many requests have been answered with success so far.
+    pub(crate) fn answered(&self) -> usize {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Ends the load and tells how it went.
+    pub(crate) fn end(self) -> Outcome {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("sending requests does not panic")
+    }
+}
+
+impl Outcome {
+    /// How many failures are kept.
+    const KEPT: usize = 5;
+
+    fn failed(&mut self, words: String) {
+        self.failed += 1;
+        if self.failures.len() < Self::KEPT {
+            self.failures.push(words);
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, name: String) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let name = name.clone();
+        let answers = service_fn(move |request| {
+            let answer = answer(&request, &name);
+            async move { Ok::<_, Infallible>(answer) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answers);
+        RUNTIME.spawn(quietly(connection));
+    }
+}

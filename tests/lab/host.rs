@@ -1,0 +1,118 @@
+//! A host of the lab: a network namespace with its own loopback device. A process holds it and nothing else does, so it ends
+//! with that process, whichever way the run ends, and leaves nothing behind.
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::support::process::Process;
+use crate::support::wait;
+
+/// Says that the namespace stands, then holds it. A kernel without IPv6 does without.
+const HOLD: &str = "ip link set lo up || exit 125; echo held; exec sleep infinity";
+
+/// See the module's text.
+pub(crate) struct Host {
+    pub(crate) name: String,
+    holder: Process,
+}
+
+impl Host {
+    /// Makes a host whose holder writes into `folder`.
+    pub(crate) fn start(name: &str, folder: &Path) -> Result<Host, String> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", HOLD]);
+        let holder = Process::start_bound(command, &folder.join(format!("{name}-host.log")));
+        wait::until("a network namespace", Duration::from_secs(20), || {
+            if let Some(status) = holder.ended() {
+                return Some(Err(format!("no network namespace for {name}: {status}")));
+            }
+            holder.log().contains("held").then_some(Ok(()))
+        })
+        .flatten()
+        .map_err(|error| format!("{error}\n{}", holder.log_tail()))?;
+        Ok(Host {
+            name: name.to_owned(),
+            holder,
+        })
+    }
+
+    /// The process id of the holder, by which tools name the namespace.
+    pub(crate) fn id(&self) -> u32 {
+        self.holder.id
+    }
+
+    /// A command that runs on this host.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.id())).arg(program);
+        command
+    }
+
+    /// Runs `ip` with these words on this host.
+    pub(crate) fn ip(&self, words: &str) -> Result<(), String> {
+        let mut command = self.command("ip");
+        run(command.args(words.split(' ')))
+    }
+
+    /// Makes sockets on this host: `make` runs on a thread that has entered it, and sockets stay where they were made.
+    pub(crate) fn enter<T: Send>(&self, make: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let namespace = File::open(format!("/proc/{}/ns/net", self.id()))?;
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(move || {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+                make()
+            });
+            entered.join().expect("making a socket does not panic")
+        })
+    }
+}
+
+/// A network: hosts that are attached to it reach one another and nobody else. It is a bridge on a host of its own.
+pub(crate) struct Network {
+    bridge: Host,
+    /// Length of the prefix that all its addresses share.
+    prefix: u8,
+}
+
+impl Network {
+    /// Makes a network.
+    pub(crate) fn start(name: &str, prefix: u8, folder: &Path) -> Result<Network, String> {
+        let bridge = Host::start(name, folder)?;
+        bridge.ip("link add bridge0 type bridge")?;
+        bridge.ip("link set bridge0 up")?;
+        Ok(Network { bridge, prefix })
+    }
+
+    /// Gives a host a leg on this network: a device with that name and address. The first leg of a host is its way to
+    /// everything else too, so that what it sends there meets its own rules.
+    pub(crate) fn attach(&self, host: &Host, device: &str, address: IpAddr, is_default: bool) -> Result<(), String> {
+        let port = format!("p{}", host.id());
+        let peer = format!("type veth peer name {device} netns {}", host.id());
+        self.bridge.ip(&format!("link add {port} {peer}"))?;
+        self.bridge.ip(&format!("link set {port} master bridge0 up"))?;
+        host.ip(&format!("addr add {address}/{} dev {device}", self.prefix))?;
+        host.ip(&format!("link set {device} up"))?;
+        if is_default {
+            host.ip(&format!("route add default dev {device}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a command to its end; what it wrote to standard error is the error.
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
+    let words = format!("{command:?}");
+    let output = command.output().map_err(|error| format!("{words}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{words}: {}: {}", output.status, said.trim()))
+}

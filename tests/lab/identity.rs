@@ -1,0 +1,334 @@
+//! Who may call whom: certificates of this control plane's authority in real Envoys, policies and tokens of users, and roots
+//! that change while requests are under way.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use libtest_mimic::{Completion, Failed, Trial};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyUsagePurpose, PublicKeyData};
+use serde_json::{Value, json};
+
+use super::agent::Agent;
+use super::app::{Application, Call, Load};
+use super::host::{Host, Network};
+use super::lacking;
+use super::pod::{Sidecar, Workload};
+use crate::kube::place::{Place, SOON};
+use crate::support::daemon::Daemon;
+use crate::support::kubernetes::{self, api::Reference};
+use crate::support::{self, agent::Trust, missing, scratch, wait};
+
+const MESH: &str = include_str!("identity.yaml");
+const ISSUER: &str = "https://issuer.example";
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        kubernetes::optional_trial("lab::identity::policies_hold", policies_hold),
+        kubernetes::optional_trial("lab::identity::roots_change_under_load", roots_change_under_load),
+    ]
+}
+
+/// A key that signs tokens of users.
+struct TokenIssuer {
+    key: rcgen::KeyPair,
+}
+
+impl TokenIssuer {
+    fn new() -> TokenIssuer {
+        let key = rcgen::KeyPair::generate().expect("a key can be made");
+        TokenIssuer { key }
+    }
+
+    /// The keys that tokens are verified with.
+    fn jwks(&self) -> String {
+        // An uncompressed point: a mark, then the coordinates.
+        let point = self.key.der_bytes();
+        let (x, y) = point[1..].split_at(32);
+        let text = |bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes);
+        json!({ "keys": [{ "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "one", "x": text(x), "y": text(y) }] })
+            .to_string()
+    }
+
+    fn token(&self, subject: &str) -> String {
+        let mut header = Header::new(Algorithm::ES256);
+        header.kid = Some("one".into());
+        // Far away, so that no clock matters.
+        let claims = json!({ "iss": ISSUER, "sub": subject, "exp": 4_102_444_800_u64 });
+        let key = EncodingKey::from_ec_der(&self.key.serialize_der());
+        jsonwebtoken::encode(&header, &claims, &key).expect("the claims are JSON")
+    }
+}
+
+/// A service `reviews` and those who call it, all with sidecars but `bare`.
+struct Mesh {
+    place: Place<'static>,
+    control_plane: support::agent::Agent,
+    network: Network,
+    daemon: Daemon,
+}
+
+/// One pod, with its sidecar if it has one.
+struct Pod {
+    host: Arc<Host>,
+    agent: Option<Agent>,
+    sidecar: Option<Sidecar>,
+}
+
+impl Mesh {
+    fn new(name: &str, jwks: &str, configure: impl FnOnce(&mut Command)) -> Result<Mesh, String> {
+        let place = Place::shared(0, name)?;
+        place.apply(&MESH.replace("{jwks}", jwks))?;
+        let kubeconfig = place.cluster.admin_kubeconfig();
+        let daemon = Daemon::secured(&place.folder.join("istiod.log"), |command| {
+            command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", &place.system]);
+            configure(command);
+        })?;
+        let roots = wait::until("ConfigMap istio-ca-root-cert", SOON, || published(&place))?;
+        let mut control_plane = support::agent::Agent::new(daemon.secure, Trust::Roots(roots));
+        control_plane.server = format!("istiod.{}.svc", place.system);
+        let network = Network::start("network", 16, &place.folder)?;
+        Ok(Mesh {
+            place,
+            control_plane,
+            network,
+            daemon,
+        })
+    }
+
+    fn address(&self, last: u8) -> IpAddr {
+        self.place.fill(&format!("10.{{n}}.0.{last}")).parse().expect("it is an address")
+    }
+
+    /// Makes a pod known to Kubernetes, gives it a host, and a sidecar unless it is to have none.
+    fn pod(&self, name: &str, last: u8, has_sidecar: bool) -> Result<Pod, String> {
+        let (place, address) = (&self.place, self.address(last));
+        let labels = json!({ "app": name, "security.istio.io/tlsMode": if has_sidecar { "istio" } else { "disabled" } });
+        let workload = Workload {
+            name: name.to_owned(),
+            namespace: place.app.clone(),
+            account: name.to_owned(),
+            address,
+            labels: labels.clone(),
+            cluster: "Kubernetes".into(),
+            network: String::new(),
+        };
+        place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": { "namespace": place.app, "name": name } }))?;
+        place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": place.app, "name": name, "labels": labels },
+            "spec": { "serviceAccountName": name, "nodeName": "node", "containers": [{ "name": "app", "image": "app" }] },
+            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+                "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
+        let host = Arc::new(Host::start(name, &place.folder)?);
+        self.network.attach(&host, "eth0", address, true)?;
+        let mut pod = Pod {
+            host,
+            agent: None,
+            sidecar: None,
+        };
+        if has_sidecar {
+            let token = place.cluster.token(&place.app, name, &["istio-ca"])?;
+            let agent = Agent::start(self.control_plane.clone(), token)
+                .map_err(|error| format!("{name}: {error}\n{}", self.daemon.process.log_tail()))?;
+            let known = agent.known();
+            pod.sidecar = Some(Sidecar::start(&pod.host, &workload, &self.control_plane, known, &place.folder)?);
+            pod.agent = Some(agent);
+        }
+        Ok(pod)
+    }
+
+    /// A request to the service by its cluster address.
+    fn call(&self, path: &str) -> Call {
+        Call {
+            host: format!("reviews.{}", self.place.app),
+            address: self.place.fill("10.96.{n}.50").parse().expect("it is an address"),
+            port: 80,
+            path: path.to_owned(),
+            headers: Vec::new(),
+        }
+    }
+
+    fn call_with(&self, path: &str, token: &str) -> Call {
+        let mut call = self.call(path);
+        call.headers.push(("authorization", format!("Bearer {token}")));
+        call
+    }
+}
+
+impl Pod {
+    /// Waits until a call is answered with this status: configuration and endpoints come in their own time.
+    fn until_status(&self, call: &Call, status: u16) -> Result<(), String> {
+        let mut last = String::new();
+        wait::until(&format!("status {status} for {}", call.path), SOON, || {
+            last = match call.from(&self.host) {
+                Ok(answer) if answer.status == status => return Some(()),
+                Ok(answer) => format!("{} {}", answer.status, answer.body),
+                Err(error) => error,
+            };
+            None
+        })
+        .map_err(|error| format!("{}: {error}; the last answer: {last}", self.host.name))
+    }
+
+    fn status(&self, call: &Call) -> Result<u16, String> {
+        call.from(&self.host).map(|answer| answer.status.as_u16())
+    }
+}
+
+/// The roots that the control plane publishes for its workloads.
+fn published(place: &Place) -> Option<String> {
+    let map = Reference::new("v1", "ConfigMap", &place.app, "istio-ca-root-cert");
+    let map = place.cluster.get(&map).ok()??;
+    map["data"]["root-cert.pem"].as_str().map(str::to_owned)
+}
+
+fn policies_hold(name: &str) -> Result<Completion, Failed> {
+    if let Some(reason) = lacking() {
+        return missing(reason);
+    }
+    let (issuer, forger) = (TokenIssuer::new(), TokenIssuer::new());
+    let mesh = Mesh::new(name, &issuer.jwks(), |_| {})?;
+    let reviews = mesh.pod("reviews", 1, true)?;
+    let _application = Application::start(&reviews.host, "reviews", 8080)?;
+    let friend = mesh.pod("friend", 2, true)?;
+    let stranger = mesh.pod("stranger", 3, true)?;
+    let bare = mesh.pod("bare", 4, false)?;
+
+    friend.until_status(&mesh.call("/open"), 200)?;
+    let answer = mesh.call("/open").from(&friend.host)?;
+    let seen: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
+    let certificate = seen["headers"]["x-forwarded-client-cert"].as_str().unwrap_or_default();
+    let expected = format!("URI=spiffe://cluster.local/ns/{}/sa/friend", mesh.place.app);
+    assert!(certificate.contains(&expected), "the application is told who calls: {certificate:?}");
+
+    assert_eq!(mesh.call("/other").from(&friend.host)?.status, 403, "a path that no rule names");
+    stranger.until_status(&mesh.call("/open"), 403)?;
+
+    let mut direct = mesh.call("/open");
+    (direct.address, direct.port) = (mesh.address(1), 8080);
+    let refused = direct.from(&bare.host);
+    assert!(refused.is_err(), "plaintext is refused before HTTP: {refused:?}");
+
+    assert_eq!(friend.status(&mesh.call("/token"))?, 403, "no token");
+    assert_eq!(friend.status(&mesh.call_with("/token", &issuer.token("ann")))?, 200, "the right token");
+    assert_eq!(stranger.status(&mesh.call_with("/token", &issuer.token("ann")))?, 200, "it is the token that counts");
+    assert_eq!(friend.status(&mesh.call_with("/token", &issuer.token("eve")))?, 403, "another user's token");
+    assert_eq!(friend.status(&mesh.call_with("/token", &forger.token("ann")))?, 401, "a forged token");
+    assert_eq!(friend.status(&mesh.call_with("/open", "nonsense"))?, 401, "what is no token at all");
+
+    let sidecar = reviews.sidecar.as_ref().expect("it has one");
+    assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars speak TLS");
+    for pod in [&reviews, &friend, &stranger] {
+        let rejected = pod.sidecar.as_ref().expect("it has one").sum("update_rejected")?;
+        assert_eq!(rejected, 0, "{} takes all that it is sent", pod.host.name);
+    }
+    Ok(Completion::Completed)
+}
+
+/// A certificate authority below a root of its own, as files of a Secret `cacerts`.
+struct Plugged {
+    root: String,
+    certificate: String,
+    key: String,
+}
+
+impl Plugged {
+    fn new(name: &str) -> Plugged {
+        let authority = |name: &str| {
+            let mut parameters = CertificateParams::default();
+            parameters.distinguished_name.push(DnType::OrganizationName, name);
+            parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+            (parameters, rcgen::KeyPair::generate().expect("a key can be made"))
+        };
+        let (root, root_key) = authority(&format!("root {name}"));
+        let (signing, key) = authority(&format!("cluster {name}"));
+        let root_pem = root.self_signed(&root_key).expect("a root signs itself").pem();
+        let issuer = Issuer::from_params(&root, &root_key);
+        Plugged {
+            root: root_pem,
+            certificate: signing.signed_by(&key, &issuer).expect("a root signs").pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    /// Puts the files into a folder as the kubelet does: a link is moved to a folder of new files, all of them at once.
+    fn mount(&self, folder: &Path, generation: u32, roots: &str) -> std::io::Result<()> {
+        let data = folder.join(format!("..{generation}"));
+        std::fs::create_dir(&data)?;
+        let chain = format!("{}{}", self.certificate, self.root);
+        let files = [
+            ("ca-cert.pem", self.certificate.as_str()),
+            ("ca-key.pem", &self.key),
+            ("cert-chain.pem", &chain),
+            ("root-cert.pem", roots),
+        ];
+        for (name, text) in files {
+            std::fs::write(data.join(name), text)?;
+            let link = folder.join(name);
+            if !link.is_symlink() {
+                std::os::unix::fs::symlink(format!("..data/{name}"), link)?;
+            }
+        }
+        let draft = folder.join("..draft");
+        std::os::unix::fs::symlink(format!("..{generation}"), &draft)?;
+        std::fs::rename(draft, folder.join("..data"))
+    }
+}
+
+/// The steps of an operator who replaces the root: both are trusted, then the new one signs, then it alone is trusted. All the
+/// while requests go on, and none fails.
+fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
+    if let Some(reason) = lacking() {
+        return missing(reason);
+    }
+    let (old, new) = (Plugged::new("old"), Plugged::new("new"));
+    let folder = scratch(&format!("{name}/cacerts"));
+    old.mount(&folder, 1, &old.root)?;
+    let mesh = Mesh::new(name, &TokenIssuer::new().jwks(), |command| {
+        command.env("ROOT_CA_DIR", &folder).env("ISTIO_MULTIROOT_MESH", "true");
+    })?;
+    let reviews = mesh.pod("reviews", 1, true)?;
+    let _application = Application::start(&reviews.host, "reviews", 8080)?;
+    let friend = mesh.pod("friend", 2, true)?;
+    friend.until_status(&mesh.call("/open"), 200)?;
+
+    let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"));
+    let both = format!("{}{}", old.root, new.root);
+    let steps = [(&old, both.as_str()), (&new, &both), (&new, &new.root)];
+    for (generation, (authority, roots)) in (2..).zip(steps) {
+        authority.mount(&folder, generation, roots)?;
+        let expected: BTreeSet<String> = certificates(roots);
+        wait::until("the new roots", SOON, || {
+            (certificates(&published(&mesh.place)?) == expected).then_some(())
+        })?;
+        for pod in [&reviews, &friend] {
+            let agent = pod.agent.as_ref().expect("it has one");
+            wait::until("a certificate of the new authority", SOON, || {
+                agent.renew().ok()?;
+                let known = agent.known().borrow().clone();
+                let is_signed = known.chain.contains(authority.certificate.trim());
+                (is_signed && certificates(&known.roots) == expected).then_some(())
+            })?;
+        }
+        // Each step is seen by requests: as many as have gone by here were made with what is trusted now.
+        let so_far = load.answered();
+        wait::until("requests after the step", SOON, || (load.answered() > so_far + 50).then_some(()))?;
+    }
+    let outcome = load.end();
+    assert!(outcome.failures.is_empty(), "{outcome:#?}");
+    Ok(Completion::Completed)
+}
+
+/// The certificates of a PEM text, each as it stands there.
+fn certificates(text: &str) -> BTreeSet<String> {
+    const END: &str = "-----END CERTIFICATE-----";
+    let blocks = text.split_inclusive(END).map(|block| block.trim().to_owned());
+    blocks.filter(|block| block.ends_with(END)).collect()
+}

@@ -1,0 +1,126 @@
+//! A pod of the lab: a host with an address, an application, and, unless it has none, a sidecar with its agent.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::agent::Known;
+use super::capture::{self, SIDECAR};
+use super::host::Host;
+use super::sds::Secrets;
+use super::tunnel::Tunnel;
+use crate::support::process::Process;
+use crate::support::{self, agent, bootstrap, envoy, http, wait};
+
+/// Who a pod is in the mesh.
+#[derive(Clone, Debug)]
+pub(crate) struct Workload {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) account: String,
+    pub(crate) address: IpAddr,
+    pub(crate) labels: Value,
+    pub(crate) cluster: String,
+    pub(crate) network: String,
+}
+
+/// A running sidecar with what its agent does; dropping it ends all of it.
+pub(crate) struct Sidecar {
+    process: Process,
+    admin: PathBuf,
+    _tunnel: Tunnel,
+    _secrets: Secrets,
+}
+
+impl Sidecar {
+    /// Starts an Envoy on a host whose traffic goes through it from now on, and waits until it is ready.
+    pub(crate) fn start(
+        host: &Arc<Host>,
+        workload: &Workload,
+        control_plane: &agent::Agent,
+        known: Known,
+        folder: &Path,
+    ) -> Result<Sidecar, String> {
+        let sockets = support::sockets();
+        everybody_may(&sockets, 0o777)?;
+        let (sds, xds, admin) = (sockets.join("sds"), sockets.join("xds"), sockets.join("admin"));
+        let secrets = Secrets::serve(&sds, known.clone())?;
+        let tunnel = Tunnel::open(&xds, control_plane.clone(), known)?;
+        for socket in [&sds, &xds] {
+            everybody_may(socket, 0o666)?;
+        }
+        let config = folder.join(format!("{}.json", workload.name));
+        std::fs::write(&config, bootstrap::sidecar(&workload.node(), &admin, &sds, &xds).to_string())
+            .map_err(|error| error.to_string())?;
+        capture::redirect(host)?;
+        let mut command = host.command("setpriv");
+        command.args([&format!("--reuid={SIDECAR}"), &format!("--regid={SIDECAR}"), "--clear-groups"]);
+        command.arg(envoy::binary().ok_or("no Envoy; `make tools` installs it")?);
+        command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning", "-c"]);
+        command.arg(&config).current_dir(&sockets);
+        let process = Process::start(&mut command, &folder.join(format!("{}-envoy.log", workload.name)));
+        let sidecar = Sidecar {
+            process,
+            admin,
+            _tunnel: tunnel,
+            _secrets: secrets,
+        };
+        sidecar.until_ready()?;
+        Ok(sidecar)
+    }
+
+    fn until_ready(&self) -> Result<(), String> {
+        let ready = wait::until("a ready sidecar", Duration::from_mins(1), || {
+            if let Some(status) = self.process.ended() {
+                return Some(Err(format!("Envoy ended: {status}")));
+            }
+            let answer = http::get_at(&self.admin, "/ready").ok()?;
+            answer.status.is_success().then_some(Ok(()))
+        });
+        ready.flatten().map_err(|error| format!("{error}\n{}", self.process.log_tail()))
+    }
+
+    /// What its administration answers.
+    pub(crate) fn ask(&self, path: &str) -> Result<String, String> {
+        http::get_at(&self.admin, path).map(|answer| answer.body)
+    }
+
+    /// The sum of the counters whose name matches `filter`, a regular expression.
+    pub(crate) fn sum(&self, filter: &str) -> Result<u64, String> {
+        let stats: Value = serde_json::from_str(&self.ask(&format!("/stats?format=json&filter={filter}"))?)
+            .map_err(|error| error.to_string())?;
+        let rows = stats["stats"].as_array().into_iter().flatten();
+        Ok(rows.filter_map(|row| row["value"].as_u64()).sum())
+    }
+}
+
+impl Workload {
+    /// The node that its sidecar says it is.
+    fn node(&self) -> Value {
+        let Workload {
+            name, namespace, account, address, ..
+        } = self;
+        json!({
+            "id": format!("sidecar~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"),
+            "cluster": format!("{account}.{namespace}"),
+            "metadata": {
+                "NAMESPACE": namespace,
+                "SERVICE_ACCOUNT": account,
+                "CLUSTER_ID": self.cluster,
+                "NETWORK": self.network,
+                "INSTANCE_IPS": address.to_string(),
+                "LABELS": self.labels,
+                "ISTIO_VERSION": "1.30.3",
+            },
+        })
+    }
+}
+
+fn everybody_may(path: &Path, mode: u32) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}
