@@ -12,7 +12,7 @@ mod refused;
 mod relay;
 mod secrets;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
