@@ -143,6 +143,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
     if let Some(clients) = clients.clone() {
         access::start(environment, clients, pump.subjects.clone(), pump.changes.clone())?;
     }
+    let fetcher = keys::fetcher(&features)?;
     let identity = identity::start(identity::Parts {
         environment,
         installation: &installation,
@@ -150,11 +151,12 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         clients,
         watches: watches.clone(),
         mesh: pump.mesh.clone(),
+        fetcher: fetcher.clone(),
     });
     let identity = identity.await?;
     let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
     let (xds, secure) = identity.servers(xds);
-    let keys = keys::start(environment, &installation, wants.clone(), &pump, report)?;
+    let keys = keys::start(environment, &installation, fetcher, wants.clone(), &pump, report)?;
     let sources = debug::Sources {
         mesh: pump.mesh.clone(),
         inspect: pump.inspect.clone(),

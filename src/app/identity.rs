@@ -27,7 +27,7 @@ use crate::{
         signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
     },
     environment::Environment,
-    fetch::{FetchOptions, Fetcher},
+    fetch::Fetcher,
     kube::{clients::Clients, health::WatchMetrics},
     model::{Installation, MeshSnapshot},
     rpc::Unary,
@@ -70,6 +70,8 @@ pub(super) struct Parts<'a> {
     pub(super) clients: Option<Clients>,
     pub(super) watches: WatchMetrics,
     pub(super) mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Fetches what users and operators name by URL.
+    pub(super) fetcher: Fetcher,
 }
 
 /// See the module's text.
@@ -132,7 +134,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             own: ca.trust,
             told: told.clone(),
             mesh: mesh_trust.clone(),
-            multi_root: (features.istio_multiroot_mesh).then(|| Fetcher::new(FetchOptions::default())),
+            multi_root: features.istio_multiroot_mesh.then(|| parts.fetcher.clone()),
         },
     );
     let domains = domains(environment, mesh_trust);
@@ -147,7 +149,13 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
         let may_impersonate = may_impersonate(&parts, &domains);
-        let service = CertificateService::new(chains.signing, ca.signer, may_impersonate, &environment.registry)?;
+        let service = CertificateService::new(
+            chains.signing,
+            ca.signer,
+            domains.clone(),
+            may_impersonate,
+            &environment.registry,
+        )?;
         methods.push(Arc::new(service));
     }
     Ok(Identity {
@@ -231,7 +239,7 @@ fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Re
         &features.token_audiences,
         parts.clients.clone(),
     )?;
-    Ok(options.chains(&Fetcher::new(FetchOptions::default()), domains))
+    Ok(options.chains(&parts.fetcher, domains))
 }
 
 /// Who may have certificates of others: proxies of nodes.

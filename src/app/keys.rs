@@ -29,6 +29,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(6);
 pub(super) fn start(
     environment: &Environment,
     installation: &Installation,
+    fetcher: Fetcher,
     wants: watch::Receiver<Option<Arc<Wants>>>,
     pump: &Pump,
     report: Report,
@@ -37,7 +38,7 @@ pub(super) fn start(
     let reports = jwks::start(
         environment,
         installation.cluster.clone(),
-        fetcher(features)?,
+        fetcher,
         features.pilot_jwt_pub_key_refresh_interval,
         wants,
         pump.changes.clone(),

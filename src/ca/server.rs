@@ -11,12 +11,13 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use prost::Message;
 use prost_types::value::Kind;
 use smol_str::SmolStr;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tonic::{Code, Status};
 
 use super::signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest};
 use crate::{
-    auth::{Authenticators, Caller},
+    auth::{Authenticators, Caller, TrustDomains},
+    base::spiffe,
     proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse},
     rpc::{Call, Unary},
 };
@@ -37,6 +38,7 @@ pub type MayImpersonate = Box<dyn Fn(&Caller, &str) -> Result<(), String> + Send
 pub struct CertificateService {
     authenticators: Authenticators,
     signer: Arc<dyn Signer>,
+    domains: watch::Receiver<Arc<TrustDomains>>,
     may_impersonate: MayImpersonate,
     calls: Semaphore,
     metrics: Metrics,
@@ -47,12 +49,14 @@ impl CertificateService {
     pub fn new(
         authenticators: Authenticators,
         signer: Arc<dyn Signer>,
+        domains: watch::Receiver<Arc<TrustDomains>>,
         may_impersonate: MayImpersonate,
         registry: &Registry,
     ) -> Result<Self, prometheus::Error> {
         Ok(Self {
             authenticators,
             signer,
+            domains,
             may_impersonate,
             calls: Semaphore::new(CALLS),
             metrics: Metrics::new(registry)?,
@@ -115,7 +119,7 @@ impl CertificateService {
     /// What the certificate is to say.
     fn identities(&self, caller: &Caller, impersonated: &str) -> Result<Vec<SmolStr>, Status> {
         if impersonated.is_empty() {
-            return Ok(caller.identities.clone());
+            return self.own(caller);
         }
         match (self.may_impersonate)(caller, impersonated) {
             Ok(()) => Ok(vec![impersonated.into()]),
@@ -125,6 +129,19 @@ impl CertificateService {
                 Err(Status::unauthenticated("request impersonation authentication failure"))
             }
         }
+    }
+
+    /// The caller's own names. A certificate of another mesh may open a stream where that mesh is trusted, but its names are
+    /// not ours to vouch for.
+    fn own(&self, caller: &Caller) -> Result<Vec<SmolStr>, Status> {
+        let domains = self.domains.borrow().clone();
+        let is_foreign = |name: &&SmolStr| spiffe::trust_domain(name).is_some_and(|domain| !domains.holds(domain));
+        let Some(foreign) = caller.identities.iter().find(is_foreign) else {
+            return Ok(caller.identities.clone());
+        };
+        self.metrics.unauthenticated.inc();
+        tracing::warn!(%foreign, "a caller of another trust domain asked for a certificate");
+        Err(Status::unauthenticated("request authenticate failure"))
     }
 
     fn failed(&self, caller: &Caller, error: &SignError) -> Status {

@@ -77,7 +77,8 @@ impl Bed {
     fn with(clerk: Clerk, may_impersonate: MayImpersonate) -> Self {
         let (clerk, registry) = (Arc::new(clerk), Registry::new());
         let authenticators = Authenticators::new(vec![Box::new(Named)]);
-        let service = CertificateService::new(authenticators, clerk.clone(), may_impersonate, &registry);
+        let domains = watch::channel(Arc::new(TrustDomains::default())).1;
+        let service = CertificateService::new(authenticators, clerk.clone(), domains, may_impersonate, &registry);
         Self {
             service: service.expect("an empty registry"),
             clerk,
@@ -186,6 +187,15 @@ async fn r11_nobody_is_somebody_else_without_leave() {
     bed.ask(WEB, &asked).await.expect("signed");
     let asked = bed.clerk.asked.lock().expect("not poisoned");
     assert_eq!(asked[0].identities, ["spiffe://cluster.local/ns/default/sa/other"]);
+}
+
+#[tokio::test]
+async fn r11_names_of_another_mesh_are_not_vouched_for() {
+    let bed = Bed::new(Clerk::default());
+    let answer = bed.ask("spiffe://elsewhere/ns/a/sa/b", &request(&[])).await;
+    assert_eq!(answer.expect_err("not ours").code(), Code::Unauthenticated);
+    assert!(bed.ask("spiffe://cluster.local/ns/a/sa/b", &request(&[])).await.is_ok());
+    assert_eq!(bed.counts()["citadel_server_authentication_failure_count"], 1);
 }
 
 #[tokio::test]

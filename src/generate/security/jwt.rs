@@ -193,12 +193,18 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     Some(RemoteJwks {
         http_uri: Some(HttpUri {
             uri: rule.jwks_uri.clone(),
-            timeout: Some(rule.timeout.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))),
+            timeout: Some(patience(rule)),
             http_upstream_type: Some(HttpUpstreamType::Cluster(cluster)),
         }),
         cache_duration: Some(constant::duration(CACHE_DURATION)),
         ..Default::default()
     })
+}
+
+/// How long fetching keys may take. One that got past admission and is not positive is none that Envoy would take.
+fn patience(rule: &JwtRule) -> prost_types::Duration {
+    let given = rule.timeout.filter(|given| given.seconds > 0 || given.seconds == 0 && given.nanos > 0);
+    given.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))
 }
 
 /// The host and port of an HTTP URL; `None` if it is none.

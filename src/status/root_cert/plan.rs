@@ -24,7 +24,8 @@ pub struct Plan {
     /// Active namespaces with their labels.
     namespaces: BTreeMap<SmolStr, Labels>,
     contents: BTreeMap<SmolStr, Content>,
-    selectors: Vec<LabelSelector>,
+    /// The discovery selectors; `None`: they are not known yet, so nobody is served. Others may serve who is not ours.
+    selectors: Option<Vec<LabelSelector>>,
     /// The control plane's own namespace is served whatever the selectors say.
     own: SmolStr,
     /// `ISTIO_WATCH_NAMESPACE`; empty: all.
@@ -50,6 +51,7 @@ impl Plan {
 
     /// The discovery selectors. True if that is news.
     pub fn select(&mut self, selectors: Vec<LabelSelector>) -> bool {
+        let selectors = Some(selectors);
         let news = self.selectors != selectors;
         self.selectors = selectors;
         news
@@ -103,9 +105,12 @@ impl Plan {
         };
         let excluded = EXCLUDED.contains(&namespace.as_str());
         let watched = self.only.is_empty() || self.only == *namespace;
-        let selected = self.selectors.is_empty()
+        let Some(selectors) = &self.selectors else {
+            return false;
+        };
+        let selected = selectors.is_empty()
             || *namespace == self.own
-            || self.selectors.iter().any(|selector| selector.matches(labels));
+            || selectors.iter().any(|selector| selector.matches(labels));
         !excluded && watched && selected
     }
 }
@@ -123,7 +128,18 @@ mod tests {
         plan.namespaces(
             ["a", "istio-system", "kube-public", "kube-system"].map(|name| (name.into(), Labels::default())),
         );
+        plan.select(Vec::new());
         plan
+    }
+
+    #[test]
+    fn nobody_is_served_before_it_is_known_who_is_ours() {
+        let mut plan = Plan::new("istio-system".into(), SmolStr::default());
+        plan.namespaces([("a".into(), Labels::default())]);
+        plan.want(Some(7));
+        assert!(plan.needy().is_empty());
+        assert!(plan.select(Vec::new()));
+        assert_eq!(names(&plan), ["a"]);
     }
 
     #[test]
