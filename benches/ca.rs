@@ -38,7 +38,7 @@ use support::figures;
 use support::http::RUNTIME;
 use support::wait;
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+const DAY: Duration = Duration::from_hours(24);
 /// How long each rate is measured.
 const SPAN: Duration = Duration::from_secs(5);
 /// Requests whose times are looked at; a hundredth of them are slower than the figure.

@@ -38,7 +38,7 @@ pub(super) const ID: &str = "spiffe://cluster.local/ns/default/sa/reviews";
 
 /// 2026-01-01.
 pub(super) fn start() -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(1_767_225_600)
+    UNIX_EPOCH + Duration::from_hours(490_896)
 }
 
 pub(super) fn root_options() -> RootOptions {
@@ -106,7 +106,7 @@ pub(super) fn request(names: &[&str]) -> SigningRequest {
             .and_then(|request| request.pem())
             .expect("a request")
             .into_bytes(),
-        identities: names.iter().map(|name| SmolStr::new(name)).collect(),
+        identities: names.iter().map(SmolStr::new).collect(),
         lifetime: None,
         signer: SmolStr::default(),
     }

@@ -37,8 +37,10 @@ const LAST_PATIENCE: Duration = Duration::from_secs(1);
 const ACCEPT_REST: Duration = Duration::from_millis(20);
 /// What a client may send before it is read: what strangers send is held.
 const WINDOW_BYTES: u32 = 32 << 10;
-/// Headers of a request; a token is the largest of them.
-const HEADER_BYTES: u32 = 16 << 10;
+/// Headers of a request where callers have to be known: a token, or what a gateway says of a chain of certificates.
+const HEADER_BYTES: u32 = 12 << 10;
+/// Headers of a request where nobody has to be known. What a stranger may open at once has to be little memory in all.
+const PLAINTEXT_HEADER_BYTES: u32 = 4 << 10;
 
 /// How connections are treated.
 #[derive(Clone, Copy, Debug)]
@@ -235,7 +237,7 @@ impl<S: Service> Connections<S> {
             }
         });
         let gate = TokioIo::new(Gate::new(io, guest.clone()));
-        let mut connection = pin!(self.builder(place).serve_connection(gate, service));
+        let mut connection = pin!(self.builder(place, peer.is_tls).serve_connection(gate, service));
         let expired = async {
             match expires {
                 Some(at) => reached(at, self.options.wall_clock).await,
@@ -279,14 +281,14 @@ impl<S: Service> Connections<S> {
         }
     }
 
-    fn builder(&self, place: Place) -> http2::Builder<Place> {
+    fn builder(&self, place: Place, is_tls: bool) -> http2::Builder<Place> {
         let mut builder = http2::Builder::new(place);
         builder
             .timer(TokioTimer::new())
             .keep_alive_interval(self.options.keepalive_interval)
             .keep_alive_timeout(self.options.keepalive_timeout)
             .max_concurrent_streams(self.options.max_streams)
-            .max_header_list_size(HEADER_BYTES)
+            .max_header_list_size(if is_tls { HEADER_BYTES } else { PLAINTEXT_HEADER_BYTES })
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(2 * WINDOW_BYTES);
         builder

@@ -1,5 +1,8 @@
 //! `Gate`: a transport of which little is read until its other side is trusted. What was read is all that can be held for
 //! a stranger, whatever windows it was granted.
+//!
+//! What a reader would get wrong: few bytes can be many headers, since HTTP/2 lets a header be said again by its number. So
+//! the streams that a stranger opens are counted here, where they are still bytes.
 
 use std::{
     io::{self, IoSlice},
@@ -14,8 +17,10 @@ use super::lobby::Guest;
 
 /// What is read of a stranger: the headers of some streams, and the first part of a request.
 const STRANGERS_BYTES: usize = 24 << 10;
-/// What is read of a stranger in one turn: few streams can be opened by it.
+/// What is read of a stranger in one turn.
 const STRANGERS_TURN: usize = 4 << 10;
+/// Streams of a stranger that are let through. Each has its credentials in its headers, so none waits for another.
+const STRANGERS_STREAMS: usize = 3;
 
 /// See the module's text.
 pub(super) struct Gate<I> {
@@ -24,6 +29,9 @@ pub(super) struct Gate<I> {
     left: usize,
     /// It has had its turn.
     rests: bool,
+    streams: Streams,
+    /// What was read and is not let through yet.
+    held: Vec<u8>,
 }
 
 impl<I> Gate<I> {
@@ -33,16 +41,85 @@ impl<I> Gate<I> {
             guest,
             left: STRANGERS_BYTES,
             rests: false,
+            streams: Streams::default(),
+            held: Vec::new(),
         }
+    }
+
+    /// Lets through what was held, as much as there is room for.
+    fn release(&mut self, buffer: &mut ReadBuf<'_>) {
+        let len = self.held.len().min(buffer.remaining());
+        buffer.put_slice(&self.held[..len]);
+        self.held.drain(..len);
+    }
+}
+
+/// Where in a connection of HTTP/2 its bytes are, as far as it takes to see streams being opened.
+struct Streams {
+    /// Bytes until the next frame begins.
+    skip: usize,
+    /// How much of the head of a frame has been seen, and its length so far.
+    head: usize,
+    len: usize,
+    opened: usize,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            skip: Self::PREFACE,
+            head: 0,
+            len: 0,
+            opened: 0,
+        }
+    }
+}
+
+impl Streams {
+    /// What a client sends before its first frame (RFC 9113, 3.4).
+    const PREFACE: usize = 24;
+    /// The head of a frame (RFC 9113, 4.1): three bytes of length, the type, flags, four bytes of stream.
+    const HEAD: usize = 9;
+    const HEADERS: u8 = 1;
+
+    /// How many of these bytes come before one stream too many is opened.
+    fn before_too_many(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while at < bytes.len() {
+            if self.skip > 0 {
+                let step = self.skip.min(bytes.len() - at);
+                self.skip -= step;
+                at += step;
+                continue;
+            }
+            let byte = bytes[at];
+            match self.head {
+                0..3 => self.len = self.len << 8 | usize::from(byte),
+                3 if byte == Self::HEADERS && self.opened == STRANGERS_STREAMS => return at,
+                3 if byte == Self::HEADERS => self.opened += 1,
+                _ => {}
+            }
+            at += 1;
+            self.head += 1;
+            if self.head == Self::HEAD {
+                self.skip = std::mem::take(&mut self.len);
+                self.head = 0;
+            }
+        }
+        at
     }
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.guest.is_trusted(cx) {
-            return Pin::new(&mut self.io).poll_read(cx, buffer);
+            if self.held.is_empty() {
+                return Pin::new(&mut self.io).poll_read(cx, buffer);
+            }
+            self.release(buffer);
+            return Poll::Ready(Ok(()));
         }
-        if self.left == 0 {
+        if self.left == 0 || !self.held.is_empty() {
             return Poll::Pending;
         }
         if std::mem::take(&mut self.rests) {
@@ -53,9 +130,17 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
         let len = self.left.min(buffer.remaining()).min(STRANGERS_TURN);
         let mut part = ReadBuf::new(&mut few[..len]);
         ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
-        buffer.put_slice(part.filled());
-        self.left -= part.filled().len();
+        let part = part.filled();
+        self.left -= part.len();
         self.rests = true;
+        let passing = self.streams.before_too_many(part);
+        let (passing, held) = part.split_at(passing);
+        buffer.put_slice(passing);
+        self.held.extend_from_slice(held);
+        if passing.is_empty() && !held.is_empty() {
+            // An empty read would be the end; whoever trusts the guest wakes this task.
+            return Poll::Pending;
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -100,7 +185,7 @@ mod tests {
         let guest = Lobby::new(1).enter(Ipv4Addr::LOCALHOST.into()).expect("empty");
         let (mut client, server) = tokio::io::duplex(1 << 20);
         client
-            .write_all(&vec![7_u8; 100_000])
+            .write_all(&vec![0_u8; 100_000])
             .await
             .expect("the pipe is larger");
         let mut gate = Gate::new(server, guest.clone());
@@ -111,6 +196,58 @@ mod tests {
         assert!(futures::poll!(reading.as_mut()).is_pending());
         guest.trust();
         reading.await.expect("all of it");
-        assert!(few.iter().chain(&rest).all(|byte| *byte == 7));
+        assert!(few.iter().chain(&rest).all(|byte| *byte == 0));
+    }
+
+    /// A frame of HEADERS of a few bytes, as one that says again what was said before.
+    fn headers() -> Vec<u8> {
+        let mut frame = vec![0, 0, 5, Streams::HEADERS, 4, 0, 0, 0, 1];
+        frame.extend([0x82; 5]);
+        frame
+    }
+
+    #[tokio::test]
+    async fn r3_few_streams_of_a_stranger_are_let_through() {
+        let guest = Lobby::new(1).enter(Ipv4Addr::LOCALHOST.into()).expect("empty");
+        let (mut client, server) = tokio::io::duplex(1 << 20);
+        let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        sent.extend(settings);
+        let head = sent.len();
+        sent.extend(headers().repeat(90));
+        client.write_all(&sent).await.expect("the pipe is larger");
+        let mut gate = Gate::new(server, guest.clone());
+        // The length of the frame that is held back has passed: who reads does not see what it is the length of.
+        let mut first = vec![0; head + STRANGERS_STREAMS * headers().len() + 3];
+        gate.read_exact(&mut first).await.expect("as much as this");
+        let mut rest = vec![0; sent.len() - first.len()];
+        {
+            let mut reading = std::pin::pin!(gate.read(&mut rest));
+            assert!(futures::poll!(reading.as_mut()).is_pending());
+            assert!(futures::poll!(reading.as_mut()).is_pending());
+        }
+        guest.trust();
+        gate.read_exact(&mut rest).await.expect("all of it");
+        first.extend(rest);
+        assert_eq!(first, sent);
+    }
+
+    #[test]
+    fn frames_are_seen_however_they_are_cut() {
+        let mut sent = vec![b'x'; Streams::PREFACE];
+        sent.extend(headers().repeat(STRANGERS_STREAMS + 2));
+        let expected = Streams::PREFACE + STRANGERS_STREAMS * headers().len() + 3;
+        for size in 1..40 {
+            let mut streams = Streams::default();
+            let mut passed = 0;
+            for part in sent.chunks(size) {
+                let passing = streams.before_too_many(part);
+                passed += passing;
+                if passing < part.len() {
+                    break;
+                }
+            }
+            assert_eq!(passed, expected, "in parts of {size}");
+        }
     }
 }

@@ -43,7 +43,9 @@ fn deep_texts() -> Vec<(&'static str, String)> {
         ("block lists", "- ".repeat(DEEP)),
         (
             "block mappings",
-            (0..2000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect(),
+            (0..2000)
+                .flat_map(|depth| [" ".repeat(depth), "a:\n".to_owned()])
+                .collect(),
         ),
         ("explicit keys", "? ".repeat(DEEP)),
         ("tags and anchors", "&a !!seq [".repeat(DEEP)),

@@ -173,8 +173,8 @@ fn becomes(bed: &Bed, what: &str, token: &str, wanted: u16) -> Result<(), String
 fn report(bed: &Bed, url: &str) -> Value {
     let page = http::get(bed.daemon.monitoring, "istiod", "/debug/jwksz").map(|answer| answer.body);
     let page: Value = serde_json::from_str(&page.unwrap_or_default()).unwrap_or_default();
-    let reports = page.as_array().into_iter().flatten();
-    reports.cloned().find(|report| report["url"] == url).unwrap_or_default()
+    let mut reports = page.as_array().into_iter().flatten();
+    reports.find(|report| report["url"] == url).cloned().unwrap_or_default()
 }
 
 pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {

@@ -17,7 +17,7 @@ use crate::support::kubernetes::api::Reference;
 use crate::support::wait;
 
 /// Longer than a lock is left alone.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![trial(

@@ -84,10 +84,19 @@ impl Call {
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
-        let request = request.body(Full::<Bytes>::default()).map_err(|error| error.to_string())?;
-        let response = sender.send_request(request).await.map_err(|error| format!("{error:?}"))?;
+        let request = request
+            .body(Full::<Bytes>::default())
+            .map_err(|error| error.to_string())?;
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| format!("{error:?}"))?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|error| format!("{error:?}"))?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| format!("{error:?}"))?;
         Ok(Answer {
             status,
             body: String::from_utf8_lossy(&body.to_bytes()).into_owned(),

@@ -43,11 +43,16 @@ pub(crate) fn is_installed() -> bool {
 
 /// Sets the rules on a host.
 pub(crate) fn redirect(host: &Host) -> Result<(), String> {
-    let libraries = iptables().join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
+    let libraries = iptables()
+        .join("usr/lib")
+        .join(format!("{}-linux-gnu", std::env::consts::ARCH));
     let mut command = host.command(iptables().join("usr/sbin/xtables-legacy-multi"));
     command.env("LD_LIBRARY_PATH", &libraries);
     command.env("XTABLES_LIBDIR", libraries.join("xtables"));
-    command.arg("iptables-restore").stdin(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg("iptables-restore")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("iptables-restore: {error}"))?;
     let mut input = child.stdin.take().expect("it was asked for");
     input.write_all(RULES.as_bytes()).map_err(|error| error.to_string())?;
@@ -56,5 +61,8 @@ pub(crate) fn redirect(host: &Host) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("iptables-restore: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!(
+        "iptables-restore: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
 }

@@ -102,13 +102,17 @@ impl Mesh {
     }
 
     fn address(&self, last: u8) -> IpAddr {
-        self.place.fill(&format!("10.{{n}}.0.{last}")).parse().expect("it is an address")
+        self.place
+            .fill(&format!("10.{{n}}.0.{last}"))
+            .parse()
+            .expect("it is an address")
     }
 
     /// Makes a pod known to Kubernetes, gives it a host, and a sidecar unless it is to have none.
     fn pod(&self, name: &str, last: u8, has_sidecar: bool) -> Result<Pod, String> {
         let (place, address) = (&self.place, self.address(last));
-        let labels = json!({ "app": name, "security.istio.io/tlsMode": if has_sidecar { "istio" } else { "disabled" } });
+        let labels =
+            json!({ "app": name, "security.istio.io/tlsMode": if has_sidecar { "istio" } else { "disabled" } });
         let workload = Workload {
             name: name.to_owned(),
             namespace: place.app.clone(),
@@ -118,7 +122,10 @@ impl Mesh {
             cluster: "Kubernetes".into(),
             network: String::new(),
         };
-        place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+        place
+            .cluster
+            .api
+            .apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
             "metadata": { "namespace": place.app, "name": name } }))?;
         place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "namespace": place.app, "name": name, "labels": labels },
@@ -137,7 +144,13 @@ impl Mesh {
             let agent = Agent::start(self.control_plane.clone(), token)
                 .map_err(|error| format!("{name}: {error}\n{}", self.daemon.process.log_tail()))?;
             let known = agent.known();
-            pod.sidecar = Some(Sidecar::start(&pod.host, &workload, &self.control_plane, known, &place.folder)?);
+            pod.sidecar = Some(Sidecar::start(
+                &pod.host,
+                &workload,
+                &self.control_plane,
+                known,
+                &place.folder,
+            )?);
             pod.agent = Some(agent);
         }
         Ok(pod)
@@ -205,9 +218,16 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     let seen: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
     let certificate = seen["headers"]["x-forwarded-client-cert"].as_str().unwrap_or_default();
     let expected = format!("URI=spiffe://cluster.local/ns/{}/sa/friend", mesh.place.app);
-    assert!(certificate.contains(&expected), "the application is told who calls: {certificate:?}");
+    assert!(
+        certificate.contains(&expected),
+        "the application is told who calls: {certificate:?}"
+    );
 
-    assert_eq!(mesh.call("/other").from(&friend.host)?.status, 403, "a path that no rule names");
+    assert_eq!(
+        mesh.call("/other").from(&friend.host)?.status,
+        403,
+        "a path that no rule names"
+    );
     stranger.until_status(&mesh.call("/open"), 403)?;
 
     let mut direct = mesh.call("/open");
@@ -216,11 +236,31 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     assert!(refused.is_err(), "plaintext is refused before HTTP: {refused:?}");
 
     assert_eq!(friend.status(&mesh.call("/token"))?, 403, "no token");
-    assert_eq!(friend.status(&mesh.call_with("/token", &issuer.token("ann")))?, 200, "the right token");
-    assert_eq!(stranger.status(&mesh.call_with("/token", &issuer.token("ann")))?, 200, "it is the token that counts");
-    assert_eq!(friend.status(&mesh.call_with("/token", &issuer.token("eve")))?, 403, "another user's token");
-    assert_eq!(friend.status(&mesh.call_with("/token", &forger.token("ann")))?, 401, "a forged token");
-    assert_eq!(friend.status(&mesh.call_with("/open", "nonsense"))?, 401, "what is no token at all");
+    assert_eq!(
+        friend.status(&mesh.call_with("/token", &issuer.token("ann")))?,
+        200,
+        "the right token"
+    );
+    assert_eq!(
+        stranger.status(&mesh.call_with("/token", &issuer.token("ann")))?,
+        200,
+        "it is the token that counts"
+    );
+    assert_eq!(
+        friend.status(&mesh.call_with("/token", &issuer.token("eve")))?,
+        403,
+        "another user's token"
+    );
+    assert_eq!(
+        friend.status(&mesh.call_with("/token", &forger.token("ann")))?,
+        401,
+        "a forged token"
+    );
+    assert_eq!(
+        friend.status(&mesh.call_with("/open", "nonsense"))?,
+        401,
+        "what is no token at all"
+    );
 
     let sidecar = reviews.sidecar.as_ref().expect("it has one");
     assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars speak TLS");
@@ -319,7 +359,9 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
         }
         // Each step is seen by requests: as many as have gone by here were made with what is trusted now.
         let so_far = load.answered();
-        wait::until("requests after the step", SOON, || (load.answered() > so_far + 50).then_some(()))?;
+        wait::until("requests after the step", SOON, || {
+            (load.answered() > so_far + 50).then_some(())
+        })?;
     }
     let outcome = load.end();
     assert!(outcome.failures.is_empty(), "{outcome:#?}");

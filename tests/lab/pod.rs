@@ -53,13 +53,27 @@ impl Sidecar {
             everybody_may(socket, 0o666)?;
         }
         let config = folder.join(format!("{}.json", workload.name));
-        std::fs::write(&config, bootstrap::sidecar(&workload.node(), &admin, &sds, &xds).to_string())
-            .map_err(|error| error.to_string())?;
+        std::fs::write(
+            &config,
+            bootstrap::sidecar(&workload.node(), &admin, &sds, &xds).to_string(),
+        )
+        .map_err(|error| error.to_string())?;
         capture::redirect(host)?;
         let mut command = host.command("setpriv");
-        command.args([&format!("--reuid={SIDECAR}"), &format!("--regid={SIDECAR}"), "--clear-groups"]);
+        command.args([
+            &format!("--reuid={SIDECAR}"),
+            &format!("--regid={SIDECAR}"),
+            "--clear-groups",
+        ]);
         command.arg(envoy::binary().ok_or("no Envoy; `make tools` installs it")?);
-        command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning", "-c"]);
+        command.args([
+            "--disable-hot-restart",
+            "--concurrency",
+            "1",
+            "--log-level",
+            "warning",
+            "-c",
+        ]);
         command.arg(&config).current_dir(&sockets);
         let process = Process::start(&mut command, &folder.join(format!("{}-envoy.log", workload.name)));
         let sidecar = Sidecar {
@@ -80,7 +94,9 @@ impl Sidecar {
             let answer = http::get_at(&self.admin, "/ready").ok()?;
             answer.status.is_success().then_some(Ok(()))
         });
-        ready.flatten().map_err(|error| format!("{error}\n{}", self.process.log_tail()))
+        ready
+            .flatten()
+            .map_err(|error| format!("{error}\n{}", self.process.log_tail()))
     }
 
     /// What its administration answers.
@@ -101,7 +117,11 @@ impl Workload {
     /// The node that its sidecar says it is.
     fn node(&self) -> Value {
         let Workload {
-            name, namespace, account, address, ..
+            name,
+            namespace,
+            account,
+            address,
+            ..
         } = self;
         json!({
             "id": format!("sidecar~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"),

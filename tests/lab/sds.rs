@@ -12,7 +12,9 @@ use istiod::proto::Any;
 use istiod::proto::envoy::config::core::v3::DataSource;
 use istiod::proto::envoy::config::core::v3::data_source::Specifier;
 use istiod::proto::envoy::extensions::transport_sockets::tls::v3::secret::Type;
-use istiod::proto::envoy::extensions::transport_sockets::tls::v3::{CertificateValidationContext, Secret, TlsCertificate};
+use istiod::proto::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateValidationContext, Secret, TlsCertificate,
+};
 use istiod::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;

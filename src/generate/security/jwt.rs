@@ -203,7 +203,9 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
 
 /// How long fetching keys may take. One that got past admission and is not positive is none that Envoy would take.
 fn patience(rule: &JwtRule) -> prost_types::Duration {
-    let given = rule.timeout.filter(|given| given.seconds > 0 || given.seconds == 0 && given.nanos > 0);
+    let given = rule
+        .timeout
+        .filter(|given| given.seconds > 0 || given.seconds == 0 && given.nanos > 0);
     given.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))
 }
 

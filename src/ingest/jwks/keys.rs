@@ -26,7 +26,7 @@ impl KeySet {
     pub fn parse(document: &[u8]) -> Result<Self, NoKeySet> {
         let text = std::str::from_utf8(document).map_err(|_| NoKeySet)?;
         let parsed: Map<String, Value> = serde_json::from_str(text).map_err(|_| NoKeySet)?;
-        let mut keys = match parsed.get("keys") {
+        let mut keys: Vec<(String, Value)> = match parsed.get("keys") {
             Some(Value::Array(keys)) if keys.iter().all(Value::is_object) => {
                 keys.iter().map(|key| (id(key), key.clone())).collect()
             }
@@ -98,7 +98,7 @@ fn is_usable(key: &Value) -> bool {
     }
 }
 
-fn sort(keys: &mut Vec<(String, Value)>) {
+fn sort(keys: &mut [(String, Value)]) {
     keys.sort_by_cached_key(|(id, key)| (id.clone(), key.to_string()));
 }
 

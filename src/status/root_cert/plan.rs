@@ -108,9 +108,8 @@ impl Plan {
         let Some(selectors) = &self.selectors else {
             return false;
         };
-        let selected = selectors.is_empty()
-            || *namespace == self.own
-            || selectors.iter().any(|selector| selector.matches(labels));
+        let selected =
+            selectors.is_empty() || *namespace == self.own || selectors.iter().any(|selector| selector.matches(labels));
         !excluded && watched && selected
     }
 }

@@ -182,8 +182,14 @@ impl Bed {
         let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
         let everybody = Authenticators::new(vec![Box::new(Credulous)]);
         let nobody_else = Box::new(|_: &Caller, _: &str| Err("nobody may".to_owned()));
-        let service = CertificateService::new(everybody, signer, nobody_else, &prometheus::Registry::new());
         let (domains, known) = watch::channel(Arc::new(TrustDomains::default()));
+        let service = CertificateService::new(
+            everybody,
+            signer,
+            known.clone(),
+            nobody_else,
+            &prometheus::Registry::new(),
+        );
         let serving = serving(&authority);
         let pools = TrustPools {
             domains: BTreeMap::from([("cluster.local".into(), vec![authority.root().der.clone()])]),
