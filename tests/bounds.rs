@@ -29,22 +29,48 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("bounds::r2_pages_take_no_bodies", nesting::pages_take_no_bodies),
         Trial::test("bounds::r3_strangers_cost_little", crowd::strangers_cost_little),
         Trial::test(
+            "bounds::r3_strangers_over_tls_cost_little",
+            crowd::strangers_over_tls_cost_little,
+        ),
+        Trial::test(
             "bounds::r3_slow_clients_are_in_nobodys_way",
             crowd::slow_clients_are_in_nobodys_way,
+        ),
+        Trial::test(
+            "bounds::r3_slow_clients_of_tls_are_in_nobodys_way",
+            crowd::slow_clients_of_tls_are_in_nobodys_way,
+        ),
+        Trial::test(
+            "bounds::r3_slow_readers_of_pages_are_in_nobodys_way",
+            crowd::slow_readers_of_pages_are_in_nobodys_way,
         ),
     ]
 }
 
 /// A daemon of a folder with one service.
 fn daemon(name: &str) -> Result<(Daemon, PathBuf), String> {
+    let (folder, mesh) = mesh(name);
+    let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
+    Ok((daemon, mesh))
+}
+
+/// The same with the secure port, and a CA of its own.
+fn secured(name: &str) -> Result<Daemon, String> {
+    let (folder, mesh) = mesh(name);
+    Daemon::secured(&folder.join("istiod.log"), |command| {
+        command.arg("--configDir").arg(mesh);
+    })
+}
+
+/// A folder for a trial, and the mesh in it.
+fn mesh(name: &str) -> (PathBuf, PathBuf) {
     let folder = scratch(name);
     let mesh = folder.join("mesh");
     std::fs::create_dir(&mesh).expect("target/ is writable");
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: app}\n\
                    spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n";
     std::fs::write(mesh.join("objects.yaml"), service).expect("target/ is writable");
-    let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
-    Ok((daemon, mesh))
+    (folder, mesh)
 }
 
 /// What a process has of memory, in bytes, now and at its most.

@@ -36,7 +36,7 @@ const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long accepting rests after an error such as "too many open files".
 const ACCEPT_REST: Duration = Duration::from_millis(20);
 /// What a client may send before it is read: what strangers send is held.
-const WINDOW_BYTES: u32 = 32 << 10;
+const WINDOW_BYTES: u32 = 16 << 10;
 /// Headers of a request where callers have to be known: a token, or what a gateway says of a chain of certificates.
 const HEADER_BYTES: u32 = 12 << 10;
 /// Headers of a request where nobody has to be known. What a stranger may open at once has to be little memory in all.

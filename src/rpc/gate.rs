@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::lobby::Guest;
 
 /// What is read of a stranger: the headers of some streams, and the first part of a request.
-const STRANGERS_BYTES: usize = 24 << 10;
+const STRANGERS_BYTES: usize = 16 << 10;
 /// What is read of a stranger in one turn.
 const STRANGERS_TURN: usize = 4 << 10;
 /// Streams of a stranger that are let through. Each has its credentials in its headers, so none waits for another.

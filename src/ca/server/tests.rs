@@ -195,7 +195,7 @@ async fn r11_names_of_another_mesh_are_not_vouched_for() {
     let answer = bed.ask("spiffe://elsewhere/ns/a/sa/b", &request(&[])).await;
     assert_eq!(answer.expect_err("not ours").code(), Code::Unauthenticated);
     assert!(bed.ask("spiffe://cluster.local/ns/a/sa/b", &request(&[])).await.is_ok());
-    assert_eq!(bed.counts()["citadel_server_authentication_failure_count"], 1);
+    assert_eq!(bed.counts()["authentication_failure"], 1);
 }
 
 #[tokio::test]
