@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn r1_streams_opened_in_vain_end_the_connection() {
+    fn r3_streams_opened_in_vain_end_the_connection() {
         let guest = Lobby::new(1).enter(source(1)).expect("empty");
         guest.admit();
         for _ in 0..100 {

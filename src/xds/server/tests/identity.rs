@@ -180,7 +180,7 @@ async fn what_has_expired_is_served_no_longer() {
 }
 
 #[tokio::test]
-async fn r1_connections_and_streams_that_say_nothing_end() {
+async fn r3_connections_and_streams_that_say_nothing_end() {
     let mut options = ServerOptions {
         stranger_patience: Duration::from_millis(200),
         ..ServerOptions::default()
@@ -200,7 +200,7 @@ async fn r1_connections_and_streams_that_say_nothing_end() {
 }
 
 #[tokio::test]
-async fn r1_rapid_resets_end_the_connection() {
+async fn r3_rapid_resets_end_the_connection() {
     let bed = secured(security(false, true));
     let (ours, theirs) = tokio::io::duplex(1 << 20);
     let connections = bed.server.connections();
