@@ -19,7 +19,8 @@ use super::lobby::Guest;
 const STRANGERS_BYTES: usize = 16 << 10;
 /// What is read of a stranger in one turn.
 const STRANGERS_TURN: usize = 4 << 10;
-/// Streams of a stranger that are let through. Each has its credentials in its headers, so none waits for another.
+/// Streams of a stranger that are let through before they are answered. Each has its credentials in its headers, so none waits
+/// for another.
 const STRANGERS_STREAMS: usize = 3;
 
 /// See the module's text.
@@ -52,6 +53,20 @@ impl<I> Gate<I> {
         buffer.put_slice(&self.held[..len]);
         self.held.drain(..len);
     }
+
+    /// Lets through what was held up to the next stream too many. An empty read would be the end, so where nothing passes
+    /// the reader waits: it is woken when a stream is answered, or the guest trusted.
+    fn pass(&mut self, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let len = self.held.len().min(buffer.remaining());
+        let most = STRANGERS_STREAMS + self.guest.answered();
+        let passing = self.streams.before_too_many(&self.held[..len], most);
+        if passing == 0 {
+            return Poll::Pending;
+        }
+        buffer.put_slice(&self.held[..passing]);
+        self.held.drain(..passing);
+        Poll::Ready(Ok(()))
+    }
 }
 
 /// Where in a connection of HTTP/2 its bytes are, as far as it takes to see streams being opened.
@@ -82,8 +97,8 @@ impl Streams {
     const HEAD: usize = 9;
     const HEADERS: u8 = 1;
 
-    /// How many of these bytes come before one stream too many is opened.
-    fn before_too_many(&mut self, bytes: &[u8]) -> usize {
+    /// How many of these bytes come before a stream is opened that is one more than `most`.
+    fn before_too_many(&mut self, bytes: &[u8], most: usize) -> usize {
         let mut at = 0;
         while at < bytes.len() {
             if self.skip > 0 {
@@ -95,7 +110,7 @@ impl Streams {
             let byte = bytes[at];
             match self.head {
                 0..3 => self.len = self.len << 8 | usize::from(byte),
-                3 if byte == Self::HEADERS && self.opened == STRANGERS_STREAMS => return at,
+                3 if byte == Self::HEADERS && self.opened >= most => return at,
                 3 if byte == Self::HEADERS => self.opened += 1,
                 _ => {}
             }
@@ -119,7 +134,10 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
             self.release(buffer);
             return Poll::Ready(Ok(()));
         }
-        if self.left == 0 || !self.held.is_empty() {
+        if !self.held.is_empty() {
+            return self.pass(buffer);
+        }
+        if self.left == 0 {
             return Poll::Pending;
         }
         if std::mem::take(&mut self.rests) {
@@ -133,15 +151,11 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
         let part = part.filled();
         self.left -= part.len();
         self.rests = true;
-        let passing = self.streams.before_too_many(part);
-        let (passing, held) = part.split_at(passing);
-        buffer.put_slice(passing);
-        self.held.extend_from_slice(held);
-        if passing.is_empty() && !held.is_empty() {
-            // An empty read would be the end; whoever trusts the guest wakes this task.
-            return Poll::Pending;
+        if part.is_empty() {
+            return Poll::Ready(Ok(()));
         }
-        Poll::Ready(Ok(()))
+        self.held.extend_from_slice(part);
+        self.pass(buffer)
     }
 }
 
@@ -226,6 +240,12 @@ mod tests {
             assert!(futures::poll!(reading.as_mut()).is_pending());
             assert!(futures::poll!(reading.as_mut()).is_pending());
         }
+        // One that is answered makes room for another.
+        guest.stream().answered();
+        let mut next = vec![0; headers().len()];
+        gate.read_exact(&mut next).await.expect("one more");
+        first.extend(next);
+        rest.truncate(sent.len() - first.len());
         guest.trust();
         gate.read_exact(&mut rest).await.expect("all of it");
         first.extend(rest);
@@ -241,7 +261,7 @@ mod tests {
             let mut streams = Streams::default();
             let mut passed = 0;
             for part in sent.chunks(size) {
-                let passing = streams.before_too_many(part);
+                let passing = streams.before_too_many(part, STRANGERS_STREAMS);
                 passed += passing;
                 if passing < part.len() {
                     break;

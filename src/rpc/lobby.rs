@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::Context,
     time::Duration,
@@ -90,6 +90,7 @@ impl Lobby {
             trusted: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
+            answered: AtomicUsize::new(0),
             waiting: AtomicU32::new(0),
             offences: Mutex::new((0.0, Instant::now())),
         }))
@@ -153,6 +154,8 @@ pub struct Guest {
     reader: AtomicWaker,
     /// Streams that are open and not answered yet.
     streams: AtomicU32,
+    /// Streams that were answered.
+    answered: AtomicUsize,
     /// Streams that were answered and wait for their first message.
     waiting: AtomicU32,
     /// How many, and when that was.
@@ -187,6 +190,11 @@ impl Guest {
         }
         self.reader.register(cx.waker());
         self.trusted.load(Ordering::Acquire)
+    }
+
+    /// How many of its streams were answered. Whoever asked [`Self::is_trusted`] before is woken when there are more.
+    pub(super) fn answered(&self) -> usize {
+        self.answered.load(Ordering::Acquire)
     }
 
     /// It did what clients do not do: reset a stream before it was answered, showed credentials that are none. After too
@@ -263,6 +271,8 @@ impl OpenStream {
     /// It is answered.
     pub(super) fn answered(mut self) {
         self.answered = true;
+        self.guest.answered.fetch_add(1, Ordering::AcqRel);
+        self.guest.reader.wake();
     }
 }
 

@@ -138,7 +138,12 @@ impl Bed {
         environment.ready.send_replace(true);
         let entered = runtime.enter();
         let (groups, feed) = groups::hand_fed(&environment.tasks);
-        let server = Server::new(&environment, groups, ServerOptions::default(), None).expect("an empty registry");
+        let options = ServerOptions {
+            // More than a stranger may send is not read, so the end of it is not seen either.
+            stranger_patience: Duration::from_millis(200),
+            ..ServerOptions::default()
+        };
+        let server = Server::new(&environment, groups, options, None).expect("an empty registry");
         drop(entered);
         feed.send_replace(Some(Arc::new(mesh())));
         Self {
