@@ -88,7 +88,10 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
         for old in &before {
             verify(&old.chain, &issued.roots)?;
         }
-        certificate(daemon, &authority.root(), &token)?;
+        // The own certificate follows what signs, as soon as its key is made; nobody knows the new root alone before that.
+        wait::until("a server that the new root alone vouches for", SOON, || {
+            certificate(daemon, &authority.root(), &token).ok()
+        })?;
     }
     wait::until("both roots in the namespace", SOON, || {
         let roots = text_of(&cluster, "istio-ca-root-cert", "root-cert.pem")?;
