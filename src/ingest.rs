@@ -1,6 +1,7 @@
 //! The outside world to `Change`s.
 
 pub mod access;
+mod asking;
 pub mod cluster;
 pub mod crd;
 pub mod file;

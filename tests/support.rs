@@ -15,6 +15,7 @@ pub(crate) mod kubernetes;
 pub(crate) mod netns;
 pub(crate) mod ports;
 pub(crate) mod process;
+pub(crate) mod random;
 pub(crate) mod signer;
 pub(crate) mod wait;
 

@@ -8,10 +8,8 @@ mod kubernetes;
 
 use std::{
     collections::BTreeMap,
-    future::poll_fn,
     hash::{BuildHasher, BuildHasherDefault},
     sync::Arc,
-    task::Poll,
     time::Duration,
 };
 
@@ -22,6 +20,7 @@ use rustc_hash::FxHasher;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
+use super::asking::Asking;
 use crate::{
     api::access_review::{Access, AccessReview, Subject},
     base::ClusterId,
@@ -118,12 +117,13 @@ struct Reviewer<R> {
     changes: mpsc::Sender<Vec<Change>>,
     counts: Counts,
     readers: BTreeMap<Subject, Reader>,
+    /// The next answer about each: a wait, then a question.
+    asking: Asking<Subject, Result<Access, ReviewError>>,
 }
 
 /// One who reads.
+#[derive(Default)]
 struct Reader {
-    /// The next answer: a wait, then a question.
-    next: BoxFuture<'static, Result<Access, ReviewError>>,
     /// What was told.
     told: Option<Access>,
     /// The last question had no answer.
@@ -138,6 +138,7 @@ impl<R: Review> Reviewer<R> {
             changes,
             counts,
             readers: BTreeMap::new(),
+            asking: Asking::default(),
         }
     }
 
@@ -158,7 +159,7 @@ impl<R: Review> Reviewer<R> {
                         self.ask_all();
                         continue;
                     }
-                    answered = self.answered() => answered,
+                    answered = self.asking.next() => answered,
                 };
                 if !self.learn(subject, answer).await {
                     return;
@@ -171,18 +172,17 @@ impl<R: Review> Reviewer<R> {
     async fn take(&mut self, subjects: &OrdSet<Subject>) -> bool {
         for subject in subjects {
             if !self.readers.contains_key(subject) {
-                let reader = Reader {
-                    next: self.ask(subject, Duration::ZERO),
-                    told: None,
-                    failing: false,
-                };
-                self.readers.insert(subject.clone(), reader);
+                self.ask(subject.clone(), Duration::ZERO);
+                self.readers.insert(subject.clone(), Reader::default());
             }
         }
         let config_cluster = &self.config_cluster;
         let mut gone = Vec::new();
         self.readers.retain(|subject, reader| {
             let keep = subjects.contains(subject);
+            if !keep {
+                self.asking.forget(subject);
+            }
             if !keep && reader.told.is_some() {
                 let key = AccessReview::key(config_cluster, subject);
                 gone.push(Change::Remove(AccessReview::KIND, key));
@@ -194,37 +194,24 @@ impl<R: Review> Reviewer<R> {
 
     /// Asks everywhere at once: who could not be asked may be there now, and who could may be gone.
     fn ask_all(&mut self) {
-        let review = &self.review;
-        for (subject, reader) in &mut self.readers {
-            reader.next = review.clone().ask(subject.clone(), Duration::ZERO);
+        let subjects: Vec<Subject> = self.readers.keys().cloned().collect();
+        for subject in subjects {
+            self.ask(subject, Duration::ZERO);
         }
     }
 
-    fn ask(&self, subject: &Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>> {
-        self.review.clone().ask(subject.clone(), wait)
-    }
-
-    /// The next answer; pending for ever while nobody reads.
-    async fn answered(&mut self) -> (Subject, Result<Access, ReviewError>) {
-        poll_fn(|cx| {
-            for (subject, reader) in &mut self.readers {
-                if let Poll::Ready(answer) = reader.next.as_mut().poll(cx) {
-                    return Poll::Ready((subject.clone(), answer));
-                }
-            }
-            Poll::Pending
-        })
-        .await
+    fn ask(&mut self, subject: Subject, wait: Duration) {
+        let answer = self.review.clone().ask(subject.clone(), wait);
+        self.asking.ask(subject, answer);
     }
 
     /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
     async fn learn(&mut self, subject: Subject, answer: Result<Access, ReviewError>) -> bool {
         self.counts.count(&answer);
-        let next = self.ask(&subject, wait(&subject, &answer));
+        self.ask(subject.clone(), wait(&subject, &answer));
         let Some(reader) = self.readers.get_mut(&subject) else {
             return true;
         };
-        reader.next = next;
         let access = match answer {
             Ok(access) => access,
             Err(ReviewError::UnknownCluster(reason)) => Access::Denied(reason),

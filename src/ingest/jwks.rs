@@ -17,15 +17,14 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    StreamExt,
-    future::{AbortHandle, Abortable, BoxFuture},
-    stream::FuturesUnordered,
-};
+use futures::future::BoxFuture;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
-use super::findings::{Report, Standing};
+use super::{
+    asking::Asking,
+    findings::{Report, Standing},
+};
 use crate::{
     api::{
         Diagnostic, FieldError, Kind, Severity,
@@ -82,9 +81,6 @@ pub fn start(
     Ok(reports)
 }
 
-/// An answer, with the source that was asked.
-type Asking = Abortable<BoxFuture<'static, (KeySource, Result<KeySet, FetchFailure>)>>;
-
 /// The sources that are wanted, and what is known of them.
 struct Resolver<F> {
     cluster: ClusterId,
@@ -93,15 +89,13 @@ struct Resolver<F> {
     changes: mpsc::Sender<Vec<Change>>,
     findings: Standing<KeySource>,
     sources: BTreeMap<KeySource, Source>,
-    asking: FuturesUnordered<Asking>,
+    asking: Asking<KeySource, Result<KeySet, FetchFailure>>,
     reports: watch::Sender<BTreeMap<KeySource, KeysReport>>,
 }
 
 /// One source.
 struct Source {
     wanted: KeysWanted,
-    /// Ends the present wait or question.
-    asked: AbortHandle,
     /// The last good keys.
     told: Option<KeySet>,
     /// Failures since the last good answer.
@@ -125,7 +119,7 @@ impl<F: Fetch> Resolver<F> {
             changes,
             findings: Standing::new(report),
             sources: BTreeMap::new(),
-            asking: FuturesUnordered::new(),
+            asking: Asking::default(),
             reports: watch::Sender::default(),
         }
     }
@@ -148,12 +142,7 @@ impl<F: Fetch> Resolver<F> {
                         goes_on = changed.is_ok();
                         break;
                     }
-                    Some(answer) = self.asking.next() => {
-                        // What was aborted is wanted no longer.
-                        if let Ok((source, answer)) = answer {
-                            goes_on = self.learn(source, answer).await;
-                        }
-                    }
+                    (source, answer) = self.asking.next() => goes_on = self.learn(source, answer).await,
                 }
             }
         }
@@ -165,10 +154,9 @@ impl<F: Fetch> Resolver<F> {
             if let Some(known) = self.sources.get_mut(source) {
                 known.wanted = wanted.clone();
             } else {
-                let asked = self.ask(source, wanted.timeout, Duration::ZERO);
+                self.ask(source, wanted.timeout, Duration::ZERO);
                 let new = Source {
                     wanted: wanted.clone(),
-                    asked,
                     told: None,
                     failures: 0,
                     failing_for: Duration::ZERO,
@@ -187,7 +175,7 @@ impl<F: Fetch> Resolver<F> {
             let Some(entry) = self.sources.remove(&source) else {
                 continue;
             };
-            entry.asked.abort();
+            self.asking.forget(&source);
             if entry.told.is_some() {
                 removed.push(Change::Remove(
                     FetchedKeys::KIND,
@@ -201,13 +189,9 @@ impl<F: Fetch> Resolver<F> {
         removed.is_empty() || self.changes.send(removed).await.is_ok()
     }
 
-    fn ask(&self, source: &KeySource, timeout: Duration, wait: Duration) -> AbortHandle {
-        let (handle, registration) = AbortHandle::new_pair();
-        let fetching = self.fetch.clone().fetch(source.clone(), timeout, wait);
-        let source = source.clone();
-        let answering: BoxFuture<'static, _> = Box::pin(async move { (source, fetching.await) });
-        self.asking.push(Abortable::new(answering, registration));
-        handle
+    fn ask(&mut self, source: &KeySource, timeout: Duration, wait: Duration) {
+        let answer = self.fetch.clone().fetch(source.clone(), timeout, wait);
+        self.asking.ask(source.clone(), answer);
     }
 
     /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
@@ -223,10 +207,7 @@ impl<F: Fetch> Resolver<F> {
         let (timeout, has_keys) = (entry.wanted.timeout, entry.told.is_some());
         let news = report::Answered::new(entry.told.as_ref(), entry.failures, answer.as_ref().err());
         let by = entry.wanted.by.clone();
-        let asked = self.ask(&source, timeout, wait);
-        if let Some(entry) = self.sources.get_mut(&source) {
-            entry.asked = asked;
-        }
+        self.ask(&source, timeout, wait);
         let findings = match &answer {
             Ok(_) => BTreeSet::new(),
             Err(failure) => by

@@ -5,12 +5,13 @@
 
 mod dns;
 
-use std::{collections::BTreeMap, future::poll_fn, net::IpAddr, sync::Arc, task::Poll, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
+use super::asking::Asking;
 use crate::{
     api::resolved_host::ResolvedHost,
     base::ClusterId,
@@ -60,12 +61,13 @@ struct Resolver<L> {
     lookup: Arc<L>,
     changes: mpsc::Sender<Vec<Change>>,
     hosts: BTreeMap<SmolStr, Host>,
+    /// The next answer about each: a wait, then a lookup.
+    asking: Asking<SmolStr, Result<Answer, LookupError>>,
 }
 
 /// One host.
+#[derive(Default)]
 struct Host {
-    /// The next answer: a wait, then a lookup.
-    next: BoxFuture<'static, Result<Answer, LookupError>>,
     /// The addresses that were told, sorted; `None` before the first answer.
     told: Option<Vec<IpAddr>>,
     /// The last lookup failed.
@@ -79,6 +81,7 @@ impl<L: Lookup> Resolver<L> {
             lookup,
             changes,
             hosts: BTreeMap::new(),
+            asking: Asking::default(),
         }
     }
 
@@ -95,7 +98,7 @@ impl<L: Lookup> Resolver<L> {
                         Ok(()) => break,
                         Err(_) => return,
                     },
-                    answered = self.answered() => answered,
+                    answered = self.asking.next() => answered,
                 };
                 if !self.learn(host, answer).await {
                     return;
@@ -108,21 +111,16 @@ impl<L: Lookup> Resolver<L> {
     async fn take(&mut self, wants: &Wants) -> bool {
         for host in &wants.hosts {
             if !self.hosts.contains_key(host) {
-                let next = self.ask(host, Duration::ZERO);
-                let host = host.clone();
-                self.hosts.insert(
-                    host,
-                    Host {
-                        next,
-                        told: None,
-                        failing: false,
-                    },
-                );
+                self.ask(host, Duration::ZERO);
+                self.hosts.insert(host.clone(), Host::default());
             }
         }
         let mut gone = Vec::new();
         self.hosts.retain(|host, entry| {
             let keep = wants.hosts.contains(host);
+            if !keep {
+                self.asking.forget(host);
+            }
             if !keep && entry.told.is_some() {
                 gone.push(Change::Remove(
                     ResolvedHost::KIND,
@@ -134,21 +132,9 @@ impl<L: Lookup> Resolver<L> {
         gone.is_empty() || self.changes.send(gone).await.is_ok()
     }
 
-    fn ask(&self, host: &SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
-        self.lookup.clone().ask(host.clone(), wait)
-    }
-
-    /// The next answer; pending for ever while no host is wanted.
-    async fn answered(&mut self) -> (SmolStr, Result<Answer, LookupError>) {
-        poll_fn(|cx| {
-            for (host, entry) in &mut self.hosts {
-                if let Poll::Ready(answer) = entry.next.as_mut().poll(cx) {
-                    return Poll::Ready((host.clone(), answer));
-                }
-            }
-            Poll::Pending
-        })
-        .await
+    fn ask(&mut self, host: &SmolStr, wait: Duration) {
+        self.asking
+            .ask(host.clone(), self.lookup.clone().ask(host.clone(), wait));
     }
 
     /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
@@ -157,11 +143,10 @@ impl<L: Lookup> Resolver<L> {
             Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),
             Err(_) => SOONEST,
         };
-        let next = self.ask(&host, wait);
+        self.ask(&host, wait);
         let Some(entry) = self.hosts.get_mut(&host) else {
             return true;
         };
-        entry.next = next;
         let mut addresses = match answer {
             Ok(answer) => answer.addresses,
             Err(error) => {

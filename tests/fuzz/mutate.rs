@@ -1,42 +1,18 @@
 //! Changes inputs: the same seed makes the same inputs of the same corpus.
 
+use crate::support::random::Random;
+
 /// The largest input that is made.
 const MAX_BYTES: usize = 256 << 10;
 /// Numbers at which lengths and counts go wrong.
 const EDGES: [u32; 10] = [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x10000, 0x7fff_ffff, 0xffff_ffff];
 
-/// A small random source (SplitMix64).
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, 0 if that is 0.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % (bound.max(1) as u64)).expect("because it is below a usize")
-    }
-
-    pub(super) fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    /// A part of something of that length; mostly a short one.
-    fn range(&mut self, length: usize) -> std::ops::Range<usize> {
-        let start = self.below(length + 1);
-        let longest = if self.one_in(4) { length } else { 16 };
-        let size = self.below(longest.min(length - start) + 1);
-        start..start + size
-    }
+/// A part of something of that length; mostly a short one.
+fn range(random: &mut Random, length: usize) -> std::ops::Range<usize> {
+    let start = random.below(length + 1);
+    let longest = if random.one_in(4) { length } else { 16 };
+    let size = random.below(longest.min(length - start) + 1);
+    start..start + size
 }
 
 /// Makes a new input of an old one: a few changes, one beside the other.
@@ -54,7 +30,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
         0 if !input.is_empty() => input[place] ^= 1 << random.below(8),
         1 if !input.is_empty() => input[place] = random.next() as u8,
         2 => {
-            let range = random.range(input.len());
+            let range = range(random, input.len());
             input.drain(range);
         }
         3 => insert(input, place, &[random.next() as u8]),
@@ -77,7 +53,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
         }
         6 => {
             // Again and again: nesting, repetition.
-            let range = random.range(input.len());
+            let range = range(random, input.len());
             let most = 1 << random.below(12);
             let times = (1 + random.below(most)).min(MAX_BYTES / range.len().max(1));
             let piece = input[range.clone()].repeat(times);
@@ -85,7 +61,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
         }
         7 if !others.is_empty() => {
             let other = &others[random.below(others.len())];
-            let range = random.range(other.len());
+            let range = range(random, other.len());
             insert(input, place, &other[range]);
         }
         8 if !others.is_empty() => {
@@ -95,7 +71,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
             input.extend_from_slice(&other[random.below(other.len())..]);
         }
         _ => {
-            let from = random.range(input.len());
+            let from = range(random, input.len());
             let piece = input[from].to_vec();
             insert(input, place, &piece);
         }

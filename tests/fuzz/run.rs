@@ -12,11 +12,8 @@ use std::{
 
 use libtest_mimic::Failed;
 
-use super::{
-    mutate::{Random, mutate},
-    targets::Target,
-};
-use crate::support::{project, scratch, wait};
+use super::{mutate::mutate, targets::Target};
+use crate::support::{project, random::Random, scratch, wait};
 
 /// An input that takes longer is a failure, on however busy a machine.
 const LONGEST: Duration = Duration::from_secs(5);

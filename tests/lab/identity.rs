@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use libtest_mimic::{Completion, Failed, Trial};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyUsagePurpose, PublicKeyData};
+use rcgen::PublicKeyData;
 use serde_json::{Value, json};
 
 use super::agent::Agent;
@@ -22,7 +22,7 @@ use super::pod::{Sidecar, Workload};
 use crate::kube::place::{Place, SOON};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::{self, api::Reference};
-use crate::support::{self, agent::Trust, missing, scratch, wait};
+use crate::support::{self, agent::Trust, authority::Authority, missing, scratch, wait};
 
 const MESH: &str = include_str!("identity.yaml");
 const ISSUER: &str = "https://issuer.example";
@@ -234,6 +234,9 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     (direct.address, direct.port) = (mesh.address(1), 8080);
     let refused = direct.from(&bare.host);
     assert!(refused.is_err(), "plaintext is refused before HTTP: {refused:?}");
+    let sidecar = reviews.sidecar.as_ref().expect("it has one");
+    let unmatched = sidecar.sum("listener.0.0.0.0_15006.no_filter_chain_match")?;
+    assert!(unmatched > 0, "it was the sidecar that refused it");
 
     assert_eq!(friend.status(&mesh.call("/token"))?, 403, "no token");
     assert_eq!(
@@ -262,7 +265,6 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
         "what is no token at all"
     );
 
-    let sidecar = reviews.sidecar.as_ref().expect("it has one");
     assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars speak TLS");
     for pod in [&reviews, &friend, &stranger] {
         let rejected = pod.sidecar.as_ref().expect("it has one").sum("update_rejected")?;
@@ -271,55 +273,23 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// A certificate authority below a root of its own, as files of a Secret `cacerts`.
-struct Plugged {
-    root: String,
-    certificate: String,
-    key: String,
-}
-
-impl Plugged {
-    fn new(name: &str) -> Plugged {
-        let authority = |name: &str| {
-            let mut parameters = CertificateParams::default();
-            parameters.distinguished_name.push(DnType::OrganizationName, name);
-            parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-            (parameters, rcgen::KeyPair::generate().expect("a key can be made"))
-        };
-        let (root, root_key) = authority(&format!("root {name}"));
-        let (signing, key) = authority(&format!("cluster {name}"));
-        let root_pem = root.self_signed(&root_key).expect("a root signs itself").pem();
-        let issuer = Issuer::from_params(&root, &root_key);
-        Plugged {
-            root: root_pem,
-            certificate: signing.signed_by(&key, &issuer).expect("a root signs").pem(),
-            key: key.serialize_pem(),
+/// Puts a bundle with these roots into a folder as the kubelet does: a link is moved to a folder of new files, all of them at
+/// once.
+fn mount(authority: &Authority, folder: &Path, generation: u32, roots: &str) -> std::io::Result<()> {
+    let data = folder.join(format!("..{generation}"));
+    std::fs::create_dir(&data)?;
+    let mut files = authority.files();
+    files.insert("root-cert.pem", roots.to_owned());
+    for (name, text) in files {
+        std::fs::write(data.join(name), text)?;
+        let link = folder.join(name);
+        if !link.is_symlink() {
+            std::os::unix::fs::symlink(format!("..data/{name}"), link)?;
         }
     }
-
-    /// Puts the files into a folder as the kubelet does: a link is moved to a folder of new files, all of them at once.
-    fn mount(&self, folder: &Path, generation: u32, roots: &str) -> std::io::Result<()> {
-        let data = folder.join(format!("..{generation}"));
-        std::fs::create_dir(&data)?;
-        let chain = format!("{}{}", self.certificate, self.root);
-        let files = [
-            ("ca-cert.pem", self.certificate.as_str()),
-            ("ca-key.pem", &self.key),
-            ("cert-chain.pem", &chain),
-            ("root-cert.pem", roots),
-        ];
-        for (name, text) in files {
-            std::fs::write(data.join(name), text)?;
-            let link = folder.join(name);
-            if !link.is_symlink() {
-                std::os::unix::fs::symlink(format!("..data/{name}"), link)?;
-            }
-        }
-        let draft = folder.join("..draft");
-        std::os::unix::fs::symlink(format!("..{generation}"), &draft)?;
-        std::fs::rename(draft, folder.join("..data"))
-    }
+    let draft = folder.join("..draft");
+    std::os::unix::fs::symlink(format!("..{generation}"), &draft)?;
+    std::fs::rename(draft, folder.join("..data"))
 }
 
 /// The steps of an operator who replaces the root: both are trusted, then the new one signs, then it alone is trusted. All the
@@ -328,9 +298,9 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
     if let Some(reason) = lacking() {
         return missing(reason);
     }
-    let (old, new) = (Plugged::new("old"), Plugged::new("new"));
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
     let folder = scratch(&format!("{name}/cacerts"));
-    old.mount(&folder, 1, &old.root)?;
+    mount(&old, &folder, 1, &old.root())?;
     let mesh = Mesh::new(name, &TokenIssuer::new().jwks(), |command| {
         command.env("ROOT_CA_DIR", &folder).env("ISTIO_MULTIROOT_MESH", "true");
     })?;
@@ -340,11 +310,11 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
     friend.until_status(&mesh.call("/open"), 200)?;
 
     let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"));
-    let both = format!("{}{}", old.root, new.root);
-    let steps = [(&old, both.as_str()), (&new, &both), (&new, &new.root)];
+    let both = old.root() + &new.root();
+    let steps = [(&old, both.clone()), (&new, both), (&new, new.root())];
     for (generation, (authority, roots)) in (2..).zip(steps) {
-        authority.mount(&folder, generation, roots)?;
-        let expected: BTreeSet<String> = certificates(roots);
+        mount(authority, &folder, generation, &roots)?;
+        let expected: BTreeSet<String> = certificates(&roots);
         wait::until("the new roots", SOON, || {
             (certificates(&published(&mesh.place)?) == expected).then_some(())
         })?;
@@ -353,7 +323,7 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
             wait::until("a certificate of the new authority", SOON, || {
                 agent.renew().ok()?;
                 let known = agent.known().borrow().clone();
-                let is_signed = known.chain.contains(authority.certificate.trim());
+                let is_signed = known.chain.contains(authority.certificate().trim());
                 (is_signed && certificates(&known.roots) == expected).then_some(())
             })?;
         }

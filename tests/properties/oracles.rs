@@ -16,7 +16,8 @@ use istiod::{
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
 
-use super::corpus::{self, Random};
+use super::corpus;
+use crate::support::random::Random;
 
 /// What every proxy is sent: (proxy, type, name) → version.
 type Bytes = BTreeMap<(u64, ResourceType, String), String>;

@@ -68,14 +68,19 @@ impl Authority {
         list(&self.issuer) + &list(&self.root)
     }
 
-    /// Secret `cacerts` of a namespace; `revoked` is what it says of that, if anything.
-    pub(crate) fn secret(&self, namespace: &str, revoked: Option<&str>) -> Value {
-        let mut texts = BTreeMap::from([
+    /// The files of a bundle.
+    pub(crate) fn files(&self) -> BTreeMap<&'static str, String> {
+        BTreeMap::from([
             ("ca-cert.pem", self.certificate()),
             ("ca-key.pem", self.issuer.key().serialize_pem()),
             ("cert-chain.pem", self.certificate() + &self.root()),
             ("root-cert.pem", self.root()),
-        ]);
+        ])
+    }
+
+    /// Secret `cacerts` of a namespace; `revoked` is what it says of that, if anything.
+    pub(crate) fn secret(&self, namespace: &str, revoked: Option<&str>) -> Value {
+        let mut texts = self.files();
         texts.extend(revoked.map(|revoked| ("ca-crl.pem", revoked.to_owned())));
         let data: BTreeMap<_, _> = texts
             .iter()
