@@ -3,17 +3,23 @@
 
 mod agent;
 mod app;
-mod capture;
+mod convergence;
+mod endpoints;
 mod host;
 mod identity;
-mod pod;
+mod mesh;
+mod proxy;
+mod report;
+mod rules;
+mod scenario;
 mod sds;
+mod site;
 mod tunnel;
 
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    identity::trials()
+    [identity::trials(), scenario::trials()].into_iter().flatten().collect()
 }
 
 /// What the lab needs and is not here, if so.
@@ -21,7 +27,7 @@ fn lacking() -> Option<&'static str> {
     if crate::support::envoy::binary().is_none() {
         return Some("there is no Envoy; `make tools` installs it");
     }
-    if !capture::is_installed() {
+    if !rules::is_installed() {
         return Some("there is no iptables; `make tools` installs it");
     }
     crate::support::netns::lacking()

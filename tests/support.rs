@@ -16,6 +16,7 @@ pub(crate) mod netns;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod random;
+pub(crate) mod remote_secret;
 pub(crate) mod signer;
 pub(crate) mod wait;
 

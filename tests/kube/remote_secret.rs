@@ -1,6 +1,5 @@
 //! `istiod create-remote-secret` with a real API server.
 
-use std::path::Path;
 use std::time::Duration;
 
 use base64::Engine;
@@ -11,11 +10,11 @@ use serde_json::{Value, json};
 use super::remote::{Endpoints, Two};
 use crate::support::ads::Ads;
 use crate::support::authority::Authority;
-use crate::support::daemon::{Daemon, istiod};
+use crate::support::daemon::Daemon;
 use crate::support::http;
 use crate::support::kubernetes::api::{Api, Reference, documents};
-use crate::support::kubernetes::{self, Cluster};
-use crate::support::process::Process;
+use crate::support::kubernetes;
+use crate::support::remote_secret::{command, fill_token_secret, made};
 use crate::support::{scratch, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -34,32 +33,6 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 const SOON: Duration = Duration::from_mins(1);
-
-fn command(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Process {
-    let mut command = istiod();
-    command
-        .arg("create-remote-secret")
-        .arg("--kubeconfig")
-        .arg(cluster.admin_kubeconfig());
-    command.args(["--namespace", namespace]).args(more);
-    Process::start(&mut command, log)
-}
-
-/// Does what kube-controller-manager would: fills the token Secret of the reading account.
-fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<(), String> {
-    let account = "istio-reader-service-account";
-    let secret = Reference::new(
-        "v1",
-        "Secret",
-        namespace,
-        &format!("{account}-istio-remote-secret-token"),
-    );
-    wait::until("the token Secret", SOON, || cluster.get(&secret).ok().flatten())?;
-    let token = cluster.token(namespace, account, &[])?;
-    let data = json!({ "token": BASE64_STANDARD.encode(token), "ca.crt": BASE64_STANDARD.encode(cluster.authority()) });
-    cluster.api.patch(&secret, &json!({ "data": data }))?;
-    Ok(())
-}
 
 fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
     let cluster = kubernetes::shared(1)?;
@@ -154,10 +127,7 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let (place, cluster) = (&two.place, two.cluster_name());
     let flags = ["--name", &cluster, "--server", &two.remote.url()];
-    let made = command(two.remote, &place.system, &flags, &place.folder.join("made.log"));
-    fill_token_secret(two.remote, &place.system)?;
-    assert!(made.end_of(SOON)?.success(), "{}", made.log());
-    let secret = documents(&made.log()).remove(0);
+    let secret = made(two.remote, &place.system, &flags, &place.folder.join("made.log"))?;
     place.cluster.api.apply(&secret)?;
     let daemon = place.daemon("istiod")?;
     let proxy = Ads::connect(daemon.xds, &place.sidecar(&json!({})));

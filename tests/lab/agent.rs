@@ -15,15 +15,14 @@ pub(crate) type Known = watch::Receiver<Arc<Certificate>>;
 pub(crate) struct Agent {
     /// The control plane, with what it was verified against at first.
     control_plane: agent::Agent,
-    /// A token of the service account for the audience of the mesh's certificate authority.
+    /// A token of the service account for the audience of the mesh's certificate authority, and the cluster that it is of.
     token: Shown,
     certificate: watch::Sender<Arc<Certificate>>,
 }
 
 impl Agent {
     /// Has the first key certified.
-    pub(crate) fn start(control_plane: agent::Agent, token: String) -> Result<Agent, String> {
-        let token = Shown::token(token);
+    pub(crate) fn start(control_plane: agent::Agent, token: Shown) -> Result<Agent, String> {
         let first = RUNTIME.block_on(control_plane.certificate(&token, KeyKind::Ecdsa));
         let first = first.map_err(|status| status.to_string())?;
         Ok(Agent {

@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Request;
@@ -13,10 +13,13 @@ use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::time::MissedTickBehavior;
 
 use super::host::Host;
 use crate::support::http::{Answer, RUNTIME, answer, quietly};
+use crate::support::wait::now;
 
 /// How long a request may take in all.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,11 +66,18 @@ pub(crate) struct Call {
 
 impl Call {
     /// Sends the request from a host, on a connection of its own.
-    pub(crate) fn from(&self, host: &Host) -> Result<Answer, String> {
+    pub(crate) fn from(&self, host: &Arc<Host>) -> Result<Answer, String> {
+        RUNTIME.block_on(self.clone().send(Arc::clone(host)))
+    }
+
+    async fn send(self, host: Arc<Host>) -> Result<Answer, String> {
         let target = SocketAddr::from((self.address, self.port));
-        let stream = host.enter(|| std::net::TcpStream::connect_timeout(&target, PATIENCE));
-        let stream = stream.map_err(|error| format!("{}: {target}: {error}", host.name))?;
-        let answer = RUNTIME.block_on(async { tokio::time::timeout(PATIENCE, self.over(stream)).await });
+        let name = host.name.clone();
+        let connected =
+            tokio::task::spawn_blocking(move || host.enter(|| std::net::TcpStream::connect_timeout(&target, PATIENCE)));
+        let stream = connected.await.expect("making a socket does not panic");
+        let stream = stream.map_err(|error| format!("{name}: {target}: {error}"))?;
+        let answer = tokio::time::timeout(PATIENCE, self.over(stream)).await;
         answer.unwrap_or_else(|_| Err(format!("{} does not answer within {PATIENCE:?}", self.host)))
     }
 
@@ -106,39 +116,56 @@ impl Call {
 
 /// Requests that go on and on until it is asked how they went.
 pub(crate) struct Load {
-    stop: Arc<AtomicBool>,
+    stop: watch::Sender<bool>,
     answered: Arc<AtomicUsize>,
-    thread: std::thread::JoinHandle<Outcome>,
+    sender: JoinHandle<Outcome>,
 }
 
 /// How requests went.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    pub(crate) failed: usize,
-    /// What went wrong, in words; the first few.
-    pub(crate) failures: Vec<String>,
+    /// How many were answered with success.
+    pub(crate) answered: usize,
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// A request that was not answered with success.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) begun: Instant,
+    pub(crate) ended: Instant,
+    /// What went wrong, in words.
+    pub(crate) words: String,
 }
 
 impl Load {
-    /// Sends a call from a host again and again, each on a connection of its own, one at a time.
-    pub(crate) fn start(host: Arc<Host>, call: Call) -> Load {
-        let stop = Arc::new(AtomicBool::new(false));
+    /// Sends a call from a host again and again, one in each `pace`, each on a connection of its own. Slow ones do not hold up
+    /// those after them.
+    pub(crate) fn start(host: Arc<Host>, call: Call, pace: Duration) -> Load {
+        let (stop, mut stopped) = watch::channel(false);
         let answered = Arc::new(AtomicUsize::new(0));
-        let (asked, counted) = (Arc::clone(&stop), Arc::clone(&answered));
-        let thread = std::thread::spawn(move || {
+        let counted = Arc::clone(&answered);
+        let sender = RUNTIME.spawn(async move {
             let mut outcome = Outcome::default();
-            while !asked.load(Ordering::Relaxed) {
-                match call.from(&host) {
-                    Ok(answer) if answer.status.is_success() => {
-                        counted.fetch_add(1, Ordering::Relaxed);
+            let mut under_way = JoinSet::new();
+            let mut ticks = tokio::time::interval(pace);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                tokio::select! {
+                    _ = ticks.tick() => {
+                        let (call, host) = (call.clone(), Arc::clone(&host));
+                        under_way.spawn(async move { (now(), call.send(host).await, now()) });
                     }
-                    Ok(answer) => outcome.failed(format!("{} {}", answer.status, answer.body)),
-                    Err(error) => outcome.failed(error),
+                    Some(one) = under_way.join_next() => outcome.count(one, &counted),
+                    _ = stopped.changed() => break,
                 }
+            }
+            while let Some(one) = under_way.join_next().await {
+                outcome.count(one, &counted);
             }
             outcome
         });
-        Load { stop, answered, thread }
+        Load { stop, answered, sender }
     }
 
     /// How many requests have been answered with success so far.
@@ -148,20 +175,27 @@ impl Load {
 
     /// Ends the load and tells how it went.
     pub(crate) fn end(self) -> Outcome {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("sending requests does not panic")
+        self.stop.send_replace(true);
+        RUNTIME.block_on(self.sender).expect("sending requests does not panic")
     }
 }
 
-impl Outcome {
-    /// How many failures are kept.
-    const KEPT: usize = 5;
+/// When a request began, what came of it, and when it ended.
+type One = (Instant, Result<Answer, String>, Instant);
 
-    fn failed(&mut self, words: String) {
-        self.failed += 1;
-        if self.failures.len() < Self::KEPT {
-            self.failures.push(words);
-        }
+impl Outcome {
+    fn count(&mut self, one: Result<One, JoinError>, answered: &AtomicUsize) {
+        let (begun, answer, ended) = one.expect("a request does not panic");
+        let words = match answer {
+            Ok(answer) if answer.status.is_success() => {
+                self.answered += 1;
+                answered.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            Ok(answer) => format!("{} {}", answer.status, answer.body),
+            Err(error) => error,
+        };
+        self.failures.push(Failure { begun, ended, words });
     }
 }
 

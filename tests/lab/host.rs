@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::rules;
 use crate::support::process::Process;
 use crate::support::wait;
 
@@ -79,6 +80,8 @@ pub(crate) struct Network {
     bridge: Host,
     /// Length of the prefix that all its addresses share.
     prefix: u8,
+    /// The way out, if there is one.
+    router: Option<IpAddr>,
 }
 
 impl Network {
@@ -87,20 +90,38 @@ impl Network {
         let bridge = Host::start(name, folder)?;
         bridge.ip("link add bridge0 type bridge")?;
         bridge.ip("link set bridge0 up")?;
-        Ok(Network { bridge, prefix })
+        Ok(Network {
+            bridge,
+            prefix,
+            router: None,
+        })
+    }
+
+    /// Gives hosts of this network, of those that are attached from now on, a way to an outer one, as nodes of a cluster do:
+    /// by a router with an address on each, behind which theirs are not seen. No way leads back.
+    pub(crate) fn lead_to(&mut self, outer: &Network, inside: IpAddr, outside: IpAddr) -> Result<(), String> {
+        let router = &self.bridge;
+        router.ip(&format!("addr add {inside}/{} dev bridge0", self.prefix))?;
+        outer.attach(router, "outer0", outside, false)?;
+        let forward = "echo 1 > /proc/sys/net/ipv4/ip_forward";
+        run(router.command("sh").args(["-c", forward]))?;
+        rules::masquerade(router, "outer0")?;
+        self.router = Some(inside);
+        Ok(())
     }
 
     /// Gives a host a leg on this network: a device with that name and address. The first leg of a host is its way to
     /// everything else too, so that what it sends there meets its own rules.
     pub(crate) fn attach(&self, host: &Host, device: &str, address: IpAddr, is_default: bool) -> Result<(), String> {
-        let port = format!("p{}", host.id());
+        let port = format!("{device}.{}", host.id());
         let peer = format!("type veth peer name {device} netns {}", host.id());
         self.bridge.ip(&format!("link add {port} {peer}"))?;
         self.bridge.ip(&format!("link set {port} master bridge0 up"))?;
         host.ip(&format!("addr add {address}/{} dev {device}", self.prefix))?;
         host.ip(&format!("link set {device} up"))?;
         if is_default {
-            host.ip(&format!("route add default dev {device}"))?;
+            let way = self.router.map_or(String::new(), |router| format!("via {router} "));
+            host.ip(&format!("route add default {way}dev {device}"))?;
         }
         Ok(())
     }

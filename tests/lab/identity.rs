@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -18,13 +19,16 @@ use super::agent::Agent;
 use super::app::{Application, Call, Load};
 use super::host::{Host, Network};
 use super::lacking;
-use super::pod::{Sidecar, Workload};
+use super::proxy::{Proxy, Role, Workload};
 use crate::kube::place::{Place, SOON};
+use crate::support::agent::{Shown, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::{self, api::Reference};
-use crate::support::{self, agent::Trust, authority::Authority, missing, scratch, wait};
+use crate::support::{self, authority::Authority, missing, scratch, wait};
 
 const MESH: &str = include_str!("identity.yaml");
+/// How often a request is sent while roots change.
+const PACE: Duration = Duration::from_millis(10);
 const ISSUER: &str = "https://issuer.example";
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -77,7 +81,7 @@ struct Mesh {
 struct Pod {
     host: Arc<Host>,
     agent: Option<Agent>,
-    sidecar: Option<Sidecar>,
+    sidecar: Option<Proxy>,
 }
 
 impl Mesh {
@@ -114,6 +118,7 @@ impl Mesh {
         let labels =
             json!({ "app": name, "security.istio.io/tlsMode": if has_sidecar { "istio" } else { "disabled" } });
         let workload = Workload {
+            role: Role::Sidecar,
             name: name.to_owned(),
             namespace: place.app.clone(),
             account: name.to_owned(),
@@ -141,10 +146,10 @@ impl Mesh {
         };
         if has_sidecar {
             let token = place.cluster.token(&place.app, name, &["istio-ca"])?;
-            let agent = Agent::start(self.control_plane.clone(), token)
+            let agent = Agent::start(self.control_plane.clone(), Shown::token(token))
                 .map_err(|error| format!("{name}: {error}\n{}", self.daemon.process.log_tail()))?;
             let known = agent.known();
-            pod.sidecar = Some(Sidecar::start(
+            pod.sidecar = Some(Proxy::start(
                 &pod.host,
                 &workload,
                 &self.control_plane,
@@ -309,7 +314,7 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
     let friend = mesh.pod("friend", 2, true)?;
     friend.until_status(&mesh.call("/open"), 200)?;
 
-    let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"));
+    let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"), PACE);
     let both = old.root() + &new.root();
     let steps = [(&old, both.clone()), (&new, both), (&new, new.root())];
     for (generation, (authority, roots)) in (2..).zip(steps) {

@@ -20,24 +20,24 @@ type Issuer = CertifiedIssuer<'static, KeyPair>;
 
 /// An intermediate CA under a root.
 pub(crate) struct Authority {
-    root: Issuer,
+    root: Arc<Issuer>,
     issuer: Issuer,
 }
 
 impl Authority {
-    /// A new one.
+    /// A new one under a root of its own.
     pub(crate) fn new(name: &str) -> Authority {
-        let params = |name: String| {
-            let mut params = CertificateParams::default();
-            params.distinguished_name.push(DnType::CommonName, name);
-            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-            params.use_authority_key_identifier_extension = true;
-            params
-        };
-        let key = || KeyPair::generate().expect("keys can be made");
-        let root = Issuer::self_signed(params(format!("{name} root")), key()).expect("a key can sign");
-        let issuer = Issuer::signed_by(params(name.to_owned()), key(), &root).expect("a key can sign");
+        let root = Issuer::self_signed(params(&format!("{name} root")), key()).expect("a key can sign");
+        Authority::under(Arc::new(root), name)
+    }
+
+    /// Another one under the same root.
+    pub(crate) fn sibling(&self, name: &str) -> Authority {
+        Authority::under(Arc::clone(&self.root), name)
+    }
+
+    fn under(root: Arc<Issuer>, name: &str) -> Authority {
+        let issuer = Issuer::signed_by(params(name), key(), &root).expect("a key can sign");
         Authority { root, issuer }
     }
 
@@ -89,6 +89,19 @@ impl Authority {
         let metadata = json!({ "namespace": namespace, "name": "cacerts" });
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data })
     }
+}
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.use_authority_key_identifier_extension = true;
+    params
+}
+
+fn key() -> KeyPair {
+    KeyPair::generate().expect("keys can be made")
 }
 
 /// Verifies a chain, the leaf first, as whoever trusts only these roots does. Both are PEM.

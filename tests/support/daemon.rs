@@ -107,6 +107,18 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Ends the daemon at once and starts another where it was, as [`Self::secured`] did; `configure` says the same as then.
+    /// Does not wait until it is ready.
+    pub(crate) fn begin_again(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {
+        self.process.kill();
+        let secure = self.secure;
+        *self = Daemon::spawned(self.xds, self.http, self.monitoring, log, |command| {
+            command.arg(format!("--secureGRPCAddr=127.0.0.1:{secure}"));
+            configure(command);
+        });
+        self.secure = secure;
+    }
+
     fn begun(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));

@@ -68,9 +68,16 @@ pub(crate) fn post(port: u16, path: &str, body: &Value) -> Result<Value, String>
 
 /// `GET path` from a server whose socket is in the file system.
 pub(crate) fn get_at(socket: &Path, path: &str) -> Result<Answer, String> {
-    let request = Request::get(path)
-        .header("host", "local")
-        .body(Full::<Bytes>::default());
+    ask_at(socket, Request::get(path))
+}
+
+/// `POST path` with nothing to a server whose socket is in the file system.
+pub(crate) fn post_at(socket: &Path, path: &str) -> Result<Answer, String> {
+    ask_at(socket, Request::post(path))
+}
+
+fn ask_at(socket: &Path, request: http::request::Builder) -> Result<Answer, String> {
+    let request = request.header("host", "local").body(Full::<Bytes>::default());
     let request = request.map_err(|error| error.to_string())?;
     let exchange = async {
         let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;

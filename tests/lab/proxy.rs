@@ -1,4 +1,4 @@
-//! A pod of the lab: a host with an address, an application, and, unless it has none, a sidecar with its agent.
+//! Proxies of the lab: an Envoy on a host of its own, with what its agent does for it.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,26 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::agent::Known;
-use super::capture::{self, SIDECAR};
 use super::host::Host;
+use super::rules::{self, SIDECAR};
 use super::sds::Secrets;
 use super::tunnel::Tunnel;
 use crate::support::process::Process;
 use crate::support::{self, agent, bootstrap, envoy, http, wait};
 
+/// What a proxy is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// All traffic of the application goes through it.
+    Sidecar,
+    /// It is the application.
+    Gateway,
+}
+
 /// Who a pod is in the mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
+    pub(crate) role: Role,
     pub(crate) name: String,
     pub(crate) namespace: String,
     pub(crate) account: String,
@@ -27,23 +37,23 @@ pub(crate) struct Workload {
     pub(crate) network: String,
 }
 
-/// A running sidecar with what its agent does; dropping it ends all of it.
-pub(crate) struct Sidecar {
+/// A running proxy with what its agent does; dropping it ends all of it.
+pub(crate) struct Proxy {
     process: Process,
     admin: PathBuf,
     _tunnel: Tunnel,
     _secrets: Secrets,
 }
 
-impl Sidecar {
-    /// Starts an Envoy on a host whose traffic goes through it from now on, and waits until it is ready.
+impl Proxy {
+    /// Starts an Envoy on a host, whose traffic goes through it from now on if it is a sidecar, and waits until it is ready.
     pub(crate) fn start(
         host: &Arc<Host>,
         workload: &Workload,
         control_plane: &agent::Agent,
         known: Known,
         folder: &Path,
-    ) -> Result<Sidecar, String> {
+    ) -> Result<Proxy, String> {
         let sockets = support::sockets();
         everybody_may(&sockets, 0o777)?;
         let (sds, xds, admin) = (sockets.join("sds"), sockets.join("xds"), sockets.join("admin"));
@@ -58,7 +68,9 @@ impl Sidecar {
             bootstrap::sidecar(&workload.node(), &admin, &sds, &xds).to_string(),
         )
         .map_err(|error| error.to_string())?;
-        capture::redirect(host)?;
+        if workload.role == Role::Sidecar {
+            rules::redirect(host)?;
+        }
         let mut command = host.command("setpriv");
         command.args([
             &format!("--reuid={SIDECAR}"),
@@ -70,24 +82,26 @@ impl Sidecar {
             "--disable-hot-restart",
             "--concurrency",
             "1",
+            "--drain-strategy",
+            "immediate",
             "--log-level",
             "warning",
             "-c",
         ]);
         command.arg(&config).current_dir(&sockets);
         let process = Process::start(&mut command, &folder.join(format!("{}-envoy.log", workload.name)));
-        let sidecar = Sidecar {
+        let proxy = Proxy {
             process,
             admin,
             _tunnel: tunnel,
             _secrets: secrets,
         };
-        sidecar.until_ready()?;
-        Ok(sidecar)
+        proxy.until_ready()?;
+        Ok(proxy)
     }
 
     fn until_ready(&self) -> Result<(), String> {
-        let ready = wait::until("a ready sidecar", Duration::from_mins(1), || {
+        let ready = wait::until("a ready proxy", Duration::from_mins(1), || {
             if let Some(status) = self.process.ended() {
                 return Some(Err(format!("Envoy ended: {status}")));
             }
@@ -104,6 +118,15 @@ impl Sidecar {
         http::get_at(&self.admin, path).map(|answer| answer.body)
     }
 
+    /// Tells those who call the workload to go elsewhere, as an agent does when its pod is about to end.
+    pub(crate) fn drain(&self) -> Result<(), String> {
+        let drained = http::post_at(&self.admin, "/drain_listeners?inboundonly&graceful&skip_exit")?;
+        if drained.status.is_success() {
+            return Ok(());
+        }
+        Err(format!("drain_listeners: {} {}", drained.status, drained.body))
+    }
+
     /// The sum of the counters whose name matches `filter`, a regular expression.
     pub(crate) fn sum(&self, filter: &str) -> Result<u64, String> {
         let stats: Value = serde_json::from_str(&self.ask(&format!("/stats?format=json&filter={filter}"))?)
@@ -114,8 +137,8 @@ impl Sidecar {
 }
 
 impl Workload {
-    /// The node that its sidecar says it is.
-    fn node(&self) -> Value {
+    /// The node that its proxy says it is.
+    pub(crate) fn node(&self) -> Value {
         let Workload {
             name,
             namespace,
@@ -123,8 +146,12 @@ impl Workload {
             address,
             ..
         } = self;
+        let role = match self.role {
+            Role::Sidecar => "sidecar",
+            Role::Gateway => "router",
+        };
         json!({
-            "id": format!("sidecar~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"),
+            "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"),
             "cluster": format!("{account}.{namespace}"),
             "metadata": {
                 "NAMESPACE": namespace,

@@ -1,4 +1,5 @@
-//! What istio-init does in a pod: all TCP of the application goes through the sidecar.
+//! Rules of iptables on hosts: what istio-init sets in a pod, so that all TCP of the application goes through the sidecar, and
+//! what a node does with what leaves its pods.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -41,8 +42,20 @@ pub(crate) fn is_installed() -> bool {
     iptables().join("usr/sbin/xtables-legacy-multi").is_file()
 }
 
-/// Sets the rules on a host.
+/// Leads all TCP of a host through its sidecar.
 pub(crate) fn redirect(host: &Host) -> Result<(), String> {
+    restore(host, RULES)
+}
+
+/// Lets what leaves a router by that device do so under the router's own address.
+pub(crate) fn masquerade(router: &Host, device: &str) -> Result<(), String> {
+    restore(
+        router,
+        &format!("*nat\n-A POSTROUTING -o {device} -j MASQUERADE\nCOMMIT\n"),
+    )
+}
+
+fn restore(host: &Host, rules: &str) -> Result<(), String> {
     let libraries = iptables()
         .join("usr/lib")
         .join(format!("{}-linux-gnu", std::env::consts::ARCH));
@@ -55,7 +68,7 @@ pub(crate) fn redirect(host: &Host) -> Result<(), String> {
         .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("iptables-restore: {error}"))?;
     let mut input = child.stdin.take().expect("it was asked for");
-    input.write_all(RULES.as_bytes()).map_err(|error| error.to_string())?;
+    input.write_all(rules.as_bytes()).map_err(|error| error.to_string())?;
     drop(input);
     let output = child.wait_with_output().map_err(|error| error.to_string())?;
     if output.status.success() {

@@ -1,0 +1,55 @@
+//! How long it takes until a change of an endpoint in one cluster is in an Envoy of the other.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::endpoints::Endpoints;
+use super::mesh::{GATEWAYS, Mesh, helloworld, outbound};
+use crate::support::wait;
+use crate::support::wait::now;
+
+/// How many changes are measured where figures count, and where the machine does much else.
+const CHANGES: (usize, usize) = (100, 10);
+/// What 99 of 100 changes keep below, with the default debounce of 100 ms.
+const GOAL: Duration = Duration::from_millis(400);
+const SOON: Duration = Duration::from_mins(1);
+
+/// A pod of the second cluster becomes ready and unready in turns; the first cluster's sleep weighs the gateway accordingly.
+pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
+    let name = "helloworld-v2-measured";
+    mesh.sites[1].run(helloworld("v2", "-measured", Ipv4Addr::new(10, 42, 0, 19)))?;
+    let gateway = format!("{}:15443", GATEWAYS[1]);
+    let [near, far] = &mut mesh.sites;
+    let sleep = near.pod("sleep").proxy();
+    let until_weight = |weight: u64| {
+        wait::until("the gateway's new weight", SOON, || {
+            let endpoints = Endpoints::of(sleep, &outbound("")).ok()?;
+            let mut rows = endpoints.rows.iter();
+            rows.any(|row| row.address == gateway && row.weight == weight)
+                .then_some(())
+        })
+    };
+    until_weight(2)?;
+    let is_measured = mesh.report.is_shown();
+    let changes = if is_measured { CHANGES.0 } else { CHANGES.1 };
+    let mut took = Vec::with_capacity(changes);
+    for change in 0..changes {
+        let is_ready = change % 2 == 1;
+        let begun = now();
+        far.set_ready(name, is_ready)?;
+        until_weight(if is_ready { 2 } else { 1 })?;
+        took.push(begun.elapsed());
+    }
+    took.sort();
+    let at = |share: usize| took[(took.len() * share).div_ceil(100).max(1) - 1];
+    let seen = format!("p50 {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100));
+    let what = format!("{changes} changes of an endpoint in cluster2, until the Envoy in cluster1 uses it");
+    let expected = if is_measured {
+        format!("p99 under {GOAL:?}")
+    } else {
+        "each arrives; how soon is measured by `make lab`".to_owned()
+    };
+    let is_good = !is_measured || at(99) < GOAL;
+    mesh.report.step(&what, &expected, || Ok((is_good, seen.clone())))?;
+    mesh.sites[1].remove(name)
+}

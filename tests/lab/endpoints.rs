@@ -1,0 +1,103 @@
+//! What a proxy knows of a cluster's endpoints, as `istioctl proxy-config endpoints` shows it.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+
+use serde_json::Value;
+
+use super::proxy::Proxy;
+
+/// One endpoint.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Endpoint {
+    /// Address and port.
+    pub(crate) address: String,
+    /// As the control plane tells it.
+    status: String,
+    is_outlier: bool,
+    pub(crate) weight: u64,
+}
+
+/// The endpoints of one cluster of an Envoy, ordered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Endpoints {
+    cluster: String,
+    pub(crate) rows: Vec<Endpoint>,
+}
+
+impl Endpoints {
+    /// What is expected where all is well: addresses with ports and weights.
+    pub(crate) fn expected(cluster: &str, rows: &[(Ipv4Addr, u16, u64)]) -> Endpoints {
+        let row = |(address, port, weight): &(Ipv4Addr, u16, u64)| Endpoint {
+            address: format!("{address}:{port}"),
+            status: "HEALTHY".to_owned(),
+            is_outlier: false,
+            weight: *weight,
+        };
+        Endpoints::ordered(cluster, rows.iter().map(row).collect())
+    }
+
+    /// What a proxy has.
+    pub(crate) fn of(proxy: &Proxy, cluster: &str) -> Result<Endpoints, String> {
+        let text = proxy.ask("/clusters?format=json")?;
+        let page: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let clusters = page["cluster_statuses"].as_array().into_iter().flatten();
+        let hosts = clusters
+            .filter(|status| status["name"] == cluster)
+            .filter_map(|status| status["host_statuses"].as_array());
+        let row = |host: &Value| {
+            let socket = &host["address"]["socket_address"];
+            let health = &host["health_status"];
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            Endpoint {
+                address: format!("{}:{}", text(&socket["address"]), socket["port_value"]),
+                status: text(&health["eds_health_status"]),
+                is_outlier: health["failed_outlier_check"] == true,
+                weight: host["weight"].as_u64().unwrap_or_default(),
+            }
+        };
+        Ok(Endpoints::ordered(cluster, hosts.flatten().map(row).collect()))
+    }
+
+    fn ordered(cluster: &str, mut rows: Vec<Endpoint>) -> Endpoints {
+        rows.sort();
+        let cluster = cluster.to_owned();
+        Endpoints { cluster, rows }
+    }
+
+    /// The table.
+    pub(crate) fn table(&self) -> String {
+        let mut table = format!(
+            "{:<26}{:<12}{:<18}{:<9}{}\n",
+            "ENDPOINT", "STATUS", "OUTLIER CHECK", "WEIGHT", "CLUSTER"
+        );
+        for row in &self.rows {
+            let outlier = if row.is_outlier { "FAILED" } else { "OK" };
+            table += &format!(
+                "{:<26}{:<12}{outlier:<18}{:<9}{}\n",
+                row.address, row.status, row.weight, self.cluster
+            );
+        }
+        table
+    }
+}
+
+/// In one line; health is told where it is not good.
+impl fmt::Display for Endpoints {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rows.is_empty() {
+            return formatter.write_str("none");
+        }
+        for (index, row) in self.rows.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(formatter, "{comma}{} (weight {})", row.address, row.weight)?;
+            if row.status != "HEALTHY" {
+                write!(formatter, " {}", row.status)?;
+            }
+            if row.is_outlier {
+                formatter.write_str(" ejected")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,373 @@
+//! Two clusters on two networks: who serves what, where what runs, and what is asked of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::app::Call;
+use super::endpoints::Endpoints;
+use super::host::{Host, Network};
+use super::report::Report;
+use super::site::{Content, EAST_WEST, INGRESS, SAMPLE, SYSTEM, Site, Spec};
+use crate::support::agent::{Agent, Trust};
+use crate::support::authority::Authority;
+use crate::support::daemon::Daemon;
+use crate::support::kubernetes::api::Reference;
+use crate::support::{remote_secret, scratch, wait};
+
+/// What control planes read besides what a trial adds.
+const MESH: &str = include_str!("mesh.yaml");
+/// Both forms of the service's name.
+pub(crate) const HELLOWORLD: &str = "helloworld.sample.svc.cluster.local";
+const SOON: Duration = Duration::from_mins(1);
+
+/// Addresses on the network that both clusters have a way to, and of pods: those of the documents that the mesh was described
+/// in. The clusters' pods have addresses of one range, as clusters have that were set up alike.
+pub(crate) const GATEWAYS: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 111, 205), Ipv4Addr::new(192, 168, 111, 131)];
+pub(crate) const SECOND_GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 168, 111, 132);
+pub(crate) const HELLOWORLDS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 42, 0, 59), Ipv4Addr::new(10, 42, 0, 15)];
+const INGRESS_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 168, 111, 206);
+
+/// Who serves whom, and how networks are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// A control plane in each cluster; namespaces and gateways are labelled with their networks.
+    MultiPrimary,
+    /// The control plane of the first cluster serves the second as well.
+    PrimaryRemote,
+    /// A control plane in each cluster; `meshNetworks` alone tells networks and gateways.
+    MeshNetworks,
+}
+
+/// A control plane.
+pub(crate) struct Plane {
+    pub(crate) daemon: Daemon,
+    kubeconfig: PathBuf,
+    cluster: &'static str,
+    starts: usize,
+    folder: PathBuf,
+}
+
+/// See the module's text.
+pub(crate) struct Mesh {
+    pub(crate) report: Report,
+    pub(crate) sites: [Site; 2],
+    /// In the order of the clusters that they are in.
+    pub(crate) planes: Vec<Plane>,
+    /// Certificates that sign for each cluster.
+    pub(crate) authorities: [Authority; 2],
+    /// Somebody outside of the mesh.
+    pub(crate) outside: Arc<Host>,
+    pub(crate) folder: PathBuf,
+    form: Form,
+}
+
+/// How many answers came from each version.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub(crate) struct Tally(pub(crate) BTreeMap<String, usize>);
+
+impl fmt::Display for Tally {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shares: Vec<String> = self
+            .0
+            .iter()
+            .map(|(version, count)| format!("{version} {count}"))
+            .collect();
+        formatter.write_str(&shares.join(", "))
+    }
+}
+
+impl Tally {
+    /// How many answers came from a version.
+    pub(crate) fn of(&self, version: &str) -> usize {
+        self.0.get(version).copied().unwrap_or_default()
+    }
+}
+
+impl Plane {
+    fn start(site: &Site, folder: &Path) -> Result<Plane, String> {
+        let kubeconfig = site.kubernetes.admin_kubeconfig();
+        let daemon = Daemon::secured(&folder.join(format!("istiod-{}.log", site.name)), |command| {
+            configure(command, &kubeconfig, site.name);
+        })?;
+        Ok(Plane {
+            daemon,
+            kubeconfig,
+            cluster: site.name,
+            starts: 1,
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Ends the daemon at once and starts another; does not wait for it.
+    pub(crate) fn restart(&mut self) {
+        self.starts += 1;
+        let log = self.folder.join(format!("istiod-{}-{}.log", self.cluster, self.starts));
+        self.daemon
+            .begin_again(&log, |command| configure(command, &self.kubeconfig, self.cluster));
+    }
+
+    /// A daemon beside this one that reads the same and serves nobody yet.
+    pub(crate) fn twin(&self) -> Result<Daemon, String> {
+        let log = self.folder.join(format!("istiod-{}-twin.log", self.cluster));
+        Daemon::secured(&log, |command| configure(command, &self.kubeconfig, self.cluster))
+    }
+}
+
+fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str) {
+    command.arg("--kubeconfig").arg(kubeconfig).args(["-n", SYSTEM]);
+    command.env("CLUSTER_ID", cluster);
+}
+
+impl Mesh {
+    /// Both clusters with their gateways; helloworld v1 and sleep in the first, v2 and sleep in the second. They do not know
+    /// of each other yet. `folder` is the trial's.
+    pub(crate) fn start(title: &str, form: Form, folder: &str) -> Result<Mesh, String> {
+        let work = scratch(&format!("{folder}/work"));
+        let report = Report::start(title, &work)?;
+        let shared = Arc::new(Network::start("shared", 24, &work)?);
+        let outside = Arc::new(Host::start("outside", &work)?);
+        shared.attach(&outside, "eth0", Ipv4Addr::new(192, 168, 111, 50).into(), true)?;
+        let site =
+            |name, network, last| Site::start((name, network), &shared, Ipv4Addr::new(192, 168, 111, last), folder);
+        let [first, second] = std::thread::scope(|scope| {
+            let sites = [("cluster1", "network1", 1), ("cluster2", "network2", 2)]
+                .map(|(name, network, last)| scope.spawn(move || site(name, network, last)));
+            sites.map(|site| site.join().expect("starting a cluster does not panic"))
+        });
+        let mut sites = [first?, second?];
+        let root = Authority::new("cluster1");
+        let authorities = [
+            root.sibling("cluster1 intermediate"),
+            root.sibling("cluster2 intermediate"),
+        ];
+        for (site, authority) in sites.iter().zip(&authorities) {
+            let api = &site.kubernetes.api;
+            api.apply(&authority.secret(SYSTEM, None))?;
+            api.apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": { "namespace": SYSTEM, "name": "istio" },
+                "data": { "mesh": "defaultConfig: {meshId: mesh1}\n", "meshNetworks": "networks: {}\n" } }))?;
+            api.apply_all(MESH)?;
+            if form != Form::MeshNetworks {
+                site.label_network()?;
+            }
+        }
+        let mut planes = vec![Plane::start(&sites[0], &work)?];
+        if form == Form::PrimaryRemote {
+            let led =
+                json!({ "metadata": { "annotations": { "topology.istio.io/controlPlaneClusters": "cluster1" } } });
+            let namespace = Reference::new("v1", "Namespace", "", SYSTEM);
+            sites[1].kubernetes.api.patch(&namespace, &led)?;
+        } else {
+            planes.push(Plane::start(&sites[1], &work)?);
+        }
+        for (site, index) in sites.iter_mut().zip(0..) {
+            let plane = planes.get(index).unwrap_or(&planes[0]);
+            site.control_plane = Some(Agent::new(plane.daemon.secure, Trust::Roots(root.root())));
+        }
+        Ok(Mesh {
+            report,
+            sites,
+            planes,
+            authorities,
+            outside,
+            folder: work,
+            form,
+        })
+    }
+
+    /// Runs what the documents run in each cluster.
+    pub(crate) fn populate(&mut self) -> Result<(), String> {
+        let [first, second] = &mut self.sites;
+        std::thread::scope(|scope| {
+            let populated = [(first, 0), (second, 1)].map(|(site, index)| {
+                scope.spawn(move || {
+                    site.run(gateway(EAST_WEST, "", 10, GATEWAYS[index]))?;
+                    site.run(sleep())?;
+                    site.run(helloworld(["v1", "v2"][index], "", HELLOWORLDS[index]))?;
+                    if index == 0 {
+                        site.run(gateway(INGRESS, "", 11, INGRESS_ADDRESS))?;
+                    }
+                    Ok::<_, String>(())
+                })
+            });
+            populated
+                .into_iter()
+                .try_for_each(|site| site.join().expect("starting pods does not panic"))
+        })
+    }
+
+    /// Gives the control plane at `reader` the Secret by which it reads the other cluster. Returns the Secret.
+    pub(crate) fn join(&mut self, reader: usize) -> Result<Value, String> {
+        let other = &self.sites[1 - reader];
+        let log = self.folder.join(format!("create-remote-secret-{}.log", other.name));
+        let flags = ["--name", other.name, "--server", &other.kubernetes.url()];
+        let secret = remote_secret::made(&other.kubernetes, SYSTEM, &flags, &log)?;
+        self.sites[reader].kubernetes.api.apply(&secret)?;
+        Ok(secret)
+    }
+
+    /// Edits `meshNetworks` of every control plane.
+    pub(crate) fn set_networks(&self, networks: &Value) -> Result<(), String> {
+        for site in &self.sites[..self.planes.len()] {
+            let map = Reference::new("v1", "ConfigMap", SYSTEM, "istio");
+            let edit = json!({ "data": { "meshNetworks": json!({ "networks": networks }).to_string() } });
+            site.kubernetes.api.patch(&map, &edit)?;
+        }
+        Ok(())
+    }
+
+    /// Writes an object where control planes read it.
+    pub(crate) fn apply(&self, text: &str) -> Result<(), String> {
+        self.sites[..self.planes.len()]
+            .iter()
+            .try_for_each(|site| site.kubernetes.api.apply_all(text))
+    }
+
+    /// Divides requests for helloworld by weight.
+    pub(crate) fn divide(&self, v1: u32, v2: u32) -> Result<(), String> {
+        let to =
+            |subset: &str, weight| json!({ "destination": { "host": HELLOWORLD, "subset": subset }, "weight": weight });
+        let service = json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
+            "metadata": { "namespace": SAMPLE, "name": "helloworld" },
+            "spec": { "hosts": [HELLOWORLD], "http": [{ "route": [to("v1", v1), to("v2", v2)] }] } });
+        self.apply(&service.to_string())
+    }
+
+    /// Takes the division away.
+    pub(crate) fn unite(&self) -> Result<(), String> {
+        let reference = Reference::new("networking.istio.io/v1", "VirtualService", SAMPLE, "helloworld");
+        self.sites[..self.planes.len()]
+            .iter()
+            .try_for_each(|site| site.kubernetes.api.delete(&reference))
+    }
+
+    /// What sleep of a cluster knows of helloworld, or of a subset of it.
+    pub(crate) fn endpoints(&self, index: usize, subset: &str) -> Result<Endpoints, String> {
+        Endpoints::of(self.sites[index].pod("sleep").proxy(), &outbound(subset))
+    }
+
+    /// A request of sleep in that cluster.
+    pub(crate) fn call(&self, index: usize) -> Call {
+        Call {
+            host: "helloworld.sample:5000".into(),
+            address: self.sites[index].address_of("helloworld").into(),
+            port: 5000,
+            path: "/hello".into(),
+            headers: Vec::new(),
+        }
+    }
+
+    /// A request from outside of the mesh.
+    pub(crate) fn call_from_outside(&self) -> Call {
+        Call {
+            host: "hello.example.com".into(),
+            address: INGRESS_ADDRESS.into(),
+            // The load balancer's port 80.
+            port: 8080,
+            path: "/hello".into(),
+            headers: Vec::new(),
+        }
+    }
+
+    /// Who answers so many requests of a host; a request that fails is an error.
+    pub(crate) fn tally(call: &Call, host: &Arc<Host>, requests: usize) -> Result<Tally, String> {
+        let mut tally = Tally::default();
+        for _ in 0..requests {
+            let answer = call.from(host)?;
+            let application = answer.application().filter(|_| answer.status.is_success());
+            let application = application.ok_or_else(|| format!("{} {}", answer.status, answer.body))?;
+            let version = application.split('-').nth(1).unwrap_or_default().to_owned();
+            *tally.0.entry(version).or_default() += 1;
+        }
+        Ok(tally)
+    }
+
+    /// Who answers so many requests of sleep in that cluster.
+    pub(crate) fn answers(&self, index: usize, requests: usize) -> Result<Tally, String> {
+        Self::tally(&self.call(index), &self.sites[index].pod("sleep").host, requests)
+    }
+
+    /// A control plane for each site, by the site's place.
+    pub(crate) fn plane_of(&self, index: usize) -> &Plane {
+        self.planes.get(index).unwrap_or(&self.planes[0])
+    }
+
+    pub(crate) fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Fails if a proxy refused anything that it was sent.
+    pub(crate) fn nothing_refused(&self) -> Result<String, String> {
+        let mut count = 0;
+        for site in &self.sites {
+            for (pod, proxy) in site.proxies() {
+                let refused = proxy.sum("update_rejected")?;
+                if refused > 0 {
+                    return Err(format!("{} in {} refused {refused} updates", pod.spec.name, site.name));
+                }
+                count += 1;
+            }
+        }
+        Ok(format!("{count} proxies, none refused an update"))
+    }
+
+    /// Waits until a control plane is ready again.
+    pub(crate) fn until_ready(&self, plane: usize) -> Result<(), String> {
+        let daemon = &self.planes[plane].daemon;
+        wait::until("a ready control plane", SOON, || daemon.is_ready().then_some(()))
+            .map_err(|error| format!("{error}\n{}", daemon.process.log_tail()))
+    }
+}
+
+/// The Envoy cluster of helloworld, or of a subset of it.
+pub(crate) fn outbound(subset: &str) -> String {
+    format!("outbound|5000|{subset}|{HELLOWORLD}")
+}
+
+fn sleep() -> Spec {
+    Spec {
+        name: "sleep".into(),
+        namespace: SAMPLE,
+        app: "sleep",
+        version: "",
+        address: Ipv4Addr::new(10, 42, 0, 60),
+        content: Content::Application {
+            answers: false,
+            has_sidecar: true,
+        },
+    }
+}
+
+/// A pod of helloworld; `mark` tells it from others of its version.
+pub(crate) fn helloworld(version: &'static str, mark: &str, address: Ipv4Addr) -> Spec {
+    Spec {
+        name: format!("helloworld-{version}{mark}"),
+        namespace: SAMPLE,
+        app: "helloworld",
+        version,
+        address,
+        content: Content::Application {
+            answers: true,
+            has_sidecar: true,
+        },
+    }
+}
+
+/// A pod of a gateway; `last` is that of its address among pods.
+pub(crate) fn gateway(app: &'static str, mark: &str, last: u8, outside: Ipv4Addr) -> Spec {
+    Spec {
+        name: format!("{app}{mark}"),
+        namespace: SYSTEM,
+        app,
+        version: "",
+        address: Ipv4Addr::new(10, 42, 0, last),
+        content: Content::Gateway { outside },
+    }
+}

@@ -1,0 +1,427 @@
+//! The mesh of the documents from its first to its last step, and the same mesh in its other forms.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::{Completion, Trial};
+use serde_json::{Value, json};
+
+use super::app::{Call, Load};
+use super::convergence;
+use super::endpoints::Endpoints;
+use super::host::Host;
+use super::lacking;
+use super::mesh::{Form, GATEWAYS, HELLOWORLDS, Mesh, SECOND_GATEWAY, gateway, helloworld, outbound};
+use super::report::Seen;
+use super::site::{Content, EAST_WEST};
+use crate::support::agent::{KeyKind, Shown};
+use crate::support::http::RUNTIME;
+use crate::support::kubernetes::{self, api::Reference};
+use crate::support::missing;
+
+/// Enough requests to see shares.
+const MANY: usize = 200;
+/// How often a request is sent beside a step.
+const PACE: Duration = Duration::from_millis(20);
+
+/// The port of gateways between networks.
+const CROSSING: u16 = 15443;
+/// The port of helloworld.
+const PORT: u16 = 5000;
+
+pub(super) fn trials() -> Vec<Trial> {
+    let trial = |name: &str, title: &'static str, form, run: fn(&mut Mesh) -> Result<(), String>| {
+        kubernetes::optional_trial(name, move |folder| {
+            if let Some(reason) = lacking() {
+                return missing(reason);
+            }
+            let mut mesh = Mesh::start(title, form, folder)?;
+            if form == Form::PrimaryRemote {
+                // Nobody in the second cluster is served before its tokens can be reviewed.
+                mesh.join(0)?;
+            }
+            mesh.populate()?;
+            let outcome = run(&mut mesh).and_then(|()| nothing_is_refused(&mut mesh));
+            mesh.report.say(if outcome.is_ok() {
+                "=== all as expected"
+            } else {
+                "=== not as expected"
+            });
+            outcome?;
+            Ok(Completion::Completed)
+        })
+    };
+    vec![
+        trial(
+            "lab::mesh::multi_primary",
+            "two primary clusters on two networks",
+            Form::MultiPrimary,
+            multi_primary,
+        ),
+        trial(
+            "lab::mesh::primary_remote",
+            "a primary and a remote cluster on two networks",
+            Form::PrimaryRemote,
+            primary_remote,
+        ),
+        trial(
+            "lab::mesh::mesh_networks",
+            "two primary clusters whose networks only meshNetworks tells",
+            Form::MeshNetworks,
+            mesh_networks,
+        ),
+    ]
+}
+
+/// The end of each run.
+fn nothing_is_refused(mesh: &mut Mesh) -> Result<(), String> {
+    let seen = mesh.nothing_refused();
+    mesh.report.step("what proxies made of it", &"no update refused", || {
+        seen.clone().map(|text| (true, text))
+    })
+}
+
+impl Mesh {
+    /// A step: what sleep of a cluster knows of helloworld, or of a subset of it. Then the table.
+    fn sees(&mut self, index: usize, subset: &str, expected: &[(Ipv4Addr, u16, u64)]) -> Result<(), String> {
+        let sleep = self.sites[index].pod("sleep").proxy();
+        let expected = Endpoints::expected(&outbound(subset), expected);
+        let of = if subset.is_empty() {
+            String::new()
+        } else {
+            format!(" {subset}")
+        };
+        let what = format!("sleep in {} knows helloworld{of} at", self.sites[index].name);
+        self.report
+            .equal(&what, &expected, || Endpoints::of(sleep, &outbound(subset)))?;
+        let table = Endpoints::of(sleep, &outbound(subset))?.table();
+        self.report.say(table.trim_end());
+        Ok(())
+    }
+
+    /// A step: which share of requests v1 answers, in per cent.
+    fn shares(&mut self, what: &str, call: &Call, host: &Arc<Host>, v1: (usize, usize)) -> Result<(), String> {
+        let (least, most) = v1;
+        let expected = format!("v1 {least}..{most} % of {MANY}, v2 the rest, no failure");
+        self.report.step(what, &expected, || {
+            let tally = Mesh::tally(call, host, MANY)?;
+            let share = tally.of("v1") * 100 / MANY;
+            let is_all = tally.of("v1") + tally.of("v2") == MANY;
+            Ok(((least..=most).contains(&share) && is_all, tally.to_string()))
+        })
+    }
+
+    /// [`Self::shares`] of requests of sleep in each cluster.
+    fn shares_of_sleep(&mut self, v1: (usize, usize)) -> Result<(), String> {
+        for index in 0..2 {
+            let host = Arc::clone(&self.sites[index].pod("sleep").host);
+            let what = format!("requests of sleep in {}", self.sites[index].name);
+            self.shares(&what, &self.call(index), &host, v1)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the gateway of the second cluster two more addresses outside.
+    fn more_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
+        let addresses = [140, 141].map(|last| Ipv4Addr::new(192, 168, 111, last));
+        let host = &self.sites[1].pod(EAST_WEST).host;
+        for address in addresses {
+            host.ip(&format!("addr add {address}/24 dev eth1"))?;
+        }
+        Ok(addresses)
+    }
+
+    /// What the documents show: the own pod by its address, the other one by its network's gateway.
+    fn sees_both(&mut self) -> Result<(), String> {
+        for index in 0..2 {
+            let other = 1 - index;
+            self.sees(
+                index,
+                "",
+                &[(HELLOWORLDS[index], PORT, 1), (GATEWAYS[other], CROSSING, 1)],
+            )?;
+        }
+        Ok(())
+    }
+
+    fn sees_own_alone(&mut self, index: usize) -> Result<(), String> {
+        self.sees(index, "", &[(HELLOWORLDS[index], PORT, 1)])
+    }
+
+    /// Runs `during` under load from sleep of a cluster; no request may fail.
+    fn under_load(
+        &mut self,
+        index: usize,
+        what: &str,
+        during: impl FnOnce(&mut Mesh) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let host = Arc::clone(&self.sites[index].pod("sleep").host);
+        let load = Load::start(host, self.call(index), PACE);
+        let outcome = during(self);
+        // Some requests after the change.
+        let so_far = load.answered();
+        let went_on = self.report.step(
+            &format!("requests of sleep in {} go on after that", self.sites[index].name),
+            &"50 more are answered",
+            || {
+                let more = load.answered() - so_far;
+                Ok((more >= 50, more.to_string()))
+            },
+        );
+        let sent = load.end();
+        let (count, first) = (sent.failures.len(), sent.failures.first().map(|failure| &failure.words));
+        let seen: Seen = (
+            count == 0,
+            format!(
+                "{count} of {} {}",
+                sent.answered + count,
+                first.map_or("", |words| words)
+            ),
+        );
+        self.report
+            .step(&format!("failed requests {what}"), &"none", || Ok(seen.clone()))?;
+        outcome.and(went_on)
+    }
+}
+
+fn multi_primary(mesh: &mut Mesh) -> Result<(), String> {
+    one_root(mesh)?;
+    for index in 0..2 {
+        mesh.sees_own_alone(index)?;
+    }
+    mesh.join(0)?;
+    let secret = mesh.join(1)?;
+    mesh.sees_both()?;
+    mesh.shares_of_sleep((30, 70))?;
+    mutual_tls(mesh)?;
+    weights(mesh)?;
+    let host = Arc::clone(&mesh.outside);
+    mesh.shares(
+        "requests from outside by the ingress gateway",
+        &mesh.call_from_outside(),
+        &host,
+        (30, 70),
+    )?;
+    counts(mesh)?;
+    gateways_come_and_go(mesh)?;
+    networks_are_edited(mesh)?;
+    secret_goes_and_returns(mesh, &secret)?;
+    server_is_away(mesh)?;
+    convergence::is_quick(mesh)
+}
+
+/// The same root for both clusters, and an intermediate for each.
+fn one_root(mesh: &mut Mesh) -> Result<(), String> {
+    for index in 0..2 {
+        let site = &mesh.sites[index];
+        let account = site.kubernetes.token("sample", "sleep", &["istio-ca"])?;
+        let mut shown = Shown::token(account);
+        shown.cluster = Some(site.name.to_owned());
+        let agent = site.control_plane.clone().expect("there is one by now");
+        let signed = RUNTIME
+            .block_on(agent.certificate(&shown, KeyKind::Ecdsa))
+            .map_err(|status| status.to_string())?;
+        let own = mesh.authorities[index].certificate();
+        let is_own = signed.chain.contains(own.trim());
+        let is_common = signed.roots.trim() == mesh.authorities[0].root().trim();
+        let seen = format!("its own: {is_own}, the common one: {is_common}");
+        let what = format!("who signs in {}, and whom it trusts", site.name);
+        mesh.report
+            .equal(&what, &"its own: true, the common one: true".to_owned(), || {
+                Ok(seen.clone())
+            })?;
+    }
+    Ok(())
+}
+
+/// The application in the other cluster is told who calls, and gateways between have not seen inside.
+fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
+    for index in 0..2 {
+        let other = 1 - index;
+        let (call, host) = (mesh.call(index), Arc::clone(&mesh.sites[index].pod("sleep").host));
+        let far = format!("helloworld-v{}", other + 1);
+        let what = format!("identities between sleep in {} and {far}", mesh.sites[index].name);
+        let account = |name: &str| format!("spiffe://cluster.local/ns/sample/sa/{name}");
+        let expected = format!("By={} URI={}", account("helloworld"), account("sleep"));
+        mesh.report.equal(&what, &expected, || {
+            let answer = call.from(&host)?;
+            if answer.application().is_none_or(|name| name != far) {
+                return Err("another one answered".into());
+            }
+            let seen: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
+            let header = seen["headers"]["x-forwarded-client-cert"].as_str().unwrap_or_default();
+            let field = |name: &str| {
+                header
+                    .split(';')
+                    .find(|part| part.starts_with(name))
+                    .unwrap_or_default()
+            };
+            Ok(format!("{} {}", field("By="), field("URI=")))
+        })?;
+        let gateway = mesh.sites[other].pod(EAST_WEST).proxy();
+        let what = format!("the gateway of {}", mesh.sites[other].network);
+        mesh.report
+            .step(&what, &"connections passed on, and no handshake of TLS with it", || {
+                let passed = gateway.sum(r"^tcp\..*\.downstream_cx_total$")?;
+                let shaken = gateway.sum(r"^listener\.0\.0\.0\.0_15443\.ssl\.handshake$")?;
+                Ok((
+                    passed > 0 && shaken == 0,
+                    format!("{passed} passed on, {shaken} handshakes"),
+                ))
+            })?;
+    }
+    Ok(())
+}
+
+/// Routes that divide requests between versions that each run in one cluster.
+fn weights(mesh: &mut Mesh) -> Result<(), String> {
+    mesh.divide(90, 10)?;
+    mesh.shares_of_sleep((78, 99))?;
+    mesh.sees(0, "v2", &[(GATEWAYS[1], CROSSING, 1)])?;
+    mesh.sees(1, "v1", &[(GATEWAYS[0], CROSSING, 1)])?;
+    mesh.divide(0, 100)?;
+    mesh.shares_of_sleep((0, 0))?;
+    mesh.unite()?;
+    mesh.shares_of_sleep((30, 70))
+}
+
+/// A gateway weighs what is behind it; a pod without a sidecar is for its own network alone.
+fn counts(mesh: &mut Mesh) -> Result<(), String> {
+    let (second, plain) = (Ipv4Addr::new(10, 42, 0, 17), Ipv4Addr::new(10, 42, 0, 18));
+    mesh.sites[1].run(helloworld("v2", "-second", second))?;
+    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
+    mesh.shares_of_sleep((18, 55))?;
+    let mut bare = helloworld("v2", "-plain", plain);
+    bare.content = Content::Application {
+        answers: true,
+        has_sidecar: false,
+    };
+    mesh.sites[1].run(bare)?;
+    let here = [
+        (HELLOWORLDS[1], PORT, 1),
+        (second, PORT, 1),
+        (plain, PORT, 1),
+        (GATEWAYS[0], CROSSING, 1),
+    ];
+    mesh.sees(1, "", &here)?;
+    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
+    mesh.under_load(0, "while pods of cluster2 end", |mesh| {
+        mesh.sites[1].remove("helloworld-v2-plain")?;
+        mesh.sites[1].remove("helloworld-v2-second")?;
+        mesh.sees_both()
+    })
+}
+
+/// A second gateway shares what is behind the network; when its pod dies, it is left out.
+fn gateways_come_and_go(mesh: &mut Mesh) -> Result<(), String> {
+    mesh.sites[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY))?;
+    let both = [
+        (HELLOWORLDS[0], PORT, 2),
+        (GATEWAYS[1], CROSSING, 1),
+        (SECOND_GATEWAY, CROSSING, 1),
+    ];
+    mesh.sees(0, "", &both)?;
+    mesh.shares_of_sleep((30, 70))?;
+    mesh.sites[1].crash("istio-eastwestgateway-second")?;
+    mesh.under_load(0, "after a gateway's pod died", |mesh| {
+        mesh.sites[1].bury("istio-eastwestgateway-second")?;
+        mesh.sees_both()
+    })
+}
+
+/// `kubectl edit cm istio`: a network is added with its gateway, which takes over from the one that a label tells; the gateway
+/// moves; the label takes over again, and the network is removed.
+fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
+    let addresses = mesh.more_gateway_addresses()?;
+    mesh.under_load(0, "while meshNetworks is edited", |mesh| {
+        mesh.set_networks(&json!({ "network2": network_of_cluster2(addresses[0]) }))?;
+        mesh.sites[1].label_gateway(false)?;
+        for address in addresses {
+            mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
+            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, CROSSING, 1)])?;
+            mesh.shares_of_sleep((30, 70))?;
+        }
+        mesh.sites[1].label_gateway(true)?;
+        mesh.set_networks(&json!({}))?;
+        mesh.sees_both()
+    })
+}
+
+/// A network whose endpoints are those of cluster2, and whose gateway is at that address.
+fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
+    json!({
+        "endpoints": [{ "fromRegistry": "cluster2" }],
+        "gateways": [{ "address": gateway, "port": CROSSING }],
+    })
+}
+
+/// The remote cluster's endpoints follow its Secret.
+fn secret_goes_and_returns(mesh: &mut Mesh, secret: &Value) -> Result<(), String> {
+    mesh.under_load(1, "while the Secret of cluster1 goes and returns", |mesh| {
+        mesh.sites[1].kubernetes.api.delete(&Reference::of(secret))?;
+        mesh.sees_own_alone(1)?;
+        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 1)])?;
+        mesh.sites[1].kubernetes.api.apply(secret)?;
+        mesh.sees_both()
+    })
+}
+
+/// A remote API server that is away takes nothing with it, and is heard again when it is back.
+fn server_is_away(mesh: &mut Mesh) -> Result<(), String> {
+    mesh.under_load(0, "while the API server of cluster2 is away", |mesh| {
+        mesh.sites[1].kubernetes.stop_server();
+        mesh.shares_of_sleep((30, 70))?;
+        mesh.sees_both()?;
+        mesh.sites[1].kubernetes.start_server()?;
+        let second = Ipv4Addr::new(10, 42, 0, 17);
+        mesh.sites[1].run(helloworld("v2", "-second", second))?;
+        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
+        mesh.sites[1].remove("helloworld-v2-second")?;
+        mesh.sees_both()
+    })
+}
+
+/// The control plane of the first cluster serves both, and goes away for a while.
+fn primary_remote(mesh: &mut Mesh) -> Result<(), String> {
+    mesh.sees_both()?;
+    mesh.shares_of_sleep((30, 70))?;
+    mutual_tls(mesh)?;
+    weights(mesh)?;
+    counts(mesh)?;
+    mesh.under_load(1, "while the control plane starts again", |mesh| {
+        mesh.planes[0].restart();
+        mesh.until_ready(0)?;
+        mesh.sees_both()
+    })
+}
+
+/// Without labels the networks are what `meshNetworks` says: at first nothing, so that all is one network.
+fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
+    mesh.join(0)?;
+    mesh.join(1)?;
+    for index in 0..2 {
+        mesh.sees(index, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))?;
+    }
+    // One is told by its Service, the other by its address.
+    let service = json!({
+        "endpoints": [{ "fromRegistry": "cluster1" }],
+        "gateways": [{ "registryServiceName": "istio-eastwestgateway.istio-system.svc.cluster.local", "port": CROSSING }],
+    });
+    let networks = |address| json!({ "network1": service, "network2": network_of_cluster2(address) });
+    mesh.set_networks(&networks(GATEWAYS[1]))?;
+    mesh.sees_both()?;
+    mesh.shares_of_sleep((30, 70))?;
+    mutual_tls(mesh)?;
+    let addresses = mesh.more_gateway_addresses()?;
+    mesh.under_load(0, "while a gateway of meshNetworks moves", |mesh| {
+        for address in addresses {
+            mesh.set_networks(&networks(address))?;
+            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, CROSSING, 1)])?;
+            mesh.shares_of_sleep((30, 70))?;
+        }
+        Ok(())
+    })?;
+    mesh.set_networks(&json!({ "network1": service }))?;
+    mesh.sees(0, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))
+}

@@ -1,0 +1,468 @@
+//! A cluster of the lab: an API server, a network of pods, and what controllers, kubelets and load balancers of Kubernetes do
+//! for what runs there, played by the lab.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::agent::Agent;
+use super::app::Application;
+use super::host::{Host, Network};
+use super::proxy::{Proxy, Role, Workload};
+use crate::support::agent::Shown;
+use crate::support::kubernetes::Cluster;
+use crate::support::kubernetes::api::Reference;
+use crate::support::{self, wait};
+
+/// The control plane's namespace.
+pub(crate) const SYSTEM: &str = "istio-system";
+/// The applications' namespace.
+pub(crate) const SAMPLE: &str = "sample";
+
+/// How long a pod that is to end may go on with what is under way (`terminationDrainDuration`).
+pub(crate) const DRAIN: Duration = Duration::from_secs(5);
+/// Until when the mesh has to have heard of a change.
+const SOON: Duration = Duration::from_mins(1);
+
+/// A service of each cluster. Pods are selected by their label `app`, which has its name.
+struct Service {
+    namespace: &'static str,
+    name: &'static str,
+    /// Last part of its address.
+    last: u8,
+    /// Name, port, port of the pods.
+    ports: &'static [(&'static str, u16, u16)],
+    /// Whether a load balancer gives it addresses outside.
+    is_outside: bool,
+}
+
+const SERVICES: [Service; 4] = [
+    Service {
+        namespace: SAMPLE,
+        name: "helloworld",
+        last: 50,
+        ports: &[("http", 5000, 5000)],
+        is_outside: false,
+    },
+    Service {
+        namespace: SAMPLE,
+        name: "sleep",
+        last: 51,
+        ports: &[("http", 80, 80)],
+        is_outside: false,
+    },
+    Service {
+        namespace: SYSTEM,
+        name: EAST_WEST,
+        last: 52,
+        ports: &[("status-port", 15021, 15021), ("tls", 15443, 15443)],
+        is_outside: true,
+    },
+    Service {
+        namespace: SYSTEM,
+        name: INGRESS,
+        last: 53,
+        ports: &[("status-port", 15021, 15021), ("http2", 80, 8080)],
+        is_outside: true,
+    },
+];
+
+/// The gateway between networks.
+pub(crate) const EAST_WEST: &str = "istio-eastwestgateway";
+/// The gateway for those outside of the mesh.
+pub(crate) const INGRESS: &str = "istio-ingressgateway";
+
+/// What runs in a pod.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Content {
+    /// An application that answers on port 5000, or none.
+    Application { answers: bool, has_sidecar: bool },
+    /// A gateway with an address outside.
+    Gateway { outside: Ipv4Addr },
+}
+
+/// A pod to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    pub(crate) namespace: &'static str,
+    /// The service that it belongs to; its service account has that name too.
+    pub(crate) app: &'static str,
+    /// Empty if it has none.
+    pub(crate) version: &'static str,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) content: Content,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Ready,
+    Unready,
+    Terminating,
+}
+
+/// A pod that runs.
+pub(crate) struct Pod {
+    pub(crate) spec: Spec,
+    pub(crate) host: Arc<Host>,
+    pub(crate) workload: Workload,
+    pub(crate) agent: Option<Agent>,
+    proxy: Option<Proxy>,
+    application: Option<Application>,
+    state: State,
+}
+
+/// See the module's text.
+pub(crate) struct Site {
+    pub(crate) name: &'static str,
+    pub(crate) network: &'static str,
+    pub(crate) kubernetes: Cluster,
+    /// Where its agents ask, once there is something to ask.
+    pub(crate) control_plane: Option<support::agent::Agent>,
+    pods: Network,
+    outside: Arc<Network>,
+    folder: PathBuf,
+    running: BTreeMap<String, Pod>,
+    /// EndpointSlices and statuses of Services as they were written last.
+    written: BTreeMap<String, Value>,
+}
+
+impl Pod {
+    /// Its proxy, which it has to have.
+    pub(crate) fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("this pod has a proxy")
+    }
+
+    /// Whether it answers and takes new requests.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.state == State::Ready
+    }
+}
+
+impl Site {
+    /// An API server with the namespaces and Services of the mesh, and a network of pods behind a router to `outside`, where
+    /// the router has the address `router`. `folder` is the trial's, below that of all trials.
+    pub(crate) fn start(
+        (name, network): (&'static str, &'static str),
+        outside: &Arc<Network>,
+        router: Ipv4Addr,
+        folder: &str,
+    ) -> Result<Site, String> {
+        let kubernetes = Cluster::start(&format!("{folder}/{name}"))?;
+        let work = support::scratch(&format!("{folder}/{name}-pods"));
+        let mut pods = Network::start(&format!("{name}-network"), 24, &work)?;
+        pods.lead_to(outside, Ipv4Addr::new(10, 42, 0, 1).into(), router.into())?;
+        let site = Site {
+            name,
+            network,
+            kubernetes,
+            control_plane: None,
+            pods,
+            outside: Arc::clone(outside),
+            folder: work,
+            running: BTreeMap::new(),
+            written: BTreeMap::new(),
+        };
+        site.kubernetes.namespace(SYSTEM, &json!({}))?;
+        site.kubernetes
+            .namespace(SAMPLE, &json!({ "istio-injection": "enabled" }))?;
+        for service in &SERVICES {
+            site.kubernetes.api.apply(&service.object(&site))?;
+        }
+        Ok(site)
+    }
+
+    /// Where the site writes logs.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The address of a service in this cluster.
+    pub(crate) fn address_of(&self, service: &str) -> Ipv4Addr {
+        let service = SERVICES.iter().find(|known| known.name == service);
+        self.service_address(service.expect("it is one of the mesh's services"))
+    }
+
+    fn service_address(&self, service: &Service) -> Ipv4Addr {
+        // Clusters give addresses of their own.
+        let cluster = if self.name == "cluster1" { 1 } else { 2 };
+        Ipv4Addr::new(10, 96, cluster, service.last)
+    }
+
+    /// Says by labels which network this is and where its gateway is.
+    pub(crate) fn label_network(&self) -> Result<(), String> {
+        let namespace = Reference::new("v1", "Namespace", "", SYSTEM);
+        self.kubernetes
+            .api
+            .patch(&namespace, &network_label(json!(self.network)))?;
+        self.label_gateway(true)
+    }
+
+    /// Labels the Service of the gateway with its network, or takes the label away.
+    pub(crate) fn label_gateway(&self, is_labelled: bool) -> Result<(), String> {
+        let label = if is_labelled { json!(self.network) } else { Value::Null };
+        let gateway = Reference::new("v1", "Service", SYSTEM, EAST_WEST);
+        self.kubernetes.api.patch(&gateway, &network_label(label))?;
+        Ok(())
+    }
+
+    /// Runs a pod, which is ready then.
+    pub(crate) fn run(&mut self, spec: Spec) -> Result<(), String> {
+        let pod = self.started(spec)?;
+        self.running.insert(pod.spec.name.clone(), pod);
+        self.publish()
+    }
+
+    fn started(&self, spec: Spec) -> Result<Pod, String> {
+        let Spec {
+            name,
+            namespace,
+            app,
+            address,
+            ..
+        } = &spec;
+        let role = match spec.content {
+            Content::Gateway { .. } => Some(Role::Gateway),
+            Content::Application { has_sidecar: true, .. } => Some(Role::Sidecar),
+            Content::Application { .. } => None,
+        };
+        let mut labels = json!({ "app": app });
+        if !spec.version.is_empty() {
+            labels["version"] = json!(spec.version);
+        }
+        if role == Some(Role::Sidecar) {
+            labels["security.istio.io/tlsMode"] = json!("istio");
+        } else if role == Some(Role::Gateway) {
+            labels["istio"] = json!(app.trim_start_matches("istio-"));
+        }
+        let workload = Workload {
+            role: role.unwrap_or(Role::Sidecar),
+            name: name.clone(),
+            namespace: (*namespace).to_owned(),
+            account: (*app).to_owned(),
+            address: (*address).into(),
+            labels: labels.clone(),
+            cluster: self.name.to_owned(),
+            network: self.network.to_owned(),
+        };
+        let api = &self.kubernetes.api;
+        api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": { "namespace": namespace, "name": app } }))?;
+        api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": namespace, "name": name, "labels": labels },
+            "spec": { "serviceAccountName": app, "nodeName": "node", "containers": [{ "name": "app", "image": "app" }] },
+            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+                "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
+        let host = Arc::new(Host::start(name, &self.folder)?);
+        self.pods.attach(&host, "eth0", (*address).into(), true)?;
+        let application = match spec.content {
+            Content::Gateway { outside } => {
+                self.outside.attach(&host, "eth1", outside.into(), false)?;
+                None
+            }
+            Content::Application { answers: false, .. } => None,
+            Content::Application { .. } => Some(Application::start(&host, name, 5000)?),
+        };
+        let (mut agent, mut proxy) = (None, None);
+        if role.is_some() {
+            let control_plane = self.control_plane.as_ref().ok_or("there is no control plane yet")?;
+            let mut token = Shown::token(self.kubernetes.token(namespace, app, &["istio-ca"])?);
+            token.cluster = Some(self.name.to_owned());
+            // It asks again until it is answered: a control plane may have to hear of the cluster first.
+            let mut refused = String::new();
+            let asking = wait::until("a certificate", SOON, || {
+                let started = Agent::start(control_plane.clone(), token.clone());
+                started.map_err(|error| refused = error).ok()
+            });
+            let asking = asking.map_err(|error| format!("{name}: {error}: {refused}"))?;
+            proxy = Some(Proxy::start(
+                &host,
+                &workload,
+                control_plane,
+                asking.known(),
+                &self.folder,
+            )?);
+            agent = Some(asking);
+        }
+        Ok(Pod {
+            spec,
+            host,
+            workload,
+            agent,
+            proxy,
+            application,
+            state: State::Ready,
+        })
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> &Pod {
+        &self.running[name]
+    }
+
+    /// All pods, by name.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.running.values()
+    }
+
+    /// All proxies that run, by the name of their pod.
+    pub(crate) fn proxies(&self) -> impl Iterator<Item = (&Pod, &Proxy)> {
+        self.running.values().filter_map(|pod| Some((pod, pod.proxy.as_ref()?)))
+    }
+
+    /// Says of a pod whether its probe of readiness succeeds.
+    pub(crate) fn set_ready(&mut self, name: &str, is_ready: bool) -> Result<(), String> {
+        let state = if is_ready { State::Ready } else { State::Unready };
+        self.set_state(name, state)
+    }
+
+    fn set_state(&mut self, name: &str, state: State) -> Result<(), String> {
+        let pod = self.running.get_mut(name).ok_or_else(|| format!("no pod {name}"))?;
+        pod.state = state;
+        self.publish()
+    }
+
+    /// Ends a pod as Kubernetes does: nobody is sent there any more, and what is under way has its time to end.
+    pub(crate) fn remove(&mut self, name: &str) -> Result<(), String> {
+        self.set_state(name, State::Terminating)?;
+        if let Some(proxy) = &self.running[name].proxy {
+            proxy.drain()?;
+        }
+        self.until_unlisted(name)?;
+        if let Some(proxy) = &self.running[name].proxy {
+            // Whoever is still there when the time is over is cut off.
+            let _ = wait::until("the end of all connections", DRAIN, || {
+                let active = proxy.sum(r"^listener\.[^a].*\.downstream_cx_active$").ok()?;
+                (active == 0).then_some(())
+            });
+        }
+        self.forget(name)
+    }
+
+    /// Ends a pod's processes at once, as a crash does. The lab's kubelet does not know yet.
+    pub(crate) fn crash(&mut self, name: &str) -> Result<(), String> {
+        let pod = self.running.get_mut(name).ok_or_else(|| format!("no pod {name}"))?;
+        (pod.proxy, pod.application, pod.agent) = (None, None, None);
+        Ok(())
+    }
+
+    /// What a kubelet does once it knows of a crash, of a pod that is not to be started again.
+    pub(crate) fn bury(&mut self, name: &str) -> Result<(), String> {
+        self.set_state(name, State::Unready)?;
+        self.until_unlisted(name)?;
+        self.forget(name)
+    }
+
+    /// Its host stays until nobody calls there, so that callers are refused at once, as by a node that has no such pod.
+    fn forget(&mut self, name: &str) -> Result<(), String> {
+        let Some(pod) = self.running.remove(name) else {
+            return Ok(());
+        };
+        self.kubernetes
+            .api
+            .delete(&Reference::new("v1", "Pod", pod.spec.namespace, name))?;
+        self.publish()
+    }
+
+    fn until_unlisted(&self, name: &str) -> Result<(), String> {
+        let endpoint = format!("::{}:", self.running[name].spec.address);
+        wait::until(&format!("{name} out of every endpoint table"), SOON, || {
+            let mut tables = self.proxies().filter_map(|(_, proxy)| proxy.ask("/clusters").ok());
+            let is_listed = tables.any(|table| {
+                let mut lines = table.lines().filter(|line| line.starts_with("outbound"));
+                lines.any(|line| line.contains(&endpoint))
+            });
+            (!is_listed).then_some(())
+        })
+    }
+
+    /// Writes what has changed of EndpointSlices, and of the addresses that load balancers give.
+    fn publish(&mut self) -> Result<(), String> {
+        for service in &SERVICES {
+            let pods: Vec<&Pod> = self
+                .running
+                .values()
+                .filter(|pod| pod.spec.namespace == service.namespace && pod.spec.app == service.name)
+                .collect();
+            let slice = service.slice(&pods);
+            let status = service.is_outside.then(|| service.status(&pods));
+            for (kind, document) in [("slice", Some(slice)), ("status", status)] {
+                let Some(document) = document else { continue };
+                let key = format!("{kind} of {}", service.name);
+                if self.written.get(&key) == Some(&document) {
+                    continue;
+                }
+                if kind == "slice" {
+                    self.kubernetes.api.apply(&document)?;
+                } else {
+                    self.kubernetes.api.apply_status(&document)?;
+                }
+                self.written.insert(key, document);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn network_label(label: Value) -> Value {
+    json!({ "metadata": { "labels": { "topology.istio.io/network": label } } })
+}
+
+impl Service {
+    fn object(&self, site: &Site) -> Value {
+        let ports = self
+            .ports
+            .iter()
+            .map(|(name, port, target)| json!({ "name": name, "port": port, "targetPort": target, "protocol": "TCP" }));
+        let labels = json!({ "app": self.name });
+        json!({ "apiVersion": "v1", "kind": "Service",
+            "metadata": { "namespace": self.namespace, "name": self.name, "labels": labels },
+            "spec": {
+                "type": if self.is_outside { "LoadBalancer" } else { "ClusterIP" },
+                "clusterIP": site.service_address(self),
+                "selector": { "app": self.name },
+                "ports": ports.collect::<Vec<_>>(),
+            } })
+    }
+
+    fn slice(&self, pods: &[&Pod]) -> Value {
+        let endpoint = |pod: &&Pod| {
+            json!({
+                "addresses": [pod.spec.address],
+                "conditions": {
+                    "ready": pod.state == State::Ready,
+                    "serving": pod.state != State::Unready,
+                    "terminating": pod.state == State::Terminating,
+                },
+                "targetRef": { "kind": "Pod", "namespace": self.namespace, "name": pod.spec.name },
+            })
+        };
+        let ports = self
+            .ports
+            .iter()
+            .map(|(name, _, target)| json!({ "name": name, "port": target, "protocol": "TCP" }));
+        json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": { "namespace": self.namespace, "name": format!("{}-1", self.name),
+                "labels": { "kubernetes.io/service-name": self.name } },
+            "addressType": "IPv4",
+            "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
+            "ports": ports.collect::<Vec<_>>() })
+    }
+
+    /// One address outside for each pod that is ready, as a load balancer on the nodes gives.
+    fn status(&self, pods: &[&Pod]) -> Value {
+        let outside = pods
+            .iter()
+            .filter(|pod| pod.is_ready())
+            .filter_map(|pod| match pod.spec.content {
+                Content::Gateway { outside } => Some(json!({ "ip": outside })),
+                Content::Application { .. } => None,
+            });
+        json!({ "apiVersion": "v1", "kind": "Service",
+            "metadata": { "namespace": self.namespace, "name": self.name },
+            "status": { "loadBalancer": { "ingress": outside.collect::<Vec<_>>() } } })
+    }
+}

@@ -1,0 +1,57 @@
+//! `istiod create-remote-secret` against a real API server, with what a controller of Kubernetes does meanwhile.
+
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use super::daemon::istiod;
+use super::kubernetes::Cluster;
+use super::kubernetes::api::{Reference, documents};
+use super::process::Process;
+use super::wait;
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// Starts the command for a cluster, with its output in `log`.
+pub(crate) fn command(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Process {
+    let mut command = istiod();
+    command
+        .arg("create-remote-secret")
+        .arg("--kubeconfig")
+        .arg(cluster.admin_kubeconfig());
+    command.args(["--namespace", namespace]).args(more);
+    Process::start(&mut command, log)
+}
+
+/// Does what kube-controller-manager would: fills the token Secret of the reading account.
+pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<(), String> {
+    let account = "istio-reader-service-account";
+    let secret = Reference::new(
+        "v1",
+        "Secret",
+        namespace,
+        &format!("{account}-istio-remote-secret-token"),
+    );
+    wait::until("the token Secret", SOON, || cluster.get(&secret).ok().flatten())?;
+    let token = cluster.token(namespace, account, &[])?;
+    let data = json!({ "token": BASE64_STANDARD.encode(token), "ca.crt": BASE64_STANDARD.encode(cluster.authority()) });
+    cluster.api.patch(&secret, &json!({ "data": data }))?;
+    Ok(())
+}
+
+/// The Secret that the command prints for a cluster where the reading account's token is not there yet.
+pub(crate) fn made(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Result<Value, String> {
+    let running = command(cluster, namespace, more, log);
+    fill_token_secret(cluster, namespace)?;
+    if !running.end_of(SOON)?.success() {
+        return Err(running.log_tail());
+    }
+    let mut printed = documents(&running.log());
+    if printed.is_empty() {
+        return Err(format!("nothing was printed\n{}", running.log_tail()));
+    }
+    Ok(printed.remove(0))
+}
