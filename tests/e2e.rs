@@ -7,9 +7,12 @@ mod tokens;
 use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed, Trial};
+use serde_json::json;
 
-use crate::support::envoy::{self, Envoy, Protocol};
-use crate::support::{http, missing, wait};
+use crate::support::ads::Ads;
+use crate::support::daemon::Daemon;
+use crate::support::envoy::{self, Envoy, Node, Protocol};
+use crate::support::{http, missing, project, scratch, wait};
 use bed::{Bed, SOON, WEB, answered_by, answers};
 
 /// A trial that is run with either form of the protocol.
@@ -37,6 +40,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         "e2e::bad_file_changes_nothing".to_owned(),
         bad_file_changes_nothing,
     ));
+    trials.push(Trial::test("e2e::crowd_with_large_nodes_is_served", || {
+        crowd_with_large_nodes_is_served("e2e/crowd_with_large_nodes_is_served")
+    }));
     trials.push(with_envoy(
         "e2e::daemon_restarts_unseen".to_owned(),
         daemon_restarts_unseen,
@@ -89,6 +95,50 @@ fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
         "no route leads to a host that no VirtualService names"
     );
     Ok(())
+}
+
+/// Proxies say at length what they are, as Envoys do with all their extensions, and many at once. What they have sent before
+/// they hear of any window does not make them wait.
+fn crowd_with_large_nodes_is_served(name: &str) -> Result<(), Failed> {
+    let folder = scratch(name);
+    let daemon = Daemon::start(&project().join("samples/helloworld"), &folder.join("istiod.log"))?;
+    let window = first_window(daemon.xds).map_err(|error| error.to_string())?;
+    assert!(
+        window.is_none_or(|window| window >= 65_535),
+        "the window of streams shrinks to {window:?}"
+    );
+    let proxies = (0..200).map(|index| {
+        // Up to several times what is read of somebody who is not known.
+        let extensions: Vec<String> = (0..10 * index)
+            .map(|number| format!("envoy.extensions.of_some_kind.number_{number}"))
+            .collect();
+        let node = Node {
+            id: format!("sidecar~127.0.0.1~client-{index}.hello~hello.svc.cluster.local"),
+            metadata: json!({ "NAMESPACE": "hello", "SERVICE_ACCOUNT": "client", "ISTIO_VERSION": "1.30.3" }),
+        };
+        Ads::connect_with_extensions(daemon.xds, &node, extensions)
+    });
+    for proxy in proxies.collect::<Vec<_>>() {
+        proxy
+            .first()
+            .map_err(|error| format!("{error}: {}", proxy.outstanding()))?;
+    }
+    Ok(())
+}
+
+/// The window of streams that the daemon tells in its first frame, if it does: setting 4 (RFC 9113, 6.5).
+fn first_window(port: u16) -> std::io::Result<Option<u32>> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")?;
+    let mut head = [0; 9];
+    stream.read_exact(&mut head)?;
+    assert_eq!(head[3], 4, "settings come first");
+    let mut settings = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+    stream.read_exact(&mut settings)?;
+    let mut settings = settings.chunks_exact(6);
+    let window = settings.find(|setting| setting[..2] == [0, 4]);
+    Ok(window.map(|setting| u32::from_be_bytes([setting[2], setting[3], setting[4], setting[5]])))
 }
 
 /// Counters of accepted updates, as regular expressions.

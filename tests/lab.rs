@@ -14,12 +14,17 @@ mod rules;
 mod scenario;
 mod sds;
 mod site;
+mod soak;
+mod state;
 mod tunnel;
 
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    [identity::trials(), scenario::trials()].into_iter().flatten().collect()
+    [identity::trials(), scenario::trials(), soak::trials()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// What the lab needs and is not here, if so.

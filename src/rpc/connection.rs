@@ -35,8 +35,12 @@ use crate::{auth::tls::PeerCertificate, task::Tasks};
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long accepting rests after an error such as "too many open files".
 const ACCEPT_REST: Duration = Duration::from_millis(20);
-/// What a client may send before it is read: what strangers send is held.
-const WINDOW_BYTES: u32 = 16 << 10;
+/// What a client may send on a stream before it is read: as much as every client takes for granted before it has heard anything
+/// (RFC 9113, 6.9.2). With less, a client that has sent more by then owes the difference, and the library below does not give
+/// that back in every case: the stream then waits for ever.
+const STREAM_WINDOW_BYTES: u32 = 65_535;
+/// What a client may send on all streams before it is read, in the long run: what strangers send is held.
+const CONNECTION_WINDOW_BYTES: u32 = 32 << 10;
 /// Headers of a request where callers have to be known: a token, or what a gateway says of a chain of certificates.
 const HEADER_BYTES: u32 = 12 << 10;
 /// Headers of a request where nobody has to be known. What a stranger may open at once has to be little memory in all.
@@ -289,8 +293,8 @@ impl<S: Service> Connections<S> {
             .keep_alive_timeout(self.options.keepalive_timeout)
             .max_concurrent_streams(self.options.max_streams)
             .max_header_list_size(if is_tls { HEADER_BYTES } else { PLAINTEXT_HEADER_BYTES })
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(2 * WINDOW_BYTES);
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder
     }
 }

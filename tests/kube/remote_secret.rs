@@ -12,8 +12,8 @@ use crate::support::ads::Ads;
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::http;
-use crate::support::kubernetes::api::{Api, Reference, documents};
 use crate::support::kubernetes;
+use crate::support::kubernetes::api::{Api, Reference, documents};
 use crate::support::remote_secret::{command, fill_token_secret, made};
 use crate::support::{scratch, wait};
 

@@ -51,5 +51,5 @@ pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
     };
     let is_good = !is_measured || at(99) < GOAL;
     mesh.report.step(&what, &expected, || Ok((is_good, seen.clone())))?;
-    mesh.sites[1].remove(name)
+    mesh.remove(1, name)
 }

@@ -88,7 +88,9 @@ impl Network {
     /// Makes a network.
     pub(crate) fn start(name: &str, prefix: u8, folder: &Path) -> Result<Network, String> {
         let bridge = Host::start(name, folder)?;
-        bridge.ip("link add bridge0 type bridge")?;
+        // A bridge without an address of its own takes one of its ports', and another one when that port goes; whoever knew it
+        // by the old one is not heard for a while then.
+        bridge.ip("link add bridge0 address 02:00:00:00:00:01 type bridge")?;
         bridge.ip("link set bridge0 up")?;
         Ok(Network {
             bridge,

@@ -126,6 +126,7 @@ impl Mesh {
             labels: labels.clone(),
             cluster: "Kubernetes".into(),
             network: String::new(),
+            is_edge: false,
         };
         place
             .cluster

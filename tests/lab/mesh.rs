@@ -11,7 +11,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::app::Call;
-use super::endpoints::Endpoints;
 use super::host::{Host, Network};
 use super::report::Report;
 use super::site::{Content, EAST_WEST, INGRESS, SAMPLE, SYSTEM, Site, Spec};
@@ -23,7 +22,13 @@ use crate::support::{remote_secret, scratch, wait};
 
 /// What control planes read besides what a trial adds.
 const MESH: &str = include_str!("mesh.yaml");
-/// Both forms of the service's name.
+/// Proxies log every request in the folder that they run in, for a look at one that failed.
+const MESH_CONFIG: &str = "
+defaultConfig: {meshId: mesh1}
+accessLogFile: access.log
+accessLogEncoding: JSON
+";
+/// The service in question.
 pub(crate) const HELLOWORLD: &str = "helloworld.sample.svc.cluster.local";
 const SOON: Duration = Duration::from_mins(1);
 
@@ -65,7 +70,6 @@ pub(crate) struct Mesh {
     /// Somebody outside of the mesh.
     pub(crate) outside: Arc<Host>,
     pub(crate) folder: PathBuf,
-    form: Form,
 }
 
 /// How many answers came from each version.
@@ -152,7 +156,7 @@ impl Mesh {
             api.apply(&authority.secret(SYSTEM, None))?;
             api.apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": { "namespace": SYSTEM, "name": "istio" },
-                "data": { "mesh": "defaultConfig: {meshId: mesh1}\n", "meshNetworks": "networks: {}\n" } }))?;
+                "data": { "mesh": MESH_CONFIG, "meshNetworks": "networks: {}\n" } }))?;
             api.apply_all(MESH)?;
             if form != Form::MeshNetworks {
                 site.label_network()?;
@@ -178,7 +182,6 @@ impl Mesh {
             authorities,
             outside,
             folder: work,
-            form,
         })
     }
 
@@ -248,9 +251,21 @@ impl Mesh {
             .try_for_each(|site| site.kubernetes.api.delete(&reference))
     }
 
-    /// What sleep of a cluster knows of helloworld, or of a subset of it.
-    pub(crate) fn endpoints(&self, index: usize, subset: &str) -> Result<Endpoints, String> {
-        Endpoints::of(self.sites[index].pod("sleep").proxy(), &outbound(subset))
+    /// [`Site::remove`] of a pod in that cluster.
+    pub(crate) fn remove(&mut self, index: usize, name: &str) -> Result<(), String> {
+        let (site, elsewhere) = self.site_and_other(index);
+        site.remove(name, elsewhere)
+    }
+
+    /// [`Site::bury`] of a pod in that cluster.
+    pub(crate) fn bury(&mut self, index: usize, name: &str) -> Result<(), String> {
+        let (site, elsewhere) = self.site_and_other(index);
+        site.bury(name, elsewhere)
+    }
+
+    fn site_and_other(&mut self, index: usize) -> (&mut Site, &Site) {
+        let [first, second] = &mut self.sites;
+        if index == 0 { (first, second) } else { (second, first) }
     }
 
     /// A request of sleep in that cluster.
@@ -287,20 +302,6 @@ impl Mesh {
             *tally.0.entry(version).or_default() += 1;
         }
         Ok(tally)
-    }
-
-    /// Who answers so many requests of sleep in that cluster.
-    pub(crate) fn answers(&self, index: usize, requests: usize) -> Result<Tally, String> {
-        Self::tally(&self.call(index), &self.sites[index].pod("sleep").host, requests)
-    }
-
-    /// A control plane for each site, by the site's place.
-    pub(crate) fn plane_of(&self, index: usize) -> &Plane {
-        self.planes.get(index).unwrap_or(&self.planes[0])
-    }
-
-    pub(crate) fn form(&self) -> Form {
-        self.form
     }
 
     /// Fails if a proxy refused anything that it was sent.

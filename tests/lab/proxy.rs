@@ -35,6 +35,9 @@ pub(crate) struct Workload {
     pub(crate) labels: Value,
     pub(crate) cluster: String,
     pub(crate) network: String,
+    /// Whether it is to see endpoints of its own network alone (`REQUESTED_NETWORK_VIEW`), as the edge of a network does: what
+    /// came in there is not sent on to another one.
+    pub(crate) is_edge: bool,
 }
 
 /// A running proxy with what its agent does; dropping it ends all of it.
@@ -150,7 +153,7 @@ impl Workload {
             Role::Sidecar => "sidecar",
             Role::Gateway => "router",
         };
-        json!({
+        let mut node = json!({
             "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"),
             "cluster": format!("{account}.{namespace}"),
             "metadata": {
@@ -162,7 +165,11 @@ impl Workload {
                 "LABELS": self.labels,
                 "ISTIO_VERSION": "1.30.3",
             },
-        })
+        });
+        if self.is_edge {
+            node["metadata"]["REQUESTED_NETWORK_VIEW"] = json!(self.network);
+        }
+        node
     }
 }
 

@@ -123,7 +123,7 @@ impl Mesh {
     }
 
     /// Gives the gateway of the second cluster two more addresses outside.
-    fn more_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
+    pub(super) fn more_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
         let addresses = [140, 141].map(|last| Ipv4Addr::new(192, 168, 111, last));
         let host = &self.sites[1].pod(EAST_WEST).host;
         for address in addresses {
@@ -307,8 +307,8 @@ fn counts(mesh: &mut Mesh) -> Result<(), String> {
     mesh.sees(1, "", &here)?;
     mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
     mesh.under_load(0, "while pods of cluster2 end", |mesh| {
-        mesh.sites[1].remove("helloworld-v2-plain")?;
-        mesh.sites[1].remove("helloworld-v2-second")?;
+        mesh.remove(1, "helloworld-v2-plain")?;
+        mesh.remove(1, "helloworld-v2-second")?;
         mesh.sees_both()
     })
 }
@@ -325,7 +325,7 @@ fn gateways_come_and_go(mesh: &mut Mesh) -> Result<(), String> {
     mesh.shares_of_sleep((30, 70))?;
     mesh.sites[1].crash("istio-eastwestgateway-second")?;
     mesh.under_load(0, "after a gateway's pod died", |mesh| {
-        mesh.sites[1].bury("istio-eastwestgateway-second")?;
+        mesh.bury(1, "istio-eastwestgateway-second")?;
         mesh.sees_both()
     })
 }
@@ -349,7 +349,7 @@ fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
 }
 
 /// A network whose endpoints are those of cluster2, and whose gateway is at that address.
-fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
+pub(super) fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
     json!({
         "endpoints": [{ "fromRegistry": "cluster2" }],
         "gateways": [{ "address": gateway, "port": CROSSING }],
@@ -377,7 +377,7 @@ fn server_is_away(mesh: &mut Mesh) -> Result<(), String> {
         let second = Ipv4Addr::new(10, 42, 0, 17);
         mesh.sites[1].run(helloworld("v2", "-second", second))?;
         mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
-        mesh.sites[1].remove("helloworld-v2-second")?;
+        mesh.remove(1, "helloworld-v2-second")?;
         mesh.sees_both()
     })
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) const SAMPLE: &str = "sample";
 /// How long a pod that is to end may go on with what is under way (`terminationDrainDuration`).
 pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 /// Until when the mesh has to have heard of a change.
-const SOON: Duration = Duration::from_mins(1);
+pub(crate) const SOON: Duration = Duration::from_mins(1);
 
 /// A service of each cluster. Pods are selected by their label `app`, which has its name.
 struct Service {
@@ -154,7 +154,7 @@ impl Site {
     ) -> Result<Site, String> {
         let kubernetes = Cluster::start(&format!("{folder}/{name}"))?;
         let work = support::scratch(&format!("{folder}/{name}-pods"));
-        let mut pods = Network::start(&format!("{name}-network"), 24, &work)?;
+        let mut pods = Network::start(&format!("{name}-network"), 16, &work)?;
         pods.lead_to(outside, Ipv4Addr::new(10, 42, 0, 1).into(), router.into())?;
         let site = Site {
             name,
@@ -174,11 +174,6 @@ impl Site {
             site.kubernetes.api.apply(&service.object(&site))?;
         }
         Ok(site)
-    }
-
-    /// Where the site writes logs.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
     }
 
     /// The address of a service in this cluster.
@@ -248,6 +243,7 @@ impl Site {
             labels: labels.clone(),
             cluster: self.name.to_owned(),
             network: self.network.to_owned(),
+            is_edge: *app == EAST_WEST,
         };
         let api = &self.kubernetes.api;
         api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
@@ -303,11 +299,6 @@ impl Site {
         &self.running[name]
     }
 
-    /// All pods, by name.
-    pub(crate) fn pods(&self) -> impl Iterator<Item = &Pod> {
-        self.running.values()
-    }
-
     /// All proxies that run, by the name of their pod.
     pub(crate) fn proxies(&self) -> impl Iterator<Item = (&Pod, &Proxy)> {
         self.running.values().filter_map(|pod| Some((pod, pod.proxy.as_ref()?)))
@@ -325,13 +316,14 @@ impl Site {
         self.publish()
     }
 
-    /// Ends a pod as Kubernetes does: nobody is sent there any more, and what is under way has its time to end.
-    pub(crate) fn remove(&mut self, name: &str) -> Result<(), String> {
+    /// Ends a pod as Kubernetes does: nobody is sent there any more, and what is under way has its time to end. Those
+    /// `elsewhere` may be sent there too, if it is a gateway.
+    pub(crate) fn remove(&mut self, name: &str, elsewhere: &Site) -> Result<(), String> {
         self.set_state(name, State::Terminating)?;
         if let Some(proxy) = &self.running[name].proxy {
             proxy.drain()?;
         }
-        self.until_unlisted(name)?;
+        self.until_unlisted(name, elsewhere)?;
         if let Some(proxy) = &self.running[name].proxy {
             // Whoever is still there when the time is over is cut off.
             let _ = wait::until("the end of all connections", DRAIN, || {
@@ -350,9 +342,9 @@ impl Site {
     }
 
     /// What a kubelet does once it knows of a crash, of a pod that is not to be started again.
-    pub(crate) fn bury(&mut self, name: &str) -> Result<(), String> {
+    pub(crate) fn bury(&mut self, name: &str, elsewhere: &Site) -> Result<(), String> {
         self.set_state(name, State::Unready)?;
-        self.until_unlisted(name)?;
+        self.until_unlisted(name, elsewhere)?;
         self.forget(name)
     }
 
@@ -367,15 +359,28 @@ impl Site {
         self.publish()
     }
 
-    fn until_unlisted(&self, name: &str) -> Result<(), String> {
-        let endpoint = format!("::{}:", self.running[name].spec.address);
+    fn until_unlisted(&self, name: &str, elsewhere: &Site) -> Result<(), String> {
+        let spec = &self.running[name].spec;
+        let inside = format!("::{}:", spec.address);
+        let outside = match spec.content {
+            Content::Gateway { outside } => Some(format!("::{outside}:")),
+            Content::Application { .. } => None,
+        };
         wait::until(&format!("{name} out of every endpoint table"), SOON, || {
-            let mut tables = self.proxies().filter_map(|(_, proxy)| proxy.ask("/clusters").ok());
-            let is_listed = tables.any(|table| {
-                let mut lines = table.lines().filter(|line| line.starts_with("outbound"));
-                lines.any(|line| line.contains(&endpoint))
-            });
+            let is_listed = self.lists(&inside)
+                || outside
+                    .as_ref()
+                    .is_some_and(|outside| self.lists(outside) || elsewhere.lists(outside));
             (!is_listed).then_some(())
+        })
+    }
+
+    /// Whether a proxy of the site has an endpoint of a service in whose line of the table this stands.
+    fn lists(&self, endpoint: &str) -> bool {
+        let mut tables = self.proxies().filter_map(|(_, proxy)| proxy.ask("/clusters").ok());
+        tables.any(|table| {
+            let mut lines = table.lines().filter(|line| line.starts_with("outbound"));
+            lines.any(|line| line.contains(endpoint))
         })
     }
 

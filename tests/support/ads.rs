@@ -111,11 +111,21 @@ impl Drop for Ads {
 impl Ads {
     /// Connects to the daemon on that port of 127.0.0.1.
     pub(crate) fn connect(xds: u16, node: &Node) -> Ads {
+        Ads::connect_with_extensions(xds, node, Vec::new())
+    }
+
+    /// The same as a proxy that says which extensions it has, by their names.
+    pub(crate) fn connect_with_extensions(xds: u16, node: &Node, extensions: Vec<String>) -> Ads {
         let state = Arc::new(Mutex::new(State::default()));
         let metadata = node.metadata.as_object().map(struct_from_json);
+        let extension = |name| v3::Extension {
+            name,
+            ..Default::default()
+        };
         let node = v3::Node {
             id: node.id.clone(),
             metadata,
+            extensions: extensions.into_iter().map(extension).collect(),
             ..Default::default()
         };
         let kept = Arc::clone(&state);
@@ -152,6 +162,18 @@ impl Ads {
         let answered = state.answered.contains(&Type::Cluster) && state.answered.contains(&Type::Listener);
         let named = state.wanted.iter().all(|name| state.resources.contains_key(name));
         (answered && named).then(|| state.resources.clone())
+    }
+
+    /// What keeps [`Self::complete`] from giving anything, in words.
+    pub(crate) fn outstanding(&self) -> String {
+        let state = self.state();
+        let named = state.wanted.iter().filter(|name| !state.resources.contains_key(*name));
+        format!(
+            "answered {:?}, without {:?}, ended {:?}",
+            state.answered,
+            named.collect::<Vec<_>>(),
+            state.ended
+        )
     }
 
     /// Waits until `condition` gives a value for what the proxy has.
@@ -351,28 +373,44 @@ fn route_names(listener: &Resource) -> Result<Vec<String>, String> {
 
 /// The addresses in a load assignment, with their ports, sorted.
 pub(crate) fn endpoints(assignment: &Resource) -> Result<Vec<String>, String> {
+    let mut addresses: Vec<_> = all_endpoints(assignment)?
+        .into_iter()
+        .map(|(_, address, _)| address)
+        .collect();
+    addresses.sort();
+    Ok(addresses)
+}
+
+/// The same with priorities and weights, in one line.
+pub(crate) fn weighed_endpoints(assignment: &Resource) -> Result<String, String> {
+    let shown = |(priority, address, weight)| format!("{address} priority {priority} weight {weight}");
+    let mut rows: Vec<_> = all_endpoints(assignment)?.into_iter().map(shown).collect();
+    rows.sort();
+    Ok(rows.join(" "))
+}
+
+/// Priority, address with port, and weight of each endpoint.
+fn all_endpoints(assignment: &Resource) -> Result<Vec<(u32, String, u32)>, String> {
     use istiod::proto::envoy::config::core::v3::address::Address;
     use istiod::proto::envoy::config::core::v3::socket_address::PortSpecifier;
     use istiod::proto::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
     let assignment: ClusterLoadAssignment = decode(assignment)?;
-    let mut addresses = Vec::new();
-    for endpoint in assignment
-        .endpoints
-        .into_iter()
-        .flat_map(|locality| locality.lb_endpoints)
-    {
-        let Some(HostIdentifier::Endpoint(endpoint)) = endpoint.host_identifier else {
-            continue;
-        };
-        let Some(Address::SocketAddress(socket)) = endpoint.address.and_then(|address| address.address) else {
-            continue;
-        };
-        let port = match socket.port_specifier {
-            Some(PortSpecifier::PortValue(port)) => port,
-            _ => 0,
-        };
-        addresses.push(format!("{}:{port}", socket.address));
+    let mut rows = Vec::new();
+    for locality in assignment.endpoints {
+        for endpoint in locality.lb_endpoints {
+            let weight = endpoint.load_balancing_weight.unwrap_or(1);
+            let Some(HostIdentifier::Endpoint(endpoint)) = endpoint.host_identifier else {
+                continue;
+            };
+            let Some(Address::SocketAddress(socket)) = endpoint.address.and_then(|address| address.address) else {
+                continue;
+            };
+            let port = match socket.port_specifier {
+                Some(PortSpecifier::PortValue(port)) => port,
+                _ => 0,
+            };
+            rows.push((locality.priority, format!("{}:{port}", socket.address), weight));
+        }
     }
-    addresses.sort();
-    Ok(addresses)
+    Ok(rows)
 }

@@ -173,11 +173,15 @@ async fn create(client: &Client, wanted: &Wanted) -> Result<(), CreateError> {
     Ok(())
 }
 
-/// What may be read: as in the chart istiod, for the default group of the multi-cluster services API.
+/// What may be read, and asked about callers: as in the chart istiod, for the default group of the multi-cluster services API.
 fn rules() -> Value {
     let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] });
+    let question =
+        |group: &str, resource: &str| json!({ "apiGroups": [group], "resources": [resource], "verbs": ["create"] });
     json!([
         rule("", &["namespaces", "nodes", "pods", "secrets", "services"]),
+        question("authentication.k8s.io", "tokenreviews"),
+        question("authorization.k8s.io", "subjectaccessreviews"),
         rule("discovery.k8s.io", &["endpointslices"]),
         rule("apiextensions.k8s.io", &["customresourcedefinitions"]),
         rule("gateway.networking.k8s.io", &["gateways"]),

@@ -1,0 +1,363 @@
+//! Changes and faults at random, for as long as is asked, under load that never rests. No request may fail but one that was sent
+//! to a pod that died just then, and in the end every proxy has what a fresh start of everything would give it.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Completion, Trial};
+use serde_json::{Value, json};
+
+use super::app::{Call, Failure, Load};
+use super::host::Host;
+use super::lacking;
+use super::mesh::{Form, Mesh, SECOND_GATEWAY, gateway, helloworld};
+use super::scenario::network_of_cluster2;
+use super::site::EAST_WEST;
+use super::state;
+use crate::support::kubernetes::{self, api::Reference};
+use crate::support::random::Random;
+use crate::support::wait::now;
+use crate::support::{missing, variable};
+
+/// How often each client sends a request.
+const PACE: Duration = Duration::from_millis(50);
+/// How long it goes on where nothing else is asked for.
+const MINUTES: u64 = 3;
+/// Pods of one version in one cluster.
+const MOST: usize = 3;
+/// How many failures are told.
+const TOLD: usize = 10;
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![kubernetes::optional_trial("lab::mesh::soak", |folder| {
+        if let Some(reason) = lacking() {
+            return missing(reason);
+        }
+        let number = |name: &str, otherwise| variable(name).map_or(Ok(otherwise), |text| text.parse());
+        let minutes: u64 = number("SOAK_MINUTES", MINUTES).map_err(|error| format!("SOAK_MINUTES: {error}"))?;
+        let seed: u64 = number("SOAK_SEED", 1).map_err(|error| format!("SOAK_SEED: {error}"))?;
+        soak(Duration::from_secs(60 * minutes), seed, folder)?;
+        Ok(Completion::Completed)
+    })]
+}
+
+/// How `network2` and its gateway are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Told {
+    ByLabels,
+    /// By labels, and at this address by `meshNetworks`.
+    ByBoth(Ipv4Addr),
+    /// At this address by `meshNetworks`.
+    ByNetworks(Ipv4Addr),
+}
+
+/// See the module's text.
+struct Soak {
+    mesh: Mesh,
+    random: Random,
+    /// The Secrets by which each control plane reads the other's cluster.
+    secrets: [Value; 2],
+    /// Which of them are there.
+    is_joined: [bool; 2],
+    told: Told,
+    /// Pods that came in addition to those that stay, by site: name, version.
+    guests: [BTreeMap<String, &'static str>; 2],
+    has_second_gateway: bool,
+    /// How many pods came so far, by site. None has a name or an address that another one had.
+    arrivals: [u16; 2],
+    addresses: [Ipv4Addr; 2],
+    /// Whenever a pod died: from then until nobody was sent there any more.
+    deaths: Vec<(Instant, Instant)>,
+    counts: BTreeMap<&'static str, usize>,
+}
+
+/// What may happen, and how often beside the others.
+const EVENTS: [(&str, usize, fn(&mut Soak) -> Result<(), String>); 10] = [
+    ("a pod comes", 5, Soak::pod_comes),
+    ("a pod goes", 4, Soak::pod_goes),
+    ("a pod dies", 2, Soak::pod_dies),
+    ("a pod is not ready for a while", 4, Soak::pod_rests),
+    ("weights change", 4, Soak::weights_change),
+    ("meshNetworks changes", 3, Soak::networks_change),
+    ("a gateway comes or dies", 2, Soak::gateway_changes),
+    ("a remote Secret goes or returns", 2, Soak::secret_changes),
+    ("an API server starts again", 1, Soak::server_restarts),
+    ("a control plane starts again", 2, Soak::plane_restarts),
+];
+
+fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
+    let title = format!("random changes and faults for {} s, seed {seed}", length.as_secs());
+    let mut mesh = Mesh::start(&title, Form::MultiPrimary, folder)?;
+    mesh.populate()?;
+    let secrets = [mesh.join(0)?, mesh.join(1)?];
+    // Each version is in each cluster, so that no cluster needs the other.
+    mesh.sites[0].run(helloworld("v2", "", Ipv4Addr::new(10, 42, 0, 20)))?;
+    mesh.sites[1].run(helloworld("v1", "", Ipv4Addr::new(10, 42, 0, 20)))?;
+    mesh.divide(50, 50)?;
+    let addresses = mesh.more_gateway_addresses()?;
+    for index in 0..2 {
+        let host = Arc::clone(&mesh.sites[index].pod("sleep").host);
+        let call = mesh.call(index);
+        mesh.report.step("all is there", &"v1 and v2 answer", || {
+            let tally = Mesh::tally(&call, &host, 40)?;
+            Ok((tally.of("v1") > 0 && tally.of("v2") > 0, tally.to_string()))
+        })?;
+    }
+    let mut soak = Soak {
+        mesh,
+        random: Random::new(seed),
+        secrets,
+        is_joined: [true; 2],
+        told: Told::ByLabels,
+        guests: [BTreeMap::new(), BTreeMap::new()],
+        has_second_gateway: false,
+        arrivals: [0; 2],
+        addresses,
+        deaths: Vec::new(),
+        counts: BTreeMap::new(),
+    };
+    let clients = soak.clients();
+    let loads: Vec<(String, Load)> = clients
+        .into_iter()
+        .map(|(name, call, host)| (name, Load::start(host, call, PACE)))
+        .collect();
+    let outcome = soak.run(length);
+    let sent: Vec<_> = loads.into_iter().map(|(name, load)| (name, load.end())).collect();
+    outcome?;
+    for (name, sent) in sent {
+        soak.judge(&name, sent.answered, &sent.failures)?;
+    }
+    soak.settle()?;
+    state::is_that_of_a_fresh_start(&mut soak.mesh)?;
+    let seen = soak.mesh.nothing_refused();
+    soak.mesh
+        .report
+        .step("what proxies made of it", &"no update refused", || {
+            seen.clone().map(|text| (true, text))
+        })
+}
+
+impl Soak {
+    /// Who sends requests all the time.
+    fn clients(&self) -> Vec<(String, Call, Arc<Host>)> {
+        let mesh = &self.mesh;
+        let sleep = |index: usize| {
+            let site = &mesh.sites[index];
+            (
+                format!("sleep in {}", site.name),
+                mesh.call(index),
+                Arc::clone(&site.pod("sleep").host),
+            )
+        };
+        let outside = (
+            "outside".to_owned(),
+            mesh.call_from_outside(),
+            Arc::clone(&mesh.outside),
+        );
+        vec![sleep(0), sleep(1), outside]
+    }
+
+    fn run(&mut self, length: Duration) -> Result<(), String> {
+        let begun = now();
+        let all = EVENTS.iter().map(|(_, often, _)| often).sum();
+        while begun.elapsed() < length {
+            let mut drawn = self.random.below(all);
+            let event = EVENTS.iter().find(|(_, often, _)| {
+                let is_it = drawn < *often;
+                drawn = drawn.saturating_sub(*often);
+                is_it
+            });
+            let (name, _, happen) = event.expect("the number is below the sum");
+            let before = begun.elapsed();
+            happen(self).map_err(|error| format!("{name}: {error}"))?;
+            *self.counts.entry(name).or_default() += 1;
+            let (at, took) = (before.as_secs_f64(), (begun.elapsed() - before).as_secs_f64());
+            self.mesh.report.say(&format!("{at:>7.1} s  {name} ({took:.1} s)"));
+        }
+        let counts: Vec<String> = self
+            .counts
+            .iter()
+            .map(|(name, count)| format!("{name}: {count}"))
+            .collect();
+        self.mesh.report.say(&counts.join(", "));
+        Ok(())
+    }
+
+    /// No request failed, but for those that were under way while a pod died.
+    fn judge(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
+        let is_excused = |failure: &&Failure| {
+            let mut deaths = self.deaths.iter();
+            deaths.any(|(died, known)| failure.ended >= *died && failure.begun <= *known)
+        };
+        let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
+        for failure in failed.iter().take(TOLD) {
+            self.mesh
+                .report
+                .say(&format!("not answered: {} {}", client, failure.words));
+        }
+        let seen = format!(
+            "{} of {} failed, and {} while a pod died",
+            failed.len(),
+            answered + failures.len(),
+            excused.len()
+        );
+        let is_good = failed.is_empty();
+        self.mesh
+            .report
+            .step(&format!("requests of {client}"), &"none failed", || {
+                Ok((is_good, seen.clone()))
+            })
+    }
+
+    /// All that was taken away is back; additions stay.
+    fn settle(&mut self) -> Result<(), String> {
+        for index in 0..2 {
+            self.mesh.until_ready(index)?;
+            if !self.is_joined[index] {
+                self.mesh.sites[index].kubernetes.api.apply(&self.secrets[index])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn site(&mut self) -> usize {
+        self.random.below(2)
+    }
+
+    /// A guest of a site, if it has one.
+    fn guest(&mut self, site: usize) -> Option<String> {
+        let count = self.guests[site].len();
+        if count == 0 {
+            return None;
+        }
+        let drawn = self.random.below(count);
+        self.guests[site].keys().nth(drawn).cloned()
+    }
+
+    fn pod_comes(&mut self) -> Result<(), String> {
+        let (site, version) = (self.site(), ["v1", "v2"][self.random.below(2)]);
+        let present = self.guests[site].values().filter(|known| **known == version).count();
+        if present + 1 >= MOST {
+            return self.pod_goes();
+        }
+        let number = self.arrivals[site];
+        self.arrivals[site] += 1;
+        let [third, fourth] = (256 + number).to_be_bytes();
+        let spec = helloworld(version, &format!("-{number}"), Ipv4Addr::new(10, 42, third, fourth));
+        self.guests[site].insert(spec.name.clone(), version);
+        self.mesh.sites[site].run(spec)
+    }
+
+    fn pod_goes(&mut self) -> Result<(), String> {
+        let site = self.site();
+        let Some(name) = self.guest(site) else { return Ok(()) };
+        self.guests[site].remove(&name);
+        self.mesh.remove(site, &name)
+    }
+
+    fn pod_dies(&mut self) -> Result<(), String> {
+        let site = self.site();
+        let Some(name) = self.guest(site) else { return Ok(()) };
+        self.guests[site].remove(&name);
+        self.die(site, &name)
+    }
+
+    fn die(&mut self, site: usize, name: &str) -> Result<(), String> {
+        let died = now();
+        self.mesh.sites[site].crash(name)?;
+        let buried = self.mesh.bury(site, name);
+        self.deaths.push((died, now()));
+        buried
+    }
+
+    fn pod_rests(&mut self) -> Result<(), String> {
+        let site = self.site();
+        let Some(name) = self.guest(site) else { return Ok(()) };
+        let site = &mut self.mesh.sites[site];
+        let is_ready = site.pod(&name).is_ready();
+        site.set_ready(&name, !is_ready)
+    }
+
+    fn weights_change(&mut self) -> Result<(), String> {
+        let v1 = u32::try_from(self.random.below(101)).expect("it is at most 100");
+        self.mesh.divide(v1, 100 - v1)
+    }
+
+    fn networks_change(&mut self) -> Result<(), String> {
+        let address = self.addresses[self.random.below(2)];
+        let mesh = &self.mesh;
+        let tell = |address| mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }));
+        self.told = match self.told {
+            Told::ByLabels => {
+                tell(address)?;
+                Told::ByBoth(address)
+            }
+            Told::ByBoth(address) if self.random.one_in(2) => {
+                mesh.sites[1].label_gateway(false)?;
+                Told::ByNetworks(address)
+            }
+            Told::ByBoth(_) => {
+                mesh.set_networks(&json!({}))?;
+                Told::ByLabels
+            }
+            Told::ByNetworks(old) if old == address => {
+                mesh.sites[1].label_gateway(true)?;
+                Told::ByBoth(address)
+            }
+            Told::ByNetworks(_) => {
+                tell(address)?;
+                Told::ByNetworks(address)
+            }
+        };
+        Ok(())
+    }
+
+    fn gateway_changes(&mut self) -> Result<(), String> {
+        let name = format!("{EAST_WEST}-second");
+        self.has_second_gateway = !self.has_second_gateway;
+        if self.has_second_gateway {
+            return self.mesh.sites[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY));
+        }
+        if self.random.one_in(2) {
+            return self.mesh.remove(1, &name);
+        }
+        self.die(1, &name)
+    }
+
+    fn secret_changes(&mut self) -> Result<(), String> {
+        let reader = self.site();
+        let (api, secret) = (&self.mesh.sites[reader].kubernetes.api, &self.secrets[reader]);
+        if self.is_joined[reader] {
+            api.delete(&Reference::of(secret))?;
+        } else {
+            api.apply(secret)?;
+        }
+        self.is_joined[reader] = !self.is_joined[reader];
+        Ok(())
+    }
+
+    /// While it is away, the other cluster goes on to change.
+    fn server_restarts(&mut self) -> Result<(), String> {
+        let site = self.site();
+        self.mesh.sites[site].kubernetes.stop_server();
+        let other = 1 - site;
+        if let Some(name) = self.guest(other) {
+            let other = &mut self.mesh.sites[other];
+            let is_ready = other.pod(&name).is_ready();
+            other.set_ready(&name, !is_ready)?;
+        }
+        self.mesh.sites[site].kubernetes.start_server()
+    }
+
+    /// What comes next may find it still away.
+    fn plane_restarts(&mut self) -> Result<(), String> {
+        let index = self.site();
+        self.mesh.planes[index].restart();
+        if self.random.one_in(2) {
+            return Ok(());
+        }
+        self.mesh.until_ready(index)
+    }
+}

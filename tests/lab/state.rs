@@ -1,0 +1,155 @@
+//! Whether proxies that have lived through much hold what a fresh start of everything would give them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::mesh::Mesh;
+use super::proxy::Proxy;
+use crate::support::ads::{Ads, Resources, Type, weighed_endpoints};
+use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
+
+/// What a proxy holds: for each resource its version, or what can be seen of it where a proxy forgets the version.
+type Held = BTreeMap<(Type, String), String>;
+
+/// Starts a twin of every control plane and compares what it gives with what each proxy has.
+pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
+    let twins = mesh
+        .planes
+        .iter()
+        .map(super::mesh::Plane::twin)
+        .collect::<Result<Vec<Daemon>, _>>()?;
+    for index in 0..mesh.sites.len() {
+        let twin = twins.get(index).unwrap_or(&twins[0]);
+        let site = &mesh.sites[index];
+        let fresh = site.proxies().map(|(pod, proxy)| {
+            let node = pod.workload.node();
+            let node = Node {
+                id: node["id"].as_str().unwrap_or_default().to_owned(),
+                metadata: node["metadata"].clone(),
+            };
+            let fresh = Ads::connect_with_extensions(twin.xds, &node, extensions(proxy)?);
+            Ok((&pod.spec.name, proxy, fresh))
+        });
+        let fresh: Vec<_> = fresh.collect::<Result<_, String>>()?;
+        let what = format!("what the proxies of {} hold", site.name);
+        mesh.report.step(&what, &"what a fresh start gives", || {
+            let mut count = 0;
+            for (name, proxy, fresh) in &fresh {
+                let given = fresh
+                    .complete()
+                    .ok_or_else(|| format!("{name}: {}", fresh.outstanding()))?;
+                let (expected, seen) = (of_resources(&given)?, of_proxy(proxy)?);
+                let difference = difference(&expected, &seen);
+                if !difference.is_empty() {
+                    return Ok((false, format!("{name} {difference}")));
+                }
+                count += expected.len();
+            }
+            Ok((true, format!("the same {count} resources in {} proxies", fresh.len())))
+        })?;
+    }
+    Ok(())
+}
+
+/// The names of the extensions that an Envoy says it has; what it is given depends on them.
+fn extensions(proxy: &Proxy) -> Result<Vec<String>, String> {
+    let page: Value = serde_json::from_str(&proxy.ask("/config_dump")?).map_err(|error| error.to_string())?;
+    let node = &page["configs"][0]["bootstrap"]["node"];
+    let extensions = node["extensions"].as_array().into_iter().flatten();
+    let names: Vec<String> = extensions
+        .filter_map(|one| Some(one["name"].as_str()?.to_owned()))
+        .collect();
+    if names.is_empty() {
+        return Err("the proxy names no extension".into());
+    }
+    Ok(names)
+}
+
+/// The first few names of which one side has something else.
+fn difference(expected: &Held, seen: &Held) -> String {
+    let names = expected
+        .keys()
+        .chain(seen.keys().filter(|name| !expected.contains_key(*name)));
+    let differing = names.filter(|name| expected.get(*name) != seen.get(*name));
+    let words = differing
+        .take(5)
+        .map(|name| format!("has {:?} as {name:?}, not {:?}", seen.get(name), expected.get(name)));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+fn of_resources(resources: &Resources) -> Result<Held, String> {
+    let mut held = Held::new();
+    for (name, resource) in resources {
+        let shown = match name.0 {
+            Type::Endpoints => weighed_endpoints(resource)?,
+            Type::Cluster | Type::Listener | Type::Route => resource.version.clone(),
+        };
+        held.insert(name.clone(), shown);
+    }
+    Ok(held)
+}
+
+fn of_proxy(proxy: &Proxy) -> Result<Held, String> {
+    let text = proxy.ask("/config_dump?include_eds")?;
+    let page: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let mut held = Held::new();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    // Endpoints of other clusters are part of these.
+    let mut asked_for = BTreeSet::new();
+    let mut endpoints = Held::new();
+    for config in page["configs"].as_array().into_iter().flatten() {
+        let entries = |key: &str| config[key].as_array().into_iter().flatten();
+        for entry in entries("dynamic_active_clusters") {
+            let cluster = &entry["cluster"];
+            if cluster["type"] == "EDS" {
+                let service = text(&cluster["eds_cluster_config"]["service_name"]);
+                let name = if service.is_empty() {
+                    text(&cluster["name"])
+                } else {
+                    service
+                };
+                asked_for.insert((Type::Endpoints, name));
+            }
+            held.insert((Type::Cluster, text(&cluster["name"])), text(&entry["version_info"]));
+        }
+        for entry in entries("dynamic_listeners") {
+            held.insert(
+                (Type::Listener, text(&entry["name"])),
+                text(&entry["active_state"]["version_info"]),
+            );
+        }
+        for entry in entries("dynamic_route_configs") {
+            held.insert(
+                (Type::Route, text(&entry["route_config"]["name"])),
+                text(&entry["version_info"]),
+            );
+        }
+        for entry in entries("dynamic_endpoint_configs") {
+            let assignment = &entry["endpoint_config"];
+            endpoints.insert((Type::Endpoints, text(&assignment["cluster_name"])), shown(assignment));
+        }
+    }
+    held.extend(endpoints.into_iter().filter(|(name, _)| asked_for.contains(name)));
+    Ok(held)
+}
+
+/// The endpoints of a dumped load assignment, in the form of [`weighed_endpoints`].
+fn shown(assignment: &Value) -> String {
+    let mut rows = Vec::new();
+    for locality in assignment["endpoints"].as_array().into_iter().flatten() {
+        for endpoint in locality["lb_endpoints"].as_array().into_iter().flatten() {
+            let socket = &endpoint["endpoint"]["address"]["socket_address"];
+            rows.push(format!(
+                "{}:{} priority {} weight {}",
+                socket["address"].as_str().unwrap_or_default(),
+                socket["port_value"],
+                locality["priority"].as_u64().unwrap_or_default(),
+                endpoint["load_balancing_weight"].as_u64().unwrap_or(1),
+            ));
+        }
+    }
+    rows.sort();
+    rows.join(" ")
+}
