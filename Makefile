@@ -24,7 +24,11 @@ FUZZ_TOOLCHAIN := nightly-2026-05-20
 FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 
-.PHONY: build test bench fuzz audit run tools clean help
+# How long `make soak` lasts; SOAK_SEED decides what happens in it.
+SOAK_MINUTES := 30
+SOAK_SEED := 1
+
+.PHONY: build test lab soak bench fuzz audit run tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
@@ -48,6 +52,13 @@ test: ## format, lints, unit and integration tests; ends with the time of each s
 	$(call step,compile,cargo test --workspace --locked --no-run)
 	$(call step,tests,cargo test --workspace --locked)
 	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
+
+lab: tools ## as root: two clusters on two networks with real API servers and Envoys; each step, expected and seen
+	LAB=show cargo test --quiet --locked --test integration -- lab::mesh:: --skip lab::mesh::soak --test-threads 1
+
+soak: tools ## as root: the same mesh for SOAK_MINUTES (30) of changes and faults at random, by SOAK_SEED
+	LAB=show SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) \
+	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
 
 bench: tools ## figures of the release build: generation as a mesh grows, a large mesh in a real API server
 	cargo bench --locked --bench generation

@@ -67,18 +67,22 @@ impl Endpoints {
 
     /// The table.
     pub(crate) fn table(&self) -> String {
-        let mut table = format!(
-            "{:<26}{:<12}{:<18}{:<9}{}\n",
-            "ENDPOINT", "STATUS", "OUTLIER CHECK", "WEIGHT", "CLUSTER"
-        );
-        for row in &self.rows {
+        let line = |cells: [&str; 5]| {
+            let [address, status, outlier, weight, cluster] = cells;
+            format!("{address:<26}{status:<12}{outlier:<18}{weight:<9}{cluster}\n")
+        };
+        let row = |row: &Endpoint| {
             let outlier = if row.is_outlier { "FAILED" } else { "OK" };
-            table += &format!(
-                "{:<26}{:<12}{outlier:<18}{:<9}{}\n",
-                row.address, row.status, row.weight, self.cluster
-            );
-        }
-        table
+            line([
+                &row.address,
+                &row.status,
+                outlier,
+                &row.weight.to_string(),
+                &self.cluster,
+            ])
+        };
+        let rows: String = self.rows.iter().map(row).collect();
+        line(["ENDPOINT", "STATUS", "OUTLIER CHECK", "WEIGHT", "CLUSTER"]) + &rows
     }
 }
 

@@ -280,7 +280,7 @@ impl Mesh {
     }
 
     /// A request from outside of the mesh.
-    pub(crate) fn call_from_outside(&self) -> Call {
+    pub(crate) fn call_from_outside() -> Call {
         Call {
             host: "hello.example.com".into(),
             address: INGRESS_ADDRESS.into(),

@@ -12,7 +12,7 @@ use super::convergence;
 use super::endpoints::Endpoints;
 use super::host::Host;
 use super::lacking;
-use super::mesh::{Form, GATEWAYS, HELLOWORLDS, Mesh, SECOND_GATEWAY, gateway, helloworld, outbound};
+use super::mesh::{Form, GATEWAYS, HELLOWORLD, HELLOWORLDS, Mesh, SECOND_GATEWAY, gateway, helloworld, outbound};
 use super::report::Seen;
 use super::site::{Content, EAST_WEST};
 use crate::support::agent::{KeyKind, Shown};
@@ -134,13 +134,9 @@ impl Mesh {
 
     /// What the documents show: the own pod by its address, the other one by its network's gateway.
     fn sees_both(&mut self) -> Result<(), String> {
-        for index in 0..2 {
+        for (index, address) in HELLOWORLDS.into_iter().enumerate() {
             let other = 1 - index;
-            self.sees(
-                index,
-                "",
-                &[(HELLOWORLDS[index], PORT, 1), (GATEWAYS[other], CROSSING, 1)],
-            )?;
+            self.sees(index, "", &[(address, PORT, 1), (GATEWAYS[other], CROSSING, 1)])?;
         }
         Ok(())
     }
@@ -199,7 +195,7 @@ fn multi_primary(mesh: &mut Mesh) -> Result<(), String> {
     let host = Arc::clone(&mesh.outside);
     mesh.shares(
         "requests from outside by the ingress gateway",
-        &mesh.call_from_outside(),
+        &Mesh::call_from_outside(),
         &host,
         (30, 70),
     )?;
@@ -260,6 +256,10 @@ fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
             Ok(format!("{} {}", field("By="), field("URI=")))
         })?;
         let gateway = mesh.sites[other].pod(EAST_WEST).proxy();
+        let what = format!("the gateway of {} knows helloworld at", mesh.sites[other].network);
+        let behind = format!("outbound_.5000_._.{HELLOWORLD}");
+        let own = Endpoints::expected(&behind, &[(HELLOWORLDS[other], PORT, 1)]);
+        mesh.report.equal(&what, &own, || Endpoints::of(gateway, &behind))?;
         let what = format!("the gateway of {}", mesh.sites[other].network);
         mesh.report
             .step(&what, &"connections passed on, and no handshake of TLS with it", || {

@@ -46,11 +46,11 @@ pub(super) fn trials() -> Vec<Trial> {
 /// How `network2` and its gateway are told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
-    ByLabels,
+    Labels,
     /// By labels, and at this address by `meshNetworks`.
-    ByBoth(Ipv4Addr),
+    Both(Ipv4Addr),
     /// At this address by `meshNetworks`.
-    ByNetworks(Ipv4Addr),
+    Networks(Ipv4Addr),
 }
 
 /// See the module's text.
@@ -73,8 +73,10 @@ struct Soak {
     counts: BTreeMap<&'static str, usize>,
 }
 
-/// What may happen, and how often beside the others.
-const EVENTS: [(&str, usize, fn(&mut Soak) -> Result<(), String>); 10] = [
+/// What may happen: in words, how often beside the others, and how it is brought about.
+type Event = (&'static str, usize, fn(&mut Soak) -> Result<(), String>);
+
+const EVENTS: [Event; 10] = [
     ("a pod comes", 5, Soak::pod_comes),
     ("a pod goes", 4, Soak::pod_goes),
     ("a pod dies", 2, Soak::pod_dies),
@@ -110,7 +112,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
         random: Random::new(seed),
         secrets,
         is_joined: [true; 2],
-        told: Told::ByLabels,
+        told: Told::Labels,
         guests: [BTreeMap::new(), BTreeMap::new()],
         has_second_gateway: false,
         arrivals: [0; 2],
@@ -153,7 +155,7 @@ impl Soak {
         };
         let outside = (
             "outside".to_owned(),
-            mesh.call_from_outside(),
+            Mesh::call_from_outside(),
             Arc::clone(&mesh.outside),
         );
         vec![sleep(0), sleep(1), outside]
@@ -170,10 +172,10 @@ impl Soak {
                 is_it
             });
             let (name, _, happen) = event.expect("the number is below the sum");
-            let before = begun.elapsed();
+            let (at, since) = (begun.elapsed().as_secs_f64(), now());
             happen(self).map_err(|error| format!("{name}: {error}"))?;
             *self.counts.entry(name).or_default() += 1;
-            let (at, took) = (before.as_secs_f64(), (begun.elapsed() - before).as_secs_f64());
+            let took = since.elapsed().as_secs_f64();
             self.mesh.report.say(&format!("{at:>7.1} s  {name} ({took:.1} s)"));
         }
         let counts: Vec<String> = self
@@ -290,25 +292,25 @@ impl Soak {
         let mesh = &self.mesh;
         let tell = |address| mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }));
         self.told = match self.told {
-            Told::ByLabels => {
+            Told::Labels => {
                 tell(address)?;
-                Told::ByBoth(address)
+                Told::Both(address)
             }
-            Told::ByBoth(address) if self.random.one_in(2) => {
+            Told::Both(address) if self.random.one_in(2) => {
                 mesh.sites[1].label_gateway(false)?;
-                Told::ByNetworks(address)
+                Told::Networks(address)
             }
-            Told::ByBoth(_) => {
+            Told::Both(_) => {
                 mesh.set_networks(&json!({}))?;
-                Told::ByLabels
+                Told::Labels
             }
-            Told::ByNetworks(old) if old == address => {
+            Told::Networks(old) if old == address => {
                 mesh.sites[1].label_gateway(true)?;
-                Told::ByBoth(address)
+                Told::Both(address)
             }
-            Told::ByNetworks(_) => {
+            Told::Networks(_) => {
                 tell(address)?;
-                Told::ByNetworks(address)
+                Told::Networks(address)
             }
         };
         Ok(())
