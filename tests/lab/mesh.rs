@@ -304,19 +304,27 @@ impl Mesh {
         Ok(tally)
     }
 
-    /// Fails if a proxy refused anything that it was sent.
-    pub(crate) fn nothing_refused(&self) -> Result<String, String> {
+    /// A step: whether a proxy refused anything that it was sent.
+    pub(crate) fn nothing_is_refused(&mut self) -> Result<(), String> {
         let mut count = 0;
+        let mut refusing = Vec::new();
         for site in &self.sites {
             for (pod, proxy) in site.proxies() {
+                count += 1;
                 let refused = proxy.sum("update_rejected")?;
                 if refused > 0 {
-                    return Err(format!("{} in {} refused {refused} updates", pod.spec.name, site.name));
+                    refusing.push(format!("{} in {} refused {refused}", pod.spec.name, site.name));
                 }
-                count += 1;
             }
         }
-        Ok(format!("{count} proxies, none refused an update"))
+        let is_good = refusing.is_empty();
+        let seen = if is_good {
+            format!("{count} proxies, none refused any")
+        } else {
+            refusing.join(", ")
+        };
+        self.report
+            .fact("updates that proxies refused", &"none", (is_good, seen))
     }
 
     /// Waits until a control plane is ready again.

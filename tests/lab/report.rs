@@ -63,12 +63,27 @@ impl Report {
             seen = text;
             is_good.then_some(())
         });
-        let word = if outcome.is_ok() { "ok    " } else { "FAILED" };
-        let (since, took) = (self.begun.elapsed().as_secs_f64(), begun.elapsed().as_secs_f64());
-        self.say(&format!(
-            "{since:>6.1} s  {word}  {what} ({took:.1} s) | expected: {expected} | seen: {seen}"
-        ));
+        let took = format!("{what} ({:.1} s)", begun.elapsed().as_secs_f64());
+        self.line(&took, expected, outcome.is_ok(), &seen);
         outcome.map_err(|error| format!("{error}: expected {expected}, seen {seen}"))
+    }
+
+    /// What has been seen already, and whether it is as expected.
+    pub(crate) fn fact(&mut self, what: &str, expected: &dyn Display, seen: Seen) -> Result<(), String> {
+        let (is_good, seen) = seen;
+        self.line(what, expected, is_good, &seen);
+        if is_good {
+            return Ok(());
+        }
+        Err(format!("{what}: expected {expected}, seen {seen}"))
+    }
+
+    fn line(&mut self, what: &str, expected: &dyn Display, is_good: bool, seen: &str) {
+        let word = if is_good { "ok    " } else { "FAILED" };
+        let since = self.begun.elapsed().as_secs_f64();
+        self.say(&format!(
+            "{since:>6.1} s  {word}  {what} | expected: {expected} | seen: {seen}"
+        ));
     }
 
     /// Looks until what is seen equals what is expected.

@@ -42,7 +42,7 @@ pub(super) fn trials() -> Vec<Trial> {
                 mesh.join(0)?;
             }
             mesh.populate()?;
-            let outcome = run(&mut mesh).and_then(|()| nothing_is_refused(&mut mesh));
+            let outcome = run(&mut mesh).and_then(|()| mesh.nothing_is_refused());
             mesh.report.say(if outcome.is_ok() {
                 "=== all as expected"
             } else {
@@ -72,14 +72,6 @@ pub(super) fn trials() -> Vec<Trial> {
             mesh_networks,
         ),
     ]
-}
-
-/// The end of each run.
-fn nothing_is_refused(mesh: &mut Mesh) -> Result<(), String> {
-    let seen = mesh.nothing_refused();
-    mesh.report.step("what proxies made of it", &"no update refused", || {
-        seen.clone().map(|text| (true, text))
-    })
 }
 
 impl Mesh {
@@ -175,8 +167,7 @@ impl Mesh {
                 first.map_or("", |words| words)
             ),
         );
-        self.report
-            .step(&format!("failed requests {what}"), &"none", || Ok(seen.clone()))?;
+        self.report.fact(&format!("failed requests {what}"), &"none", seen)?;
         outcome.and(went_on)
     }
 }
@@ -223,10 +214,8 @@ fn one_root(mesh: &mut Mesh) -> Result<(), String> {
         let is_common = signed.roots.trim() == mesh.authorities[0].root().trim();
         let seen = format!("its own: {is_own}, the common one: {is_common}");
         let what = format!("who signs in {}, and whom it trusts", site.name);
-        mesh.report
-            .equal(&what, &"its own: true, the common one: true".to_owned(), || {
-                Ok(seen.clone())
-            })?;
+        let expected = "its own: true, the common one: true";
+        mesh.report.fact(&what, &expected, (seen == expected, seen))?;
     }
     Ok(())
 }

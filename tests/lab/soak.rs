@@ -14,7 +14,7 @@ use super::host::Host;
 use super::lacking;
 use super::mesh::{Form, Mesh, SECOND_GATEWAY, gateway, helloworld};
 use super::scenario::network_of_cluster2;
-use super::site::EAST_WEST;
+use super::site::{DRAIN, EAST_WEST};
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::random::Random;
@@ -68,8 +68,8 @@ struct Soak {
     /// How many pods came so far, by site. None has a name or an address that another one had.
     arrivals: [u16; 2],
     addresses: [Ipv4Addr; 2],
-    /// Whenever a pod died: from then until nobody was sent there any more.
-    deaths: Vec<(Instant, Instant)>,
+    /// Whenever a pod died.
+    deaths: Vec<Instant>,
     counts: BTreeMap<&'static str, usize>,
 }
 
@@ -133,12 +133,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     }
     soak.settle()?;
     state::is_that_of_a_fresh_start(&mut soak.mesh)?;
-    let seen = soak.mesh.nothing_refused();
-    soak.mesh
-        .report
-        .step("what proxies made of it", &"no update refused", || {
-            seen.clone().map(|text| (true, text))
-        })
+    soak.mesh.nothing_is_refused()
 }
 
 impl Soak {
@@ -187,11 +182,11 @@ impl Soak {
         Ok(())
     }
 
-    /// No request failed, but for those that were under way while a pod died.
+    /// No request failed, but for those that were under way when a pod died, or began in the time that a pod has to drain.
     fn judge(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
             let mut deaths = self.deaths.iter();
-            deaths.any(|(died, known)| failure.ended >= *died && failure.begun <= *known)
+            deaths.any(|died| failure.ended >= *died && failure.begun <= *died + DRAIN)
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
         for failure in failed.iter().take(TOLD) {
@@ -206,11 +201,8 @@ impl Soak {
             excused.len()
         );
         let is_good = failed.is_empty();
-        self.mesh
-            .report
-            .step(&format!("requests of {client}"), &"none failed", || {
-                Ok((is_good, seen.clone()))
-            })
+        let what = format!("requests of {client}");
+        self.mesh.report.fact(&what, &"none failed", (is_good, seen))
     }
 
     /// All that was taken away is back; additions stay.
@@ -267,11 +259,9 @@ impl Soak {
     }
 
     fn die(&mut self, site: usize, name: &str) -> Result<(), String> {
-        let died = now();
+        self.deaths.push(now());
         self.mesh.sites[site].crash(name)?;
-        let buried = self.mesh.bury(site, name);
-        self.deaths.push((died, now()));
-        buried
+        self.mesh.bury(site, name)
     }
 
     fn pod_rests(&mut self) -> Result<(), String> {
