@@ -7,6 +7,7 @@ pub mod debug;
 mod delta;
 pub mod events;
 pub mod metrics;
+pub mod names;
 mod order;
 pub mod registry;
 mod request;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use imbl::OrdSet;
 use smol_str::SmolStr;
 
 use super::ResourceType;
@@ -39,9 +40,9 @@ impl Demand {
     }
 
     /// True if just these names of the type are asked for.
-    pub fn is(&self, resource_type: ResourceType, names: &BTreeSet<SmolStr>) -> bool {
+    pub fn is(&self, resource_type: ResourceType, names: &OrdSet<SmolStr>) -> bool {
         match self.0.get(&resource_type) {
-            Some(asked) => **asked == *names,
+            Some(asked) => asked.len() == names.len() && asked.iter().eq(names),
             None => names.is_empty(),
         }
     }

@@ -322,7 +322,7 @@ impl ResourceSnapshot {
     }
 
     /// True if these are just the names of the type that the snapshot was made for.
-    pub fn is_made_for(&self, resource_type: ResourceType, names: &std::collections::BTreeSet<SmolStr>) -> bool {
+    pub fn is_made_for(&self, resource_type: ResourceType, names: &imbl::OrdSet<SmolStr>) -> bool {
         self.demand
             .as_ref()
             .is_some_and(|demand| demand.is(resource_type, names))

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use smol_str::{SmolStr, format_smolstr};
 
 use super::{
-    delta, order, sotw,
+    delta,
+    names::Names,
+    order, sotw,
     watched::{InFlight, WatchedResource},
 };
 use crate::{
@@ -47,11 +49,11 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub enum Wish {
     /// State of the world: exactly these names.
-    Names(Vec<SmolStr>),
+    Names(Arc<Names>),
     /// Incremental: changes of the subscription, and what the client holds already.
     Change {
         /// `resource_names_subscribe`; `*` means everything.
-        subscribe: Vec<SmolStr>,
+        subscribe: Arc<Names>,
         /// `resource_names_unsubscribe`.
         unsubscribe: Vec<SmolStr>,
         /// `initial_resource_versions`.
@@ -146,7 +148,7 @@ impl Connection {
 
     /// What the client asks for of the types that are made on demand; `None` where everything is at hand.
     pub fn demand(&self) -> Option<Demand> {
-        let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.clone());
+        let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.iter().cloned().collect());
         let asked = ON_DEMAND.into_iter();
         let asked = asked.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
         self.on_demand.then(|| Demand::new(asked))
@@ -213,12 +215,12 @@ impl Connection {
         resource_type: ResourceType,
         nonce: &SmolStr,
         error: Option<String>,
-        names: Vec<SmolStr>,
+        names: Arc<Names>,
     ) -> Outcome {
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
-        let wildcard = is_wildcard && (names.is_empty() || names.iter().any(|name| name == "*"));
+        let wildcard = is_wildcard && (names.is_empty() || names.wildcard());
         if let Some(error) = error {
             match slot {
                 Some(watched) if watched.nonce_sent == *nonce => {
@@ -253,7 +255,8 @@ impl Connection {
                 *slot = Some(Box::new(WatchedResource {
                     wildcard,
                     on_demand,
-                    names: names.into_iter().filter(|name| name != "*").collect(),
+                    names: names.set().clone(),
+                    asked: names,
                     owed_all: true,
                     must_answer: true,
                     ..WatchedResource::default()
@@ -271,7 +274,7 @@ impl Connection {
         resource_type: ResourceType,
         nonce: &SmolStr,
         error: Option<String>,
-        subscribe: Vec<SmolStr>,
+        subscribe: Arc<Names>,
         unsubscribe: Vec<SmolStr>,
         initial: Vec<(SmolStr, String)>,
     ) -> Outcome {
@@ -328,17 +331,13 @@ impl Connection {
     }
 
     fn check_names(&self) -> Result<(), Refusal> {
-        let names = || {
-            self.types
-                .iter()
-                .flatten()
-                .flat_map(|watched| watched.names.iter().chain(&watched.owed))
-        };
-        let count = names().count();
+        let watched = || self.types.iter().flatten();
+        let count = watched().map(|watched| watched.names.len() + watched.owed.len()).sum();
         if count <= MAX_NAMES / 10 {
             return Ok(());
         }
-        let bytes = names().map(SmolStr::len).sum();
+        let names = watched().flat_map(|watched| watched.names.iter().chain(&watched.owed));
+        let bytes = names.map(SmolStr::len).sum();
         if count > MAX_NAMES || bytes > MAX_NAME_BYTES {
             Err(Refusal::TooManyNames { names: count, bytes })
         } else {
@@ -438,11 +437,15 @@ impl Connection {
 
 impl WatchedResource {
     /// Replaces the names of a subscription; true if there are new ones.
-    fn rename(&mut self, names: Vec<SmolStr>, wildcard: bool) -> bool {
-        let names = names.into_iter().filter(|name| name != "*").collect();
-        let before = std::mem::replace(&mut self.names, names);
+    fn rename(&mut self, names: Arc<Names>, wildcard: bool) -> bool {
+        if Arc::ptr_eq(&self.asked, &names) && self.wildcard == wildcard {
+            return false;
+        }
+        let before = std::mem::replace(&mut self.names, names.set().clone());
+        self.asked = names;
         self.wildcard = wildcard;
-        let added: Vec<SmolStr> = self.names.difference(&before).cloned().collect();
+        let added = self.names.iter().filter(|name| !before.contains(*name));
+        let added: Vec<SmolStr> = added.cloned().collect();
         let grew = !added.is_empty();
         self.owed.extend(added);
         let names = &self.names;
@@ -451,18 +454,20 @@ impl WatchedResource {
     }
 
     /// Changes an incremental subscription. Every name in `subscribe` is answered, also one that is held already.
-    fn change(&mut self, subscribe: Vec<SmolStr>, unsubscribe: &[SmolStr], first: bool) {
-        for name in subscribe {
-            if name == "*" {
-                // Who is served on demand is never offered everything.
-                self.owed_all |= !first && !self.wildcard && !self.on_demand;
-                self.wildcard = !self.on_demand;
-            } else {
-                if !first {
-                    self.owed.insert(name.clone());
-                }
-                self.names.insert(name);
-            }
+    fn change(&mut self, subscribe: Arc<Names>, unsubscribe: &[SmolStr], first: bool) {
+        if subscribe.wildcard() {
+            // Who is served on demand is never offered everything.
+            self.owed_all |= !first && !self.wildcard && !self.on_demand;
+            self.wildcard = !self.on_demand;
+        }
+        if !first {
+            self.owed.extend(subscribe.set().iter().cloned());
+        }
+        if self.names.is_empty() {
+            self.names = subscribe.set().clone();
+            self.asked = subscribe;
+        } else {
+            self.names.extend(subscribe.set().iter().cloned());
         }
         for name in unsubscribe {
             if name == "*" {

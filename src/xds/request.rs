@@ -1,6 +1,6 @@
 //! The requests of a stream: gRPC messages of an http body, decoded and reduced to what matters.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -15,6 +15,7 @@ use super::{
     admission::{Admission, Share},
     connection::{Protocol, Request, Wish},
     debug,
+    names::KnownNames,
 };
 use crate::{
     generate::ResourceType,
@@ -28,6 +29,8 @@ use crate::{
 };
 
 const PREFIX_LEN: usize = 5;
+/// The field of names that are asked for: `resource_names`, and `resource_names_subscribe`.
+const NAMES: u32 = 3;
 /// What is kept of the message of a NACK; Envoy's may name every resource of a response.
 const ERROR_BYTES: usize = 8 << 10;
 
@@ -95,6 +98,7 @@ pub(super) struct Requests<B> {
     buffer: BytesMut,
     limit_bytes: usize,
     admission: Arc<Admission>,
+    known: Arc<KnownNames>,
     /// The share of a large request that is on its way, and until when it may be held.
     share: Option<(Option<Share>, Instant)>,
 }
@@ -104,13 +108,19 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    pub(super) fn new(protocol: Protocol, body: B, limit_bytes: usize, admission: Arc<Admission>) -> Self {
+    pub(super) fn new(
+        protocol: Protocol,
+        body: B,
+        limit_bytes: usize,
+        (admission, known): (Arc<Admission>, Arc<KnownNames>),
+    ) -> Self {
         Self {
             protocol,
             body,
             buffer: BytesMut::new(),
             limit_bytes,
             admission,
+            known,
             share: None,
         }
     }
@@ -119,7 +129,7 @@ where
     pub(super) async fn next(&mut self) -> Result<Option<Incoming>, RequestError> {
         loop {
             if let Some(message) = self.message()? {
-                let decoded = decode(self.protocol, message);
+                let decoded = decode(self.protocol, message, &self.known);
                 self.share = None;
                 return decoded.map(Some);
             }
@@ -185,24 +195,23 @@ where
     }
 }
 
-fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> {
+fn decode(protocol: Protocol, message: Bytes, known: &KnownNames) -> Result<Incoming, RequestError> {
     let size_bytes = message.len();
     let malformed = |error: prost::DecodeError| RequestError::Malformed(error.to_string());
-    if fields(message.clone()).map_err(malformed)? > MAX_FIELDS {
-        return Err(RequestError::TooMany);
-    }
+    let (names, rest) = split(&message).map_err(malformed)?.ok_or(RequestError::TooMany)?;
+    let names = known.read(names).map_err(malformed)?;
     let (node, type_url, nonce, error, wish) = match protocol {
         Protocol::Sotw => {
-            let request = DiscoveryRequest::decode(message).map_err(malformed)?;
-            let names = small(request.resource_names);
+            let request = DiscoveryRequest::decode(rest).map_err(malformed)?;
             let (nonce, error) = (request.response_nonce, request.error_detail);
             (request.node, request.type_url, nonce, error, Wish::Names(names))
         }
         Protocol::Delta => {
-            let request = DeltaDiscoveryRequest::decode(message).map_err(malformed)?;
+            let request = DeltaDiscoveryRequest::decode(rest).map_err(malformed)?;
+            let unsubscribe = request.resource_names_unsubscribe.into_iter();
             let wish = Wish::Change {
-                subscribe: small(request.resource_names_subscribe),
-                unsubscribe: small(request.resource_names_unsubscribe),
+                subscribe: names,
+                unsubscribe: unsubscribe.map(SmolStr::from).collect(),
                 initial: request
                     .initial_resource_versions
                     .into_iter()
@@ -217,7 +226,7 @@ fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> 
     let mut error = error.map(shortened);
     let asked = match &wish {
         Wish::Names(names) | Wish::Change { subscribe: names, .. } if debug::is_debug(&type_url) => {
-            names.iter().take(debug::MAX_NAMES).cloned().collect()
+            names.iter().take(debug::MAX_NAMES).collect()
         }
         _ => Vec::new(),
     };
@@ -238,19 +247,47 @@ fn decode(protocol: Protocol, message: Bytes) -> Result<Incoming, RequestError> 
     })
 }
 
-/// How many fields a message has, not counting those inside of fields.
-fn fields(mut message: Bytes) -> Result<usize, prost::DecodeError> {
-    let mut count = 0;
-    while message.has_remaining() {
-        let (tag, wire_type) = encoding::decode_key(&mut message)?;
-        encoding::skip_field(wire_type, tag, &mut message, DecodeContext::default())?;
-        count += 1;
+/// The names that a request of either protocol asks for, and the request without them; nothing if it has too many fields,
+/// not counting those inside of fields.
+fn split(message: &Bytes) -> Result<Option<(Bytes, Bytes)>, prost::DecodeError> {
+    let mut left: &[u8] = message;
+    let (mut names, mut others) = (Pieces::default(), Pieces::default());
+    for _ in 0..=MAX_FIELDS {
+        if left.is_empty() {
+            return Ok(Some((names.joined(message), others.joined(message))));
+        }
+        let start = message.len() - left.len();
+        let (tag, wire_type) = encoding::decode_key(&mut left)?;
+        encoding::skip_field(wire_type, tag, &mut left, DecodeContext::default())?;
+        let pieces = if tag == NAMES { &mut names } else { &mut others };
+        pieces.add(start..message.len() - left.len());
     }
-    Ok(count)
+    Ok(None)
 }
 
-fn small(names: Vec<String>) -> Vec<SmolStr> {
-    names.into_iter().map(SmolStr::from).collect()
+/// Pieces of a message, in order; neighbours are one piece.
+#[derive(Default)]
+struct Pieces(Vec<Range<usize>>);
+
+impl Pieces {
+    fn add(&mut self, piece: Range<usize>) {
+        match self.0.last_mut() {
+            Some(last) if last.end == piece.start => last.end = piece.end,
+            _ => self.0.push(piece),
+        }
+    }
+
+    /// The pieces end to end; a single one is not copied.
+    fn joined(self, message: &Bytes) -> Bytes {
+        match self.0.as_slice() {
+            [] => Bytes::new(),
+            [only] => message.slice(only.clone()),
+            several => {
+                let pieces = several.iter().map(|piece| &message[piece.clone()]);
+                pieces.collect::<Vec<_>>().concat().into()
+            }
+        }
+    }
 }
 
 fn shortened(status: rpc::Status) -> String {

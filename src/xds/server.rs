@@ -149,6 +149,7 @@ impl Server {
             wall_clock: environment::wall_clock,
             events,
             debugger: Arc::default(),
+            known_names: Arc::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -274,7 +275,7 @@ impl Server {
                 protocol,
                 requests,
                 self.shared.max_message_bytes,
-                self.shared.admission.clone(),
+                (self.shared.admission.clone(), self.shared.known_names.clone()),
             ),
             outlet: outlet.clone(),
             draining,

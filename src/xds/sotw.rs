@@ -47,13 +47,15 @@ pub(super) fn content(
         if all && watched.on_demand {
             changed.extend(view.iter().map(|resource| (resource.name.clone(), resource.clone())));
         }
-        let names = if all { &watched.names } else { &owed };
-        for name in names.iter().filter(|name| watched.asks_for(name)) {
-            let resource = view
-                .get(name)
-                .cloned()
-                .or_else(|| latest.absent(resource_type, name).map(Arc::new));
+        let mut add = |name: &SmolStr| {
+            let absent = || latest.absent(resource_type, name).map(Arc::new);
+            let resource = view.get(name).cloned().or_else(absent);
             changed.extend(resource.map(|resource| (name.clone(), resource)));
+        };
+        if all {
+            watched.names.iter().for_each(&mut add);
+        } else {
+            owed.iter().filter(|name| watched.asks_for(name)).for_each(&mut add);
         }
         changed.into_values().collect()
     };

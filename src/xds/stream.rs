@@ -23,6 +23,7 @@ use super::{
     debug::{self, Debugger, Denial, Question},
     events::{self, Attachment, Events, Health, Rejection},
     metrics::Metrics,
+    names::KnownNames,
     registry::{Arrival, Registration, Registry},
     request::{Incoming, RequestError, Requests},
 };
@@ -77,6 +78,8 @@ pub(super) struct Shared {
     pub(super) events: Option<Events>,
     /// Who answers questions about the control plane, if anybody does.
     pub(super) debugger: Arc<OnceLock<Arc<dyn Debugger>>>,
+    /// What clients ask for, so that equal lists are held once.
+    pub(super) known_names: Arc<KnownNames>,
 }
 
 /// Why a stream ended, other than by the client's wish.

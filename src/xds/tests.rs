@@ -9,7 +9,7 @@ use std::{
 use proptest::prelude::*;
 use smol_str::{SmolStr, format_smolstr};
 
-use super::{connection::Wish, *};
+use super::{connection::Wish, names::Names, *};
 use crate::{
     base::Shared,
     generate::{
@@ -201,7 +201,7 @@ impl Client {
         self.inbox.clear();
         self.nonces = Default::default();
         for index in 0..TYPES.len() {
-            let names: Vec<SmolStr> = self.names[index].iter().cloned().collect();
+            let names: Arc<Names> = Arc::new(self.names[index].iter().cloned().collect());
             let wildcard = self.is_wildcard(index);
             match self.protocol {
                 Protocol::Sotw if wildcard || !names.is_empty() => {
@@ -239,10 +239,10 @@ impl Client {
                     self.nonces[index].clone()
                 };
                 self.asked_again[index] |= nonce.is_empty();
-                self.request(index, nonce, None, Wish::Names(wanted.into_iter().collect()));
+                self.request(index, nonce, None, Wish::Names(Arc::new(wanted.into_iter().collect())));
             }
             Protocol::Delta => {
-                let subscribe = wanted.difference(&before).cloned().collect();
+                let subscribe = Arc::new(wanted.difference(&before).cloned().collect());
                 let unsubscribe = before.difference(&wanted).cloned().collect();
                 let wish = Wish::Change {
                     subscribe,
@@ -269,9 +269,9 @@ impl Client {
             self.apply(index, &response);
         }
         let wish = match self.protocol {
-            Protocol::Sotw => Wish::Names(self.names[index].iter().cloned().collect()),
+            Protocol::Sotw => Wish::Names(Arc::new(self.names[index].iter().cloned().collect())),
             Protocol::Delta => Wish::Change {
-                subscribe: Vec::new(),
+                subscribe: Arc::default(),
                 unsubscribe: Vec::new(),
                 initial: Vec::new(),
             },
@@ -397,7 +397,7 @@ fn names(response: &Response) -> Vec<&str> {
 
 fn delta(subscribe: &[&str]) -> Wish {
     Wish::Change {
-        subscribe: subscribe.iter().map(SmolStr::new).collect(),
+        subscribe: Arc::new(subscribe.iter().map(SmolStr::new).collect()),
         unsubscribe: Vec::new(),
         initial: Vec::new(),
     }
@@ -490,7 +490,7 @@ fn idle(protocol: Protocol) -> (World, Client) {
 }
 
 fn sotw(names: &[&str]) -> Wish {
-    Wish::Names(names.iter().map(SmolStr::new).collect())
+    Wish::Names(Arc::new(names.iter().map(SmolStr::new).collect()))
 }
 
 #[test]
@@ -568,7 +568,7 @@ fn unknown_endpoints_are_answered_with_none() {
 fn too_many_names_are_refused() {
     let mut connection = Connection::new(Protocol::Sotw);
     let names = (0..200_000).map(|index| format_smolstr!("name-{index}")).collect();
-    let wish = Wish::Names(names);
+    let wish = Wish::Names(Arc::new(names));
     let request = Request {
         resource_type: ResourceType::Endpoint,
         nonce: SmolStr::default(),

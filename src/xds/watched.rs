@@ -5,8 +5,10 @@ use std::{
     sync::Arc,
 };
 
+use imbl::OrdSet;
 use smol_str::SmolStr;
 
+use super::names::Names;
 use crate::{
     base::Version,
     generate::{EncodedResource, group::TypeView},
@@ -23,7 +25,9 @@ pub struct WatchedResource {
     /// What the snapshot holds of the type was made for this client's names: all of it is sent.
     pub on_demand: bool,
     /// Names that are wanted one by one.
-    pub names: BTreeSet<SmolStr>,
+    pub names: OrdSet<SmolStr>,
+    /// The list that they came from last, as far as it was shared: while it is held, so is what others share of it.
+    pub asked: Arc<Names>,
     /// The view last sent; `None` before the first answer.
     pub sent: Option<TypeView>,
     /// What the client said it holds when it reconnected; used up by the first answer.

@@ -1,0 +1,313 @@
+//! What thousands of sidecars cost: the server's CPU-seconds and memory, and how soon all of them have what changed.
+//!
+//! `cargo bench --bench scale` runs every case and prints a table with the goals and how the figures compare to those in
+//! `benches/figures.json`; `-- --keep` writes them there. Names of cases run those alone (`sotw`, `delta`, `reconnect`,
+//! `large`); `--api` takes the mesh from a real API server in place of a folder, `--own` makes every proxy a workload of
+//! its own. The proxies run beside the server, so waits tell something only on a machine that is otherwise idle; CPU-seconds
+//! and memory are the server's alone.
+
+#[path = "../tests"]
+#[allow(dead_code, reason = "what trials share, of which this needs a part")]
+mod tests {
+    pub(crate) mod support;
+}
+
+#[path = "scale"]
+mod scale {
+    pub(crate) mod fleet;
+    mod link;
+    pub(crate) mod mesh;
+    mod proxy;
+    pub(crate) mod report;
+    pub(crate) mod source;
+    pub(crate) mod wire;
+}
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use scale::fleet::{Load, Plan, Times};
+use scale::mesh::{self, Mesh};
+use scale::report::Report;
+use scale::source::{Source, Usage};
+use scale::wire::Type;
+use tests::support;
+
+use support::daemon::Daemon;
+use support::wait;
+
+/// A change is made so often.
+const ROUNDS: usize = 5;
+/// What follows from a change, or from many proxies, is over after such a while.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// What was asked for on the command line.
+struct Wishes {
+    cases: Vec<String>,
+    keep: bool,
+    /// The mesh comes from an API server.
+    api: bool,
+    /// Every proxy is a workload of its own.
+    own: bool,
+}
+
+/// A case of proxies that are configured and then see changes.
+struct Case {
+    name: &'static str,
+    services: usize,
+    plan: Plan,
+    goals: Goals,
+}
+
+/// At most so much.
+struct Goals {
+    cpu_seconds: f64,
+    highest_mib: f64,
+    /// CPU-seconds and the 99th percentile in milliseconds of a changed EndpointSlice.
+    endpoints: (f64, f64),
+    /// The same of a changed VirtualService.
+    routes: (f64, f64),
+}
+
+fn main() -> ExitCode {
+    let _children = support::process::end_all_on_drop();
+    support::process::end_all_on_signal();
+    let mut wishes = Wishes {
+        cases: Vec::new(),
+        keep: false,
+        api: false,
+        own: false,
+    };
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--keep" => wishes.keep = true,
+            "--api" => wishes.api = true,
+            "--own" => wishes.own = true,
+            // Cargo's own.
+            "--bench" => {}
+            case => wishes.cases.push(case.to_owned()),
+        }
+    }
+    match run(&wishes) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(wishes: &Wishes) -> Result<(), String> {
+    let open_files = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: open_files.maximum,
+        ..open_files
+    };
+    setrlimit(Resource::Nofile, all).map_err(|error| error.to_string())?;
+    let mut report = Report::default();
+    let wanted = |name: &str| wishes.cases.is_empty() || wishes.cases.iter().any(|case| case == name);
+    let plan = |proxies: usize, ramp: u64, is_delta: bool, workloads: usize| Plan {
+        proxies,
+        workloads: if wishes.own { proxies } else { workloads },
+        namespaces: 50,
+        ramp: Duration::from_secs(ramp),
+        is_delta,
+    };
+    if wanted("sotw") {
+        let case = Case {
+            name: "200 sidecars, SotW, 1000 services",
+            services: 1000,
+            plan: plan(200, 10, false, 50),
+            goals: Goals {
+                cpu_seconds: 5.0,
+                highest_mib: 350.0,
+                endpoints: (0.05, 150.0),
+                routes: (0.8, 1500.0),
+            },
+        };
+        configured(wishes, &mut report, &case)?;
+    }
+    if wanted("delta") {
+        let case = Case {
+            name: "2000 sidecars, delta, 200 services",
+            services: 200,
+            plan: plan(2000, 5, true, 500),
+            goals: Goals {
+                cpu_seconds: 8.0,
+                highest_mib: 400.0,
+                endpoints: (0.1, 200.0),
+                routes: (1.0, 1000.0),
+            },
+        };
+        configured(wishes, &mut report, &case)?;
+    }
+    if wanted("reconnect") {
+        reconnected(wishes, &mut report, plan(5000, 30, true, 1250))?;
+    }
+    if wanted("large") {
+        large(&mut report)?;
+    }
+    report.print(wishes.keep)
+}
+
+fn sized(services: usize) -> Mesh {
+    Mesh {
+        services,
+        endpoints: 5,
+        namespaces: 50,
+    }
+}
+
+/// A mesh in its source, and the daemon that serves it.
+fn served(wishes: &Wishes, name: &str, services: usize) -> Result<(Source, Daemon), String> {
+    let source = if wishes.api {
+        Source::cluster(name, sized(services))?
+    } else {
+        Source::folder(name, sized(services))?
+    };
+    let log = support::scratch(&format!("bench/scale/{name}/daemon")).join("istiod.log");
+    let daemon = source.daemon(&log)?;
+    Ok((source, daemon))
+}
+
+fn label(wishes: &Wishes, name: &str) -> String {
+    let source = if wishes.api { "API server" } else { "folder" };
+    let own = if wishes.own { ", each its own workload" } else { "" };
+    format!("{name}{own}, {source}")
+}
+
+fn address(daemon: &Daemon) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], daemon.xds))
+}
+
+fn rest() {
+    let begun = wait::now();
+    // Nothing is waited for but time itself.
+    let _ = wait::until("quiet", QUIET, || (begun.elapsed() >= QUIET).then_some(()));
+}
+
+/// Proxies that are configured, then one EndpointSlice and one VirtualService that change.
+fn configured(wishes: &Wishes, report: &mut Report, case: &Case) -> Result<(), String> {
+    let name = label(wishes, case.name);
+    let (source, daemon) = served(wishes, &case.name.replace([' ', ','], "-"), case.services)?;
+    rest();
+    let before = Usage::of(&daemon.process)?;
+    let mut load = Load::new(address(&daemon), case.plan);
+    let times = load.connect(case.plan.ramp)?;
+    rest();
+    let after = Usage::of(&daemon.process)?;
+    let cpu = after.cpu_seconds - before.cpu_seconds;
+    report.goal(&name, "CPU-s to configure", case.goals.cpu_seconds, cpu);
+    report.goal(&name, "MiB at most", case.goals.highest_mib, after.highest_mib);
+    report.note(&name, "MiB without proxies", before.resident_mib);
+    report.note(&name, "MiB once configured", after.resident_mib);
+    report.note(&name, "s until all are configured", times.all);
+    report.note(&name, "s for one, p99", times.p99);
+    told(report, &name, &load);
+    let mesh = sized(case.services);
+    changed(
+        report,
+        &format!("{name}: EndpointSlice"),
+        (&daemon, &load),
+        case.goals.endpoints,
+        |round| {
+            let write = || source.put(&mesh.slice(0, round));
+            load.converge(Type::Endpoints, &mesh::moved(0, round), write)
+        },
+    )?;
+    changed(
+        report,
+        &format!("{name}: VirtualService"),
+        (&daemon, &load),
+        case.goals.routes,
+        |round| {
+            let write = || source.put(&mesh.virtual_service(0, round));
+            load.converge(Type::Route, &mesh::path(round), write)
+        },
+    )?;
+    report.note(&name, "MiB in the end", Usage::of(&daemon.process)?.resident_mib);
+    report.goal(&name, "broken streams", 0.0, load.sums().broken as f64);
+    Ok(())
+}
+
+/// What the proxies were told so far.
+fn told(report: &mut Report, name: &str, load: &Load) {
+    let sums = load.sums();
+    report.note(name, "responses", sums.responses as f64);
+    report.note(name, "resources", sums.resources as f64);
+    report.note(name, "MiB received", sums.bytes as f64 / f64::from(1 << 20));
+}
+
+fn changed(
+    report: &mut Report,
+    name: &str,
+    (daemon, load): (&Daemon, &Load),
+    goals: (f64, f64),
+    mut round: impl FnMut(usize) -> Result<Vec<Duration>, String>,
+) -> Result<(), String> {
+    let (mut cpu, mut waits) = (0.0, Vec::new());
+    let bytes = load.sums().bytes;
+    for number in 1..=ROUNDS {
+        let before = Usage::of(&daemon.process)?;
+        waits.extend(round(number)?);
+        rest();
+        cpu += Usage::of(&daemon.process)?.cpu_seconds - before.cpu_seconds;
+    }
+    let times = Load::times(waits);
+    report.goal(name, "CPU-s for each", goals.0, cpu / ROUNDS as f64);
+    report.goal(name, "ms to all, p99", goals.1, times.p99 * 1000.0);
+    report.note(name, "ms to all, longest", times.all * 1000.0);
+    let bytes = (load.sums().bytes - bytes) as f64 / ROUNDS as f64;
+    report.note(name, "KiB received for each", bytes / 1024.0);
+    Ok(())
+}
+
+/// Proxies that all lose their connections at once and come back with what they hold.
+fn reconnected(wishes: &Wishes, report: &mut Report, plan: Plan) -> Result<(), String> {
+    const SERVICES: usize = 200;
+    let name = label(wishes, "5000 sidecars reconnect at once, delta, 200 services");
+    let (_source, daemon) = served(wishes, "reconnect", SERVICES)?;
+    let mut load = Load::new(address(&daemon), plan);
+    load.connect(plan.ramp)?;
+    rest();
+    let (before, sums) = (Usage::of(&daemon.process)?, load.sums());
+    load.disconnect();
+    let Times { all, p99 } = load.connect(Duration::ZERO)?;
+    rest();
+    let (after, again) = (Usage::of(&daemon.process)?, load.sums());
+    report.goal(&name, "s until all are current", 30.0, all);
+    report.note(&name, "s for one, p99", p99);
+    let bytes = (again.bytes_again - sums.bytes_again) as f64;
+    report.goal(&name, "KiB sent that they held", 0.0, bytes / 1024.0);
+    report.note(&name, "KiB received", (again.bytes - sums.bytes) as f64 / 1024.0);
+    report.note(&name, "broken streams", (again.broken - sums.broken) as f64);
+    report.note(&name, "CPU-s to reconnect", after.cpu_seconds - before.cpu_seconds);
+    report.note(&name, "MiB before", before.resident_mib);
+    report.note(&name, "MiB at most", after.highest_mib);
+    Ok(())
+}
+
+/// A large mesh in a real API server, and no proxies.
+fn large(report: &mut Report) -> Result<(), String> {
+    let mesh = Mesh {
+        services: 10_000,
+        endpoints: 10,
+        namespaces: 200,
+    };
+    let name = "10000 services of 10 endpoints each, API server";
+    let source = Source::cluster("large", mesh)?;
+    let log = support::scratch("bench/scale/large/daemon").join("istiod.log");
+    let begun = wait::now();
+    let daemon = source.daemon(&log)?;
+    let ready = begun.elapsed();
+    rest();
+    let usage = Usage::of(&daemon.process)?;
+    report.goal(name, "s to ready", 15.0, ready.as_secs_f64());
+    report.goal(name, "MiB at most", 600.0, usage.highest_mib);
+    report.note(name, "MiB later", usage.resident_mib);
+    report.note(name, "CPU-s", usage.cpu_seconds);
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! Many proxies at a time, and what they saw.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use regex::bytes::Regex;
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::task::JoinHandle;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::proxy::{Held, PAUSE, Proxy, put_name};
+use super::wire::{Response, Type};
+use crate::tests::support::http::RUNTIME;
+use crate::tests::support::wait;
+
+/// How long the slowest proxy may take before the run is given up.
+const PATIENCE: Duration = Duration::from_mins(5);
+
+/// How many proxies there are, of what, and how they come.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) proxies: usize,
+    /// Deployments that they are spread over.
+    pub(crate) workloads: usize,
+    pub(crate) namespaces: usize,
+    /// The time over which they connect.
+    pub(crate) ramp: Duration,
+    pub(crate) is_delta: bool,
+}
+
+/// What all proxies share.
+pub(crate) struct Fleet {
+    pub(crate) address: SocketAddr,
+    pub(crate) is_delta: bool,
+    /// Since when each proxy that is ready was connecting, and when it was ready.
+    readiness: Mutex<Vec<(Instant, Instant)>>,
+    counts: Counts,
+    change: ArcSwapOption<Change>,
+    shared: Mutex<FxHashMap<u64, Arc<Held>>>,
+}
+
+/// Sums over all proxies.
+#[derive(Default)]
+struct Counts {
+    responses: AtomicU64,
+    resources: AtomicU64,
+    bytes: AtomicU64,
+    /// Bytes of resources that the proxy held at that very version.
+    bytes_again: AtomicU64,
+    broken: AtomicU64,
+}
+
+/// Sums at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sums {
+    pub(crate) responses: u64,
+    pub(crate) resources: u64,
+    pub(crate) bytes: u64,
+    /// See [`Counts`].
+    pub(crate) bytes_again: u64,
+    /// Streams that ended before they were to.
+    pub(crate) broken: u64,
+}
+
+/// A change that is awaited: the response of that type that holds these bytes carries it.
+struct Change {
+    kind: Type,
+    sign: Regex,
+    reached: Mutex<FxHashMap<usize, Instant>>,
+}
+
+impl Fleet {
+    /// Counts a response, and notes whether it carries the change that is awaited.
+    pub(crate) fn note(&self, proxy: usize, response: &Response) {
+        let add = |count: &AtomicU64, number: usize| count.fetch_add(number as u64, Ordering::Relaxed);
+        add(&self.counts.responses, 1);
+        add(&self.counts.resources, response.resources.len());
+        let bytes = response.resources.iter().map(|resource| resource.body.len()).sum();
+        add(&self.counts.bytes, bytes);
+        let change = self.change.load();
+        let Some(change) = change.as_ref().filter(|change| change.kind == response.kind) else {
+            return;
+        };
+        if response
+            .resources
+            .iter()
+            .any(|resource| change.sign.is_match(resource.body))
+        {
+            let mut reached = change.reached.lock().unwrap_or_else(PoisonError::into_inner);
+            reached.entry(proxy).or_insert_with(wait::now);
+        }
+    }
+
+    /// Counts bytes of a resource that the proxy holds.
+    pub(crate) fn note_again(&self, bytes: usize) {
+        self.counts.bytes_again.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// A proxy has all that it asked for.
+    pub(crate) fn ready(&self, began: Instant) {
+        let mut readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner);
+        readiness.push((began, wait::now()));
+    }
+
+    /// The names that the resources refer to and that are not in `known` yet, as fields of a request.
+    pub(crate) fn names(&self, response: &Response, known: &mut FxHashSet<u64>) -> Vec<u8> {
+        let mut names = Vec::new();
+        for resource in &response.resources {
+            response.kind.references(resource.body, |name| {
+                if known.insert(xxh3_64(name)) {
+                    put_name(name, &mut names);
+                }
+            });
+        }
+        names
+    }
+
+    /// The one that all proxies share of equal ones.
+    pub(crate) fn shared(&self, hash: u64, make: impl FnOnce() -> Held) -> Arc<Held> {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.entry(hash).or_insert_with(|| Arc::new(make())).clone()
+    }
+}
+
+/// Proxies that are connected, until it is dropped.
+pub(crate) struct Load {
+    plan: Plan,
+    fleet: Arc<Fleet>,
+    proxies: Vec<Arc<Proxy>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.disconnect();
+    }
+}
+
+/// How long things took, in seconds.
+pub(crate) struct Times {
+    /// Until the last.
+    pub(crate) all: f64,
+    /// 99 of 100 were done in that.
+    pub(crate) p99: f64,
+}
+
+impl Times {
+    /// What `times` tell that began at `begun`.
+    fn of(all: Duration, mut each: Vec<Duration>) -> Times {
+        each.sort_unstable();
+        let p99 = each.get(each.len().saturating_sub(1) * 99 / 100);
+        Times {
+            all: all.as_secs_f64(),
+            p99: p99.copied().unwrap_or_default().as_secs_f64(),
+        }
+    }
+}
+
+impl Load {
+    /// Proxies that are not connected yet.
+    pub(crate) fn new(address: SocketAddr, plan: Plan) -> Load {
+        let fleet = Fleet {
+            address,
+            is_delta: plan.is_delta,
+            readiness: Mutex::default(),
+            counts: Counts::default(),
+            change: ArcSwapOption::empty(),
+            shared: Mutex::default(),
+        };
+        let proxy = |number| Arc::new(Proxy::new(number, number % plan.workloads, plan.namespaces));
+        Load {
+            plan,
+            fleet: Arc::new(fleet),
+            proxies: (0..plan.proxies).map(proxy).collect(),
+            tasks: Vec::new(),
+        }
+    }
+
+    /// Connects all proxies and waits until each is configured. Those that were connected before say what they hold.
+    pub(crate) fn connect(&mut self, ramp: Duration) -> Result<Times, String> {
+        self.readiness().clear();
+        let begun = wait::now();
+        let pause = ramp / u32::try_from(self.plan.proxies.max(1)).unwrap_or(u32::MAX);
+        for (number, proxy) in (0..).zip(&self.proxies) {
+            let (proxy, fleet) = (proxy.clone(), self.fleet.clone());
+            self.tasks.push(RUNTIME.spawn(async move {
+                tokio::time::sleep(pause * number).await;
+                loop {
+                    let why = proxy.connect(&fleet).await;
+                    if fleet.counts.broken.fetch_add(1, Ordering::Relaxed) < 3 {
+                        eprintln!("proxy {}: {why}", proxy.number);
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }));
+        }
+        wait::until("the last configured proxy", PATIENCE, || {
+            (self.readiness().len() >= self.plan.proxies).then_some(())
+        })
+        .map_err(|error| format!("{error}; {} are configured", self.readiness().len()))?;
+        let readiness = self.readiness();
+        let last = readiness.iter().map(|(_, ready)| *ready).max().unwrap_or(begun);
+        let each = readiness.iter().map(|(began, ready)| *ready - *began).collect();
+        Ok(Times::of(last - begun, each))
+    }
+
+    fn readiness(&self) -> std::sync::MutexGuard<'_, Vec<(Instant, Instant)>> {
+        self.fleet.readiness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops all connections at once. The proxies remember what they hold.
+    pub(crate) fn disconnect(&mut self) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+        }
+    }
+
+    /// How it came to this.
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    /// The sums so far.
+    pub(crate) fn sums(&self) -> Sums {
+        let counts = &self.fleet.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Sums {
+            responses: of(&counts.responses),
+            resources: of(&counts.resources),
+            bytes: of(&counts.bytes),
+            bytes_again: of(&counts.bytes_again),
+            broken: of(&counts.broken),
+        }
+    }
+
+    /// Makes a change with `write` and waits until each proxy has a response of that type that holds `sign`. Tells how long
+    /// each waited from the end of the write.
+    pub(crate) fn converge(
+        &self,
+        kind: Type,
+        sign: &str,
+        write: impl FnOnce() -> Result<(), String>,
+    ) -> Result<Vec<Duration>, String> {
+        let change = Arc::new(Change {
+            kind,
+            sign: Regex::new(&regex::escape(sign)).map_err(|error| error.to_string())?,
+            reached: Mutex::default(),
+        });
+        self.fleet.change.store(Some(change.clone()));
+        write()?;
+        let written = wait::now();
+        let reached = || change.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = wait::until("the change everywhere", PATIENCE, || {
+            (reached().len() >= self.plan.proxies).then_some(())
+        });
+        self.fleet.change.store(None);
+        outcome.map_err(|error| format!("{error}; it reached {}", reached().len()))?;
+        Ok(reached()
+            .values()
+            .map(|at| at.saturating_duration_since(written))
+            .collect())
+    }
+
+    /// What these waits come to.
+    pub(crate) fn times(waits: Vec<Duration>) -> Times {
+        Times::of(waits.iter().max().copied().unwrap_or_default(), waits)
+    }
+}

@@ -1,0 +1,131 @@
+//! One ADS stream on a connection of its own, as bytes.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::tests::support::http::RUNTIME;
+
+/// Of a gRPC message: one byte that says whether it is compressed, four of length.
+const PREFIX: usize = 5;
+const WINDOW: u32 = 1 << 20;
+
+/// The stream; dropping it drops the connection.
+pub(crate) struct Link {
+    requests: mpsc::Sender<Bytes>,
+    body: Incoming,
+    buffer: BytesMut,
+    _sender: SendRequest<Requests>,
+    connection: JoinHandle<()>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// What the client says.
+struct Requests(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Requests {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|message| Some(Ok(Frame::data(message?))))
+    }
+}
+
+impl Link {
+    /// Connects and sends the first request; servers may answer only then.
+    pub(crate) async fn open(address: SocketAddr, is_delta: bool, first: Vec<u8>) -> Result<Link, String> {
+        let stream = TcpStream::connect(address).await.map_err(in_words)?;
+        stream.set_nodelay(true).map_err(in_words)?;
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(WINDOW);
+        builder.initial_connection_window_size(WINDOW);
+        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(in_words)?;
+        let connection = RUNTIME.spawn(async move {
+            // How it ended is seen from the stream.
+            let _ = connection.await;
+        });
+        let (requests, outbox) = mpsc::channel(16);
+        requests.send(framed(first)).await.map_err(in_words)?;
+        let method = if is_delta { "Delta" } else { "Stream" };
+        let service = "envoy.service.discovery.v3.AggregatedDiscoveryService";
+        let request = Request::post(format!("http://{address}/{service}/{method}AggregatedResources"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Requests(outbox))
+            .map_err(in_words)?;
+        let response = sender.send_request(request).await.map_err(in_words)?;
+        if let Some(status) = response.headers().get("grpc-status") {
+            return Err(format!(
+                "refused: {status:?} {:?}",
+                response.headers().get("grpc-message")
+            ));
+        }
+        Ok(Link {
+            requests,
+            body: response.into_body(),
+            buffer: BytesMut::new(),
+            _sender: sender,
+            connection,
+        })
+    }
+
+    pub(crate) async fn send(&self, message: Vec<u8>) -> Result<(), String> {
+        self.requests.send(framed(message)).await.map_err(in_words)
+    }
+
+    /// The next message.
+    pub(crate) async fn next(&mut self) -> Result<Bytes, String> {
+        loop {
+            if let Some(length) = self.buffer.get(1..PREFIX) {
+                let length = length.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+                if self.buffer.len() >= PREFIX + length {
+                    self.buffer.advance(PREFIX);
+                    let message = self.buffer.split_to(length).freeze();
+                    if self.buffer.is_empty() {
+                        // Thousands of idle streams would each keep what their largest message took.
+                        self.buffer = BytesMut::new();
+                    }
+                    return Ok(message);
+                }
+                self.buffer.reserve(PREFIX + length - self.buffer.len());
+            }
+            let frame = self.body.frame().await.ok_or("the stream ended")?.map_err(in_words)?;
+            match frame.into_data() {
+                Ok(data) => self.buffer.extend_from_slice(&data),
+                Err(frame) => return Err(format!("the stream ended: {:?}", frame.into_trailers())),
+            }
+        }
+    }
+}
+
+fn framed(message: Vec<u8>) -> Bytes {
+    let mut framed = Vec::with_capacity(PREFIX + message.len());
+    framed.push(0);
+    framed.extend_from_slice(&(message.len() as u32).to_be_bytes());
+    framed.extend_from_slice(&message);
+    framed.into()
+}
+
+fn in_words(error: impl std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

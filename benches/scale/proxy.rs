@@ -1,0 +1,262 @@
+//! A simulated sidecar: asks for what its clusters and listeners refer to, accepts everything, applies nothing.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use istiod::proto::envoy::config::core::v3::Node;
+use istiod::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest};
+use istiod::proto::json::struct_from_json;
+use prost::Message;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::json;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::fleet::Fleet;
+use super::link::Link;
+use super::wire::{Response, Type, put};
+use crate::tests::support::wait;
+
+/// What a proxy is, and what it remembers over its connections.
+pub(crate) struct Proxy {
+    pub(crate) number: usize,
+    node: Node,
+    memory: Mutex<Memory>,
+}
+
+/// By type: what is held, by the hash of its name.
+#[derive(Default)]
+struct Memory {
+    held: [FxHashMap<u64, Arc<Held>>; 4],
+    /// Names of each type that were asked for one by one, as a field of a request.
+    asked: [Vec<u8>; 4],
+}
+
+/// A resource at a version, shared by all proxies that hold it.
+pub(crate) struct Held {
+    version: u64,
+    /// Name and version as an entry of `initial_resource_versions`.
+    entry: Vec<u8>,
+}
+
+/// What a connection has seen.
+struct Session {
+    began: Instant,
+    answered: [bool; 4],
+    /// Hashes of the names that were asked for on this connection.
+    names: [FxHashSet<u64>; 4],
+    is_ready: bool,
+}
+
+const NAMES: u8 = 3;
+const INITIAL: u8 = 5;
+
+impl Proxy {
+    /// Proxy `number`, of a workload in one of the namespaces.
+    pub(crate) fn new(number: usize, workload: usize, namespaces: usize) -> Proxy {
+        let ip = format!(
+            "10.{}.{}.{}",
+            128 + ((number >> 16) & 63),
+            (number >> 8) & 255,
+            number & 255
+        );
+        let (namespace, app) = (format!("ns-{}", workload % namespaces), format!("load-{workload}"));
+        let metadata = json!({
+            "NAMESPACE": namespace, "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3",
+            "LABELS": { "app": app, "service.istio.io/canonical-name": app },
+            "INSTANCE_IPS": ip, "WORKLOAD_NAME": app, "MESH_ID": "cluster.local", "NAME": app,
+            "PILOT_SAN": ["istiod.istio-system.svc"], "PROXY_CONFIG": {}, "INTERCEPTION_MODE": "REDIRECT" });
+        let node = Node {
+            id: format!("sidecar~{ip}~{app}-{number}.{namespace}~{namespace}.svc.cluster.local"),
+            cluster: format!("{app}.{namespace}"),
+            metadata: metadata.as_object().map(struct_from_json),
+            ..Default::default()
+        };
+        Proxy {
+            number,
+            node,
+            memory: Mutex::default(),
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One connection, until it breaks.
+    pub(crate) async fn connect(&self, fleet: &Fleet) -> String {
+        let session = Session {
+            began: wait::now(),
+            answered: [false; 4],
+            names: Default::default(),
+            is_ready: false,
+        };
+        let ended = if fleet.is_delta {
+            self.delta(fleet, session).await
+        } else {
+            self.whole(fleet, session).await
+        };
+        ended.err().unwrap_or_default()
+    }
+
+    /// State of the world.
+    async fn whole(&self, fleet: &Fleet, mut session: Session) -> Result<(), String> {
+        let request = |kind: Type, node: Option<Node>, last: Option<&(String, String)>, names: &[u8]| {
+            let (version_info, response_nonce) = last.cloned().unwrap_or_default();
+            let type_url = kind.url().to_owned();
+            let mut request = DiscoveryRequest {
+                version_info,
+                node,
+                type_url,
+                response_nonce,
+                ..Default::default()
+            }
+            .encode_to_vec();
+            request.extend_from_slice(names);
+            request
+        };
+        let mut last: [Option<(String, String)>; 4] = Default::default();
+        let mut asked: [Vec<u8>; 4] = Default::default();
+        let first = request(Type::Cluster, Some(self.node.clone()), None, &[]);
+        let mut link = Link::open(fleet.address, false, first).await?;
+        loop {
+            let message = link.next().await?;
+            let Some(response) = Response::read(&message, false) else {
+                continue;
+            };
+            let kind = response.kind;
+            fleet.note(self.number, &response);
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            last[kind as usize] = Some((text(response.version), text(response.nonce)));
+            let ack = request(kind, None, last[kind as usize].as_ref(), &asked[kind as usize]);
+            link.send(ack).await?;
+            if let Some(referred) = kind.referred() {
+                let names = fleet.names(&response, &mut FxHashSet::default());
+                if names != asked[referred as usize] {
+                    asked[referred as usize] = names;
+                    let (last, names) = (last[referred as usize].as_ref(), &asked[referred as usize]);
+                    link.send(request(referred, None, last, names)).await?;
+                }
+            }
+            if kind == Type::Cluster && !session.answered[kind as usize] {
+                link.send(request(Type::Listener, None, None, &[])).await?;
+            }
+            session.answered[kind as usize] = true;
+            session.check(fleet, |kind| !asked[kind as usize].is_empty());
+        }
+    }
+
+    /// Incremental.
+    async fn delta(&self, fleet: &Fleet, mut session: Session) -> Result<(), String> {
+        let request = |kind: Type, node: Option<Node>, response_nonce: String, fields: &[u8]| {
+            let type_url = kind.url().to_owned();
+            let mut request = DeltaDiscoveryRequest {
+                node,
+                type_url,
+                response_nonce,
+                ..Default::default()
+            }
+            .encode_to_vec();
+            request.extend_from_slice(fields);
+            request
+        };
+        let first = request(
+            Type::Cluster,
+            Some(self.node.clone()),
+            String::new(),
+            &self.known(Type::Cluster),
+        );
+        let mut link = Link::open(fleet.address, true, first).await?;
+        let is_again = !self.memory().held[Type::Cluster as usize].is_empty();
+        if is_again {
+            // As Envoy does, which says at once all that it wants and has.
+            for kind in [Type::Endpoints, Type::Listener, Type::Route] {
+                session.names[kind as usize] = self.memory().held[kind as usize].keys().copied().collect();
+                link.send(request(kind, None, String::new(), &self.known(kind))).await?;
+            }
+        }
+        loop {
+            let message = link.next().await?;
+            let Some(response) = Response::read(&message, true) else {
+                continue;
+            };
+            let kind = response.kind;
+            fleet.note(self.number, &response);
+            self.remember(fleet, &response);
+            let nonce = String::from_utf8_lossy(response.nonce).into_owned();
+            link.send(request(kind, None, nonce, &[])).await?;
+            if let Some(referred) = kind.referred() {
+                let names = fleet.names(&response, &mut session.names[referred as usize]);
+                if !names.is_empty() {
+                    link.send(request(referred, None, String::new(), &names)).await?;
+                    self.memory().asked[referred as usize].extend_from_slice(&names);
+                }
+            }
+            if kind == Type::Cluster && !session.answered[kind as usize] && !is_again {
+                link.send(request(Type::Listener, None, String::new(), &[])).await?;
+            }
+            session.answered[kind as usize] = true;
+            let memory = self.memory();
+            session.check(fleet, |kind| !memory.asked[kind as usize].is_empty());
+        }
+    }
+
+    /// What was asked for and is held of a type, as fields of the first request of a connection.
+    fn known(&self, kind: Type) -> Vec<u8> {
+        let memory = self.memory();
+        let mut fields = memory.asked[kind as usize].clone();
+        for held in memory.held[kind as usize].values() {
+            put(INITIAL, &held.entry, &mut fields);
+        }
+        fields
+    }
+
+    fn remember(&self, fleet: &Fleet, response: &Response) {
+        let mut memory = self.memory();
+        let held = &mut memory.held[response.kind as usize];
+        for resource in &response.resources {
+            let version = xxh3_64(resource.version);
+            let name = xxh3_64(resource.name);
+            let same = held.get(&name).is_some_and(|held| held.version == version);
+            if same {
+                fleet.note_again(resource.body.len());
+            } else {
+                let entry = || Held::new(resource.name, resource.version);
+                held.insert(name, fleet.shared(name ^ version.rotate_left(32), entry));
+            }
+        }
+        for name in &response.removed {
+            held.remove(&xxh3_64(name));
+        }
+    }
+}
+
+impl Held {
+    fn new(name: &[u8], version: &[u8]) -> Held {
+        let mut entry = Vec::with_capacity(name.len() + version.len() + 8);
+        put(1, name, &mut entry);
+        put(2, version, &mut entry);
+        Held {
+            version: xxh3_64(version),
+            entry,
+        }
+    }
+}
+
+impl Session {
+    /// Tells the fleet once all was answered that was asked.
+    fn check(&mut self, fleet: &Fleet, asks: impl Fn(Type) -> bool) {
+        let is_answered = |kind: Type| self.answered[kind as usize] || (kind.is_named() && !asks(kind));
+        if !self.is_ready && Type::ALL.into_iter().all(is_answered) {
+            self.is_ready = true;
+            fleet.ready(self.began);
+        }
+    }
+}
+
+/// How long a proxy whose connection broke waits before it connects again.
+pub(crate) const PAUSE: Duration = Duration::from_millis(500);
+
+/// The field by which either protocol names what it asks for.
+pub(crate) fn put_name(name: &[u8], out: &mut Vec<u8>) {
+    put(NAMES, name, out);
+}

@@ -1,0 +1,145 @@
+//! Where the daemon has the mesh from: a folder of YAML, or a real API server.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+use super::mesh::Mesh;
+use crate::tests::support::daemon::Daemon;
+use crate::tests::support::kubernetes::{self, Cluster};
+use crate::tests::support::{self, process};
+
+/// Requests under way at a time while a mesh is written to an API server.
+const WRITERS: usize = 8;
+
+/// A mesh in its place.
+pub(crate) enum Source {
+    Folder(PathBuf),
+    Cluster(Box<Cluster>),
+}
+
+impl Source {
+    /// Puts a mesh into a fresh folder of that name.
+    pub(crate) fn folder(name: &str, mesh: Mesh) -> Result<Source, String> {
+        let source = Source::Folder(support::scratch(&format!("bench/scale/{name}/mesh")));
+        let objects: Vec<String> = mesh
+            .namespaces()
+            .iter()
+            .chain(&mesh.objects())
+            .filter(|object| !changes(object))
+            .map(Value::to_string)
+            .collect();
+        source.write("objects.yaml", &objects.join("\n---\n"))?;
+        source.put(&mesh.slice(0, 0))?;
+        source.put(&mesh.virtual_service(0, 0))?;
+        Ok(source)
+    }
+
+    /// Puts a mesh into an API server of its own.
+    pub(crate) fn cluster(name: &str, mesh: Mesh) -> Result<Source, String> {
+        if !kubernetes::is_installed() {
+            return Err("there is no Kubernetes API server; `make tools` installs it".into());
+        }
+        let cluster = Cluster::start(&format!("bench/scale/{name}/cluster"))?;
+        write_all(&cluster, &mesh.namespaces())?;
+        write_all(&cluster, &mesh.objects())?;
+        Ok(Source::Cluster(Box::new(cluster)))
+    }
+
+    /// Writes one object that is there already.
+    pub(crate) fn put(&self, object: &Value) -> Result<(), String> {
+        match self {
+            Source::Folder(_) => {
+                let kind = object["kind"].as_str().unwrap_or_default();
+                self.write(&format!("{kind}.yaml"), &object.to_string())
+            }
+            Source::Cluster(cluster) => cluster.api.apply(object).map(|_| ()),
+        }
+    }
+
+    /// Puts a file into the folder as a whole.
+    fn write(&self, name: &str, text: &str) -> Result<(), String> {
+        let Source::Folder(folder) = self else { return Ok(()) };
+        let aside = folder.with_extension(name);
+        std::fs::write(&aside, text).map_err(|error| error.to_string())?;
+        std::fs::rename(&aside, folder.join(name)).map_err(|error| error.to_string())
+    }
+
+    /// A daemon that begins to serve the mesh.
+    pub(crate) fn daemon(&self, log: &Path) -> Result<Daemon, String> {
+        match self {
+            Source::Folder(folder) => Daemon::start(folder, log),
+            Source::Cluster(cluster) => {
+                let daemon = Daemon::beginning(&cluster.admin_kubeconfig(), "istio-system", log, |_| {});
+                daemon.until_ready()?;
+                Ok(daemon)
+            }
+        }
+    }
+}
+
+/// True for the objects that change, which have files of their own.
+fn changes(object: &Value) -> bool {
+    let is_one = |kind: &str, name: &str| object["kind"] == kind && object["metadata"]["name"] == name;
+    is_one("EndpointSlice", "svc-0-0") || is_one("VirtualService", "svc-0")
+}
+
+fn write_all(cluster: &Cluster, objects: &[Value]) -> Result<(), String> {
+    let next = AtomicUsize::new(0);
+    let write = || {
+        while let Some(object) = objects.get(next.fetch_add(1, Ordering::Relaxed)) {
+            cluster.api.apply(object)?;
+        }
+        Ok::<_, String>(())
+    };
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS).map(|_| scope.spawn(write)).collect();
+        let join = |writer: std::thread::ScopedJoinHandle<'_, _>| writer.join();
+        writers
+            .into_iter()
+            .try_for_each(|writer| join(writer).unwrap_or_else(|_| Err("a writer panicked".into())))
+    })
+}
+
+/// What a process has used so far.
+#[derive(Clone, Copy)]
+pub(crate) struct Usage {
+    /// Of all cores, of user and system.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) resident_mib: f64,
+    pub(crate) highest_mib: f64,
+}
+
+impl Usage {
+    pub(crate) fn of(process: &process::Process) -> Result<Usage, String> {
+        /// `USER_HZ`, which Linux tells user space on every machine.
+        const TICKS: f64 = 100.0;
+        let read = |name: &str| {
+            let path = format!("/proc/{}/{name}", process.id);
+            std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
+        };
+        let (stat, status) = (read("stat")?, read("status")?);
+        // The name of the command stands in parentheses and may hold spaces.
+        let fields: Vec<&str> = stat
+            .rsplit_once(')')
+            .map_or("", |(_, rest)| rest)
+            .split_whitespace()
+            .collect();
+        let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok());
+        let mib = |name: &str| {
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<f64>().ok());
+            kib.map(|kib| kib / 1024.0)
+                .ok_or_else(|| format!("no {name} in {status}"))
+        };
+        let (user, system) = ticks(11).zip(ticks(12)).ok_or_else(|| format!("no times in {stat}"))?;
+        Ok(Usage {
+            cpu_seconds: (user + system) / TICKS,
+            resident_mib: mib("VmRSS")?,
+            highest_mib: mib("VmHWM")?,
+        })
+    }
+}
