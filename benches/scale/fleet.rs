@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use regex::bytes::Regex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use tokio::task::JoinHandle;
-use xxhash_rust::xxh3::xxh3_64;
 
-use super::proxy::{Held, PAUSE, Proxy, put_name};
+use super::proxy::{Held, PAUSE, Proxy};
 use super::wire::{Response, Type};
 use crate::tests::support::http::RUNTIME;
 use crate::tests::support::wait;
@@ -103,19 +102,6 @@ impl Fleet {
     pub(crate) fn ready(&self, began: Instant) {
         let mut readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner);
         readiness.push((began, wait::now()));
-    }
-
-    /// The names that the resources refer to and that are not in `known` yet, as fields of a request.
-    pub(crate) fn names(&self, response: &Response, known: &mut FxHashSet<u64>) -> Vec<u8> {
-        let mut names = Vec::new();
-        for resource in &response.resources {
-            response.kind.references(resource.body, |name| {
-                if known.insert(xxh3_64(name)) {
-                    put_name(name, &mut names);
-                }
-            });
-        }
-        names
     }
 
     /// The one that all proxies share of equal ones.
@@ -216,11 +202,6 @@ impl Load {
         for task in self.tasks.drain(..) {
             task.abort();
         }
-    }
-
-    /// How it came to this.
-    pub(crate) fn plan(&self) -> Plan {
-        self.plan
     }
 
     /// The sums so far.

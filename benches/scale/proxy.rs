@@ -130,9 +130,9 @@ impl Proxy {
             let ack = request(kind, None, last[kind as usize].as_ref(), &asked[kind as usize]);
             link.send(ack).await?;
             if let Some(referred) = kind.referred() {
-                let names = fleet.names(&response, &mut FxHashSet::default());
-                if names != asked[referred as usize] {
-                    asked[referred as usize] = names;
+                let added = names(&response, &mut FxHashSet::default());
+                if added != asked[referred as usize] {
+                    asked[referred as usize] = added;
                     let (last, names) = (last[referred as usize].as_ref(), &asked[referred as usize]);
                     link.send(request(referred, None, last, names)).await?;
                 }
@@ -185,10 +185,10 @@ impl Proxy {
             let nonce = String::from_utf8_lossy(response.nonce).into_owned();
             link.send(request(kind, None, nonce, &[])).await?;
             if let Some(referred) = kind.referred() {
-                let names = fleet.names(&response, &mut session.names[referred as usize]);
-                if !names.is_empty() {
-                    link.send(request(referred, None, String::new(), &names)).await?;
-                    self.memory().asked[referred as usize].extend_from_slice(&names);
+                let added = names(&response, &mut session.names[referred as usize]);
+                if !added.is_empty() {
+                    link.send(request(referred, None, String::new(), &added)).await?;
+                    self.memory().asked[referred as usize].extend_from_slice(&added);
                 }
             }
             if kind == Type::Cluster && !session.answered[kind as usize] && !is_again {
@@ -256,7 +256,15 @@ impl Session {
 /// How long a proxy whose connection broke waits before it connects again.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 
-/// The field by which either protocol names what it asks for.
-pub(crate) fn put_name(name: &[u8], out: &mut Vec<u8>) {
-    put(NAMES, name, out);
+/// The names that the resources refer to and that are not in `known` yet, as fields of a request of either protocol.
+fn names(response: &Response, known: &mut FxHashSet<u64>) -> Vec<u8> {
+    let mut names = Vec::new();
+    for resource in &response.resources {
+        response.kind.references(resource.body, |name| {
+            if known.insert(xxh3_64(name)) {
+                put(NAMES, name, &mut names);
+            }
+        });
+    }
+    names
 }

@@ -9,7 +9,9 @@ use super::{
     View, cluster,
     demand::Demand,
     encoded::{EncodedResource, ResourceType},
-    endpoint, extension, grpc, listener, name_table, route, secret,
+    endpoint, extension, grpc, listener, name_table,
+    route::{self, fragment::FragmentKey},
+    secret,
 };
 use crate::{
     api::access_review::Subject,
@@ -149,6 +151,15 @@ impl Built {
 }
 
 impl Resource {
+    /// What it is put together from; made before it, and shared with others.
+    pub fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
+        let routes = match self {
+            Self::Route(key) => Some(key),
+            _ => None,
+        };
+        routes.into_iter().flat_map(route::RouteKey::fragments)
+    }
+
     /// Builds the resource.
     pub fn build(&self, view: &View) -> Built {
         match self {

@@ -8,6 +8,7 @@ mod action;
 pub(crate) mod destination;
 pub(crate) mod domains;
 pub(crate) mod filters;
+pub mod fragment;
 mod gateway;
 mod hash;
 mod headers;
@@ -51,16 +52,23 @@ pub enum RouteKey {
 /// What route configurations depend on of a client.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client {
-    /// Its namespace.
-    namespace: Namespace,
-    /// Its labels that some rule asks for.
-    labels: Shared<Labels>,
+    /// What the routes in them depend on.
+    routes: RouteClient,
     /// `<namespace>.svc.<suffix>`: decides about short names.
     dns_domain: SmolStr,
     /// How it sees addresses.
     vip: VipView,
     /// Upstreams are told how often a request was tried.
     include_attempt_count: bool,
+}
+
+/// What single routes depend on of a client.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteClient {
+    /// Its namespace.
+    namespace: Namespace,
+    /// Its labels that some rule asks for.
+    labels: Shared<Labels>,
     /// A rewritten host is kept in `x-forwarded-host`.
     append_forwarded_host: bool,
     /// It is a gRPC client without a proxy: it tells ports apart in `Host`, and knows time limits by another name.
@@ -74,13 +82,15 @@ impl Client {
         let attempts = headers.and_then(|headers| headers.attempt_count.as_ref());
         let forwarded = headers.and_then(|headers| headers.x_forwarded_host.as_ref());
         Self {
-            namespace: selected.scope.namespace().clone(),
-            labels: labels::asked(view, selected),
+            routes: RouteClient {
+                namespace: selected.scope.namespace().clone(),
+                labels: labels::asked(view, selected),
+                append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
+                proxyless: selected.proxy.is_proxyless(),
+            },
             dns_domain: selected.proxy.dns_domain.clone(),
             vip: VipView::of(selected.proxy, &view.mesh.installation.features),
             include_attempt_count: attempts.and_then(|attempts| attempts.disabled) != Some(true),
-            append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
-            proxyless: selected.proxy.is_proxyless(),
         }
     }
 }
@@ -109,6 +119,15 @@ impl RoutePart {
 }
 
 impl RouteKey {
+    /// The fragments that the resource is made of.
+    pub fn fragments(&self) -> impl Iterator<Item = &fragment::FragmentKey> {
+        let routes = match self {
+            Self::Sidecar(routes) => Some(routes),
+            Self::Gateway(_) => None,
+        };
+        routes.into_iter().flat_map(sidecar::SidecarRoutes::fragments)
+    }
+
     /// Builds the resource.
     pub fn build(&self, view: &View) -> Built {
         match self {

@@ -5,7 +5,10 @@
 //! whatever [`Executor`] is handed in. What one would get wrong: a part lists resource keys, not bytes; its bytes are
 //! assembled afterwards, so a change of one resource touches one entry of each part that lists it and nothing else.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, hash_map::Entry},
+    sync::Arc,
+};
 
 use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -15,6 +18,7 @@ use super::{
     encoded::ResourceType,
     group::{Built, Listed, Note, PartKey, PartView, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeView},
     proxy::Proxy,
+    route::fragment::{FragmentKey, Routes},
     select,
 };
 use crate::{
@@ -47,6 +51,7 @@ const SELECTIONS: RelationId = RelationId(2000);
 const SCOPES: RelationId = RelationId(2001);
 const PARTS: RelationId = RelationId(2002);
 const RESOURCES: RelationId = RelationId(2003);
+const FRAGMENTS: RelationId = RelationId(2004);
 
 /// What the store is told between two updates.
 #[derive(Default)]
@@ -98,10 +103,13 @@ pub struct Store {
     selections: Derived<MemberId, ProxyGroupKey>,
     scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, Vec<Listed>>,
+    fragments: Derived<FragmentKey, Routes>,
     resources: Derived<ResourceKey, Built>,
     scope_users: FxHashMap<ScopeKey, FxHashSet<ProxyGroupKey>>,
     part_users: FxHashMap<PartKey, FxHashSet<ProxyGroupKey>>,
     resource_users: FxHashMap<ResourceKey, Vec<PartKey>>,
+    /// How many resources are put together from a fragment.
+    fragment_users: FxHashMap<FragmentKey, usize>,
     views: FxHashMap<PartKey, PartViews>,
     groups: FxHashMap<ProxyGroupKey, Group>,
     subjects: Subjects,
@@ -155,10 +163,12 @@ impl Default for Store {
             selections: Derived::new(SELECTIONS),
             scopes: Derived::new(SCOPES),
             parts: Derived::new(PARTS),
+            fragments: Derived::new(FRAGMENTS),
             resources: Derived::new(RESOURCES),
             scope_users: FxHashMap::default(),
             part_users: FxHashMap::default(),
             resource_users: FxHashMap::default(),
+            fragment_users: FxHashMap::default(),
             views: FxHashMap::default(),
             groups: FxHashMap::default(),
             subjects: Subjects::default(),
@@ -190,16 +200,37 @@ impl Store {
             |cx, key| sidecar_scope::scope(cx, mesh, key),
         );
         let scopes = self.scopes.table().clone();
-        let source = Source { mesh, scopes: &scopes };
-        evaluate(
+        let fragments = self.fragments.table().clone();
+        let source = Source {
+            mesh,
+            scopes: &scopes,
+            fragments: &fragments,
+        };
+        let users = &mut self.resource_users;
+        evaluate_each(
             &mut self.parts,
             &mut tx,
             &new_parts,
             executor,
             &mut update.panics,
             |cx, key| Some(key.list(&source.view(cx))),
+            |list| share_keys(list, users),
         );
         let (new_resources, unlisted, relisted) = self.relist();
+        let new_fragments = self.need_fragments(&new_resources);
+        evaluate(
+            &mut self.fragments,
+            &mut tx,
+            &new_fragments,
+            executor,
+            &mut update.panics,
+            |cx, key| Some(key.build(&source.view(cx))),
+        );
+        let fragments = self.fragments.table().clone();
+        let source = Source {
+            fragments: &fragments,
+            ..source
+        };
         update.built = evaluate(
             &mut self.resources,
             &mut tx,
@@ -267,6 +298,7 @@ impl Store {
             reads: self.selections.recorded_reads()
                 + self.scopes.recorded_reads()
                 + self.parts.recorded_reads()
+                + self.fragments.recorded_reads()
                 + self.resources.recorded_reads(),
         }
     }
@@ -298,6 +330,7 @@ impl Store {
             }
         }
         let (proxies, demands, scopes) = (&self.proxies, &self.demands, self.scopes.table().clone());
+        let fragments = self.fragments.table().clone();
         let nothing = Shared::<Demand>::default();
         evaluate(
             &mut self.selections,
@@ -312,6 +345,7 @@ impl Store {
                         cx,
                         mesh,
                         scopes: &scopes,
+                        fragments: &fragments,
                     },
                     proxy,
                     demands.get(member).unwrap_or(&nothing),
@@ -387,6 +421,32 @@ impl Store {
         (new, dropped, relisted)
     }
 
+    /// The fragments of new resources that no other resource has.
+    fn need_fragments(&mut self, new_resources: &[ResourceKey]) -> Vec<FragmentKey> {
+        let mut new = Vec::new();
+        for key in new_resources.iter().flat_map(|resource| resource.fragments()) {
+            let users = self.fragment_users.entry(key.clone()).or_default();
+            if *users == 0 {
+                new.push(key.clone());
+            }
+            *users += 1;
+        }
+        new
+    }
+
+    fn forget_fragments(&mut self, tx: &mut Transaction, resource: &ResourceKey) {
+        for key in resource.fragments() {
+            let Some(users) = self.fragment_users.get_mut(key) else {
+                continue;
+            };
+            *users -= 1;
+            if *users == 0 {
+                self.fragment_users.remove(key);
+                self.fragments.forget(tx, key);
+            }
+        }
+    }
+
     fn forget_unlisted(&mut self, tx: &mut Transaction, unlisted: Vec<(ResourceKey, PartKey)>) {
         for (resource, part) in unlisted {
             let Some(users) = self.resource_users.get_mut(&resource) else {
@@ -396,6 +456,7 @@ impl Store {
             if users.is_empty() {
                 self.resource_users.remove(&resource);
                 self.resources.forget(tx, &resource);
+                self.forget_fragments(tx, &resource);
             }
         }
     }
@@ -511,9 +572,11 @@ impl Store {
 }
 
 /// What views are made of.
+#[derive(Clone, Copy)]
 struct Source<'a> {
     mesh: &'a MeshSnapshot,
     scopes: &'a Table<ScopeKey, SidecarScope>,
+    fragments: &'a Table<FragmentKey, Routes>,
 }
 
 impl<'a> Source<'a> {
@@ -525,6 +588,7 @@ impl<'a> Source<'a> {
             cx,
             mesh: self.mesh,
             scopes: self.scopes,
+            fragments: self.fragments,
         }
     }
 }
@@ -538,16 +602,41 @@ fn evaluate<K: Key, V: PartialEq + Send>(
     panics: &mut Vec<String>,
     function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
 ) -> usize {
+    evaluate_each(memo, tx, candidates, executor, panics, function, |_| {})
+}
+
+/// As [`evaluate`], with a last touch to each row, which must not change what it is equal to.
+fn evaluate_each<K: Key, V: PartialEq + Send>(
+    memo: &mut Derived<K, V>,
+    tx: &mut Transaction,
+    candidates: &[K],
+    executor: &impl Executor,
+    panics: &mut Vec<String>,
+    function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
+    mut finish: impl FnMut(&mut V),
+) -> usize {
     memo.begin();
     let dirty = memo.dirty(tx, candidates);
     let evaluations = dirty.len();
-    for evaluated in executor.map(dirty, |key| Evaluated::guarded(key, &function)) {
+    for mut evaluated in executor.map(dirty, |key| Evaluated::guarded(key, &function)) {
         if evaluated.panicked() {
             panics.push(format!("{:?}", evaluated.key()));
         }
+        evaluated.row_mut().map(&mut finish);
         memo.apply(tx, evaluated);
     }
     evaluations
+}
+
+/// Lets a list use the keys that other lists use, since most of what parts list is the same.
+fn share_keys(list: &mut [Listed], users: &mut FxHashMap<ResourceKey, Vec<PartKey>>) {
+    for listed in list {
+        match users.entry(listed.key.clone()) {
+            Entry::Occupied(known) => listed.key = known.key().clone(),
+            // Whoever lists it becomes its first user.
+            Entry::Vacant(vacant) => drop(vacant.insert(Vec::new())),
+        }
+    }
 }
 
 /// True if that was the last user.

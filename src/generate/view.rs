@@ -1,5 +1,6 @@
 //! What a generator may read: the snapshot and the scopes, each read recorded.
 
+use super::route::fragment::{FragmentKey, Routes};
 use crate::{
     base::Shared,
     model::{MeshSnapshot, ScopeKey, Service, ServiceKey, SidecarScope},
@@ -16,6 +17,8 @@ pub struct View<'a> {
     pub mesh: &'a MeshSnapshot,
     /// The scopes that live groups use.
     pub scopes: &'a Table<ScopeKey, SidecarScope>,
+    /// What live resources are put together from.
+    pub fragments: &'a Table<FragmentKey, Routes>,
 }
 
 impl<'a> View<'a> {
@@ -27,6 +30,18 @@ impl<'a> View<'a> {
     /// A service.
     pub fn service(&self, key: &ServiceKey) -> Option<&'a Shared<Service>> {
         self.mesh.services.get(self.cx, key)
+    }
+
+    /// The routes of a fragment that a resource lists.
+    pub fn routes(&self, key: &FragmentKey) -> &'a Shared<Routes> {
+        let routes = self.fragments.get(self.cx, key);
+        routes.expect("because the fragments of a resource are made before it")
+    }
+
+    /// The same key, in the allocation that is in use already if there is one. Nothing depends on which it is.
+    pub fn known_fragment(&self, key: FragmentKey) -> FragmentKey {
+        let known = self.fragments.get_key_value(&Cx::untracked(), &key);
+        known.map_or(key, |(known, _)| known.clone())
     }
 
     /// A scope. Selected scopes exist; an empty one stands in for a Sidecar that was removed in this very revision.

@@ -72,6 +72,10 @@ pub struct Reach {
     /// As gateway `mesh` it is for clients of its own namespace alone, whoever may see it: it speaks of hosts that others
     /// own ([`owns`]).
     pub only_own_clients: bool,
+    /// Some HTTP match asks who the client is.
+    pub by_source: bool,
+    /// Some HTTP route is for every request, so that no client is without routes.
+    pub unconditional: bool,
 }
 
 impl Reach {
@@ -231,6 +235,13 @@ pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
         destinations: destinations(&row.spec),
         only_own_clients: mesh.installation.features.pilot_strict_host_ownership
             && !row.hosts.iter().all(|host| owns(cx, mesh, row.meta.namespace(), host)),
+        by_source: row
+            .spec
+            .http
+            .iter()
+            .flat_map(|http| &http.r#match)
+            .any(|condition| !condition.source_labels.is_empty() || !condition.source_namespace.is_empty()),
+        unconditional: row.spec.http.iter().any(|http| http.r#match.is_empty()),
     })
 }
 

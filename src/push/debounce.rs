@@ -1,5 +1,8 @@
 //! Coalesces changes into batches: a batch leaves after a quiet period, or when the oldest change has waited too long.
 //!
+//! The quiet period adapts. After a calm, a few changes are not waited for as long as it takes to see whether a storm
+//! follows; if one does, it finds the whole period in force.
+//!
 //! The pending map is bounded by the number of objects: of several changes of one object the last one counts. The clock
 //! is passed in, so tests need none.
 
@@ -17,13 +20,20 @@ use crate::{
 /// When a batch leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Quiet period (`PILOT_DEBOUNCE_AFTER`).
+    /// The longest quiet period (`PILOT_DEBOUNCE_AFTER`).
     pub after: Duration,
     /// Ceiling (`PILOT_DEBOUNCE_MAX`).
     pub max: Duration,
     /// Endpoints wait like everything else (`PILOT_ENABLE_EDS_DEBOUNCE`).
     pub endpoints_wait: bool,
 }
+
+/// Of a calm, the quiet period is this part of what it may be at most.
+const CALM_PART: u32 = 10;
+/// It is calm when no batch has left for so many quiet periods.
+const CALM_PERIODS: u32 = 10;
+/// More changes than this at a time are no calm.
+const FEW_EVENTS: usize = 8;
 
 /// Changes that wait.
 #[derive(Default)]
@@ -34,6 +44,8 @@ pub struct Pending {
     events: usize,
     oldest: Option<Instant>,
     newest: Option<Instant>,
+    /// The newest change of the last batch.
+    last: Option<Instant>,
 }
 
 impl Pending {
@@ -77,13 +89,31 @@ impl Pending {
         if only_endpoints && !timing.endpoints_wait {
             return Some(oldest);
         }
-        Some((newest + timing.after).min(oldest + timing.max))
+        let quiet = if self.is_calm(oldest, timing) {
+            timing.after / CALM_PART
+        } else {
+            timing.after
+        };
+        Some((newest + quiet).min(oldest + timing.max))
+    }
+
+    /// True if little waits and nothing did just before.
+    fn is_calm(&self, oldest: Instant, timing: &Timing) -> bool {
+        let since_last = |last| oldest.saturating_duration_since(last) >= timing.after * CALM_PERIODS;
+        self.sources.is_empty() && self.events <= FEW_EVENTS && self.last.is_some_and(since_last)
     }
 
     /// Takes the batch, with the arrival time of its oldest change.
     pub fn take(&mut self) -> Option<(Batch, Instant)> {
         let oldest = self.oldest?;
-        let taken = std::mem::take(self);
+        let last = self.newest;
+        let taken = std::mem::replace(
+            self,
+            Self {
+                last,
+                ..Self::default()
+            },
+        );
         let batch = taken.sources.into_iter().chain(taken.objects.into_values()).collect();
         Some((batch, oldest))
     }
@@ -131,6 +161,35 @@ mod tests {
         let (batch, oldest) = pending.take().expect("a batch");
         assert_eq!((batch.len(), oldest), (1, start), "the last change of an object counts");
         assert!(pending.take().is_none());
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning of time")]
+    fn a_lone_change_hardly_waits_and_a_storm_is_merged() {
+        let start = Instant::now();
+        let mut pending = Pending::default();
+        pending.add([removal(Kind::Pod, "a")], start);
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(start + TIMING.after),
+            "a beginning is no calm"
+        );
+        pending.take();
+        let soon = start + TIMING.after * 2;
+        pending.add([removal(Kind::Pod, "a")], soon);
+        assert_eq!(pending.due(&TIMING), Some(soon + TIMING.after), "nor is a storm");
+        pending.take();
+        let later = soon + TIMING.after * CALM_PERIODS;
+        pending.add([removal(Kind::Pod, "a")], later);
+        assert_eq!(pending.due(&TIMING), Some(later + TIMING.after / CALM_PART));
+        for number in 0..FEW_EVENTS {
+            pending.add([removal(Kind::Pod, &number.to_string())], later);
+        }
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(later + TIMING.after),
+            "many at once are a storm"
+        );
     }
 
     #[test]

@@ -61,6 +61,14 @@ impl<K: Key, V> Evaluated<K, V> {
         matches!(self.outcome, Outcome::Panicked)
     }
 
+    /// The row, if there is one.
+    pub fn row_mut(&mut self) -> Option<&mut V> {
+        match &mut self.outcome {
+            Outcome::Row(row) => row.as_mut(),
+            Outcome::Panicked => None,
+        }
+    }
+
     /// The key.
     pub fn key(&self) -> &K {
         &self.key

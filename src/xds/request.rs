@@ -164,6 +164,9 @@ where
             let size_bytes = self.buffer.get(1..PREFIX_LEN).map_or(0, |mut size| size.get_u32());
             let turn = timeout_at(*until, self.admission.request(size_bytes as usize));
             *share = turn.await.map_err(|_| RequestError::Slow)?;
+            // What may be held is made room for at once, lest it be copied as it grows.
+            let missing = (PREFIX_LEN + size_bytes as usize).saturating_sub(self.buffer.len());
+            self.buffer.reserve(missing.min(self.limit_bytes));
         }
         Ok(Some(*until))
     }

@@ -74,6 +74,13 @@ impl Default for RoutePatches {
     }
 }
 
+impl RoutePatches {
+    /// True if nothing is patched.
+    pub fn is_empty(&self) -> bool {
+        self.refs.is_empty()
+    }
+}
+
 /// The patches of one context, by the name of the route configuration that they look for.
 pub struct RoutePatchList<'a> {
     context: PatchContext,

@@ -93,7 +93,7 @@ impl GatewayPart {
 
     fn server_routes(&self, view: &View, scope: &SidecarScope, server: &GatewayServer) -> ServerRoutes {
         let gateway = server.gateway_name();
-        let declared = virtual_service::for_gateway(view.cx, view.mesh, &self.client.namespace, &gateway);
+        let declared = virtual_service::for_gateway(view.cx, view.mesh, &self.client.routes.namespace, &gateway);
         let bindings = declared
             .into_iter()
             .filter_map(|(key, reach)| self.binding(view, scope, server, key, reach))
@@ -144,7 +144,7 @@ impl GatewayPart {
             namespace: reach.meta.namespace().clone(),
         };
         let visibility = view.mesh.visibility.get(view.cx, &own);
-        let is_visible = visibility.is_some_and(|row| row.export_to.visible_to(&self.client.namespace));
+        let is_visible = visibility.is_some_and(|row| row.export_to.visible_to(&self.client.routes.namespace));
         let ruled = scope.by_host.get(host).cloned();
         Target {
             host: host.clone(),
@@ -244,7 +244,7 @@ impl GatewayRoutes {
     fn add_server(&self, view: &View, drafts: &mut Drafts, server: &ServerRoutes) {
         for binding in &server.bindings {
             let client = &*self.client;
-            let targets = destination::rows(view, &binding.targets, &client.namespace, &client.labels);
+            let targets = destination::rows(view, &binding.targets, &client.routes.namespace, &client.routes.labels);
             let list = (server.gateway.clone(), binding.virtual_service.clone());
             // A server without routes does not speak for the next, whose port may be another.
             let routes = match drafts.known_lists.get(&list) {
@@ -286,7 +286,7 @@ impl GatewayRoutes {
         };
         let translation = Translation {
             view,
-            client: &self.client,
+            client: &self.client.routes,
             gateway: &server.gateway,
             port: server.port,
             tls: server.tls,

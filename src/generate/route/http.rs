@@ -21,7 +21,7 @@ use crate::{
 };
 
 use super::{
-    Client, action,
+    RouteClient, action,
     destination::{self, PortInference, TargetMap},
     filters,
     headers::{self, HeaderChanges},
@@ -36,7 +36,7 @@ pub(crate) struct Translation<'a> {
     /// The mesh.
     pub(crate) view: &'a View<'a>,
     /// The client.
-    pub(crate) client: &'a Client,
+    pub(crate) client: &'a RouteClient,
     /// [`MESH_GATEWAY`], or `namespace/name` of the Gateway.
     pub(crate) gateway: &'a str,
     /// The port of the listener, on gateways that of the server; 0 for route configurations of all ports.

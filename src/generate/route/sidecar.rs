@@ -5,28 +5,27 @@ pub(crate) mod single;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prost::{Message, Name, encoding};
+
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
+    base::{Hashed, Hostname, Shared, SmolStr},
     generate::{
         EncodedResource, View,
         group::Built,
-        name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
         select::Selected,
     },
     model::{
-        ScopeKey, Service, ServiceKey, destination_rule,
+        ScopeKey, Service, ServiceKey,
         service::{Protocol, ServicePort},
     },
-    proto::envoy::config::route::v3::{Route, VirtualHost, route::Action},
+    proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
 };
 
 use super::{
     Client, configuration,
-    destination::{self, PortInference, Target},
     domains::{self, PortForms},
-    hash,
-    http::{self, MESH_GATEWAY, Translation},
+    fragment::{FragmentKey, Routes},
     virtual_host::{self, CatchAll, VirtualHosts},
 };
 
@@ -71,8 +70,9 @@ pub struct SidecarRoutes {
     catch_all: Option<CatchAll>,
     /// VirtualServices in order.
     bindings: Vec<Binding>,
-    /// The HTTP services of the port, by host; those that no VirtualService takes get a default route.
-    services: Vec<ServiceKey>,
+    /// The HTTP services of the port, by host, that some VirtualService does not take for sure; they get a default route
+    /// if none does.
+    services: Vec<DefaultHost>,
     /// For one host only: a client without a proxy asks for each host by itself.
     single: Option<single::Single>,
     /// EnvoyFilter patches that concern it.
@@ -82,13 +82,19 @@ pub struct SidecarRoutes {
 /// A VirtualService and what it is for in one route configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Binding {
-    virtual_service: ObjectKey,
+    routes: FragmentKey,
     /// Its hosts that are services.
     services: Vec<ServiceKey>,
     /// Its other hosts, in lower case.
     hosts: Vec<Hostname>,
-    /// Where it leads.
-    targets: Vec<Target>,
+}
+
+/// A port of a service with a route of its own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct DefaultHost {
+    service: ServiceKey,
+    port: u32,
+    routes: FragmentKey,
 }
 
 /// Virtual hosts of one port that share their routes.
@@ -96,7 +102,13 @@ struct Group {
     port: u32,
     services: Vec<Shared<Service>>,
     hosts: Vec<Hostname>,
-    routes: Vec<Route>,
+    routes: Shared<Routes>,
+}
+
+/// A virtual host whose routes stand beside it.
+struct Host {
+    head: VirtualHost,
+    routes: Shared<Routes>,
 }
 
 /// Protocols whose routes are sent: HTTP, and what may turn out to be.
@@ -119,60 +131,103 @@ impl SidecarRoutes {
         let single = self.single.as_ref();
         known.extend(single.iter().flat_map(|single| single.known()));
         let mut collection = VirtualHosts::new(view, &self.client, known);
-        let mut by_port: BTreeMap<u32, Vec<VirtualHost>> = BTreeMap::new();
+        let mut by_port: BTreeMap<u32, Vec<Host>> = BTreeMap::new();
         for group in &groups {
-            let forms = if self.port == 0 || self.client.proxyless {
+            let forms = if self.port == 0 || self.client.routes.proxyless {
                 PortForms::With(group.port)
             } else {
                 PortForms::Ignored
             };
             let hosts = by_port.entry(group.port).or_default();
+            let with_routes = |head: VirtualHost| Host {
+                head,
+                routes: group.routes.clone(),
+            };
             for host in &group.hosts {
-                hosts.extend(collection.of_host(host, group.port, &group.routes));
+                hosts.extend(collection.of_host(host, group.port).map(with_routes));
             }
             for service in &group.services {
-                hosts.extend(collection.of_service(service, group.port, forms, &group.routes));
+                hosts.extend(collection.of_service(service, group.port, forms).map(with_routes));
             }
         }
-        let mut virtual_hosts = self.merged(by_port);
-        virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut hosts = self.merged(by_port);
+        hosts.sort_by(|a, b| a.head.name.cmp(&b.head.name));
         if let Some(single) = single {
-            virtual_hosts.retain(|virtual_host| single.answers(&virtual_host.domains));
+            hosts.retain(|host| single.answers(&host.head.domains));
+            let virtual_hosts = hosts.into_iter().map(Host::message).collect();
             let configuration = super::plain_configuration(&self.name, virtual_hosts);
             return Built::new(configuration).with_notes(collection.notes);
         }
         match &self.catch_all {
-            Some(kind) => virtual_hosts.push(virtual_host::catch_all(kind, &self.client)),
-            None => self.keep_sniffed(&mut virtual_hosts),
+            Some(kind) => hosts.push(Host::whole(virtual_host::catch_all(kind, &self.client))),
+            None => self.keep_sniffed(&mut hosts),
         }
-        let routes = configuration(&self.name, virtual_hosts);
         let mut notes = collection.notes;
+        if self.patches.is_empty() {
+            return Built::new(self.assembled(hosts)).with_notes(notes);
+        }
+        let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
         let routes = patch::route::apply(view, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
         Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
     }
 
+    /// The route configuration laid together from bytes: the same as if it were encoded as a whole.
+    fn assembled(&self, hosts: Vec<Host>) -> EncodedResource {
+        const VIRTUAL_HOSTS: u32 = 2;
+        let rest = RouteConfiguration {
+            name: String::new(),
+            ..configuration("", Vec::new())
+        };
+        let named = RouteConfiguration {
+            name: self.name.to_string(),
+            ..Default::default()
+        };
+        let routes: usize = hosts.iter().map(|host| host.routes.field().len() + 400).sum();
+        let mut value = Vec::with_capacity(routes);
+        let grows = "because a Vec grows";
+        named.encode(&mut value).expect(grows);
+        for host in hosts {
+            let (before, routes, after) = host.split();
+            let routes = routes.field();
+            encoding::encode_key(VIRTUAL_HOSTS, encoding::WireType::LengthDelimited, &mut value);
+            let len = before.encoded_len() + routes.len() + after.encoded_len();
+            encoding::encode_varint(len as u64, &mut value);
+            before.encode(&mut value).expect(grows);
+            value.extend_from_slice(routes);
+            after.encode(&mut value).expect(grows);
+        }
+        rest.encode(&mut value).expect(grows);
+        EncodedResource::from_bytes(self.name.clone(), &RouteConfiguration::type_url(), &value)
+    }
+
+    /// The fragments that it is made of.
+    pub(super) fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
+        let bindings = self.bindings.iter().map(|binding| &binding.routes);
+        bindings.chain(self.services.iter().map(|service| &service.routes))
+    }
+
     /// Joins the ports. Where all ports stand in one route configuration, names without port mean port 80.
-    fn merged(&self, by_port: BTreeMap<u32, Vec<VirtualHost>>) -> Vec<VirtualHost> {
+    fn merged(&self, by_port: BTreeMap<u32, Vec<Host>>) -> Vec<Host> {
         let mut result = Vec::new();
-        for (port, mut virtual_hosts) in by_port {
+        for (port, mut hosts) in by_port {
             if self.port == 0 && port != HTTP_PORT {
-                for virtual_host in &mut virtual_hosts {
-                    virtual_host.domains.retain(|domain| domain.contains(':'));
+                for host in &mut hosts {
+                    host.head.domains.retain(|domain| domain.contains(':'));
                 }
-                virtual_hosts.retain(|virtual_host| !virtual_host.domains.is_empty());
+                hosts.retain(|host| !host.head.domains.is_empty());
             }
-            result.extend(virtual_hosts);
+            result.extend(hosts);
         }
         result
     }
 
     /// The listener has one host only, so whatever comes in is for it.
-    fn keep_sniffed(&self, virtual_hosts: &mut Vec<VirtualHost>) {
-        let host = self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host);
-        let is_meant = |domain: &String| *domain == self.name || domain == host;
-        virtual_hosts.retain(|virtual_host| virtual_host.domains.iter().any(is_meant));
-        if let [only] = virtual_hosts.as_mut_slice() {
-            only.domains = vec!["*".to_owned()];
+    fn keep_sniffed(&self, hosts: &mut Vec<Host>) {
+        let name = self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host);
+        let is_meant = |domain: &String| *domain == self.name || domain == name;
+        hosts.retain(|host| host.head.domains.iter().any(is_meant));
+        if let [only] = hosts.as_mut_slice() {
+            only.head.domains = vec!["*".to_owned()];
         }
     }
 
@@ -181,7 +236,7 @@ impl SidecarRoutes {
         let mut groups = Vec::new();
         let mut taken = BTreeSet::new();
         for binding in &self.bindings {
-            let routes = self.routes(view, binding);
+            let routes = view.routes(&binding.routes);
             if routes.is_empty() {
                 continue;
             }
@@ -203,13 +258,16 @@ impl SidecarRoutes {
                 routes: routes.clone(),
             }));
         }
-        let rest = self.services.iter().filter(|key| !taken.contains(*key));
-        for service in rest.filter_map(|key| view.service(key)) {
-            groups.extend(self.routed_ports(service).into_iter().map(|port| Group {
-                port: port.number,
+        let rest = self.services.iter().filter(|host| !taken.contains(&host.service));
+        for host in rest {
+            let service = view.service(&host.service);
+            let service =
+                service.filter(|service| self.routed_ports(service).iter().any(|port| port.number == host.port));
+            groups.extend(service.map(|service| Group {
+                port: host.port,
                 services: vec![service.clone()],
                 hosts: Vec::new(),
-                routes: vec![self.default_route(view, service, port.number)],
+                routes: view.routes(&host.routes).clone(),
             }));
         }
         groups
@@ -223,39 +281,33 @@ impl SidecarRoutes {
         };
         ports.into_iter().filter(|port| is_routed(port.protocol)).collect()
     }
+}
 
-    fn routes(&self, view: &View, binding: &Binding) -> Vec<Route> {
-        let Some(declared) = view.mesh.virtual_services.get(view.cx, &binding.virtual_service) else {
-            return Vec::new();
-        };
-        let client = &*self.client;
-        let translation = Translation {
-            view,
-            client,
-            gateway: MESH_GATEWAY,
-            port: self.port,
-            tls: false,
-            advertise_http3: false,
-            inference: if self.port == 0 {
-                PortInference::SolePort
-            } else {
-                PortInference::Listener
-            },
-            targets: &destination::rows(view, &binding.targets, &client.namespace, &client.labels),
-        };
-        http::routes(&translation, declared)
+impl Host {
+    /// A virtual host that has its routes in it.
+    fn whole(head: VirtualHost) -> Self {
+        Self {
+            head,
+            routes: Shared::default(),
+        }
     }
 
-    fn default_route(&self, view: &View, service: &Service, port: u32) -> Route {
-        let host = service.key.hostname.to_ascii_lowercase();
-        let cluster = name::outbound_cluster(port, "", &host);
-        let mut route = http::default_route(view, cluster, format!("{host}:{port}/*"));
-        let client = &*self.client;
-        let rule = destination_rule::lookup(view.cx, view.mesh, &client.namespace, &client.labels, service);
-        let policy = rule.and_then(|rule| hash::of_service_port(&rule.spec, port).and_then(hash::policy));
-        if let (Some(policy), Some(Action::Route(action))) = (policy, &mut route.action) {
-            action.hash_policy.push(policy);
-        }
-        route
+    fn message(self) -> VirtualHost {
+        let mut message = self.head;
+        message.routes.extend(self.routes.messages());
+        message
+    }
+
+    /// What stands before the routes, the routes, and what stands behind them.
+    fn split(self) -> (VirtualHost, Shared<Routes>, VirtualHost) {
+        let Self { head, routes } = self;
+        let mut after = head;
+        let before = VirtualHost {
+            name: std::mem::take(&mut after.name),
+            domains: std::mem::take(&mut after.domains),
+            routes: std::mem::take(&mut after.routes),
+            ..Default::default()
+        };
+        (before, routes, after)
     }
 }

@@ -30,7 +30,7 @@ pub(crate) enum CatchAll {
     BlockAll,
 }
 
-/// Collects the virtual hosts of one route configuration.
+/// Collects the virtual hosts of one route configuration, without their routes.
 pub(crate) struct VirtualHosts<'a> {
     view: &'a View<'a>,
     client: &'a Client,
@@ -56,13 +56,7 @@ impl<'a> VirtualHosts<'a> {
     }
 
     /// The virtual host of a service port, unless there is one already or none of its names is left.
-    pub(crate) fn of_service(
-        &mut self,
-        service: &Service,
-        port: u32,
-        forms: PortForms,
-        routes: &[Route],
-    ) -> Option<VirtualHost> {
+    pub(crate) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms) -> Option<VirtualHost> {
         let features = &self.view.mesh.installation.features;
         let names = NameSpace {
             dns_domain: &self.client.dns_domain,
@@ -70,7 +64,7 @@ impl<'a> VirtualHosts<'a> {
         };
         let host = service.key.hostname.to_ascii_lowercase();
         let domains = domains::of_service(&service.at_port(port), names, &self.client.vip, forms);
-        let mut virtual_host = self.virtual_host(&host, port, domains, routes)?;
+        let mut virtual_host = self.virtual_host(&host, port, domains)?;
         if let Some(session) = filters::stateful_session(service, features) {
             let filters = &mut virtual_host.typed_per_filter_config;
             filters.insert(filters::STATEFUL_SESSION.to_owned(), session);
@@ -79,19 +73,19 @@ impl<'a> VirtualHosts<'a> {
     }
 
     /// The virtual host of a host that only a VirtualService knows.
-    pub(crate) fn of_host(&mut self, host: &str, port: u32, routes: &[Route]) -> Option<VirtualHost> {
+    pub(crate) fn of_host(&mut self, host: &str, port: u32) -> Option<VirtualHost> {
         let mut all = vec![domains::bracketed(host)];
-        if self.client.proxyless {
+        if self.client.routes.proxyless {
             all.push(domains::host_port(host, port));
         }
         let domains = Domains {
             all,
             ..Default::default()
         };
-        self.virtual_host(host, port, domains, routes)
+        self.virtual_host(host, port, domains)
     }
 
-    fn virtual_host(&mut self, host: &str, port: u32, domains: Domains, routes: &[Route]) -> Option<VirtualHost> {
+    fn virtual_host(&mut self, host: &str, port: u32, domains: Domains) -> Option<VirtualHost> {
         let name = domains::host_port(host, port);
         if !self.names.insert(name.clone()) {
             self.duplicate(&name);
@@ -113,7 +107,6 @@ impl<'a> VirtualHosts<'a> {
         (!domains.is_empty()).then(|| VirtualHost {
             name,
             domains,
-            routes: routes.to_vec(),
             include_request_attempt_count: self.client.include_attempt_count,
             ..Default::default()
         })
@@ -136,7 +129,7 @@ pub(crate) fn catch_all(kind: &CatchAll, client: &Client) -> VirtualHost {
                 cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_string())),
                 timeout: Some(prost_types::Duration::default()),
                 max_grpc_timeout: Some(prost_types::Duration::default()),
-                append_x_forwarded_host: client.append_forwarded_host,
+                append_x_forwarded_host: client.routes.append_forwarded_host,
                 ..Default::default()
             }),
         ),

@@ -82,6 +82,7 @@ fn with<T>(world: &World, read: impl FnOnce(&View) -> T) -> T {
         cx: &cx,
         mesh: &mesh,
         scopes: &scopes,
+        fragments: &Table::new(RelationId(u32::MAX)),
     })
 }
 

@@ -19,7 +19,10 @@ use crate::{
     },
 };
 
-use super::{Binding, CatchAll, HTTP_PORT, SidecarPart, SidecarRoutes, Target, is_routed};
+use super::{
+    super::{RouteClient, destination::Target, fragment::Fragment},
+    Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed,
+};
 
 /// The route configuration of HTTP proxy listeners.
 const HTTP_PROXY: &str = "http_proxy";
@@ -139,15 +142,17 @@ impl SidecarPart {
     fn routes(&self, name: SmolStr, visible: &Visible, extent: Extent, catch_all: &CatchAll) -> SidecarRoutes {
         // HTTP proxies choose among all services and ports.
         let port = if visible.is_http_proxy() { 0 } else { extent.port() };
+        let client = &self.client.routes;
         let (bindings, services) = match extent {
-            Extent::Port(_) => (
-                visible.bindings(port, &self.client.namespace),
-                visible.default_services(port),
-            ),
-            Extent::Sniffed(index, _) => (
-                visible.bindings_of(index, port, &self.client.namespace),
-                vec![visible.services[index].key.clone()],
-            ),
+            Extent::Port(_) => {
+                let (bindings, taken) = visible.bindings(port, client);
+                (bindings, visible.default_hosts(port, client, &taken))
+            }
+            Extent::Sniffed(index, _) => {
+                let (bindings, taken) = visible.bindings_of(index, port, client);
+                let only = std::iter::once(index);
+                (bindings, visible.hosts_with_routes(only, port, client, &taken))
+            }
         };
         SidecarRoutes {
             name,
@@ -209,6 +214,7 @@ fn answering<'a, 'v>(listeners: &'a [Visible<'v>], port: u32, name: &str) -> Opt
 
 /// What one egress listener reaches, with the relations between hosts of services and of VirtualServices.
 pub(super) struct Visible<'a> {
+    view: View<'a>,
     egress: &'a EgressListener,
     scope: &'a SidecarScope,
     services: Vec<&'a Shared<Service>>,
@@ -315,6 +321,7 @@ impl<'a> Visible<'a> {
         }
         let most_specific = most_specific(&services, &virtual_services);
         Self {
+            view: *view,
             egress,
             scope,
             services,
@@ -346,44 +353,102 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// The services that have routes of their own, by host.
-    pub(super) fn default_services(&self, port: u32) -> Vec<ServiceKey> {
-        let routed = self.routed.get(&port).into_iter().flatten();
-        let services = routed.map(|index| self.services[*index]);
+    /// The services that have routes of their own, by host, but for those that are `taken`.
+    pub(super) fn default_hosts(&self, port: u32, client: &RouteClient, taken: &BTreeSet<usize>) -> Vec<DefaultHost> {
+        let routed = self.routed.get(&port).into_iter().flatten().copied();
         // An alias is served under the service that it stands for.
+        let own = routed.filter(|index| self.services[*index].resolution != Resolution::Alias);
+        self.hosts_with_routes(own, port, client, taken)
+    }
+
+    fn hosts_with_routes(
+        &self,
+        services: impl Iterator<Item = usize>,
+        port: u32,
+        client: &RouteClient,
+        taken: &BTreeSet<usize>,
+    ) -> Vec<DefaultHost> {
+        let services = services.filter(|index| !taken.contains(index));
         services
-            .filter(|service| service.resolution != Resolution::Alias)
-            .map(|service| service.key.clone())
+            .flat_map(|index| {
+                let service = self.services[index];
+                let ports = service.ports.iter().filter(move |one| port == 0 || one.number == port);
+                // Of several ports with a number the first one counts.
+                let ports = ports.take(if port == 0 { usize::MAX } else { 1 });
+                ports.filter(|port| is_routed(port.protocol)).map(|port| DefaultHost {
+                    service: service.key.clone(),
+                    port: port.number,
+                    routes: Fragment::default(&self.view, &service.key, port.number, client),
+                })
+            })
             .collect()
     }
 
-    /// The VirtualServices of a port. Only on port 80 one counts that has no service.
-    pub(super) fn bindings(&self, port: u32, client: &str) -> Vec<Binding> {
-        if port == HTTP_PORT {
-            let all = 0..self.virtual_services.len();
-            return all
-                .filter_map(|position| self.binding(position, port, client))
-                .collect();
-        }
-        let concerned = self.by_port.get(&port).into_iter().flatten();
-        concerned
-            .filter_map(|position| self.binding(*position, port, client))
-            .collect()
+    /// The VirtualServices of a port, and the services that they are sure to take. Only on port 80 one counts that has no
+    /// service.
+    pub(super) fn bindings(&self, port: u32, client: &RouteClient) -> (Vec<Binding>, BTreeSet<usize>) {
+        let mut taken = BTreeSet::new();
+        let all = 0..self.virtual_services.len();
+        let concerned = self.by_port.get(&port).into_iter().flatten().copied();
+        let positions: Vec<usize> = if port == HTTP_PORT {
+            all.collect()
+        } else {
+            concerned.collect()
+        };
+        let bindings = positions.into_iter().filter_map(|position| {
+            let (services, hosts) = self.bound(position, port, &client.namespace)?;
+            self.take(position, &services, &mut taken);
+            Some(self.binding(position, port, client, services, hosts))
+        });
+        (bindings.collect(), taken)
     }
 
-    /// The VirtualServices of one service on a port, reduced to it.
-    fn bindings_of(&self, index: usize, port: u32, client: &str) -> Vec<Binding> {
+    /// The VirtualServices of one service on a port, reduced to it; and the service, if they are sure to take it.
+    fn bindings_of(&self, index: usize, port: u32, client: &RouteClient) -> (Vec<Binding>, BTreeSet<usize>) {
+        let mut taken = BTreeSet::new();
         let only = &self.services[index].key;
         let reduced = |position: &usize| {
-            let mut binding = self.binding(*position, port, client)?;
-            binding.services.retain(|key| key == only);
-            binding.hosts.clear();
-            (!binding.services.is_empty()).then_some(binding)
+            let (mut services, _) = self.bound(*position, port, &client.namespace)?;
+            services.retain(|index| self.services[*index].key == *only);
+            if services.is_empty() {
+                return None;
+            }
+            self.take(*position, &services, &mut taken);
+            Some(self.binding(*position, port, client, services, Vec::new()))
         };
-        self.by_service[index].iter().filter_map(reduced).collect()
+        let bindings = self.by_service[index].iter().filter_map(reduced).collect();
+        (bindings, taken)
     }
 
-    fn binding(&self, position: usize, port: u32, client: &str) -> Option<Binding> {
+    /// Notes the services that the VirtualService takes whatever the client is.
+    fn take(&self, position: usize, services: &[usize], taken: &mut BTreeSet<usize>) {
+        if self.virtual_services[position].reach.unconditional {
+            taken.extend(services);
+        }
+    }
+
+    fn binding(
+        &self,
+        position: usize,
+        port: u32,
+        client: &RouteClient,
+        services: Vec<usize>,
+        hosts: Vec<Hostname>,
+    ) -> Binding {
+        let declared = &self.virtual_services[position];
+        let towards = (port, self.targets(declared, port));
+        Binding {
+            routes: Fragment::declared(&self.view, declared.key, towards, client, declared.reach.by_source),
+            services: services
+                .into_iter()
+                .map(|index| self.services[index].key.clone())
+                .collect(),
+            hosts,
+        }
+    }
+
+    /// The services and other hosts that a VirtualService is for on a port.
+    fn bound(&self, position: usize, port: u32, client: &str) -> Option<(Vec<usize>, Vec<Hostname>)> {
         let declared = &self.virtual_services[position];
         let mut services: Vec<usize> = Vec::new();
         let mut hosts = Vec::new();
@@ -419,15 +484,7 @@ impl<'a> Visible<'a> {
         }
         let mut seen = BTreeSet::new();
         services.retain(|index| seen.insert(*index));
-        Some(Binding {
-            virtual_service: declared.key.clone(),
-            services: services
-                .into_iter()
-                .map(|index| self.services[index].key.clone())
-                .collect(),
-            hosts,
-            targets: self.targets(declared, port),
-        })
+        Some((services, hosts))
     }
 
     /// Routes of the Gateway API come from the namespace of the client or of the service.

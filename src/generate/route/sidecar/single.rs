@@ -154,15 +154,16 @@ impl<'a> Catalogue<'a> {
         if visible.is_http_proxy() {
             routes.port = 0;
         }
-        let namespace = &routes.client.namespace;
-        routes.bindings = visible.bindings(routes.port, namespace);
+        let client = &routes.client.routes;
+        let (bindings, taken) = visible.bindings(routes.port, client);
+        routes.services = visible.default_hosts(routes.port, client, &taken);
+        routes.bindings = bindings;
         for binding in &mut routes.bindings {
             binding.hosts.retain(|name| host::overlaps(name, host));
         }
         routes
             .bindings
             .retain(|binding| !binding.services.is_empty() || !binding.hosts.is_empty());
-        routes.services = visible.default_services(routes.port);
         self.rivals(view, routes, &own_names)
     }
 
