@@ -42,7 +42,8 @@ pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
     }
     took.sort();
     let at = |share: usize| took[(took.len() * share).div_ceil(100).max(1) - 1];
-    let seen = format!("p50 {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100));
+    let millis = |share| at(share).as_millis();
+    let seen = format!("p50 {} ms, p99 {} ms, most {} ms", millis(50), millis(99), millis(100));
     let what = format!("{changes} changes of an endpoint in cluster2, until the Envoy in cluster1 uses it");
     let expected = if is_measured {
         format!("p99 under {GOAL:?}")

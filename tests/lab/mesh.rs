@@ -18,7 +18,7 @@ use crate::support::agent::{Agent, Trust};
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
-use crate::support::{remote_secret, scratch, wait};
+use crate::support::{helm, remote_secret, scratch, wait};
 
 /// What control planes read besides what a trial adds.
 const MESH: &str = include_str!("mesh.yaml");
@@ -55,6 +55,8 @@ pub(crate) struct Plane {
     pub(crate) daemon: Daemon,
     kubeconfig: PathBuf,
     cluster: &'static str,
+    /// Whether it serves clusters besides its own.
+    leads: bool,
     starts: usize,
     folder: PathBuf,
 }
@@ -95,15 +97,16 @@ impl Tally {
 }
 
 impl Plane {
-    fn start(site: &Site, folder: &Path) -> Result<Plane, String> {
+    fn start(site: &Site, leads: bool, folder: &Path) -> Result<Plane, String> {
         let kubeconfig = site.kubernetes.admin_kubeconfig();
         let daemon = Daemon::secured(&folder.join(format!("istiod-{}.log", site.name)), |command| {
-            configure(command, &kubeconfig, site.name);
+            configure(command, &kubeconfig, site.name, leads);
         })?;
         Ok(Plane {
             daemon,
             kubeconfig,
             cluster: site.name,
+            leads,
             starts: 1,
             folder: folder.to_owned(),
         })
@@ -113,20 +116,45 @@ impl Plane {
     pub(crate) fn restart(&mut self) {
         self.starts += 1;
         let log = self.folder.join(format!("istiod-{}-{}.log", self.cluster, self.starts));
-        self.daemon
-            .begin_again(&log, |command| configure(command, &self.kubeconfig, self.cluster));
+        self.daemon.begin_again(&log, |command| {
+            configure(command, &self.kubeconfig, self.cluster, self.leads);
+        });
     }
 
     /// A daemon beside this one that reads the same and serves nobody yet.
     pub(crate) fn twin(&self) -> Result<Daemon, String> {
         let log = self.folder.join(format!("istiod-{}-twin.log", self.cluster));
-        Daemon::secured(&log, |command| configure(command, &self.kubeconfig, self.cluster))
+        Daemon::secured(&log, |command| {
+            configure(command, &self.kubeconfig, self.cluster, self.leads);
+        })
     }
 }
 
-fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str) {
+fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str, leads: bool) {
     command.arg("--kubeconfig").arg(kubeconfig).args(["-n", SYSTEM]);
     command.env("CLUSTER_ID", cluster);
+    if leads {
+        command.env("EXTERNAL_ISTIOD", "true");
+    }
+}
+
+/// What the charts install in a cluster without a control plane of its own: who may read it, and do there what its leader does.
+fn install_remote(site: &Site) -> Result<(), String> {
+    let mut objects = helm::objects("base", &[])?;
+    objects.extend(helm::objects("istiod", &["global.externalIstiod=true"])?);
+    let is_reader = |object: &&Value| {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let kinds = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"];
+        name.starts_with("istio-reader") && kinds.contains(&object["kind"].as_str().unwrap_or_default())
+    };
+    let api = &site.kubernetes.api;
+    objects
+        .iter()
+        .filter(is_reader)
+        .try_for_each(|object| api.apply(object).map(|_| ()))?;
+    let led = json!({ "metadata": { "annotations": { "topology.istio.io/controlPlaneClusters": "cluster1" } } });
+    api.patch(&Reference::new("v1", "Namespace", "", SYSTEM), &led)?;
+    Ok(())
 }
 
 impl Mesh {
@@ -145,7 +173,7 @@ impl Mesh {
                 .map(|(name, network, last)| scope.spawn(move || site(name, network, last)));
             sites.map(|site| site.join().expect("starting a cluster does not panic"))
         });
-        let mut sites = [first?, second?];
+        let sites = [first?, second?];
         let root = Authority::new("cluster1");
         let authorities = [
             root.sibling("cluster1 intermediate"),
@@ -162,19 +190,13 @@ impl Mesh {
                 site.label_network()?;
             }
         }
-        let mut planes = vec![Plane::start(&sites[0], &work)?];
-        if form == Form::PrimaryRemote {
-            let led =
-                json!({ "metadata": { "annotations": { "topology.istio.io/controlPlaneClusters": "cluster1" } } });
-            let namespace = Reference::new("v1", "Namespace", "", SYSTEM);
-            sites[1].kubernetes.api.patch(&namespace, &led)?;
+        let planes = if form == Form::PrimaryRemote {
+            install_remote(&sites[1])?;
+            vec![Plane::start(&sites[0], true, &work)?]
         } else {
-            planes.push(Plane::start(&sites[1], &work)?);
-        }
-        for (site, index) in sites.iter_mut().zip(0..) {
-            let plane = planes.get(index).unwrap_or(&planes[0]);
-            site.control_plane = Some(Agent::new(plane.daemon.secure, Trust::Roots(root.root())));
-        }
+            let started = sites.iter().map(|site| Plane::start(site, false, &work));
+            started.collect::<Result<_, _>>()?
+        };
         Ok(Mesh {
             report,
             sites,
@@ -185,8 +207,15 @@ impl Mesh {
         })
     }
 
-    /// Runs what the documents run in each cluster.
+    /// Runs what the documents run in each cluster. Agents trust what the control plane has published there.
     pub(crate) fn populate(&mut self) -> Result<(), String> {
+        for (site, index) in self.sites.iter_mut().zip(0..) {
+            let plane = self.planes.get(index).unwrap_or(&self.planes[0]);
+            let roots = wait::until("the root certificates of the mesh", SOON, || site.roots());
+            let roots =
+                roots.map_err(|error| format!("{}: {error}\n{}", site.name, plane.daemon.process.log_tail()))?;
+            site.control_plane = Some(Agent::new(plane.daemon.secure, Trust::Roots(roots)));
+        }
         let [first, second] = &mut self.sites;
         std::thread::scope(|scope| {
             let populated = [(first, 0), (second, 1)].map(|(site, index)| {

@@ -188,6 +188,13 @@ impl Site {
         Ipv4Addr::new(10, 96, cluster, service.last)
     }
 
+    /// The root certificates that workloads of this cluster are told to trust, if they are.
+    pub(crate) fn roots(&self) -> Option<String> {
+        let map = Reference::new("v1", "ConfigMap", SAMPLE, "istio-ca-root-cert");
+        let map = self.kubernetes.get(&map).ok()??;
+        map["data"]["root-cert.pem"].as_str().map(str::to_owned)
+    }
+
     /// Says by labels which network this is and where its gateway is.
     pub(crate) fn label_network(&self) -> Result<(), String> {
         let namespace = Reference::new("v1", "Namespace", "", SYSTEM);
