@@ -89,7 +89,7 @@ fn write_all(cluster: &Cluster, objects: &[Value]) -> Result<(), String> {
     let next = AtomicUsize::new(0);
     let write = || {
         while let Some(object) = objects.get(next.fetch_add(1, Ordering::Relaxed)) {
-            cluster.api.apply(object)?;
+            cluster.api.create(object)?;
         }
         Ok::<_, String>(())
     };

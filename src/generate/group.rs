@@ -66,7 +66,7 @@ pub enum Resource {
 pub type ResourceKey = Hashed<Resource>;
 
 /// A resource that a part lists.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Listed {
     /// Its type.
     pub resource_type: ResourceType,

@@ -1,29 +1,31 @@
-//! The store of generated configuration: selections, scopes, parts, resources and groups, each kept while somebody
-//! uses it and computed again only when something it read has changed.
+//! The store of generated configuration: selections, scopes, parts, fragments, resources and groups, each kept while
+//! somebody uses it and computed again only when something it read has changed.
 //!
-//! The four memos are brought up to date in order, like the tables of the model, and within one memo in parallel by
+//! The five memos are brought up to date in order, like the tables of the model, and within one memo in parallel by
 //! whatever [`Executor`] is handed in. What one would get wrong: a part lists resource keys, not bytes; its bytes are
-//! assembled afterwards, so a change of one resource touches one entry of each part that lists it and nothing else.
+//! assembled afterwards, so a change of one resource touches one entry of each list that has it and nothing else. Parts
+//! with equal lists, as those of most namespaces are, share the list and all that is assembled from it.
 
-use std::{
-    collections::{BTreeSet, hash_map::Entry},
-    sync::Arc,
-};
+mod views;
+
+use std::{collections::BTreeSet, sync::Arc};
 
 use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use views::{PartViews, patch_views, whole_views};
+
 use super::{
     Demand, View,
     encoded::ResourceType,
-    group::{Built, Listed, Note, PartKey, PartView, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeView},
+    group::{Built, Listed, Note, PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeView},
     proxy::Proxy,
     route::fragment::{FragmentKey, Routes},
     select,
 };
 use crate::{
     api::access_review::Subject,
-    base::Shared,
+    base::{Hashed, Shared},
     model::{MeshSnapshot, ScopeKey, SidecarScope, sidecar_scope},
     table::{ChangeSet, Cx, Derived, Evaluated, Key, RelationId, Table, Transaction},
 };
@@ -88,6 +90,8 @@ pub struct Size {
     pub groups: usize,
     /// Distinct parts.
     pub parts: usize,
+    /// Distinct lists of resources that parts have.
+    pub lists: usize,
     /// Distinct resources.
     pub resources: usize,
     /// Bytes of all distinct resources.
@@ -102,15 +106,17 @@ pub struct Store {
     demands: FxHashMap<MemberId, Shared<Demand>>,
     selections: Derived<MemberId, ProxyGroupKey>,
     scopes: Derived<ScopeKey, SidecarScope>,
-    parts: Derived<PartKey, Vec<Listed>>,
+    parts: Derived<PartKey, List>,
     fragments: Derived<FragmentKey, Routes>,
     resources: Derived<ResourceKey, Built>,
     scope_users: FxHashMap<ScopeKey, FxHashSet<ProxyGroupKey>>,
     part_users: FxHashMap<PartKey, FxHashSet<ProxyGroupKey>>,
-    resource_users: FxHashMap<ResourceKey, Vec<PartKey>>,
+    /// The parts that have a list; most parts of a kind have the same.
+    list_users: FxHashMap<List, FxHashSet<PartKey>>,
+    resource_users: FxHashMap<ResourceKey, Vec<List>>,
     /// How many resources are put together from a fragment.
     fragment_users: FxHashMap<FragmentKey, usize>,
-    views: FxHashMap<PartKey, PartViews>,
+    views: FxHashMap<List, PartViews>,
     groups: FxHashMap<ProxyGroupKey, Group>,
     subjects: Subjects,
 }
@@ -148,7 +154,8 @@ impl Subjects {
     }
 }
 
-type PartViews = [Arc<PartView>; ResourceType::ALL.len()];
+/// What a part lists: held once however many parts list it.
+type List = Hashed<Vec<Listed>>;
 
 struct Group {
     members: usize,
@@ -167,6 +174,7 @@ impl Default for Store {
             resources: Derived::new(RESOURCES),
             scope_users: FxHashMap::default(),
             part_users: FxHashMap::default(),
+            list_users: FxHashMap::default(),
             resource_users: FxHashMap::default(),
             fragment_users: FxHashMap::default(),
             views: FxHashMap::default(),
@@ -206,17 +214,18 @@ impl Store {
             scopes: &scopes,
             fragments: &fragments,
         };
-        let users = &mut self.resource_users;
+        let (lists, resources) = (&self.list_users, &self.resource_users);
+        let mut new_lists = FxHashSet::default();
         evaluate_each(
             &mut self.parts,
             &mut tx,
             &new_parts,
             executor,
             &mut update.panics,
-            |cx, key| Some(key.list(&source.view(cx))),
-            |list| share_keys(list, users),
+            |cx, key| Some(List::new(key.list(&source.view(cx)))),
+            |list| share(list, &mut new_lists, lists, resources),
         );
-        let (new_resources, unlisted, relisted) = self.relist();
+        let (new_resources, new_lists, old_lists) = self.relist();
         let new_fragments = self.need_fragments(&new_resources);
         evaluate(
             &mut self.fragments,
@@ -239,9 +248,11 @@ impl Store {
             &mut update.panics,
             |cx, key| Some(key.build(&source.view(cx))),
         );
-        self.forget_unlisted(&mut tx, unlisted);
-        let changed_parts = self.assemble_parts(relisted);
-        for part in &changed_parts {
+        self.forget_lists(&mut tx, old_lists);
+        let changed_lists = self.assemble_lists(new_lists);
+        let relisted = self.parts.writer().changes().iter().map(|(part, _, _)| part);
+        let users = changed_lists.iter().filter_map(|list| self.list_users.get(list));
+        for part in relisted.chain(users.flatten()) {
             touched.extend(self.part_users.get(part).into_iter().flatten().cloned());
         }
         self.abandon(&mut tx, abandoned);
@@ -292,7 +303,8 @@ impl Store {
         Size {
             members: self.proxies.len(),
             groups: self.groups.len(),
-            parts: self.views.len(),
+            parts: self.part_users.len(),
+            lists: self.views.len(),
             resources: rows.len(),
             bytes,
             reads: self.selections.recorded_reads()
@@ -396,29 +408,39 @@ impl Store {
         (scopes, parts)
     }
 
-    /// After parts were listed anew: the resources that nobody listed before, those that were dropped from a list, and
-    /// the parts whose list changed.
-    fn relist(&mut self) -> (Vec<ResourceKey>, Vec<(ResourceKey, PartKey)>, FxHashSet<PartKey>) {
-        let (mut new, mut dropped, mut relisted) = (Vec::new(), Vec::new(), FxHashSet::default());
+    /// After parts were listed anew: the resources that nobody listed before, the lists that no part had before, and those
+    /// that no part has any more.
+    fn relist(&mut self) -> (Vec<ResourceKey>, Vec<List>, Vec<List>) {
+        let (mut new, mut added, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for (part, old, now) in self.parts.writer().changes() {
-            let keys = |list: &Option<Shared<Vec<Listed>>>| -> FxHashSet<ResourceKey> {
-                list.iter()
-                    .flat_map(|list| list.iter())
-                    .map(|listed| listed.key.clone())
-                    .collect()
-            };
-            let (before, after) = (keys(old), keys(now));
-            for key in after.difference(&before) {
-                let users = self.resource_users.entry(key.clone()).or_default();
+            if let Some(list) = now {
+                let users = self.list_users.entry((**list).clone()).or_default();
                 if users.is_empty() {
-                    new.push(key.clone());
+                    added.push((**list).clone());
                 }
-                users.push(part.clone());
+                users.insert(part.clone());
             }
-            dropped.extend(before.difference(&after).map(|key| (key.clone(), part.clone())));
-            relisted.insert(part.clone());
+            left.extend(old.as_ref().map(|list| (part, (**list).clone())));
         }
-        (new, dropped, relisted)
+        for list in &added {
+            for listed in list.iter() {
+                let users = self.resource_users.entry(listed.key.clone()).or_default();
+                if users.is_empty() {
+                    new.push(listed.key.clone());
+                }
+                // A list may name a resource twice.
+                if users.last() != Some(list) {
+                    users.push(list.clone());
+                }
+            }
+        }
+        let mut dropped = Vec::new();
+        for (part, list) in left {
+            if remove_user(&mut self.list_users, &list, part) {
+                dropped.push(list);
+            }
+        }
+        (new, added, dropped)
     }
 
     /// The fragments of new resources that no other resource has.
@@ -447,64 +469,56 @@ impl Store {
         }
     }
 
-    fn forget_unlisted(&mut self, tx: &mut Transaction, unlisted: Vec<(ResourceKey, PartKey)>) {
-        for (resource, part) in unlisted {
-            let Some(users) = self.resource_users.get_mut(&resource) else {
-                continue;
-            };
-            users.retain(|user| *user != part);
-            if users.is_empty() {
-                self.resource_users.remove(&resource);
-                self.resources.forget(tx, &resource);
-                self.forget_fragments(tx, &resource);
+    fn forget_lists(&mut self, tx: &mut Transaction, lists: Vec<List>) {
+        for list in lists {
+            self.views.remove(&list);
+            for listed in list.iter() {
+                let Some(users) = self.resource_users.get_mut(&listed.key) else {
+                    continue;
+                };
+                users.retain(|user| *user != list);
+                if users.is_empty() {
+                    self.resource_users.remove(&listed.key);
+                    self.resources.forget(tx, &listed.key);
+                    self.forget_fragments(tx, &listed.key);
+                }
             }
         }
     }
 
-    /// Brings the maps of parts up to date; gives the parts whose maps changed.
-    fn assemble_parts(&mut self, relisted: FxHashSet<PartKey>) -> FxHashSet<PartKey> {
-        let mut changed = relisted;
-        let mut patches: FxHashMap<PartKey, Vec<usize>> = FxHashMap::default();
+    /// Brings the maps of lists up to date; gives the lists whose maps changed.
+    fn assemble_lists(&mut self, new: Vec<List>) -> FxHashSet<List> {
+        let mut changed: FxHashSet<List> = new.into_iter().collect();
+        for list in &changed {
+            self.views
+                .insert(list.clone(), whole_views(list, self.resources.table()));
+        }
+        let mut patches: FxHashMap<List, Vec<usize>> = FxHashMap::default();
         let changes = self.resources.writer().changes();
         for (index, (key, _, new)) in changes.iter().enumerate() {
             if new.is_none() {
                 continue;
             }
-            for part in self.resource_users.get(key).into_iter().flatten() {
-                patches.entry(part.clone()).or_default().push(index);
+            for list in self.resource_users.get(key).into_iter().flatten() {
+                if !changed.contains(list) {
+                    patches.entry(list.clone()).or_default().push(index);
+                }
             }
         }
-        let cx = Cx::untracked();
-        for part in &changed {
-            let list = self.parts.table().get(&cx, part);
-            let views = whole_views(list.map_or(&[], |list| list), self.resources.table());
-            self.views.insert(part.clone(), views);
-        }
-        for (part, indexes) in patches {
-            if changed.contains(&part) {
-                continue;
-            }
-            let list = self.parts.table().get(&cx, &part);
-            let rows: FxHashSet<&ResourceKey> = indexes.iter().map(|index| &changes[*index].0).collect();
+        for (list, indexes) in patches {
             let old: FxHashMap<&ResourceKey, Option<&Shared<Built>>> = indexes
                 .iter()
                 .map(|index| (&changes[*index].0, changes[*index].1.as_ref()))
                 .collect();
-            let listed = list
-                .iter()
-                .flat_map(|list| list.iter())
-                .filter(|listed| rows.contains(&listed.key));
-            let Some(views) = self.views.get_mut(&part) else {
+            let listed = list.iter().filter(|listed| old.contains_key(&listed.key));
+            let Some(views) = self.views.get_mut(&list) else {
                 continue;
             };
-            if patch_views(views, listed, &old, self.resources.table()) {
-                changed.insert(part);
-            } else {
-                // A name collided within the part: which resource wins depends on the whole list.
-                let whole = whole_views(list.map_or(&[], |list| list), self.resources.table());
-                self.views.insert(part.clone(), whole);
-                changed.insert(part);
+            if !patch_views(views, listed, &old, self.resources.table()) {
+                // A name collided within the list: which resource wins depends on all of it.
+                *views = whole_views(&list, self.resources.table());
             }
+            changed.insert(list);
         }
         changed
     }
@@ -529,17 +543,12 @@ impl Store {
                 }
                 self.subjects.remove(part);
                 let list = self.parts.table().get(&Cx::untracked(), part).cloned();
-                let unlisted: FxHashSet<ResourceKey> = list
-                    .iter()
-                    .flat_map(|list| list.iter())
-                    .map(|listed| listed.key.clone())
-                    .collect();
-                self.forget_unlisted(
-                    tx,
-                    unlisted.into_iter().map(|resource| (resource, part.clone())).collect(),
-                );
+                if let Some(list) = list
+                    && remove_user(&mut self.list_users, &*list, part)
+                {
+                    self.forget_lists(tx, vec![(*list).clone()]);
+                }
                 self.parts.forget(tx, part);
-                self.views.remove(part);
             }
         }
     }
@@ -550,15 +559,16 @@ impl Store {
         mesh: &MeshSnapshot,
     ) -> Vec<(ProxyGroupKey, Arc<ResourceSnapshot>)> {
         let mut published = Vec::new();
+        let cx = Cx::untracked();
         for key in touched {
             let Some(group) = self.groups.get_mut(&key) else {
                 continue;
             };
+            let lists = key.parts.iter().filter_map(|part| self.parts.table().get(&cx, part));
+            let parts: Vec<&PartViews> = lists.filter_map(|list| self.views.get(&**list)).collect();
             let views = ResourceType::ALL.iter().map(|resource_type| TypeView {
-                parts: key
-                    .parts
+                parts: parts
                     .iter()
-                    .filter_map(|part| self.views.get(part))
                     .map(|views| views[*resource_type as usize].clone())
                     .collect(),
             });
@@ -628,15 +638,28 @@ fn evaluate_each<K: Key, V: PartialEq + Send>(
     evaluations
 }
 
-/// Lets a list use the keys that other lists use, since most of what parts list is the same.
-fn share_keys(list: &mut [Listed], users: &mut FxHashMap<ResourceKey, Vec<PartKey>>) {
-    for listed in list {
-        match users.entry(listed.key.clone()) {
-            Entry::Occupied(known) => listed.key = known.key().clone(),
-            // Whoever lists it becomes its first user.
-            Entry::Vacant(vacant) => drop(vacant.insert(Vec::new())),
-        }
+/// Takes an equal list that is there already, or at least the keys that other lists use: most of what parts list is the
+/// same.
+fn share(
+    list: &mut List,
+    new: &mut FxHashSet<List>,
+    lists: &FxHashMap<List, FxHashSet<PartKey>>,
+    resources: &FxHashMap<ResourceKey, Vec<List>>,
+) {
+    let known = lists.get_key_value(list).map(|(known, _)| known);
+    if let Some(known) = known.or_else(|| new.get(list)) {
+        *list = known.clone();
+        return;
     }
+    let shared = list.iter().map(|listed| {
+        let known = resources.get_key_value(&listed.key).map(|(known, _)| known);
+        Listed {
+            resource_type: listed.resource_type,
+            key: known.unwrap_or(&listed.key).clone(),
+        }
+    });
+    *list = List::new(shared.collect());
+    new.insert(list.clone());
 }
 
 /// True if that was the last user.
@@ -652,59 +675,4 @@ fn remove_user<K: Eq + std::hash::Hash, U: Eq + std::hash::Hash>(
         return true;
     }
     false
-}
-
-fn whole_views(list: &[Listed], resources: &Table<ResourceKey, Built>) -> PartViews {
-    let cx = Cx::untracked();
-    let mut maps: Vec<PartView> = ResourceType::ALL.iter().map(|_| PartView::default()).collect();
-    for listed in list {
-        let Some(resource) = resources
-            .get(&cx, &listed.key)
-            .and_then(|built| built.resource.as_ref())
-        else {
-            continue;
-        };
-        let view = &mut maps[listed.resource_type as usize];
-        if !view.resources.contains_key(&resource.name) {
-            view.digest = view.digest.wrapping_add(resource.version.value());
-            view.resources.insert(resource.name.clone(), resource.clone());
-        }
-    }
-    let mut maps = maps.into_iter().map(Arc::new);
-    std::array::from_fn(|_| maps.next().expect("because there is one map for each type"))
-}
-
-/// Replaces single resources; false if names collide, so that the whole list has to decide.
-fn patch_views<'a>(
-    views: &mut PartViews,
-    listed: impl Iterator<Item = &'a Listed>,
-    old: &FxHashMap<&ResourceKey, Option<&Shared<Built>>>,
-    resources: &Table<ResourceKey, Built>,
-) -> bool {
-    let cx = Cx::untracked();
-    for listed in listed {
-        let before = old
-            .get(&listed.key)
-            .copied()
-            .flatten()
-            .and_then(|built| built.resource.clone());
-        let after = resources.get(&cx, &listed.key).and_then(|built| built.resource.clone());
-        let view = Arc::make_mut(&mut views[listed.resource_type as usize]);
-        if let Some(before) = before {
-            match view.resources.get(&before.name) {
-                Some(held) if Arc::ptr_eq(held, &before) => {}
-                _ => return false,
-            }
-            view.resources.remove(&before.name);
-            view.digest = view.digest.wrapping_sub(before.version.value());
-        }
-        if let Some(after) = after {
-            if view.resources.contains_key(&after.name) {
-                return false;
-            }
-            view.digest = view.digest.wrapping_add(after.version.value());
-            view.resources.insert(after.name.clone(), after);
-        }
-    }
-    true
 }

@@ -263,7 +263,11 @@ impl FileSource {
     }
 }
 
-/// One replacement for every kind of a cluster whose rows differ; a kind that is gone is replaced by nothing.
+/// More rows of a kind than this are told as a whole.
+const FEW_ROWS: usize = 16;
+
+/// For every kind of a cluster the rows that differ, if they are few, else one replacement; a kind that is gone is replaced
+/// by nothing.
 fn differences(
     before: &BTreeMap<(ClusterId, Kind), Vec<Row>>,
     after: &BTreeMap<(ClusterId, Kind), Vec<Row>>,
@@ -273,14 +277,37 @@ fn differences(
         .into_iter()
         .filter(|source| before.get(source) != after.get(source));
     changed
-        .map(|source| {
+        .flat_map(|source| {
             let (cluster, kind) = source.clone();
-            Change::Replace(
-                SourceId { cluster, kind },
-                after.get(source).cloned().unwrap_or_default(),
-            )
+            let (before, after) = (before.get(source), after.get(source));
+            let single = before.zip(after).filter(|_| kind.is_object());
+            single
+                .and_then(|(before, after)| few_differences(before, after))
+                .unwrap_or_else(|| {
+                    let rows = after.cloned().unwrap_or_default();
+                    vec![Change::Replace(SourceId { cluster, kind }, rows)]
+                })
         })
         .collect()
+}
+
+/// What turns the rows of one kind into others, if it is little; nothing where a key stands twice, since then the order of
+/// all rows counts.
+fn few_differences(before: &[Row], after: &[Row]) -> Option<Vec<Change>> {
+    let by_key = |rows: &'_ [Row]| {
+        let map: BTreeMap<ObjectKey, Row> = rows.iter().map(|row| (row.key().clone(), row.clone())).collect();
+        (map.len() == rows.len()).then_some(map)
+    };
+    let (mut before, after) = (by_key(before)?, by_key(after)?);
+    let mut changes = Vec::new();
+    for (key, row) in after {
+        if before.remove(&key).as_ref() != Some(&row) {
+            changes.push(Change::Upsert(row));
+        }
+    }
+    let gone = before.into_iter().map(|(key, row)| Change::Remove(row.kind(), key));
+    changes.extend(gone);
+    (changes.len() <= FEW_ROWS).then_some(changes)
 }
 
 #[cfg(test)]

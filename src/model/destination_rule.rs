@@ -33,7 +33,7 @@ pub struct RuleKey {
 }
 
 /// The rules of one (namespace, host) after merging: several remain when exportTo or workloadSelector differ. In order
-/// of precedence: with workloadSelector first, then older ones.
+/// of precedence: with workloadSelector first, then older ones. A rule that is the same in two pools is one allocation.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct HostRules {
     /// For clients of the own namespace.
@@ -151,10 +151,15 @@ pub fn host_rules(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<HostRul
             exported.add(&candidate);
         }
     }
+    let exported = exported.finish();
+    let shared = |rule: Shared<DestinationRule>| {
+        let same = exported.iter().find(|exported| **exported == rule);
+        same.cloned().unwrap_or(rule)
+    };
     Some(HostRules {
-        local: local.finish(),
-        exported: exported.finish(),
-        private: private.finish(),
+        local: local.finish().into_iter().map(shared).collect(),
+        private: private.finish().into_iter().map(shared).collect(),
+        exported,
     })
 }
 
@@ -347,7 +352,11 @@ pub fn find(
     let root = policy::root_namespace(cx, mesh);
     let own_pool = if *client == root { Pool::Private } else { Pool::Local };
     if let Some((key, rules)) = most_specific(cx, mesh, client, &service.hostname, own_pool) {
-        return choose(client, labels, rules.pool(own_pool).iter()).map(|rule| reference(key, own_pool, rule));
+        let rule = choose(client, labels, rules.pool(own_pool).iter())?;
+        // Where others see the same, there is one reference, so that what is made by it is the same too.
+        let is_exported = rules.exported.iter().any(|exported| exported.same(rule));
+        let pool = if is_exported { Pool::Exported } else { own_pool };
+        return Some(reference(key, pool, rule));
     }
     [&service.namespace, &root].into_iter().find_map(|namespace| {
         let (key, rules) = most_specific(cx, mesh, namespace, &service.hostname, Pool::Exported)?;

@@ -64,7 +64,9 @@ fn told(changes: &[Change]) -> Vec<String> {
             let names: Vec<_> = rows.iter().map(|row| row.key().to_string()).collect();
             format!("{} {}: {}", source.cluster, source.kind.name(), names.join(" "))
         }
-        other => format!("{other:?}"),
+        Change::Upsert(row) => format!("{} {}: +{}", row.key().cluster, row.kind().name(), row.key()),
+        Change::Remove(kind, key) => format!("{} {}: -{key}", key.cluster, kind.name()),
+        Change::RemoveCluster(cluster) => cluster.to_string(),
     };
     changes.iter().map(one).collect()
 }
@@ -116,7 +118,7 @@ fn a_bad_edit_is_told_once_and_changes_nothing() {
         "{reported:?}"
     );
     bed.write("kube.yaml", &SERVICE.replace("80", "81"));
-    assert_eq!(told(&source.look(true)), ["Kubernetes Service: default/a"]);
+    assert_eq!(told(&source.look(true)), ["Kubernetes Service: +default/a"]);
     bed.write("env.yaml", "PILOT_HTTP10: true");
     assert!(source.look(true).is_empty() && source.look(true).is_empty());
     assert_eq!(bed.reported().len(), 1);
@@ -182,21 +184,21 @@ async fn edits_arrive() {
         // As the kubelet updates a mounted ConfigMap.
         symlink("..v2", bed.path().join("..data_tmp")).unwrap();
         fs::rename(bed.path().join("..data_tmp"), bed.path().join("..data")).unwrap();
-        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: default/v2"]);
+        assert_eq!(
+            told(&changes.recv().await.unwrap()),
+            ["Kubernetes Service: +default/v2", "Kubernetes Service: -default/v1"]
+        );
         // As editors save.
         bed.write(".b.yaml.swp", SERVICE);
         fs::rename(bed.path().join(".b.yaml.swp"), bed.path().join("b.yaml")).unwrap();
-        assert_eq!(
-            told(&changes.recv().await.unwrap()),
-            ["Kubernetes Service: default/a default/v2"]
-        );
+        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: +default/a"]);
         bed.write("mesh.yaml", "enableTracing: false");
         assert_eq!(
             told(&changes.recv().await.unwrap()),
             ["Kubernetes MeshConfig: istio-system/istio"]
         );
         fs::remove_file(bed.path().join("b.yaml")).unwrap();
-        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: default/v2"]);
+        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: -default/a"]);
     };
     let finished = tokio::time::timeout(Duration::from_mins(1), async {
         tokio::select! {
