@@ -119,6 +119,13 @@ impl Network {
         let peer = format!("type veth peer name {device} netns {}", host.id());
         self.bridge.ip(&format!("link add {port} {peer}"))?;
         self.bridge.ip(&format!("link set {port} master bridge0 up"))?;
+        if let IpAddr::V4(address) = address {
+            // Whoever has known an address finds its next owner as soon.
+            let [a, b, c, d] = address.octets();
+            host.ip(&format!(
+                "link set {device} address 02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}"
+            ))?;
+        }
         host.ip(&format!("addr add {address}/{} dev {device}", self.prefix))?;
         host.ip(&format!("link set {device} up"))?;
         if is_default {

@@ -18,7 +18,7 @@ use crate::support::agent::{Agent, Trust};
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
-use crate::support::{helm, remote_secret, scratch, wait};
+use crate::support::{helm, http, remote_secret, scratch, wait};
 
 /// What control planes read besides what a trial adds.
 const MESH: &str = include_str!("mesh.yaml");
@@ -331,6 +331,17 @@ impl Mesh {
             *tally.0.entry(version).or_default() += 1;
         }
         Ok(tally)
+    }
+
+    /// The gateways of networks that a control plane knows: the cluster that tells each, if one does, and its address.
+    pub(crate) fn gateways(&self, plane: usize) -> Result<Vec<(String, String)>, String> {
+        let page = http::get(self.planes[plane].daemon.monitoring, "istiod", "/debug/networkz")?;
+        let rows: Vec<Value> = serde_json::from_str(&page.body).map_err(|error| error.to_string())?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        Ok(rows
+            .iter()
+            .map(|row| (text(&row["Cluster"]), text(&row["Addr"])))
+            .collect())
     }
 
     /// A step: whether a proxy refused anything that it was sent.

@@ -14,12 +14,12 @@ use super::host::Host;
 use super::lacking;
 use super::mesh::{Form, Mesh, SECOND_GATEWAY, gateway, helloworld};
 use super::scenario::network_of_cluster2;
-use super::site::{DRAIN, EAST_WEST};
+use super::site::{DRAIN, EAST_WEST, SOON};
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::random::Random;
 use crate::support::wait::now;
-use crate::support::{missing, variable};
+use crate::support::{missing, variable, wait};
 
 /// How often each client sends a request.
 const PACE: Duration = Duration::from_millis(50);
@@ -277,16 +277,21 @@ impl Soak {
         self.mesh.divide(v1, 100 - v1)
     }
 
+    /// The network always has a gateway that each control plane has heard of, as an operator would see to.
     fn networks_change(&mut self) -> Result<(), String> {
-        let address = self.addresses[self.random.below(2)];
+        let (address, drawn) = (self.addresses[self.random.below(2)], self.random.one_in(2));
         let mesh = &self.mesh;
-        let tell = |address| mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }));
+        let tell = |address: Ipv4Addr| {
+            mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
+            let address = address.to_string();
+            (0..2).try_for_each(|plane| self.until_gateway(plane, |_, known| known == address))
+        };
         self.told = match self.told {
             Told::Labels => {
                 tell(address)?;
                 Told::Both(address)
             }
-            Told::Both(address) if self.random.one_in(2) => {
+            Told::Both(address) if drawn => {
                 mesh.sites[1].label_gateway(false)?;
                 Told::Networks(address)
             }
@@ -296,6 +301,11 @@ impl Soak {
             }
             Told::Networks(old) if old == address => {
                 mesh.sites[1].label_gateway(true)?;
+                // Who does not read the cluster knows nothing of what is in it.
+                let readers = (0..2).filter(|plane| *plane == 1 || self.is_joined[*plane]);
+                for plane in readers {
+                    self.until_gateway(plane, |cluster, _| cluster == "cluster2")?;
+                }
                 Told::Both(address)
             }
             Told::Networks(_) => {
@@ -304,6 +314,15 @@ impl Soak {
             }
         };
         Ok(())
+    }
+
+    /// Waits until a control plane knows a gateway like this: the cluster that tells it, and its address.
+    fn until_gateway(&self, plane: usize, is_it: impl Fn(&str, &str) -> bool) -> Result<(), String> {
+        wait::until("the gateway of a network", SOON, || {
+            let known = self.mesh.gateways(plane).ok()?;
+            let mut known = known.iter();
+            known.any(|(cluster, address)| is_it(cluster, address)).then_some(())
+        })
     }
 
     fn gateway_changes(&mut self) -> Result<(), String> {
