@@ -60,8 +60,9 @@ soak: tools ## as root: the same mesh for SOAK_MINUTES (30) of changes and fault
 	LAB=show SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) \
 	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
 
-bench: tools ## figures of the release build: generation as a mesh grows, a large mesh in a real API server, thousands of sidecars
+bench: tools ## figures of the release build: generation as a mesh grows and beside istiod's own suite, a large mesh in a real API server, thousands of sidecars
 	cargo bench --locked --bench generation
+	cargo bench --locked --bench suite
 	cargo bench --locked --bench kubernetes
 	cargo bench --locked --bench ca
 	cargo bench --locked --bench scale

@@ -5,6 +5,8 @@
 //! where a doubling costs more than [`MOST`] times as much in the mean of its curve; `-- --keep` writes the figures there.
 //! Another argument is a part of the names of the curves to run.
 
+#[path = "support/bed.rs"]
+mod bed;
 #[path = "generation/curves.rs"]
 mod curves;
 #[path = "../tests/support/figures.rs"]
@@ -15,21 +17,15 @@ mod objects;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use istiod::{
-    api::{document, folder},
-    base::ClusterId,
-    generate::{
-        Proxy,
-        proxy::Extensions,
-        store::{MemberId, Membership, Serial, Store},
-    },
-    model::{Change, Installation, MeshSnapshot, World},
+    generate::store::{MemberId, Membership, Serial, Store},
+    model::{Installation, MeshSnapshot, World},
     table::ChangeSet,
 };
 use serde_json::{Value, json};
 
+use bed::cpu;
 use curves::CURVES;
 
 /// Each figure is the least of so many runs: what disturbs a run only ever adds to it.
@@ -132,24 +128,13 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
 }
 
 fn cost(objects: &[Value]) -> Result<Cost, String> {
-    let rows = || {
-        let read = |object| document::parse(&ClusterId::new("Kubernetes"), object).rows;
-        let mesh_config = folder::read(
-            &Vec::<(String, Vec<u8>)>::new(),
-            &Installation::default().cluster,
-            &Installation::default().mesh_config_key(),
-        );
-        let fixed = mesh_config.rows.into_values().flatten();
-        let changes: Vec<Change> = fixed.chain(objects.iter().flat_map(read)).map(Change::Upsert).collect();
-        changes
-    };
     let mut least = Cost::NONE;
     for _ in 0..RUNS {
-        let changes = rows();
+        let changes = bed::changes(objects, None);
         let mut world = World::new(Installation::default());
-        let begun = cpu()?;
+        let begun = cpu();
         let mesh = world.commit(changes).snapshot;
-        let model = cpu()? - begun;
+        let model = cpu() - begun;
         let once = Cost {
             model,
             sidecar: generation(&mesh, "sidecar", "10.1.0.0", "app-0")?,
@@ -164,33 +149,19 @@ fn cost(objects: &[Value]) -> Result<Cost, String> {
 fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f64, String> {
     let metadata = json!({ "NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3", "SERVICE_ACCOUNT": "sa",
         "LABELS": { "app": app, "istio": app } });
-    let metadata = metadata.as_object().into_iter().flatten();
-    let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
     let node = format!("{kind}~{ip}~{app}.shop~shop.svc.cluster.local");
-    let proxy = Proxy::new(&node, "", metadata, "".into(), Extensions::default()).map_err(|error| error.to_string())?;
+    let proxy = bed::proxy(&node, &metadata, "")?;
     let membership = Membership {
         joined: vec![(MemberId(0), Arc::new(proxy))],
         ..Membership::default()
     };
     let mut store = Store::default();
-    let begun = cpu()?;
+    let begun = cpu();
     let update = store.update(mesh, &ChangeSet::default(), membership, &Serial);
-    let cost = cpu()? - begun;
+    let cost = cpu() - begun;
     if update.panics.is_empty() {
         Ok(cost)
     } else {
         Err(update.panics.join("\n"))
     }
-}
-
-/// Milliseconds that this thread has run for. The kernel keeps nanoseconds, and brings them up to date when the thread
-/// rests.
-fn cpu() -> Result<f64, String> {
-    std::thread::park_timeout(Duration::from_micros(1));
-    let path = "/proc/thread-self/schedstat";
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    let nanoseconds = text.split(' ').next().and_then(|word| word.parse::<u64>().ok());
-    nanoseconds
-        .map(|number| number as f64 / 1e6)
-        .ok_or_else(|| format!("{path}: {text}"))
 }

@@ -37,7 +37,7 @@ pub struct MemberId(pub u64);
 /// Runs independent evaluations, in order of the results.
 pub trait Executor {
     /// Applies a function to every item.
-    fn map<T: Send, R: Send>(&self, items: Vec<T>, function: impl Fn(T) -> R + Sync + Send) -> Vec<R>;
+    fn map<T: Send + 'static, R: Send>(&self, items: Vec<T>, function: impl Fn(T) -> R + Sync + Send) -> Vec<R>;
 }
 
 /// Runs everything on the calling thread.

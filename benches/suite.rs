@@ -1,0 +1,226 @@
+//! Generation beside istiod's own suite: meshes of the same shapes, and for each the CPU time of the model, of every type
+//! of resource for one proxy from nothing, and of a second proxy of the same kind.
+//!
+//! `cargo bench --bench suite` prints one table with istiod's times, and what `benches/figures.json` has; `-- --keep`
+//! writes the figures there, `-- --meshes FOLDER` measures the meshes of that folder (one folder a case, as `istiod
+//! render` reads them) in place of our own. Another argument is a part of the names of the cases to run.
+
+#[path = "support/bed.rs"]
+mod bed;
+#[path = "suite/cases.rs"]
+mod cases;
+#[path = "../tests/support/figures.rs"]
+mod figures;
+#[path = "suite/measure.rs"]
+mod measure;
+#[path = "suite/meshes.rs"]
+mod meshes;
+
+use std::{collections::BTreeMap, path::Path, process::ExitCode};
+
+use istiod::{
+    api::folder,
+    generate::{Proxy, ResourceType},
+    model::{Change, Installation},
+};
+use serde_json::json;
+
+use cases::{CASES, Case, Istiod};
+use measure::{Generation, Measured, measure};
+
+/// How many times as fast a proxy is to be from nothing, each type by itself,
+const FROM_NOTHING: f64 = 5.0;
+/// and one that shares everything with another, all types together.
+const SHARED: f64 = 100.0;
+
+#[derive(Default)]
+struct Arguments {
+    keep: bool,
+    meshes: Option<String>,
+    wanted: String,
+}
+
+fn main() -> ExitCode {
+    match run(&arguments()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn arguments() -> Arguments {
+    let mut arguments = Arguments::default();
+    let mut all = std::env::args().skip(1);
+    while let Some(argument) = all.next() {
+        match argument.as_str() {
+            "--keep" => arguments.keep = true,
+            "--meshes" => arguments.meshes = all.next(),
+            option if option.starts_with('-') => {}
+            wanted => arguments.wanted = wanted.to_owned(),
+        }
+    }
+    arguments
+}
+
+fn run(arguments: &Arguments) -> Result<(), String> {
+    println!("CPU milliseconds of generation on {};", figures::machine());
+    println!(
+        "istiod's are those of istiod 1.30.3 on a machine of two cores (~: published by its project, of another machine),"
+    );
+    println!("kept figures are from {}\n", figures::kept_on("suite"));
+    println!("{}", Row::HEADER);
+    let kept = figures::kept("suite");
+    let mut all_kept = if kept.is_object() { kept.clone() } else { json!({}) };
+    let mut missed = Vec::new();
+    for case in CASES.iter().filter(|case| case.name.contains(&arguments.wanted)) {
+        let Some((changes, proxies)) = input(case, arguments.meshes.as_deref())? else {
+            continue;
+        };
+        if !case.is_generated() {
+            println!("{:<27}{} configuration is not generated so far", case.name, case.proxy);
+            continue;
+        }
+        let measured = measure(&changes, proxies).map_err(|error| format!("{}: {error}", case.name))?;
+        let mut figures = BTreeMap::new();
+        for row in rows(case, &measured) {
+            let old = kept[case.name][row.what].as_f64();
+            println!("{}", row.text(case, old));
+            if row.is_missed() {
+                missed.push(format!("{}, {}", case.name, row.what));
+            }
+            figures.insert(row.what, (row.ours * 1e4).round() / 1e4);
+        }
+        all_kept[case.name] = json!(figures);
+    }
+    if arguments.keep {
+        figures::keep("suite", all_kept)?;
+    }
+    if !missed.is_empty() {
+        println!("\nshort of the goal:\n{}", missed.join("\n"));
+    }
+    Ok(())
+}
+
+type Input = (Vec<Change>, [Proxy; 2]);
+
+/// What a case is made of; none if the folder has no such case.
+fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
+    let Some(folder) = meshes else {
+        let changes = bed::changes(&(case.mesh)(), Some(&meshes::mesh_config()));
+        let metadata = json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
+            "ISTIO_VERSION": "1.30.3", "LABELS": { meshes::LABEL: "true" } });
+        let node = |address| {
+            format!(
+                "{}~{address}~proxy-{address}.default~default.svc.cluster.local",
+                case.proxy
+            )
+        };
+        let [first, second] = meshes::ADDRESSES.map(|address| bed::proxy(&node(address), &metadata, IDENTITY));
+        return Ok(Some((changes, [first?, second?])));
+    };
+    let path = Path::new(folder).join(case.name);
+    let mut files = Vec::new();
+    for name in ["config.yaml", "mesh.yaml", "proxies.yaml"] {
+        match std::fs::read(path.join(name)) {
+            Ok(bytes) => files.push((name.to_owned(), bytes)),
+            Err(_) if name == "config.yaml" => return Ok(None),
+            Err(error) => return Err(format!("{}: {error}", path.join(name).display())),
+        }
+    }
+    let installation = Installation::default();
+    let read = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
+    let proxy = read.proxies.first().cloned().unwrap_or_default();
+    let node = proxy["node"].as_str().unwrap_or_default();
+    let proxies =
+        [node.to_owned(), node.replace("~v0", "~v1")].map(|node| bed::proxy(&node, &proxy["metadata"], IDENTITY));
+    let [first, second] = proxies;
+    let changes = read.rows.into_values().flatten().map(Change::Upsert).collect();
+    Ok(Some((changes, [first?, second?])))
+}
+
+const IDENTITY: &str = "spiffe://cluster.local/ns/default/sa/default";
+
+/// One line of the table.
+struct Row {
+    what: &'static str,
+    istiod: Option<f64>,
+    ours: f64,
+    goal: Option<f64>,
+    sizes: Option<(Istiod, Generation)>,
+}
+
+fn rows(case: &Case, measured: &Measured) -> Vec<Row> {
+    let plain = |what, istiod, ours, goal| Row {
+        what,
+        istiod,
+        ours,
+        goal,
+        sizes: None,
+    };
+    let mut rows = Vec::new();
+    if let Some(istiod) = case.model {
+        rows.push(plain("model", Some(istiod), measured.model, None));
+        rows.push(plain("selection", None, measured.selection, None));
+    }
+    for (resource_type, istiod) in case.types {
+        let generation = measured.types[resource_type];
+        rows.push(Row {
+            what: name(*resource_type),
+            istiod: Some(istiod.0),
+            ours: generation.cost,
+            goal: Some(FROM_NOTHING),
+            sizes: Some((*istiod, generation)),
+        });
+    }
+    if case.model.is_some() {
+        rows.push(plain("second", Some(case.istiod()), measured.second, Some(SHARED)));
+    }
+    rows
+}
+
+fn name(resource_type: ResourceType) -> &'static str {
+    match resource_type {
+        ResourceType::Cluster => "clusters",
+        ResourceType::Endpoint => "endpoints",
+        ResourceType::Listener => "listeners",
+        ResourceType::Route => "routes",
+        ResourceType::Secret => "secrets",
+        ResourceType::NameTable => "names",
+        other => other.short_name(),
+    }
+}
+
+impl Row {
+    const HEADER: &str = "case                       what         istiod     ours   times   goal       kB of  ours     count of  ours     kept";
+
+    fn times(&self) -> Option<f64> {
+        self.istiod.map(|istiod| istiod / self.ours)
+    }
+
+    fn is_missed(&self) -> bool {
+        self.times().zip(self.goal).is_some_and(|(times, goal)| times < goal)
+    }
+
+    fn text(&self, case: &Case, kept: Option<f64>) -> String {
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        let mark = if case.is_elsewhere { "~" } else { "" };
+        let istiod = or_dash(self.istiod.map(|time| format!("{mark}{time:.3}")));
+        let times = or_dash(self.times().map(|times| format!("{times:.1}")));
+        let goal = or_dash(self.goal.map(|goal| format!("{goal}")));
+        let kept = or_dash(kept.map(|kept| format!("{kept:.3}")));
+        let sizes = self.sizes.map(|(Istiod(_, size, count), ours)| {
+            let bytes = ours.bytes as f64 / 1000.0;
+            format!("{size:>12.1}{bytes:>8.1}{count:>11}{:>6}", ours.count)
+        });
+        format!(
+            "{:<27}{:<10}{istiod:>9}{:>9.3}{times:>8}{goal:>6}{}{:<37}{kept:>9}",
+            case.name,
+            self.what,
+            self.ours,
+            if self.is_missed() { "!" } else { " " },
+            sizes.unwrap_or_default(),
+        )
+    }
+}

@@ -1,0 +1,190 @@
+//! Measures one mesh: its commit, everything for a first proxy in a fresh store, and what a second proxy adds.
+
+use std::{any::Any, cell::RefCell, collections::BTreeMap, sync::Arc};
+
+use istiod::{
+    generate::{
+        PartKey, Proxy, ResourceKey, ResourceType,
+        group::{Part, Resource},
+        store::{Executor, MemberId, Membership, Store, Update},
+    },
+    model::{Change, Installation, ScopeKey, World},
+    table::ChangeSet,
+};
+
+use crate::bed::cpu;
+
+/// Each figure is the least of many runs, since what disturbs a run only ever adds to it: at least so many,
+const RUNS: usize = 7;
+/// and more for what is short, until they have taken so many milliseconds together.
+const ENOUGH: f64 = 400.0;
+const MOST_RUNS: usize = 200;
+
+/// What the resources of one type cost, and how much they are.
+#[derive(Clone, Copy)]
+pub(super) struct Generation {
+    /// Milliseconds of CPU.
+    pub(super) cost: f64,
+    /// As they go on the wire.
+    pub(super) bytes: usize,
+    pub(super) count: usize,
+}
+
+/// Milliseconds of CPU, but for the sizes.
+pub(super) struct Measured {
+    /// The commit of all objects.
+    pub(super) model: f64,
+    /// Finding out what concerns the first proxy, and what it can see.
+    pub(super) selection: f64,
+    pub(super) types: BTreeMap<ResourceType, Generation>,
+    /// All that a second proxy of the same kind costs.
+    pub(super) second: f64,
+}
+
+/// Runs on the calling thread, type after type, and keeps what each takes.
+#[derive(Default)]
+struct Meter(RefCell<BTreeMap<Option<ResourceType>, f64>>);
+
+impl Executor for Meter {
+    fn map<T: Send + 'static, R: Send>(&self, items: Vec<T>, function: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
+        let mut kinds: BTreeMap<Option<ResourceType>, Vec<(usize, T)>> = BTreeMap::new();
+        for (at, item) in items.into_iter().enumerate() {
+            kinds.entry(resource_type(&item)).or_default().push((at, item));
+        }
+        let mut results = Vec::new();
+        for (kind, items) in kinds {
+            let begun = cpu();
+            results.extend(items.into_iter().map(|(at, item)| (at, function(item))));
+            *self.0.borrow_mut().entry(kind).or_default() += cpu() - begun;
+        }
+        results.sort_by_key(|(at, _)| *at);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+}
+
+/// What is evaluated for that key; none: selections and scopes.
+fn resource_type(key: &dyn Any) -> Option<ResourceType> {
+    if key.is::<MemberId>() || key.is::<ScopeKey>() {
+        return None;
+    }
+    if let Some(part) = key.downcast_ref::<PartKey>() {
+        return Some(match **part {
+            Part::Clusters(_) | Part::Grpc(_) => ResourceType::Cluster,
+            Part::Listeners(_) => ResourceType::Listener,
+            Part::Routes(_) => ResourceType::Route,
+            Part::Extensions(_) => ResourceType::Extension,
+            Part::NameTable(_) => ResourceType::NameTable,
+            Part::Secrets(_) => ResourceType::Secret,
+        });
+    }
+    let Some(resource) = key.downcast_ref::<ResourceKey>() else {
+        // What route configurations are put together from.
+        return Some(ResourceType::Route);
+    };
+    Some(match **resource {
+        Resource::Cluster(_) | Resource::Grpc(_) => ResourceType::Cluster,
+        Resource::Endpoint(_) => ResourceType::Endpoint,
+        Resource::Listener(_) => ResourceType::Listener,
+        Resource::Route(_) => ResourceType::Route,
+        Resource::Extension(_) => ResourceType::Extension,
+        Resource::NameTable(_) => ResourceType::NameTable,
+        Resource::Secret(_) => ResourceType::Secret,
+    })
+}
+
+/// Measures these rows with two proxies of one kind.
+pub(super) fn measure(changes: &[Change], proxies: [Proxy; 2]) -> Result<Measured, String> {
+    let [first, second] = proxies.map(Arc::new);
+    let mut least: Option<Measured> = None;
+    let (mut spent, mut runs) = (0.0, 0);
+    while runs < RUNS || (spent < ENOUGH && runs < MOST_RUNS) {
+        let begun = cpu();
+        let once = once(changes.to_vec(), &first, &second)?;
+        spent += cpu() - begun;
+        runs += 1;
+        least = Some(match least {
+            Some(least) => least.least(once),
+            None => once,
+        });
+    }
+    least.ok_or_else(|| "nothing was run".to_owned())
+}
+
+fn once(changes: Vec<Change>, first: &Arc<Proxy>, second: &Arc<Proxy>) -> Result<Measured, String> {
+    let mut world = World::new(Installation::default());
+    let begun = cpu();
+    let mesh = world.commit(changes).snapshot;
+    let model = cpu() - begun;
+
+    let mut store = Store::default();
+    let meter = Meter::default();
+    let begun = cpu();
+    let update = store.update(&mesh, &ChangeSet::default(), joined(0, first), &meter);
+    let all = cpu() - begun;
+    check(&update)?;
+    let mut costs = meter.0.into_inner();
+    let selection = costs.remove(&None).unwrap_or_default();
+    let snapshot = update.groups.first().map(|(_, snapshot)| snapshot.clone());
+    let snapshot = snapshot.ok_or("the proxy is in no group")?;
+
+    let mut types = BTreeMap::new();
+    for resource_type in ResourceType::ALL {
+        let view = snapshot.view(*resource_type);
+        let generation = Generation {
+            cost: costs.get(&Some(*resource_type)).copied().unwrap_or_default(),
+            bytes: view.iter().map(|resource| resource.sotw_frame().len()).sum(),
+            count: view.iter().count(),
+        };
+        types.insert(*resource_type, generation);
+    }
+    // What the store does beside: each resource has its share.
+    let evaluated: f64 = selection + costs.values().sum::<f64>();
+    let count: usize = types.values().map(|generation| generation.count).sum();
+    let share = (all - evaluated) / count.max(1) as f64;
+    for generation in types.values_mut() {
+        generation.cost += share * generation.count as f64;
+    }
+
+    let meter = Meter::default();
+    let begun = cpu();
+    let update = store.update(&mesh, &ChangeSet::default(), joined(1, second), &meter);
+    let second = cpu() - begun;
+    check(&update)?;
+    if update.built > 0 || !update.groups.is_empty() {
+        return Err("the second proxy is not of the first one's group".to_owned());
+    }
+    Ok(Measured {
+        model,
+        selection,
+        types,
+        second,
+    })
+}
+
+fn joined(member: u64, proxy: &Arc<Proxy>) -> Membership {
+    Membership {
+        joined: vec![(MemberId(member), proxy.clone())],
+        ..Membership::default()
+    }
+}
+
+fn check(update: &Update) -> Result<(), String> {
+    if update.panics.is_empty() {
+        Ok(())
+    } else {
+        Err(update.panics.join("\n"))
+    }
+}
+
+impl Measured {
+    fn least(mut self, other: Self) -> Self {
+        self.model = self.model.min(other.model);
+        self.selection = self.selection.min(other.selection);
+        self.second = self.second.min(other.second);
+        for (resource_type, generation) in other.types {
+            let least = self.types.entry(resource_type).or_insert(generation);
+            least.cost = least.cost.min(generation.cost);
+        }
+        self
+    }
+}
