@@ -110,14 +110,13 @@ fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
     let Some(folder) = meshes else {
         let changes = bed::changes(&(case.mesh)(), Some(&meshes::mesh_config()));
         let metadata = json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
-            "ISTIO_VERSION": "1.30.3", "LABELS": { meshes::LABEL: "true" } });
-        let node = |address| {
-            format!(
-                "{}~{address}~proxy-{address}.default~default.svc.cluster.local",
-                case.proxy
-            )
+            "ISTIO_VERSION": "1.30.3", "WORKLOAD_NAME": "measured", "LABELS": { meshes::LABEL: "true" } });
+        let proxy = |number: usize| {
+            let (kind, address) = (case.proxy, meshes::ADDRESSES[number]);
+            let node = format!("{kind}~{address}~measured-{number}.default~default.svc.cluster.local");
+            bed::proxy(&node, &metadata, IDENTITY)
         };
-        let [first, second] = meshes::ADDRESSES.map(|address| bed::proxy(&node(address), &metadata, IDENTITY));
+        let [first, second] = [0, 1].map(proxy);
         return Ok(Some((changes, [first?, second?])));
     };
     let path = Path::new(folder).join(case.name);
@@ -133,9 +132,7 @@ fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
     let read = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
     let proxy = read.proxies.first().cloned().unwrap_or_default();
     let node = proxy["node"].as_str().unwrap_or_default();
-    let proxies =
-        [node.to_owned(), node.replace("~v0", "~v1")].map(|node| bed::proxy(&node, &proxy["metadata"], IDENTITY));
-    let [first, second] = proxies;
+    let [first, second] = [(); 2].map(|()| bed::proxy(node, &proxy["metadata"], IDENTITY));
     let changes = read.rows.into_values().flatten().map(Change::Upsert).collect();
     Ok(Some((changes, [first?, second?])))
 }
