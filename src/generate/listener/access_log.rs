@@ -109,8 +109,17 @@ const CEL_FILTER: &str = "envoy.access_loggers.extension_filters.cel";
 const REQ_WITHOUT_QUERY: &str = "envoy.formatter.req_without_query";
 
 impl FilterStack<'_> {
-    /// The access logs of a place.
+    /// The access logs of a place; all chains of a listener have the same.
     pub fn access_logs(&self, place: LogPlace) -> Vec<AccessLog> {
+        if let Some((_, logs)) = self.logs.borrow().iter().find(|(made, _)| *made == place) {
+            return logs.clone();
+        }
+        let logs = self.make_access_logs(place);
+        self.logs.borrow_mut().push((place, logs.clone()));
+        logs
+    }
+
+    fn make_access_logs(&self, place: LogPlace) -> Vec<AccessLog> {
         if place == LogPlace::Listener && self.mesh.disable_envoy_listener_log {
             return Vec::new();
         }

@@ -52,6 +52,15 @@ pub struct Chain {
     pub transport_socket: Option<TransportSocket>,
 }
 
+/// See [`Chain::distinction`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Distinction {
+    transport: &'static str,
+    alpns: &'static [&'static str],
+    sni: BTreeSet<String>,
+    ranges: BTreeSet<IpNet>,
+}
+
 impl Chain {
     /// True if nothing limits what it matches.
     pub fn matches_all(&self) -> bool {
@@ -62,25 +71,19 @@ impl Chain {
         self.sni.is_empty() || self.sni.iter().any(|sni| sni == "*")
     }
 
-    /// True if Envoy could not tell the two apart.
-    pub fn conflicts_with(&self, other: &Self) -> bool {
-        self.transport == other.transport
-            && self.alpns == other.alpns
-            && self.sni_set() == other.sni_set()
-            && self.range_set() == other.range_set()
-    }
-
-    fn sni_set(&self) -> BTreeSet<&str> {
-        let names = self.sni.iter().map(String::as_str);
-        names.filter(|name| *name != "*").collect()
-    }
-
-    fn range_set(&self) -> BTreeSet<IpNet> {
+    /// What Envoy tells it from others by: of two chains that have the same it takes one alone.
+    pub fn distinction(&self) -> Distinction {
+        let names = self.sni.iter().filter(|name| *name != "*");
         let ranges = self.ranges.iter().filter_map(|range| cidr::parse(range));
-        ranges
-            .filter(|range| range.addr() != IpAddr::from([0, 0, 0, 0]))
-            .map(|range| range.trunc())
-            .collect()
+        Distinction {
+            transport: self.transport,
+            alpns: self.alpns,
+            sni: names.cloned().collect(),
+            ranges: ranges
+                .filter(|range| range.addr() != IpAddr::from([0, 0, 0, 0]))
+                .map(|range| range.trunc())
+                .collect(),
+        }
     }
 
     /// True if it cannot be matched, or not work, without the server name of the client's hello.
@@ -161,10 +164,11 @@ mod tests {
 
     #[test]
     fn conflicts_look_at_the_masked_range() {
-        assert!(chain(&["1.2.3.4/8"], &[]).conflicts_with(&chain(&["1.9.9.9/8"], &[])));
-        assert!(!chain(&["1.2.3.4/8"], &[]).conflicts_with(&chain(&["1.2.3.4/16"], &[])));
-        assert!(chain(&["0.0.0.0"], &["*"]).conflicts_with(&chain(&[], &[])));
-        assert!(!chain(&[], &["a"]).conflicts_with(&chain(&[], &["b"])));
+        let of = |ranges: &[&str], sni: &[&str]| chain(ranges, sni).distinction();
+        assert_eq!(of(&["1.2.3.4/8"], &[]), of(&["1.9.9.9/8"], &[]));
+        assert_ne!(of(&["1.2.3.4/8"], &[]), of(&["1.2.3.4/16"], &[]));
+        assert_eq!(of(&["0.0.0.0"], &["*"]), of(&[], &[]));
+        assert_ne!(of(&[], &["a"]), of(&[], &["b"]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One outbound listener of a sidecar, built from the service ports that share it.
 
-use std::ops::Deref;
+use std::{collections::BTreeSet, ops::Deref};
 
 use smol_str::SmolStr;
 
@@ -131,9 +131,10 @@ impl OutboundKey {
             key: self,
         };
         let mut chains: Vec<Chain> = Vec::new();
+        let mut taken = BTreeSet::new();
         for member in &self.members {
             for chain in making.chains(member) {
-                if chains.iter().any(|existing| existing.conflicts_with(&chain)) {
+                if !taken.insert(chain.distinction()) {
                     let host = member.service.as_ref().map_or("", |service| &service.hostname);
                     let detail = format!("{} rejected {host}", self.name());
                     making

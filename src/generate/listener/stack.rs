@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use smol_str::SmolStr;
 
 use super::{
+    access_log::LogPlace,
     client::{FilterClient, ListenerClass},
     telemetry::Telemetries,
 };
@@ -12,7 +13,7 @@ use crate::{
     base::Hostname,
     generate::{View, group::Note, security::BuiltSecurity},
     model::features::Features,
-    proto::istio::mesh::v1alpha1::MeshConfig,
+    proto::{envoy::config::accesslog::v3::AccessLog, istio::mesh::v1alpha1::MeshConfig},
 };
 
 /// The surroundings of one listener's filters: the mesh, the client, the direction.
@@ -29,6 +30,8 @@ pub struct FilterStack<'a> {
     pub telemetries: Telemetries<'a>,
     /// The security filters, once built.
     pub security: BuiltSecurity,
+    /// The access logs made so far, by place.
+    pub(super) logs: RefCell<Vec<(LogPlace, Vec<AccessLog>)>>,
     notes: RefCell<Vec<Note>>,
 }
 
@@ -42,6 +45,7 @@ impl<'a> FilterStack<'a> {
             mesh: view.mesh_config(),
             telemetries: Telemetries::of(view, &client.telemetries),
             security: BuiltSecurity::default(),
+            logs: RefCell::default(),
             notes: RefCell::default(),
         }
     }
