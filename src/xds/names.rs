@@ -24,6 +24,7 @@ const WILDCARD: &str = "*";
 /// Names as they came in one request.
 #[derive(Clone, Default)]
 pub struct Names {
+    /// What they were read from, if others may have the same.
     fields: Bytes,
     wildcard: bool,
     set: OrdSet<SmolStr>,
@@ -76,8 +77,7 @@ impl Names {
     }
 
     /// Reads fields of strings, tags included.
-    fn read(fields: Bytes) -> Result<Self, DecodeError> {
-        let mut rest: &[u8] = &fields;
+    fn read(mut rest: &[u8]) -> Result<Self, DecodeError> {
         let mut names = Vec::new();
         while !rest.is_empty() {
             let (_, wire_type) = encoding::decode_key(&mut rest)?;
@@ -85,9 +85,7 @@ impl Names {
             encoding::string::merge(wire_type, &mut name, &mut rest, encoding::DecodeContext::default())?;
             names.push(SmolStr::from(name));
         }
-        let mut names: Self = names.into_iter().collect();
-        names.fields = fields;
-        Ok(names)
+        Ok(names.into_iter().collect())
     }
 }
 
@@ -102,17 +100,21 @@ impl KnownNames {
     /// Reads fields of strings, tags included, or finds that they were read already.
     pub(super) fn read(&self, fields: Bytes) -> Result<Arc<Names>, DecodeError> {
         if fields.len() < SMALL_BYTES {
-            return Names::read(fields).map(Arc::new);
+            return Names::read(&fields).map(Arc::new);
         }
         let hash = xxh3_64(&fields);
         let known = self.lock().get(&hash).and_then(Weak::upgrade);
         match known {
             Some(known) if known.fields == fields => return Ok(known),
             // Another list of the same hash stays; that costs only the sharing.
-            Some(_) => return Names::read(fields).map(Arc::new),
+            Some(_) => return Names::read(&fields).map(Arc::new),
             None => {}
         }
-        let names = Arc::new(Names::read(fields)?);
+        // A copy, lest the request that they came in be held for as long as they are.
+        let names = Arc::new(Names {
+            fields: Bytes::copy_from_slice(&fields),
+            ..Names::read(&fields)?
+        });
         let mut lists = self.lock();
         if lists.len() >= FEW && lists.len() == lists.capacity() {
             lists.retain(|_, names| names.strong_count() > 0);

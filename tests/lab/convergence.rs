@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::endpoints::Endpoints;
 use super::mesh::{GATEWAYS, Mesh, helloworld, outbound};
+use crate::kube::place::SOON;
 use crate::support::wait;
 use crate::support::wait::now;
 
@@ -12,7 +13,6 @@ use crate::support::wait::now;
 const CHANGES: (usize, usize) = (100, 10);
 /// What 99 of 100 changes keep below, with the default debounce of 100 ms.
 const GOAL: Duration = Duration::from_millis(400);
-const SOON: Duration = Duration::from_mins(1);
 
 /// A pod of the second cluster becomes ready and unready in turns; the first cluster's sleep weighs the gateway accordingly.
 pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {

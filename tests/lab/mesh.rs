@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -14,6 +13,7 @@ use super::app::Call;
 use super::host::{Host, Network};
 use super::report::Report;
 use super::site::{Content, EAST_WEST, INGRESS, SAMPLE, SYSTEM, Site, Spec};
+use crate::kube::place::SOON;
 use crate::support::agent::{Agent, Trust};
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
@@ -30,7 +30,6 @@ accessLogEncoding: JSON
 ";
 /// The service in question.
 pub(crate) const HELLOWORLD: &str = "helloworld.sample.svc.cluster.local";
-const SOON: Duration = Duration::from_mins(1);
 
 /// Addresses on the network that both clusters have a way to, and of pods: those of the documents that the mesh was described
 /// in. The clusters' pods have addresses of one range, as clusters have that were set up alike.
@@ -333,15 +332,17 @@ impl Mesh {
         Ok(tally)
     }
 
-    /// The gateways of networks that a control plane knows: the cluster that tells each, if one does, and its address.
-    pub(crate) fn gateways(&self, plane: usize) -> Result<Vec<(String, String)>, String> {
-        let page = http::get(self.planes[plane].daemon.monitoring, "istiod", "/debug/networkz")?;
-        let rows: Vec<Value> = serde_json::from_str(&page.body).map_err(|error| error.to_string())?;
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        Ok(rows
-            .iter()
-            .map(|row| (text(&row["Cluster"]), text(&row["Addr"])))
-            .collect())
+    /// Waits until a control plane knows a gateway of a network like this: the cluster that tells it, empty if none does, and
+    /// its address.
+    pub(crate) fn until_gateway(&self, plane: usize, is_it: impl Fn(&str, &str) -> bool) -> Result<(), String> {
+        let address = self.planes[plane].daemon.monitoring;
+        wait::until("the gateway of a network", SOON, || {
+            let page = http::get(address, "istiod", "/debug/networkz").ok()?;
+            let rows: Vec<Value> = serde_json::from_str(&page.body).ok()?;
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let mut known = rows.iter().map(|row| (text(&row["Cluster"]), text(&row["Addr"])));
+            known.any(|(cluster, address)| is_it(&cluster, &address)).then_some(())
+        })
     }
 
     /// A step: whether a proxy refused anything that it was sent.

@@ -4,13 +4,11 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::kube::place::SOON;
 use crate::support::wait::now;
 use crate::support::{variable, wait};
-
-/// Long enough for a slow machine that does much else, and never waited for in full when all is well.
-const SOON: Duration = Duration::from_mins(1);
 
 /// See the module's text. It is kept in a file, and shown as it goes where `LAB=show` asks for that.
 pub(crate) struct Report {

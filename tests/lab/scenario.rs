@@ -326,6 +326,9 @@ fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
     let addresses = mesh.more_gateway_addresses()?;
     mesh.under_load(0, "while meshNetworks is edited", |mesh| {
         mesh.set_networks(&json!({ "network2": network_of_cluster2(addresses[0]) }))?;
+        // An operator sees to it that the one is known before the other goes.
+        let first = addresses[0].to_string();
+        (0..2).try_for_each(|plane| mesh.until_gateway(plane, |_, known| known == first))?;
         mesh.sites[1].label_gateway(false)?;
         for address in addresses {
             mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
@@ -333,6 +336,7 @@ fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
             mesh.shares_of_sleep((30, 70))?;
         }
         mesh.sites[1].label_gateway(true)?;
+        (0..2).try_for_each(|plane| mesh.until_gateway(plane, |cluster, _| cluster == "cluster2"))?;
         mesh.set_networks(&json!({}))?;
         mesh.sees_both()
     })

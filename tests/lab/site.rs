@@ -13,6 +13,7 @@ use super::agent::Agent;
 use super::app::Application;
 use super::host::{Host, Network};
 use super::proxy::{Proxy, Role, Workload};
+use crate::kube::place::SOON;
 use crate::support::agent::Shown;
 use crate::support::kubernetes::Cluster;
 use crate::support::kubernetes::api::Reference;
@@ -25,8 +26,6 @@ pub(crate) const SAMPLE: &str = "sample";
 
 /// How long a pod that is to end may go on with what is under way (`terminationDrainDuration`).
 pub(crate) const DRAIN: Duration = Duration::from_secs(5);
-/// Until when the mesh has to have heard of a change.
-pub(crate) const SOON: Duration = Duration::from_mins(1);
 
 /// A service of each cluster. Pods are selected by their label `app`, which has its name.
 struct Service {

@@ -14,12 +14,12 @@ use super::host::Host;
 use super::lacking;
 use super::mesh::{Form, Mesh, SECOND_GATEWAY, gateway, helloworld};
 use super::scenario::network_of_cluster2;
-use super::site::{DRAIN, EAST_WEST, SOON};
+use super::site::{DRAIN, EAST_WEST};
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::random::Random;
 use crate::support::wait::now;
-use crate::support::{missing, variable, wait};
+use crate::support::{missing, variable};
 
 /// How often each client sends a request.
 const PACE: Duration = Duration::from_millis(50);
@@ -284,7 +284,7 @@ impl Soak {
         let tell = |address: Ipv4Addr| {
             mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
             let address = address.to_string();
-            (0..2).try_for_each(|plane| self.until_gateway(plane, |_, known| known == address))
+            (0..2).try_for_each(|plane| mesh.until_gateway(plane, |_, known| known == address))
         };
         self.told = match self.told {
             Told::Labels => {
@@ -304,7 +304,7 @@ impl Soak {
                 // Who does not read the cluster knows nothing of what is in it.
                 let readers = (0..2).filter(|plane| *plane == 1 || self.is_joined[*plane]);
                 for plane in readers {
-                    self.until_gateway(plane, |cluster, _| cluster == "cluster2")?;
+                    mesh.until_gateway(plane, |cluster, _| cluster == "cluster2")?;
                 }
                 Told::Both(address)
             }
@@ -314,15 +314,6 @@ impl Soak {
             }
         };
         Ok(())
-    }
-
-    /// Waits until a control plane knows a gateway like this: the cluster that tells it, and its address.
-    fn until_gateway(&self, plane: usize, is_it: impl Fn(&str, &str) -> bool) -> Result<(), String> {
-        wait::until("the gateway of a network", SOON, || {
-            let known = self.mesh.gateways(plane).ok()?;
-            let mut known = known.iter();
-            known.any(|(cluster, address)| is_it(cluster, address)).then_some(())
-        })
     }
 
     fn gateway_changes(&mut self) -> Result<(), String> {
