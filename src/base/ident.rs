@@ -26,6 +26,11 @@ macro_rules! name_type {
                 self.0.as_str()
             }
 
+            /// The name as a cheap string.
+            pub fn text(&self) -> &SmolStr {
+                &self.0
+            }
+
             /// True if the name has no characters.
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()

@@ -9,6 +9,9 @@ use xxhash_rust::xxh3::Xxh3;
 pub struct Version(u128);
 
 impl Version {
+    /// The length of the text form.
+    pub const TEXT_LEN: usize = 32;
+
     /// The version of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxhash_rust::xxh3::xxh3_128(bytes))
@@ -25,10 +28,21 @@ impl Version {
 
     /// Reads the text form that `Display` writes; `None` if it is not one of ours.
     pub fn parse(text: &str) -> Option<Self> {
-        if text.len() != 32 {
+        if text.len() != Self::TEXT_LEN {
             return None;
         }
         u128::from_str_radix(text, 16).ok().map(Self)
+    }
+
+    /// The text form, as `Display` writes it.
+    pub fn text(self) -> [u8; Self::TEXT_LEN] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; Self::TEXT_LEN];
+        for (byte, pair) in self.0.to_be_bytes().into_iter().zip(text.chunks_exact_mut(2)) {
+            pair[0] = DIGITS[usize::from(byte >> 4)];
+            pair[1] = DIGITS[usize::from(byte & 15)];
+        }
+        text
     }
 
     /// The hash itself.

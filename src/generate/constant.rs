@@ -234,11 +234,15 @@ pub fn structure<const N: usize>(fields: [(&str, Value); N]) -> Struct {
     }
 }
 
+/// The namespace of metadata that [`config_metadata`] stands in, and its field.
+pub const CONFIG_METADATA: (&str, &str) = (ISTIO_METADATA, "config");
+
 /// Metadata that names the object a part of the configuration was made from.
 pub fn config_metadata(meta: &Meta) -> Metadata {
-    let config = structure([("config", text(meta.config_path()))]);
+    let (namespace, field) = CONFIG_METADATA;
+    let config = structure([(field, text(meta.config_path()))]);
     Metadata {
-        filter_metadata: [(ISTIO_METADATA.to_owned(), config)].into(),
+        filter_metadata: [(namespace.to_owned(), config)].into(),
         ..Default::default()
     }
 }

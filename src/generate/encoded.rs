@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use prost::{Message, Name, encoding};
 use smol_str::SmolStr;
 
@@ -95,33 +95,45 @@ const RESOURCE_NAME_FIELD: u32 = 3;
 impl EncodedResource {
     /// Encodes a message under a name.
     pub fn new<M: Message + Name>(name: impl Into<SmolStr>, message: &M) -> Self {
-        Self::from_bytes(name.into(), &M::type_url(), &message.encode_to_vec())
+        Self::framed(name.into(), &M::type_url(), message.encoded_len(), |bytes| {
+            message.encode_raw(bytes);
+        })
     }
 
     /// Frames a message that is already encoded.
     pub fn from_bytes(name: SmolStr, type_url: &str, value: &[u8]) -> Self {
-        let version = Version::of_pieces([type_url.as_bytes(), &[0], name.as_bytes(), &[0], value]);
-        let any_len = field_len(1, type_url.len()) + field_len(2, value.len());
-        let text = version.to_string();
-        let resource_len = field_len(RESOURCE_VERSION_FIELD, text.len())
+        Self::framed(name, type_url, value.len(), |bytes| bytes.extend_from_slice(value))
+    }
+
+    /// Frames a message of so many bytes, which the function writes behind what is there: each byte is written once.
+    pub fn framed(name: SmolStr, type_url: &str, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let any_len = field_len(1, type_url.len()) + field_len(2, len);
+        let resource_len = field_len(RESOURCE_VERSION_FIELD, Version::TEXT_LEN)
             + field_len(RESOURCE_ANY_FIELD, any_len)
             + if name.is_empty() {
                 0
             } else {
                 field_len(RESOURCE_NAME_FIELD, name.len())
             };
-        let mut bytes = BytesMut::with_capacity(field_len(RESOURCES_FIELD, resource_len));
+        let mut bytes = Vec::with_capacity(field_len(RESOURCES_FIELD, resource_len));
         put_header(&mut bytes, RESOURCES_FIELD, resource_len);
-        put_field(&mut bytes, RESOURCE_VERSION_FIELD, text.as_bytes());
+        // The version is known when the value is there.
+        put_field(&mut bytes, RESOURCE_VERSION_FIELD, &[b'0'; Version::TEXT_LEN]);
         let any_start = bytes.len();
         put_header(&mut bytes, RESOURCE_ANY_FIELD, any_len);
         put_field(&mut bytes, 1, type_url.as_bytes());
-        put_field(&mut bytes, 2, value);
+        put_header(&mut bytes, 2, len);
+        let value_start = bytes.len();
+        write(&mut bytes);
+        debug_assert_eq!(bytes.len(), value_start + len, "because the length was told");
         let any_end = bytes.len();
         if !name.is_empty() {
             put_field(&mut bytes, RESOURCE_NAME_FIELD, name.as_bytes());
         }
-        let delta = bytes.freeze();
+        let value = &bytes[value_start..any_end];
+        let version = Version::of_pieces([type_url.as_bytes(), &[0], name.as_bytes(), &[0], value]);
+        bytes[any_start - Version::TEXT_LEN..any_start].copy_from_slice(&version.text());
+        let delta = Bytes::from(bytes);
         let sotw = delta.slice(any_start..any_end);
         Self {
             name,
@@ -156,14 +168,14 @@ fn field_len(tag: u32, len: usize) -> usize {
     encoding::key_len(tag) + encoding::encoded_len_varint(len as u64) + len
 }
 
-fn put_header(bytes: &mut BytesMut, tag: u32, len: usize) {
+fn put_header(bytes: &mut Vec<u8>, tag: u32, len: usize) {
     encoding::encode_key(tag, encoding::WireType::LengthDelimited, bytes);
     encoding::encode_varint(len as u64, bytes);
 }
 
-fn put_field(bytes: &mut BytesMut, tag: u32, value: &[u8]) {
+fn put_field(bytes: &mut Vec<u8>, tag: u32, value: &[u8]) {
     put_header(bytes, tag, value.len());
-    bytes.put_slice(value);
+    bytes.extend_from_slice(value);
 }
 
 #[cfg(test)]

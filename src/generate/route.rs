@@ -5,6 +5,7 @@
 //! sidecar's route does not hold routes, only the rows that they come from.
 
 mod action;
+mod assembly;
 pub(crate) mod destination;
 pub(crate) mod domains;
 pub(crate) mod filters;
@@ -121,11 +122,12 @@ impl RoutePart {
 impl RouteKey {
     /// The fragments that the resource is made of.
     pub fn fragments(&self) -> impl Iterator<Item = &fragment::FragmentKey> {
-        let routes = match self {
-            Self::Sidecar(routes) => Some(routes),
-            Self::Gateway(_) => None,
+        let (sidecar, gateway) = match self {
+            Self::Sidecar(routes) => (Some(routes), None),
+            Self::Gateway(routes) => (None, Some(routes)),
         };
-        routes.into_iter().flat_map(sidecar::SidecarRoutes::fragments)
+        let of_sidecar = sidecar.into_iter().flat_map(sidecar::SidecarRoutes::fragments);
+        of_sidecar.chain(gateway.into_iter().flat_map(gateway::GatewayRoutes::fragments))
     }
 
     /// Builds the resource.

@@ -423,6 +423,9 @@ impl Store {
             left.extend(old.as_ref().map(|list| (part, (**list).clone())));
         }
         for list in &added {
+            if self.resource_users.is_empty() {
+                self.resource_users.reserve(list.len());
+            }
             for listed in list.iter() {
                 let users = self.resource_users.entry(listed.key.clone()).or_default();
                 if users.is_empty() {
@@ -626,6 +629,8 @@ fn evaluate_each<K: Key, V: PartialEq + Send>(
     mut finish: impl FnMut(&mut V),
 ) -> usize {
     memo.begin();
+    // Candidates are new, but for members that ask for other names than before.
+    memo.reserve(candidates.len());
     let dirty = memo.dirty(tx, candidates);
     let evaluations = dirty.len();
     for mut evaluated in executor.map(dirty, |key| Evaluated::guarded(key, &function)) {

@@ -9,6 +9,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::{
@@ -50,7 +51,7 @@ pub struct GatewayServer {
     /// Metadata of the Gateway.
     pub gateway: Shared<Meta>,
     /// The server; hosts are `namespace/host` or `host` (any namespace).
-    pub server: networking::Server,
+    pub server: Shared<networking::Server>,
     /// The protocol of its port.
     pub protocol: Protocol,
     /// Its route configuration; empty for servers without HTTP.
@@ -249,7 +250,7 @@ struct Merge {
     /// The plaintext server that decides about a port.
     plaintext: BTreeMap<u32, ServerPort>,
     /// Hosts of TLS servers by port, with the address that they were last taken on.
-    tls_hosts: BTreeMap<u32, BTreeMap<String, SmolStr>>,
+    tls_hosts: BTreeMap<u32, FxHashMap<String, SmolStr>>,
 }
 
 impl Merge {
@@ -260,11 +261,13 @@ impl Merge {
         };
         let mut server = declared.clone();
         qualify_hosts(&mut server.hosts, gateway.namespace());
+        let server = Shared::new(server);
+        let protocol = Protocol::parse(&port.protocol);
         for number in ports.resolve(port.number) {
             let mut server = GatewayServer {
                 gateway: gateway.clone(),
                 server: server.clone(),
-                protocol: Protocol::parse(&port.protocol),
+                protocol,
                 route: SmolStr::default(),
             };
             server.route = route_name(&server, number);

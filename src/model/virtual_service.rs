@@ -74,6 +74,10 @@ pub struct Reach {
     pub only_own_clients: bool,
     /// Some HTTP match asks who the client is.
     pub by_source: bool,
+    /// Some HTTP match asks for the gateway.
+    pub by_gateway: bool,
+    /// The port that requests come in on stands somewhere in the HTTP routes, whatever services there are.
+    pub by_port: bool,
     /// Some HTTP route is for every request, so that no client is without routes.
     pub unconditional: bool,
 }
@@ -241,8 +245,31 @@ pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
             .iter()
             .flat_map(|http| &http.r#match)
             .any(|condition| !condition.source_labels.is_empty() || !condition.source_namespace.is_empty()),
+        by_gateway: row
+            .spec
+            .http
+            .iter()
+            .flat_map(|http| &http.r#match)
+            .any(|condition| !condition.gateways.is_empty()),
+        by_port: row.spec.http.iter().any(mentions_port),
         unconditional: row.spec.http.iter().any(|http| http.r#match.is_empty()),
     })
+}
+
+/// True if the port of the listener is matched or written somewhere: traces name what does not lead to a single cluster by
+/// it, and redirects may keep it.
+fn mentions_port(http: &networking::HttpRoute) -> bool {
+    let is_plain = |text: &str| !text.contains('|');
+    let leads_to_cluster = match http.route.as_slice() {
+        [only] => only.destination.as_ref().is_some_and(|destination| {
+            !destination.host.is_empty() && is_plain(&destination.host) && is_plain(&destination.subset)
+        }),
+        _ => false,
+    };
+    !leads_to_cluster
+        || http.redirect.is_some()
+        || http.direct_response.is_some()
+        || http.r#match.iter().any(|condition| condition.port != 0)
 }
 
 /// True if what clients of other namespaces do with a host is for this namespace to decide: its service has exactly that

@@ -124,6 +124,13 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         keys
     }
 
+    /// Makes room for so many new keys.
+    pub fn reserve(&mut self, keys: usize) {
+        self.slots.reserve(keys);
+        self.readers.reserve(keys);
+        self.entries.reserve(keys.saturating_sub(self.free.len()));
+    }
+
     /// Begins a transaction: forgets the row changes of the last one.
     pub fn begin(&mut self) {
         self.rows.begin();

@@ -91,15 +91,19 @@ impl Chain {
         !self.sni.is_empty() || self.filters.iter().any(|filter| filter.name == SNI_FORWARD_PROXY)
     }
 
-    /// What Envoy is told to match; `None` for a chain that matches all.
-    pub fn to_match(&self) -> Option<FilterChainMatch> {
+    /// What Envoy is told to match, taken out of the chain; `None` for one that matches all.
+    fn take_match(&mut self) -> Option<FilterChainMatch> {
         if self.matches_all() {
             return None;
         }
-        let mut server_names = if self.any_sni() { Vec::new() } else { self.sni.clone() };
+        let mut server_names = if self.any_sni() {
+            Vec::new()
+        } else {
+            std::mem::take(&mut self.sni)
+        };
         server_names.sort_unstable();
-        let mut ranges = self.ranges.clone();
-        ranges.sort_unstable();
+        self.ranges.sort_unstable();
+        let ranges = &self.ranges;
         Some(FilterChainMatch {
             application_protocols: self.alpns.iter().map(|alpn| (*alpn).to_owned()).collect(),
             transport_protocol: self.transport.to_owned(),
@@ -114,9 +118,9 @@ impl Chain {
     }
 
     /// The chain as Envoy takes it.
-    pub fn build(self, features: &Features) -> FilterChain {
+    pub fn build(mut self, features: &Features) -> FilterChain {
         FilterChain {
-            filter_chain_match: self.to_match(),
+            filter_chain_match: self.take_match(),
             filters: self.filters,
             metadata: self.metadata,
             transport_socket: self.transport_socket,
@@ -173,9 +177,9 @@ mod tests {
 
     #[test]
     fn a_star_matches_all() {
-        assert_eq!(chain(&[], &["*", "a"]).to_match(), None);
+        assert_eq!(chain(&[], &["*", "a"]).take_match(), None);
         let built = chain(&["10.0.0.0/8", "0.0.0.0"], &["b", "a"])
-            .to_match()
+            .take_match()
             .expect("match");
         assert_eq!(built.server_names, ["a", "b"]);
         assert_eq!(built.prefix_ranges.len(), 1);

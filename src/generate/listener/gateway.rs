@@ -40,7 +40,7 @@ use super::{
     access_log::LogPlace,
     client::{FilterClient, ListenerClass},
     filter_chain::{Chain, max_connections_per_event},
-    hcm::{HttpConnection, HttpRoutes},
+    hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
     inspector,
     outbound_listener::{additional_addresses, exact_balance},
     stack::FilterStack,
@@ -211,23 +211,23 @@ impl Making<'_> {
         let mut passed_on = tcp::TakenNames::default();
         let mut chains = Vec::new();
         let mut extended = false;
+        let (mut https, mut sockets) = (None, None);
         for chain in &self.key.chains {
             match chain {
                 ServerChain::Http { route, protocol } => chains.push(Chain {
-                    filters: self.http_filters(route, *protocol, "", true),
+                    filters: self.http_filters(&self.manager(*protocol), route, "", true),
                     ..Default::default()
                 }),
-                ServerChain::Https { route, server, sni } => chains.push(Chain {
-                    sni: sni.iter().map(ToString::to_string).collect(),
-                    filters: self.http_filters(
-                        route,
-                        Protocol::Https,
-                        &server.name,
-                        !std::mem::replace(&mut extended, true),
-                    ),
-                    transport_socket: self.transport_socket(server),
-                    ..Default::default()
-                }),
+                ServerChain::Https { route, server, sni } => {
+                    let first = !std::mem::replace(&mut extended, true);
+                    let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
+                    chains.push(Chain {
+                        sni: sni.iter().map(ToString::to_string).collect(),
+                        filters: self.http_filters(manager, route, &server.name, first),
+                        transport_socket: self.known_socket(&mut sockets, server),
+                        ..Default::default()
+                    });
+                }
                 ServerChain::Tcp(server) => chains.extend(self.tcp_chain(server)),
                 ServerChain::Passthrough(server) => chains.extend(self.passthrough_chains(server, &mut passed_on)),
                 ServerChain::AutoPassthrough { services } => chains.extend(self.auto_passthrough_chains(services)),
@@ -237,14 +237,26 @@ impl Making<'_> {
     }
 
     /// The filters of a chain of requests; `first`: it is the first of its kind.
-    fn http_filters(&self, route: &str, protocol: Protocol, server_name: &str, first: bool) -> Vec<Filter> {
+    fn http_filters(&self, manager: &ManagerTemplate, route: &str, server_name: &str, first: bool) -> Vec<Filter> {
         let stat_prefix = if server_name.is_empty() {
             name::delimited_stat(&format!("outbound_{}", self.key.name()))
         } else {
             server_name.to_owned()
         };
-        let routes = HttpRoutes::Rds(route.to_owned());
-        let mut http = HttpConnection::new(stat_prefix, routes, protocol, self.key.port);
+        // Parity: of several such chains of a listener only the first has them, and QUIC has none.
+        let mut filters = if first && self.key.transport == Transport::Tcp {
+            self.stack.filters_before_http(self.key.port, false)
+        } else {
+            Vec::new()
+        };
+        filters.push(manager.filter(&stat_prefix, &route.to_owned()));
+        filters
+    }
+
+    /// The connection manager of all chains of a protocol.
+    fn manager(&self, protocol: Protocol) -> ManagerTemplate {
+        let routes = HttpRoutes::Rds(String::new());
+        let mut http = HttpConnection::new(String::new(), routes, protocol, self.key.port);
         let client = &self.key.client;
         client.filters.apply_headers(ListenerClass::Gateway, &mut http.base);
         let options = client.filters.http10_options(self.stack.features().pilot_http10);
@@ -268,14 +280,25 @@ impl Making<'_> {
         http.use_remote_address = true;
         http.mesh_only_exchange = client.filters.exchanges_in_mesh_only();
         http.http3 = self.key.transport == Transport::Quic;
-        // Parity: of several such chains of a listener only the first has them, and QUIC has none.
-        let mut filters = if first && self.key.transport == Transport::Tcp {
-            self.stack.filters_before_http(self.key.port, false)
-        } else {
-            Vec::new()
-        };
-        filters.push(self.stack.http_connection_filter(http));
-        filters
+        ManagerTemplate::of(&self.stack, http)
+    }
+
+    /// TLS termination of a server; that of the last one, if it says the same.
+    fn known_socket<'k>(
+        &self,
+        last: &mut Option<(&'k networking::Server, Option<TransportSocket>)>,
+        server: &'k networking::Server,
+    ) -> Option<TransportSocket> {
+        let protocol = |server: &'k networking::Server| server.port.as_ref().map(|port| &port.protocol);
+        if let Some((known, socket)) = last
+            && known.tls == server.tls
+            && protocol(known) == protocol(server)
+        {
+            return socket.clone();
+        }
+        let socket = self.transport_socket(server);
+        *last = Some((server, socket.clone()));
+        socket
     }
 
     /// TLS termination of a server.

@@ -1,5 +1,7 @@
 //! HTTP connection managers, for listeners of every kind.
 
+mod template;
+
 use std::net::IpAddr;
 
 use super::{
@@ -42,6 +44,8 @@ use crate::{
         },
     },
 };
+
+pub use template::ManagerTemplate;
 
 /// The name of the filter.
 pub const HTTP_CONNECTION_MANAGER: &str = "envoy.filters.network.http_connection_manager";

@@ -8,7 +8,7 @@ use crate::{
             config::{
                 core::v3::{DataSource, RuntimeFractionalPercent, data_source::Specifier},
                 route::v3::{
-                    DirectResponseAction, RedirectAction, Route, RouteAction, WeightedCluster,
+                    DirectResponseAction, RedirectAction, Route, RouteAction, RouteMatch, WeightedCluster,
                     redirect_action::{PathRewriteSpecifier, RedirectResponseCode, SchemeRewriteSpecifier},
                     route::Action,
                     route_action::{
@@ -103,7 +103,8 @@ pub(crate) fn direct_response(declared: &HttpDirectResponse) -> Action {
     })
 }
 
-/// Makes a route forward to its destinations; `authority` is what its headers set the host to. Returns the services
+/// Makes a route forward to its destinations; `authority` is what its headers set the host to, `matched` its
+/// match. Returns the services
 /// that it leads to, in order.
 pub(crate) fn forward(
     route: &mut Route,
@@ -111,6 +112,7 @@ pub(crate) fn forward(
     translation: &Translation,
     semantics: Semantics,
     authority: Option<String>,
+    matched: impl FnOnce() -> RouteMatch,
 ) -> Vec<Option<Shared<Service>>> {
     let timeout = declared.timeout.unwrap_or_default();
     let mut action = RouteAction {
@@ -130,7 +132,7 @@ pub(crate) fn forward(
     }
     let mut authority = authority;
     if let Some(declared) = &declared.rewrite {
-        rewrite(&mut action, declared, route, semantics);
+        rewrite(&mut action, declared, &matched(), semantics);
         action.append_x_forwarded_host = translation.client.append_forwarded_host;
         if !declared.authority.is_empty() {
             authority = Some(declared.authority.clone());
@@ -165,16 +167,12 @@ pub(crate) fn forward(
         .collect()
 }
 
-fn rewrite(action: &mut RouteAction, declared: &HttpRewrite, route: &Route, semantics: Semantics) {
+fn rewrite(action: &mut RouteAction, declared: &HttpRewrite, matched: &RouteMatch, semantics: Semantics) {
     if let Some(declared) = &declared.uri_regex_rewrite {
         action.regex_rewrite = Some(substitution(&declared.r#match, &declared.rewrite));
     } else if declared.uri == "/" && semantics == Semantics::Gateway {
         // Removing a prefix must leave a slash even if the whole path goes.
-        let specifier = route
-            .r#match
-            .as_ref()
-            .and_then(|declared| declared.path_specifier.as_ref());
-        let prefix = match specifier {
+        let prefix = match &matched.path_specifier {
             Some(PathSpecifier::PathSeparatedPrefix(prefix)) => prefix.as_str(),
             _ => "",
         };

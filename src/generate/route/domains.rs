@@ -1,6 +1,6 @@
 //! Domains of virtual hosts: every name by which a client may call a service.
 
-use std::collections::BTreeSet;
+use std::{fmt::Write, ops::Range};
 
 use crate::{
     base::cidr,
@@ -25,8 +25,16 @@ pub(crate) enum PortForms {
 pub(crate) struct Domains {
     /// In order, with repetitions.
     pub(crate) all: Vec<String>,
-    /// Those that are short or absolute forms; another host's full name takes precedence over them.
-    pub(crate) alternative: BTreeSet<String>,
+    /// Where those stand that are short or absolute forms; another host's full name takes precedence over them.
+    pub(crate) alternative: Vec<Range<usize>>,
+}
+
+impl Domains {
+    /// True for a short or absolute form.
+    pub(crate) fn is_alternative(&self, domain: &str) -> bool {
+        let mut alternative = self.alternative.iter().flat_map(|range| &self.all[range.clone()]);
+        alternative.any(|one| one == domain)
+    }
 }
 
 /// What names the client's resolver completes.
@@ -43,10 +51,10 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
     let mut domains = Domains::default();
     let aliases = service.aliases.iter().map(|alias| alias.hostname.as_str());
     for host in std::iter::once(service.key.hostname.as_str()).chain(aliases) {
-        let alternative = alternatives(host, names, ports);
         push(&mut domains.all, host, ports);
-        domains.all.extend(alternative.iter().cloned());
-        domains.alternative.extend(alternative);
+        let begin = domains.all.len();
+        domains.all.extend(alternatives(host, names, ports));
+        domains.alternative.push(begin..domains.all.len());
     }
     if service.resolution == Resolution::Passthrough && service.registry == Registry::Kubernetes {
         let pods: Vec<String> = domains.all.iter().map(|domain| format!("*.{domain}")).collect();
@@ -66,7 +74,15 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
 
 /// `host:port`, IPv6 addresses in brackets.
 pub(crate) fn host_port(host: &str, port: u32) -> String {
-    format!("{}:{port}", bracketed(host))
+    let mut text = String::with_capacity(host.len() + 8);
+    let is_bracketed = host.contains(':');
+    if is_bracketed {
+        text.push('[');
+    }
+    text.push_str(host);
+    text.push_str(if is_bracketed { "]:" } else { ":" });
+    write!(text, "{port}").expect("because a String takes all text");
+    text
 }
 
 /// A host as a domain: IPv6 addresses in brackets.

@@ -1,17 +1,18 @@
-//! The routes of one VirtualService, or of a service that none speaks of, as they stand in each virtual host: made once
-//! for all route configurations that hold them, since clients differ in far less than they have in common.
+//! The routes of one VirtualService as they stand in each virtual host: made once for all route configurations that hold
+//! them, since clients differ in far less than they have in common.
 
 use bytes::Bytes;
 use prost::Message;
 
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared},
-    generate::{View, name},
+    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
+    generate::View,
     model::{
         ServiceKey,
         destination_rule::{self, RuleRef},
+        virtual_service::Reach,
     },
-    proto::envoy::config::route::v3::{Route, VirtualHost, route::Action},
+    proto::envoy::config::route::v3::VirtualHost,
 };
 
 use super::{
@@ -21,31 +22,52 @@ use super::{
     http::{self, MESH_GATEWAY, Translation},
 };
 
-/// What routes of sidecars are made from, besides what they read.
+/// What the HTTP routes of a VirtualService are made from, besides what they read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Fragment {
-    /// The HTTP routes of a VirtualService.
-    Declared(Declared),
-    /// The route to a port of a service.
-    Default {
-        /// The service.
-        service: ServiceKey,
-        /// The port.
-        port: u32,
-        /// The DestinationRule, if it says what requests are hashed by.
-        rule: Option<RuleRef>,
-    },
-}
-
-/// See [`Fragment::Declared`].
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Declared {
+pub struct Fragment {
     virtual_service: ObjectKey,
-    /// The port of the listener; 0: every port.
-    port: u32,
+    entrance: Entrance,
     /// Where it leads.
     targets: Vec<Found>,
     client: RouteClient,
+}
+
+/// Where the requests come in that routes are for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Entrance {
+    /// At a listener of sidecars with this port; 0: every port.
+    Mesh(u32),
+    /// At a server of a Gateway.
+    Server(Server),
+}
+
+/// What routes depend on of a server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Server {
+    /// `namespace/name` of the Gateway; empty if no match asks for it.
+    pub(super) gateway: SmolStr,
+    /// The port as declared; 0 if nothing in the routes follows from it.
+    pub(super) port: u32,
+    /// It has TLS settings; false where only the port would make a difference of it.
+    pub(super) tls: bool,
+    /// Responses advertise HTTP/3.
+    pub(super) http3: bool,
+}
+
+impl Server {
+    /// The same without what makes no difference to the routes of a VirtualService: so those of many servers are one.
+    /// `sole_port`: true for services of a single port.
+    pub(super) fn reduced(mut self, reach: &Reach, sole_port: impl Fn(&Hostname) -> bool) -> Self {
+        if !reach.by_gateway {
+            self.gateway = SmolStr::default();
+        }
+        let mut inferred = reach.destinations.iter().filter(|destination| destination.port == 0);
+        if !self.http3 && !reach.by_port && inferred.all(|destination| sole_port(&destination.host)) {
+            self.port = 0;
+            self.tls = false;
+        }
+        self
+    }
 }
 
 /// A [`Target`] with what the client makes of it.
@@ -62,31 +84,38 @@ pub type FragmentKey = Hashed<Fragment>;
 
 /// Routes as bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Routes(Bytes);
+pub struct Routes {
+    field: Bytes,
+    /// Where the route for every request begins, which can only be the last; else the end.
+    catch_all: usize,
+}
 
 impl Routes {
-    fn of(routes: Vec<Route>) -> Self {
-        let holder = VirtualHost {
-            routes,
-            ..Default::default()
-        };
-        Self(holder.encode_to_vec().into())
+    /// Routes that are encoded already; `catch_all`: where the one for every request begins.
+    pub(super) fn of_bytes(field: Vec<u8>, catch_all: Option<usize>) -> Self {
+        debug_assert!(
+            VirtualHost::decode(&*field).is_ok_and(|holder| holder.encode_to_vec() == field),
+            "because routes are written in the order of their fields"
+        );
+        Self {
+            catch_all: catch_all.unwrap_or(field.len()),
+            field: field.into(),
+        }
     }
 
     /// True without routes.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.field.is_empty()
     }
 
     /// The field `routes` of a virtual host, with tags and lengths.
     pub fn field(&self) -> &Bytes {
-        &self.0
+        &self.field
     }
 
-    /// The routes as messages.
-    pub fn messages(&self) -> Vec<Route> {
-        let holder = VirtualHost::decode(self.0.clone());
-        holder.expect("because these bytes were encoded from routes").routes
+    /// The same apart: the routes that ask for something, and the one for every request.
+    pub fn parts(&self) -> (Bytes, Bytes) {
+        (self.field.slice(..self.catch_all), self.field.slice(self.catch_all..))
     }
 }
 
@@ -95,7 +124,7 @@ impl Fragment {
     pub(super) fn declared(
         view: &View,
         virtual_service: &ObjectKey,
-        (port, targets): (u32, Vec<Target>),
+        (entrance, targets): (Entrance, Vec<Target>),
         client: &RouteClient,
         by_source: bool,
     ) -> FragmentKey {
@@ -104,45 +133,28 @@ impl Fragment {
             host: target.host,
             service: target.service,
         };
-        let key = Self::Declared(Declared {
+        let key = Self {
             virtual_service: virtual_service.clone(),
-            port,
+            entrance,
             targets: targets.into_iter().map(found).collect(),
             client: if by_source { client.clone() } else { client.anyone() },
-        });
-        view.known_fragment(Hashed::new(key))
-    }
-
-    /// The route to a port of a service for a client.
-    pub(super) fn default(view: &View, service: &ServiceKey, port: u32, client: &RouteClient) -> FragmentKey {
-        let key = Self::Default {
-            service: service.clone(),
-            port,
-            rule: rule(view, client, service),
         };
         view.known_fragment(Hashed::new(key))
-    }
-
-    /// Makes the routes.
-    pub fn build(&self, view: &View) -> Routes {
-        Routes::of(match self {
-            Self::Declared(declared) => declared.routes(view),
-            Self::Default { service, port, rule } => vec![default_route(view, service, *port, rule.as_ref())],
-        })
     }
 }
 
 /// The rule that a client uses for a service, if it says what requests are hashed by: nothing else of it is read here.
-fn rule(view: &View, client: &RouteClient, service: &ServiceKey) -> Option<RuleRef> {
+pub(super) fn rule(view: &View, client: &RouteClient, service: &ServiceKey) -> Option<RuleRef> {
     let labels = Some(&*client.labels);
     let (found, rule) = destination_rule::find(view.cx, view.mesh, &client.namespace, labels, service)?;
     hash::is_used(&rule.spec).then_some(found)
 }
 
-impl Declared {
-    fn routes(&self, view: &View) -> Vec<Route> {
+impl Fragment {
+    /// Makes the routes.
+    pub fn build(&self, view: &View) -> Routes {
         let Some(declared) = view.mesh.virtual_services.get(view.cx, &self.virtual_service) else {
-            return Vec::new();
+            return Routes::default();
         };
         let rows = |target: &Found| {
             let service = target.service.as_ref().and_then(|key| view.service(key)).cloned();
@@ -151,34 +163,29 @@ impl Declared {
             (target.host.clone(), TargetRows { service, rule })
         };
         let targets: TargetMap = self.targets.iter().map(rows).collect();
+        let sidecars = |port| Server {
+            gateway: SmolStr::new_static(MESH_GATEWAY),
+            port,
+            tls: false,
+            http3: false,
+        };
+        let (server, inference) = match &self.entrance {
+            Entrance::Mesh(0) => (&sidecars(0), PortInference::SolePort),
+            Entrance::Mesh(port) => (&sidecars(*port), PortInference::Listener),
+            Entrance::Server(server) => (server, PortInference::SolePort),
+        };
         let translation = Translation {
             view,
             client: &self.client,
-            gateway: MESH_GATEWAY,
-            port: self.port,
-            tls: false,
-            advertise_http3: false,
-            inference: if self.port == 0 {
-                PortInference::SolePort
-            } else {
-                PortInference::Listener
-            },
+            gateway: &server.gateway,
+            port: server.port,
+            tls: server.tls,
+            advertise_http3: server.http3,
+            inference,
             targets: &targets,
         };
         http::routes(&translation, declared)
     }
-}
-
-fn default_route(view: &View, service: &ServiceKey, port: u32, rule: Option<&RuleRef>) -> Route {
-    let host = service.hostname.to_ascii_lowercase();
-    let cluster = name::outbound_cluster(port, "", &host);
-    let mut route = http::default_route(view, cluster, format!("{host}:{port}/*"));
-    let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
-    let policy = rule.and_then(|rule| hash::of_service_port(&rule.spec, port).and_then(hash::policy));
-    if let (Some(policy), Some(Action::Route(action))) = (policy, &mut route.action) {
-        action.hash_policy.push(policy);
-    }
-    route
 }
 
 impl RouteClient {

@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{
@@ -20,16 +23,17 @@ use crate::{
     },
     proto::{
         Any,
-        envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost, virtual_host::TlsRequirementType},
+        envoy::config::route::v3::{RouteConfiguration, VirtualHost, virtual_host::TlsRequirementType},
     },
 };
 
 use super::{
-    Client, configuration,
-    destination::{self, PortInference, Target},
+    Client,
+    assembly::{self, Host},
+    configuration,
+    destination::Target,
     domains, empty_configuration, filters,
-    http::{self, Translation},
-    matches,
+    fragment::{Entrance, Fragment, FragmentKey, Routes, Server},
 };
 
 /// What the routes of a gateway are selected by.
@@ -70,73 +74,141 @@ impl GatewayPart {
             let port = GatewayRouteName::of(name).port;
             patches.concerning(name, || ports.get(&port).cloned().unwrap_or_default())
         };
-        let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| GatewayRoutes {
-            name: name.clone(),
-            client: self.client.clone(),
-            servers: servers
+        let mut declared = Declarations {
+            part: self,
+            view,
+            scope: &scope,
+            by_gateway: FxHashMap::default(),
+        };
+        let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| {
+            let http3 = merged.http3_routes.contains(name);
+            let servers = servers
                 .iter()
-                .map(|index| self.server_routes(view, &scope, &merged.servers[*index]))
-                .collect(),
-            advertise_http3: merged.http3_routes.contains(name),
-            patches: patches_of(name),
+                .map(|index| declared.server(&merged.servers[*index], http3));
+            GatewayRoutes {
+                name: name.clone(),
+                client: self.client.clone(),
+                servers: servers.collect(),
+                patches: patches_of(name),
+            }
         };
         let unknown = patches.names().filter(|name| !merged.routes.contains_key(*name));
         let unknown = unknown.map(|name| GatewayRoutes {
             name: name.into(),
             client: self.client.clone(),
             servers: Vec::new(),
-            advertise_http3: false,
             patches: patches_of(name),
         });
         merged.routes.iter().map(of_route).chain(unknown).collect()
     }
+}
 
-    fn server_routes(&self, view: &View, scope: &SidecarScope, server: &GatewayServer) -> ServerRoutes {
+/// The VirtualServices of Gateways, looked up once for all servers of one.
+struct Declarations<'a> {
+    part: &'a GatewayPart,
+    view: &'a View<'a>,
+    scope: &'a SidecarScope,
+    by_gateway: FxHashMap<SmolStr, Vec<Declaration<'a>>>,
+}
+
+/// A VirtualService of a Gateway.
+struct Declaration<'a> {
+    key: &'a ObjectKey,
+    reach: &'a Reach,
+    /// Where it leads.
+    targets: Vec<Target>,
+    /// Its routes, by what they depend on of a server: most are the same at all.
+    routes: Vec<(Server, FragmentKey)>,
+}
+
+impl<'a> Declarations<'a> {
+    fn server(&mut self, server: &GatewayServer, http3: bool) -> ServerRoutes {
         let gateway = server.gateway_name();
-        let declared = virtual_service::for_gateway(view.cx, view.mesh, &self.client.routes.namespace, &gateway);
-        let bindings = declared
-            .into_iter()
-            .filter_map(|(key, reach)| self.binding(view, scope, server, key, reach))
-            .collect();
-        ServerRoutes {
-            gateway,
+        let (part, view, scope) = (self.part, self.view, self.scope);
+        let declared = self.by_gateway.entry(gateway.clone()).or_insert_with(|| {
+            let client = &part.client.routes.namespace;
+            let declared = virtual_service::for_gateway(view.cx, view.mesh, client, &gateway);
+            let declaration = |(key, reach): (_, &'a Shared<Reach>)| Declaration::of(part, view, scope, key, reach);
+            declared.into_iter().map(declaration).collect()
+        });
+        let at = Server {
+            gateway: gateway.clone(),
             port: server.port(),
             tls: server.tls().is_some(),
+            http3,
+        };
+        let bindings = declared.iter_mut().filter_map(|declaration| {
+            let offered = server.hosts_for(declaration.reach.meta.namespace());
+            let hosts = intersection(&offered, &declaration.reach.hosts);
+            if hosts.is_empty() {
+                return None;
+            }
+            let hosts: Vec<Hostname> = hosts.into_iter().map(lower_case).collect();
+            Some(Binding {
+                virtual_service: declaration.key.clone(),
+                routes: declaration.routes(part, view, &at),
+                services: declaration.with_sessions(view, &hosts),
+                hosts,
+            })
+        });
+        ServerRoutes {
+            bindings: bindings.collect(),
+            gateway,
+            port: server.port(),
             redirected: match server.tls() {
-                Some(tls) if tls.https_redirect => Some(server.server.hosts.iter().map(Hostname::new).collect()),
+                Some(tls) if tls.https_redirect => {
+                    Some(server.server.hosts.iter().map(|host| lower_case(host)).collect())
+                }
                 _ => None,
             },
-            bindings,
         }
     }
+}
 
-    fn binding(
-        &self,
-        view: &View,
-        scope: &SidecarScope,
-        server: &GatewayServer,
-        key: &ObjectKey,
-        reach: &Reach,
-    ) -> Option<Binding> {
-        let offered = server.hosts_for(reach.meta.namespace());
-        let hosts = intersection(&offered, &reach.hosts);
-        if hosts.is_empty() {
-            return None;
-        }
+impl<'a> Declaration<'a> {
+    fn of(part: &GatewayPart, view: &View, scope: &SidecarScope, key: &'a ObjectKey, reach: &'a Reach) -> Self {
         let destinations: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
-        Some(Binding {
-            virtual_service: key.clone(),
-            hosts: hosts
-                .into_iter()
-                .map(|host| Hostname::from(host.to_ascii_lowercase()))
-                .collect(),
-            targets: destinations
-                .into_iter()
-                .map(|host| self.target(view, scope, host, reach))
-                .collect(),
-        })
+        let targets = destinations
+            .into_iter()
+            .map(|host| part.target(view, scope, host, reach));
+        Self {
+            key,
+            reach,
+            targets: targets.collect(),
+            routes: Vec::new(),
+        }
     }
 
+    fn routes(&mut self, part: &GatewayPart, view: &View, at: &Server) -> FragmentKey {
+        let sole_port = |host: &Hostname| {
+            let target = self.targets.iter().find(|target| target.host == *host);
+            let service = target.and_then(|target| target.service.as_ref());
+            let row = service.and_then(|key| view.mesh.visibility.get(view.cx, key));
+            row.is_some_and(|row| row.ports.len() == 1)
+        };
+        let server = at.clone().reduced(self.reach, sole_port);
+        if let Some((_, known)) = self.routes.iter().find(|(known, _)| *known == server) {
+            return known.clone();
+        }
+        let towards = (Entrance::Server(server.clone()), self.targets.clone());
+        let client = &part.client.routes;
+        let routes = Fragment::declared(view, self.key, towards, client, self.reach.by_source);
+        self.routes.push((server, routes.clone()));
+        routes
+    }
+
+    /// The destinations that are hosts of a server as well and may ask for sessions.
+    fn with_sessions(&self, view: &View, hosts: &[Hostname]) -> Vec<(Hostname, ServiceKey)> {
+        if !view.mesh.installation.features.pilot_enable_persistent_session_filter {
+            return Vec::new();
+        }
+        let own = self.targets.iter().filter(|target| hosts.contains(&target.host));
+        own.filter_map(|target| Some((target.host.clone(), target.service.clone()?)))
+            .collect()
+    }
+}
+
+impl GatewayPart {
     /// A service of the VirtualService's own namespace is preferred, if the gateway may see it.
     fn target(&self, view: &View, scope: &SidecarScope, host: &Hostname, reach: &Reach) -> Target {
         let own = ServiceKey {
@@ -163,8 +235,6 @@ pub struct GatewayRoutes {
     client: Hashed<Client>,
     /// The servers, in the order of merging.
     servers: Vec<ServerRoutes>,
-    /// Responses say that HTTP/3 is served too.
-    advertise_http3: bool,
     /// EnvoyFilter patches that concern it.
     patches: RoutePatches,
 }
@@ -176,9 +246,7 @@ struct ServerRoutes {
     gateway: SmolStr,
     /// The port as declared.
     port: u32,
-    /// The server has TLS settings.
-    tls: bool,
-    /// `httpsRedirect`: the hosts of the server, all of which must be called by HTTPS.
+    /// `httpsRedirect`: the hosts of the server in lower case, all of which must be called by HTTPS.
     redirected: Option<Vec<Hostname>>,
     /// VirtualServices in order.
     bindings: Vec<Binding>,
@@ -190,129 +258,128 @@ struct Binding {
     virtual_service: ObjectKey,
     /// What its hosts and those of the server have in common, in lower case.
     hosts: Vec<Hostname>,
-    /// Where it leads.
-    targets: Vec<Target>,
+    /// What it has for requests at the server.
+    routes: FragmentKey,
+    /// Those of the hosts that are services which may ask for sessions.
+    services: Vec<(Hostname, ServiceKey)>,
 }
 
 /// A virtual host that is being put together.
-struct Draft {
-    name: String,
-    domains: Vec<String>,
-    /// Positions in [`Drafts::route_lists`].
-    routes: Vec<usize>,
+struct Draft<'a> {
+    host: &'a Hostname,
+    /// Other hosts with the same routes.
+    others: Vec<&'a Hostname>,
+    /// The port of the first server that has it: it stands in the name.
+    port: u32,
+    routes: SequenceId,
     https_only: bool,
     session: Option<Any>,
 }
 
 /// Virtual hosts by host.
 #[derive(Default)]
-struct Drafts {
-    by_host: BTreeMap<Hostname, Draft>,
-    /// The routes of each VirtualService on each Gateway, translated once.
-    route_lists: Vec<Vec<Route>>,
-    known_lists: BTreeMap<(SmolStr, ObjectKey), usize>,
+struct Drafts<'a> {
+    all: Vec<Draft<'a>>,
+    by_host: FxHashMap<&'a Hostname, usize>,
+    /// The routes of each VirtualService on each Gateway.
+    route_lists: Vec<Shared<Routes>>,
+    known_lists: FxHashMap<(&'a SmolStr, &'a ObjectKey), usize>,
+    sequences: Sequences,
+}
+
+/// Names a sequence of lists of routes; 0: the empty one.
+type SequenceId = usize;
+
+/// Sequences of lists of routes: hosts of one sequence have one number, however long it is.
+#[derive(Default)]
+struct Sequences {
+    /// What each is without its last list, and that list; the first stands under 1.
+    known: Vec<(SequenceId, usize)>,
+    longer: FxHashMap<(SequenceId, usize), SequenceId>,
+}
+
+impl Sequences {
+    /// The sequence with a list behind it.
+    fn with(&mut self, sequence: SequenceId, list: usize) -> SequenceId {
+        let next = self.known.len() + 1;
+        let id = *self.longer.entry((sequence, list)).or_insert(next);
+        if id == next {
+            self.known.push((sequence, list));
+        }
+        id
+    }
+
+    /// The lists of a sequence in order.
+    fn lists(&self, sequence: SequenceId) -> Vec<usize> {
+        let mut lists = Vec::new();
+        let mut rest = sequence;
+        while rest > 0 {
+            let (shorter, last) = self.known[rest - 1];
+            lists.push(last);
+            rest = shorter;
+        }
+        lists.reverse();
+        lists
+    }
 }
 
 impl GatewayRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, view: &View) -> Built {
-        let routes = if self.servers.is_empty() {
-            empty_configuration(&self.name)
-        } else {
-            self.configuration(view)
-        };
+        if self.servers.is_empty() {
+            return self.patched(view, empty_configuration(&self.name));
+        }
+        let hosts = self.hosts(view);
+        if self.patches.is_empty() {
+            return Built::new(assembly::assembled(&self.name, hosts));
+        }
+        let hosts = hosts.into_iter().map(Host::message).collect();
+        self.patched(view, configuration(&self.name, hosts))
+    }
+
+    fn patched(&self, view: &View, routes: RouteConfiguration) -> Built {
         let mut notes = Vec::new();
         let routes = patch::route::apply(view, &self.patches, PatchContext::Gateway, routes, &mut notes);
         Built::new(EncodedResource::new(self.name.as_str(), &routes)).with_notes(notes)
     }
 
-    fn configuration(&self, view: &View) -> RouteConfiguration {
+    /// The fragments that it is made of.
+    pub(super) fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
+        let bindings = self.servers.iter().flat_map(|server| &server.bindings);
+        bindings.map(|binding| &binding.routes)
+    }
+
+    fn hosts(&self, view: &View) -> Vec<Host> {
         let mut drafts = Drafts::default();
         for server in &self.servers {
-            self.add_server(view, &mut drafts, server);
+            drafts.add_server(view, server);
         }
-        let mut virtual_hosts = if drafts.by_host.is_empty() {
-            vec![self.black_hole()]
-        } else {
-            let collapse = view.mesh.installation.features.pilot_enable_route_collapse_optimization;
-            self.virtual_hosts(drafts, collapse)
-        };
-        virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
-        configuration(&self.name, virtual_hosts)
+        if drafts.all.is_empty() {
+            return vec![Host::whole(self.black_hole())];
+        }
+        let collapse = view.mesh.installation.features.pilot_enable_route_collapse_optimization;
+        let mut hosts = self.virtual_hosts(drafts, collapse);
+        hosts.sort_by(|a, b| a.head.name.cmp(&b.head.name));
+        hosts
     }
 
-    fn add_server(&self, view: &View, drafts: &mut Drafts, server: &ServerRoutes) {
-        for binding in &server.bindings {
-            let client = &*self.client;
-            let targets = destination::rows(view, &binding.targets, &client.routes.namespace, &client.routes.labels);
-            let list = (server.gateway.clone(), binding.virtual_service.clone());
-            // A server without routes does not speak for the next, whose port may be another.
-            let routes = match drafts.known_lists.get(&list) {
-                Some(known) => *known,
-                None => {
-                    let routes = self.routes(view, server, binding, &targets);
-                    if routes.is_empty() {
-                        continue;
-                    }
-                    let position = drafts.add_list(routes);
-                    drafts.known_lists.insert(list, position);
-                    position
-                }
-            };
-            for host in &binding.hosts {
-                let draft = drafts.host(host, server.port, || {
-                    let service = targets.get(host)?.service.as_ref()?;
-                    filters::stateful_session(service, &view.mesh.installation.features)
-                });
-                draft.routes.push(routes);
-                draft.https_only |= server.redirected.is_some();
-            }
-        }
-        for host in server.redirected.iter().flatten() {
-            let host = Hostname::from(host.to_ascii_lowercase());
-            drafts.host(&host, server.port, || None).https_only = true;
-        }
-    }
-
-    fn routes(
-        &self,
-        view: &View,
-        server: &ServerRoutes,
-        binding: &Binding,
-        targets: &destination::TargetMap,
-    ) -> Vec<Route> {
-        let Some(declared) = view.mesh.virtual_services.get(view.cx, &binding.virtual_service) else {
-            return Vec::new();
-        };
-        let translation = Translation {
-            view,
-            client: &self.client.routes,
-            gateway: &server.gateway,
-            port: server.port,
-            tls: server.tls,
-            advertise_http3: self.advertise_http3,
-            inference: PortInference::SolePort,
-            targets,
-        };
-        http::routes(&translation, declared)
-    }
-
-    fn virtual_hosts(&self, drafts: Drafts, collapse: bool) -> Vec<VirtualHost> {
+    fn virtual_hosts(&self, drafts: Drafts, collapse: bool) -> Vec<Host> {
         let Drafts {
-            by_host, route_lists, ..
+            mut all,
+            route_lists,
+            sequences,
+            ..
         } = drafts;
+        let parts: Vec<(Bytes, Bytes)> = route_lists.iter().map(|routes| routes.parts()).collect();
         let finish = |draft: Draft| {
-            let mut routes: Vec<Route> = draft
-                .routes
-                .iter()
-                .flat_map(|list| route_lists[*list].iter().cloned())
-                .collect();
-            // Stable: a route for everything must not hide those of VirtualServices that come later.
-            routes.sort_by_key(|route| route.r#match.as_ref().is_some_and(matches::is_catch_all));
-            VirtualHost {
-                name: draft.name,
-                domains: draft.domains,
-                routes,
+            let lists = sequences.lists(draft.routes);
+            // A route for everything must not hide those of VirtualServices that come later.
+            let conditional = lists.iter().map(|list| &parts[*list].0);
+            let routes = conditional.chain(lists.iter().map(|list| &parts[*list].1));
+            let hosts = std::iter::once(draft.host).chain(draft.others);
+            let head = VirtualHost {
+                name: domains::host_port(draft.host, draft.port),
+                domains: hosts.map(|host| host.as_str().to_owned()).collect(),
                 require_tls: if draft.https_only {
                     TlsRequirementType::All.into()
                 } else {
@@ -325,12 +392,14 @@ impl GatewayRoutes {
                     .collect(),
                 include_request_attempt_count: self.client.include_attempt_count,
                 ..Default::default()
+            };
+            Host {
+                head: Box::new(head),
+                routes: routes.filter(|routes| !routes.is_empty()).cloned().collect(),
             }
         };
-        let mut ordered: Vec<(Hostname, Draft)> = by_host.into_iter().collect();
-        ordered.sort_by(|(a, _), (b, _)| host::more_specific(a, b));
-        let drafts: Vec<Draft> = ordered.into_iter().map(|(_, draft)| draft).collect();
-        let drafts = if collapse { collapsed(drafts) } else { drafts };
+        all.sort_by(|a, b| host::more_specific(a.host, b.host));
+        let drafts = if collapse { collapsed(all) } else { all };
         drafts.into_iter().map(finish).collect()
     }
 
@@ -345,34 +414,71 @@ impl GatewayRoutes {
     }
 }
 
-impl Drafts {
-    fn add_list(&mut self, routes: Vec<Route>) -> usize {
-        self.route_lists.push(routes);
-        self.route_lists.len() - 1
+impl<'a> Drafts<'a> {
+    fn add_server(&mut self, view: &View, server: &'a ServerRoutes) {
+        for binding in &server.bindings {
+            let list = (&server.gateway, &binding.virtual_service);
+            // A server without routes does not speak for the next, whose port may be another.
+            let routes = match self.known_lists.get(&list) {
+                Some(known) => *known,
+                None => {
+                    let routes = view.routes(&binding.routes);
+                    if routes.is_empty() {
+                        continue;
+                    }
+                    self.route_lists.push(routes.clone());
+                    self.known_lists.insert(list, self.route_lists.len() - 1);
+                    self.route_lists.len() - 1
+                }
+            };
+            for host in &binding.hosts {
+                let position = self.host(host, server.port, || binding.session(view, host));
+                let draft = &mut self.all[position];
+                draft.routes = self.sequences.with(draft.routes, routes);
+                draft.https_only |= server.redirected.is_some();
+            }
+        }
+        for host in server.redirected.iter().flatten() {
+            let position = self.host(host, server.port, || None);
+            self.all[position].https_only = true;
+        }
     }
 
-    /// The virtual host of a host; the first server that has it names it.
-    fn host(&mut self, host: &Hostname, port: u32, session: impl FnOnce() -> Option<Any>) -> &mut Draft {
-        self.by_host.entry(host.clone()).or_insert_with(|| Draft {
-            name: domains::host_port(host, port),
-            domains: vec![host.to_string()],
-            routes: Vec::new(),
-            https_only: false,
-            session: session(),
-        })
+    /// The position of a host's virtual host; the first server that has it names it.
+    fn host(&mut self, host: &'a Hostname, port: u32, session: impl FnOnce() -> Option<Any>) -> usize {
+        let position = *self.by_host.entry(host).or_insert(self.all.len());
+        if position == self.all.len() {
+            self.all.push(Draft {
+                host,
+                others: Vec::new(),
+                port,
+                routes: SequenceId::default(),
+                https_only: false,
+                session: session(),
+            });
+        }
+        position
+    }
+}
+
+impl Binding {
+    /// What a host of it asks for as a service.
+    fn session(&self, view: &View, host: &Hostname) -> Option<Any> {
+        let (_, service) = self.services.iter().find(|(own, _)| own == host)?;
+        filters::stateful_session(view.service(service)?, &view.mesh.installation.features)
     }
 }
 
 /// Joins hosts with the same routes into one virtual host, named after the first of them.
 fn collapsed(drafts: Vec<Draft>) -> Vec<Draft> {
     let mut result: Vec<Draft> = Vec::new();
-    let mut by_routes: BTreeMap<Vec<usize>, usize> = BTreeMap::new();
+    let mut by_routes: FxHashMap<SequenceId, usize> = FxHashMap::default();
     for draft in drafts {
         let same = by_routes.get(&draft.routes).copied();
         match same.filter(|position| result[*position].https_only == draft.https_only) {
-            Some(position) => result[position].domains.extend(draft.domains),
+            Some(position) => result[position].others.push(draft.host),
             None => {
-                by_routes.insert(draft.routes.clone(), result.len());
+                by_routes.insert(draft.routes, result.len());
                 result.push(draft);
             }
         }
@@ -391,6 +497,14 @@ fn declared_ports(merged: &MergedGateway) -> BTreeMap<u32, BTreeSet<u32>> {
             .extend(declared);
     }
     ports
+}
+
+fn lower_case(host: &str) -> Hostname {
+    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Hostname::from(host.to_ascii_lowercase())
+    } else {
+        Hostname::new(host)
+    }
 }
 
 /// What two lists of hosts have in common: of each overlapping pair the more specific host.

@@ -1,6 +1,12 @@
 //! The HTTP routes of a VirtualService, in order, for one listener port and one kind of client.
 
+use prost::{
+    Message,
+    encoding::{self, WireType},
+};
+
 use crate::{
+    api::Meta,
     base::{Shared, select},
     generate::{View, constant},
     model::{
@@ -12,7 +18,9 @@ use crate::{
         envoy::config::{
             core::v3::header_value_option::HeaderAppendAction,
             route::v3::{
-                Decorator, Route, RouteAction, RouteMatch, route::Action, route_action::ClusterSpecifier,
+                Decorator, Route, RouteAction, RouteMatch,
+                route::Action,
+                route_action::{ClusterSpecifier, HashPolicy},
                 route_match::PathSpecifier,
             },
         },
@@ -24,6 +32,7 @@ use super::{
     RouteClient, action,
     destination::{self, PortInference, TargetMap},
     filters,
+    fragment::Routes,
     headers::{self, HeaderChanges},
     matches, retry,
 };
@@ -59,42 +68,97 @@ impl<'a> Translation<'a> {
 }
 
 /// Translates all routes that apply; none if no match concerns the client.
-pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Vec<Route> {
-    let mut routes = Vec::new();
+pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {
+    let mut writer = Writer::new(&declared.meta);
     for http in &declared.spec.http {
         if http.r#match.is_empty() {
-            routes.extend(route(translation, declared, http, None));
-            return routes;
+            Rest::of(translation, declared, http, None).write(&mut writer, None);
+            break;
         }
-        for condition in &http.r#match {
-            let Some(route) = route(translation, declared, http, Some(condition)) else {
-                continue;
-            };
-            let is_last = route.r#match.as_ref().is_some_and(matches::is_catch_all);
-            routes.push(route);
-            if is_last {
-                return routes;
+        let conditions = http.r#match.iter();
+        let mut conditions = conditions
+            .filter(|condition| applies(translation, condition))
+            .peekable();
+        let Some(first) = conditions.peek() else { continue };
+        let mut rest = Rest::of(translation, declared, http, Some(first));
+        let mut ended = false;
+        for (position, condition) in conditions.enumerate() {
+            if position > 0 && http.rewrite.is_some() && declared.semantics == Semantics::Gateway {
+                // What a path is rewritten to may follow from how it is matched.
+                rest = Rest::of(translation, declared, http, Some(condition));
+            }
+            ended = rest.write(&mut writer, Some(condition));
+            if ended {
+                break;
             }
         }
+        if ended {
+            break;
+        }
     }
-    routes
+    writer.finish()
 }
 
-/// The route of a service that no VirtualService speaks of.
-pub(crate) fn default_route(view: &View, cluster: String, operation: String) -> Route {
-    let retry_policy = view.mesh_config().default_http_retry_policy.as_ref();
-    Route {
-        name: "default".to_owned(),
-        r#match: Some(matches::route_match(None, Semantics::Istio)),
-        decorator: Some(decorator(operation)),
-        action: Some(Action::Route(RouteAction {
-            cluster_specifier: Some(ClusterSpecifier::Cluster(cluster)),
+/// The routes of services that no VirtualService speaks of: encoded once but for what tells them apart.
+pub(crate) struct DefaultRoutes {
+    /// Fields of a route: the match.
+    before: Vec<u8>,
+    /// Fields of its action: what comes behind the cluster.
+    action: Vec<u8>,
+    /// Fields of a route: what comes behind action and decorator.
+    after: Vec<u8>,
+}
+
+impl DefaultRoutes {
+    /// Reads what they have in common.
+    pub(crate) fn new(view: &View) -> Self {
+        let retry_policy = view.mesh_config().default_http_retry_policy.as_ref();
+        let before = Route {
+            r#match: Some(matches::route_match(None, Semantics::Istio)),
+            ..Default::default()
+        };
+        let action = RouteAction {
             timeout: Some(prost_types::Duration::default()),
             max_grpc_timeout: Some(prost_types::Duration::default()),
             retry_policy: retry::policy(retry_policy, retry::Balancing::Free),
             ..Default::default()
-        })),
-        ..Default::default()
+        };
+        let after = Route {
+            name: "default".to_owned(),
+            ..Default::default()
+        };
+        Self {
+            before: before.encode_to_vec(),
+            action: action.encode_to_vec(),
+            after: after.encode_to_vec(),
+        }
+    }
+
+    /// The route to a cluster.
+    pub(crate) fn route(&self, cluster: &String, operation: String, hashed_by: Option<HashPolicy>) -> Routes {
+        let hashed = hashed_by.map(|policy| RouteAction {
+            hash_policy: vec![policy],
+            ..RouteAction::decode(&*self.action).expect("because these bytes were encoded from an action")
+        });
+        let hashed = hashed.map(|action| action.encode_to_vec());
+        let action = hashed.as_ref().unwrap_or(&self.action);
+        let decorator = decorator(operation);
+        let action_len = encoding::string::encoded_len(field::CLUSTER, cluster) + action.len();
+        let len = self.before.len()
+            + message_len(field::FORWARD, action_len)
+            + encoding::message::encoded_len(field::DECORATOR, &decorator)
+            + self.after.len();
+        let mut bytes = Vec::with_capacity(message_len(field::ROUTES, len));
+        encoding::encode_key(field::ROUTES, WireType::LengthDelimited, &mut bytes);
+        encoding::encode_varint(len as u64, &mut bytes);
+        bytes.extend_from_slice(&self.before);
+        encoding::encode_key(field::FORWARD, WireType::LengthDelimited, &mut bytes);
+        encoding::encode_varint(action_len as u64, &mut bytes);
+        encoding::string::encode(field::CLUSTER, cluster, &mut bytes);
+        bytes.extend_from_slice(action);
+        encoding::message::encode(field::DECORATOR, &decorator, &mut bytes);
+        bytes.extend_from_slice(&self.after);
+        Routes::of_bytes(bytes, Some(0))
     }
 }
 
@@ -105,60 +169,196 @@ fn decorator(operation: String) -> Decorator {
     }
 }
 
-fn route(
-    translation: &Translation,
-    virtual_service: &VirtualService,
-    declared: &HttpRoute,
-    condition: Option<&HttpMatchRequest>,
-) -> Option<Route> {
-    if condition.is_some_and(|condition| !applies(translation, condition)) {
-        return None;
+/// All of a declared route but what its matches tell apart.
+struct Rest<'a> {
+    declared: &'a HttpRoute,
+    semantics: Semantics,
+    /// The field of the action.
+    action: Vec<u8>,
+    /// The fields of headers and filters.
+    changes: Vec<u8>,
+    /// What traces call it, without the path.
+    operation: String,
+}
+
+impl<'a> Rest<'a> {
+    fn of(
+        translation: &Translation,
+        virtual_service: &VirtualService,
+        declared: &'a HttpRoute,
+        condition: Option<&HttpMatchRequest>,
+    ) -> Self {
+        let semantics = virtual_service.semantics;
+        let changes = HeaderChanges::of(declared.headers.as_ref());
+        let mut route = Route {
+            request_headers_to_add: changes.request_add,
+            request_headers_to_remove: changes.request_remove,
+            response_headers_to_add: changes.response_add,
+            response_headers_to_remove: changes.response_remove,
+            ..Default::default()
+        };
+        let mut services = Vec::new();
+        if let Some(redirect) = &declared.redirect {
+            route.action = action::redirect(redirect, translation, semantics);
+        } else if let Some(response) = &declared.direct_response {
+            route.action = Some(action::direct_response(response));
+        } else {
+            let matched = || matches::route_match(condition, semantics);
+            services = action::forward(&mut route, declared, translation, semantics, changes.authority, matched);
+        }
+        add_filters(&mut route, declared);
+        let session_of = |service: &Option<Shared<Service>>| {
+            let service = service.as_ref()?;
+            filters::stateful_session(service, translation.features())
+        };
+        if let Some(session) = pick_session(services.iter().map(session_of)) {
+            let filters = &mut route.typed_per_filter_config;
+            filters.insert(filters::STATEFUL_SESSION.to_owned(), session);
+        }
+        if translation.advertise_http3 {
+            let value = format!("h3=\":{}\"; ma=86400", translation.port);
+            let append = HeaderAppendAction::AppendIfExistsOrAdd;
+            route
+                .response_headers_to_add
+                .push(headers::header("alt-svc", &value, append));
+        }
+        let operation = operation(&route, virtual_service.meta.name(), translation.port);
+        let action = Route {
+            action: route.action.take(),
+            ..Default::default()
+        };
+        Self {
+            declared,
+            semantics,
+            action: action.encode_to_vec(),
+            changes: route.encode_to_vec(),
+            operation,
+        }
     }
-    let semantics = virtual_service.semantics;
-    let changes = HeaderChanges::of(declared.headers.as_ref());
-    let mut route = Route {
-        name: route_name(declared, condition),
-        r#match: Some(matches::route_match(condition, semantics)),
-        metadata: Some(constant::config_metadata(&virtual_service.meta)),
-        stat_prefix: condition
-            .map(|condition| condition.stat_prefix.clone())
-            .unwrap_or_default(),
-        request_headers_to_add: changes.request_add,
-        request_headers_to_remove: changes.request_remove,
-        response_headers_to_add: changes.response_add,
-        response_headers_to_remove: changes.response_remove,
-        ..Default::default()
+
+    /// Writes the route for one match; true if it is for every request.
+    fn write(&self, writer: &mut Writer, condition: Option<&HttpMatchRequest>) -> bool {
+        let matched = matches::route_match(condition, self.semantics);
+        let is_catch_all = matches::is_catch_all(&matched);
+        let operation = format!("{}{}", self.operation, operation_path(&matched));
+        let beside = Route {
+            name: route_name(self.declared, condition),
+            stat_prefix: condition
+                .map(|condition| condition.stat_prefix.clone())
+                .unwrap_or_default(),
+            ..Default::default()
+        };
+        let matched_len = matched.encoded_len();
+        let decorator = decorator(operation);
+        let len = message_len(field::MATCH, matched_len)
+            + self.action.len()
+            + writer.metadata.len()
+            + encoding::message::encoded_len(field::DECORATOR, &decorator)
+            + self.changes.len()
+            + beside.encoded_len();
+        writer.begin(len, is_catch_all);
+        let bytes = &mut writer.bytes;
+        encoding::encode_key(field::MATCH, WireType::LengthDelimited, bytes);
+        encoding::encode_varint(matched_len as u64, bytes);
+        matched.encode_raw(bytes);
+        bytes.extend_from_slice(&self.action);
+        bytes.extend_from_slice(&writer.metadata);
+        encoding::message::encode(field::DECORATOR, &decorator, bytes);
+        bytes.extend_from_slice(&self.changes);
+        beside.encode_raw(bytes);
+        is_catch_all
+    }
+}
+
+/// Fields of virtual hosts and routes, which are written in the order of their numbers.
+mod field {
+    /// Of a virtual host: its routes.
+    pub(super) const ROUTES: u32 = 3;
+    /// Of a route: comes first, before the action and the metadata.
+    pub(super) const MATCH: u32 = 1;
+    /// Of a route: an action that forwards.
+    pub(super) const FORWARD: u32 = 2;
+    /// Of an action that forwards: comes first.
+    pub(super) const CLUSTER: u32 = 1;
+    /// Of a route: comes after these; behind it are headers, filters, the name and the prefix of statistics.
+    pub(super) const DECORATOR: u32 = 5;
+}
+
+/// Routes as they are written, see [`Routes`].
+struct Writer {
+    bytes: Vec<u8>,
+    /// The field that says where the routes come from.
+    metadata: Vec<u8>,
+    catch_all: Option<usize>,
+}
+
+impl Writer {
+    fn new(meta: &Meta) -> Self {
+        let metadata = metadata(&meta.config_path());
+        debug_assert!(
+            metadata
+                == Route {
+                    metadata: Some(constant::config_metadata(meta)),
+                    ..Default::default()
+                }
+                .encode_to_vec(),
+            "because it is the same by hand"
+        );
+        Self {
+            bytes: Vec::new(),
+            metadata,
+            catch_all: None,
+        }
+    }
+
+    /// Begins a route of so many bytes.
+    fn begin(&mut self, len: usize, is_catch_all: bool) {
+        if is_catch_all {
+            self.catch_all = Some(self.bytes.len());
+        }
+        self.bytes.reserve(message_len(field::ROUTES, len));
+        encoding::encode_key(field::ROUTES, WireType::LengthDelimited, &mut self.bytes);
+        encoding::encode_varint(len as u64, &mut self.bytes);
+    }
+
+    fn finish(self) -> Routes {
+        Routes::of_bytes(self.bytes, self.catch_all)
+    }
+}
+
+/// The field of [`constant::config_metadata`]: nothing in it differs but the path.
+fn metadata(path: &str) -> Vec<u8> {
+    const METADATA: u32 = 4;
+    const FILTER_METADATA: u32 = 1;
+    const FIELDS: u32 = 1;
+    const KEY: u32 = 1;
+    const VALUE: u32 = 2;
+    const STRING_VALUE: u32 = 3;
+    let (outer, inner) = constant::CONFIG_METADATA;
+    let text = message_len(STRING_VALUE, path.len());
+    let field = message_len(KEY, inner.len()) + message_len(VALUE, text);
+    let fields = message_len(FIELDS, field);
+    let entry = message_len(KEY, outer.len()) + message_len(VALUE, fields);
+    let whole = message_len(FILTER_METADATA, entry);
+    let mut bytes = Vec::with_capacity(message_len(METADATA, whole));
+    let mut begin = |tag, len: usize, content: &str| {
+        encoding::encode_key(tag, WireType::LengthDelimited, &mut bytes);
+        encoding::encode_varint(len as u64, &mut bytes);
+        bytes.extend_from_slice(content.as_bytes());
     };
-    let mut services = Vec::new();
-    if let Some(redirect) = &declared.redirect {
-        route.action = action::redirect(redirect, translation, semantics);
-    } else if let Some(response) = &declared.direct_response {
-        route.action = Some(action::direct_response(response));
-    } else {
-        services = action::forward(&mut route, declared, translation, semantics, changes.authority);
-    }
-    route.decorator = Some(decorator(operation(
-        &route,
-        virtual_service.meta.name(),
-        translation.port,
-    )));
-    add_filters(&mut route, declared);
-    let session_of = |service: &Option<Shared<Service>>| {
-        let service = service.as_ref()?;
-        filters::stateful_session(service, translation.features())
-    };
-    if let Some(session) = pick_session(services.iter().map(session_of)) {
-        let filters = &mut route.typed_per_filter_config;
-        filters.insert(filters::STATEFUL_SESSION.to_owned(), session);
-    }
-    if translation.advertise_http3 {
-        let value = format!("h3=\":{}\"; ma=86400", translation.port);
-        let append = HeaderAppendAction::AppendIfExistsOrAdd;
-        route
-            .response_headers_to_add
-            .push(headers::header("alt-svc", &value, append));
-    }
-    Some(route)
+    begin(METADATA, whole, "");
+    begin(FILTER_METADATA, entry, "");
+    begin(KEY, outer.len(), outer);
+    begin(VALUE, fields, "");
+    begin(FIELDS, field, "");
+    begin(KEY, inner.len(), inner);
+    begin(VALUE, text, "");
+    begin(STRING_VALUE, path.len(), path);
+    bytes
+}
+
+fn message_len(tag: u32, len: usize) -> usize {
+    encoding::key_len(tag) + encoding::encoded_len_varint(len as u64) + len
 }
 
 fn route_name(declared: &HttpRoute, condition: Option<&HttpMatchRequest>) -> String {
@@ -207,20 +407,19 @@ fn pick_session<T>(sessions: impl Iterator<Item = Option<T>>) -> Option<T> {
     picked
 }
 
-/// What traces call the route: the destination if there is one, else the VirtualService.
+/// What traces call a route, without the path: the destination if there is one, else the VirtualService.
 fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
-    let path = operation_path(route.r#match.as_ref());
     if let Some(Action::Route(action)) = &route.action
         && let Some(ClusterSpecifier::Cluster(cluster)) = &action.cluster_specifier
         && let Some((host, port)) = destination::host_and_port(cluster)
     {
-        return format!("{host}:{port}{path}");
+        return format!("{host}:{port}");
     }
-    format!("{virtual_service}:{port}{path}")
+    format!("{virtual_service}:{port}")
 }
 
-fn operation_path(declared: Option<&RouteMatch>) -> String {
-    match declared.and_then(|declared| declared.path_specifier.as_ref()) {
+fn operation_path(declared: &RouteMatch) -> String {
+    match &declared.path_specifier {
         Some(PathSpecifier::Prefix(prefix)) => format!("{prefix}*"),
         Some(PathSpecifier::Path(path)) => path.clone(),
         Some(PathSpecifier::SafeRegex(regex)) => regex.regex.clone(),

@@ -3,30 +3,38 @@
 mod listing;
 pub(crate) mod single;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::LazyCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
-use prost::{Message, Name, encoding};
+use bytes::Bytes;
 
 use crate::{
     base::{Hashed, Hostname, Shared, SmolStr},
     generate::{
         EncodedResource, View,
         group::Built,
+        name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
         select::Selected,
     },
     model::{
         ScopeKey, Service, ServiceKey,
+        destination_rule::{self, RuleRef},
         service::{Protocol, ServicePort},
     },
-    proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
+    proto::envoy::config::route::v3::VirtualHost,
 };
 
 use super::{
-    Client, configuration,
+    Client,
+    assembly::{self, Host},
+    configuration,
     domains::{self, PortForms},
     fragment::{FragmentKey, Routes},
-    virtual_host::{self, CatchAll, VirtualHosts},
+    hash, http,
+    virtual_host::{self, CatchAll, Known, VirtualHosts},
 };
 
 /// The port whose names need no port in `Host`.
@@ -94,7 +102,8 @@ struct Binding {
 struct DefaultHost {
     service: ServiceKey,
     port: u32,
-    routes: FragmentKey,
+    /// The DestinationRule, if it says what requests are hashed by.
+    rule: Option<RuleRef>,
 }
 
 /// Virtual hosts of one port that share their routes.
@@ -102,13 +111,8 @@ struct Group {
     port: u32,
     services: Vec<Shared<Service>>,
     hosts: Vec<Hostname>,
-    routes: Shared<Routes>,
-}
-
-/// A virtual host whose routes stand beside it.
-struct Host {
-    head: VirtualHost,
-    routes: Shared<Routes>,
+    /// The field of a virtual host.
+    routes: Bytes,
 }
 
 /// Protocols whose routes are sent: HTTP, and what may turn out to be.
@@ -120,16 +124,14 @@ impl SidecarRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, view: &View) -> Built {
         let groups = self.groups(view);
-        let mut known: BTreeSet<String> = groups
-            .iter()
-            .flat_map(|group| group.services.iter().map(|service| (group.port, service)))
-            .flat_map(|(port, service)| {
-                let host = service.key.hostname.to_ascii_lowercase();
-                [domains::host_port(&host, port), host]
-            })
-            .collect();
+        let mut known = Known::default();
+        for group in &groups {
+            for service in &group.services {
+                known.add(lower_case(&service.key.hostname), group.port);
+            }
+        }
         let single = self.single.as_ref();
-        known.extend(single.iter().flat_map(|single| single.known()));
+        single.iter().for_each(|single| single.add_known(&mut known));
         let mut collection = VirtualHosts::new(view, &self.client, known);
         let mut by_port: BTreeMap<u32, Vec<Host>> = BTreeMap::new();
         for group in &groups {
@@ -140,8 +142,8 @@ impl SidecarRoutes {
             };
             let hosts = by_port.entry(group.port).or_default();
             let with_routes = |head: VirtualHost| Host {
-                head,
-                routes: group.routes.clone(),
+                head: Box::new(head),
+                routes: vec![group.routes.clone()],
             };
             for host in &group.hosts {
                 hosts.extend(collection.of_host(host, group.port).map(with_routes));
@@ -164,46 +166,16 @@ impl SidecarRoutes {
         }
         let mut notes = collection.notes;
         if self.patches.is_empty() {
-            return Built::new(self.assembled(hosts)).with_notes(notes);
+            return Built::new(assembly::assembled(&self.name, hosts)).with_notes(notes);
         }
         let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
         let routes = patch::route::apply(view, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
         Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
     }
 
-    /// The route configuration laid together from bytes: the same as if it were encoded as a whole.
-    fn assembled(&self, hosts: Vec<Host>) -> EncodedResource {
-        const VIRTUAL_HOSTS: u32 = 2;
-        let rest = RouteConfiguration {
-            name: String::new(),
-            ..configuration("", Vec::new())
-        };
-        let named = RouteConfiguration {
-            name: self.name.to_string(),
-            ..Default::default()
-        };
-        let routes: usize = hosts.iter().map(|host| host.routes.field().len() + 400).sum();
-        let mut value = Vec::with_capacity(routes);
-        let grows = "because a Vec grows";
-        named.encode(&mut value).expect(grows);
-        for host in hosts {
-            let (before, routes, after) = host.split();
-            let routes = routes.field();
-            encoding::encode_key(VIRTUAL_HOSTS, encoding::WireType::LengthDelimited, &mut value);
-            let len = before.encoded_len() + routes.len() + after.encoded_len();
-            encoding::encode_varint(len as u64, &mut value);
-            before.encode(&mut value).expect(grows);
-            value.extend_from_slice(routes);
-            after.encode(&mut value).expect(grows);
-        }
-        rest.encode(&mut value).expect(grows);
-        EncodedResource::from_bytes(self.name.clone(), &RouteConfiguration::type_url(), &value)
-    }
-
     /// The fragments that it is made of.
     pub(super) fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
-        let bindings = self.bindings.iter().map(|binding| &binding.routes);
-        bindings.chain(self.services.iter().map(|service| &service.routes))
+        self.bindings.iter().map(|binding| &binding.routes)
     }
 
     /// Joins the ports. Where all ports stand in one route configuration, names without port mean port 80.
@@ -255,22 +227,34 @@ impl SidecarRoutes {
                 port,
                 services,
                 hosts: binding.hosts.clone(),
-                routes: routes.clone(),
+                routes: routes.field().clone(),
             }));
         }
+        let routes = LazyCell::new(|| http::DefaultRoutes::new(view));
         let rest = self.services.iter().filter(|host| !taken.contains(&host.service));
         for host in rest {
             let service = view.service(&host.service);
-            let service =
-                service.filter(|service| self.routed_ports(service).iter().any(|port| port.number == host.port));
-            groups.extend(service.map(|service| Group {
-                port: host.port,
-                services: vec![service.clone()],
-                hosts: Vec::new(),
-                routes: view.routes(&host.routes).clone(),
-            }));
+            groups.extend(
+                service
+                    .filter(|service| self.is_routed(service, host.port))
+                    .map(|service| Group {
+                        port: host.port,
+                        services: vec![service.clone()],
+                        hosts: Vec::new(),
+                        routes: host.routes(view, &routes).field().clone(),
+                    }),
+            );
         }
         groups
+    }
+
+    /// True if this route configuration is about a port of the service with this number.
+    fn is_routed(&self, service: &Service, number: u32) -> bool {
+        let is_routed = |port: &ServicePort| port.number == number && is_routed(port.protocol);
+        match self.port {
+            0 => service.ports.iter().any(is_routed),
+            own => service.port(own).is_some_and(is_routed),
+        }
     }
 
     /// The ports of a service that this route configuration is about.
@@ -283,31 +267,21 @@ impl SidecarRoutes {
     }
 }
 
-impl Host {
-    /// A virtual host that has its routes in it.
-    fn whole(head: VirtualHost) -> Self {
-        Self {
-            head,
-            routes: Shared::default(),
-        }
+impl DefaultHost {
+    fn routes(&self, view: &View, routes: &http::DefaultRoutes) -> Routes {
+        let host = lower_case(&self.service.hostname);
+        let rule = self.rule.as_ref();
+        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+        let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
+        let cluster = name::outbound_cluster(self.port, "", &host);
+        routes.route(&cluster, format!("{host}:{}/*", self.port), hashed_by)
     }
+}
 
-    fn message(self) -> VirtualHost {
-        let mut message = self.head;
-        message.routes.extend(self.routes.messages());
-        message
-    }
-
-    /// What stands before the routes, the routes, and what stands behind them.
-    fn split(self) -> (VirtualHost, Shared<Routes>, VirtualHost) {
-        let Self { head, routes } = self;
-        let mut after = head;
-        let before = VirtualHost {
-            name: std::mem::take(&mut after.name),
-            domains: std::mem::take(&mut after.domains),
-            routes: std::mem::take(&mut after.routes),
-            ..Default::default()
-        };
-        (before, routes, after)
+fn lower_case(host: &Hostname) -> SmolStr {
+    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        SmolStr::from(host.to_ascii_lowercase())
+    } else {
+        host.text().clone()
     }
 }

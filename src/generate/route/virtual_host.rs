@@ -1,6 +1,6 @@
 //! Virtual hosts of sidecars: one for each host, no domain twice.
 
-use std::collections::BTreeSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
     base::SmolStr,
@@ -30,27 +30,53 @@ pub(crate) enum CatchAll {
     BlockAll,
 }
 
+/// Full names of all services of a route configuration, alone and with the ports behind them.
+#[derive(Default)]
+pub(crate) struct Known(FxHashMap<SmolStr, Vec<u32>>);
+
+impl Known {
+    /// Adds a name in lower case.
+    pub(crate) fn add(&mut self, host: SmolStr, port: u32) {
+        let ports = self.0.entry(host).or_default();
+        if !ports.contains(&port) {
+            ports.push(port);
+        }
+    }
+
+    fn contains(&self, domain: &str) -> bool {
+        if self.0.contains_key(domain) {
+            return true;
+        }
+        let Some((host, port)) = domain.rsplit_once(':') else {
+            return false;
+        };
+        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host = inner.filter(|host| host.contains(':')).unwrap_or(host);
+        let ports = self.0.get(host);
+        ports.is_some_and(|ports| port.parse().is_ok_and(|port| ports.contains(&port)))
+    }
+}
+
 /// Collects the virtual hosts of one route configuration, without their routes.
 pub(crate) struct VirtualHosts<'a> {
     view: &'a View<'a>,
     client: &'a Client,
-    /// Full names of all services of the route configuration.
-    known: BTreeSet<String>,
-    names: BTreeSet<String>,
-    domains: BTreeSet<String>,
+    known: Known,
+    names: FxHashSet<String>,
+    domains: FxHashSet<String>,
     /// Duplicates, for the notes of the resource.
     pub(crate) notes: Vec<Note>,
 }
 
 impl<'a> VirtualHosts<'a> {
     /// An empty collection; `known` are the full names of all its services.
-    pub(crate) fn new(view: &'a View<'a>, client: &'a Client, known: BTreeSet<String>) -> Self {
+    pub(crate) fn new(view: &'a View<'a>, client: &'a Client, known: Known) -> Self {
         Self {
             view,
             client,
             known,
-            names: BTreeSet::new(),
-            domains: BTreeSet::new(),
+            names: FxHashSet::default(),
+            domains: FxHashSet::default(),
             notes: Vec::new(),
         }
     }
@@ -91,16 +117,14 @@ impl<'a> VirtualHosts<'a> {
             self.duplicate(&name);
             return None;
         }
-        let Domains { all, alternative } = domains;
-        let count = all.len();
-        let domains: Vec<String> = all
-            .into_iter()
-            .filter(|domain| {
-                // The full name of another service wins over a short form.
-                !(alternative.contains(domain) && self.known.contains(domain))
-                    && self.domains.insert(domain.to_ascii_lowercase())
-            })
-            .collect();
+        let count = domains.all.len();
+        // The full name of another service wins over a short form.
+        let is_foreign = |domain: &String| self.known.contains(domain) && domains.is_alternative(domain);
+        let foreign: Vec<bool> = domains.all.iter().map(is_foreign).collect();
+        let all = domains.all.into_iter().zip(foreign).filter_map(|(domain, is_foreign)| {
+            (!is_foreign && self.domains.insert(domain.to_ascii_lowercase())).then_some(domain)
+        });
+        let domains: Vec<String> = all.collect();
         if domains.len() != count {
             self.duplicate(&name);
         }

@@ -124,7 +124,7 @@ impl GatewayPart {
         let routes = rows.into_iter().filter(|(_, reach)| serves(reach));
         TcpServer {
             gateway,
-            server: MessageKey::new(server.server.clone()),
+            server: MessageKey::of(server.server.clone()),
             sni: server.sni_hosts(),
             routes: routes
                 .map(|(key, reach)| TcpBinding {
@@ -139,7 +139,7 @@ impl GatewayPart {
 fn https_chain(server: &GatewayServer) -> ServerChain {
     ServerChain::Https {
         route: server.route.clone(),
-        server: MessageKey::new(server.server.clone()),
+        server: MessageKey::of(server.server.clone()),
         sni: server.sni_hosts(),
     }
 }

@@ -1,6 +1,12 @@
 //! Which route configurations a sidecar may ask for, and the rows that each is made of.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+};
+
+use rustc_hash::FxHashMap;
+use smol_str::format_smolstr;
 
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
@@ -13,6 +19,7 @@ use crate::{
     },
     model::{
         Service, ServiceKey, SidecarScope,
+        destination_rule::RuleRef,
         service::{Protocol, Resolution, ServicePort, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
         virtual_service::{Reach, Semantics},
@@ -20,8 +27,12 @@ use crate::{
 };
 
 use super::{
-    super::{RouteClient, destination::Target, fragment::Fragment},
-    Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed,
+    super::{
+        RouteClient,
+        destination::Target,
+        fragment::{self, Entrance, Fragment},
+    },
+    Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed, lower_case,
 };
 
 /// The route configuration of HTTP proxy listeners.
@@ -178,7 +189,7 @@ impl Extent {
     fn within(self, asking: &Visible, answering: &Visible) -> Option<Self> {
         match self {
             Self::Sniffed(index, port) => {
-                let host = asking.services[index].key.hostname.to_ascii_lowercase();
+                let host = lower_case(&asking.services[index].key.hostname);
                 answering.by_host.get(&host).map(|index| Self::Sniffed(*index, port))
             }
             port @ Self::Port(_) => Some(port),
@@ -187,11 +198,11 @@ impl Extent {
 }
 
 fn number_name(port: u32) -> SmolStr {
-    SmolStr::from(port.to_string())
+    format_smolstr!("{port}")
 }
 
 fn sniffed_name(service: &Service, port: u32) -> SmolStr {
-    SmolStr::from(format!("{}:{port}", service.key.hostname))
+    format_smolstr!("{}:{port}", service.key.hostname)
 }
 
 fn catch_all(scope: &SidecarScope) -> CatchAll {
@@ -219,7 +230,7 @@ pub(super) struct Visible<'a> {
     scope: &'a SidecarScope,
     services: Vec<&'a Shared<Service>>,
     /// Position by host in lower case.
-    by_host: BTreeMap<String, usize>,
+    by_host: BTreeMap<SmolStr, usize>,
     virtual_services: Vec<Declared<'a>>,
     /// Positions of the services that speak HTTP, or may, on a port; 0: on any. By host.
     routed: BTreeMap<u32, Vec<usize>>,
@@ -229,6 +240,8 @@ pub(super) struct Visible<'a> {
     by_service: Vec<Vec<usize>>,
     /// Position of the VirtualService that speaks most specifically of a service, by position of the service.
     most_specific: Vec<Option<usize>>,
+    /// The rules of services that were asked for, see [`Visible::rule`]; one client alone asks.
+    rules: RefCell<FxHashMap<usize, Option<RuleRef>>>,
     /// The services that it leaves out, if it was narrowed to some.
     others: Option<Others<'a>>,
 }
@@ -282,11 +295,10 @@ impl<'a> Visible<'a> {
         virtual_services: impl Iterator<Item = &'a ObjectKey>,
         others: Option<Others<'a>>,
     ) -> Self {
-        let host_of = |service: &Service| service.key.hostname.to_ascii_lowercase();
         let by_host: BTreeMap<_, _> = services
             .iter()
             .enumerate()
-            .map(|(index, service)| (host_of(service), index))
+            .map(|(index, service)| (lower_case(&service.key.hostname), index))
             .collect();
         let wildcards: Vec<usize> = by_host
             .iter()
@@ -309,13 +321,16 @@ impl<'a> Visible<'a> {
             }
         }
         let mut routed: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let mut numbers = Vec::new();
         for index in by_host.values().copied() {
             let ports = services[index].ports.iter().filter(|port| is_routed(port.protocol));
-            let mut numbers: BTreeSet<u32> = ports.map(|port| port.number).collect();
+            numbers.extend(ports.map(|port| port.number));
             if !numbers.is_empty() {
-                numbers.insert(0);
+                numbers.push(0);
             }
-            for number in numbers {
+            numbers.sort_unstable();
+            numbers.dedup();
+            for number in numbers.drain(..) {
                 routed.entry(number).or_default().push(index);
             }
         }
@@ -331,6 +346,7 @@ impl<'a> Visible<'a> {
             by_port,
             by_service,
             most_specific,
+            rules: RefCell::default(),
             others,
         }
     }
@@ -361,6 +377,14 @@ impl<'a> Visible<'a> {
         self.hosts_with_routes(own, port, client, taken)
     }
 
+    /// The rule of a service, if it says what requests are hashed by: the same for all ports.
+    fn rule(&self, index: usize, client: &RouteClient) -> Option<RuleRef> {
+        let mut rules = self.rules.borrow_mut();
+        let rule = rules.entry(index);
+        rule.or_insert_with(|| fragment::rule(&self.view, client, &self.services[index].key))
+            .clone()
+    }
+
     fn hosts_with_routes(
         &self,
         services: impl Iterator<Item = usize>,
@@ -375,11 +399,13 @@ impl<'a> Visible<'a> {
                 let ports = service.ports.iter().filter(move |one| port == 0 || one.number == port);
                 // Of several ports with a number the first one counts.
                 let ports = ports.take(if port == 0 { usize::MAX } else { 1 });
-                ports.filter(|port| is_routed(port.protocol)).map(|port| DefaultHost {
-                    service: service.key.clone(),
-                    port: port.number,
-                    routes: Fragment::default(&self.view, &service.key, port.number, client),
-                })
+                ports
+                    .filter(|port| is_routed(port.protocol))
+                    .map(move |port| DefaultHost {
+                        service: service.key.clone(),
+                        port: port.number,
+                        rule: self.rule(index, client),
+                    })
             })
             .collect()
     }
@@ -436,7 +462,7 @@ impl<'a> Visible<'a> {
         hosts: Vec<Hostname>,
     ) -> Binding {
         let declared = &self.virtual_services[position];
-        let towards = (port, self.targets(declared, port));
+        let towards = (Entrance::Mesh(port), self.targets(declared, port));
         Binding {
             routes: Fragment::declared(&self.view, declared.key, towards, client, declared.reach.by_source),
             services: services
@@ -522,13 +548,13 @@ impl<'a> Declared<'a> {
         key: &'a ObjectKey,
         reach: &'a Shared<Reach>,
         services: &[&Shared<Service>],
-        by_host: &BTreeMap<String, usize>,
+        by_host: &BTreeMap<SmolStr, usize>,
         wildcards: &[usize],
     ) -> Self {
         let hosts: Vec<Hostname> = reach
             .hosts
             .iter()
-            .map(|host| Hostname::from(host.to_ascii_lowercase()))
+            .map(|host| Hostname::from(lower_case(host)))
             .collect();
         let overlapping = hosts
             .iter()
@@ -555,18 +581,24 @@ impl<'a> Declared<'a> {
 /// For each service the VirtualService that names its host, else the one with the longest wildcard that covers it; the
 /// first of those with the same host.
 fn most_specific(services: &[&Shared<Service>], virtual_services: &[Declared]) -> Vec<Option<usize>> {
-    let mut exact: BTreeMap<&str, usize> = BTreeMap::new();
+    if virtual_services.is_empty() {
+        return vec![None; services.len()];
+    }
+    let mut exact: FxHashMap<&str, usize> = FxHashMap::default();
     let mut wild: BTreeMap<&str, usize> = BTreeMap::new();
     for (position, declared) in virtual_services.iter().enumerate() {
         for name in &declared.hosts {
-            let map = if host::is_wildcard(name) { &mut wild } else { &mut exact };
-            map.entry(name.as_str()).or_insert(position);
+            if host::is_wildcard(name) {
+                wild.entry(name.as_str()).or_insert(position);
+            } else {
+                exact.entry(name.as_str()).or_insert(position);
+            }
         }
     }
     let mut ordered: Vec<(&str, usize)> = wild.into_iter().collect();
     ordered.sort_by(|a, b| host::more_specific(a.0, b.0));
     let of = |service: &Service| {
-        let name = service.key.hostname.to_ascii_lowercase();
+        let name = lower_case(&service.key.hostname);
         let covering = || ordered.iter().find(|(pattern, _)| host::subset_of(&name, pattern));
         exact
             .get(name.as_str())

@@ -13,7 +13,7 @@ use crate::{
 };
 
 use super::{
-    Client, SidecarRoutes,
+    Client, Known, SidecarRoutes,
     domains::{self, NameSpace, PortForms},
     listing::{Others, Visible},
 };
@@ -30,10 +30,11 @@ pub(crate) struct Single {
 }
 
 impl Single {
-    /// The full names that take precedence over short ones.
-    pub(super) fn known(&self) -> impl Iterator<Item = String> {
-        let forms = |rival: &SmolStr| [rival.to_string(), domains::host_port(rival, self.port)];
-        self.rivals.iter().flat_map(forms)
+    /// Adds the full names that take precedence over short ones.
+    pub(super) fn add_known(&self, known: &mut Known) {
+        for rival in &self.rivals {
+            known.add(rival.clone(), self.port);
+        }
     }
 
     /// True if a virtual host with these domains is meant by the host.
