@@ -28,7 +28,7 @@ FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
-.PHONY: build test lab soak bench fuzz audit run tools clean help
+.PHONY: build test lab soak bench bench-soak fuzz audit run tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
@@ -60,12 +60,21 @@ soak: tools ## as root: the same mesh for SOAK_MINUTES (30) of changes and fault
 	LAB=show SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) \
 	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
 
-bench: tools ## figures of the release build: generation as a mesh grows and beside istiod's own suite, a large mesh in a real API server, thousands of sidecars
-	cargo bench --locked --bench generation
-	cargo bench --locked --bench suite
-	cargo bench --locked --bench kubernetes
-	cargo bench --locked --bench ca
-	cargo bench --locked --bench scale
+# The benches of `make bench`; what one has seen is in target/bench/NAME.json.
+BENCHES := steps generation suite kubernetes ca scale
+# Set to anything, it makes the figures those that later ones are compared to.
+BENCH_KEEP :=
+# How much of its hundred thousand connections and changes `make bench-soak` makes.
+SOAK_PART := 1
+
+bench: tools ## figures of the release build: each step of the control plane (with valgrind: in instructions), generation as a mesh grows and beside istiod's own suite, a large mesh in a real API server, certificates, thousands of sidecars; ends with one table of all, beside benches/figures.json (BENCH_KEEP=1 writes them there)
+	@rm -rf target/bench; failed=; for bench in $(BENCHES); do printf '\n=== %s\n' "$$bench"; \
+	  cargo bench --locked --bench "$$bench" -- $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
+	cargo bench --locked --bench report; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+bench-soak: ## 100,000 connections that come and go and as many changes: resident memory stays within 5 % (SOAK_PART=0.01: a hundredth)
+	cargo bench --locked --bench scale -- soak --part $(SOAK_PART)
 
 # What is found stays below target/fuzz; an input that fails is to be kept in tests/fuzz/corpus. The lock file is the
 # daemon's, so that what is fuzzed is what is shipped.
@@ -143,4 +152,4 @@ clean: ## removes what was built; .tools/ stays
 	rm -rf out
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12

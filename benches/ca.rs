@@ -338,6 +338,11 @@ fn report(measured: &Figures, keep: bool) -> Result<(), String> {
         let before = before.map_or("-".to_owned(), |before| format!("{before:.1}"));
         println!("{figure:<52} {value:>10.1} {before:>10} {ratio:>6}");
     }
+    let seen: Vec<_> = measured
+        .iter()
+        .map(|(name, value)| figures::Figure::new("", name, (value * 10.0).round() / 10.0))
+        .collect();
+    figures::seen("ca", &seen)?;
     if keep {
         let rounded: BTreeMap<&String, f64> = measured
             .iter()

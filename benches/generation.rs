@@ -10,6 +10,7 @@ mod bed;
 #[path = "generation/curves.rs"]
 mod curves;
 #[path = "../tests/support/figures.rs"]
+#[allow(dead_code, reason = "what benches share, of which this needs a part")]
 mod figures;
 #[path = "generation/objects.rs"]
 mod objects;
@@ -27,6 +28,7 @@ use serde_json::{Value, json};
 
 use bed::cpu;
 use curves::CURVES;
+use figures::Figure;
 
 /// Each figure is the least of so many runs: what disturbs a run only ever adds to it.
 const RUNS: usize = 5;
@@ -88,6 +90,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
     let header = ["size", "model", "sidecar", "gateway", "all", "ratio", "kept"];
     let kept = figures::kept("generation");
     let mut measured = BTreeMap::new();
+    let mut seen = Vec::new();
     let mut steep = Vec::new();
     for curve in CURVES.iter().filter(|curve| curve.name.contains(wanted)) {
         println!("{}", curve.name);
@@ -105,7 +108,9 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
             println!("  {size:>9}{}{ratio:>9}{old:>9}", values.join(""));
             before = Some(cost.all());
             first = first.or(before);
-            row.insert(size.to_string(), (cost.all() * 10.0).round() / 10.0);
+            let all = (cost.all() * 10.0).round() / 10.0;
+            seen.push(Figure::new(curve.name, size.to_string(), all));
+            row.insert(size.to_string(), all);
         }
         let growth = before.zip(first).map_or(1.0, |(last, first)| last / first);
         let mean = growth.powf(1.0 / f64::from(DOUBLINGS));
@@ -115,6 +120,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
         }
         measured.insert(curve.name, row);
     }
+    figures::seen("generation", &seen)?;
     if keep {
         figures::keep("generation", json!(measured))?;
     }

@@ -254,6 +254,11 @@ fn report(measured: &BTreeMap<&'static str, Figures>, keep: bool) -> Result<(), 
             println!("{mesh:<32} {figure:<24} {value:>10} {before:>10} {ratio:>6}");
         }
     }
+    let seen = measured.iter().flat_map(|(mesh, figures)| {
+        let figure = |(name, value): (&&'static str, &u64)| figures::Figure::new(*mesh, *name, *value as f64);
+        figures.iter().map(figure)
+    });
+    figures::seen("kubernetes", &seen.collect::<Vec<_>>())?;
     if keep {
         figures::keep("kubernetes", json!(measured))?;
     }

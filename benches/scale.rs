@@ -2,8 +2,9 @@
 //!
 //! `cargo bench --bench scale` runs every case and prints a table with the goals and how the figures compare to those in
 //! `benches/figures.json`; `-- --keep` writes them there. Names of cases run those alone (`sotw`, `delta`, `reconnect`,
-//! `large`); `--api` takes the mesh from a real API server in place of a folder, `--own` makes every proxy a workload of
-//! its own. The proxies run beside the server, so waits tell something only on a machine that is otherwise idle; CPU-seconds
+//! `churn`, `large`); `--api` takes the mesh from a real API server in place of a folder, `--own` makes every proxy a workload of
+//! its own. `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must
+//! hold no more than before (`--part 0.01` for a hundredth of it). The proxies run beside the server, so waits tell something only on a machine that is otherwise idle; CPU-seconds
 //! and memory are the server's alone.
 
 #[path = "../tests"]
@@ -14,23 +15,29 @@ mod tests {
 
 #[path = "scale"]
 mod scale {
+    pub(crate) mod churn;
     pub(crate) mod fleet;
     mod link;
     pub(crate) mod mesh;
+    pub(crate) mod pace;
     mod proxy;
     pub(crate) mod report;
+    pub(crate) mod soak;
     pub(crate) mod source;
     pub(crate) mod wire;
 }
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use scale::churn::Churn;
 use scale::fleet::{Load, Plan, Times};
 use scale::mesh::{self, Mesh};
+use scale::pace::Pace;
 use scale::report::Report;
 use scale::source::{Source, Usage};
 use scale::wire::Type;
@@ -52,6 +59,8 @@ struct Wishes {
     api: bool,
     /// Every proxy is a workload of its own.
     own: bool,
+    /// How much of a soak.
+    part: f64,
 }
 
 /// A case of proxies that are configured and then see changes.
@@ -80,12 +89,22 @@ fn main() -> ExitCode {
         keep: false,
         api: false,
         own: false,
+        part: 1.0,
     };
-    for argument in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--keep" => wishes.keep = true,
             "--api" => wishes.api = true,
             "--own" => wishes.own = true,
+            "--part" => {
+                let part = arguments.next().and_then(|part| part.parse().ok());
+                let Some(part) = part else {
+                    eprintln!("--part is a number");
+                    return ExitCode::FAILURE;
+                };
+                wishes.part = part;
+            }
             // Cargo's own.
             "--bench" => {}
             case => wishes.cases.push(case.to_owned()),
@@ -107,6 +126,9 @@ fn run(wishes: &Wishes) -> Result<(), String> {
         ..open_files
     };
     setrlimit(Resource::Nofile, all).map_err(|error| error.to_string())?;
+    if wishes.cases.iter().any(|case| case == "soak") {
+        return scale::soak::run(wishes.part);
+    }
     let mut report = Report::default();
     let wanted = |name: &str| wishes.cases.is_empty() || wishes.cases.iter().any(|case| case == name);
     let plan = |proxies: usize, ramp: u64, is_delta: bool, workloads: usize| Plan {
@@ -146,6 +168,9 @@ fn run(wishes: &Wishes) -> Result<(), String> {
     }
     if wanted("reconnect") {
         reconnected(wishes, &mut report, plan(5000, 30, true, 1250))?;
+    }
+    if wanted("churn") {
+        churned(&mut report, plan(2000, 5, true, 500))?;
     }
     if wanted("large") {
         large(&mut report)?;
@@ -288,6 +313,99 @@ fn reconnected(wishes: &Wishes, report: &mut Report, plan: Plan) -> Result<(), S
     report.note(&name, "MiB before", before.resident_mib);
     report.note(&name, "MiB at most", after.highest_mib);
     Ok(())
+}
+
+/// Changes of all services that follow one another for twenty seconds: of endpoints, then of routing.
+fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
+    const SERVICES: usize = 200;
+    const SECONDS: usize = 20;
+    let mesh = sized(SERVICES);
+    let source = Source::spread("churn", mesh)?;
+    let log = support::scratch("bench/scale/churn/daemon").join("istiod.log");
+    let daemon = source.daemon(&log)?;
+    let mut load = Load::new(address(&daemon), plan);
+    load.connect(plan.ramp)?;
+    rest();
+    let name = "2000 sidecars, delta, 200 services, folder: churn of";
+    let storms: [Storm; 2] = [
+        Storm {
+            name: format!("{name} endpoints"),
+            a_second: 100,
+            churn: Churn::new(
+                Type::Endpoints,
+                mesh::MOVED,
+                |[round, index]| (index - 1, round),
+                SERVICES,
+                plan.proxies,
+            )?,
+            write: |source, mesh, service, round| source.put(&mesh.slice(service, round)),
+        },
+        Storm {
+            name: format!("{name} routes"),
+            a_second: 20,
+            churn: Churn::new(
+                Type::Route,
+                mesh::PATH,
+                |[mark, _]| (mark % SERVICES, mark / SERVICES),
+                SERVICES,
+                plan.proxies,
+            )?,
+            write: |source, mesh, service, round| {
+                source.put(&mesh.virtual_service(service, round * SERVICES + service))
+            },
+        },
+    ];
+    for storm in storms {
+        let churn = Arc::new(storm.churn);
+        load.follow(Some(churn.clone()));
+        let (before, sums) = (Usage::of(&daemon.process)?, load.sums());
+        let (begun, mut pace) = (wait::now(), Pace::new(storm.a_second as f64));
+        for number in 0..SECONDS * storm.a_second {
+            pace.wait();
+            let service = number % SERVICES;
+            churn.writes(service);
+            (storm.write)(&source, mesh, service, 1 + number / SERVICES)?;
+        }
+        let written = begun.elapsed();
+        let waits = churn.settle(Duration::from_mins(2))?;
+        rest();
+        load.follow(None);
+        let (after, name) = (Usage::of(&daemon.process)?, &storm.name);
+        let changes = churn.changes() as f64;
+        report.note(name, "changes a second", changes / written.as_secs_f64());
+        report.note(
+            name,
+            "CPU-s for each change",
+            (after.cpu_seconds - before.cpu_seconds) / changes,
+        );
+        report.note(name, "ms to a proxy, p50", waits.p50);
+        report.note(name, "ms to a proxy, p99", waits.p99);
+        report.note(name, "ms to a proxy, longest", waits.longest);
+        let bytes = (load.sums().bytes - sums.bytes) as f64;
+        report.note(name, "KiB received for each change", bytes / changes / 1024.0);
+        report.note(
+            name,
+            "responses to a proxy",
+            (load.sums().responses - sums.responses) as f64 / plan.proxies as f64,
+        );
+        report.note(name, "MiB at most", after.highest_mib);
+        report.goal(
+            name,
+            "broken streams",
+            0.0,
+            load.sums().broken as f64 - sums.broken as f64,
+        );
+    }
+    Ok(())
+}
+
+/// Changes of one kind.
+struct Storm {
+    name: String,
+    a_second: usize,
+    churn: Churn,
+    /// Writes that round of a service.
+    write: fn(&Source, Mesh, usize, usize) -> Result<(), String>,
 }
 
 /// A large mesh in a real API server, and no proxies.

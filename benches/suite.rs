@@ -10,6 +10,7 @@ mod bed;
 #[path = "suite/cases.rs"]
 mod cases;
 #[path = "../tests/support/figures.rs"]
+#[allow(dead_code, reason = "what benches share, of which this needs a part")]
 mod figures;
 #[path = "suite/measure.rs"]
 mod measure;
@@ -26,6 +27,7 @@ use istiod::{
 use serde_json::json;
 
 use cases::{CASES, Case, Istiod};
+use figures::Figure;
 use measure::{Generation, Measured, measure};
 
 /// How many times as fast a proxy is to be from nothing, each type by itself,
@@ -73,7 +75,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     println!("{}", Row::HEADER);
     let kept = figures::kept("suite");
     let mut all_kept = if kept.is_object() { kept.clone() } else { json!({}) };
-    let mut missed = Vec::new();
+    let (mut missed, mut seen) = (Vec::new(), Vec::new());
     for case in CASES.iter().filter(|case| case.name.contains(&arguments.wanted)) {
         let Some((changes, proxies)) = input(case, arguments.meshes.as_deref())? else {
             continue;
@@ -90,9 +92,17 @@ fn run(arguments: &Arguments) -> Result<(), String> {
             if row.is_missed() {
                 missed.push(format!("{}, {}", case.name, row.what));
             }
-            figures.insert(row.what, (row.ours * 1e4).round() / 1e4);
+            let ours = (row.ours * 1e4).round() / 1e4;
+            figures.insert(row.what, ours);
+            seen.push(Figure {
+                goal: row.istiod.zip(row.goal).map(|(istiod, times)| istiod / times),
+                ..Figure::new(case.name, row.what, ours)
+            });
         }
         all_kept[case.name] = json!(figures);
+    }
+    if arguments.meshes.is_none() {
+        figures::seen("suite", &seen)?;
     }
     if arguments.keep {
         figures::keep("suite", all_kept)?;

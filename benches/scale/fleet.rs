@@ -10,6 +10,7 @@ use regex::bytes::Regex;
 use rustc_hash::FxHashMap;
 use tokio::task::JoinHandle;
 
+use super::churn::Churn;
 use super::proxy::{Held, PAUSE, Proxy};
 use super::wire::{Response, Type};
 use crate::tests::support::http::RUNTIME;
@@ -38,6 +39,7 @@ pub(crate) struct Fleet {
     readiness: Mutex<Vec<(Instant, Instant)>>,
     counts: Counts,
     change: ArcSwapOption<Change>,
+    churn: ArcSwapOption<Churn>,
     shared: Mutex<FxHashMap<u64, Arc<Held>>>,
 }
 
@@ -79,6 +81,10 @@ impl Fleet {
         add(&self.counts.resources, response.resources.len());
         let bytes = response.resources.iter().map(|resource| resource.body.len()).sum();
         add(&self.counts.bytes, bytes);
+        let churn = self.churn.load();
+        if let Some(churn) = churn.as_ref().filter(|churn| churn.kind == response.kind) {
+            churn.note(proxy, response);
+        }
         let change = self.change.load();
         let Some(change) = change.as_ref().filter(|change| change.kind == response.kind) else {
             return;
@@ -148,19 +154,25 @@ impl Times {
 impl Load {
     /// Proxies that are not connected yet.
     pub(crate) fn new(address: SocketAddr, plan: Plan) -> Load {
+        Load::beginning(address, plan, 0)
+    }
+
+    /// The same; the first proxy has this number, which no two proxies of a run share.
+    pub(crate) fn beginning(address: SocketAddr, plan: Plan, first: usize) -> Load {
         let fleet = Fleet {
             address,
             is_delta: plan.is_delta,
             readiness: Mutex::default(),
             counts: Counts::default(),
             change: ArcSwapOption::empty(),
+            churn: ArcSwapOption::empty(),
             shared: Mutex::default(),
         };
         let proxy = |number| Arc::new(Proxy::new(number, number % plan.workloads, plan.namespaces));
         Load {
             plan,
             fleet: Arc::new(fleet),
-            proxies: (0..plan.proxies).map(proxy).collect(),
+            proxies: (first..first + plan.proxies).map(proxy).collect(),
             tasks: Vec::new(),
         }
     }
@@ -243,6 +255,11 @@ impl Load {
             .values()
             .map(|at| at.saturating_duration_since(written))
             .collect())
+    }
+
+    /// Follows these changes from now on, and nothing else with none.
+    pub(crate) fn follow(&self, churn: Option<Arc<Churn>>) {
+        self.fleet.churn.store(churn);
     }
 
     /// What these waits come to.

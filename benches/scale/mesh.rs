@@ -21,16 +21,17 @@ impl Mesh {
 
     /// Everything that is in namespaces.
     pub(crate) fn objects(self) -> Vec<Value> {
-        (0..self.services)
-            .flat_map(|index| {
-                let objects = [
-                    self.service(index),
-                    self.slice(index, 0),
-                    self.virtual_service(index, 0),
-                ];
-                objects.into_iter().chain([self.destination_rule(index)])
-            })
-            .collect()
+        (0..self.services).flat_map(|index| self.service_of(index)).collect()
+    }
+
+    /// All objects of one service, which may be beyond those of [`Self::objects`].
+    pub(crate) fn service_of(self, index: usize) -> Vec<Value> {
+        vec![
+            self.service(index),
+            self.slice(index, 0),
+            self.virtual_service(index, 0),
+            self.destination_rule(index),
+        ]
     }
 
     fn object(self, index: usize, api_version: &str, kind: &str, suffix: &str, spec: Value) -> Value {
@@ -102,6 +103,11 @@ impl Mesh {
 pub(crate) fn moved(index: usize, round: usize) -> String {
     format!("10.127.{}.{}", round % 250, 1 + index % 250)
 }
+
+/// What [`moved`] looks like: the round, and one more than the number of the service.
+pub(crate) const MOVED: &str = r"10\.127\.([0-9]+)\.([0-9]+)";
+/// What [`path`] looks like: the round.
+pub(crate) const PATH: &str = "/round-([0-9]+)/";
 
 /// The path that a VirtualService matches in that round.
 pub(crate) fn path(round: usize) -> String {

@@ -1,9 +1,5 @@
 //! The table of what was seen.
 
-use std::collections::BTreeMap;
-
-use serde_json::json;
-
 use crate::tests::support::figures;
 
 /// What one case has shown.
@@ -71,16 +67,15 @@ impl Report {
                 number(ratio)
             );
         }
-        if !keep {
-            return Ok(());
+        let figure = |row: &Row| figures::Figure {
+            goal: row.goal,
+            ..figures::Figure::new(&row.case, row.figure, (row.seen * 1000.0).round() / 1000.0)
+        };
+        let seen: Vec<_> = self.rows.iter().map(figure).collect();
+        figures::seen("scale", &seen)?;
+        if keep {
+            figures::keep_seen("scale", &seen)?;
         }
-        let mut all: BTreeMap<String, BTreeMap<String, f64>> = serde_json::from_value(kept).unwrap_or_default();
-        for row in &self.rows {
-            let figure = (row.seen * 1000.0).round() / 1000.0;
-            all.entry(row.case.clone())
-                .or_default()
-                .insert(row.figure.to_owned(), figure);
-        }
-        figures::keep("scale", json!(all))
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::mesh::Mesh;
 use crate::tests::support::daemon::Daemon;
+use crate::tests::support::kubernetes::api::Reference;
 use crate::tests::support::kubernetes::{self, Cluster};
 use crate::tests::support::{self, process};
 
@@ -20,19 +21,31 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Puts a mesh into a fresh folder of that name.
+    /// Puts a mesh into a fresh folder of that name. Only the first service is to change.
     pub(crate) fn folder(name: &str, mesh: Mesh) -> Result<Source, String> {
+        let is_first = |object: &Value| {
+            let is = |kind: &str, name: &str| object["kind"] == kind && object["metadata"]["name"] == name;
+            is("EndpointSlice", "svc-0-0") || is("VirtualService", "svc-0")
+        };
+        Source::parted(name, mesh, is_first)
+    }
+
+    /// Puts a mesh into a fresh folder of that name. Endpoints and routing of every service may change.
+    pub(crate) fn spread(name: &str, mesh: Mesh) -> Result<Source, String> {
+        let is_own = |object: &Value| object["kind"] == "EndpointSlice" || object["kind"] == "VirtualService";
+        Source::parted(name, mesh, is_own)
+    }
+
+    /// A folder with a file of its own for each object that `changes`, and one for the others.
+    fn parted(name: &str, mesh: Mesh, changes: impl Fn(&Value) -> bool) -> Result<Source, String> {
         let source = Source::Folder(support::scratch(&format!("bench/scale/{name}/mesh")));
-        let objects: Vec<String> = mesh
-            .namespaces()
-            .iter()
-            .chain(&mesh.objects())
-            .filter(|object| !changes(object))
-            .map(Value::to_string)
-            .collect();
-        source.write("objects.yaml", &objects.join("\n---\n"))?;
-        source.put(&mesh.slice(0, 0))?;
-        source.put(&mesh.virtual_service(0, 0))?;
+        let (changing, others): (Vec<Value>, Vec<Value>) = [mesh.namespaces(), mesh.objects()]
+            .concat()
+            .into_iter()
+            .partition(changes);
+        let others: Vec<String> = others.iter().map(Value::to_string).collect();
+        source.write("objects.yaml", &others.join("\n---\n"))?;
+        source.put_all(&changing)?;
         Ok(source)
     }
 
@@ -47,13 +60,29 @@ impl Source {
         Ok(Source::Cluster(Box::new(cluster)))
     }
 
-    /// Writes one object that is there already.
+    /// Writes these objects, each by itself.
+    pub(crate) fn put_all(&self, objects: &[Value]) -> Result<(), String> {
+        objects.iter().try_for_each(|object| self.put(object))
+    }
+
+    /// Removes objects that were put by themselves; it is no error if they are not there.
+    pub(crate) fn remove(&self, objects: &[Value]) -> Result<(), String> {
+        for object in objects {
+            match self {
+                Source::Folder(folder) => match std::fs::remove_file(folder.join(file_name(object))) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.to_string()),
+                    _ => {}
+                },
+                Source::Cluster(cluster) => cluster.api.delete(&Reference::of(object))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one object, which may be there already.
     pub(crate) fn put(&self, object: &Value) -> Result<(), String> {
         match self {
-            Source::Folder(_) => {
-                let kind = object["kind"].as_str().unwrap_or_default();
-                self.write(&format!("{kind}.yaml"), &object.to_string())
-            }
+            Source::Folder(_) => self.write(&file_name(object), &object.to_string()),
             Source::Cluster(cluster) => cluster.api.apply(object).map(|_| ()),
         }
     }
@@ -79,10 +108,11 @@ impl Source {
     }
 }
 
-/// True for the objects that change, which have files of their own.
-fn changes(object: &Value) -> bool {
-    let is_one = |kind: &str, name: &str| object["kind"] == kind && object["metadata"]["name"] == name;
-    is_one("EndpointSlice", "svc-0-0") || is_one("VirtualService", "svc-0")
+/// The file of an object that has one of its own.
+fn file_name(object: &Value) -> String {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    format!("{kind}-{name}.yaml")
 }
 
 fn write_all(cluster: &Cluster, objects: &[Value]) -> Result<(), String> {

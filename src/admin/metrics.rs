@@ -10,7 +10,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Int
 
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, group::Note, patch::set, secret},
+    generate::{self, group::Note, patch::set, secret, store::Size},
     model::reference,
     push::pump::{Observer, PushReport},
     table::Cx,
@@ -33,6 +33,7 @@ pub struct PushMetrics {
     without_effect: IntGaugeVec,
     missing: IntGauge,
     pending: IntGauge,
+    held: HeldMetrics,
     /// Missing references that were told. Only the world's thread locks it; the lock makes the observer shareable.
     told: Mutex<BTreeSet<Diagnostic>>,
 }
@@ -120,6 +121,7 @@ impl PushMetrics {
             without_effect,
             missing,
             pending,
+            held: HeldMetrics::new(registry)?,
             told: Mutex::default(),
         })
     }
@@ -149,6 +151,7 @@ impl Observer for PushMetrics {
     fn pushed(&self, push: &PushReport) {
         self.built.inc_by(push.built as u64);
         self.panics.inc_by(push.panics.len() as u64);
+        self.held.set(&push.held, push.model_reads);
         for panic in &push.panics {
             tracing::error!(resource = %panic, "a generator panicked, the last good resource stays; this is a defect of istiod");
         }
@@ -190,6 +193,62 @@ impl Observer for PushMetrics {
             worked = ?push.worked,
             "push"
         );
+    }
+}
+
+/// How much is held for the proxies that are connected, as of the last push. It is what memory follows.
+struct HeldMetrics {
+    proxies: IntGauge,
+    groups: IntGauge,
+    parts: IntGauge,
+    lists: IntGauge,
+    resources: IntGauge,
+    bytes: IntGauge,
+    dependencies: IntGaugeVec,
+}
+
+impl HeldMetrics {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let dependencies = IntGaugeVec::new(
+            Opts::new(
+                "istiod_dependencies",
+                "Recorded reads, by who reads: the tables of the model, or the generation of what proxies are sent.",
+            ),
+            &["reader"],
+        )?;
+        registry.register(Box::new(dependencies.clone()))?;
+        Ok(Self {
+            proxies: gauge("istiod_proxies", "Proxies that configuration is generated for.")?,
+            groups: gauge(
+                "istiod_groups",
+                "Groups of proxies; those of a group are sent the same.",
+            )?,
+            parts: gauge("istiod_parts", "Distinct parts that groups are made of.")?,
+            lists: gauge("istiod_lists", "Distinct lists of resources that parts have.")?,
+            resources: gauge(
+                "istiod_resources",
+                "Distinct resources, each held once for all proxies.",
+            )?,
+            bytes: gauge("istiod_resource_bytes", "Bytes of all distinct resources.")?,
+            dependencies,
+        })
+    }
+
+    fn set(&self, held: &Size, model_reads: usize) {
+        self.proxies.set(held.members as i64);
+        self.groups.set(held.groups as i64);
+        self.parts.set(held.parts as i64);
+        self.lists.set(held.lists as i64);
+        self.resources.set(held.resources as i64);
+        self.bytes.set(held.bytes as i64);
+        for (reader, reads) in [("model", model_reads), ("generation", held.reads)] {
+            self.dependencies.with_label_values(&[reader]).set(reads as i64);
+        }
     }
 }
 
@@ -310,4 +369,62 @@ pub fn register_process(registry: &Registry) -> Result<Gauge, prometheus::Error>
     registry.register(Box::new(uptime.clone()))?;
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     Ok(uptime)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use super::*;
+    use crate::model::{Installation, World};
+
+    #[test]
+    fn what_is_held_is_told_after_each_push() {
+        let registry = Registry::new();
+        let metrics = PushMetrics::new(&registry).expect("no name is taken");
+        let push = |held: Size, model_reads| PushReport {
+            mesh: World::new(Installation::default()).snapshot(),
+            events: 0,
+            kinds: BTreeMap::new(),
+            waited: Duration::ZERO,
+            worked: Duration::ZERO,
+            built: 0,
+            groups: 0,
+            first: 0,
+            panics: Vec::new(),
+            held,
+            model_reads,
+        };
+        let held = Size {
+            members: 2000,
+            groups: 50,
+            parts: 7,
+            lists: 6,
+            resources: 5,
+            bytes: 4,
+            reads: 3,
+        };
+        metrics.pushed(&push(Size::default(), 1));
+        metrics.pushed(&push(held, 2));
+        let mut seen = BTreeMap::new();
+        for family in registry.gather() {
+            for metric in family.get_metric() {
+                let labels = metric.get_label().iter().map(|label| label.value().to_owned());
+                let name: Vec<String> = [family.name().to_owned()].into_iter().chain(labels).collect();
+                seen.insert(name.join(" "), metric.get_gauge().get_value());
+            }
+        }
+        for (name, value) in [
+            ("istiod_proxies", 2000.0),
+            ("istiod_groups", 50.0),
+            ("istiod_parts", 7.0),
+            ("istiod_lists", 6.0),
+            ("istiod_resources", 5.0),
+            ("istiod_resource_bytes", 4.0),
+            ("istiod_dependencies generation", 3.0),
+            ("istiod_dependencies model", 2.0),
+        ] {
+            assert_eq!(seen.get(name), Some(&value), "{name}");
+        }
+    }
 }

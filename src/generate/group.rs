@@ -143,6 +143,13 @@ impl Built {
         }
     }
 
+    /// Bytes on the wire.
+    pub fn bytes(&self) -> usize {
+        self.resource
+            .as_ref()
+            .map_or(0, |resource| resource.delta_frame().len())
+    }
+
     /// Adds remarks.
     pub fn with_notes(mut self, notes: Vec<Note>) -> Self {
         self.notes = notes;

@@ -6,6 +6,8 @@
 //! assembled afterwards, so a change of one resource touches one entry of each list that has it and nothing else. Parts
 //! with equal lists, as those of most namespaces are, share the list and all that is assembled from it.
 
+#[cfg(test)]
+mod tests;
 mod views;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -119,6 +121,8 @@ pub struct Store {
     views: FxHashMap<List, PartViews>,
     groups: FxHashMap<ProxyGroupKey, Group>,
     subjects: Subjects,
+    /// Bytes of all resources, kept as they change.
+    bytes: usize,
 }
 
 /// Those whose access to Secrets has to be reviewed, each with the number of parts that read for it.
@@ -180,6 +184,7 @@ impl Default for Store {
             views: FxHashMap::default(),
             groups: FxHashMap::default(),
             subjects: Subjects::default(),
+            bytes: 0,
         }
     }
 }
@@ -256,6 +261,7 @@ impl Store {
             touched.extend(self.part_users.get(part).into_iter().flatten().cloned());
         }
         self.abandon(&mut tx, abandoned);
+        self.weigh();
         update.subjects_changed = std::mem::take(&mut self.subjects.changed);
         update.groups = self.assemble_groups(touched, mesh);
         update
@@ -292,26 +298,28 @@ impl Store {
         rows.iter().flat_map(|(_, built)| built.notes.iter().cloned()).collect()
     }
 
-    /// How much is held.
+    /// How much is held. Cheap: nothing is gone through for it.
     pub fn size(&self) -> Size {
-        let rows = self.resources.table().rows(&Cx::untracked()).clone();
-        let bytes = rows
-            .iter()
-            .filter_map(|(_, built)| built.resource.as_ref())
-            .map(|r| r.delta_frame().len())
-            .sum();
         Size {
             members: self.proxies.len(),
             groups: self.groups.len(),
             parts: self.part_users.len(),
             lists: self.views.len(),
-            resources: rows.len(),
-            bytes,
+            resources: self.resources.table().len(),
+            bytes: self.bytes,
             reads: self.selections.recorded_reads()
                 + self.scopes.recorded_reads()
                 + self.parts.recorded_reads()
                 + self.fragments.recorded_reads()
                 + self.resources.recorded_reads(),
+        }
+    }
+
+    /// Adds what this update changed to the sum of bytes.
+    fn weigh(&mut self) {
+        let bytes = |built: &Option<Shared<Built>>| built.as_ref().map_or(0, |built| built.bytes());
+        for (_, old, new) in self.resources.writer().changes() {
+            self.bytes = self.bytes + bytes(new) - bytes(old);
         }
     }
 

@@ -70,6 +70,11 @@ impl World {
         Arc::new(self.current.clone())
     }
 
+    /// How many dependencies are recorded between the model's tables.
+    pub fn recorded_reads(&self) -> usize {
+        self.graph.recorded_reads().iter().map(|(_, reads)| reads).sum()
+    }
+
     fn apply(&mut self, tx: &mut Transaction, change: Change) {
         match change {
             Change::Upsert(row) => {

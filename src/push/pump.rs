@@ -58,6 +58,10 @@ pub struct PushReport {
     pub first: usize,
     /// Generators that panicked, described.
     pub panics: Vec<String>,
+    /// How much the store holds afterwards.
+    pub held: store::Size,
+    /// Recorded dependencies of the model's tables.
+    pub model_reads: usize,
 }
 
 /// A question to the thread that owns the store, for debug pages.
@@ -303,6 +307,8 @@ impl PumpLoop {
             groups: update.groups.len(),
             first,
             panics,
+            held: self.store.size(),
+            model_reads: self.world.recorded_reads(),
         });
     }
 

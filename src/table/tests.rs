@@ -75,6 +75,7 @@ proptest! {
         scratch.commit(&model.iter().map(|(k, v)| (*k, Some(*v))).collect::<Vec<_>>());
         prop_assert_eq!(rig.content(), scratch.content());
         prop_assert!(rig.sums.recorded_reads() <= 2, "one read for each evaluated key");
+        prop_assert_eq!(rig.sums.recorded_reads(), rig.sums.counted_reads());
     }
 }
 

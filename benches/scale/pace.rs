@@ -1,0 +1,30 @@
+//! So many times a second.
+
+use std::time::{Duration, Instant};
+
+use crate::tests::support::http::RUNTIME;
+use crate::tests::support::wait;
+
+/// A rhythm: who is late catches up.
+pub(crate) struct Pace {
+    next: Instant,
+    apart: Duration,
+}
+
+impl Pace {
+    pub(crate) fn new(a_second: f64) -> Pace {
+        Pace {
+            next: wait::now(),
+            apart: Duration::from_secs_f64(1.0 / a_second),
+        }
+    }
+
+    /// Waits for the next time.
+    pub(crate) fn wait(&mut self) {
+        let ahead = self.next.saturating_duration_since(wait::now());
+        if !ahead.is_zero() {
+            RUNTIME.block_on(async { tokio::time::sleep(ahead).await });
+        }
+        self.next += self.apart;
+    }
+}

@@ -1,0 +1,68 @@
+//! How many instructions a step takes: the bench runs itself under callgrind, which counts within one function only.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::work::{Step, Work};
+
+/// The argument that makes the bench run each step once for whoever counts.
+pub(super) const COUNTED: &str = "--counted";
+/// As callgrind's patterns have it: the one function that counts, [`counted_step`].
+const FUNCTION: &str = "*counted_step*";
+
+/// Runs each step once to warm up and once more for the count.
+pub(super) fn run(work: &mut Work, steps: &[&Step]) -> Result<(), String> {
+    for step in steps {
+        (step.prepare)(work)?;
+        (step.run)(work);
+        (step.prepare)(work)?;
+        counted_step(step, work);
+        work.check()?;
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn counted_step(step: &Step, work: &mut Work) {
+    (step.run)(std::hint::black_box(work));
+}
+
+/// The counts of these steps, in order; empty, with a word about it, where there is no valgrind.
+pub(super) fn under_valgrind(steps: &[&Step], wanted: Option<&str>) -> Result<Vec<u64>, String> {
+    let silent = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !silent(Command::new("valgrind").arg("--version")).is_ok_and(|status| status.success()) {
+        println!("valgrind is not installed: instructions are not counted");
+        return Ok(Vec::new());
+    }
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/bench/counts");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())?;
+    }
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    println!("counting instructions, which takes a few minutes");
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let status = Command::new("valgrind")
+        .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect={FUNCTION}"))
+        .arg(format!("--dump-after={FUNCTION}"))
+        .arg(format!("--callgrind-out-file={}", folder.join("count").display()))
+        .arg(program)
+        .arg(COUNTED)
+        .args(wanted)
+        .status()
+        .map_err(|error| error.to_string())?;
+    if !status.success() {
+        return Err(format!("under valgrind: {status}"));
+    }
+    (1..=steps.len())
+        .map(|part| total(&folder.join(format!("count.{part}"))))
+        .collect()
+}
+
+/// What was counted until that dump since the one before.
+fn total(dump: &Path) -> Result<u64, String> {
+    let text = std::fs::read_to_string(dump).map_err(|error| format!("{}: {error}", dump.display()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("totals: "));
+    let total = line.and_then(|line| line.trim().parse().ok());
+    total.ok_or_else(|| format!("{}: no total", dump.display()))
+}

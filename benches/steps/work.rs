@@ -1,0 +1,392 @@
+//! The steps, and the world and the store that they work on.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use http_body::Body as _;
+use istiod::generate::store::{MemberId, Membership, Serial, Store, Update};
+use istiod::generate::{EncodedResource, Proxy, ResourceSnapshot, ResourceType};
+use istiod::model::{Batch, Change, Installation, World};
+use istiod::proto::envoy::config::cluster::v3::Cluster;
+use istiod::proto::envoy::config::listener::v3::Listener;
+use istiod::proto::envoy::config::route::v3::RouteConfiguration;
+use istiod::table::ChangeSet;
+use istiod::xds::body::{Body, Message};
+use istiod::xds::connection::{Protocol, Response};
+use prost::Name;
+use serde_json::{Value, json};
+
+use crate::bed;
+use crate::mesh::Mesh;
+
+const MESH: Mesh = Mesh {
+    services: 1000,
+    endpoints: 5,
+    namespaces: 50,
+};
+/// Of each namespace; they are all alike.
+const PROXIES: u64 = 40;
+/// A service whose objects change, and the namespace of the proxies that move.
+const CHANGED: usize = 7;
+const NAMESPACE: &str = "ns-3";
+/// Who comes and goes.
+const GUEST: MemberId = MemberId(1 << 20);
+
+/// One step; only `run` counts.
+pub(super) struct Step {
+    /// `what: of what`.
+    pub(super) name: &'static str,
+    pub(super) prepare: fn(&mut Work) -> Result<(), String>,
+    pub(super) run: fn(&mut Work),
+}
+
+impl Step {
+    /// The folder that criterion puts its figures into.
+    pub(super) fn folder(&self) -> String {
+        self.name
+            .replace([':', '/', '*', '?', '"', '\\', '^', '<', '>', '|'], "_")
+    }
+}
+
+pub(super) const STEPS: &[Step] = &[
+    Step {
+        name: "commit: a mesh of 1,000 services from nothing",
+        prepare: |work| {
+            work.batch = work.all.clone();
+            Ok(())
+        },
+        run: |work| {
+            let mut world = World::new(Installation::default());
+            let commit = world.commit(std::mem::take(&mut work.batch));
+            work.keep((world, commit));
+        },
+    },
+    Step {
+        name: "commit: one EndpointSlice",
+        prepare: Work::moved_endpoint,
+        run: Work::commit,
+    },
+    Step {
+        name: "commit: one VirtualService",
+        prepare: Work::moved_route,
+        run: Work::commit,
+    },
+    Step {
+        name: "select: one more proxy of a group",
+        prepare: |work| work.guest(NAMESPACE),
+        run: Work::update,
+    },
+    Step {
+        name: "select: the first proxy of a namespace",
+        prepare: |work| work.guest("elsewhere"),
+        run: Work::update,
+    },
+    Step {
+        name: "regroup: 40 proxies, by a Sidecar of theirs",
+        prepare: |work| work.with_sidecar(&["./*", "ns-4/*"]),
+        run: Work::push,
+    },
+    Step {
+        name: "regroup: one proxy, by a label of its pod",
+        prepare: Work::relabelled,
+        run: Work::push,
+    },
+    Step {
+        name: "encode: a cluster",
+        prepare: Work::settle,
+        run: |work| {
+            let (name, message) = &work.cluster;
+            let encoded = EncodedResource::new(name.clone(), message);
+            work.keep(encoded);
+        },
+    },
+    Step {
+        name: "encode: a listener",
+        prepare: Work::settle,
+        run: |work| {
+            let (name, message) = &work.listener;
+            let encoded = EncodedResource::new(name.clone(), message);
+            work.keep(encoded);
+        },
+    },
+    Step {
+        name: "encode: routes of 1,000 hosts",
+        prepare: Work::settle,
+        run: |work| {
+            let (name, message) = &work.routes;
+            let encoded = EncodedResource::new(name.clone(), message);
+            work.keep(encoded);
+        },
+    },
+    Step {
+        name: "encode: a response of all clusters",
+        prepare: Work::settle,
+        run: Work::respond,
+    },
+    Step {
+        name: "push: one EndpointSlice to 50 groups",
+        prepare: Work::moved_endpoint,
+        run: Work::push,
+    },
+    Step {
+        name: "push: one VirtualService to 50 groups",
+        prepare: Work::moved_route,
+        run: Work::push,
+    },
+];
+
+/// What the steps work on.
+pub(super) struct Work {
+    world: World,
+    store: Store,
+    /// Everything that the world began with.
+    all: Batch,
+    /// Commits that the store has not seen.
+    unseen: ChangeSet,
+    /// Of the changes so far.
+    round: usize,
+    batch: Batch,
+    membership: Membership,
+    has_guest: bool,
+    /// The lane of [`pod`].
+    is_canary: bool,
+    cluster: (String, Cluster),
+    listener: (String, Listener),
+    routes: (String, RouteConfiguration),
+    snapshot: Arc<ResourceSnapshot>,
+    /// What the last run made, so that its end does not count.
+    made: Option<Box<dyn Any>>,
+    /// What the last update was to be and was not.
+    wrong: Option<String>,
+}
+
+impl Work {
+    pub(super) fn new() -> Result<Work, String> {
+        let lane = sidecar("canary", &json!({ "labels": { "lane": "canary" } }), &["./*"]);
+        let objects = [MESH.namespaces(), MESH.objects(), vec![pod("stable"), lane]].concat();
+        let all = bed::changes(&objects, None);
+        let mut world = World::new(Installation::default());
+        let mesh = world.commit(all.clone()).snapshot;
+        let mut store = Store::default();
+        let names: Vec<String> = (0..MESH.namespaces).map(|index| format!("ns-{index}")).collect();
+        let mut joined = Vec::new();
+        for number in 0..PROXIES {
+            for (at, namespace) in (0..).zip(&names) {
+                let member = number * MESH.namespaces as u64 + at;
+                joined.push((MemberId(member), Arc::new(proxy(member, namespace)?)));
+            }
+        }
+        let membership = Membership {
+            joined,
+            ..Membership::default()
+        };
+        let update = store.update(&mesh, &ChangeSet::default(), membership, &Serial);
+        failed(&update)?;
+        if update.groups.len() != MESH.namespaces {
+            return Err(format!(
+                "{} groups in place of {}",
+                update.groups.len(),
+                MESH.namespaces
+            ));
+        }
+        let snapshot = update.groups[0].1.clone();
+        Ok(Work {
+            world,
+            store,
+            all,
+            unseen: ChangeSet::default(),
+            round: 0,
+            batch: Batch::new(),
+            membership: Membership::default(),
+            has_guest: false,
+            is_canary: false,
+            cluster: largest(&snapshot, ResourceType::Cluster)?,
+            listener: largest(&snapshot, ResourceType::Listener)?,
+            routes: largest(&snapshot, ResourceType::Route)?,
+            snapshot,
+            made: None,
+            wrong: None,
+        })
+    }
+
+    /// Fails if the last step did not do what it is to do.
+    pub(super) fn check(&mut self) -> Result<(), String> {
+        self.wrong.take().map_or(Ok(()), Err)
+    }
+
+    fn keep(&mut self, made: impl Any) {
+        self.made = Some(Box::new(made));
+    }
+
+    fn commit(&mut self) {
+        let commit = self.world.commit(std::mem::take(&mut self.batch));
+        if commit.changes.is_empty() {
+            self.wrong = Some("nothing changed".into());
+        }
+        self.unseen.extend(&commit.changes);
+        self.keep(commit);
+    }
+
+    /// Brings the store up to date.
+    fn update(&mut self) {
+        let mesh = self.world.snapshot();
+        let membership = std::mem::take(&mut self.membership);
+        let update = self.store.update(&mesh, &self.unseen, membership, &Serial);
+        self.unseen = ChangeSet::default();
+        self.wrong = failed(&update).err().or(self.wrong.take());
+        self.keep(update);
+    }
+
+    fn push(&mut self) {
+        let commit = self.world.commit(std::mem::take(&mut self.batch));
+        let none = Membership::default();
+        let update = self.store.update(&commit.snapshot, &commit.changes, none, &Serial);
+        self.wrong = failed(&update).err();
+        if update.groups.is_empty() {
+            self.wrong = Some("no group has anything new".into());
+        }
+        self.keep((commit, update));
+    }
+
+    /// Before a step: nothing is pending.
+    fn settle(&mut self) -> Result<(), String> {
+        self.made = None;
+        if self.has_guest {
+            self.membership.left.push(GUEST);
+            self.has_guest = false;
+        }
+        self.update();
+        self.made = None;
+        self.check()
+    }
+
+    fn next(&mut self) -> Result<usize, String> {
+        self.settle()?;
+        self.round += 1;
+        Ok(1 + self.round % 200)
+    }
+
+    fn moved_endpoint(&mut self) -> Result<(), String> {
+        let round = self.next()?;
+        self.batch = bed::changes(&[MESH.slice(CHANGED, round)], None);
+        Ok(())
+    }
+
+    fn moved_route(&mut self) -> Result<(), String> {
+        let round = self.next()?;
+        self.batch = bed::changes(&[MESH.virtual_service(CHANGED, round)], None);
+        Ok(())
+    }
+
+    fn guest(&mut self, namespace: &str) -> Result<(), String> {
+        self.settle()?;
+        let guest = proxy(GUEST.0, namespace)?;
+        self.membership.joined.push((GUEST, Arc::new(guest)));
+        self.has_guest = true;
+        Ok(())
+    }
+
+    /// Without the Sidecar, so that it comes.
+    fn with_sidecar(&mut self, hosts: &[&str]) -> Result<(), String> {
+        self.settle()?;
+        let batch = bed::changes(&[sidecar("default", &Value::Null, hosts)], None);
+        let gone = batch.iter().filter_map(|change| match change {
+            Change::Upsert(row) => Some(Change::Remove(row.kind(), row.key().clone())),
+            _ => None,
+        });
+        self.batch = gone.collect();
+        self.commit();
+        self.wrong = None;
+        self.settle()?;
+        self.batch = batch;
+        Ok(())
+    }
+
+    fn relabelled(&mut self) -> Result<(), String> {
+        self.settle()?;
+        self.is_canary = !self.is_canary;
+        let lane = if self.is_canary { "canary" } else { "stable" };
+        self.batch = bed::changes(&[pod(lane)], None);
+        Ok(())
+    }
+
+    /// All clusters of a group as the pieces of one response.
+    fn respond(&mut self) {
+        let view = self.snapshot.view(ResourceType::Cluster);
+        let response = Response {
+            resource_type: ResourceType::Cluster,
+            nonce: "nonce".into(),
+            version: view.version(),
+            resources: view.iter().cloned().collect(),
+            removed: Vec::new(),
+        };
+        let Ok((message, sent)) = Message::new(Protocol::Delta, response) else {
+            self.wrong = Some("the response is too large".into());
+            return;
+        };
+        let (mut body, outlet) = Body::channel();
+        let handed = outlet.send(message).now_or_never();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut pieces = Vec::new();
+        while let std::task::Poll::Ready(Some(Ok(frame))) = std::pin::Pin::new(&mut body).poll_frame(&mut cx) {
+            pieces.extend(frame.into_data());
+        }
+        let bytes: usize = pieces.iter().map(bytes::Buf::remaining).sum();
+        if handed.is_none() || bytes != sent.size_bytes {
+            self.wrong = Some(format!("{bytes} bytes of {}", sent.size_bytes));
+        }
+        self.keep((body, pieces, sent));
+    }
+}
+
+fn failed(update: &Update) -> Result<(), String> {
+    if update.panics.is_empty() {
+        Ok(())
+    } else {
+        Err(update.panics.join("\n"))
+    }
+}
+
+fn proxy(number: u64, namespace: &str) -> Result<Proxy, String> {
+    let ip = format!(
+        "10.{}.{}.{}",
+        128 + ((number >> 16) & 63),
+        (number >> 8) & 255,
+        number & 255
+    );
+    let metadata = json!({ "NAMESPACE": namespace, "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
+        "ISTIO_VERSION": "1.30.3", "LABELS": { "app": "load" }, "INSTANCE_IPS": ip, "WORKLOAD_NAME": "load" });
+    let node = format!("sidecar~{ip}~load-{number}.{namespace}~{namespace}.svc.cluster.local");
+    bed::proxy(&node, &metadata, "")
+}
+
+/// The pod of the first proxy of the namespace.
+fn pod(lane: &str) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "load-3", "namespace": NAMESPACE,
+            "labels": { "app": "load", "lane": lane } },
+        "spec": { "serviceAccountName": "default", "containers": [{ "name": "app" }] },
+        "status": { "phase": "Running", "podIP": "10.128.0.3", "podIPs": [{ "ip": "10.128.0.3" }],
+            "conditions": [{ "type": "Ready", "status": "True" }] } })
+}
+
+fn sidecar(name: &str, selector: &Value, hosts: &[&str]) -> Value {
+    let mut spec = json!({ "egress": [{ "hosts": hosts }] });
+    if !selector.is_null() {
+        spec["workloadSelector"] = selector.clone();
+    }
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": "Sidecar",
+        "metadata": { "name": name, "namespace": NAMESPACE }, "spec": spec })
+}
+
+/// The largest resource of a type, as the message that it was.
+fn largest<M: prost::Message + Name + Default>(
+    snapshot: &ResourceSnapshot,
+    resource_type: ResourceType,
+) -> Result<(String, M), String> {
+    let view = snapshot.view(resource_type);
+    let resource = view.iter().max_by_key(|resource| resource.delta_frame().len());
+    let resource = resource.ok_or_else(|| format!("nothing of {resource_type:?}"))?;
+    let message = M::decode(resource.any().value).map_err(|error| error.to_string())?;
+    Ok((resource.name.to_string(), message))
+}
