@@ -62,3 +62,15 @@ impl fmt::Debug for Version {
         fmt::Display::fmt(self, f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_text_forms_are_the_same() {
+        let version = Version::of(b"some bytes");
+        assert_eq!(version.text(), version.to_string().as_bytes());
+        assert_eq!(Version::parse(&version.to_string()), Some(version));
+    }
+}

@@ -323,6 +323,48 @@ fn a_route_for_everything_comes_after_those_of_later_virtual_services() {
 }
 
 #[test]
+fn routes_of_a_gateway_follow_the_port_of_the_server_where_they_depend_on_it() {
+    let servers = "[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}, \
+                   {port: {number: 90, name: grpc, protocol: HTTP}, hosts: ['*']}]";
+    let bound = |name: &str, http: &str| {
+        let spec = format!("{{hosts: [{name}.example.com], gateways: [istio-system/gw], http: [{http}]}}");
+        virtual_service(name, &spec)
+    };
+    let config = gateway_config(servers)
+        + &bound("several", "{route: [{destination: {host: a}}]}")
+        + &bound("sole", "{route: [{destination: {host: c.other.svc.cluster.local}}]}")
+        + &bound(
+            "redirected",
+            "{redirect: {derivePort: FROM_REQUEST_PORT, scheme: https}}",
+        )
+        + &bound(
+            "asked",
+            "{match: [{port: 90}], route: [{destination: {host: c.other.svc.cluster.local}}]}",
+        );
+    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let route = |port: u32, name: &str| {
+        let configuration = if port == 80 { "http.8080" } else { "http.90" };
+        bed.host(configuration, &format!("{name}.example.com:{port}"))["routes"][0].clone()
+    };
+    let traced = |port: u32, name: &str| route(port, name)["decorator"]["operation"].clone();
+    for port in [80, 90] {
+        assert_eq!(
+            route(port, "several")["route"]["cluster"],
+            format!("outbound|{port}||{A}")
+        );
+        assert_eq!(
+            route(port, "sole")["route"]["cluster"],
+            "outbound|80||c.other.svc.cluster.local"
+        );
+        assert_eq!(traced(port, "sole"), "c.other.svc.cluster.local:80/*");
+        assert_eq!(route(port, "redirected")["redirect"]["portRedirect"], port);
+        assert_eq!(traced(port, "redirected"), format!("redirected:{port}/*"));
+    }
+    assert_eq!(bed.host("http.8080", "asked.example.com:80"), Value::Null);
+    assert_ne!(route(90, "asked"), Value::Null);
+}
+
+#[test]
 fn https_redirect_needs_no_virtual_service() {
     let config = gateway_config(
         "[{port: {number: 80, name: http, protocol: HTTP}, hosts: [x.example.com], tls: {httpsRedirect: true}}]",
