@@ -435,7 +435,9 @@ impl Store {
                 self.resource_users.reserve(list.len());
             }
             for listed in list.iter() {
-                let users = self.resource_users.entry(listed.key.clone()).or_default();
+                // Most resources have one user, and a Vec that grows takes room for four.
+                let users = self.resource_users.entry(listed.key.clone());
+                let users = users.or_insert_with(|| Vec::with_capacity(1));
                 if users.is_empty() {
                     new.push(listed.key.clone());
                 }

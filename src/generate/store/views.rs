@@ -28,9 +28,11 @@ pub(super) fn whole_views(list: &[Listed], resources: &Table<ResourceKey, Built>
             continue;
         };
         let view = &mut maps[listed.resource_type as usize];
-        if !view.resources.contains_key(&resource.name) {
-            view.digest = view.digest.wrapping_add(resource.version.value());
-            view.resources.insert(resource.name.clone(), resource.clone());
+        match view.resources.insert(resource.name.clone(), resource.clone()) {
+            None => view.digest = view.digest.wrapping_add(resource.version.value()),
+            Some(first) => {
+                view.resources.insert(first.name.clone(), first);
+            }
         }
     }
     let mut maps = maps.into_iter().map(Arc::new);
