@@ -131,7 +131,9 @@ impl SidecarRoutes {
             }
         }
         let single = self.single.as_ref();
-        single.iter().for_each(|single| single.add_known(&mut known));
+        if let Some(single) = single {
+            single.add_known(&mut known);
+        }
         let mut collection = VirtualHosts::new(view, &self.client, known);
         let mut by_port: BTreeMap<u32, Vec<Host>> = BTreeMap::new();
         for group in &groups {
