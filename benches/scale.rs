@@ -375,8 +375,8 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
         report.note(name, "changes a second", changes / written.as_secs_f64());
         report.note(
             name,
-            "CPU-s for each change",
-            (after.cpu_seconds - before.cpu_seconds) / changes,
+            "CPU-ms for each change",
+            (after.cpu_seconds - before.cpu_seconds) * 1000.0 / changes,
         );
         report.note(name, "ms to a proxy, p50", waits.p50);
         report.note(name, "ms to a proxy, p99", waits.p99);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use http_body::Body as _;
+use istiod::api::Kind;
 use istiod::generate::store::{MemberId, Membership, Serial, Store, Update};
 use istiod::generate::{EncodedResource, Proxy, ResourceSnapshot, ResourceType};
 use istiod::model::{Batch, Change, Installation, World};
@@ -292,7 +293,8 @@ impl Work {
         self.settle()?;
         let batch = bed::changes(&[sidecar("default", &Value::Null, hosts)], None);
         let gone = batch.iter().filter_map(|change| match change {
-            Change::Upsert(row) => Some(Change::Remove(row.kind(), row.key().clone())),
+            // The mesh config, which comes with every batch, stays.
+            Change::Upsert(row) if row.kind() == Kind::Sidecar => Some(Change::Remove(row.kind(), row.key().clone())),
             _ => None,
         });
         self.batch = gone.collect();
