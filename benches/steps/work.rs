@@ -89,11 +89,6 @@ pub(super) const STEPS: &[Step] = &[
         run: Work::push,
     },
     Step {
-        name: "regroup: one proxy, by a label of its pod",
-        prepare: Work::relabelled,
-        run: Work::push,
-    },
-    Step {
         name: "encode: a cluster",
         prepare: Work::settle,
         run: |work| {
@@ -150,8 +145,6 @@ pub(super) struct Work {
     batch: Batch,
     membership: Membership,
     has_guest: bool,
-    /// The lane of [`pod`].
-    is_canary: bool,
     cluster: (String, Cluster),
     listener: (String, Listener),
     routes: (String, RouteConfiguration),
@@ -164,8 +157,7 @@ pub(super) struct Work {
 
 impl Work {
     pub(super) fn new() -> Result<Work, String> {
-        let lane = sidecar("canary", &json!({ "labels": { "lane": "canary" } }), &["./*"]);
-        let objects = [MESH.namespaces(), MESH.objects(), vec![pod("stable"), lane]].concat();
+        let objects = [MESH.namespaces(), MESH.objects()].concat();
         let all = bed::changes(&objects, None);
         let mut world = World::new(Installation::default());
         let mesh = world.commit(all.clone()).snapshot;
@@ -201,7 +193,6 @@ impl Work {
             batch: Batch::new(),
             membership: Membership::default(),
             has_guest: false,
-            is_canary: false,
             cluster: largest(&snapshot, ResourceType::Cluster)?,
             listener: largest(&snapshot, ResourceType::Listener)?,
             routes: largest(&snapshot, ResourceType::Route)?,
@@ -291,7 +282,7 @@ impl Work {
     /// Without the Sidecar, so that it comes.
     fn with_sidecar(&mut self, hosts: &[&str]) -> Result<(), String> {
         self.settle()?;
-        let batch = bed::changes(&[sidecar("default", &Value::Null, hosts)], None);
+        let batch = bed::changes(&[sidecar(hosts)], None);
         let gone = batch.iter().filter_map(|change| match change {
             // The mesh config, which comes with every batch, stays.
             Change::Upsert(row) if row.kind() == Kind::Sidecar => Some(Change::Remove(row.kind(), row.key().clone())),
@@ -302,14 +293,6 @@ impl Work {
         self.wrong = None;
         self.settle()?;
         self.batch = batch;
-        Ok(())
-    }
-
-    fn relabelled(&mut self) -> Result<(), String> {
-        self.settle()?;
-        self.is_canary = !self.is_canary;
-        let lane = if self.is_canary { "canary" } else { "stable" };
-        self.batch = bed::changes(&[pod(lane)], None);
         Ok(())
     }
 
@@ -363,22 +346,9 @@ fn proxy(number: u64, namespace: &str) -> Result<Proxy, String> {
     bed::proxy(&node, &metadata, "")
 }
 
-/// The pod of the first proxy of the namespace.
-fn pod(lane: &str) -> Value {
-    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "load-3", "namespace": NAMESPACE,
-            "labels": { "app": "load", "lane": lane } },
-        "spec": { "serviceAccountName": "default", "containers": [{ "name": "app" }] },
-        "status": { "phase": "Running", "podIP": "10.128.0.3", "podIPs": [{ "ip": "10.128.0.3" }],
-            "conditions": [{ "type": "Ready", "status": "True" }] } })
-}
-
-fn sidecar(name: &str, selector: &Value, hosts: &[&str]) -> Value {
-    let mut spec = json!({ "egress": [{ "hosts": hosts }] });
-    if !selector.is_null() {
-        spec["workloadSelector"] = selector.clone();
-    }
+fn sidecar(hosts: &[&str]) -> Value {
     json!({ "apiVersion": "networking.istio.io/v1", "kind": "Sidecar",
-        "metadata": { "name": name, "namespace": NAMESPACE }, "spec": spec })
+        "metadata": { "name": "default", "namespace": NAMESPACE }, "spec": { "egress": [{ "hosts": hosts }] } })
 }
 
 /// The largest resource of a type, as the message that it was.
