@@ -28,6 +28,7 @@ pub mod select;
 pub mod store;
 pub mod view;
 pub mod vip;
+pub mod wire;
 
 use crate::{api::Kind, model::MeshSnapshot};
 

@@ -12,7 +12,7 @@ mod tests;
 mod transaction;
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     fmt::Debug,
     hash::{Hash, Hasher},
 };
@@ -54,6 +54,11 @@ impl ReadKey {
     }
 }
 
+thread_local! {
+    /// Room for the reads of one evaluation; empty between two uses.
+    static ROOM: Cell<Vec<ReadKey>> = const { Cell::new(Vec::new()) };
+}
+
 /// The reading context: records what is read. One per evaluation; it is not shared between threads.
 #[derive(Debug, Default)]
 pub struct Cx {
@@ -64,7 +69,7 @@ impl Cx {
     /// A context that records.
     pub fn recording() -> Self {
         Self {
-            reads: Some(RefCell::default()),
+            reads: Some(RefCell::new(ROOM.take())),
         }
     }
 
@@ -75,7 +80,18 @@ impl Cx {
 
     fn record(&self, read: ReadKey) {
         if let Some(reads) = &self.reads {
-            reads.borrow_mut().push(read);
+            let mut reads = reads.borrow_mut();
+            // What is read again is mostly read again soon.
+            if !reads.iter().rev().take(4).any(|last| *last == read) {
+                reads.push(read);
+            }
+        }
+    }
+
+    /// Records what somebody else read in this one's place.
+    pub fn record_all(&self, read: &[ReadKey]) {
+        if let Some(reads) = &self.reads {
+            reads.borrow_mut().extend_from_slice(read);
         }
     }
 
@@ -84,7 +100,10 @@ impl Cx {
         let mut reads = self.reads.map(RefCell::into_inner).unwrap_or_default();
         reads.sort_unstable();
         reads.dedup();
-        reads.into_boxed_slice()
+        let kept = Box::from(reads.as_slice());
+        reads.clear();
+        ROOM.set(reads);
+        kept
     }
 }
 
@@ -124,6 +143,14 @@ impl<K: Key, V> Table<K, V> {
         self.rows.get_key_value(key)
     }
 
+    /// The row of a key, looked up once for many readers.
+    pub fn held(&self, key: &K) -> Held<V> {
+        Held {
+            read: ReadKey::of(self.id, key),
+            row: self.rows.get(key).cloned(),
+        }
+    }
+
     /// All rows in key order. The reader depends on the table as a whole.
     pub fn iter(&self, cx: &Cx) -> impl Iterator<Item = (&K, &Shared<V>)> {
         cx.record(ReadKey::whole(self.id));
@@ -144,6 +171,29 @@ impl<K: Key, V> Table<K, V> {
     /// True if there is no row, untracked.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+}
+
+/// A row that was looked up beforehand, or its absence; who reads it depends on the row all the same.
+pub struct Held<V> {
+    read: ReadKey,
+    row: Option<Shared<V>>,
+}
+
+impl<V> Clone for Held<V> {
+    fn clone(&self) -> Self {
+        Self {
+            read: self.read,
+            row: self.row.clone(),
+        }
+    }
+}
+
+impl<V> Held<V> {
+    /// The row.
+    pub fn get(&self, cx: &Cx) -> Option<&Shared<V>> {
+        cx.record(self.read);
+        self.row.as_ref()
     }
 }
 

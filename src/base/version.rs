@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use xxhash_rust::xxh3::Xxh3;
-
 /// A 128-bit content hash (xxh3). Not cryptographic: it tells versions of trusted content apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version(u128);
@@ -15,15 +13,6 @@ impl Version {
     /// The version of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxhash_rust::xxh3::xxh3_128(bytes))
-    }
-
-    /// The version of pieces laid end to end.
-    pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut hasher = Xxh3::new();
-        for piece in pieces {
-            hasher.update(piece);
-        }
-        Self(hasher.digest128())
     }
 
     /// Reads the text form that `Display` writes; `None` if it is not one of ours.

@@ -34,7 +34,8 @@ use super::{
     proxy::ProxyType,
     select::Selected,
 };
-use crate::{base::Hostname, proto::envoy::config::cluster::v3::Cluster};
+use crate::base::Hostname;
+use draft::Finished;
 
 /// What a part of this kind is selected by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -108,8 +109,11 @@ impl ClusterKey {
 }
 
 /// Applies the patches, and encodes what is left. `hosts`: the services of an inbound cluster.
-fn finished(view: &View, patches: &[PatchRef], hosts: &[Hostname], cluster: Cluster, mut notes: Vec<Note>) -> Built {
-    let built = match patch::cluster::apply(view, patches, hosts, cluster, &mut notes) {
+fn finished(view: &View, patches: &[PatchRef], hosts: &[Hostname], cluster: Finished, mut notes: Vec<Note>) -> Built {
+    if patches.is_empty() {
+        return Built::new(cluster.encoded()).with_notes(notes);
+    }
+    let built = match patch::cluster::apply(view, patches, hosts, cluster.into_message(), &mut notes) {
         Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
         None => Built::none(),
     };

@@ -1,7 +1,7 @@
 //! Pieces that stand in many resources and are always the same: config sources, SDS secrets, sockets, the TCP metadata
 //! exchange filter, and short forms for messages that are tedious to write.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use prost_types::{Struct, Value, value::Kind};
 
@@ -218,13 +218,16 @@ pub fn raw_buffer() -> TransportSocket {
 
 /// The configuration of the TCP metadata exchange, whose message upstream Envoy does not know.
 pub fn metadata_exchange() -> Any {
-    Any::pack(&TypedStruct {
-        type_url: "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange".to_owned(),
-        value: Some(structure([
-            ("enable_discovery", boolean(true)),
-            ("protocol", text(PEER_EXCHANGE_ALPN)),
-        ])),
-    })
+    static CONFIG: LazyLock<Any> = LazyLock::new(|| {
+        Any::pack(&TypedStruct {
+            type_url: "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange".to_owned(),
+            value: Some(structure([
+                ("enable_discovery", boolean(true)),
+                ("protocol", text(PEER_EXCHANGE_ALPN)),
+            ])),
+        })
+    });
+    CONFIG.clone()
 }
 
 /// A struct from its fields.

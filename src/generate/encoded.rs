@@ -1,6 +1,6 @@
 //! `EncodedResource`: a resource as bytes that were made once and are shared by every connection.
 
-use std::fmt;
+use std::{cell::Cell, fmt};
 
 use bytes::Bytes;
 use prost::{Message, Name, encoding};
@@ -60,6 +60,11 @@ resource_types! {
     ProxyConfig => "pcds", "istio.mesh.v1alpha1.ProxyConfig", true;
 }
 
+thread_local! {
+    /// Room for a resource in the making; empty between two uses.
+    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// A resource: name, version, and its bytes framed for both protocols.
 #[derive(Clone)]
 pub struct EncodedResource {
@@ -88,6 +93,8 @@ impl PartialEq for EncodedResource {
 }
 
 const RESOURCES_FIELD: u32 = 2;
+/// What a thread keeps room for.
+const USUAL_ROOM: usize = 1 << 16;
 const RESOURCE_VERSION_FIELD: u32 = 1;
 const RESOURCE_ANY_FIELD: u32 = 2;
 const RESOURCE_NAME_FIELD: u32 = 3;
@@ -95,20 +102,43 @@ const RESOURCE_NAME_FIELD: u32 = 3;
 impl EncodedResource {
     /// Encodes a message under a name.
     pub fn new<M: Message + Name>(name: impl Into<SmolStr>, message: &M) -> Self {
-        Self::framed(name.into(), &M::type_url(), message.encoded_len(), |bytes| {
-            message.encode_raw(bytes);
-        })
+        Self::written(name.into(), &M::type_url(), |value| message.encode_raw(value))
     }
 
     /// Frames a message that is already encoded.
     pub fn from_bytes(name: SmolStr, type_url: &str, value: &[u8]) -> Self {
-        Self::framed(name, type_url, value.len(), |bytes| bytes.extend_from_slice(value))
+        Self::written(name, type_url, |room| room.extend_from_slice(value))
     }
 
-    /// Frames a message of so many bytes, which the function writes behind what is there: each byte is written once.
+    /// Frames the message that a function writes.
+    pub fn written(name: SmolStr, type_url: &str, write: impl FnOnce(&mut Vec<u8>)) -> Self {
+        // What the version is made of, in one piece.
+        let mut room = ROOM.take();
+        for part in [type_url, "\0", name.as_str(), "\0"] {
+            room.extend_from_slice(part.as_bytes());
+        }
+        let begin = room.len();
+        write(&mut room);
+        let framed = Self::frame(name, Version::of(&room), type_url, &room[begin..]);
+        if room.capacity() <= USUAL_ROOM {
+            room.clear();
+            ROOM.set(room);
+        }
+        framed
+    }
+
+    /// Frames a message of about so many bytes, which the function writes behind what is there.
     pub fn framed(name: SmolStr, type_url: &str, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
-        let any_len = field_len(1, type_url.len()) + field_len(2, len);
-        let resource_len = field_len(RESOURCE_VERSION_FIELD, Version::TEXT_LEN)
+        Self::written(name, type_url, |room| {
+            room.reserve(len);
+            write(room);
+        })
+    }
+
+    fn frame(name: SmolStr, version: Version, type_url: &str, value: &[u8]) -> Self {
+        let any_len = field_len(1, type_url.len()) + field_len(2, value.len());
+        let text = version.text();
+        let resource_len = field_len(RESOURCE_VERSION_FIELD, text.len())
             + field_len(RESOURCE_ANY_FIELD, any_len)
             + if name.is_empty() {
                 0
@@ -117,22 +147,15 @@ impl EncodedResource {
             };
         let mut bytes = Vec::with_capacity(field_len(RESOURCES_FIELD, resource_len));
         put_header(&mut bytes, RESOURCES_FIELD, resource_len);
-        // The version is known when the value is there.
-        put_field(&mut bytes, RESOURCE_VERSION_FIELD, &[b'0'; Version::TEXT_LEN]);
+        put_field(&mut bytes, RESOURCE_VERSION_FIELD, &text);
         let any_start = bytes.len();
         put_header(&mut bytes, RESOURCE_ANY_FIELD, any_len);
         put_field(&mut bytes, 1, type_url.as_bytes());
-        put_header(&mut bytes, 2, len);
-        let value_start = bytes.len();
-        write(&mut bytes);
-        debug_assert_eq!(bytes.len(), value_start + len, "because the length was told");
+        put_field(&mut bytes, 2, value);
         let any_end = bytes.len();
         if !name.is_empty() {
             put_field(&mut bytes, RESOURCE_NAME_FIELD, name.as_bytes());
         }
-        let value = &bytes[value_start..any_end];
-        let version = Version::of_pieces([type_url.as_bytes(), &[0], name.as_bytes(), &[0], value]);
-        bytes[any_start - Version::TEXT_LEN..any_start].copy_from_slice(&version.text());
         let delta = Bytes::from(bytes);
         let sotw = delta.slice(any_start..any_end);
         Self {

@@ -9,19 +9,21 @@ mod network;
 
 use std::collections::BTreeSet;
 
+use prost::Message;
 use smol_str::SmolStr;
 
+use assignment::Group;
 pub use assignment::Target;
 pub use locality::{LocalityLb, Needs, locality_setting, needs};
 
 use super::{
-    EncodedResource, View,
+    EncodedResource, ResourceType, View,
     cluster::{
         ClusterMode,
         client::{OutboundClient, Place},
     },
     group::Built,
-    name,
+    name, wire,
 };
 use crate::{
     base::{ClusterId, Labels, NetworkId, Shared, cidr::IpMode},
@@ -133,14 +135,18 @@ impl EndpointKey {
                 rule: rule.as_ref(),
             })
         });
-        let assignment = ClusterLoadAssignment {
-            endpoints: target
-                .map(|target| target.discovered(view, &self.client))
-                .unwrap_or_default(),
-            cluster_name: name,
-            ..Default::default()
-        };
-        Built::new(EncodedResource::new(assignment.cluster_name.as_str(), &assignment))
+        let groups = target.map(|target| target.discovered(view, &self.client));
+        let type_url = ResourceType::Endpoint.url();
+        Built::new(EncodedResource::written(name.as_str().into(), type_url, |out| {
+            write_assignment(out, &name, &groups.unwrap_or_default());
+        }))
+    }
+}
+
+fn write_assignment(out: &mut Vec<u8>, cluster: &str, groups: &[Group]) {
+    wire::text(out, 1, cluster);
+    for group in groups {
+        wire::nested(out, 2, |out| group.write(out));
     }
 }
 
@@ -151,10 +157,9 @@ pub fn inline_assignment(
     target: &Target,
     client: &EndpointClient,
 ) -> Option<ClusterLoadAssignment> {
-    let endpoints = target.inline(view, client);
-    (!endpoints.is_empty()).then(|| ClusterLoadAssignment {
-        cluster_name: cluster.to_owned(),
-        endpoints,
-        ..Default::default()
-    })
+    let groups = target.inline(view, client);
+    let mut written = Vec::new();
+    write_assignment(&mut written, cluster, &groups);
+    let assignment = ClusterLoadAssignment::decode(written.as_slice());
+    (!groups.is_empty()).then(|| assignment.expect("because it was written according to the message"))
 }

@@ -19,6 +19,7 @@ pub mod outbound;
 pub mod outbound_client;
 pub mod outbound_listener;
 mod outbound_tcp;
+mod pieces;
 pub mod stack;
 pub mod stats;
 pub mod tcp;
@@ -31,6 +32,7 @@ pub mod tracing;
 pub mod virtual_listener;
 
 pub use client::{FilterClient, ListenerClass};
+pub use pieces::{Piece, Pieces};
 pub use stack::FilterStack;
 
 use gateway::{GatewayKey, GatewayPart};

@@ -1,15 +1,30 @@
 //! Names that other resources and the proxies' extensions parse: clusters, SNI, statistics.
 
-use std::fmt::Display;
-
 use crate::model::{
     Service,
     service::{Registry, ServicePort},
 };
 
 /// The cluster of a service port or of a subset: `outbound|80|v1|host`.
-pub fn outbound_cluster(port: u32, subset: &str, host: impl Display) -> String {
-    format!("outbound|{port}|{subset}|{host}")
+pub fn outbound_cluster(port: u32, subset: &str, host: &str) -> String {
+    joined("outbound|", port, "|", subset, host)
+}
+
+/// These parts with a separator between them, which every outbound cluster has several times over.
+fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> String {
+    let digits = port.checked_ilog10().unwrap_or_default() as usize + 1;
+    let length = kind.len() + digits + subset.len() + host.len() + 2 * separator.len();
+    let mut name = String::with_capacity(length);
+    name.push_str(kind);
+    let mut place = 10_u32.pow(digits as u32 - 1);
+    for _ in 0..digits {
+        name.push(char::from(b'0' + (port / place % 10) as u8));
+        place /= 10;
+    }
+    for part in [separator, subset, separator, host] {
+        name.push_str(part);
+    }
+    name
 }
 
 /// What the name of an outbound cluster tells.
@@ -42,13 +57,13 @@ pub fn inbound_cluster(port: u32) -> String {
 
 /// The SNI of mutual TLS to a service, which is the cluster's name on gateways that pass it through:
 /// `outbound_.80_.v1_.host`.
-pub fn sni_cluster(port: u32, subset: &str, host: impl Display) -> String {
-    format!("outbound_.{port}_.{subset}_.{host}")
+pub fn sni_cluster(port: u32, subset: &str, host: &str) -> String {
+    joined("outbound_.", port, "_.", subset, host)
 }
 
 /// What statistics of a cluster or listener are kept under: the delimiter tells proxies where the name ends.
 pub fn delimited_stat(name: &str) -> String {
-    format!("{name};")
+    [name, ";"].concat()
 }
 
 /// Fills a pattern such as `%SERVICE_FQDN%_%SERVICE_PORT%`; unknown placeholders stay. Not delimited.
@@ -110,5 +125,7 @@ mod tests {
             "h_http_v1"
         );
         assert_eq!(outbound_cluster(80, "", "a.b"), "outbound|80||a.b");
+        assert_eq!(outbound_cluster(0, "v1", "a"), "outbound|0|v1|a");
+        assert_eq!(sni_cluster(4_294_967_295, "v1", "a.b"), "outbound_.4294967295_.v1_.a.b");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What one would get wrong: only what egress listeners reach is in it, so gateways, which have none, get an empty one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use smol_str::SmolStr;
 
@@ -12,16 +12,58 @@ use super::{
     group::{Built, Listed, Resource},
     select::Selected,
     vip::VipView,
+    wire,
 };
 use crate::{
-    base::{NetworkId, cidr},
+    base::{Namespace, NetworkId, cidr},
     model::{
         ScopeKey, Service,
         endpoint::HeadlessAddress,
         service::{Registry, Resolution, UNSPECIFIED_IP},
     },
-    proto::istio::networking::nds::v1::{NameTable, name_table::NameInfo},
 };
+
+/// The rows by host.
+type Rows = BTreeMap<SmolStr, Row>;
+
+/// What is known under one host.
+struct Row {
+    ips: Vec<SmolStr>,
+    registry: Registry,
+    short_name: SmolStr,
+    namespace: Namespace,
+}
+
+impl Row {
+    fn of(service: &Service, ips: Vec<SmolStr>) -> Self {
+        let has_short_name =
+            service.registry == Registry::Kubernetes && !service.key.hostname.ends_with(CLUSTER_SET_DOMAIN);
+        let (short_name, namespace) = if has_short_name {
+            (service.name.clone(), service.key.namespace.clone())
+        } else {
+            Default::default()
+        };
+        Self {
+            ips,
+            registry: service.registry,
+            short_name,
+            namespace,
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        for ip in &self.ips {
+            wire::bytes(out, 1, ip.as_bytes());
+        }
+        let registry = match self.registry {
+            Registry::Kubernetes => "Kubernetes",
+            Registry::External => "External",
+        };
+        wire::text(out, 2, registry);
+        wire::text(out, 3, &self.short_name);
+        wire::text(out, 4, &self.namespace);
+    }
+}
 
 /// Suffix of multi-cluster services, which have no short names.
 const CLUSTER_SET_DOMAIN: &str = ".clusterset.local";
@@ -57,7 +99,7 @@ impl NameTableKey {
 
     /// Builds the table.
     pub fn build(&self, view: &View) -> Built {
-        let mut table: BTreeMap<String, NameInfo> = BTreeMap::new();
+        let mut table: Rows = BTreeMap::new();
         let scope = view.scope(&self.scope);
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
             // Each address of a ServiceEntry counts as a service of its own.
@@ -65,44 +107,46 @@ impl NameTableKey {
                 self.add(view, &service, &mut table);
             }
         }
-        Built::new(EncodedResource::new("", &NameTable { table }))
+        let type_url = ResourceType::NameTable.url();
+        Built::new(EncodedResource::written(SmolStr::default(), type_url, |out| {
+            for (host, row) in &table {
+                wire::entry(out, 1, host, |out| row.write(out));
+            }
+        }))
     }
 
-    fn add(&self, view: &View, service: &Service, table: &mut BTreeMap<String, NameInfo>) {
-        let addresses = self.vips.addresses(service);
-        let headless = addresses.iter().any(|address| address == UNSPECIFIED_IP);
+    fn add(&self, view: &View, service: &Service, table: &mut Rows) {
+        let mut ips = self.vips.addresses(service);
+        let headless = ips.iter().any(|address| address == UNSPECIFIED_IP);
         // Ranges are matched on, they answer no question.
-        let mut ips: Vec<String> = addresses
-            .iter()
-            .filter(|address| is_usable(address))
-            .map(ToString::to_string)
-            .collect();
+        ips.retain(|address| is_usable(address));
         if headless && service.resolution == Resolution::Passthrough {
             ips.extend(self.pods(view, service, table));
         }
         if ips.is_empty() {
             return;
         }
-        let host = service.key.hostname.as_str();
-        let row = row(service, host, service.name.as_str(), ips);
-        match table.get_mut(host) {
-            Some(standing) if standing.registry == "Kubernetes" => {}
-            Some(standing) if service.registry == Registry::External => standing.ips.extend(row.ips),
-            _ => {
-                table.insert(host.to_owned(), row);
+        let host = SmolStr::new(service.key.hostname.as_str());
+        let row = Row::of(service, ips);
+        match table.entry(host) {
+            Entry::Vacant(free) => _ = free.insert(row),
+            Entry::Occupied(standing) if standing.get().registry == Registry::Kubernetes => {}
+            Entry::Occupied(mut standing) if service.registry == Registry::External => {
+                standing.get_mut().ips.extend(row.ips);
             }
+            Entry::Occupied(mut standing) => _ = standing.insert(row),
         }
     }
 
     /// Addresses of a headless service's pods; those that have names of their own get rows.
-    fn pods(&self, view: &View, service: &Service, table: &mut BTreeMap<String, NameInfo>) -> Vec<String> {
+    fn pods(&self, view: &View, service: &Service, table: &mut Rows) -> Vec<SmolStr> {
         let traits = view.mesh.endpoint_traits.get(view.cx, &service.key);
         let (Some(traits), Some(port)) = (traits, service.ports.first()) else {
             return Vec::new();
         };
         let several_clusters = view.mesh.installation.features.enable_multicluster_headless;
         let mut ips = Vec::new();
-        let mut names: BTreeMap<String, NamedPods> = BTreeMap::new();
+        let mut names: BTreeMap<SmolStr, NamedPods> = BTreeMap::new();
         for pod in traits
             .addresses
             .iter()
@@ -117,7 +161,7 @@ impl NameTableKey {
             }
             let clusters = (&self.vips.cluster, &pod.cluster);
             let same_cluster = clusters.0.is_empty() || clusters.1.is_empty() || clusters.0 == clusters.1;
-            let own = || own.iter().map(ToString::to_string);
+            let own = || own.iter().cloned();
             if let Some((host, short_name)) = pod_name(service, pod) {
                 let named = names.entry(host).or_default();
                 named.short_name = short_name;
@@ -144,60 +188,33 @@ impl NameTableKey {
 /// The pods behind one name of their own.
 #[derive(Default)]
 struct NamedPods {
-    short_name: String,
+    short_name: SmolStr,
     /// Addresses in the client's cluster.
-    local: Vec<String>,
+    local: Vec<SmolStr>,
     /// Addresses in other clusters; they count where the own cluster has none.
-    remote: Vec<String>,
+    remote: Vec<SmolStr>,
 }
 
 impl NamedPods {
-    fn row(self, service: &Service) -> NameInfo {
-        NameInfo {
+    fn row(self, service: &Service) -> Row {
+        Row {
             ips: if self.local.is_empty() { self.remote } else { self.local },
-            registry: registry(service),
-            shortname: self.short_name,
-            namespace: service.key.namespace.to_string(),
-            ..NameInfo::default()
+            registry: service.registry,
+            short_name: self.short_name,
+            namespace: service.key.namespace.clone(),
         }
     }
 }
 
 /// A pod with a host name in the service's subdomain is `<hostname>.<subdomain>.<rest of the service's host>`; the short
 /// name is the beginning of that.
-fn pod_name(service: &Service, pod: &HeadlessAddress) -> Option<(String, String)> {
+fn pod_name(service: &Service, pod: &HeadlessAddress) -> Option<(SmolStr, SmolStr)> {
     let (_, rest) = service.key.hostname.split_once('.')?;
     if pod.subdomain.is_empty() {
         return None;
     }
     let short_name = format!("{}.{}", pod.hostname, pod.subdomain);
-    Some((format!("{short_name}.{rest}"), short_name))
-}
-
-fn registry(service: &Service) -> String {
-    match service.registry {
-        Registry::Kubernetes => "Kubernetes".to_owned(),
-        Registry::External => "External".to_owned(),
-    }
-}
-
-fn row(service: &Service, host: &str, short_name: &str, ips: Vec<String>) -> NameInfo {
-    let has_short_name = service.registry == Registry::Kubernetes && !host.ends_with(CLUSTER_SET_DOMAIN);
-    NameInfo {
-        ips,
-        registry: registry(service),
-        shortname: if has_short_name {
-            short_name.to_owned()
-        } else {
-            String::new()
-        },
-        namespace: if has_short_name {
-            service.key.namespace.to_string()
-        } else {
-            String::new()
-        },
-        ..NameInfo::default()
-    }
+    Some((format!("{short_name}.{rest}").into(), short_name.into()))
 }
 
 fn is_usable(address: &str) -> bool {

@@ -9,11 +9,12 @@ use serde_json::Value;
 use smol_str::SmolStr;
 
 use crate::{
+    api::mesh_config,
     base::{
         ClusterId, Labels, Namespace, NetworkId, Shared, SpiffeId,
         cidr::{self, IpMode},
     },
-    proto::envoy::config::core::v3 as core,
+    proto::{envoy::config::core::v3 as core, istio::mesh::v1alpha1::ProxyConfig},
 };
 
 /// The kinds of clients.
@@ -178,8 +179,8 @@ pub struct Proxy {
     pub interception_mode: InterceptionMode,
     /// `REQUESTED_NETWORK_VIEW`; empty: all networks are visible.
     pub network_view: BTreeSet<NetworkId>,
-    /// `PROXY_CONFIG`, replaces `mesh.defaultConfig`.
-    pub proxy_config: Option<Shared<Value>>,
+    /// `PROXY_CONFIG`, replaces `mesh.defaultConfig`; none if it cannot be read.
+    pub proxy_config: Option<Shared<ProxyConfig>>,
     /// What the client can run.
     pub extensions: Extensions,
     /// Who it has proved to be; none on a plaintext stream. Secrets are for clients with an identity alone.
@@ -300,7 +301,8 @@ impl Proxy {
             },
             proxy_config: metadata
                 .get("PROXY_CONFIG")
-                .map(|config| Shared::new(parsed_json(config))),
+                .and_then(|config| mesh_config::node_proxy_config(&parsed_json(config)).ok())
+                .map(Shared::new),
             extensions,
             identity: None,
             metadata: Shared::new(metadata),
@@ -320,6 +322,19 @@ impl Proxy {
     /// A metadata value as labels: `LABELS`, `STATIC_LABELS`.
     pub fn label_map(&self, key: &str) -> Labels {
         label_map(self.metadata.get(key))
+    }
+
+    /// A metadata value that is JSON, or JSON as text: `PROXY_CONFIG`.
+    pub fn json(&self, key: &str) -> Option<Value> {
+        self.metadata.get(key).map(parsed_json)
+    }
+
+    /// A label of the node alone (`LABELS`); empty if it has none.
+    pub fn node_label(&self, key: &str) -> SmolStr {
+        match self.metadata.get("LABELS") {
+            Some(Value::Object(labels)) => labels.get(key).map(scalar_text).unwrap_or_default(),
+            _ => self.label_map("LABELS").remove(key).unwrap_or_default(),
+        }
     }
 
     /// True for gRPC clients and servers that do without a proxy: they ask for listeners and clusters by name.
@@ -354,13 +369,15 @@ fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
 
 /// Labels and annotations come as a struct, or as JSON in a string.
 fn label_map(value: Option<&Value>) -> Labels {
-    let parsed = value.map(parsed_json);
-    let Some(Value::Object(map)) = parsed else {
-        return Labels::new();
+    let labels = |value: &Value| {
+        let map = value.as_object().into_iter().flatten();
+        map.map(|(key, value)| (SmolStr::new(key), scalar_text(value)))
+            .collect()
     };
-    map.iter()
-        .map(|(key, value)| (SmolStr::new(key), scalar_text(value)))
-        .collect()
+    match value {
+        Some(Value::String(_)) => value.map(parsed_json).as_ref().map(labels).unwrap_or_default(),
+        value => value.map(labels).unwrap_or_default(),
+    }
 }
 
 fn parsed_json(value: &Value) -> Value {

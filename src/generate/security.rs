@@ -19,7 +19,7 @@ use std::cell::OnceCell;
 
 use super::{
     View,
-    listener::{FilterStack, client::ListenerClass},
+    listener::{FilterStack, Piece, client::ListenerClass},
 };
 use crate::{
     api::Config,
@@ -128,34 +128,40 @@ impl<F: Clone> SecurityFilters<F> {
 
 /// The filters of one listener, built once: all its chains of a kind have the same. The second of each pair is for
 /// traffic that comes out of an HBONE tunnel.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct BuiltSecurity {
-    http: [OnceCell<SecurityFilters<HttpFilter>>; 2],
-    network: [OnceCell<SecurityFilters<Filter>>; 2],
+    http: [OnceCell<Piece<SecurityFilters<HttpFilter>>>; 2],
+    network: [OnceCell<Piece<SecurityFilters<Filter>>>; 2],
 }
 
 impl FilterStack<'_> {
     /// The security filters of HTTP chains. `tunneled`: the peer is known from an HBONE tunnel, not from TLS.
     pub fn http_security(&self, tunneled: bool) -> &SecurityFilters<HttpFilter> {
-        self.security.http[usize::from(tunneled)].get_or_init(|| {
-            self.checked(Traffic::Http, || SecurityFilters {
-                custom: custom::http_filters(self, tunneled),
-                authentication: jwt::filter(self).into_iter().collect(),
-                authorization: rbac::http_filters(self, tunneled),
-                denied: false,
-            })
+        self.security.http[usize::from(tunneled)].get_or_init(|| self.http_security_piece(tunneled))
+    }
+
+    /// See [`Self::http_security`].
+    pub(super) fn make_http_security(&self, tunneled: bool) -> SecurityFilters<HttpFilter> {
+        self.checked(Traffic::Http, || SecurityFilters {
+            custom: custom::http_filters(self, tunneled),
+            authentication: jwt::filter(self).into_iter().collect(),
+            authorization: rbac::http_filters(self, tunneled),
+            denied: false,
         })
     }
 
     /// The security filters of TCP chains.
     pub fn network_security(&self, tunneled: bool) -> &SecurityFilters<Filter> {
-        self.security.network[usize::from(tunneled)].get_or_init(|| {
-            self.checked(Traffic::Tcp, || SecurityFilters {
-                custom: custom::network_filters(self, tunneled),
-                authentication: Vec::new(),
-                authorization: rbac::network_filters(self, tunneled),
-                denied: false,
-            })
+        self.security.network[usize::from(tunneled)].get_or_init(|| self.network_security_piece(tunneled))
+    }
+
+    /// See [`Self::network_security`].
+    pub(super) fn make_network_security(&self, tunneled: bool) -> SecurityFilters<Filter> {
+        self.checked(Traffic::Tcp, || SecurityFilters {
+            custom: custom::network_filters(self, tunneled),
+            authentication: Vec::new(),
+            authorization: rbac::network_filters(self, tunneled),
+            denied: false,
         })
     }
 

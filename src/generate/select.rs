@@ -7,6 +7,8 @@ mod targets;
 mod tests;
 mod workload;
 
+use std::borrow::Cow;
+
 use smol_str::SmolStr;
 
 use super::{
@@ -18,8 +20,8 @@ use super::{
     route, secret,
 };
 use crate::{
-    api::{Config, mesh_config},
-    base::{Hashed, Labels, MessageKey, Namespace, NetworkId, ObjectKey, Shared, select},
+    api::Config,
+    base::{Hashed, Labels, Namespace, NetworkId, ObjectKey, Shared, select},
     model::{
         ScopeKey, ServiceKey,
         extension::ExtensionId,
@@ -56,13 +58,15 @@ pub struct Selected<'a> {
     /// The services it serves, in a fixed order (service creation time, host, then as the service lists its ports).
     pub targets: Shared<[ServiceTarget]>,
     /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
-    pub proxy_config: MessageKey<ProxyConfig>,
+    pub proxy_config: Cow<'a, ProxyConfig>,
     /// The patches of the EnvoyFilters that select it, in the order of application.
     pub patches: Patches,
     /// WasmPlugins and TrafficExtensions that select it, in the order of application.
     pub extensions: Shared<[ExtensionId]>,
     /// Gateways that select it (routers only), oldest first.
     pub gateways: Shared<[ObjectKey]>,
+    /// What policies are matched against.
+    pub subject: Subject,
 }
 
 /// Reduces a proxy to the list of parts that make up its configuration; `demand` is what it asks for, if that matters.
@@ -91,12 +95,16 @@ pub fn select(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> ProxyGroup
 
 impl<'a> Selected<'a> {
     /// Looks up everything about a proxy.
-    pub fn of(view: &View, proxy: &'a Proxy) -> Self {
+    pub fn of(view: &View<'a>, proxy: &'a Proxy) -> Self {
         let found = targets::targets(view, proxy);
         let (labels, locality) = workload::labels_and_locality(view, proxy, found.entry_labels);
         let gateways = match proxy.proxy_type {
             ProxyType::Router => gateways(view, proxy, &labels, &found.list),
             _ => Vec::new(),
+        };
+        let subject = Subject {
+            is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
+            ..Subject::workload(proxy.namespace.clone(), labels.clone())
         };
         Self {
             proxy,
@@ -104,20 +112,13 @@ impl<'a> Selected<'a> {
             network: proxy.network.clone(),
             scope: scope(view, proxy, &labels),
             targets: found.list.into(),
-            proxy_config: MessageKey::new(proxy_config(view, proxy)),
-            patches: Patches::of(view, proxy, &envoy_filters(view, proxy, &labels)),
-            extensions: extension::attached(view, &subject(proxy, &labels)),
+            proxy_config: proxy_config(view, proxy),
+            patches: Patches::of(view, proxy, &envoy_filters(view, &subject)),
+            extensions: extension::attached(view, &subject),
             gateways: gateways.into(),
             labels: Shared::new(labels),
+            subject,
         }
-    }
-}
-
-/// What policies are matched against.
-fn subject(proxy: &Proxy, labels: &Labels) -> Subject {
-    Subject {
-        is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
-        ..Subject::workload(proxy.namespace.clone(), labels.clone())
     }
 }
 
@@ -153,19 +154,17 @@ fn scope(view: &View, proxy: &Proxy, labels: &Labels) -> ScopeKey {
 
 /// `PROXY_CONFIG` of the node, else the mesh's default. ProxyConfig resources reach a proxy through its node: what they
 /// can say is for injection and bootstrap, nothing of it shows in what is served here.
-fn proxy_config(view: &View, proxy: &Proxy) -> ProxyConfig {
-    let own = proxy.proxy_config.as_ref();
-    let read = own.and_then(|config| mesh_config::node_proxy_config(config).ok());
-    read.or_else(|| view.mesh_config().default_config.clone())
-        .unwrap_or_default()
+fn proxy_config<'a>(view: &View<'a>, proxy: &'a Proxy) -> Cow<'a, ProxyConfig> {
+    let own = proxy.proxy_config.as_deref();
+    let config = own.or_else(|| view.mesh_config().default_config.as_ref());
+    config.map_or_else(Cow::default, Cow::Borrowed)
 }
 
 /// The EnvoyFilters of the root and the own namespace that select the proxy: by priority, those of the root namespace
 /// before others, then by age.
-fn envoy_filters(view: &View, proxy: &Proxy, labels: &Labels) -> Vec<ObjectKey> {
+fn envoy_filters(view: &View, subject: &Subject) -> Vec<ObjectKey> {
     let root = policy::root_namespace(view.cx, view.mesh);
-    let subject = subject(proxy, labels);
-    let mut keys = policy::attached(view.cx, view.mesh, &view.mesh.envoy_filters_by_namespace, &subject);
+    let mut keys = policy::attached(view.cx, view.mesh, &view.mesh.envoy_filters_by_namespace, subject);
     keys.sort_by_cached_key(|key| {
         let row = view.mesh.envoy_filters.get(view.cx, key);
         let (priority, creation) = row.map_or((0, 0), |row| (row.spec.priority, row.meta.creation));

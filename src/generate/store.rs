@@ -21,6 +21,7 @@ use super::{
     Demand, View,
     encoded::ResourceType,
     group::{Built, Listed, Note, PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeView},
+    listener::Pieces,
     proxy::Proxy,
     route::fragment::{FragmentKey, Routes},
     select,
@@ -214,10 +215,12 @@ impl Store {
         );
         let scopes = self.scopes.table().clone();
         let fragments = self.fragments.table().clone();
+        let pieces = Pieces::default();
         let source = Source {
             mesh,
             scopes: &scopes,
             fragments: &fragments,
+            pieces: &pieces,
         };
         let (lists, resources) = (&self.list_users, &self.resource_users);
         let mut new_lists = FxHashSet::default();
@@ -352,6 +355,7 @@ impl Store {
         let (proxies, demands, scopes) = (&self.proxies, &self.demands, self.scopes.table().clone());
         let fragments = self.fragments.table().clone();
         let nothing = Shared::<Demand>::default();
+        let pieces = Pieces::default();
         evaluate(
             &mut self.selections,
             tx,
@@ -366,6 +370,7 @@ impl Store {
                         mesh,
                         scopes: &scopes,
                         fragments: &fragments,
+                        pieces: &pieces,
                     },
                     proxy,
                     demands.get(member).unwrap_or(&nothing),
@@ -600,6 +605,7 @@ struct Source<'a> {
     mesh: &'a MeshSnapshot,
     scopes: &'a Table<ScopeKey, SidecarScope>,
     fragments: &'a Table<FragmentKey, Routes>,
+    pieces: &'a Pieces,
 }
 
 impl<'a> Source<'a> {
@@ -612,6 +618,7 @@ impl<'a> Source<'a> {
             mesh: self.mesh,
             scopes: self.scopes,
             fragments: self.fragments,
+            pieces: self.pieces,
         }
     }
 }

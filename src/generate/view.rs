@@ -1,6 +1,9 @@
 //! What a generator may read: the snapshot and the scopes, each read recorded.
 
-use super::route::fragment::{FragmentKey, Routes};
+use super::{
+    listener::Pieces,
+    route::fragment::{FragmentKey, Routes},
+};
 use crate::{
     base::Shared,
     model::{MeshSnapshot, ScopeKey, Service, ServiceKey, SidecarScope},
@@ -19,6 +22,8 @@ pub struct View<'a> {
     pub scopes: &'a Table<ScopeKey, SidecarScope>,
     /// What live resources are put together from.
     pub fragments: &'a Table<FragmentKey, Routes>,
+    /// What listeners have in common.
+    pub pieces: &'a Pieces,
 }
 
 impl<'a> View<'a> {

@@ -274,6 +274,7 @@ impl Graph {
     /// Brings everything up to date with the inputs, in order.
     pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
         mesh.derived.inputs = inputs.tables();
+        mesh.config = mesh.derived.mesh_config.held(&mesh.installation.mesh_config_key());
         index_inputs!(self, tx, inputs, mesh:
             kube_services_by_name <- kube_services,
             kube_services_by_namespace <- kube_services,

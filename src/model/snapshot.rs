@@ -3,7 +3,12 @@
 use std::ops::Deref;
 
 use super::{graph::DerivedTables, installation::Installation};
-use crate::{base::Shared, proto::istio::mesh::v1alpha1::MeshConfig, table::Cx};
+use crate::{
+    api::Config,
+    base::Shared,
+    proto::istio::mesh::v1alpha1::MeshConfig,
+    table::{Cx, Held},
+};
 
 /// Counts commits of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -19,6 +24,8 @@ pub struct MeshSnapshot {
     pub revision: Revision,
     /// Who we are.
     pub installation: Shared<Installation>,
+    /// The row of the mesh config, which nearly everything reads.
+    pub(super) config: Held<Config<MeshConfig>>,
     /// The raw and derived tables.
     pub(super) derived: DerivedTables,
 }
@@ -34,7 +41,7 @@ impl MeshSnapshot {
     /// The mesh config of the config cluster. Before one is known: all fields unset.
     pub fn mesh_config(&self, cx: &Cx) -> &MeshConfig {
         static UNSET: std::sync::OnceLock<MeshConfig> = std::sync::OnceLock::new();
-        match self.derived.mesh_config.get(cx, &self.installation.mesh_config_key()) {
+        match self.config.get(cx) {
             Some(config) => &config.spec,
             None => UNSET.get_or_init(MeshConfig::default),
         }

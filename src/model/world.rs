@@ -37,10 +37,12 @@ impl World {
     pub fn new(installation: Installation) -> Self {
         let inputs = Inputs::default();
         let graph = Graph::default();
+        let derived = graph.tables(inputs.tables());
         let current = MeshSnapshot {
             revision: Revision::default(),
+            config: derived.mesh_config.held(&installation.mesh_config_key()),
             installation: Shared::new(installation),
-            derived: graph.tables(inputs.tables()),
+            derived,
         };
         Self { inputs, graph, current }
     }

@@ -158,10 +158,8 @@ impl Events {
         } else {
             return None;
         };
-        let probe = proxy
-            .proxy_config
-            .as_ref()
-            .and_then(|config| config.get("readinessProbe"));
+        let config = proxy.json("PROXY_CONFIG");
+        let probe = config.as_ref().and_then(|config| config.get("readinessProbe"));
         Some(Machine {
             proxy: proxy.id.clone(),
             binding,

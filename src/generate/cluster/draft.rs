@@ -1,36 +1,42 @@
-//! A cluster in the making: the message, and apart from it the HTTP options, which are packed at the end.
+//! A cluster in the making: the message, and apart from it the HTTP options, which are packed at the end, and what is
+//! written without a message since nearly every cluster has it.
 
+use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
+
+use prost::Message;
+
+use super::rule;
 use crate::{
     generate::{
-        constant::{self, ISTIO_METADATA},
-        name,
+        EncodedResource, ResourceType,
+        constant::{self, ISTIO_METADATA, METADATA_EXCHANGE},
+        name, wire,
     },
-    proto::{
-        Any,
-        envoy::{
-            config::{
-                cluster::v3::{
-                    Cluster,
-                    cluster::{ClusterDiscoveryType, DiscoveryType},
-                },
-                core::v3::{
-                    Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions, Metadata,
-                    UpstreamHttpProtocolOptions,
-                },
+    model::Service,
+    proto::envoy::{
+        config::{
+            cluster::v3::{
+                Cluster, Filter,
+                cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig},
             },
-            extensions::upstreams::http::v3::{
-                HttpProtocolOptions,
-                http_protocol_options::{
-                    ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
-                    explicit_http_config::ProtocolConfig,
-                },
+            core::v3::{
+                Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions,
+                UpstreamHttpProtocolOptions,
+            },
+        },
+        extensions::upstreams::http::v3::{
+            HttpProtocolOptions,
+            http_protocol_options::{
+                ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
+                explicit_http_config::ProtocolConfig,
             },
         },
     },
 };
-use prost_types::Value;
 
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+const HTTP_OPTIONS_URL: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+const SERVICES: &str = "services";
 
 /// See the module's text.
 pub(super) struct Draft {
@@ -38,6 +44,54 @@ pub(super) struct Draft {
     pub cluster: Cluster,
     /// The HTTP options; present only if something sets one.
     pub http: Option<HttpProtocolOptions>,
+    /// The fields of the metadata that Istio's extensions read, encoded.
+    metadata: BTreeMap<&'static str, Vec<u8>>,
+    /// The sockets by endpoint, encoded, if they are not in the message.
+    sockets: Vec<u8>,
+    /// The filters, encoded.
+    filters: &'static [u8],
+}
+
+/// A finished cluster: the message, and fields of it that are encoded already, in the order of their numbers.
+pub(super) struct Finished {
+    cluster: Cluster,
+    pieces: Vec<(u32, Cow<'static, [u8]>)>,
+}
+
+const EDS_CONFIG: u32 = 3;
+const METADATA: u32 = 25;
+const EXTENSION_OPTIONS: u32 = 36;
+const FILTERS: u32 = 40;
+const SOCKETS: u32 = 43;
+
+/// Where a field of clusters is encoded: fields that exclude each other stand where the first of them would.
+fn place(field: u32) -> u32 {
+    match field {
+        38 => 2,
+        34 | 37 | 52 | 56 => 23,
+        field => field,
+    }
+}
+
+impl Finished {
+    /// The whole message.
+    pub(super) fn into_message(self) -> Cluster {
+        let mut cluster = self.cluster;
+        for (_, piece) in &self.pieces {
+            let merged = cluster.merge(&**piece);
+            merged.expect("because it was written according to the message");
+        }
+        cluster
+    }
+
+    /// The resource.
+    pub(super) fn encoded(&self) -> EncodedResource {
+        let pieces = self.pieces.iter().map(|(field, piece)| (*field, &**piece));
+        let name = self.cluster.name.as_str().into();
+        EncodedResource::written(name, ResourceType::Cluster.url(), |out| {
+            wire::spliced(out, &self.cluster.encode_to_vec(), pieces, place);
+        })
+    }
 }
 
 impl Draft {
@@ -56,6 +110,9 @@ impl Draft {
                 ..Default::default()
             },
             http: None,
+            metadata: BTreeMap::new(),
+            sockets: Vec::new(),
+            filters: &[],
         }
     }
 
@@ -154,24 +211,125 @@ impl Draft {
         self.http().upstream_http_protocol_options.get_or_insert_default()
     }
 
-    /// Sets a field of the metadata that Istio's extensions read.
-    pub(super) fn set_metadata(&mut self, key: &str, value: Value) {
-        let metadata: &mut Metadata = self.cluster.metadata.get_or_insert_default();
-        let istio = metadata.filter_metadata.entry(ISTIO_METADATA.to_owned()).or_default();
-        istio.fields.insert(key.to_owned(), value);
+    /// Sets a field of the metadata that Istio's extensions read: a text.
+    pub(super) fn set_text(&mut self, key: &'static str, value: &str) {
+        self.set_metadata(key, |out| wire::text_field(out, key, value));
+    }
+
+    /// Sets a field of the metadata that Istio's extensions read: true.
+    pub(super) fn set_true(&mut self, key: &'static str) {
+        self.set_metadata(key, |out| wire::value_field(out, key, constant::boolean(true)));
+    }
+
+    /// Tells Istio's extensions the services that the cluster is of.
+    pub(super) fn set_services<'s>(&mut self, services: impl IntoIterator<Item = &'s Service>) {
+        self.set_metadata(SERVICES, |out| {
+            wire::list_field(out, SERVICES, services, |out, service: &Service| {
+                wire::text_field(out, "host", &service.key.hostname);
+                wire::text_field(out, "name", rule::service_name(service));
+                wire::text_field(out, "namespace", &service.key.namespace);
+            });
+        });
+    }
+
+    fn set_metadata(&mut self, key: &'static str, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut field = Vec::with_capacity(128);
+        write(&mut field);
+        self.metadata.insert(key, field);
+    }
+
+    /// True if there is something in it.
+    pub(super) fn has_metadata(&self) -> bool {
+        !self.metadata.is_empty()
+    }
+
+    /// Chooses the socket by endpoint: these, encoded.
+    pub(super) fn set_sockets(&mut self, sockets: Vec<u8>) {
+        self.sockets = sockets;
+    }
+
+    /// Puts the sockets by endpoint into the message, for who changes them.
+    pub(super) fn sockets_in_message(&mut self) -> &mut Cluster {
+        let sockets = std::mem::take(&mut self.sockets);
+        let merged = self.cluster.merge(sockets.as_slice());
+        merged.expect("because it was written according to the message");
+        &mut self.cluster
+    }
+
+    /// Adds the filter by which peers exchange metadata over TCP.
+    pub(super) fn exchange_metadata(&mut self) {
+        static ENCODED: LazyLock<Vec<u8>> = LazyLock::new(|| {
+            let filter = Filter {
+                name: METADATA_EXCHANGE.to_owned(),
+                typed_config: Some(constant::metadata_exchange()),
+                config_discovery: None,
+            };
+            let cluster = Cluster {
+                filters: vec![filter],
+                ..Default::default()
+            };
+            cluster.encode_to_vec()
+        });
+        self.filters = &ENCODED;
     }
 
     /// The finished cluster. Envoy wants the protocol named wherever there are HTTP options: HTTP/1.1 by default.
-    pub(super) fn finish(mut self) -> Cluster {
+    pub(super) fn finish(mut self) -> Finished {
+        let mut pieces: Vec<(u32, Cow<[u8]>)> = Vec::with_capacity(5);
+        if self.is_eds() {
+            pieces.push((EDS_CONFIG, eds_config(&self.cluster.name).into()));
+        }
+        if !self.metadata.is_empty() {
+            let length: usize = self.metadata.values().map(Vec::len).sum();
+            let mut metadata = Vec::with_capacity(length + 24);
+            wire::nested(&mut metadata, METADATA, |out| {
+                wire::entry(out, 1, ISTIO_METADATA, |out| {
+                    for field in self.metadata.values() {
+                        out.extend_from_slice(field);
+                    }
+                });
+            });
+            pieces.push((METADATA, metadata.into()));
+        }
         if let Some(mut http) = self.http.take() {
             http.upstream_protocol_options.get_or_insert_with(|| {
                 UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
                     protocol_config: Some(ProtocolConfig::HttpProtocolOptions(Http1ProtocolOptions::default())),
                 })
             });
-            let options = &mut self.cluster.typed_extension_protocol_options;
-            options.insert(HTTP_OPTIONS.to_owned(), Any::pack(&http));
+            let mut options = Vec::with_capacity(192);
+            wire::entry(&mut options, EXTENSION_OPTIONS, HTTP_OPTIONS, |out| {
+                wire::text(out, 1, HTTP_OPTIONS_URL);
+                wire::nested(out, 2, |out| http.encode_raw(out));
+            });
+            pieces.push((EXTENSION_OPTIONS, options.into()));
         }
-        self.cluster
+        if !self.filters.is_empty() {
+            pieces.push((FILTERS, self.filters.into()));
+        }
+        if !self.sockets.is_empty() {
+            pieces.push((SOCKETS, self.sockets.into()));
+        }
+        Finished {
+            cluster: self.cluster,
+            pieces,
+        }
     }
+}
+
+/// Endpoints are told by this very stream, under the cluster's name.
+fn eds_config(cluster: &str) -> Vec<u8> {
+    static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let config = EdsClusterConfig {
+            eds_config: Some(constant::ads_source()),
+            ..Default::default()
+        };
+        config.encode_to_vec()
+    });
+    let mut config = Vec::with_capacity(SOURCE.len() + cluster.len() + 8);
+    wire::nested(&mut config, EDS_CONFIG, |out| {
+        out.extend_from_slice(&SOURCE);
+        wire::text(out, 2, cluster);
+    });
+    config
 }

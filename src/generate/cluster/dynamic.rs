@@ -1,6 +1,6 @@
 //! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
 
-use super::{draft::Draft, outbound::ClusterMode, service::Context, static_clusters::exchange_filter};
+use super::{draft::Draft, outbound::ClusterMode, service::Context};
 use crate::{
     base::host,
     model::{
@@ -64,10 +64,9 @@ pub(super) fn cluster(context: &Context) -> Draft {
     context.apply_pool(&mut draft);
     context.apply_outlier(&mut draft);
     context.apply_tls(&mut draft);
-    draft
-        .cluster
-        .filters
-        .extend(exchange_filter(context.key.client.metadata_exchange));
+    if context.key.client.metadata_exchange {
+        draft.exchange_metadata();
+    }
     context.set_metadata(&mut draft, false);
     draft
 }

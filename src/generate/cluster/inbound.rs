@@ -6,9 +6,9 @@ use smol_str::SmolStr;
 
 use super::{
     ClusterKey, client, connection_pool,
-    draft::Draft,
+    draft::{Draft, Finished},
     finished, rule,
-    service::{service_metadata, set_port_override, set_protocol},
+    service::{set_port_override, set_protocol},
     static_clusters::{bind_config, fixed_endpoint},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, cidr::IpMode},
     generate::{
         ResourceType, View,
-        constant::{self, loopbacks},
+        constant::loopbacks,
         group::{Built, Listed, Resource},
         name,
         patch::{PatchContext, PatchRef, cluster::ClusterPatches},
@@ -29,10 +29,7 @@ use crate::{
         service::{Protocol, ServicePort},
     },
     proto::{
-        envoy::config::cluster::v3::{
-            Cluster,
-            cluster::{CommonLbConfig, DiscoveryType, LbPolicy},
-        },
+        envoy::config::cluster::v3::cluster::{CommonLbConfig, DiscoveryType, LbPolicy},
         istio::{
             mesh::v1alpha1::mesh_config::inbound_traffic_policy,
             networking::v1alpha3::{ConnectionPoolSettings, IstioIngressListener, Sidecar},
@@ -279,7 +276,7 @@ impl InboundKey {
         }
     }
 
-    fn cluster(&self, view: &View) -> Option<Cluster> {
+    fn cluster(&self, view: &View) -> Option<Finished> {
         let sidecar = self
             .sidecar
             .as_ref()
@@ -373,11 +370,11 @@ impl InboundKey {
                 && !hosts.contains(&&key.hostname)
             {
                 hosts.push(&key.hostname);
-                services.push(service_metadata(service));
+                services.push(&**service);
             }
         }
         if !services.is_empty() {
-            draft.set_metadata("services", constant::list(services));
+            draft.set_services(services);
         }
     }
 
@@ -389,9 +386,9 @@ impl InboundKey {
             .and_then(|rule| destination_rule::rule(view.cx, view.mesh, rule));
         let policy = rule.filter(|rule| rule.spec.traffic_policy.is_some());
         if let Some(rule) = &policy
-            && draft.cluster.metadata.is_some()
+            && draft.has_metadata()
         {
-            draft.set_metadata("config", constant::text(rule.meta.config_path()));
+            draft.set_text("config", &rule.meta.config_path());
         }
         let policy = policy.and_then(|rule| rule::policy_of(&rule, port, ""));
         let of_listener = |sidecar: &Sidecar| {

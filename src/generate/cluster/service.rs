@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 use super::{
     connection_pool,
     discovery::{self, Kinds},
-    draft::Draft,
+    draft::{Draft, Finished},
     dynamic, load_balancer,
     outbound::{ClusterMode, OutboundKey},
     outlier, rule,
-    static_clusters::exchange_filter,
     tls::{self, TlsInputs},
 };
 use crate::{
@@ -27,12 +26,8 @@ use crate::{
         Any,
         envoy::{
             config::{
-                cluster::v3::{
-                    Cluster,
-                    cluster::{
-                        CommonLbConfig, DiscoveryType, DnsLookupFamily, EdsClusterConfig, LbConfig, LbPolicy,
-                        OriginalDstLbConfig,
-                    },
+                cluster::v3::cluster::{
+                    CommonLbConfig, DiscoveryType, DnsLookupFamily, LbConfig, LbPolicy, OriginalDstLbConfig,
                 },
                 core::v3::{HealthStatus, HealthStatusSet, TypedExtensionConfig},
                 endpoint::v3::ClusterLoadAssignment,
@@ -56,7 +51,7 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
-    pub(super) fn cluster(&self) -> Option<Cluster> {
+    pub(super) fn cluster(&self) -> Option<Finished> {
         if dynamic::is_dynamic(self.service, self.key.mode) {
             return Some(dynamic::cluster(self).finish());
         }
@@ -64,16 +59,9 @@ impl Context<'_> {
         self.set_statistics(&mut draft);
         self.set_protocol(&mut draft);
         self.apply_policy(&mut draft);
-        if draft.is_eds() {
-            draft.cluster.eds_cluster_config = Some(EdsClusterConfig {
-                eds_config: Some(constant::ads_source()),
-                service_name: draft.cluster.name.clone(),
-            });
+        if self.key.client.metadata_exchange {
+            draft.exchange_metadata();
         }
-        draft
-            .cluster
-            .filters
-            .extend(exchange_filter(self.key.client.metadata_exchange));
         self.set_metadata(&mut draft, true);
         Some(draft.finish())
     }
@@ -261,25 +249,25 @@ impl Context<'_> {
     /// Metadata: the service, whether it is external or behind tunnels, the rule and the subset.
     pub(super) fn set_metadata(&self, draft: &mut Draft, with_service: bool) {
         if with_service && self.view.mesh.installation.features.pilot_enable_telemetry_label {
-            draft.set_metadata("services", constant::list(vec![service_metadata(self.service)]));
+            draft.set_services([self.service]);
         }
         let is_default = self.key.subset.is_empty();
         let tunnelled =
             self.key.mode == ClusterMode::Default && self.port_traits().is_some_and(|traits| traits.all_tunnel);
         if is_default && (tunnelled || self.service.mesh_external) {
             let key = if tunnelled { "disable_mx" } else { "external" };
-            draft.set_metadata(key, constant::boolean(true));
+            draft.set_true(key);
         }
         let Some(rule) = self.rule else {
             return;
         };
-        draft.set_metadata("config", constant::text(rule.meta.config_path()));
+        draft.set_text("config", &rule.meta.config_path());
         if !is_default {
-            draft.set_metadata("subset", constant::text(self.key.subset.as_str()));
+            draft.set_text("subset", &self.key.subset);
         }
         let tls = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
         if tls.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
-            draft.set_metadata("alpn_override", constant::text("false"));
+            draft.set_text("alpn_override", "false");
         }
     }
 }
@@ -352,17 +340,4 @@ pub(super) fn set_port_override(draft: &mut Draft, service: Option<&Service>, po
             ..Default::default()
         }));
     }
-}
-
-/// An element of `services` in metadata.
-pub(super) fn service_metadata(service: &Service) -> prost_types::Value {
-    let fields = [
-        ("host", service.key.hostname.as_str()),
-        ("name", rule::service_name(service)),
-        ("namespace", service.key.namespace.as_str()),
-    ];
-    let fields = fields
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), constant::text(value)));
-    constant::object(fields.collect())
 }

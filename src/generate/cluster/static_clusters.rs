@@ -5,17 +5,14 @@ use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
         ResourceType, View,
-        constant::{self, METADATA_EXCHANGE, metadata_exchange, passthrough_sources, socket_address},
+        constant::{self, METADATA_EXCHANGE, passthrough_sources, socket_address},
         group::{Built, Listed, Note, Resource},
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::ProxyType,
         select::Selected,
     },
     proto::envoy::config::{
-        cluster::v3::{
-            Filter,
-            cluster::{DiscoveryType, LbPolicy},
-        },
+        cluster::v3::cluster::{DiscoveryType, LbPolicy},
         core::v3::{BindConfig, ExtraSourceAddress},
         endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier},
     },
@@ -177,7 +174,9 @@ impl StaticKey {
                 keeps_header_case,
             } => {
                 let mut draft = passthrough(view, PASSTHROUGH, keeps_header_case);
-                draft.cluster.filters.extend(exchange_filter(metadata_exchange));
+                if metadata_exchange {
+                    draft.exchange_metadata();
+                }
                 draft
             }
             StaticCluster::InboundPassthrough {
@@ -193,15 +192,6 @@ impl StaticKey {
         .finish();
         finished(view, &self.patches, &[], cluster, self.lacking_notes(view))
     }
-}
-
-/// The TCP metadata exchange as a filter of a cluster.
-pub(super) fn exchange_filter(enabled: bool) -> Option<Filter> {
-    enabled.then(|| Filter {
-        name: METADATA_EXCHANGE.to_owned(),
-        typed_config: Some(metadata_exchange()),
-        config_discovery: None,
-    })
 }
 
 /// Connections to the workload come from an address that interception passes over; `extra`: of both families.

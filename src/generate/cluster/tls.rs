@@ -1,5 +1,9 @@
 //! TLS towards upstreams: what a DestinationRule says, automatic mutual TLS, certificates in files.
 
+use std::sync::LazyLock;
+
+use prost::{Message, Name};
+
 use super::{client::SocketClient, draft::Draft};
 use crate::{
     generate::constant::{
@@ -7,12 +11,16 @@ use crate::{
         file_certificate_name, file_root_name, file_secret, raw_buffer, socket, structure, text, workload_secret,
     },
     generate::listener::tls::enforce_compliance,
+    generate::wire,
     model::{credential::AUTHORITY_SUFFIX, features::Features, service::Registry},
     proto::{
         Any,
         envoy::{
             config::{
-                cluster::v3::cluster::{ClusterDiscoveryType, TransportSocketMatch},
+                cluster::v3::{
+                    Cluster,
+                    cluster::{ClusterDiscoveryType, TransportSocketMatch},
+                },
                 core::v3::{DataSource, ProxyProtocolConfig, TransportSocket, data_source::Specifier},
             },
             extensions::{
@@ -78,6 +86,23 @@ struct Effective {
 
 /// Applies TLS to a cluster.
 pub(super) fn apply(draft: &mut Draft, inputs: &TlsInputs, settings: Option<&ClientTlsSettings>) {
+    if settings.is_none() && inputs.is_plain(draft) {
+        if inputs.mesh_external || !inputs.auto_mtls {
+            return;
+        }
+        if draft.is_original_dst() {
+            let mut context = Vec::with_capacity(USUAL_LENGTH);
+            inputs.write_mesh_context(&mut context, draft);
+            let config = Any {
+                type_url: UpstreamTlsContext::type_url(),
+                value: context.into(),
+            };
+            draft.cluster.transport_socket = Some(socket(TLS_SOCKET, config));
+        } else {
+            draft.set_sockets(inputs.mesh_sockets(draft));
+        }
+        return;
+    }
     let Some(Effective { settings, automatic }) = inputs.effective(settings) else {
         return;
     };
@@ -93,11 +118,7 @@ pub(super) fn apply(draft: &mut Draft, inputs: &TlsInputs, settings: Option<&Cli
                 r#match: Some(structure([("tlsMode", text("istio"))])),
                 transport_socket: Some(tls),
             },
-            TransportSocketMatch {
-                name: "tlsMode-disabled".to_owned(),
-                r#match: Some(structure([])),
-                transport_socket: Some(raw_buffer()),
-            },
+            plaintext_match(),
         ];
     } else {
         draft.cluster.transport_socket = Some(tls);
@@ -117,7 +138,7 @@ pub(super) fn apply_proxy_protocol(draft: &mut Draft, settings: &ProxyProtocol) 
         };
         Some(socket(PROXY_PROTOCOL_SOCKET, Any::pack(&transport)))
     };
-    let cluster = &mut draft.cluster;
+    let cluster = draft.sockets_in_message();
     if cluster.transport_socket.is_some() || cluster.transport_socket_matches.is_empty() {
         let inner = cluster.transport_socket.take();
         cluster.transport_socket = wrap(inner.or_else(|| Some(socket("raw_buffer", Any::pack(&RawBuffer {})))));
@@ -127,7 +148,98 @@ pub(super) fn apply_proxy_protocol(draft: &mut Draft, settings: &ProxyProtocol) 
     }
 }
 
+/// What mutual TLS by the mesh's certificates is made of, whatever the service, each encoded as the field that it is.
+struct MeshPieces {
+    /// Parameters, of a TLS context.
+    parameters: Vec<u8>,
+    /// The client's own certificate, of a TLS context.
+    certificate: Vec<u8>,
+    /// The roots, of a validation context.
+    roots: Vec<u8>,
+    /// The choice of plaintext, of a cluster.
+    plaintext: Vec<u8>,
+}
+
+static MESH_PIECES: LazyLock<MeshPieces> = LazyLock::new(|| MeshPieces {
+    parameters: common_context().encode_to_vec(),
+    certificate: CommonTlsContext {
+        tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
+        ..Default::default()
+    }
+    .encode_to_vec(),
+    roots: CombinedCertificateValidationContext {
+        validation_context_sds_secret_config: Some(workload_secret(ROOT_SECRET)),
+        ..Default::default()
+    }
+    .encode_to_vec(),
+    plaintext: Cluster {
+        transport_socket_matches: vec![plaintext_match()],
+        ..Default::default()
+    }
+    .encode_to_vec(),
+});
+
+const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
+/// What the sockets of a cluster take, about.
+const USUAL_LENGTH: usize = 1024;
+
+fn plaintext_match() -> TransportSocketMatch {
+    TransportSocketMatch {
+        name: "tlsMode-disabled".to_owned(),
+        r#match: Some(structure([])),
+        transport_socket: Some(raw_buffer()),
+    }
+}
+
 impl TlsInputs<'_> {
+    /// True if nothing about the client or the cluster makes automatic mutual TLS other than most have it, so that it
+    /// is written without messages.
+    fn is_plain(&self, draft: &Draft) -> bool {
+        self.client.certificates.is_none() && self.features.compliance_policy.is_empty() && !draft.is_dynamic()
+    }
+
+    /// The sockets by endpoint of automatic mutual TLS.
+    fn mesh_sockets(&self, draft: &Draft) -> Vec<u8> {
+        let mut out = Vec::with_capacity(USUAL_LENGTH);
+        wire::nested(&mut out, 43, |out| {
+            wire::text(out, 1, "tlsMode-istio");
+            wire::nested(out, 2, |out| wire::text_field(out, "tlsMode", "istio"));
+            wire::nested(out, 3, |out| {
+                wire::text(out, 1, TLS_SOCKET);
+                wire::nested(out, 3, |out| {
+                    wire::text(out, 1, CONTEXT_URL);
+                    wire::nested(out, 2, |out| self.write_mesh_context(out, draft));
+                });
+            });
+        });
+        out.extend_from_slice(&MESH_PIECES.plaintext);
+        out
+    }
+
+    /// The context of automatic mutual TLS, as [`Self::mesh_context`] has it.
+    fn write_mesh_context(&self, out: &mut Vec<u8>, draft: &Draft) {
+        wire::nested(out, 1, |out| {
+            out.extend_from_slice(&MESH_PIECES.parameters);
+            wire::nested(out, 8, |out| {
+                wire::nested(out, 1, |out| {
+                    for name in &self.identities {
+                        wire::nested(out, 9, |out| wire::bytes(out, 1, name.as_bytes()));
+                    }
+                });
+                out.extend_from_slice(&MESH_PIECES.roots);
+            });
+            for protocol in self.mesh_alpn(draft.is_http2()) {
+                wire::text(out, 4, protocol);
+            }
+            out.extend_from_slice(&MESH_PIECES.certificate);
+        });
+        let sni = match self.default_sni.as_str() {
+            "" => &draft.cluster.name,
+            sni => sni,
+        };
+        wire::text(out, 2, sni);
+    }
+
     fn effective(&self, settings: Option<&ClientTlsSettings>) -> Option<Effective> {
         let effective = |settings, automatic| Some(Effective { settings, automatic });
         let Some(settings) = settings else {
@@ -219,26 +331,23 @@ impl TlsInputs<'_> {
         let common = context.common_tls_context.get_or_insert_default();
         common.tls_certificate_sds_secret_configs = vec![workload_secret(DEFAULT_SECRET)];
         common.validation_context_type = Some(combined(settings, workload_secret(ROOT_SECRET)));
-        common.alpn_protocols = self.mesh_alpn(draft.is_http2());
+        let protocols = self.mesh_alpn(draft.is_http2());
+        common.alpn_protocols = protocols.map(str::to_owned).collect();
         context
     }
 
     /// The ALPN between peers. The receiving sidecar tells HTTP from TCP by it, which the HTTP filter `istio.alpn`
     /// otherwise sees to for each request.
-    fn mesh_alpn(&self, is_http2: bool) -> Vec<String> {
+    fn mesh_alpn(&self, is_http2: bool) -> impl Iterator<Item = &'static str> + use<> {
         let exchange = self.exchange_alpn.then_some(PEER_EXCHANGE_ALPN);
-        let rest: &[&str] = match (self.is_http || is_http2, self.client.alpn_filter) {
+        let rest: &'static [&'static str] = match (self.is_http || is_http2, self.client.alpn_filter) {
             (true, false) if is_http2 => &["istio-h2", "istio", "h2"],
             (true, false) => &["istio-http/1.1", "istio", "http/1.1"],
             _ if is_http2 => &["istio", "h2"],
             _ => &["istio"],
         };
         let exchange = exchange.filter(|_| !rest[0].starts_with("istio-"));
-        exchange
-            .into_iter()
-            .chain(rest.iter().copied())
-            .map(str::to_owned)
-            .collect()
+        exchange.into_iter().chain(rest.iter().copied())
     }
 
     fn user_context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {

@@ -1,6 +1,8 @@
 //! Which endpoints of a service port a client may use, and how they look on the wire.
 
-use std::collections::BTreeMap;
+use std::{cell::Cell, collections::BTreeMap};
+
+use prost::Message;
 
 use super::{EndpointClient, locality, network};
 use crate::{
@@ -8,8 +10,9 @@ use crate::{
     generate::{
         View,
         cluster::{ClusterMode, rule},
-        constant::{self, ISTIO_METADATA, structure, text},
+        constant::{self, ISTIO_METADATA},
         listener::hbone::CONNECT_ORIGINATE,
+        wire,
     },
     model::{
         Endpoint, Service,
@@ -23,13 +26,9 @@ use crate::{
     proto::{
         envoy::config::{
             core::v3::{
-                Address, EnvoyInternalAddress, HealthStatus, Locality, Metadata, address,
-                envoy_internal_address::AddressNameSpecifier,
+                Address, EnvoyInternalAddress, HealthStatus, address, envoy_internal_address::AddressNameSpecifier,
             },
-            endpoint::v3::{
-                Endpoint as EnvoyEndpoint, LbEndpoint, LocalityLbEndpoints, endpoint::AdditionalAddress,
-                lb_endpoint::HostIdentifier,
-            },
+            endpoint::v3::Endpoint as EnvoyEndpoint,
         },
         istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
     },
@@ -44,6 +43,15 @@ const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
 const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
 const PLAINTEXT: &str = "disabled";
+/// The field of metadata that is by filter.
+const FILTER_METADATA: u32 = 1;
+/// What an endpoint takes on the wire, about.
+const USUAL_LENGTH: usize = 160;
+
+thread_local! {
+    /// Room for a text in the making; empty between two uses.
+    static ROOM: Cell<String> = const { Cell::new(String::new()) };
+}
 
 /// The service port, or a subset of it, whose endpoints are wanted.
 pub struct Target<'a> {
@@ -73,8 +81,10 @@ pub(super) struct Group {
 
 /// An endpoint on the wire, with what later steps ask of it.
 pub(super) struct Member {
-    /// The message.
-    pub message: LbEndpoint,
+    /// The message but for the weight, which comes last.
+    pub wire: Vec<u8>,
+    /// The weight.
+    pub weight: u32,
     /// Labels that failover compares.
     pub labels: Shared<Labels>,
     /// Mutual TLS is used to it.
@@ -87,46 +97,42 @@ pub(super) struct Member {
     pub has_address: bool,
 }
 
-impl Member {
-    /// The weight, 1 if none is given.
-    pub(super) fn weight(&self) -> u32 {
-        self.message.load_balancing_weight.unwrap_or(1)
-    }
-}
-
 impl Group {
     /// Sums the weights again.
     pub(super) fn refresh_weight(&mut self) {
         let sum = self
             .endpoints
             .iter()
-            .fold(0u32, |sum, member| sum.saturating_add(member.weight()));
+            .fold(0u32, |sum, member| sum.saturating_add(member.weight));
         self.weight = (!self.endpoints.is_empty()).then_some(sum);
     }
 
-    fn into_message(self) -> LocalityLbEndpoints {
-        LocalityLbEndpoints {
-            locality: Some(locality_message(&self.locality)),
-            lb_endpoints: self.endpoints.into_iter().map(|member| member.message).collect(),
-            load_balancing_weight: self.weight,
-            priority: self.priority,
-            ..Default::default()
+    /// Writes the message.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let parts = self.locality.splitn(3, '/');
+        wire::nested(out, 1, |out| {
+            for (field, part) in (1..).zip(parts) {
+                wire::text(out, field, part);
+            }
+        });
+        for member in &self.endpoints {
+            wire::nested(out, 2, |out| {
+                out.extend_from_slice(&member.wire);
+                wire::wrapped(out, 4, member.weight);
+            });
         }
-    }
-}
-
-fn locality_message(text: &str) -> Locality {
-    let mut parts = text.splitn(3, '/').map(str::to_owned);
-    Locality {
-        region: parts.next().unwrap_or_default(),
-        zone: parts.next().unwrap_or_default(),
-        sub_zone: parts.next().unwrap_or_default(),
+        if let Some(weight) = self.weight {
+            wire::wrapped(out, 3, weight);
+        }
+        if self.priority != 0 {
+            wire::number(out, 5, self.priority);
+        }
     }
 }
 
 impl Target<'_> {
     /// The endpoints that EDS tells.
-    pub(super) fn discovered(&self, view: &View, client: &EndpointClient) -> Vec<LocalityLbEndpoints> {
+    pub(super) fn discovered(&self, view: &View, client: &EndpointClient) -> Vec<Group> {
         let Some(row) = view.mesh.endpoints.get(view.cx, &self.service.key) else {
             return Vec::new();
         };
@@ -143,7 +149,7 @@ impl Target<'_> {
     }
 
     /// The endpoints inside a DNS cluster.
-    pub(super) fn inline(&self, view: &View, client: &EndpointClient) -> Vec<LocalityLbEndpoints> {
+    pub(super) fn inline(&self, view: &View, client: &EndpointClient) -> Vec<Group> {
         let Some(traits) = view.mesh.endpoint_traits.get(view.cx, &self.service.key) else {
             return Vec::new();
         };
@@ -154,13 +160,7 @@ impl Target<'_> {
         self.balanced(view, client, groups, by_labels)
     }
 
-    fn balanced(
-        &self,
-        view: &View,
-        client: &EndpointClient,
-        mut groups: Vec<Group>,
-        by_labels: bool,
-    ) -> Vec<LocalityLbEndpoints> {
+    fn balanced(&self, view: &View, client: &EndpointClient, mut groups: Vec<Group>, by_labels: bool) -> Vec<Group> {
         if let Some(locality) = &client.locality
             && !groups.is_empty()
             && let Some(setting) = locality::locality_setting(view, self.service, self.policy().as_ref())
@@ -168,7 +168,7 @@ impl Target<'_> {
             let labels = client.labels.as_ref().filter(|_| by_labels);
             groups = setting.apply(groups, locality, labels);
         }
-        groups.into_iter().map(Group::into_message).collect()
+        groups
     }
 
     fn policy(&self) -> Option<TrafficPolicy> {
@@ -187,10 +187,8 @@ impl Target<'_> {
         let mut by_locality: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
         for endpoint in endpoints.filter(|endpoint| self.admits(view, client, endpoint)) {
             let mtls = peers.use_mtls(view, endpoint);
-            let mut member = member(view, self.service, endpoint, mtls);
-            if !client.no_tunnels && is_tunnelled(view, endpoint) {
-                tunnel(&mut member, endpoint);
-            }
+            let tunnelled = !client.no_tunnels && is_tunnelled(view, endpoint);
+            let member = member(view, self.service, endpoint, mtls, tunnelled);
             by_locality.entry(endpoint.locality.as_str()).or_default().push(member);
         }
         let groups = by_locality.into_iter().map(|(locality, endpoints)| {
@@ -327,37 +325,80 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     tls.map(ClientTlsSettings::mode)
 }
 
-fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool) -> Member {
+fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
     let features = &view.mesh.installation.features;
-    let extra = endpoint.extra_addresses.iter().filter(|_| features.istio_dual_stack);
     let tls_mode = Some(endpoint.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
-    let message = LbEndpoint {
-        health_status: match health(view, endpoint) {
-            Health::Unknown | Health::Terminating => HealthStatus::Unknown,
-            Health::Healthy => HealthStatus::Healthy,
-            Health::Unhealthy => HealthStatus::Unhealthy,
-            Health::Draining => HealthStatus::Draining,
-        } as i32,
-        load_balancing_weight: Some(endpoint.weight.max(1)),
-        host_identifier: Some(HostIdentifier::Endpoint(EnvoyEndpoint {
-            address: Some(constant::address(&endpoint.address, endpoint.port)),
-            additional_addresses: extra
-                .map(|address| AdditionalAddress {
-                    address: Some(constant::address(address, endpoint.port)),
-                })
-                .collect(),
-            ..Default::default()
-        })),
-        metadata: Some(metadata(features, tls_mode, || workload(features, service, endpoint))),
+    let health = match health(view, endpoint) {
+        Health::Unknown | Health::Terminating => HealthStatus::Unknown,
+        Health::Healthy => HealthStatus::Healthy,
+        Health::Unhealthy => HealthStatus::Unhealthy,
+        Health::Draining => HealthStatus::Draining,
     };
+    let tunnel = tunnelled.then(|| tunnel_address(endpoint));
+    let mut out = Vec::with_capacity(USUAL_LENGTH);
+    wire::nested(&mut out, 1, |out| match &tunnel {
+        Some(address) => write_tunnel(out, address),
+        None => {
+            wire::nested(out, 1, |out| write_address(out, &endpoint.address, endpoint.port));
+            let extra = endpoint.extra_addresses.iter().filter(|_| features.istio_dual_stack);
+            for address in extra {
+                wire::nested(out, 4, |out| {
+                    wire::nested(out, 1, |out| write_address(out, address, endpoint.port));
+                });
+            }
+        }
+    });
+    if health != HealthStatus::Unknown {
+        wire::number(&mut out, 2, health as u32);
+    }
+    let socket = match &tunnel {
+        Some(_) => Some(("tunnel", "http")),
+        None => tls_mode.map(|mode| ("tlsMode", mode)),
+    };
+    wire::nested(&mut out, 3, |out| {
+        if let Some(address) = &tunnel {
+            // Where the tunnel is to lead.
+            wire::entry(out, FILTER_METADATA, DESTINATION_METADATA, |out| {
+                wire::text_field(out, "local", address);
+            });
+        }
+        write_metadata(out, features, socket, |workload| {
+            write_workload(workload, features, service, endpoint);
+        });
+    });
     Member {
-        message,
+        wire: out,
+        weight: endpoint.weight.max(1),
         labels: endpoint.labels.clone(),
-        mtls: tls_mode == Some(MTLS),
+        mtls: tls_mode == Some(MTLS) && !tunnelled,
         network: endpoint.network.clone(),
         cluster: endpoint.cluster.clone(),
         has_address: !endpoint.address.is_empty(),
     }
+}
+
+/// A member of which nothing but the address is known, and the proxy of which is spoken to by mutual TLS.
+pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(USUAL_LENGTH);
+    wire::nested(&mut out, 1, |out| {
+        wire::nested(out, 1, |out| write_address(out, address, port));
+    });
+    wire::nested(&mut out, 3, |out| {
+        write_metadata(out, features, Some(("tlsMode", MTLS)), |out| out.push_str(workload));
+    });
+    out
+}
+
+/// Where a connection goes, as [`constant::address`] has it.
+fn write_address(out: &mut Vec<u8>, address: &str, port: u32) {
+    if port == 0 || address.starts_with("unix://") {
+        constant::address(address, port).encode_raw(out);
+        return;
+    }
+    wire::nested(out, 1, |out| {
+        wire::text(out, 2, address);
+        wire::number(out, 3, port);
+    });
 }
 
 /// True if the endpoint is reached by HBONE: it asks for that, or is a waypoint. Those with a sidecar are reached by
@@ -371,46 +412,56 @@ fn is_tunnelled(view: &View, endpoint: &Endpoint) -> bool {
     (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
 }
 
-/// Leads an endpoint through the listener inside the proxy that wraps connections into HBONE.
-fn tunnel(member: &mut Member, endpoint: &Endpoint) {
-    let address = if endpoint.address.contains(':') {
+/// What the tunnel to an endpoint leads to.
+fn tunnel_address(endpoint: &Endpoint) -> String {
+    if endpoint.address.contains(':') {
         format!("[{}]:{}", endpoint.address, endpoint.port)
     } else {
         format!("{}:{}", endpoint.address, endpoint.port)
+    }
+}
+
+/// Leads an endpoint through the listener inside the proxy that wraps connections into HBONE.
+fn write_tunnel(out: &mut Vec<u8>, address: &str) {
+    let inside = EnvoyInternalAddress {
+        endpoint_id: address.to_owned(),
+        address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(CONNECT_ORIGINATE.to_owned())),
     };
-    let metadata = member.message.metadata.get_or_insert_default();
-    let fields = &mut metadata.filter_metadata;
-    fields.insert(SOCKET_METADATA.to_owned(), structure([("tunnel", text("http"))]));
-    let destination = structure([("local", text(address.as_str()))]);
-    fields.insert(DESTINATION_METADATA.to_owned(), destination);
-    member.mtls = false;
-    member.message.host_identifier = Some(HostIdentifier::Endpoint(EnvoyEndpoint {
+    let endpoint = EnvoyEndpoint {
         address: Some(Address {
-            address: Some(address::Address::EnvoyInternalAddress(EnvoyInternalAddress {
-                endpoint_id: address,
-                address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(CONNECT_ORIGINATE.to_owned())),
-            })),
+            address: Some(address::Address::EnvoyInternalAddress(inside)),
         }),
         ..Default::default()
-    }));
+    };
+    endpoint.encode_raw(out);
 }
 
 /// The metadata of an endpoint: its socket, and who it is.
-pub(super) fn metadata(features: &Features, tls_mode: Option<&str>, workload: impl FnOnce() -> String) -> Metadata {
-    let mut metadata = Metadata::default();
-    let fields = &mut metadata.filter_metadata;
-    if let Some(mode) = tls_mode {
-        fields.insert(SOCKET_METADATA.to_owned(), structure([("tlsMode", text(mode))]));
+fn write_metadata(
+    out: &mut Vec<u8>,
+    features: &Features,
+    socket: Option<(&str, &str)>,
+    workload: impl FnOnce(&mut String),
+) {
+    if let Some((key, value)) = socket {
+        wire::entry(out, FILTER_METADATA, SOCKET_METADATA, |out| {
+            wire::text_field(out, key, value);
+        });
     }
     if features.pilot_enable_telemetry_label && features.pilot_endpoint_telemetry_label {
-        fields.insert(ISTIO_METADATA.to_owned(), structure([("workload", text(workload()))]));
+        let mut text = ROOM.take();
+        workload(&mut text);
+        wire::entry(out, FILTER_METADATA, ISTIO_METADATA, |out| {
+            wire::text_field(out, "workload", &text);
+        });
+        text.clear();
+        ROOM.set(text);
     }
-    metadata
 }
 
 /// `name;namespace;canonical name;canonical revision;cluster`, which telemetry takes apart. On demand endpoints outside
 /// the mesh belong to the canonical service that the labels of their service name.
-fn workload(features: &Features, service: &Service, endpoint: &Endpoint) -> String {
+fn write_workload(out: &mut String, features: &Features, service: &Service, endpoint: &Endpoint) {
     let of_service = features.label_canonical_services_for_mesh_external_service_entries && service.mesh_external;
     let namespace = if of_service {
         &service.key.namespace
@@ -428,6 +479,9 @@ fn workload(features: &Features, service: &Service, endpoint: &Endpoint) -> Stri
     if revision == "latest" {
         revision = Default::default();
     }
-    let (workload, cluster) = (&endpoint.workload_name, &endpoint.cluster);
-    format!("{workload};{namespace};{name};{revision};{cluster}")
+    for part in [&endpoint.workload_name, namespace.as_str(), &name, &revision] {
+        out.push_str(part);
+        out.push(';');
+    }
+    out.push_str(&endpoint.cluster);
 }

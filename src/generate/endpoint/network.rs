@@ -4,21 +4,20 @@ use std::collections::BTreeMap;
 
 use super::{
     NetworkClient,
-    assignment::{Group, Member, metadata},
+    assignment::{Group, Member, peer},
 };
 use crate::{
     base::{
         Labels, Shared,
         cidr::{self, IpMode},
     },
-    generate::{View, constant},
+    generate::View,
     model::{
         Service,
         features::Features,
         network::{GatewayIndex, NetworkGateway},
         service::Resolution,
     },
-    proto::envoy::config::endpoint::v3::{Endpoint as EnvoyEndpoint, LbEndpoint, lb_endpoint::HostIdentifier},
 };
 
 /// The gateways that count for a service: as given where the proxy resolves names itself, else those with an address.
@@ -50,11 +49,11 @@ fn split(features: &Features, networks: &GatewayIndex, client: &NetworkClient, m
     let mut shares: BTreeMap<(&str, u32, &NetworkGateway), u32> = BTreeMap::new();
     let mut kept = Vec::with_capacity(group.endpoints.len());
     for mut member in group.endpoints {
-        let weight = member.weight().saturating_mul(networks.scale.max(1));
+        let weight = member.weight.saturating_mul(networks.scale.max(1));
         let gateways = gateways(networks, &member);
         if gateways.is_empty() || member.network.is_empty() || member.network == client.network {
             if member.has_address {
-                member.message.load_balancing_weight = Some(weight);
+                member.weight = weight;
                 kept.push(member);
             }
             continue;
@@ -114,15 +113,13 @@ fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) ->
     .map(|(key, value)| (key.into(), value.into()))
     .collect();
     Member {
-        message: LbEndpoint {
-            host_identifier: Some(HostIdentifier::Endpoint(EnvoyEndpoint {
-                address: Some(constant::address(&gateway.address, gateway.port)),
-                ..Default::default()
-            })),
-            load_balancing_weight: Some(weight),
-            metadata: Some(metadata(features, Some("istio"), || format!(";;;;{}", gateway.cluster))),
-            ..Default::default()
-        },
+        wire: peer(
+            features,
+            &gateway.address,
+            gateway.port,
+            &format!(";;;;{}", gateway.cluster),
+        ),
+        weight,
         labels: Shared::new(labels),
         mtls: true,
         network: gateway.network.clone(),

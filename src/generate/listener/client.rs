@@ -19,7 +19,11 @@ use crate::{
         policy::{self, Attach, Subject},
     },
     proto::istio::{
-        mesh::v1alpha1::{Tracing, proxy_config::ProxyHeaders},
+        mesh::v1alpha1::{
+            Tracing,
+            mesh_config::extension_provider::{OpenTelemetryTracingProvider, Provider, ServiceAttributeEnrichment},
+            proxy_config::ProxyHeaders,
+        },
         telemetry::v1alpha1::Telemetry,
     },
 };
@@ -58,7 +62,8 @@ pub struct FilterClient {
     pub tags: ServiceTags,
     /// The service's name in traces: the node's cluster.
     pub service_cluster: SmolStr,
-    /// The service's name in traces under OpenTelemetry's semantic conventions.
+    /// The service's name in traces under OpenTelemetry's semantic conventions; empty unless some provider follows these,
+    /// since it may be the name of the pod.
     pub otel_service_name: SmolStr,
     /// Telemetries that apply: of the root namespace, of its own, then those with a selector.
     pub telemetries: Shared<[ObjectKey]>,
@@ -91,10 +96,7 @@ impl FilterClient {
     /// What filters depend on of a selected proxy.
     pub fn of(view: &View, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;
-        let subject = Subject {
-            is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
-            ..Subject::workload(proxy.namespace.clone(), Labels::clone(&selected.labels))
-        };
+        let subject = &selected.subject;
         Hashed::new(Self {
             proxy_type: proxy.proxy_type,
             version: proxy.version,
@@ -106,9 +108,13 @@ impl FilterClient {
             tracing: MessageKey::new(selected.proxy_config.tracing.clone().unwrap_or_default()),
             tags: ServiceTags::of(proxy, &selected.labels),
             service_cluster: proxy.node_cluster.clone(),
-            otel_service_name: otel_service_name(proxy, &selected.labels),
-            telemetries: telemetries(view, &subject),
-            security: SecurityPolicies::of(view, &subject),
+            otel_service_name: if traces_by_conventions(view) {
+                otel_service_name(proxy, &selected.labels)
+            } else {
+                SmolStr::default()
+            },
+            telemetries: telemetries(view, subject),
+            security: SecurityPolicies::of(view, subject),
             extension_filters: selected.extensions.clone(),
             listener_patches: selected.patches.listeners.clone(),
             route_patches: selected.patches.routes.clone(),
@@ -176,6 +182,20 @@ fn or(text: SmolStr, default: &'static str) -> SmolStr {
     } else {
         text
     }
+}
+
+/// True if there is a provider that names services by OpenTelemetry's conventions.
+fn traces_by_conventions(view: &View) -> bool {
+    let mut providers = view.mesh_config().extension_providers.iter();
+    providers.any(|provider| match &provider.provider {
+        Some(Provider::Opentelemetry(otel)) => names_by_conventions(otel),
+        _ => false,
+    })
+}
+
+/// True for a provider whose services are named by OpenTelemetry's semantic conventions.
+pub fn names_by_conventions(otel: &OpenTelemetryTracingProvider) -> bool {
+    otel.service_attribute_enrichment == ServiceAttributeEnrichment::OtelSemanticConventions as i32
 }
 
 /// `service.name` as OpenTelemetry's conventions for Kubernetes derive it.

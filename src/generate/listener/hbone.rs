@@ -204,6 +204,7 @@ impl TerminateKey {
         let making = InboundListener {
             stack: FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound),
             client: &self.client,
+            sockets: Default::default(),
         };
         let own: Vec<_> = self.addresses.iter().filter_map(|ip| cidr_range(ip)).collect();
         let mut chains = making.tunnel_chains();

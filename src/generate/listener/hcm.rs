@@ -2,7 +2,9 @@
 
 mod template;
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::LazyLock};
+
+use prost::{Message, Name};
 
 use super::{
     access_log::LogPlace,
@@ -13,7 +15,7 @@ use crate::{
     base::{Hostname, cidr},
     generate::{
         constant::{ads_source, keep_header_case},
-        extension, security,
+        extension, security, wire,
     },
     model::{extension::ExtensionLayer, service::Protocol},
     proto::{
@@ -47,6 +49,9 @@ use crate::{
 
 pub use template::ManagerTemplate;
 
+const STAT_PREFIX: u32 = 2;
+const RDS: u32 = 3;
+const ROUTE_CONFIG: u32 = 4;
 /// The name of the filter.
 pub const HTTP_CONNECTION_MANAGER: &str = "envoy.filters.network.http_connection_manager";
 
@@ -84,6 +89,11 @@ pub struct HttpConnection {
 }
 
 impl HttpConnection {
+    /// It is declared to be gRPC-Web, which has a filter of its own; no other protocol shows in the filters.
+    pub(super) fn is_grpc_web(&self) -> bool {
+        self.protocol == Protocol::GrpcWeb
+    }
+
     /// A connection manager with nothing special.
     pub fn new(stat_prefix: String, routes: HttpRoutes, protocol: Protocol, port: u32) -> Self {
         Self {
@@ -103,8 +113,48 @@ impl HttpConnection {
 
 impl FilterStack<'_> {
     /// The connection manager as a network filter.
-    pub fn http_connection_filter(&self, http: HttpConnection) -> Filter {
-        super::tcp::filter(HTTP_CONNECTION_MANAGER, Any::pack(&self.http_connection_manager(http)))
+    pub fn http_connection_filter(&self, mut http: HttpConnection) -> Filter {
+        let config = if http.dynamic_dns.is_none() {
+            let common = self.manager_piece(&mut http);
+            Any {
+                type_url: HttpConnectionManager::type_url(),
+                value: self.with_routes(&common, http).into(),
+            }
+        } else {
+            Any::pack(&self.http_connection_manager(http))
+        };
+        super::tcp::filter(HTTP_CONNECTION_MANAGER, config)
+    }
+
+    /// A connection manager that is encoded already, with the prefix of its statistics and its routes.
+    fn with_routes(&self, common: &[u8], http: HttpConnection) -> Vec<u8> {
+        let mut routes = Vec::with_capacity(256);
+        match http.routes {
+            _ if self.denies_http(http.tunneled, http.port) => {
+                wire::nested(&mut routes, ROUTE_CONFIG, |out| {
+                    security::denied_routes().encode_raw(out)
+                });
+            }
+            HttpRoutes::Rds(name) => wire::nested(&mut routes, RDS, |out| {
+                static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+                    let rds = Rds {
+                        config_source: Some(ads_source()),
+                        ..Default::default()
+                    };
+                    rds.encode_to_vec()
+                });
+                out.extend_from_slice(&SOURCE);
+                wire::text(out, 2, &name);
+            }),
+            HttpRoutes::Inline(inline) => wire::nested(&mut routes, ROUTE_CONFIG, |out| inline.encode_raw(out)),
+        }
+        let mut prefix = Vec::with_capacity(http.stat_prefix.len() + 4);
+        wire::text(&mut prefix, STAT_PREFIX, &http.stat_prefix);
+        let mut manager = Vec::with_capacity(common.len() + prefix.len() + routes.len());
+        // Whatever the routes are, they stand where RDS would.
+        let pieces = [(STAT_PREFIX, prefix.as_slice()), (RDS, routes.as_slice())];
+        wire::spliced(&mut manager, common, pieces, |field| field);
+        manager
     }
 
     /// The connection manager.

@@ -1,16 +1,19 @@
 //! The HTTP filters of a connection manager, in order.
 
+use std::sync::LazyLock;
+
 use prost_types::{Struct, Value};
 
 use super::{client::ListenerClass, hcm::HttpConnection, stack::FilterStack, stats::STATS_FILTER};
 use crate::{
     base::Hostname,
     generate::{
-        constant::{ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, list, object, text},
+        constant::{
+            ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, list, metadata_exchange, object, text,
+        },
         extension::{self, ExtensionPhase},
         security::SecurityStage,
     },
-    model::service::Protocol,
     proto::{
         Any,
         envoy::{
@@ -58,7 +61,7 @@ impl FilterStack<'_> {
         filters.extend(security(SecurityStage::Authorization));
         filters.extend(extension(ExtensionPhase::Stats));
         filters.extend(extension(ExtensionPhase::Unspecified));
-        if http.protocol == Protocol::GrpcWeb {
+        if http.is_grpc_web() {
             filters.push(filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {})));
         }
         if self.has_extension("envoy.filters.http.grpc_stats") {
@@ -127,11 +130,14 @@ impl FilterStack<'_> {
 
     /// The configuration of the TCP metadata exchange.
     pub(super) fn tcp_metadata_exchange(&self) -> Any {
+        let Some(labels) = self.additional_labels() else {
+            return metadata_exchange();
+        };
         let mut fields = vec![
             ("protocol".to_owned(), text(PEER_EXCHANGE_ALPN)),
             ("enable_discovery".to_owned(), boolean(true)),
         ];
-        fields.extend(self.additional_labels());
+        fields.push(labels);
         Any::pack(&TypedStruct {
             type_url: "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange".to_owned(),
             value: Some(Struct {
@@ -151,6 +157,11 @@ pub fn filter(name: &str, config: Any) -> HttpFilter {
 }
 
 fn grpc_stats() -> HttpFilter {
+    static FILTER: LazyLock<HttpFilter> = LazyLock::new(make_grpc_stats);
+    FILTER.clone()
+}
+
+fn make_grpc_stats() -> HttpFilter {
     let config = grpc_stats::FilterConfig {
         emit_filter_state: true,
         per_method_stat_specifier: Some(PerMethodStatSpecifier::StatsForAllMethods(false)),
@@ -160,6 +171,11 @@ fn grpc_stats() -> HttpFilter {
 }
 
 fn alpn() -> HttpFilter {
+    static FILTER: LazyLock<HttpFilter> = LazyLock::new(make_alpn);
+    FILTER.clone()
+}
+
+fn make_alpn() -> HttpFilter {
     let overrides = [
         (UpstreamProtocol::Http10, ["istio-http/1.0", "istio", "http/1.0"]),
         (UpstreamProtocol::Http11, ["istio-http/1.1", "istio", "http/1.1"]),

@@ -1,6 +1,6 @@
 //! Inbound listeners of sidecars: `virtualInbound`, and the sockets that a Sidecar's ingress listeners ask for.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{cell::OnceCell, collections::BTreeMap, net::IpAddr};
 
 use smol_str::SmolStr;
 
@@ -42,8 +42,8 @@ use crate::{
     },
     proto::{
         envoy::config::{
-            core::v3::TrafficDirection,
-            listener::v3::{FilterChain, FilterChainMatch, Listener},
+            core::v3::{TrafficDirection, TransportSocket},
+            listener::v3::{Filter, FilterChain, FilterChainMatch, Listener},
         },
         istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar},
     },
@@ -326,6 +326,7 @@ impl InboundKey {
         let making = InboundListener {
             stack: FilterStack::new(view, &client.filters, ListenerClass::SidecarInbound),
             client,
+            sockets: Default::default(),
         };
         let ports = client.ports(&making.stack);
         let listener = match self.own_socket {
@@ -355,6 +356,15 @@ pub(super) struct InboundListener<'a> {
     pub(super) stack: FilterStack<'a>,
     /// The sidecar.
     pub(super) client: &'a InboundClient,
+    /// The sockets of mutual TLS once made, for TCP and for HTTP inside.
+    pub(super) sockets: [OnceCell<TransportSocket>; 2],
+}
+
+/// The filters of a port once made: the same in each of its chains of a kind.
+#[derive(Default)]
+struct PortFilters {
+    http: OnceCell<Vec<Filter>>,
+    tcp: OnceCell<Vec<Filter>>,
 }
 
 impl InboundListener<'_> {
@@ -435,7 +445,8 @@ impl InboundListener<'_> {
             port.tunneled = true;
             let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
             let forms = chain_forms(declared, MtlsMode::Disable, features);
-            chains.extend(forms.iter().map(|form| self.chain(&port, form)));
+            let filters = PortFilters::default();
+            chains.extend(forms.iter().map(|form| self.chain(&port, form, &filters)));
         }
         chains.extend(self.passthrough_chains(0, MtlsMode::Disable));
         chains
@@ -444,7 +455,8 @@ impl InboundListener<'_> {
     fn passthrough_chains(&self, port: u32, mode: MtlsMode) -> Vec<FilterChain> {
         let port = InboundPort::passthrough(port);
         let forms = chain_forms(MemberKind::Auto, mode, self.stack.features());
-        forms.iter().map(|form| self.chain(&port, form)).collect()
+        let filters = PortFilters::default();
+        forms.iter().map(|form| self.chain(&port, form, &filters)).collect()
     }
 
     /// The chains of a port by what mutual TLS demands there.
@@ -457,10 +469,11 @@ impl InboundListener<'_> {
         } else {
             chain_forms(declared, mode, self.stack.features())
         };
-        forms.iter().map(|form| self.chain(port, form)).collect()
+        let filters = PortFilters::default();
+        forms.iter().map(|form| self.chain(port, form, &filters)).collect()
     }
 
-    fn chain(&self, port: &InboundPort, form: &ChainForm) -> FilterChain {
+    fn chain(&self, port: &InboundPort, form: &ChainForm, filters: &PortFilters) -> FilterChain {
         let own_tls = port
             .tls
             .as_ref()
@@ -479,7 +492,11 @@ impl InboundListener<'_> {
                 };
                 Some(context.socket(tls))
             }
-            None => Some(self.stack.mutual_tls(&self.client.certificates, inside)),
+            None => {
+                let made = &self.sockets[usize::from(form.http)];
+                let socket = made.get_or_init(|| self.stack.mutual_tls(&self.client.certificates, inside));
+                Some(socket.clone())
+            }
         };
         FilterChain {
             name: port.chain_name(form.http),
@@ -490,9 +507,9 @@ impl InboundListener<'_> {
                 ..Default::default()
             }),
             filters: if form.http {
-                self.http_filters(port)
+                filters.http.get_or_init(|| self.http_filters(port)).clone()
             } else {
-                self.tcp_filters(port)
+                filters.tcp.get_or_init(|| self.tcp_filters(port)).clone()
             },
             transport_socket: socket,
             metadata: port.metadata.clone(),

@@ -304,6 +304,9 @@ impl<'a> Lister<'a> {
 
     /// The VirtualServices of the egress listener that route TCP or TLS for a service, in their order.
     fn virtual_services(&self, service: &Service, egress: &EgressListener) -> Vec<ObjectKey> {
+        if egress.virtual_services.is_empty() {
+            return Vec::new();
+        }
         let (cx, mesh) = (self.view.cx, self.view.mesh);
         let name = service.key.hostname.as_str();
         if host::is_wildcard(name) {

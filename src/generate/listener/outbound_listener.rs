@@ -145,8 +145,7 @@ impl OutboundKey {
                 }
             }
         }
-        let catch_all = making.catch_all_chain();
-        let listener = making.listener(chains, catch_all);
+        let listener = making.listener(chains, || making.catch_all_chain());
         finish(view, making.stack, listener)
     }
 }
@@ -222,7 +221,7 @@ impl OutboundListener<'_> {
     }
 
     /// The listener around its chains.
-    pub(super) fn listener(&self, chains: Vec<Chain>, catch_all: FilterChain) -> Listener {
+    pub(super) fn listener(&self, chains: Vec<Chain>, catch_all: impl FnOnce() -> FilterChain) -> Listener {
         let key = self.key;
         let features = self.stack.features();
         let tls_inspected = chains.iter().any(Chain::needs_tls_inspector);
@@ -245,7 +244,7 @@ impl OutboundListener<'_> {
                 None
             }
             Some(default) => Some(default),
-            None => Some(catch_all),
+            None => Some(catch_all()),
         };
         Listener {
             name: key.name().to_string(),

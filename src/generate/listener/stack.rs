@@ -10,7 +10,7 @@ use super::{
     telemetry::Telemetries,
 };
 use crate::{
-    base::Hostname,
+    base::{Hashed, Hostname},
     generate::{View, group::Note, security::BuiltSecurity},
     model::features::Features,
     proto::{envoy::config::accesslog::v3::AccessLog, istio::mesh::v1alpha1::MeshConfig},
@@ -21,7 +21,7 @@ pub struct FilterStack<'a> {
     /// The mesh.
     pub view: View<'a>,
     /// The client.
-    pub client: &'a FilterClient,
+    pub client: &'a Hashed<FilterClient>,
     /// The direction.
     pub class: ListenerClass,
     /// The mesh config.
@@ -37,7 +37,7 @@ pub struct FilterStack<'a> {
 
 impl<'a> FilterStack<'a> {
     /// Looks up what the filters need.
-    pub fn new(view: &View<'a>, client: &'a FilterClient, class: ListenerClass) -> Self {
+    pub fn new(view: &View<'a>, client: &'a Hashed<FilterClient>, class: ListenerClass) -> Self {
         Self {
             view: *view,
             client,

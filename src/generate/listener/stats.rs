@@ -14,8 +14,8 @@ use crate::{
 pub const STATS_FILTER: &str = "istio.stats";
 
 impl FilterStack<'_> {
-    /// The configuration of each stats filter: one for each Prometheus provider that measures, by provider name.
-    pub fn stats_configs(&self) -> Vec<Any> {
+    /// See [`Self::stats_configs`].
+    pub(super) fn make_stats_configs(&self) -> Vec<Any> {
         let metrics = self.telemetries.metrics(self.class);
         let prometheus = metrics
             .iter()

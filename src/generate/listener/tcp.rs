@@ -1,14 +1,16 @@
 //! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
 
+use prost::{Message, Name};
 use prost_types::Duration;
 
-use super::{access_log::LogPlace, http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER};
+use super::{http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER};
 use crate::{
     base::Hostname,
     generate::{
         constant::METADATA_EXCHANGE,
         extension::{self, ExtensionPhase},
         security::SecurityStage,
+        wire,
     },
     model::{extension::ExtensionLayer, service::Protocol},
     proto::{
@@ -45,6 +47,8 @@ use crate::{
     },
 };
 
+const ACCESS_LOG: u32 = 5;
+const WEIGHTED_CLUSTERS: u32 = 10;
 /// The name of the TCP proxy filter.
 pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
 /// The name of the filter that resolves a wildcard host from the SNI.
@@ -224,8 +228,17 @@ impl FilterStack<'_> {
     /// A TCP proxy with the client's idle timeout and the access logs.
     pub fn tcp_proxy(&self, mut proxy: TcpProxy) -> Filter {
         proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
-        proxy.access_log = self.access_logs(LogPlace::Tcp);
-        filter(TCP_PROXY, Any::pack(&proxy))
+        proxy.access_log.clear();
+        let (encoded, logs) = (proxy.encode_to_vec(), self.tcp_log_piece());
+        let mut value = Vec::with_capacity(encoded.len() + logs.len());
+        // Of the fields that say which clusters, each stands where that of a single one would.
+        let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
+        wire::spliced(&mut value, &encoded, [(ACCESS_LOG, logs.as_slice())], place);
+        let config = Any {
+            type_url: TcpProxy::type_url(),
+            value: value.into(),
+        };
+        filter(TCP_PROXY, config)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     access_log::envoy_grpc,
-    client::ServiceTags,
+    client::{ServiceTags, names_by_conventions},
     stack::{FilterStack, ProviderCluster},
     telemetry::TracingSpec,
 };
@@ -42,7 +42,7 @@ use crate::{
                     ExtensionProvider,
                     extension_provider::{
                         HttpHeader, HttpService as ProviderHttpService, OpenTelemetryTracingProvider, Provider,
-                        ServiceAttributeEnrichment, ZipkinTracingProvider, http_header,
+                        ZipkinTracingProvider, http_header,
                         open_telemetry_tracing_provider::{DynatraceSampler, Sampling},
                     },
                 },
@@ -273,7 +273,7 @@ impl FilterStack<'_> {
 
     fn open_telemetry(&self, otel: &OpenTelemetryTracingProvider) -> Option<Any> {
         let upstream = self.provider_cluster("opentelemetry", &otel.service, otel.port)?;
-        let enriched = otel.service_attribute_enrichment == ServiceAttributeEnrichment::OtelSemanticConventions as i32;
+        let enriched = names_by_conventions(otel);
         let service_name = if enriched {
             &self.client.otel_service_name
         } else {

@@ -128,7 +128,7 @@ impl HttpProxyKey {
             filters,
             ..Default::default()
         };
-        let listener = making.listener(vec![chain], FilterChain::default());
+        let listener = making.listener(vec![chain], FilterChain::default);
         finish(view, making.stack, listener)
     }
 }

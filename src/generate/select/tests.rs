@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    generate::{patch::PatchRef, proxy::Extensions},
+    generate::{listener::Pieces, patch::PatchRef, proxy::Extensions},
     model::{Installation, World, fixture::folder_world},
     table::{Cx, RelationId, Table},
 };
@@ -83,6 +83,7 @@ fn with<T>(world: &World, read: impl FnOnce(&View) -> T) -> T {
         mesh: &mesh,
         scopes: &scopes,
         fragments: &Table::new(RelationId(u32::MAX)),
+        pieces: &Pieces::default(),
     })
 }
 

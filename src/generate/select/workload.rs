@@ -23,8 +23,7 @@ pub(super) fn cluster(view: &View, proxy: &Proxy) -> ClusterId {
 
 /// True if the proxy's own labels are all that counts.
 pub(super) fn is_test_vm(proxy: &Proxy) -> bool {
-    let labels = proxy.label_map("LABELS");
-    labels.get(TEST_VM_LABEL).is_some_and(|value| !value.is_empty())
+    !proxy.node_label(TEST_VM_LABEL).is_empty()
 }
 
 /// The proxy's pod: named by the node id where that agrees with the metadata, else found by address if that is asked for.

@@ -44,7 +44,10 @@ fn first_block(text: &[u8]) -> Option<Vec<u8>> {
             let (body, _) = body.split_once(&format!("{END}{kind}{DASHES}"))?;
             // Lines with a colon are headers.
             let lines = body.lines().filter(|line| !line.contains(':'));
-            let compact: String = lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect();
+            let mut compact = String::with_capacity(body.len());
+            for word in lines.flat_map(str::split_whitespace) {
+                compact.push_str(word);
+            }
             STANDARD.decode(compact).ok()
         });
         if block.is_some() {
