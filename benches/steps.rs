@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let outcome = if is(count::COUNTED) {
         Work::new().and_then(|mut work| count::run(&mut work, &wanted))
     } else {
-        run(&wanted, part, is("--keep"))
+        run(&wanted, is("--keep"))
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(wanted: &[&Step], part: Option<&str>, keep: bool) -> Result<(), String> {
+fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/criterion");
     let mut work = Work::new()?;
     let mut criterion = Criterion::default().without_plots().output_directory(&folder);
@@ -87,7 +87,7 @@ fn run(wanted: &[&Step], part: Option<&str>, keep: bool) -> Result<(), String> {
         work.check().map_err(|error| format!("{}: {error}", step.name))?;
     }
     drop(work);
-    let counts = count::under_valgrind(wanted, part)?;
+    let counts = count::under_valgrind(wanted)?;
     let mut seen = Vec::new();
     for (at, step) in wanted.iter().enumerate() {
         let estimates = folder.join(step.folder()).join("time/new/estimates.json");

@@ -28,7 +28,7 @@ fn counted_step(step: &Step, work: &mut Work) {
 }
 
 /// The counts of these steps, in order; empty, with a word about it, where there is no valgrind.
-pub(super) fn under_valgrind(steps: &[&Step], wanted: Option<&str>) -> Result<Vec<u64>, String> {
+pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
     let silent = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !silent(Command::new("valgrind").arg("--version")).is_ok_and(|status| status.success()) {
         println!("valgrind is not installed: instructions are not counted");
@@ -41,25 +41,26 @@ pub(super) fn under_valgrind(steps: &[&Step], wanted: Option<&str>) -> Result<Ve
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     println!("counting instructions, which takes a few minutes");
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let status = Command::new("valgrind")
-        .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
-        .arg(format!("--toggle-collect={FUNCTION}"))
-        .arg(format!("--dump-after={FUNCTION}"))
-        .arg(format!("--callgrind-out-file={}", folder.join("count").display()))
-        .arg(program)
-        .arg(COUNTED)
-        .args(wanted)
-        .status()
-        .map_err(|error| error.to_string())?;
-    if !status.success() {
-        return Err(format!("under valgrind: {status}"));
+    let mut counts = Vec::new();
+    for (at, step) in steps.iter().enumerate() {
+        let out = folder.join(at.to_string());
+        let status = Command::new("valgrind")
+            .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+            .arg(format!("--toggle-collect={FUNCTION}"))
+            .arg(format!("--callgrind-out-file={}", out.display()))
+            .arg(&program)
+            .args([COUNTED, step.name])
+            .status()
+            .map_err(|error| error.to_string())?;
+        if !status.success() {
+            return Err(format!("{} under valgrind: {status}", step.name));
+        }
+        counts.push(total(&out)?);
     }
-    (1..=steps.len())
-        .map(|part| total(&folder.join(format!("count.{part}"))))
-        .collect()
+    Ok(counts)
 }
 
-/// What was counted until that dump since the one before.
+/// What was counted in all.
 fn total(dump: &Path) -> Result<u64, String> {
     let text = std::fs::read_to_string(dump).map_err(|error| format!("{}: {error}", dump.display()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("totals: "));
