@@ -8,6 +8,7 @@ pub mod connection;
 mod gate;
 pub mod lobby;
 mod place;
+mod socket;
 pub mod unary;
 
 use std::{net::SocketAddr, sync::Arc};

@@ -1,7 +1,9 @@
 //! The wire: ADS in both protocols, over connections that are state machines without IO.
 
 pub mod admission;
+pub mod answers;
 pub mod body;
+pub mod claims;
 pub mod connection;
 pub mod debug;
 mod delta;

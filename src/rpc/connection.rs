@@ -18,7 +18,7 @@ use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     runtime::Handle,
 };
 use tokio_util::sync::CancellationToken;
@@ -28,6 +28,7 @@ use super::{
     gate::Gate,
     lobby::{Guest, Lobby},
     place::Place,
+    socket::{Socket, Uncork},
 };
 use crate::{auth::tls::PeerCertificate, task::Tasks};
 
@@ -35,12 +36,11 @@ use crate::{auth::tls::PeerCertificate, task::Tasks};
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long accepting rests after an error such as "too many open files".
 const ACCEPT_REST: Duration = Duration::from_millis(20);
-/// What a client may send on a stream before it is read: as much as every client takes for granted before it has heard anything
-/// (RFC 9113, 6.9.2). With less, a client that has sent more by then owes the difference, and the library below does not give
-/// that back in every case: the stream then waits for ever.
-const STREAM_WINDOW_BYTES: u32 = 65_535;
-/// What a client may send on all streams before it is read, in the long run: what strangers send is held.
-const CONNECTION_WINDOW_BYTES: u32 = 32 << 10;
+/// What a client may send on a stream, and on all of them, before it is read. A client that repeats hundreds of kilobytes of
+/// names with each ACK is not to wait for us again and again; of strangers [`Gate`] reads less. It must not be less than the
+/// 65,535 that every client takes for granted before it has heard anything (RFC 9113, 6.9.2): a client that has sent more by
+/// then owes the difference, and the library below does not give that back in every case; the stream then waits for ever.
+const WINDOW_BYTES: u32 = 256 << 10;
 /// Headers of a request where callers have to be known: a token, or what a gateway says of a chain of certificates.
 const HEADER_BYTES: u32 = 12 << 10;
 /// Headers of a request where nobody has to be known. What a stranger may open at once has to be little memory in all.
@@ -142,7 +142,7 @@ impl<S: Service> Connections<S> {
     /// what certificate the client has; it runs in the connection's own task and is given up after a while.
     pub async fn serve_tls<H, F, I>(&self, listener: TcpListener, handshake: H)
     where
-        H: Fn(TcpStream) -> F,
+        H: Fn(Socket) -> F,
         F: Future<Output = io::Result<(I, Option<Arc<PeerCertificate>>)>> + Send + 'static,
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -151,7 +151,7 @@ impl<S: Service> Connections<S> {
 
     async fn accept<H, F, I>(&self, listener: TcpListener, handshake: H, is_tls: bool)
     where
-        H: Fn(TcpStream) -> F,
+        H: Fn(Socket) -> F,
         F: Future<Output = io::Result<(I, Option<Arc<PeerCertificate>>)>> + Send + 'static,
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -182,7 +182,9 @@ impl<S: Service> Connections<S> {
                 tracing::debug!(%error, %address, "TCP_NODELAY cannot be set");
             }
             let server = self.clone();
-            let prepared = handshake(stream);
+            let socket = Socket::new(stream);
+            let uncork = socket.uncork();
+            let prepared = handshake(socket);
             let place = Place::new(self.tasks.clone(), self.streams_on.clone());
             self.tasks.spawn("handshake", async move {
                 let prepared = tokio::select! {
@@ -196,7 +198,7 @@ impl<S: Service> Connections<S> {
                             is_tls,
                             certificate,
                         };
-                        let serving = server.into_served(io, peer, guest, place.clone());
+                        let serving = server.into_served((io, uncork), peer, guest, place.clone());
                         place.spawn("connection", serving);
                     }
                     Ok(Err(error)) => tracing::debug!(%address, %error, "the handshake failed"),
@@ -215,10 +217,12 @@ impl<S: Service> Connections<S> {
             return;
         };
         let place = Place::new(self.tasks.clone(), None);
-        self.clone().into_served(io, peer, guest, place).await;
+        self.clone()
+            .into_served((io, Uncork::default()), peer, guest, place)
+            .await;
     }
 
-    async fn into_served<I>(self, io: I, peer: Peer, guest: Arc<Guest>, place: Place)
+    async fn into_served<I>(self, (io, uncork): (I, Uncork), peer: Peer, guest: Arc<Guest>, place: Place)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -242,6 +246,7 @@ impl<S: Service> Connections<S> {
         });
         let gate = TokioIo::new(Gate::new(io, guest.clone()));
         let mut connection = pin!(self.builder(place, peer.is_tls).serve_connection(gate, service));
+        // Each of them ends the turn, lest what was said last wait for more.
         let expired = async {
             match expires {
                 Some(at) => reached(at, self.options.wall_clock).await,
@@ -262,7 +267,7 @@ impl<S: Service> Connections<S> {
         };
         let (mut expired, stranger) = (pin!(expired), pin!(stranger));
         tokio::select! {
-            ended = connection.as_mut() => return log_end(address, ended),
+            ended = uncork.after_each_turn(connection.as_mut()) => return log_end(address, ended),
             () = guest.shown_out() => return tracing::debug!(%address, "a connection is shown out"),
             () = stranger => return tracing::debug!(%address, "a connection did not say in time what it wants"),
             () = expired.as_mut() => tracing::debug!(%address, "the certificate of a client has expired"),
@@ -273,14 +278,14 @@ impl<S: Service> Connections<S> {
         connection.as_mut().graceful_shutdown();
         if !self.tasks.shutdown().is_cancelled() {
             tokio::select! {
-                ended = connection.as_mut() => return log_end(address, ended),
+                ended = uncork.after_each_turn(connection.as_mut()) => return log_end(address, ended),
                 () = guest.shown_out() => return,
                 () = tokio::time::sleep(self.options.age_grace) => {}
                 () = self.tasks.shutdown().cancelled() => {}
             }
         }
         draining.token.cancel();
-        if let Ok(ended) = tokio::time::timeout(LAST_PATIENCE, connection).await {
+        if let Ok(ended) = tokio::time::timeout(LAST_PATIENCE, uncork.after_each_turn(connection)).await {
             log_end(address, ended);
         }
     }
@@ -293,8 +298,8 @@ impl<S: Service> Connections<S> {
             .keep_alive_timeout(self.options.keepalive_timeout)
             .max_concurrent_streams(self.options.max_streams)
             .max_header_list_size(if is_tls { HEADER_BYTES } else { PLAINTEXT_HEADER_BYTES })
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES);
         builder
     }
 }

@@ -17,6 +17,8 @@ use super::lobby::Guest;
 
 /// What is read of a stranger: the headers of some streams, and the first part of a request.
 const STRANGERS_BYTES: usize = 16 << 10;
+/// What is read of somebody who has a stream but is not admitted, beyond what was taken of it.
+const UNTAKEN_BYTES: usize = 32 << 10;
 /// What is read of a stranger in one turn.
 const STRANGERS_TURN: usize = 4 << 10;
 /// Streams of a stranger that are let through before they are answered. Each has its credentials in its headers, so none waits
@@ -28,6 +30,8 @@ pub(super) struct Gate<I> {
     io: I,
     guest: Arc<Guest>,
     left: usize,
+    /// What was read since there was trust, and before it was admitted.
+    passed: usize,
     /// It has had its turn.
     rests: bool,
     streams: Streams,
@@ -35,12 +39,13 @@ pub(super) struct Gate<I> {
     held: Vec<u8>,
 }
 
-impl<I> Gate<I> {
+impl<I: AsyncRead + Unpin> Gate<I> {
     pub(super) fn new(io: I, guest: Arc<Guest>) -> Self {
         Self {
             io,
             guest,
             left: STRANGERS_BYTES,
+            passed: 0,
             rests: false,
             streams: Streams::default(),
             held: Vec::new(),
@@ -52,6 +57,24 @@ impl<I> Gate<I> {
         let len = self.held.len().min(buffer.remaining());
         buffer.put_slice(&self.held[..len]);
         self.held.drain(..len);
+    }
+
+    /// Reads as much as may wait to be taken until it is admitted; then whatever comes.
+    fn read_on(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.guest.is_admitted() {
+            return Pin::new(&mut self.io).poll_read(cx, buffer);
+        }
+        let len = (self.guest.taken() + UNTAKEN_BYTES).saturating_sub(self.passed);
+        if len == 0 {
+            return Poll::Pending;
+        }
+        let len = len.min(buffer.remaining());
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(len));
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        self.passed += read;
+        buffer.advance(read);
+        Poll::Ready(Ok(()))
     }
 
     /// Lets through what was held up to the next stream too many. An empty read would be the end, so where nothing passes
@@ -129,7 +152,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.guest.is_trusted(cx) {
             if self.held.is_empty() {
-                return Pin::new(&mut self.io).poll_read(cx, buffer);
+                return self.read_on(cx, buffer);
             }
             self.release(buffer);
             return Poll::Ready(Ok(()));
@@ -209,6 +232,10 @@ mod tests {
         let mut reading = std::pin::pin!(gate.read_exact(&mut rest));
         assert!(futures::poll!(reading.as_mut()).is_pending());
         guest.trust();
+        assert!(futures::poll!(reading.as_mut()).is_pending(), "nobody takes it");
+        guest.took(2 * UNTAKEN_BYTES);
+        assert!(futures::poll!(reading.as_mut()).is_pending(), "most of it");
+        guest.admit();
         reading.await.expect("all of it");
         assert!(few.iter().chain(&rest).all(|byte| *byte == 0));
     }
@@ -246,7 +273,7 @@ mod tests {
         gate.read_exact(&mut next).await.expect("one more");
         first.extend(next);
         rest.truncate(sent.len() - first.len());
-        guest.trust();
+        guest.admit();
         gate.read_exact(&mut rest).await.expect("all of it");
         first.extend(rest);
         assert_eq!(first, sent);

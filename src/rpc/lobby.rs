@@ -91,6 +91,7 @@ impl Lobby {
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
             answered: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
             waiting: AtomicU32::new(0),
             offences: Mutex::new((0.0, Instant::now())),
         }))
@@ -156,6 +157,8 @@ pub struct Guest {
     streams: AtomicU32,
     /// Streams that were answered.
     answered: AtomicUsize,
+    /// Bytes of requests that were taken by who reads them.
+    taken: AtomicUsize,
     /// Streams that were answered and wait for their first message.
     waiting: AtomicU32,
     /// How many, and when that was.
@@ -168,6 +171,7 @@ impl Guest {
         self.trust();
         if !self.admitted.swap(true, Ordering::AcqRel) {
             self.lobby.lock().remove(self.number);
+            self.reader.wake();
         }
     }
 
@@ -176,25 +180,39 @@ impl Guest {
         self.admitted.load(Ordering::Acquire)
     }
 
-    /// As much as it sends may be read from now on; before, a few kilobytes.
+    /// As much as it sends may be read from now on, as long as it is taken, and more once it is admitted; before, a few
+    /// kilobytes.
     pub fn trust(&self) {
         if !self.trusted.swap(true, Ordering::AcqRel) {
             self.reader.wake();
         }
     }
 
-    /// True after [`Self::trust`]; else whoever asks is woken when it becomes true.
+    /// True after [`Self::trust`]. Whoever asks is woken when that or what may be read changes, until it is admitted.
     pub(super) fn is_trusted(&self, cx: &Context<'_>) -> bool {
-        if self.trusted.load(Ordering::Acquire) {
-            return true;
+        if !self.is_admitted() {
+            self.reader.register(cx.waker());
         }
-        self.reader.register(cx.waker());
         self.trusted.load(Ordering::Acquire)
     }
 
     /// How many of its streams were answered. Whoever asked [`Self::is_trusted`] before is woken when there are more.
     pub(super) fn answered(&self) -> usize {
         self.answered.load(Ordering::Acquire)
+    }
+
+    /// So much of its requests was taken by who reads them.
+    pub fn took(&self, bytes: usize) {
+        if !self.is_admitted() {
+            self.taken.fetch_add(bytes, Ordering::AcqRel);
+            self.reader.wake();
+        }
+    }
+
+    /// How much of its requests was taken before it was admitted. Whoever asked [`Self::is_trusted`] before is woken when it
+    /// is more.
+    pub(super) fn taken(&self) -> usize {
+        self.taken.load(Ordering::Acquire)
     }
 
     /// It did what clients do not do: reset a stream before it was answered, showed credentials that are none. After too

@@ -35,6 +35,9 @@ use crate::{
 const PIECE_BYTES: usize = 64 << 10;
 /// A piece is full at this number of chunks: as many as the transport hands to the kernel in one call.
 const PIECE_CHUNKS: usize = 64;
+/// Resources of fewer bytes on average are laid end to end first, if others are sent the same: the transport takes sixteen
+/// chunks at a time, which are to fill a frame.
+const SMALL_BYTES: usize = 4 << 10;
 /// Of a gRPC message: one byte that says whether it is compressed, four of length.
 const PREFIX_LEN: usize = 5;
 
@@ -127,12 +130,29 @@ struct Head {
     control_plane: Option<ControlPlane>,
 }
 
+/// What follows a head.
+#[derive(Debug)]
+enum Content {
+    Resources(Arc<[Arc<EncodedResource>]>),
+    /// The same, laid end to end.
+    Blocks(Arc<[Bytes]>),
+}
+
+impl Content {
+    fn get(&self, protocol: Protocol, index: usize) -> Option<&Bytes> {
+        match self {
+            Self::Resources(resources) => resources.get(index).map(|resource| frame(protocol, resource)),
+            Self::Blocks(blocks) => blocks.get(index),
+        }
+    }
+}
+
 /// A response as a gRPC message, cut into pieces on demand.
 #[derive(Debug)]
 pub struct Message {
     protocol: Protocol,
     head: Option<Bytes>,
-    resources: Arc<[Arc<EncodedResource>]>,
+    content: Content,
     next: usize,
     written: Option<Arc<oneshot::Sender<()>>>,
 }
@@ -161,7 +181,19 @@ impl Message {
             removed: response.removed.iter().map(ToString::to_string).collect(),
             control_plane: None,
         };
-        Self::of(protocol, head, response.resources)
+        let frames = || {
+            response
+                .resources
+                .iter()
+                .map(|resource| frame(protocol, resource).len())
+        };
+        let (len, count) = (frames().sum::<usize>(), response.resources.len());
+        let laid = response.laid.filter(|_| len > PIECE_BYTES && len / count < SMALL_BYTES);
+        let content = match laid {
+            Some(laid) => Content::Blocks(laid.blocks(protocol, &response.resources)),
+            None => Content::Resources(response.resources),
+        };
+        Self::of(protocol, head, content, len)
     }
 
     /// Renders debug information.
@@ -177,11 +209,13 @@ impl Message {
             removed: Vec::new(),
             control_plane: answer.control_plane.map(|identifier| ControlPlane { identifier }),
         };
-        Self::of(protocol, head, answer.resources.into())
+        let frames = answer.resources.iter().map(|resource| frame(protocol, resource).len());
+        let len = frames.sum();
+        Self::of(protocol, head, Content::Resources(answer.resources.into()), len)
     }
 
-    fn of(protocol: Protocol, fields: Head, resources: Arc<[Arc<EncodedResource>]>) -> Result<(Self, Sent), TooLarge> {
-        let frames: usize = resources.iter().map(|resource| frame(protocol, resource).len()).sum();
+    /// `frames` is the length of the content.
+    fn of(protocol: Protocol, fields: Head, content: Content, frames: usize) -> Result<(Self, Sent), TooLarge> {
         let mut head = BytesMut::zeroed(PREFIX_LEN);
         // Fields of a protobuf message may come in any order, so those of this stream stand before the shared ones.
         match protocol {
@@ -211,7 +245,7 @@ impl Message {
         let message = Self {
             protocol,
             head: Some(head.freeze()),
-            resources,
+            content,
             next: 0,
             written: Some(Arc::new(written)),
         };
@@ -228,14 +262,14 @@ impl Message {
         if let Some(head) = self.head.take() {
             piece.push(head);
         }
-        while let Some(resource) = self.resources.get(self.next) {
+        while let Some(chunk) = self.content.get(self.protocol, self.next) {
             if piece.remaining >= PIECE_BYTES || piece.chunks.len() >= PIECE_CHUNKS {
                 break;
             }
-            piece.push(frame(self.protocol, resource).clone());
+            piece.push(chunk.clone());
             self.next += 1;
         }
-        piece.written = if self.next < self.resources.len() {
+        piece.written = if self.content.get(self.protocol, self.next).is_some() {
             self.written.clone()
         } else {
             self.written.take()
@@ -244,7 +278,8 @@ impl Message {
     }
 }
 
-fn frame(protocol: Protocol, resource: &EncodedResource) -> &Bytes {
+/// A resource as it goes on the wire.
+pub(super) fn frame(protocol: Protocol, resource: &EncodedResource) -> &Bytes {
     match protocol {
         Protocol::Sotw => resource.sotw_frame(),
         Protocol::Delta => resource.delta_frame(),
@@ -425,6 +460,7 @@ mod tests {
             nonce: "1-1".into(),
             version: Version::of(b"1"),
             resources: resources.collect(),
+            laid: None,
             removed: vec!["gone".into()],
         }
     }

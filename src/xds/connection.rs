@@ -8,6 +8,8 @@ use std::sync::Arc;
 use smol_str::{SmolStr, format_smolstr};
 
 use super::{
+    answers::{Answers, Laid},
+    claims::Claims,
     delta,
     names::Names,
     order, sotw,
@@ -57,7 +59,7 @@ pub enum Wish {
         /// `resource_names_unsubscribe`.
         unsubscribe: Vec<SmolStr>,
         /// `initial_resource_versions`.
-        initial: Vec<(SmolStr, String)>,
+        claims: Claims,
     },
 }
 
@@ -72,6 +74,8 @@ pub struct Response {
     pub version: Version,
     /// What is sent, by name.
     pub resources: Arc<[Arc<EncodedResource>]>,
+    /// The same on the wire, if others are sent it too.
+    pub laid: Option<Arc<Laid>>,
     /// What is gone (incremental protocol only).
     pub removed: Vec<SmolStr>,
 }
@@ -123,6 +127,8 @@ pub struct Connection {
     latest: Option<Arc<ResourceSnapshot>>,
     types: [Option<Box<WatchedResource>>; ResourceType::ALL.len()],
     responses: u64,
+    /// What was made for others.
+    answers: Arc<Answers>,
 }
 
 impl Connection {
@@ -134,7 +140,15 @@ impl Connection {
             latest: None,
             types: Default::default(),
             responses: 0,
+            answers: Arc::default(),
         }
+    }
+
+    /// The same, which shares what it answers with other connections.
+    #[must_use]
+    pub(super) fn sharing(mut self, answers: Arc<Answers>) -> Self {
+        self.answers = answers;
+        self
     }
 
     /// The connection of a client that asks for clusters and listeners by name too, and whose snapshots are made for
@@ -181,6 +195,7 @@ impl Connection {
 
     /// A newer snapshot of the connection's group (or of another group that it belongs to now).
     pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
+        self.answers.advance(resources.revision);
         self.latest = Some(resources);
         self.settle()
     }
@@ -192,7 +207,7 @@ impl Connection {
             Wish::Change {
                 subscribe,
                 unsubscribe,
-                initial,
+                claims,
             } => {
                 let Request {
                     resource_type,
@@ -200,7 +215,7 @@ impl Connection {
                     error,
                     ..
                 } = request;
-                self.delta_request(resource_type, &nonce, error, subscribe, unsubscribe, initial)
+                self.delta_request(resource_type, &nonce, error, subscribe, unsubscribe, claims)
             }
         };
         self.check_names()?;
@@ -276,7 +291,7 @@ impl Connection {
         error: Option<String>,
         subscribe: Arc<Names>,
         unsubscribe: Vec<SmolStr>,
-        initial: Vec<(SmolStr, String)>,
+        claims: Claims,
     ) -> Outcome {
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
@@ -303,12 +318,11 @@ impl Connection {
             watched.on_demand = on_demand;
             watched.wildcard = is_wildcard && claims_only;
             watched.must_answer = true;
-            watched.claimed = initial
-                .into_iter()
-                .map(|(name, version)| (name, Version::parse(&version)))
-                .collect();
+            watched.claimed = claims;
             if !watched.wildcard && claims_only {
-                watched.names.extend(watched.claimed.keys().cloned());
+                watched
+                    .names
+                    .extend(watched.claimed.versions().keys().map(SmolStr::new));
             }
         }
         if first || !subscribe.is_empty() || !unsubscribe.is_empty() {
@@ -363,8 +377,8 @@ impl Connection {
                 continue;
             }
             let content = match self.protocol {
-                Protocol::Sotw => sotw::content(watched, *resource_type, &latest),
-                Protocol::Delta => delta::content(watched, *resource_type, &latest),
+                Protocol::Sotw => sotw::content(watched, *resource_type, &latest, &self.answers),
+                Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.answers),
             };
             let Some(content) = content else { continue };
             if *resource_type == ResourceType::Cluster {
@@ -408,8 +422,8 @@ impl Connection {
             responses.push(self.respond(
                 *resource_type,
                 InFlight {
-                    resources: Arc::default(),
                     removed,
+                    ..InFlight::default()
                 },
                 latest,
             ));
@@ -417,7 +431,7 @@ impl Connection {
         responses
     }
 
-    fn respond(&mut self, resource_type: ResourceType, content: InFlight, latest: &ResourceSnapshot) -> Response {
+    fn respond(&mut self, resource_type: ResourceType, mut content: InFlight, latest: &ResourceSnapshot) -> Response {
         self.responses += 1;
         let nonce = format_smolstr!("{}-{}", latest.revision.0, self.responses);
         let response = Response {
@@ -425,6 +439,7 @@ impl Connection {
             nonce: nonce.clone(),
             version: latest.view(resource_type).version(),
             resources: content.resources.clone(),
+            laid: content.laid.take(),
             removed: content.removed.clone(),
         };
         if let Some(watched) = &mut self.types[resource_type as usize] {

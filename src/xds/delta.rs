@@ -8,6 +8,7 @@ use std::{
 use smol_str::SmolStr;
 
 use super::{
+    answers::{Answer, Answers},
     order,
     watched::{InFlight, WatchedResource},
 };
@@ -18,8 +19,16 @@ pub(super) fn content(
     watched: &mut WatchedResource,
     resource_type: ResourceType,
     latest: &ResourceSnapshot,
+    answers: &Answers,
 ) -> Option<InFlight> {
     let view = latest.view(resource_type);
+    if watched.sent.is_none()
+        && !watched.on_demand
+        && let Ok(names) = watched.whole()
+    {
+        let answer = answers.all(resource_type, latest, names);
+        return Some(first(watched, resource_type, view, answer));
+    }
     let must_answer = std::mem::take(&mut watched.must_answer);
     let mut content = Content::default();
     let mut owed = std::mem::take(&mut watched.owed);
@@ -61,6 +70,37 @@ pub(super) fn content(
     content.finish(watched, resource_type, must_answer)
 }
 
+/// The first answer to a subscription that is everything or one list: all of it but what the client holds already; what it
+/// holds and is gone is removed.
+fn first(watched: &mut WatchedResource, resource_type: ResourceType, view: &TypeView, answer: Answer) -> InFlight {
+    (watched.must_answer, watched.owed_all) = (false, false);
+    watched.owed.clear();
+    watched.sent = Some(view.clone());
+    let claims = std::mem::take(&mut watched.claimed);
+    let mut claimed = claims.versions();
+    let (mut resources, mut laid) = (answer.resources, Some(answer.laid));
+    if !claimed.is_empty() {
+        laid = None;
+        let mut is_held = |resource: &EncodedResource| claimed.remove(&*resource.name) == Some(Some(resource.version));
+        resources = resources
+            .iter()
+            .filter(|resource| !is_held(resource))
+            .cloned()
+            .collect();
+    }
+    let mut removed = BTreeSet::new();
+    if order::is_removed(resource_type) {
+        let gone = claimed.into_keys().map(SmolStr::new);
+        removed.extend(gone.filter(|name| watched.asks_for(name)));
+        removed.extend(answer.missing.iter().cloned());
+    }
+    InFlight {
+        resources,
+        laid,
+        removed: removed.into_iter().collect(),
+    }
+}
+
 #[derive(Default)]
 struct Content {
     send: BTreeMap<SmolStr, Arc<EncodedResource>>,
@@ -76,8 +116,9 @@ impl Content {
     /// The first answer: everything wanted but what the client holds already; what it holds and is gone is removed.
     fn first(&mut self, watched: &mut WatchedResource, view: &TypeView, owed: &mut BTreeSet<SmolStr>) {
         self.first = true;
-        let claimed = std::mem::take(&mut watched.claimed);
-        let held = |resource: &EncodedResource| claimed.get(&resource.name) == Some(&Some(resource.version));
+        let claims = std::mem::take(&mut watched.claimed);
+        let claimed = claims.versions();
+        let held = |resource: &EncodedResource| claimed.get(&*resource.name) == Some(&Some(resource.version));
         if watched.wildcard || watched.on_demand {
             self.send
                 .extend(view.iter().filter(|r| !held(r)).map(|r| (r.name.clone(), r.clone())));
@@ -89,10 +130,9 @@ impl Content {
                 .filter(|name| !view.get(name).is_some_and(|r| held(r)))
                 .cloned(),
         );
-        let gone = claimed
-            .keys()
-            .filter(|name| watched.asks_for(name) && view.get(name).is_none());
-        self.removed.extend(gone.cloned());
+        let gone = claimed.keys().map(SmolStr::new);
+        let gone = gone.filter(|name| watched.asks_for(name) && view.get(name).is_none());
+        self.removed.extend(gone);
     }
 
     fn change(&mut self, watched: &WatchedResource, sent: &TypeView, view: &TypeView) {
@@ -126,6 +166,7 @@ impl Content {
         }
         Some(InFlight {
             resources: send.into_values().collect(),
+            laid: None,
             removed: removed.into_iter().collect(),
         })
     }

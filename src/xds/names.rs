@@ -1,8 +1,10 @@
-//! The names of subscriptions. Thousands of proxies ask for the same thousands of names, and repeat them all with each
-//! ACK; so lists that came as the same bytes are read once and shared.
+//! The names of subscriptions. Thousands of proxies ask for the same thousands of names, each in an order of its own, and
+//! repeat them all with each ACK; so lists of the same names are read once and shared.
 
 use std::{
+    collections::hash_map::RandomState,
     fmt,
+    hash::BuildHasher,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -65,6 +67,11 @@ impl Names {
         self.wildcard
     }
 
+    /// What they were read from, if others may have the same; else nothing.
+    pub(super) fn fields(&self) -> &Bytes {
+        &self.fields
+    }
+
     /// The names but for `*`.
     pub fn set(&self) -> &OrdSet<SmolStr> {
         &self.set
@@ -89,26 +96,41 @@ impl Names {
     }
 }
 
-/// The lists that some connection has, by the hash of their bytes.
+/// The lists that some connection has.
 #[derive(Default)]
 pub(super) struct KnownNames {
     /// Locked for one look or one insertion.
-    lists: Mutex<FxHashMap<u64, Weak<Names>>>,
+    lists: Mutex<Lists>,
+    /// Keyed at random, so that nobody can make two sets that are taken for one.
+    hashers: [RandomState; 2],
 }
 
+#[derive(Default)]
+struct Lists {
+    /// By the hash of their bytes.
+    by_bytes: FxHashMap<u64, Weak<Names>>,
+    /// By what they hold.
+    by_set: FxHashMap<SetHash, Weak<Names>>,
+}
+
+/// The number of names, and the sums of two hashes of each: the same in any order.
+type SetHash = (usize, u64, u64);
+
 impl KnownNames {
-    /// Reads fields of strings, tags included, or finds that they were read already.
+    /// Reads fields of strings, tags included, or finds that the same names were read already, if in another order.
     pub(super) fn read(&self, fields: Bytes) -> Result<Arc<Names>, DecodeError> {
         if fields.len() < SMALL_BYTES {
             return Names::read(&fields).map(Arc::new);
         }
         let hash = xxh3_64(&fields);
-        let known = self.lock().get(&hash).and_then(Weak::upgrade);
-        match known {
-            Some(known) if known.fields == fields => return Ok(known),
-            // Another list of the same hash stays; that costs only the sharing.
-            Some(_) => return Names::read(&fields).map(Arc::new),
-            None => {}
+        let known = self.lock().by_bytes.get(&hash).and_then(Weak::upgrade);
+        if let Some(known) = known.filter(|known| known.fields == fields) {
+            return Ok(known);
+        }
+        let set_hash = self.set_hash(&fields)?;
+        let known = self.lock().by_set.get(&set_hash).and_then(Weak::upgrade);
+        if let Some(known) = known {
+            return Ok(known);
         }
         // A copy, lest the request that they came in be held for as long as they are.
         let names = Arc::new(Names {
@@ -116,16 +138,38 @@ impl KnownNames {
             ..Names::read(&fields)?
         });
         let mut lists = self.lock();
-        if lists.len() >= FEW && lists.len() == lists.capacity() {
-            lists.retain(|_, names| names.strong_count() > 0);
-        }
-        lists.insert(hash, Arc::downgrade(&names));
+        insert(&mut lists.by_bytes, hash, &names);
+        insert(&mut lists.by_set, set_hash, &names);
         Ok(names)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, FxHashMap<u64, Weak<Names>>> {
+    fn set_hash(&self, fields: &[u8]) -> Result<SetHash, DecodeError> {
+        let mut hash: SetHash = (0, 0, 0);
+        let mut rest = fields;
+        while !rest.is_empty() {
+            let (tag, wire_type) = encoding::decode_key(&mut rest)?;
+            let from = rest;
+            encoding::skip_field(wire_type, tag, &mut rest, encoding::DecodeContext::default())?;
+            // With its length, which stands before it.
+            let name = &from[..from.len() - rest.len()];
+            hash.0 += 1;
+            hash.1 = hash.1.wrapping_add(self.hashers[0].hash_one(name));
+            hash.2 = hash.2.wrapping_add(self.hashers[1].hash_one(name));
+        }
+        Ok(hash)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Adds a list, and now and then looks which ones nobody has any more.
+fn insert<K: Eq + std::hash::Hash>(lists: &mut FxHashMap<K, Weak<Names>>, key: K, names: &Arc<Names>) {
+    if lists.len() >= FEW && lists.len() == lists.capacity() {
+        lists.retain(|_, names| names.strong_count() > 0);
+    }
+    lists.insert(key, Arc::downgrade(names));
 }
 
 #[cfg(test)]
@@ -158,7 +202,23 @@ mod tests {
         for number in 0..10 * FEW {
             read(&many(&number.to_string()));
         }
-        assert!(known.lock().len() <= 4 * FEW, "what nobody has is forgotten");
+        let lists = known.lock();
+        let most = lists.by_bytes.len().max(lists.by_set.len());
+        assert!(most <= 4 * FEW, "what nobody has is forgotten");
+    }
+
+    #[test]
+    fn the_order_of_names_does_not_matter() {
+        let known = KnownNames::default();
+        let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
+        let mut names = many("a");
+        let first = read(&names);
+        names.reverse();
+        assert!(Arc::ptr_eq(&first, &read(&names)));
+        names[0].push('x');
+        assert!(!Arc::ptr_eq(&first, &read(&names)));
+        names.truncate(99);
+        assert_eq!(read(&names).set().len(), 99);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::{
 
 use smol_str::{SmolStr, format_smolstr};
 
+use super::answers::Answers;
 use super::connection::{Connection, Protocol};
 use crate::{
     generate::{ResourceType, proxy::Proxy},
@@ -24,6 +25,8 @@ pub struct Registry {
     numbers: AtomicU64,
     /// Locked for one insertion, removal or listing at a time; a message to an owner would make each page wait for it.
     connections: Mutex<BTreeMap<u64, Arc<LiveConnection>>>,
+    /// What connections are answered that ask alike.
+    answers: Arc<Answers>,
 }
 
 /// One connection, from its first request to its end.
@@ -94,6 +97,7 @@ impl Registry {
         } else {
             Connection::new(arrival.protocol)
         };
+        let connection = connection.sharing(self.answers.clone());
         let connection = Arc::new(LiveConnection {
             id: format_smolstr!("{}-{number}", arrival.proxy.id),
             peer: arrival.peer,

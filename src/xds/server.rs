@@ -270,13 +270,14 @@ impl Server {
             peer: peer.map(|peer| peer.address),
             caller,
             check: self.security.as_ref().is_some_and(|security| security.check),
-            guest,
             requests: Requests::new(
                 protocol,
                 requests,
                 self.shared.max_message_bytes,
                 (self.shared.admission.clone(), self.shared.known_names.clone()),
+                guest.clone(),
             ),
+            guest,
             outlet: outlet.clone(),
             draining,
         };

@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use smol_str::SmolStr;
 
-use super::watched::{InFlight, WatchedResource};
+use super::{
+    answers::Answers,
+    watched::{InFlight, WatchedResource},
+};
 use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType};
 
 /// What is to be sent now, if anything. Afterwards the view counts as sent.
@@ -15,6 +18,7 @@ pub(super) fn content(
     watched: &mut WatchedResource,
     resource_type: ResourceType,
     latest: &ResourceSnapshot,
+    answers: &Answers,
 ) -> Option<InFlight> {
     let view = latest.view(resource_type);
     let must_answer = std::mem::take(&mut watched.must_answer);
@@ -41,6 +45,18 @@ pub(super) fn content(
         }
     }
     watched.sent = Some(view.clone());
+    // All names are owed, or all there is: what changed is among it.
+    if all
+        && !watched.on_demand
+        && let Ok(names) = watched.whole()
+    {
+        let answer = answers.all(resource_type, latest, names);
+        return Some(InFlight {
+            resources: answer.resources,
+            laid: Some(answer.laid),
+            removed: Vec::new(),
+        });
+    }
     let resources: Vec<Arc<EncodedResource>> = if all && watched.wildcard {
         view.iter().cloned().collect()
     } else {
@@ -61,6 +77,6 @@ pub(super) fn content(
     };
     (must_answer || all || !resources.is_empty()).then(|| InFlight {
         resources: resources.into(),
-        removed: Vec::new(),
+        ..InFlight::default()
     })
 }

@@ -367,6 +367,8 @@ impl Session {
         };
         let rendering = (self.shared.clock)();
         let responses = self.react(request, incoming.error_code)?;
+        // A reader that is slow keeps nobody else's request waiting.
+        drop(incoming.share);
         self.write(responses, rendering).await
     }
 

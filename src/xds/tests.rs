@@ -7,9 +7,10 @@ use std::{
 };
 
 use proptest::prelude::*;
+use prost::Message;
 use smol_str::{SmolStr, format_smolstr};
 
-use super::{connection::Wish, names::Names, *};
+use super::{claims::Claims, connection::Wish, names::Names, *};
 use crate::{
     base::Shared,
     generate::{
@@ -18,7 +19,7 @@ use crate::{
         group::{PartView, TypeView},
     },
     model::Revision,
-    proto::envoy::config::cluster::v3::Cluster,
+    proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},
 };
 
 const TYPES: [ResourceType; 5] = [
@@ -208,14 +209,12 @@ impl Client {
                     self.request(index, SmolStr::default(), None, Wish::Names(names));
                 }
                 Protocol::Delta if wildcard || !names.is_empty() => {
-                    let initial = self.held[index]
-                        .iter()
-                        .map(|(name, r)| (name.clone(), r.version.to_string()))
-                        .collect();
+                    let held = self.held[index].iter();
+                    let claims = claims(held.map(|(name, r)| (name.to_string(), r.version.to_string())));
                     let wish = Wish::Change {
                         subscribe: names,
                         unsubscribe: Vec::new(),
-                        initial,
+                        claims,
                     };
                     self.request(index, SmolStr::default(), None, wish);
                 }
@@ -247,7 +246,7 @@ impl Client {
                 let wish = Wish::Change {
                     subscribe,
                     unsubscribe,
-                    initial: Vec::new(),
+                    claims: Claims::default(),
                 };
                 self.request(index, SmolStr::default(), None, wish);
             }
@@ -273,7 +272,7 @@ impl Client {
             Protocol::Delta => Wish::Change {
                 subscribe: Arc::default(),
                 unsubscribe: Vec::new(),
-                initial: Vec::new(),
+                claims: Claims::default(),
             },
         };
         self.request(index, response.nonce, error, wish);
@@ -399,7 +398,7 @@ fn delta(subscribe: &[&str]) -> Wish {
     Wish::Change {
         subscribe: Arc::new(subscribe.iter().map(SmolStr::new).collect()),
         unsubscribe: Vec::new(),
-        initial: Vec::new(),
+        claims: Claims::default(),
     }
 }
 
@@ -579,4 +578,13 @@ fn too_many_names_are_refused() {
         connection.on_request(request),
         Err(Refusal::TooManyNames { .. })
     ));
+}
+
+/// As a client that connects again says what it holds.
+fn claims(held: impl Iterator<Item = (String, String)>) -> Claims {
+    let request = DeltaDiscoveryRequest {
+        initial_resource_versions: held.collect(),
+        ..Default::default()
+    };
+    Claims::read(request.encode_to_vec().into()).expect("well-formed")
 }

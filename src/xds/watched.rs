@@ -1,18 +1,12 @@
 //! What one connection holds of one type, and what it is owed.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use imbl::OrdSet;
 use smol_str::SmolStr;
 
-use super::names::Names;
-use crate::{
-    base::Version,
-    generate::{EncodedResource, group::TypeView},
-};
+use super::{answers::Laid, claims::Claims, names::Names};
+use crate::generate::{EncodedResource, group::TypeView};
 
 /// One type on one connection.
 ///
@@ -31,7 +25,7 @@ pub struct WatchedResource {
     /// The view last sent; `None` before the first answer.
     pub sent: Option<TypeView>,
     /// What the client said it holds when it reconnected; used up by the first answer.
-    pub claimed: BTreeMap<SmolStr, Option<Version>>,
+    pub claimed: Claims,
     /// Names to be sent whatever the difference says: newly subscribed, or to be warmed again.
     pub owed: BTreeSet<SmolStr>,
     /// Everything is to be sent, whatever the difference says.
@@ -52,11 +46,17 @@ pub struct WatchedResource {
     pub last_error: Option<String>,
 }
 
+/// A subscription that is not one list, nor everything.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mixed;
+
 /// A response that waits for its ACK or NACK.
 #[derive(Debug, Default)]
 pub struct InFlight {
     /// What it holds; the same list that is being sent.
     pub resources: Arc<[Arc<EncodedResource>]>,
+    /// The list on the wire, if others are sent it too; until it is sent.
+    pub laid: Option<Arc<Laid>>,
     /// What it removes.
     pub removed: Vec<SmolStr>,
 }
@@ -70,6 +70,17 @@ impl WatchedResource {
     /// True if the client asks for the resource, so that it wants to know when it is gone.
     pub fn asks_for(&self, name: &SmolStr) -> bool {
         self.wildcard || self.names.contains(name)
+    }
+
+    /// The list that all names came from, or none if everything is wanted; an error if it is neither.
+    pub(super) fn whole(&self) -> Result<Option<&Arc<Names>>, Mixed> {
+        if self.wildcard && self.names.is_empty() {
+            Ok(None)
+        } else if !self.wildcard && self.names.ptr_eq(self.asked.set()) {
+            Ok(Some(&self.asked))
+        } else {
+            Err(Mixed)
+        }
     }
 
     /// The client accepted the last response.
