@@ -17,7 +17,7 @@ use super::lobby::Guest;
 
 /// What is read of a stranger: the headers of some streams, and the first part of a request.
 const STRANGERS_BYTES: usize = 16 << 10;
-/// What is read of somebody who has a stream but is not admitted, beyond what was taken of it.
+/// What is read of somebody who has a stream but was not served yet, beyond what was taken of it.
 const UNTAKEN_BYTES: usize = 32 << 10;
 /// What is read of a stranger in one turn.
 const STRANGERS_TURN: usize = 4 << 10;
@@ -30,7 +30,7 @@ pub(super) struct Gate<I> {
     io: I,
     guest: Arc<Guest>,
     left: usize,
-    /// What was read since there was trust, and before it was admitted.
+    /// What was read since there was trust, and before it was served.
     passed: usize,
     /// It has had its turn.
     rests: bool,
@@ -59,9 +59,9 @@ impl<I: AsyncRead + Unpin> Gate<I> {
         self.held.drain(..len);
     }
 
-    /// Reads as much as may wait to be taken until it is admitted; then whatever comes.
+    /// Reads as much as may wait to be taken until it is served; then whatever comes.
     fn read_on(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.guest.is_admitted() {
+        if self.guest.is_served() {
             return Pin::new(&mut self.io).poll_read(cx, buffer);
         }
         let len = (self.guest.taken() + UNTAKEN_BYTES).saturating_sub(self.passed);
@@ -235,7 +235,7 @@ mod tests {
         assert!(futures::poll!(reading.as_mut()).is_pending(), "nobody takes it");
         guest.took(2 * UNTAKEN_BYTES);
         assert!(futures::poll!(reading.as_mut()).is_pending(), "most of it");
-        guest.admit();
+        guest.serve();
         reading.await.expect("all of it");
         assert!(few.iter().chain(&rest).all(|byte| *byte == 0));
     }
@@ -273,7 +273,8 @@ mod tests {
         gate.read_exact(&mut next).await.expect("one more");
         first.extend(next);
         rest.truncate(sent.len() - first.len());
-        guest.admit();
+        guest.trust();
+        guest.serve();
         gate.read_exact(&mut rest).await.expect("all of it");
         first.extend(rest);
         assert_eq!(first, sent);

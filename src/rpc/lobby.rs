@@ -88,6 +88,7 @@ impl Lobby {
             shown_out,
             admitted: AtomicBool::new(false),
             trusted: AtomicBool::new(false),
+            served: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
             answered: AtomicUsize::new(0),
@@ -151,6 +152,7 @@ pub struct Guest {
     shown_out: CancellationToken,
     admitted: AtomicBool,
     trusted: AtomicBool,
+    served: AtomicBool,
     /// Whoever waits for [`Self::trust`] to read on.
     reader: AtomicWaker,
     /// Streams that are open and not answered yet.
@@ -171,7 +173,6 @@ impl Guest {
         self.trust();
         if !self.admitted.swap(true, Ordering::AcqRel) {
             self.lobby.lock().remove(self.number);
-            self.reader.wake();
         }
     }
 
@@ -180,17 +181,29 @@ impl Guest {
         self.admitted.load(Ordering::Acquire)
     }
 
-    /// As much as it sends may be read from now on, as long as it is taken, and more once it is admitted; before, a few
-    /// kilobytes.
+    /// It was given what it came for: as much as it sends is read from now on. When thousands come at once, what they have to
+    /// say until then is better left with them.
+    pub fn serve(&self) {
+        if !self.served.swap(true, Ordering::AcqRel) {
+            self.reader.wake();
+        }
+    }
+
+    /// True after [`Self::serve`].
+    pub(super) fn is_served(&self) -> bool {
+        self.served.load(Ordering::Acquire)
+    }
+
+    /// As much as it sends may be read from now on, as long as it is taken; before, a few kilobytes.
     pub fn trust(&self) {
         if !self.trusted.swap(true, Ordering::AcqRel) {
             self.reader.wake();
         }
     }
 
-    /// True after [`Self::trust`]. Whoever asks is woken when that or what may be read changes, until it is admitted.
+    /// True after [`Self::trust`]. Whoever asks is woken when that or what may be read changes, until it is served.
     pub(super) fn is_trusted(&self, cx: &Context<'_>) -> bool {
-        if !self.is_admitted() {
+        if !self.is_served() {
             self.reader.register(cx.waker());
         }
         self.trusted.load(Ordering::Acquire)
@@ -203,13 +216,13 @@ impl Guest {
 
     /// So much of its requests was taken by who reads them.
     pub fn took(&self, bytes: usize) {
-        if !self.is_admitted() {
+        if !self.is_served() {
             self.taken.fetch_add(bytes, Ordering::AcqRel);
             self.reader.wake();
         }
     }
 
-    /// How much of its requests was taken before it was admitted. Whoever asked [`Self::is_trusted`] before is woken when it
+    /// How much of its requests was taken before it was served. Whoever asked [`Self::is_trusted`] before is woken when it
     /// is more.
     pub(super) fn taken(&self) -> usize {
         self.taken.load(Ordering::Acquire)

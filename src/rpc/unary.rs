@@ -59,6 +59,7 @@ impl Call {
     pub fn admit(&self) {
         if let Some(guest) = &self.guest {
             guest.admit();
+            guest.serve();
         }
     }
 

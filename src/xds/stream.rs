@@ -297,6 +297,7 @@ struct Session {
     shared: Arc<Shared>,
     outlet: Outlet,
     draining: CancellationToken,
+    guest: Option<Arc<Guest>>,
     registration: Registration,
     member: Member,
     /// Held until the first configuration is on its way, and never longer than [`Patience::first`].
@@ -334,6 +335,7 @@ impl Session {
             shared,
             outlet: stream.outlet.clone(),
             draining: stream.draining.clone(),
+            guest: stream.guest.clone(),
             registration,
             member,
             first_share: Some((share, Timer::now() + patience.first)),
@@ -449,6 +451,9 @@ impl Session {
         }
         self.write(responses, rendering).await?;
         self.first_share = None;
+        if let Some(guest) = &self.guest {
+            guest.serve();
+        }
         Ok(())
     }
 
