@@ -1,7 +1,8 @@
 //! Coalesces changes into batches: a batch leaves after a quiet period, or when the oldest change has waited too long.
 //!
-//! The quiet period adapts. After a calm, a few changes are not waited for as long as it takes to see whether a storm
-//! follows; if one does, it finds the whole period in force.
+//! Both adapt. After a calm, a few changes are not waited for as long as it takes to see whether a storm follows; if one
+//! does, it finds the whole quiet period in force. A storm without a pause is not waited for to the ceiling either, but for
+//! some quiet periods, and so long that most of the time is not spent on batches.
 //!
 //! The pending map is bounded by the number of objects: of several changes of one object the last one counts. The clock
 //! is passed in, so tests need none.
@@ -35,6 +36,11 @@ const CALM_PERIODS: u32 = 10;
 /// More changes than this at a time are no calm.
 const FEW_EVENTS: usize = 8;
 
+/// A storm that goes on leaves after so many quiet periods,
+const STORM_PERIODS: u32 = 5;
+/// or so many times what the last batch took, whatever is longer.
+const STORM_PART: u32 = 10;
+
 /// Changes that wait.
 #[derive(Default)]
 pub struct Pending {
@@ -46,6 +52,8 @@ pub struct Pending {
     newest: Option<Instant>,
     /// The newest change of the last batch.
     last: Option<Instant>,
+    /// How long the last batch took to be made.
+    took: Duration,
 }
 
 impl Pending {
@@ -94,7 +102,13 @@ impl Pending {
         } else {
             timing.after
         };
-        Some((newest + quiet).min(oldest + timing.max))
+        let storm = (timing.after * STORM_PERIODS).max(self.took * STORM_PART);
+        Some((newest + quiet).min(oldest + storm.min(timing.max)))
+    }
+
+    /// The last batch took so long to be made.
+    pub fn took(&mut self, took: Duration) {
+        self.took = took;
     }
 
     /// True if little waits and nothing did just before.
@@ -106,14 +120,12 @@ impl Pending {
     /// Takes the batch, with the arrival time of its oldest change.
     pub fn take(&mut self) -> Option<(Batch, Instant)> {
         let oldest = self.oldest?;
-        let last = self.newest;
-        let taken = std::mem::replace(
-            self,
-            Self {
-                last,
-                ..Self::default()
-            },
-        );
+        let rest = Self {
+            last: self.newest,
+            took: self.took,
+            ..Self::default()
+        };
+        let taken = std::mem::replace(self, rest);
         let batch = taken.sources.into_iter().chain(taken.objects.into_values()).collect();
         Some((batch, oldest))
     }
@@ -157,6 +169,14 @@ mod tests {
         for step in 1..200 {
             pending.add([removal(Kind::Pod, "a")], start + step * Duration::from_millis(90));
         }
+        assert_eq!(pending.due(&TIMING), Some(start + TIMING.after * STORM_PERIODS));
+        pending.took(Duration::from_millis(300));
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(start + Duration::from_secs(3)),
+            "what takes long is done seldom"
+        );
+        pending.took(Duration::from_secs(30));
         assert_eq!(pending.due(&TIMING), Some(start + TIMING.max));
         let (batch, oldest) = pending.take().expect("a batch");
         assert_eq!((batch.len(), oldest), (1, start), "the last change of an object counts");

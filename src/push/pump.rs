@@ -262,6 +262,7 @@ impl PumpLoop {
         };
         let (mesh, none) = (commit.snapshot, store::Membership::default());
         self.regenerate(&mesh, &commit.changes, none, timeline, observer);
+        self.pending.took((self.clock)().saturating_duration_since(started));
         self.mesh.send_replace(mesh);
     }
 

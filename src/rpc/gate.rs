@@ -233,7 +233,7 @@ mod tests {
         assert!(futures::poll!(reading.as_mut()).is_pending());
         guest.trust();
         assert!(futures::poll!(reading.as_mut()).is_pending(), "nobody takes it");
-        guest.took(2 * UNTAKEN_BYTES);
+        guest.took(UNTAKEN_BYTES);
         assert!(futures::poll!(reading.as_mut()).is_pending(), "most of it");
         guest.serve();
         reading.await.expect("all of it");

@@ -190,7 +190,7 @@ impl Guest {
     }
 
     /// True after [`Self::serve`].
-    pub(super) fn is_served(&self) -> bool {
+    pub fn is_served(&self) -> bool {
         self.served.load(Ordering::Acquire)
     }
 

@@ -13,7 +13,7 @@ use prost::{
     encoding::{self, DecodeContext},
 };
 use smol_str::SmolStr;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     admission::{Admission, Share},
@@ -56,6 +56,9 @@ const LARGE_PATIENCE: Duration = Duration::from_secs(20);
 const TELLING_BYTES: usize = 256;
 /// Lists that may be said again: one for each type that is asked for by name.
 const HEARD_LISTS: usize = 4;
+
+/// How long is read what a client sends on a stream that has ended.
+const DISCARDING: Duration = Duration::from_secs(1);
 
 /// A request with what only the stream needs to know.
 #[derive(Debug)]
@@ -179,6 +182,22 @@ where
                 }
             }
         }
+    }
+
+    /// Reads what the client still sends on a stream that has ended, if that would be in the way of its other streams: of who was
+    /// not served yet little is read that nobody takes.
+    pub(super) async fn discard(&mut self) {
+        let Some(guest) = self.guest.as_ref().filter(|guest| !guest.is_served()) else {
+            return;
+        };
+        self.buffer = BytesMut::new();
+        let rest = async {
+            while let Some(Ok(frame)) = self.body.frame().await {
+                guest.took(frame.data_ref().map_or(0, Bytes::len));
+            }
+        };
+        // A client that goes on for longer stays where it is.
+        let _ = timeout(DISCARDING, rest).await;
     }
 
     /// Waits for the share of a request that is not small; tells until when it has to be here.

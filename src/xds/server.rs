@@ -320,7 +320,7 @@ impl Service for Server {
 }
 
 /// Runs a stream and says how it ended.
-async fn run<B>(stream: Stream<B>, outlet: Outlet)
+async fn run<B>(mut stream: Stream<B>, outlet: Outlet)
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -341,6 +341,7 @@ where
     };
     // If the client is gone, nobody wants to know.
     let _ = outlet.end(rpc::headers(&status)).await;
+    stream.requests.discard().await;
 }
 
 fn status(end: &End) -> Status {

@@ -141,7 +141,7 @@ where
     B::Error: std::fmt::Display,
 {
     /// Runs until the client ends the stream.
-    pub(super) async fn run(mut self) -> Result<(), End> {
+    pub(super) async fn run(&mut self) -> Result<(), End> {
         let expires_at = self.caller.as_ref().and_then(|caller| caller.expires_at);
         let wall_clock = self.shared.wall_clock;
         let serving = self.serve();
