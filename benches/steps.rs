@@ -127,7 +127,7 @@ fn print(wanted: &[&Step], seen: &[Figure]) {
             let before = kept[step.name][name].as_f64();
             let ratio = figure.zip(before).map(|(figure, before)| figure.seen / before);
             let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-            let digits = if name == TIME { 1 } else { 0 };
+            let digits = usize::from(name == TIME);
             (
                 or_dash(figure.map(|figure| format!("{:.digits$}", figure.seen))),
                 or_dash(ratio.map(|ratio| format!("{ratio:.3}"))),

@@ -304,6 +304,7 @@ impl Work {
             nonce: "nonce".into(),
             version: view.version(),
             resources: view.iter().cloned().collect(),
+            laid: None,
             removed: Vec::new(),
         };
         let Ok((message, sent)) = Message::new(Protocol::Delta, response) else {

@@ -287,7 +287,7 @@ where
     }
 
     /// The next message, if all of it is here: but for the names which it repeats.
-    fn message(&mut self) -> Result<Option<(Bytes, Option<Arc<Names>>)>, RequestError> {
+    fn message(&mut self) -> Result<Option<Received>, RequestError> {
         let Some(mut prefix) = self.buffer.get(..PREFIX_LEN) else {
             return Ok(None);
         };
@@ -345,6 +345,9 @@ where
         Incoming::decode(self.protocol, (names, claims), parts.rest, size_bytes)
     }
 }
+
+/// A message without the names that it repeats, and these.
+type Received = (Bytes, Option<Arc<Names>>);
 
 /// Names of a message that were said before on its stream.
 struct Repeated {

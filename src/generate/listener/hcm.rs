@@ -132,7 +132,7 @@ impl FilterStack<'_> {
         match http.routes {
             _ if self.denies_http(http.tunneled, http.port) => {
                 wire::nested(&mut routes, ROUTE_CONFIG, |out| {
-                    security::denied_routes().encode_raw(out)
+                    security::denied_routes().encode_raw(out);
                 });
             }
             HttpRoutes::Rds(name) => wire::nested(&mut routes, RDS, |out| {

@@ -143,7 +143,7 @@ impl FilterStack<'_> {
             mesh_only_exchange: http.mesh_only_exchange,
             http3: http.http3,
         };
-        let made = self.view.pieces.managers.get(self, key, |stack| {
+        self.view.pieces.managers.get(self, key, |stack| {
             let common = HttpConnection {
                 base,
                 use_remote_address: http.use_remote_address,
@@ -155,20 +155,18 @@ impl FilterStack<'_> {
             let mut manager = stack.http_connection_manager(common);
             manager.route_specifier = None;
             manager.encode_to_vec()
-        });
-        made
+        })
     }
 
     /// The access logs of TCP proxies, encoded as fields of these.
     pub(super) fn tcp_log_piece(&self) -> Piece<Vec<u8>> {
-        let logs = self.view.pieces.logs.get(self, self.key(), |stack| {
+        self.view.pieces.logs.get(self, self.key(), |stack| {
             let proxy = TcpProxy {
                 access_log: stack.access_logs(LogPlace::Tcp),
                 ..Default::default()
             };
             proxy.encode_to_vec()
-        });
-        logs
+        })
     }
 
     /// The security filters of HTTP chains.
@@ -188,6 +186,10 @@ impl FilterStack<'_> {
     /// The configuration of each stats filter: one for each Prometheus provider that measures, by provider name.
     pub fn stats_configs(&self) -> Vec<Any> {
         let pieces = &self.view.pieces.stats;
+        #[allow(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method itself is of one lifetime only"
+        )]
         let made = pieces.get(self, self.key(), |stack| stack.make_stats_configs());
         made.to_vec()
     }
