@@ -1,7 +1,10 @@
 //! First answers, which are long and alike: a thousand proxies that ask for the same names of the same views are sent the same
 //! list, so it is made once, and laid end to end once for all who are being sent it.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{
+    Arc, Mutex, PoisonError, Weak,
+    atomic::{AtomicU64, Ordering},
+};
 
 use bytes::{Bytes, BytesMut};
 use smol_str::SmolStr;
@@ -77,14 +80,9 @@ fn lay<'a>(frames: impl Iterator<Item = &'a Bytes>) -> Arc<[Bytes]> {
 /// Answers of the newest revision.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
+    newest: AtomicU64,
     /// Locked for a look or an insertion, never while an answer is made.
-    inner: Mutex<Inner>,
-}
-
-#[derive(Debug, Default)]
-struct Inner {
-    newest: Revision,
-    kept: Vec<Kept>,
+    kept: Mutex<Vec<Kept>>,
 }
 
 #[derive(Debug)]
@@ -100,10 +98,8 @@ struct Kept {
 impl Answers {
     /// There is a snapshot of this revision: what was made before it is not kept any longer.
     pub(super) fn advance(&self, revision: Revision) {
-        let mut inner = self.lock();
-        if revision > inner.newest {
-            inner.newest = revision;
-            inner.kept.clear();
+        if self.newest.fetch_max(revision.0, Ordering::AcqRel) < revision.0 {
+            self.lock().clear();
         }
     }
 
@@ -121,7 +117,7 @@ impl Answers {
                 && kept.names.as_ref().map(Weak::as_ptr) == names.map(Arc::as_ptr)
                 && kept.view.same(view)
         };
-        if let Some(kept) = self.lock().kept.iter().find(|kept| is_same(kept)) {
+        if let Some(kept) = self.lock().iter().find(|kept| is_same(kept)) {
             return kept.answer.clone();
         }
         let answer = match names {
@@ -132,12 +128,12 @@ impl Answers {
             },
             Some(names) => named(resource_type, latest, names),
         };
-        let mut inner = self.lock();
+        let mut kept = self.lock();
         let is_used = |names: &Weak<Names>| names.strong_count() > 0;
-        inner.kept.retain(|kept| kept.names.as_ref().is_none_or(is_used));
-        let more = (inner.kept.len() + 1).saturating_sub(KEPT);
-        inner.kept.drain(..more);
-        inner.kept.push(Kept {
+        kept.retain(|kept| kept.names.as_ref().is_none_or(is_used));
+        let more = (kept.len() + 1).saturating_sub(KEPT);
+        kept.drain(..more);
+        kept.push(Kept {
             resource_type,
             view: view.clone(),
             answers_unknown_routes: latest.answers_unknown_routes,
@@ -147,8 +143,8 @@ impl Answers {
         answer
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -78,7 +78,7 @@ pub struct FilterClient {
 }
 
 /// Tags with which a proxy names itself in traces.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ServiceTags {
     /// Label `service.istio.io/canonical-revision`, else `latest`.
     pub revision: SmolStr,
@@ -119,6 +119,22 @@ impl FilterClient {
             listener_patches: selected.patches.listeners.clone(),
             route_patches: selected.patches.routes.clone(),
         })
+    }
+}
+
+impl FilterClient {
+    /// What filter chains depend on that have no connection manager: nothing that names the workload in traces or is said in
+    /// headers. So workloads of a namespace share them.
+    pub fn without_http(&self) -> Self {
+        Self {
+            http10: false,
+            proxy_headers: MessageKey::new(ProxyHeaders::default()),
+            tracing: MessageKey::new(Tracing::default()),
+            tags: ServiceTags::default(),
+            service_cluster: SmolStr::default(),
+            otel_service_name: SmolStr::default(),
+            ..self.clone()
+        }
     }
 }
 

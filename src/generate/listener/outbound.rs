@@ -91,11 +91,14 @@ impl OutboundPart {
             lister.add_egress(egress, &binds, bind_to_port);
         }
         let catch_all = catch_all_cluster(&scope);
+        let plain = Hashed::new(self.client.without_http());
         let entries = lister.entries.into_values();
         entries
             .map(|entry| {
+                // Every service with TCP has a listener of its own, which is the same for most workloads.
+                let is_plain = entry.members.iter().all(|member| member.kind == MemberKind::Tcp);
                 ListenerKey::Outbound(OutboundKey {
-                    client: self.client.clone(),
+                    client: if is_plain { &plain } else { &self.client }.clone(),
                     binds: entry.binds,
                     bind_to_port: entry.bind_to_port,
                     port: entry.port,

@@ -64,6 +64,14 @@ impl OutboundClient {
         })
     }
 
+    /// What listeners depend on that have no connection manager.
+    pub fn without_http(&self) -> Self {
+        Self {
+            filters: Hashed::new(self.filters.without_http()),
+            ..self.clone()
+        }
+    }
+
     /// True if a listener may stand there: the port is not privileged for a pod without privileges, and the wildcard
     /// address with this port is not one of the proxy's own listeners.
     pub fn can_bind(&self, view: &View, bind_to_port: bool, binds: &[SmolStr], port: &ListenPort) -> bool {
