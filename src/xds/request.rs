@@ -253,10 +253,15 @@ where
 
     /// Finds out whether the names of the message that has begun to come may be a list that was heard before.
     fn look_for_repetition(&mut self) {
-        let Some(start) = self.buffer.get(PREFIX_LEN..) else {
+        let Some((mut size, start)) = self
+            .buffer
+            .get(1..)
+            .and_then(|rest| rest.split_at_checked(PREFIX_LEN - 1))
+        else {
             return;
         };
-        let start = &start[..start.len().min(start.len() + self.missing_bytes())];
+        // What follows may be of the next message.
+        let start = &start[..start.len().min(size.get_u32() as usize)];
         if start.len() < TELLING_BYTES {
             return;
         }
