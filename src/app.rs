@@ -165,7 +165,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         watches,
         keys: keys.clone(),
     };
-    listen::pages(environment, sources, &xds, authenticators).await?;
+    listen::pages(environment, sources, &xds, authenticators)?;
     resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
     let ended: BoxFuture<'_, ()> = match &kubernetes {
         Some(kubernetes) => kubernetes.ended().boxed(),
@@ -186,7 +186,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
             keys.answered(&wants, keys::PATIENCE).await;
         }
         if pump.settle().await {
-            listen::xds(environment, &xds).await?;
+            listen::xds(environment, &xds)?;
             if let Some((secure, acceptor)) = secure {
                 listen::secure(environment, &secure, acceptor, lane).await?;
             }

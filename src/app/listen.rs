@@ -8,7 +8,11 @@ use axum::{
     http::StatusCode,
     response::IntoResponse,
 };
-use tokio::{net::TcpListener, runtime::Handle, sync::watch};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    runtime::Handle,
+    sync::watch,
+};
 
 use super::AppError;
 use crate::{
@@ -25,7 +29,7 @@ use crate::{
 };
 
 /// Opens the ports of pages. Empty addresses move what they serve to `--httpAddr`.
-pub(super) async fn pages(
+pub(super) fn pages(
     environment: &Arc<Environment>,
     sources: debug::Sources,
     xds: &Server,
@@ -49,7 +53,7 @@ pub(super) async fn pages(
     let monitoring = server::monitoring(environment, inspect)?;
     match flags.monitoring_addr {
         Address(Some(address)) => {
-            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?;
+            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages()))?;
         }
         Address(None) => http = http.merge(monitoring),
     }
@@ -57,15 +61,15 @@ pub(super) async fn pages(
         http = with_xds(http, xds, environment.ready.subscribe());
     }
     if let Address(Some(address)) = flags.http_addr {
-        serve_http(environment, "--httpAddr", address, http).await?;
+        serve_http(environment, "--httpAddr", address, http)?;
     }
     Ok(())
 }
 
 /// Opens the port of xDS: what is not known yet is not empty, so nobody is answered before it is.
-pub(super) async fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<(), AppError> {
+pub(super) fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<(), AppError> {
     if let Address(Some(address)) = environment.settings.flags.grpc_addr {
-        let listener = bind("--grpcAddr", address).await?;
+        let listener = bind("--grpcAddr", address)?;
         let connections = xds.connections();
         environment
             .tasks
@@ -88,7 +92,7 @@ pub(super) async fn secure(
     if !acceptor.ready().await {
         return Ok(());
     }
-    let listener = bind("--secureGRPCAddr", address).await?;
+    let listener = bind("--secureGRPCAddr", address)?;
     let streams = Handle::current();
     let connections = xds
         .clone()
@@ -129,21 +133,35 @@ fn with_xds(router: Router, xds: &Server, ready: watch::Receiver<bool>) -> Route
     })
 }
 
-async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|source| AppError::Listen { address, flag, source })?;
+/// Connections that wait to be accepted: as many as the system allows (`net.core.somaxconn`). Thousands of proxies come at
+/// once when an instance is lost, and who finds no place is reset.
+const BACKLOG: u32 = 1 << 16;
+
+fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+    let listener = listener(address).map_err(|source| AppError::Listen { address, flag, source })?;
     tracing::info!(flag, address = %listener.local_addr()?, "listening");
     Ok(listener)
 }
 
-async fn serve_http(
+fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    // A daemon that starts again finds its port, whatever became of the connections of the last one.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn serve_http(
     environment: &Arc<Environment>,
     flag: &'static str,
     address: SocketAddr,
     router: Router,
 ) -> Result<(), AppError> {
-    let listener = bind(flag, address).await?;
+    let listener = bind(flag, address)?;
     let tasks = environment.tasks.clone();
     environment
         .tasks
