@@ -10,10 +10,7 @@ use bytes::{Bytes, BytesMut};
 use smol_str::SmolStr;
 
 use super::{body::frame, connection::Protocol, names::Names};
-use crate::{
-    generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeView},
-    model::Revision,
-};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeView};
 
 /// So many answers are kept; proxies that connect at a time are of few kinds.
 const KEPT: usize = 32;
@@ -96,9 +93,10 @@ struct Kept {
 }
 
 impl Answers {
-    /// There is a snapshot of this revision: what was made before it is not kept any longer.
-    pub(super) fn advance(&self, revision: Revision) {
-        if self.newest.fetch_max(revision.0, Ordering::AcqRel) < revision.0 {
+    /// There is this snapshot: what was made before its revision is not kept any longer.
+    pub(super) fn advance(&self, latest: &ResourceSnapshot) {
+        let revision = latest.revision.0;
+        if self.newest.fetch_max(revision, Ordering::AcqRel) < revision {
             self.lock().clear();
         }
     }

@@ -195,7 +195,7 @@ impl Connection {
 
     /// A newer snapshot of the connection's group (or of another group that it belongs to now).
     pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
-        self.answers.advance(resources.revision);
+        self.answers.advance(&resources);
         self.latest = Some(resources);
         self.settle()
     }

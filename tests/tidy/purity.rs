@@ -38,8 +38,15 @@ const IMPURE: &[(&str, &str)] = &[
 /// Collections whose order is not that of their keys: one step from reaching the wire.
 const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
 
-/// The memos of generation are looked up by key and never walked in order; what leaves them is ordered.
-const MEMOS: [&str; 2] = ["src/generate/store.rs", "src/generate/store/views.rs"];
+/// What remembers in generation is looked up by key and never walked in order; what leaves it is ordered.
+const MEMOS: [&str; 6] = [
+    "src/generate/listener/pieces.rs",
+    "src/generate/route/gateway.rs",
+    "src/generate/route/sidecar/listing.rs",
+    "src/generate/route/virtual_host.rs",
+    "src/generate/store.rs",
+    "src/generate/store/views.rs",
+];
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
