@@ -1,6 +1,6 @@
 //! Coalesces changes into batches: a batch leaves after a quiet period, or when the oldest change has waited too long.
 //!
-//! Both adapt. After a calm, a few changes are not waited for as long as it takes to see whether a storm follows; if one
+//! Both times adapt. After a calm, a few changes are not waited for as long as it takes to see whether a storm follows; if one
 //! does, it finds the whole quiet period in force. A storm without a pause is not waited for to the ceiling either, but for
 //! some quiet periods, and so long that most of the time is not spent on batches.
 //!

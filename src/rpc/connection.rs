@@ -246,7 +246,6 @@ impl<S: Service> Connections<S> {
         });
         let gate = TokioIo::new(Gate::new(io, guest.clone()));
         let mut connection = pin!(self.builder(place, peer.is_tls).serve_connection(gate, service));
-        // Each of them ends the turn, lest what was said last wait for more.
         let expired = async {
             match expires {
                 Some(at) => reached(at, self.options.wall_clock).await,
