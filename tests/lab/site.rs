@@ -25,7 +25,7 @@ pub(crate) const SYSTEM: &str = "istio-system";
 pub(crate) const SAMPLE: &str = "sample";
 
 /// How long a pod that is to end may go on with what is under way (`terminationDrainDuration`).
-pub(crate) const DRAIN: Duration = Duration::from_secs(5);
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// A service of each cluster. Pods are selected by their label `app`, which has its name.
 struct Service {

@@ -2,6 +2,7 @@
 //! to a pod that died just then, and in the end every proxy has what a fresh start of everything would give it.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use super::host::Host;
 use super::lacking;
 use super::mesh::{Form, Mesh, SECOND_GATEWAY, gateway, helloworld};
 use super::scenario::network_of_cluster2;
-use super::site::{DRAIN, EAST_WEST};
+use super::site::EAST_WEST;
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::random::Random;
@@ -68,8 +69,8 @@ struct Soak {
     /// How many pods came so far, by site. None has a name or an address that another one had.
     arrivals: [u16; 2],
     addresses: [Ipv4Addr; 2],
-    /// Whenever a pod died.
-    deaths: Vec<Instant>,
+    /// Whenever a pod died, and when no proxy had its address any more.
+    deaths: Vec<(Instant, Instant)>,
     counts: BTreeMap<&'static str, usize>,
 }
 
@@ -182,11 +183,11 @@ impl Soak {
         Ok(())
     }
 
-    /// No request failed, but for those that were under way when a pod died, or began in the time that a pod has to drain.
+    /// No request failed, but for those that were under way when a pod died, or began while a proxy still had its address.
     fn judge(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
             let mut deaths = self.deaths.iter();
-            deaths.any(|died| failure.ended >= *died && failure.begun <= *died + DRAIN)
+            deaths.any(|(died, unlisted)| failure.ended >= *died && failure.begun <= *unlisted)
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
         for failure in failed.iter().take(TOLD) {
@@ -194,12 +195,22 @@ impl Soak {
                 .report
                 .say(&format!("not answered: {} {}", client, failure.words));
         }
-        let seen = format!(
+        let mut seen = format!(
             "{} of {} failed, and {} while a pod died",
             failed.len(),
             answered + failures.len(),
             excused.len()
         );
+        if let Some(failure) = failed.first() {
+            let past = self.deaths.iter().rfind(|(died, _)| *died <= failure.begun);
+            let since = past.map_or("before any death".to_owned(), |(died, unlisted)| {
+                let seconds = |moment: Instant| failure.begun.saturating_duration_since(moment).as_secs_f64();
+                let (died, unlisted) = (seconds(*died), seconds(*unlisted));
+                format!("{died:.3} s after a death and {unlisted:.3} s after nobody had its address")
+            });
+            let lasted = failure.ended.saturating_duration_since(failure.begun).as_secs_f64();
+            let _ = write!(seen, "; the first, {since}, within {lasted:.3} s: {}", failure.words);
+        }
         let is_good = failed.is_empty();
         let what = format!("requests of {client}");
         self.mesh.report.fact(&what, &"none failed", (is_good, seen))
@@ -259,9 +270,11 @@ impl Soak {
     }
 
     fn die(&mut self, site: usize, name: &str) -> Result<(), String> {
-        self.deaths.push(now());
+        let died = now();
         self.mesh.sites[site].crash(name)?;
-        self.mesh.bury(site, name)
+        self.mesh.bury(site, name)?;
+        self.deaths.push((died, now()));
+        Ok(())
     }
 
     fn pod_rests(&mut self) -> Result<(), String> {
