@@ -36,11 +36,11 @@ use crate::{auth::tls::PeerCertificate, task::Tasks};
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long accepting rests after an error such as "too many open files".
 const ACCEPT_REST: Duration = Duration::from_millis(20);
-/// What a client may send on a stream, and on all of them, before it is read. A client that repeats hundreds of kilobytes of
-/// names with each ACK is not to wait for us again and again; of strangers [`Gate`] reads less. It must not be less than the
-/// 65,535 that every client takes for granted before it has heard anything (RFC 9113, 6.9.2): a client that has sent more by
-/// then owes the difference, and the library below does not give that back in every case; the stream then waits for ever.
-const WINDOW_BYTES: u32 = 256 << 10;
+/// What a client may send on a stream, and on all of them, before it is read. When thousands come back at once, this is what is
+/// held of each; of strangers [`Gate`] reads less. It must not be less than the 65,535 that every client takes for granted before
+/// it has heard anything (RFC 9113, 6.9.2): a client that has sent more by then owes the difference, and the library below does
+/// not give that back in every case; the stream then waits for ever.
+const WINDOW_BYTES: u32 = 64 << 10;
 /// Headers of a request where callers have to be known: a token, or what a gateway says of a chain of certificates.
 const HEADER_BYTES: u32 = 12 << 10;
 /// Headers of a request where nobody has to be known. What a stranger may open at once has to be little memory in all.
