@@ -33,7 +33,7 @@ pub mod workload;
 pub mod world;
 
 pub use change::{Batch, Change, SourceId};
-pub use endpoint::{Endpoint, EndpointTraits, ServiceEndpoints};
+pub use endpoint::{Endpoint, EndpointTraits, Origin, ServiceEndpoints};
 pub use installation::Installation;
 pub use service::{Service, ServiceKey};
 pub use sidecar_scope::{ScopeKey, SidecarScope};

@@ -150,7 +150,7 @@ fn proxy_config(at: &At<'_>, config: &networking_v1beta1::ProxyConfig, _meta: &M
         .require(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
 }
 
-fn config<M: prost::Message + prost::Name + Default>(
+fn config<M: prost::Message + prost::Name + Clone + Default>(
     meta: Shared<Meta>,
     object: &Value,
     row: impl FnOnce(Config<M>) -> Row,
@@ -179,9 +179,10 @@ fn config<M: prost::Message + prost::Name + Default>(
             let status = status.cloned().map(Shared::new);
             let counts = findings.borrow().errors.is_empty() || findings.borrow().counts_with_errors;
             counts.then(|| {
+                // Decoding leaves room for more in every list; a copy has none, and rows are kept for long.
                 row(Config {
                     meta: meta.clone(),
-                    spec,
+                    spec: spec.clone(),
                     status,
                 })
             })

@@ -37,11 +37,11 @@ pub struct RuleKey {
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct HostRules {
     /// For clients of the own namespace.
-    pub local: Vec<Shared<DestinationRule>>,
+    pub local: Box<[Shared<DestinationRule>]>,
     /// For clients of other namespaces.
-    pub exported: Vec<Shared<DestinationRule>>,
+    pub exported: Box<[Shared<DestinationRule>]>,
     /// Those of `local` that nobody else may see: what clients in the root namespace begin with.
-    pub private: Vec<Shared<DestinationRule>>,
+    pub private: Box<[Shared<DestinationRule>]>,
 }
 
 /// One of the lists of [`HostRules`].
@@ -280,7 +280,7 @@ impl Merger {
         }
     }
 
-    fn finish(self) -> Vec<Shared<DestinationRule>> {
+    fn finish(self) -> Box<[Shared<DestinationRule>]> {
         self.merged.into_iter().map(|(_, rule)| Shared::new(rule)).collect()
     }
 }

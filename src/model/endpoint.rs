@@ -33,36 +33,45 @@ pub enum Health {
     Terminating,
 }
 
-/// One endpoint of one service port.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// One endpoint of one service port. There are more of these than of any other row, so what they have in common is apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// IP address, host name (DNS services) or `unix://` path; empty for one that only a network gateway can reach.
     pub address: SmolStr,
     /// Further addresses of the same pod (dual stack).
-    pub extra_addresses: Vec<SmolStr>,
+    pub extra_addresses: Box<[SmolStr]>,
     /// The service port's name that this endpoint serves.
     pub port_name: SmolStr,
     /// The number of the service port, where a ServiceEntry tells; 0: only the name is known.
     pub service_port: u32,
     /// The port it listens on (0 for a Unix socket).
     pub port: u32,
-    /// Labels with the augmented ones.
+    /// Health.
+    pub health: Health,
+    /// Only clients of the same cluster may use it: its cluster does not export the service.
+    pub confined: bool,
+    /// Where it runs.
+    pub origin: Shared<Origin>,
+}
+
+/// What endpoints have from the workload that they run in, whatever service and port they are for.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Origin {
+    /// Labels with cluster, network, locality and host name laid over (kube.md section 3). Subsets look here.
     pub labels: Shared<Labels>,
-    /// The SPIFFE identity, empty when unknown.
+    /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`, empty when unknown.
     pub identity: SmolStr,
     /// The network, empty when unknown.
     pub network: NetworkId,
     /// The cluster.
     pub cluster: ClusterId,
-    /// `region/zone/subzone`, empty when unknown.
+    /// `region/zone/subzone` (trailing parts may be missing or empty), empty when unknown.
     pub locality: SmolStr,
     /// Load-balancing weight, 0 when unset.
     pub weight: u32,
     /// `istio`, `disabled`, or another text of the label.
     pub tls_mode: SmolStr,
-    /// Health.
-    pub health: Health,
-    /// Workload name (see networking.md section 5), empty when unknown.
+    /// The name of the owner (Deployment …) or of the WorkloadEntry, empty when unknown.
     pub workload_name: SmolStr,
     /// Namespace of the workload, empty when unknown.
     pub namespace: Namespace,
@@ -72,28 +81,26 @@ pub struct Endpoint {
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
-    /// Only clients of the same cluster may use it: its cluster does not export the service.
-    pub confined: bool,
 }
 
 /// All endpoints of a service in all clusters, in a fixed order.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceEndpoints {
     /// Those of ServiceEntries first, then by cluster, each as the registry lists them.
-    pub endpoints: Vec<Shared<Endpoint>>,
+    pub endpoints: Shared<[Endpoint]>,
     /// Addresses that are left out because the pods that they belong to are not known yet.
     pub pending: usize,
 }
 
 /// What clusters and listeners need to know of a service's endpoints; changes far less often than they do.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointTraits {
     /// SPIFFE identities of all endpoints, sorted and unique.
     pub identities: Vec<SmolStr>,
     /// What is known of each port with endpoints, by number.
     pub ports: BTreeMap<u32, PortTraits>,
     /// For DNS services: the endpoints themselves, which stand inline in the cluster.
-    pub inline: Vec<Shared<Endpoint>>,
+    pub inline: Shared<[Endpoint]>,
     /// For headless (passthrough) services: each address with its port name, cluster, network and readiness,
     /// for per-pod listeners and the name table.
     pub addresses: Vec<HeadlessAddress>,
@@ -114,7 +121,7 @@ pub struct HeadlessAddress {
     /// The address.
     pub address: SmolStr,
     /// Further addresses of the same pod (dual stack).
-    pub extra_addresses: Vec<SmolStr>,
+    pub extra_addresses: Box<[SmolStr]>,
     /// The service port's name.
     pub port_name: SmolStr,
     /// The cluster.
@@ -134,7 +141,7 @@ pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn
     endpoints
         .endpoints
         .iter()
-        .flat_map(|endpoint| std::iter::once(&endpoint.address).chain(&endpoint.extra_addresses))
+        .flat_map(|endpoint| std::iter::once(&endpoint.address).chain(&*endpoint.extra_addresses))
         .for_each(|address| emit(address.clone()));
 }
 
@@ -156,18 +163,20 @@ pub fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Servi
         endpoints.extend(own);
         pending = missing;
     }
-    let endpoints = endpoints.into_iter().map(Shared::new).collect();
-    Some(ServiceEndpoints { endpoints, pending })
+    Some(ServiceEndpoints {
+        endpoints: endpoints.into(),
+        pending,
+    })
 }
 
 /// Derives the traits of one service's endpoints.
 pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<EndpointTraits> {
     let service = mesh.services.get(cx, key)?;
     let endpoints = &mesh.endpoints.get(cx, key)?.endpoints;
-    let identities: BTreeSet<&SmolStr> = endpoints.iter().map(|endpoint| &endpoint.identity).collect();
+    let identities: BTreeSet<&SmolStr> = endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
     let is_dns = matches!(service.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb);
     let headless = if service.resolution == Resolution::Passthrough {
-        endpoints.as_slice()
+        &**endpoints
     } else {
         &[]
     };
@@ -178,7 +187,7 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
             .cloned()
             .collect(),
         ports: port_traits(service, endpoints),
-        inline: if is_dns { endpoints.clone() } else { Vec::new() },
+        inline: if is_dns { endpoints.clone() } else { Vec::new().into() },
         addresses: headless
             .iter()
             .map(|endpoint| HeadlessAddress::of(endpoint, service))
@@ -186,11 +195,11 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
     })
 }
 
-fn port_traits(service: &Service, endpoints: &[Shared<Endpoint>]) -> BTreeMap<u32, PortTraits> {
+fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortTraits> {
     let of_port = |port: &ServicePort| {
         let served: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.serves(port)).collect();
         let traits = PortTraits {
-            plaintext: served.iter().any(|endpoint| endpoint.tls_mode == "disabled"),
+            plaintext: served.iter().any(|endpoint| endpoint.origin.tls_mode == "disabled"),
             all_tunnel: served.iter().all(|endpoint| endpoint.supports_tunnel()),
         };
         (!served.is_empty()).then_some((port.number, traits))
@@ -209,33 +218,28 @@ impl Endpoint {
 
     /// True if the endpoint is reached by HBONE on its own account.
     pub fn supports_tunnel(&self) -> bool {
-        let label = self.labels.get("networking.istio.io/tunnel");
+        let label = self.origin.labels.get("networking.istio.io/tunnel");
         label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == "http"))
+    }
+
+    /// An endpoint for one service port.
+    fn new(address: &SmolStr, (port_name, port): (&SmolStr, u32), health: Health, origin: &Shared<Origin>) -> Self {
+        Self {
+            address: address.clone(),
+            extra_addresses: Box::default(),
+            port_name: port_name.clone(),
+            service_port: 0,
+            port,
+            health,
+            confined: false,
+            origin: origin.clone(),
+        }
     }
 
     /// An endpoint of a workload for one service port.
     fn of_workload(workload: &Workload, port_name: &SmolStr, port: u32, health: Health) -> Self {
-        Self {
-            address: workload.addresses.first().cloned().unwrap_or_default(),
-            extra_addresses: Vec::new(),
-            port_name: port_name.clone(),
-            service_port: 0,
-            port,
-            labels: workload.endpoint_labels.clone(),
-            identity: workload.identity.clone(),
-            network: workload.network.clone(),
-            cluster: workload.cluster.clone(),
-            locality: workload.locality.clone(),
-            weight: workload.weight,
-            tls_mode: workload.tls_mode.clone(),
-            health,
-            workload_name: workload.workload_name.clone(),
-            namespace: workload.namespace.clone(),
-            node_name: workload.node_name.clone(),
-            hostname: dns_hostname(workload),
-            subdomain: workload.subdomain.clone(),
-            confined: false,
-        }
+        let address = workload.addresses.first().cloned().unwrap_or_default();
+        Self::new(&address, (port_name, port), health, &workload.origin)
     }
 
     /// Gives the endpoint the addresses of a pod with several; an IPv4 address is the main one.
@@ -252,27 +256,16 @@ impl Endpoint {
     }
 }
 
-/// The name of a pod under its subdomain: its hostname, by default its own name.
-fn dns_hostname(workload: &Workload) -> SmolStr {
-    if workload.subdomain.is_empty() {
-        SmolStr::default()
-    } else if workload.hostname.is_empty() {
-        workload.key.object.name.clone()
-    } else {
-        workload.hostname.clone()
-    }
-}
-
 impl HeadlessAddress {
     fn of(endpoint: &Endpoint, service: &Service) -> Self {
         Self {
             address: endpoint.address.clone(),
             extra_addresses: endpoint.extra_addresses.clone(),
             port_name: endpoint.port_name.clone(),
-            cluster: endpoint.cluster.clone(),
-            network: endpoint.network.clone(),
-            hostname: endpoint.hostname.clone(),
-            subdomain: endpoint.subdomain.clone(),
+            cluster: endpoint.origin.cluster.clone(),
+            network: endpoint.origin.network.clone(),
+            hostname: endpoint.origin.hostname.clone(),
+            subdomain: endpoint.origin.subdomain.clone(),
             healthy: service.publish_not_ready || endpoint.health == Health::Healthy,
         }
     }

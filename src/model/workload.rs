@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, inputs::Inputs, network};
+use super::{MeshSnapshot, endpoint::Origin, inputs::Inputs, network};
 use crate::{
     api::{
         Config, Meta,
@@ -38,38 +38,16 @@ pub enum WorkloadSource {
 pub struct Workload {
     /// Its key.
     pub key: WorkloadKey,
-    /// The namespace.
-    pub namespace: Namespace,
-    /// The cluster.
-    pub cluster: ClusterId,
     /// The addresses, first one first. A WorkloadEntry may have a host name or a `unix://` path.
     pub addresses: Vec<SmolStr>,
     /// Labels of the object, without the augmented ones. Selectors look here.
     pub labels: Shared<Labels>,
-    /// Labels with cluster, network, locality and host name laid over (kube.md section 3). Subsets look here.
-    pub endpoint_labels: Shared<Labels>,
-    /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`; empty for WorkloadEntries without an account.
-    pub identity: SmolStr,
+    /// What its endpoints have from it.
+    pub origin: Shared<Origin>,
     /// The service account's name.
     pub service_account: SmolStr,
-    /// The network, empty when unknown.
-    pub network: NetworkId,
-    /// `region/zone/subzone` (trailing parts may be missing or empty), empty when unknown.
-    pub locality: SmolStr,
-    /// Label `security.istio.io/tlsMode`, else `disabled` (WorkloadEntry with service account: `istio`).
-    pub tls_mode: SmolStr,
-    /// The owner's name (Deployment …), or the WorkloadEntry's.
-    pub workload_name: SmolStr,
-    /// The node, empty for WorkloadEntries.
-    pub node_name: SmolStr,
-    /// `spec.hostname` of the pod.
-    pub hostname: SmolStr,
-    /// `spec.subdomain` of the pod.
-    pub subdomain: SmolStr,
     /// Named ports: TCP ports of containers, or those of the WorkloadEntry.
     pub named_ports: BTreeMap<SmolStr, u32>,
-    /// `weight` of the WorkloadEntry, 0 when absent.
-    pub weight: u32,
     /// Ready, running, not being deleted; a WorkloadEntry is ready unless its health condition says no. Who looks for
     /// workloads by address or label passes over those that are not ready.
     pub ready: bool,
@@ -122,27 +100,46 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     let ip = pod.ips.first().map_or("", SmolStr::as_str);
     let own = network::label(&meta.labels).or_else(|| network::label(&node(cx, mesh, pod)?.meta.labels));
     let network = own.unwrap_or_else(|| network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip));
-    let endpoint_labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
     let trust_domain = &mesh.mesh_config(cx).trust_domain;
-    Workload {
-        key: key.clone(),
-        namespace: meta.namespace().clone(),
-        cluster: meta.cluster().clone(),
-        addresses: pod.ips.clone(),
-        labels: Shared::new(meta.labels.clone()),
-        endpoint_labels: Shared::new(endpoint_labels),
+    let origin = Origin {
+        labels: Shared::new(augmented(
+            &meta.labels,
+            meta.cluster(),
+            &locality,
+            &pod.node_name,
+            &network,
+        )),
         identity: spiffe_id(trust_domain, meta.namespace(), &pod.service_account),
-        service_account: pod.service_account.clone(),
         network,
+        cluster: meta.cluster().clone(),
         locality,
+        weight: 0,
         tls_mode: tls_mode(&meta.labels, ""),
         workload_name: pod.workload_name.clone(),
+        namespace: meta.namespace().clone(),
         node_name: pod.node_name.clone(),
-        hostname: pod.hostname.clone(),
+        hostname: dns_hostname(pod),
         subdomain: pod.subdomain.clone(),
+    };
+    Workload {
+        key: key.clone(),
+        addresses: pod.ips.clone(),
+        labels: Shared::new(meta.labels.clone()),
+        origin: Shared::new(origin),
+        service_account: pod.service_account.clone(),
         named_ports: tcp_ports(pod),
-        weight: 0,
         ready: pod.is_serving(),
+    }
+}
+
+/// The name of a pod under its subdomain: its hostname, by default its own name.
+fn dns_hostname(pod: &Pod) -> SmolStr {
+    if pod.subdomain.is_empty() {
+        SmolStr::default()
+    } else if pod.hostname.is_empty() {
+        pod.meta.name().clone()
+    } else {
+        pod.hostname.clone()
     }
 }
 
@@ -176,28 +173,29 @@ pub(super) fn of_entry(
         "" => SmolStr::default(),
         account => spiffe_id(trust_domain, &object.namespace, account),
     };
+    let origin = Origin {
+        labels: Shared::new(augmented(&labels, &object.cluster, &locality, "", &known_network)),
+        identity,
+        network: NetworkId::new(&entry.network),
+        cluster: object.cluster.clone(),
+        locality,
+        weight: entry.weight,
+        tls_mode: tls_mode(&labels, &entry.service_account),
+        workload_name,
+        namespace: object.namespace.clone(),
+        ..Origin::default()
+    };
     Workload {
         key: key.clone(),
-        namespace: object.namespace.clone(),
-        cluster: object.cluster.clone(),
         addresses: vec![SmolStr::new(&entry.address)],
-        endpoint_labels: Shared::new(augmented(&labels, &object.cluster, &locality, "", &known_network)),
-        identity,
-        service_account: SmolStr::new(&entry.service_account),
-        network: NetworkId::new(&entry.network),
-        locality,
-        tls_mode: tls_mode(&labels, &entry.service_account),
         labels: Shared::new(labels),
-        workload_name,
-        node_name: SmolStr::default(),
-        hostname: SmolStr::default(),
-        subdomain: SmolStr::default(),
+        origin: Shared::new(origin),
+        service_account: SmolStr::new(&entry.service_account),
         named_ports: entry
             .ports
             .iter()
             .map(|(name, port)| (SmolStr::new(name), *port))
             .collect(),
-        weight: entry.weight,
         ready: true,
     }
 }

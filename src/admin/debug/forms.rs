@@ -97,29 +97,29 @@ pub(super) fn endpoint_shards(mesh: &MeshSnapshot) -> Value {
             .get(&cx, key)
             .map_or("Kubernetes", |service| registry_name(service.registry));
         let mut shards: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-        for endpoint in &endpoints.endpoints {
-            shards.entry(format!("{registry}/{}", endpoint.cluster)).or_default().push(json!({
-                "Labels": *endpoint.labels,
+        for endpoint in &*endpoints.endpoints {
+            shards.entry(format!("{registry}/{}", endpoint.origin.cluster)).or_default().push(json!({
+                "Labels": *endpoint.origin.labels,
                 "Addresses": std::iter::once(&endpoint.address).chain(&endpoint.extra_addresses).collect::<Vec<_>>(),
                 "ServicePortName": endpoint.port_name,
                 "EndpointPort": endpoint.port,
-                "ServiceAccount": endpoint.identity,
-                "Network": endpoint.network.as_str(),
-                "Locality": { "Label": endpoint.locality, "ClusterID": endpoint.cluster.as_str() },
-                "LbWeight": endpoint.weight,
-                "TLSMode": endpoint.tls_mode,
-                "Namespace": endpoint.namespace.as_str(),
-                "WorkloadName": endpoint.workload_name,
-                "HostName": endpoint.hostname,
-                "SubDomain": endpoint.subdomain,
+                "ServiceAccount": endpoint.origin.identity,
+                "Network": endpoint.origin.network.as_str(),
+                "Locality": { "Label": endpoint.origin.locality, "ClusterID": endpoint.origin.cluster.as_str() },
+                "LbWeight": endpoint.origin.weight,
+                "TLSMode": endpoint.origin.tls_mode,
+                "Namespace": endpoint.origin.namespace.as_str(),
+                "WorkloadName": endpoint.origin.workload_name,
+                "HostName": endpoint.origin.hostname,
+                "SubDomain": endpoint.origin.subdomain,
                 "HealthStatus": format!("{:?}", endpoint.health),
-                "NodeName": endpoint.node_name,
+                "NodeName": endpoint.origin.node_name,
             }));
         }
         let accounts: std::collections::BTreeSet<&SmolStr> = endpoints
             .endpoints
             .iter()
-            .map(|endpoint| &endpoint.identity)
+            .map(|endpoint| &endpoint.origin.identity)
             .filter(|identity| !identity.is_empty())
             .collect();
         let accounts: Map<String, Value> = accounts

@@ -137,7 +137,7 @@ impl Target<'_> {
             return Vec::new();
         };
         // Names cannot be told by EDS; a port of 0 means a Unix socket, no address a gateway's.
-        let usable = |endpoint: &&Shared<Endpoint>| {
+        let usable = |endpoint: &&Endpoint| {
             endpoint.address.is_empty() || endpoint.port == 0 || cidr::parse_ip(&endpoint.address).is_some()
         };
         let served = row
@@ -181,7 +181,7 @@ impl Target<'_> {
         &self,
         view: &View,
         client: &EndpointClient,
-        endpoints: impl Iterator<Item = &'e Shared<Endpoint>>,
+        endpoints: impl Iterator<Item = &'e Endpoint>,
     ) -> Vec<Group> {
         let mut peers = Peers::new(self);
         let mut by_locality: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
@@ -189,7 +189,10 @@ impl Target<'_> {
             let mtls = peers.use_mtls(view, endpoint);
             let tunnelled = !client.no_tunnels && is_tunnelled(view, endpoint);
             let member = member(view, self.service, endpoint, mtls, tunnelled);
-            by_locality.entry(endpoint.locality.as_str()).or_default().push(member);
+            by_locality
+                .entry(endpoint.origin.locality.as_str())
+                .or_default()
+                .push(member);
         }
         let groups = by_locality.into_iter().map(|(locality, endpoints)| {
             let mut group = Group {
@@ -217,7 +220,10 @@ impl Target<'_> {
 
     fn admits(&self, view: &View, client: &EndpointClient, endpoint: &Endpoint) -> bool {
         self.selects(endpoint)
-            && client.node.as_ref().is_none_or(|node| *node == endpoint.node_name)
+            && client
+                .node
+                .as_ref()
+                .is_none_or(|node| *node == endpoint.origin.node_name)
             && is_for_cluster(client, endpoint)
             && is_in_view(client, endpoint)
             && self.is_served(view, endpoint)
@@ -228,7 +234,7 @@ impl Target<'_> {
         let subset = self.rule.and_then(|rule| rule::subset(rule, self.subset));
         subset.is_none_or(|subset| {
             let pairs = subset.labels.iter();
-            select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), &endpoint.labels)
+            select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), &endpoint.origin.labels)
         })
     }
 
@@ -253,23 +259,23 @@ impl Target<'_> {
 /// True if clients of the client's cluster may use the endpoint. A client that does not name its cluster may be of any.
 fn is_for_cluster(client: &EndpointClient, endpoint: &Endpoint) -> bool {
     client.cluster.as_ref().is_none_or(|cluster| {
-        *cluster == endpoint.cluster || !client.cluster_only && (!endpoint.confined || cluster.is_empty())
+        *cluster == endpoint.origin.cluster || !client.cluster_only && (!endpoint.confined || cluster.is_empty())
     })
 }
 
 fn is_in_view(client: &EndpointClient, endpoint: &Endpoint) -> bool {
     let view = client.network_view.as_ref();
-    endpoint.network.is_empty() || view.is_none_or(|view| view.contains(&endpoint.network))
+    endpoint.origin.network.is_empty() || view.is_none_or(|view| view.contains(&endpoint.origin.network))
 }
 
 fn is_behind_gateway(client: &EndpointClient, endpoint: &Endpoint) -> bool {
     let network = client.network.as_ref();
-    network.is_some_and(|client| !endpoint.network.is_empty() && client.network != endpoint.network)
+    network.is_some_and(|client| !endpoint.origin.network.is_empty() && client.network != endpoint.origin.network)
 }
 
 fn health(view: &View, endpoint: &Endpoint) -> Health {
     let label = &view.mesh.installation.features.pilot_draining_label;
-    let marked = !label.is_empty() && endpoint.labels.get(label).is_some_and(|value| !value.is_empty());
+    let marked = !label.is_empty() && endpoint.origin.labels.get(label).is_some_and(|value| !value.is_empty());
     if marked { Health::Draining } else { endpoint.health }
 }
 
@@ -298,11 +304,11 @@ impl Peers {
         if let Some(mode) = self.rule {
             return mode == TlSmode::IstioMutual;
         }
-        endpoint.tls_mode == MTLS && self.demanded(view, endpoint) != MtlsMode::Disable
+        endpoint.origin.tls_mode == MTLS && self.demanded(view, endpoint) != MtlsMode::Disable
     }
 
     fn demanded(&mut self, view: &View, endpoint: &Endpoint) -> MtlsMode {
-        let namespace = &endpoint.namespace;
+        let namespace = &endpoint.origin.namespace;
         if !self.namespaces.contains_key(namespace) {
             let rows = view.mesh.peer_authentications_by_namespace.get(view.cx, namespace);
             let selectors = rows.filter_map(|(_, row)| row.spec.selector.as_ref());
@@ -313,7 +319,7 @@ impl Peers {
             self.namespaces.insert(namespace.clone(), mode);
         }
         self.namespaces[namespace].unwrap_or_else(|| {
-            authentication::mtls_mode(view.cx, view.mesh, namespace, &endpoint.labels, endpoint.port)
+            authentication::mtls_mode(view.cx, view.mesh, namespace, &endpoint.origin.labels, endpoint.port)
         })
     }
 }
@@ -327,7 +333,8 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
 
 fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
     let features = &view.mesh.installation.features;
-    let tls_mode = Some(endpoint.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
+    let tls_mode =
+        Some(endpoint.origin.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
     let health = match health(view, endpoint) {
         Health::Unknown | Health::Terminating => HealthStatus::Unknown,
         Health::Healthy => HealthStatus::Healthy,
@@ -368,11 +375,11 @@ fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool, tunne
     });
     Member {
         wire: out,
-        weight: endpoint.weight.max(1),
-        labels: endpoint.labels.clone(),
+        weight: endpoint.origin.weight.max(1),
+        labels: endpoint.origin.labels.clone(),
         mtls: tls_mode == Some(MTLS) && !tunnelled,
-        network: endpoint.network.clone(),
-        cluster: endpoint.cluster.clone(),
+        network: endpoint.origin.network.clone(),
+        cluster: endpoint.origin.cluster.clone(),
         has_address: !endpoint.address.is_empty(),
     }
 }
@@ -405,10 +412,11 @@ fn write_address(out: &mut Vec<u8>, address: &str, port: u32) {
 /// mutual TLS all the same, unless HBONE is preferred.
 fn is_tunnelled(view: &View, endpoint: &Endpoint) -> bool {
     let is_waypoint = endpoint
+        .origin
         .labels
         .get(MANAGED_LABEL)
         .is_some_and(|by| by == MESH_CONTROLLER);
-    let has_sidecar = endpoint.tls_mode == MTLS && !view.mesh.installation.features.pilot_prefer_sending_hbone;
+    let has_sidecar = endpoint.origin.tls_mode == MTLS && !view.mesh.installation.features.pilot_prefer_sending_hbone;
     (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
 }
 
@@ -466,7 +474,7 @@ fn write_workload(out: &mut String, features: &Features, service: &Service, endp
     let namespace = if of_service {
         &service.key.namespace
     } else {
-        &endpoint.namespace
+        &endpoint.origin.namespace
     };
     let canonical = service.label(canonical::NAME_LABEL).filter(|_| of_service);
     let (name, mut revision) = match canonical {
@@ -474,14 +482,14 @@ fn write_workload(out: &mut String, features: &Features, service: &Service, endp
             let revision = service.label(canonical::REVISION_LABEL);
             (name.clone(), revision.cloned().unwrap_or_default())
         }
-        None => canonical::service(&endpoint.labels, &endpoint.workload_name),
+        None => canonical::service(&endpoint.origin.labels, &endpoint.origin.workload_name),
     };
     if revision == "latest" {
         revision = Default::default();
     }
-    for part in [&endpoint.workload_name, namespace.as_str(), &name, &revision] {
+    for part in [&endpoint.origin.workload_name, namespace.as_str(), &name, &revision] {
         out.push_str(part);
         out.push(';');
     }
-    out.push_str(&endpoint.cluster);
+    out.push_str(&endpoint.origin.cluster);
 }

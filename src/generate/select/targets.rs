@@ -57,7 +57,7 @@ fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Se
 fn kube_targets<'a>(view: &View<'a>, proxy: &Proxy) -> Found<'a> {
     let cluster = workload::cluster(view, proxy);
     if let Some(entry) = workload::entry(view, proxy) {
-        return selecting(view, &cluster, &entry.namespace, &entry.endpoint_labels)
+        return selecting(view, &cluster, &entry.origin.namespace, &entry.origin.labels)
             .flat_map(|service| by_entry(view, service, entry))
             .collect();
     }
@@ -187,8 +187,8 @@ fn by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<
         let Some(row) = view.service(key).filter(known) else {
             continue;
         };
-        for endpoint in &endpoints.endpoints {
-            if endpoint.address != *address || endpoint.cluster != *cluster {
+        for endpoint in &*endpoints.endpoints {
+            if endpoint.address != *address || endpoint.origin.cluster != *cluster {
                 continue;
             }
             if let Some(port) = row.ports.iter().find(|port| port.name == endpoint.port_name) {
@@ -249,19 +249,23 @@ fn selected_targets<'a>(
     let select_pods = view.mesh.installation.features.pilot_enable_serviceentry_select_pods;
     for (key, row) in view.mesh.workloads_by_address.get(view.cx, address) {
         let counts = select_pods || key.source == WorkloadSource::WorkloadEntry;
-        if !counts || !row.ready || !workload::is_of_namespace(proxy, &row.namespace) {
+        if !counts || !row.ready || !workload::is_of_namespace(proxy, &row.key.object.namespace) {
             continue;
         }
-        for (_, entry) in view.mesh.selecting_entries_by_namespace.get(view.cx, &row.namespace) {
+        for (_, entry) in view
+            .mesh
+            .selecting_entries_by_namespace
+            .get(view.cx, &row.key.object.namespace)
+        {
             let Some(selector) = &entry.spec.workload_selector else {
                 continue;
             };
             let pairs = selector.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
-            if !select::matches(pairs, &row.endpoint_labels) {
+            if !select::matches(pairs, &row.origin.labels) {
                 continue;
             }
             add_entry(view, entry, |name| row.named_ports.get(name).copied(), found);
-            labels.get_or_insert_with(|| Labels::clone(&row.endpoint_labels));
+            labels.get_or_insert_with(|| Labels::clone(&row.origin.labels));
         }
     }
 }

@@ -63,8 +63,8 @@ pub(super) fn entry<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Wor
         .map(|(_, row)| row)
         .collect();
     let (name, namespace) = proxy.id.split_once('.').unwrap_or((&proxy.id, ""));
-    let of_name = |row: &&&Shared<Workload>| row.key.object.name == name && row.namespace == *namespace;
-    let of_namespace = |row: &&&Shared<Workload>| row.namespace == proxy.namespace;
+    let of_name = |row: &&&Shared<Workload>| row.key.object.name == name && row.key.object.namespace == *namespace;
+    let of_namespace = |row: &&&Shared<Workload>| row.key.object.namespace == proxy.namespace;
     let chosen = entries.iter().find(of_name);
     chosen
         .or_else(|| entries.iter().find(of_namespace))
@@ -107,13 +107,13 @@ fn labels_of_pod(view: &View, proxy: &Proxy) -> Option<Labels> {
         object: pod.meta.key.clone(),
     };
     let row = view.mesh.workloads.get(view.cx, &key)?;
-    let locality = &row.locality;
+    let locality = &row.origin.locality;
     Some(workload::augmented(
         &row.labels,
-        &row.cluster,
+        &row.origin.cluster,
         locality,
         &proxy.node_name,
-        &row.network,
+        &row.origin.network,
     ))
 }
 

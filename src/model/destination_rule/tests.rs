@@ -68,7 +68,7 @@ fn rules_of_one_host_are_merged() {
         host: HOST.into(),
     };
     let rules = commit.snapshot.destination_rules.get(&Cx::untracked(), &key).unwrap();
-    let [merged] = rules.local.as_slice() else { panic!() };
+    let [merged] = &*rules.local else { panic!() };
     let subsets: Vec<_> = merged.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
     assert_eq!(subsets, ["v1", "v2"]);
     assert!(merged.spec.traffic_policy.is_some());

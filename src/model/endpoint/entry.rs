@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use smol_str::SmolStr;
 
-use super::{Endpoint, Health};
+use super::{Endpoint, Health, Origin};
 use crate::{
     api::Config,
     base::{Labels, ObjectKey, Shared, cidr, select},
@@ -99,7 +99,7 @@ fn selected<'a>(
     };
     let rows = index.get(cx, config.meta.namespace()).map(|(_, workload)| workload);
     let selected = rows.filter(|workload| {
-        workload.ready && select::subset(selector, &workload.endpoint_labels) && (is_dns || !needs_dns(workload))
+        workload.ready && select::subset(selector, &workload.origin.labels) && (is_dns || !needs_dns(workload))
     });
     selected.collect()
 }
@@ -146,7 +146,7 @@ fn serve(mesh: &MeshSnapshot, workload: &Workload, ports: &[ServicePort]) -> Vec
 fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePort) -> Endpoint {
     Endpoint {
         address: SmolStr::new(key.hostname.as_str()),
-        extra_addresses: Vec::new(),
+        extra_addresses: Box::default(),
         port_name: SmolStr::new(&port.name),
         service_port: port.number,
         port: if port.target_port > 0 {
@@ -154,19 +154,14 @@ fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePo
         } else {
             port.number
         },
-        labels: Shared::default(),
-        identity: SmolStr::default(),
-        network: Default::default(),
-        cluster: config.meta.cluster().clone(),
-        locality: SmolStr::default(),
-        weight: 0,
-        tls_mode: SmolStr::new_static("disabled"),
         health: Health::Unknown,
-        workload_name: config.meta.name().clone(),
-        namespace: config.meta.namespace().clone(),
-        node_name: SmolStr::default(),
-        hostname: SmolStr::default(),
-        subdomain: SmolStr::default(),
         confined: false,
+        origin: Shared::new(Origin {
+            cluster: config.meta.cluster().clone(),
+            tls_mode: SmolStr::new_static("disabled"),
+            workload_name: config.meta.name().clone(),
+            namespace: config.meta.namespace().clone(),
+            ..Origin::default()
+        }),
     }
 }

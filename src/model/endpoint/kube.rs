@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
-use super::{Endpoint, Health, entry};
+use super::{Endpoint, Health, Origin, entry};
 use crate::{
     api::kube::{self, EndpointSlice, endpoint_slice::SliceEndpoint, service::TargetPort},
     base::{ClusterId, Labels, ObjectKey, Shared, select},
@@ -92,7 +92,7 @@ fn of_slice(
     slice: &EndpointSlice,
     pending: &mut usize,
 ) -> Vec<Endpoint> {
-    let mut endpoints = Vec::new();
+    let (mut endpoints, mut last) = (Vec::new(), None);
     let has_both_families = here.object.is_some_and(|object| object.cluster_ips.len() > 1);
     for listed in &slice.endpoints {
         let health = health(mesh, here, listed);
@@ -112,13 +112,16 @@ fn of_slice(
             if dual && slice.address_type == "IPv6" {
                 continue;
             }
+            let origin = match workload {
+                Some(workload) => workload.origin.clone(),
+                None => origin_without_pod(cx, mesh, here.cluster, address, &mut last),
+            };
             for (port_name, port) in &slice.ports {
-                let mut endpoint = match workload {
-                    Some(workload) => Endpoint::of_workload(workload, port_name, *port, health),
-                    None => without_pod(cx, mesh, here.cluster, address, port_name, *port, health),
+                let endpoint = Endpoint::new(address, (port_name, *port), health, &origin);
+                let mut endpoint = Endpoint {
+                    confined: here.confined,
+                    ..endpoint
                 };
-                endpoint.address.clone_from(address);
-                endpoint.confined = here.confined;
                 if dual {
                     endpoint = endpoint.with_addresses(pod_addresses);
                 }
@@ -153,37 +156,27 @@ fn workload_of<'a>(
     mesh.workloads.get(cx, &WorkloadKey { source, object })
 }
 
-fn without_pod(
+/// Where an address without a pod is: in the cluster, and perhaps on a network. Most are on the same one as their neighbour
+/// in the slice.
+fn origin_without_pod(
     cx: &Cx,
     mesh: &MeshSnapshot,
     cluster: &ClusterId,
     address: &SmolStr,
-    port_name: &SmolStr,
-    port: u32,
-    health: Health,
-) -> Endpoint {
+    last: &mut Option<Shared<Origin>>,
+) -> Shared<Origin> {
     let network = network::of_endpoint(cx, mesh, cluster, &Labels::new(), address);
-    Endpoint {
-        address: address.clone(),
-        extra_addresses: Vec::new(),
-        port_name: port_name.clone(),
-        service_port: 0,
-        port,
+    if let Some(last) = last.as_ref().filter(|last| last.network == network) {
+        return last.clone();
+    }
+    let origin = Shared::new(Origin {
         labels: Shared::new(workload::augmented(&Labels::new(), cluster, "", "", &network)),
-        identity: SmolStr::default(),
         network,
         cluster: cluster.clone(),
-        locality: SmolStr::default(),
-        weight: 0,
         tls_mode: SmolStr::new_static("disabled"),
-        health,
-        workload_name: SmolStr::default(),
-        namespace: Default::default(),
-        node_name: SmolStr::default(),
-        hostname: SmolStr::default(),
-        subdomain: SmolStr::default(),
-        confined: false,
-    }
+        ..Origin::default()
+    });
+    last.insert(origin).clone()
 }
 
 /// Health by the conditions of the slice; an absent condition counts as true. A cluster that does not know the service
@@ -224,9 +217,9 @@ fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Se
     let rows = mesh.entry_workloads_by_namespace.get(cx, object.meta.namespace());
     let workloads = rows.map(|(_, workload)| workload).filter(|workload| {
         workload.ready
-            && workload.cluster == *object.meta.cluster()
+            && workload.origin.cluster == *object.meta.cluster()
             && !entry::needs_dns(workload)
-            && select::subset(&object.selector, &workload.endpoint_labels)
+            && select::subset(&object.selector, &workload.origin.labels)
     });
     let workloads: Vec<_> = workloads.collect();
     let mut endpoints = Vec::new();

@@ -52,7 +52,7 @@ fn mesh(files: &[(&str, &str)]) -> World {
     fixture::folder_world(Installation::default(), files)
 }
 
-fn list(world: &World, host: &str) -> Vec<Shared<Endpoint>> {
+fn list(world: &World, host: &str) -> Shared<[Endpoint]> {
     let key = ServiceKey {
         hostname: host.into(),
         namespace: "default".into(),
@@ -75,11 +75,11 @@ fn traits_of(world: &World, host: &str) -> Shared<EndpointTraits> {
 }
 
 /// `address:port name workload health`.
-fn short(endpoints: &[Shared<Endpoint>]) -> Vec<String> {
-    let text = |e: &Shared<Endpoint>| {
+fn short(endpoints: &[Endpoint]) -> Vec<String> {
+    let text = |e: &Endpoint| {
         format!(
             "{}:{} {} {} {:?}",
-            e.address, e.port, e.port_name, e.workload_name, e.health
+            e.address, e.port, e.port_name, e.origin.workload_name, e.health
         )
     };
     endpoints.iter().map(text).collect()
@@ -101,17 +101,20 @@ fn slices_meet_their_pods() {
         ["10.1.0.1:8080 http a-0 Healthy", "10.1.0.9:8080 http  Healthy"]
     );
     let first = &endpoints[0];
-    assert_eq!(first.identity, "spiffe://cluster.local/ns/default/sa/sa");
+    assert_eq!(first.origin.identity, "spiffe://cluster.local/ns/default/sa/sa");
     assert_eq!(
         (
-            first.locality.as_str(),
-            first.network.as_str(),
-            first.node_name.as_str()
+            first.origin.locality.as_str(),
+            first.origin.network.as_str(),
+            first.origin.node_name.as_str()
         ),
         ("r/z/", "net", "n1")
     );
-    assert_eq!((first.hostname.as_str(), first.subdomain.as_str()), ("a-0", "sub"));
-    let labels: Vec<_> = first.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(
+        (first.origin.hostname.as_str(), first.origin.subdomain.as_str()),
+        ("a-0", "sub")
+    );
+    let labels: Vec<_> = first.origin.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
     let want = [
         "app=a",
         "kubernetes.io/hostname=n1",
@@ -123,7 +126,10 @@ fn slices_meet_their_pods() {
     ];
     assert_eq!(labels, want);
     assert_eq!(
-        (endpoints[1].tls_mode.as_str(), endpoints[1].identity.as_str()),
+        (
+            endpoints[1].origin.tls_mode.as_str(),
+            endpoints[1].origin.identity.as_str()
+        ),
         ("disabled", "")
     );
     let traits = traits_of(&world, A);
@@ -157,6 +163,30 @@ fn slices_meet_their_pods() {
         ObjectKey::new(&fixture::CLUSTER, "default", "a-0"),
     )]);
     assert_eq!(list(&world, A).len(), 2);
+}
+
+#[test]
+fn what_endpoints_have_in_common_is_held_once() {
+    let service = SERVICE
+        .replace(
+            "ports: [{name: http, port: 8080}]",
+            "ports: [{name: http, port: 8080}, {name: grpc, port: 9090}]",
+        )
+        .replace(
+            "- addresses: [10.1.0.9]",
+            "- addresses: [10.1.0.9]\n- addresses: [10.1.0.10]",
+        );
+    let endpoints = list(&mesh(&[("kube.yaml", &service), ("pods.yaml", POD)]), A);
+    let origin = |address: &str| -> Vec<_> {
+        let found = endpoints.iter().filter(|endpoint| endpoint.address == address);
+        found.map(|endpoint| &endpoint.origin).collect()
+    };
+    let [one, other] = origin("10.1.0.1")[..] else { panic!() };
+    assert!(one.same(other), "both ports are of one pod");
+    let [one, _, other, _] = [origin("10.1.0.9"), origin("10.1.0.10")].concat()[..] else {
+        panic!()
+    };
+    assert!(one.same(other), "nothing is known of either address");
 }
 
 #[test]
@@ -197,7 +227,7 @@ fn addresses_without_a_reference_find_a_pod_of_the_namespace() {
     let workload = |pods: &str| {
         let endpoints = list(&mesh(&[("kube.yaml", &bare), ("pods.yaml", pods)]), A);
         let found = endpoints.iter().find(|endpoint| endpoint.address == "10.1.0.1");
-        found.map(|endpoint| endpoint.workload_name.to_string())
+        found.map(|endpoint| endpoint.origin.workload_name.to_string())
     };
     assert_eq!(workload(POD).as_deref(), Some("a-0"));
     for other in [
@@ -214,6 +244,7 @@ fn addresses_without_a_reference_find_a_pod_of_the_namespace() {
 fn localities_of_pods() {
     let of = |pods: &str| {
         list(&mesh(&[("kube.yaml", SERVICE), ("pods.yaml", pods)]), A)[0]
+            .origin
             .locality
             .to_string()
     };
@@ -242,11 +273,12 @@ fn networks_of_pods() {
         ];
         let endpoint = list(&mesh(&files), A)[0].clone();
         let label = endpoint
+            .origin
             .labels
             .get("topology.istio.io/network")
             .cloned()
             .unwrap_or_default();
-        assert_eq!(label, endpoint.network.as_str());
+        assert_eq!(label, endpoint.origin.network.as_str());
         label.to_string()
     };
     let none = "networks: {}";
@@ -331,7 +363,7 @@ fn clusters_add_up() {
     let endpoints = list(&world, A);
     let clusters: Vec<_> = endpoints
         .iter()
-        .map(|e| (e.cluster.as_str(), e.network.as_str()))
+        .map(|e| (e.origin.cluster.as_str(), e.origin.network.as_str()))
         .collect();
     assert_eq!(clusters, [("Kubernetes", "net"), ("Kubernetes", "net"), ("c2", "")]);
 }
@@ -360,8 +392,11 @@ fn services_select_machines() {
     let world = mesh(&[("kube.yaml", service), ("config.yaml", ENTRIES)]);
     let endpoints = list(&world, A);
     assert_eq!(short(&endpoints), ["10.2.0.1:9000 http vm Unknown"]);
-    assert_eq!((endpoints[0].weight, endpoints[0].tls_mode.as_str()), (5, "istio"));
-    assert_eq!(endpoints[0].labels.get("v").map(SmolStr::as_str), Some("1"));
+    assert_eq!(
+        (endpoints[0].origin.weight, endpoints[0].origin.tls_mode.as_str()),
+        (5, "istio")
+    );
+    assert_eq!(endpoints[0].origin.labels.get("v").map(SmolStr::as_str), Some("1"));
     let named = service.replace("targetPort: 8080", "targetPort: web");
     assert!(list(&mesh(&[("kube.yaml", &named), ("config.yaml", ENTRIES)]), A).is_empty());
 }
@@ -451,11 +486,11 @@ fn pods_with_two_families_are_one_endpoint() {
         (endpoints[0].address.as_str(), endpoints[0].extra_addresses[0].as_str()),
         ("10.1.0.1", "fd00::1:1")
     );
-    assert_eq!(endpoints.iter().filter(|e| e.workload_name == "a-0").count(), 1);
+    assert_eq!(endpoints.iter().filter(|e| e.origin.workload_name == "a-0").count(), 1);
     assert_eq!(
         list(&mesh(&files), A)
             .iter()
-            .filter(|e| e.workload_name == "a-0")
+            .filter(|e| e.origin.workload_name == "a-0")
             .count(),
         2
     );

@@ -66,10 +66,9 @@ fn vips(world: &World, host: &str) -> Vec<String> {
 fn endpoints(world: &World, host: &str) -> Vec<(String, bool, Health)> {
     let mesh = world.snapshot();
     let row = mesh.endpoints.get(&Cx::untracked(), &key(host)).cloned();
-    let endpoints = row.map(|row| row.endpoints.clone()).unwrap_or_default();
-    let of = |endpoint: &crate::base::Shared<crate::model::Endpoint>| {
-        (endpoint.cluster.to_string(), endpoint.confined, endpoint.health)
-    };
+    let endpoints = row.map_or(Vec::new(), |row| row.endpoints.to_vec());
+    let of =
+        |endpoint: &crate::model::Endpoint| (endpoint.origin.cluster.to_string(), endpoint.confined, endpoint.health);
     endpoints.iter().map(of).collect()
 }
 
