@@ -1,5 +1,5 @@
 //! Generation beside istiod's own suite: meshes of the same shapes, and for each the CPU time of the model, of every type
-//! of resource for one proxy from nothing, and of a second proxy of the same kind.
+//! of resource for one proxy from nothing, and of each further proxy of the same kind.
 //!
 //! `cargo bench --bench suite` prints one table with istiod's times, and what `benches/figures.json` has; `-- --keep`
 //! writes the figures there, `-- --meshes FOLDER` measures the meshes of that folder (one folder a case, as `istiod
@@ -113,7 +113,10 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-type Input = (Vec<Change>, [Proxy; 2]);
+type Input = (Vec<Change>, Vec<Proxy>);
+
+/// How many proxies of one kind there are in each case.
+const PROXIES: usize = 17;
 
 /// What a case is made of; none if the folder has no such case.
 fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
@@ -122,12 +125,13 @@ fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
         let metadata = json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
             "ISTIO_VERSION": "1.30.3", "WORKLOAD_NAME": "measured", "LABELS": { meshes::LABEL: "true" } });
         let proxy = |number: usize| {
-            let (kind, address) = (case.proxy, meshes::ADDRESSES[number]);
+            // The mesh knows two of them as endpoints.
+            let (kind, address) = (case.proxy, meshes::ADDRESSES[number.min(1)]);
             let node = format!("{kind}~{address}~measured-{number}.default~default.svc.cluster.local");
             bed::proxy(&node, &metadata, IDENTITY)
         };
-        let [first, second] = [0, 1].map(proxy);
-        return Ok(Some((changes, [first?, second?])));
+        let proxies = (0..PROXIES).map(proxy).collect::<Result<_, _>>()?;
+        return Ok(Some((changes, proxies)));
     };
     let path = Path::new(folder).join(case.name);
     let mut files = Vec::new();
@@ -142,9 +146,10 @@ fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
     let read = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
     let proxy = read.proxies.first().cloned().unwrap_or_default();
     let node = proxy["node"].as_str().unwrap_or_default();
-    let [first, second] = [(); 2].map(|()| bed::proxy(node, &proxy["metadata"], IDENTITY));
+    let proxies = (0..PROXIES).map(|_| bed::proxy(node, &proxy["metadata"], IDENTITY));
+    let proxies = proxies.collect::<Result<_, _>>()?;
     let changes = read.rows.into_values().flatten().map(Change::Upsert).collect();
-    Ok(Some((changes, [first?, second?])))
+    Ok(Some((changes, proxies)))
 }
 
 const IDENTITY: &str = "spiffe://cluster.local/ns/default/sa/default";

@@ -1,7 +1,7 @@
 //! From a snapshot to Envoy's configuration.
 //!
-//! Three steps, each a memo with recorded reads: [`select`] reduces a proxy to a [`ProxyGroupKey`], a list of parts;
-//! a part lists resources by key; a resource key is built into bytes. A key holds everything about the client that its
+//! Four steps, each with recorded reads: [`select`] finds the profile of a proxy, and reduces a profile to a
+//! [`ProxyGroupKey`], a list of parts; a part lists resources by key; a resource key is built into bytes. A key holds everything about the client that its
 //! result depends on, the rest is read through a [`View`]; so equal keys share one result, whoever asks.
 
 pub mod cluster;

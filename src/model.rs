@@ -15,6 +15,7 @@ pub mod features;
 pub(crate) mod fixture;
 pub mod gateway;
 pub mod graph;
+pub mod individual;
 pub mod inputs;
 pub mod installation;
 pub mod mcs;

@@ -7,6 +7,7 @@
 
 mod derive;
 mod index;
+mod reads;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -17,8 +18,9 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-pub use derive::{Derived, Evaluated};
+pub use derive::{Derived, Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
+pub use reads::Reads;
 pub use transaction::{ChangeSet, Transaction};
 
 use imbl::OrdMap;

@@ -1,4 +1,4 @@
-//! Measures one mesh: its commit, everything for a first proxy in a fresh store, and what a second proxy adds.
+//! Measures one mesh: its commit, everything for a first proxy in a fresh store, and what each further proxy adds.
 
 use std::{any::Any, cell::RefCell, collections::BTreeMap, sync::Arc};
 
@@ -6,7 +6,8 @@ use istiod::{
     generate::{
         PartKey, Proxy, ResourceKey, ResourceType,
         group::{Part, Resource},
-        store::{Executor, MemberId, Membership, Store, Update},
+        select::ProfileKey,
+        store::{Executor, MemberId, Membership, Serial, Store, Update},
     },
     model::{Change, Installation, ScopeKey, World},
     table::ChangeSet,
@@ -37,7 +38,8 @@ pub(super) struct Measured {
     /// Finding out what concerns the first proxy, and what it can see.
     pub(super) selection: f64,
     pub(super) types: BTreeMap<ResourceType, Generation>,
-    /// All that a second proxy of the same kind costs.
+    /// All that a further proxy of the same kind costs: the mean of those that join one after the other, as istiod's times
+    /// are means.
     pub(super) second: f64,
 }
 
@@ -62,9 +64,9 @@ impl Executor for Meter {
     }
 }
 
-/// What is evaluated for that key; none: selections and scopes.
+/// What is evaluated for that key; none: profiles, selections and scopes.
 fn resource_type(key: &dyn Any) -> Option<ResourceType> {
-    if key.is::<MemberId>() || key.is::<ScopeKey>() {
+    if key.is::<MemberId>() || key.is::<ProfileKey>() || key.is::<ScopeKey>() {
         return None;
     }
     if let Some(part) = key.downcast_ref::<PartKey>() {
@@ -92,14 +94,14 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
     })
 }
 
-/// Measures these rows with two proxies of one kind.
-pub(super) fn measure(changes: &[Change], proxies: [Proxy; 2]) -> Result<Measured, String> {
-    let [first, second] = proxies.map(Arc::new);
+/// Measures these rows with proxies of one kind, at least two.
+pub(super) fn measure(changes: &[Change], proxies: Vec<Proxy>) -> Result<Measured, String> {
+    let proxies: Vec<_> = proxies.into_iter().map(Arc::new).collect();
     let mut least: Option<Measured> = None;
     let (mut spent, mut runs) = (0.0, 0);
     while runs < RUNS || (spent < ENOUGH && runs < MOST_RUNS) {
         let begun = cpu();
-        let once = once(changes.to_vec(), &first, &second)?;
+        let once = once(changes.to_vec(), &proxies)?;
         spent += cpu() - begun;
         runs += 1;
         least = Some(match least {
@@ -110,7 +112,8 @@ pub(super) fn measure(changes: &[Change], proxies: [Proxy; 2]) -> Result<Measure
     least.ok_or_else(|| "nothing was run".to_owned())
 }
 
-fn once(changes: Vec<Change>, first: &Arc<Proxy>, second: &Arc<Proxy>) -> Result<Measured, String> {
+fn once(changes: Vec<Change>, proxies: &[Arc<Proxy>]) -> Result<Measured, String> {
+    let (first, further) = proxies.split_first().ok_or("there is no proxy")?;
     let mut world = World::new(Installation::default());
     let begun = cpu();
     let mesh = world.commit(changes).snapshot;
@@ -145,13 +148,21 @@ fn once(changes: Vec<Change>, first: &Arc<Proxy>, second: &Arc<Proxy>) -> Result
         generation.cost += share * generation.count as f64;
     }
 
-    let meter = Meter::default();
+    let memberships: Vec<_> = (1..)
+        .zip(further)
+        .map(|(number, proxy)| joined(number, proxy))
+        .collect();
+    let mut updates = Vec::with_capacity(memberships.len());
     let begun = cpu();
-    let update = store.update(&mesh, &ChangeSet::default(), joined(1, second), &meter);
-    let second = cpu() - begun;
-    check(&update)?;
-    if update.built > 0 || !update.groups.is_empty() {
-        return Err("the second proxy is not of the first one's group".to_owned());
+    for membership in memberships {
+        updates.push(store.update(&mesh, &ChangeSet::default(), membership, &Serial));
+    }
+    let second = (cpu() - begun) / updates.len() as f64;
+    for update in updates {
+        check(&update)?;
+        if update.built > 0 || !update.groups.is_empty() {
+            return Err("a further proxy is not of the first one's group".to_owned());
+        }
     }
     Ok(Measured {
         model,

@@ -397,6 +397,7 @@ mod tests {
         };
         let held = Size {
             members: 2000,
+            profiles: 60,
             groups: 50,
             parts: 7,
             lists: 6,

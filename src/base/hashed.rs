@@ -49,6 +49,18 @@ fn digest(value: &impl hash::Hash) -> u128 {
     digest
 }
 
+impl<T> Hashed<T> {
+    /// True if both are the same allocation.
+    pub fn same(&self, other: &Self) -> bool {
+        self.value.same(&other.value)
+    }
+
+    /// True if somebody else holds it too.
+    pub fn is_shared(&self) -> bool {
+        self.value.is_shared()
+    }
+}
+
 impl<T> Clone for Hashed<T> {
     fn clone(&self) -> Self {
         Self {

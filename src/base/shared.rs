@@ -17,6 +17,11 @@ impl<T: ?Sized> Shared<T> {
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
+
+    /// True if somebody else holds it too.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 impl<T: ?Sized> Clone for Shared<T> {
@@ -40,7 +45,17 @@ impl<T> From<T> for Shared<T> {
 
 impl<T> From<Vec<T>> for Shared<[T]> {
     fn from(values: Vec<T>) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
         Self(values.into())
+    }
+}
+
+impl<T> Default for Shared<[T]> {
+    /// No values; nothing is allocated for them.
+    fn default() -> Self {
+        Self(Arc::default())
     }
 }
 

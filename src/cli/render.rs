@@ -162,7 +162,7 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
                 )
             });
             let listed = entry.get("extensions").and_then(Value::as_array).map(|names| {
-                crate::base::Shared::new(names.iter().filter_map(Value::as_str).map(SmolStr::new).collect())
+                crate::base::Hashed::new(names.iter().filter_map(Value::as_str).map(SmolStr::new).collect())
             });
             let proxy = Proxy::new(
                 &text(entry, "node"),

@@ -261,7 +261,7 @@ pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
                 continue;
             };
             let may_read = *pulls_with_secret && selected.extensions.contains(&id);
-            let secret_for = may_read.then(|| pull_secret::reader(proxy)).flatten();
+            let secret_for = may_read.then(|| pull_secret::reader(selected.profile)).flatten();
             keys.push(ExtensionKey::Wasm { id, secret_for });
         }
     }

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::{
     Demand, Proxy, ResourceSnapshot, ResourceType,
-    proxy::Extensions,
+    proxy::{Extensions, Kind},
     store::{MemberId, Membership, Serial, Store},
 };
 use crate::{
-    base::Shared,
+    base::{Hashed, Shared},
     model::{fixture, installation::Installation},
     proto::json,
     table::ChangeSet,
@@ -46,11 +46,21 @@ pub(crate) fn client(node: &str, more: &Value) -> Proxy {
     Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("a valid node")
 }
 
+/// The same client, but for what its node says.
+pub(crate) fn changed(proxy: Proxy, change: impl FnOnce(&mut Kind)) -> Proxy {
+    let mut kind = Kind::clone(&proxy.kind);
+    change(&mut kind);
+    Proxy {
+        kind: Hashed::new(kind),
+        ..proxy
+    }
+}
+
 /// Extensions by name; `None`: all that there are.
 pub(crate) fn extensions(names: Option<&[&str]>) -> Extensions {
     let names = names.map(|names| names.iter().map(|name| (*name).into()).collect());
     Extensions {
-        listed: names.map(Shared::new),
+        listed: names.map(Hashed::new),
     }
 }
 

@@ -25,6 +25,7 @@ use super::{
     endpoint::{self, EndpointClient, EndpointKey},
     group::{Built, Listed, Resource},
     name,
+    proxy::Setting,
     route::{self, RouteKey, sidecar},
     security::SecurityPolicies,
     select::{Selected, ServiceTarget},
@@ -110,7 +111,7 @@ impl GrpcClient {
         let says_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
         Self {
             scope: selected.scope.clone(),
-            namespace: proxy.text("NAMESPACE"),
+            namespace: proxy.setting(Setting::Namespace),
             dns_domain: proxy.dns_domain.clone(),
             vip: VipView::of(proxy, &view.mesh.installation.features),
             outbound: OutboundClient::of(view, selected),

@@ -18,10 +18,7 @@ pub use route::inbound as inbound_routes;
 
 use std::collections::BTreeSet;
 
-use super::{
-    View,
-    proxy::{Proxy, ProxyType},
-};
+use super::{View, proxy::ProxyType, select::Profile};
 use crate::{
     base::{ObjectKey, Shared, SmolStr},
     model::envoy_filter::{Patch, PatchClass, ReferencedService},
@@ -57,7 +54,8 @@ pub struct Patches {
 
 impl Patches {
     /// The patches of the EnvoyFilters that are for a proxy and can have an effect on what such a proxy is sent.
-    pub fn of(view: &View, proxy: &Proxy, objects: &[ObjectKey]) -> Self {
+    pub fn of(view: &View, profile: &Profile, objects: &[ObjectKey]) -> Self {
+        let proxy = &profile.kind;
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
         let mut lacking = Vec::new();
         let mut referenced = BTreeSet::new();
@@ -71,7 +69,7 @@ impl Patches {
                 // Parity: an extension is served wherever it is asked for, whatever the context.
                 let counts = class == PatchClass::Extension
                     || contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
-                if !counts || !patch.proxy.matches(&proxy.version_text, &proxy.metadata) {
+                if !counts || !patch.proxy.matches(&proxy.version_text, &profile.metadata) {
                     continue;
                 }
                 let one = PatchRef {

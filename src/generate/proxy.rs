@@ -1,21 +1,34 @@
 //! `Proxy`: a client, parsed once from its node. The node itself is not kept.
 
+mod kind;
+mod kinds;
+mod setting;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    ops::Deref,
 };
 
 use serde_json::Value;
 use smol_str::SmolStr;
 
+pub use kind::Kind;
+pub use kinds::Kinds;
+pub use setting::Setting;
+use setting::Settings;
+
 use crate::{
     api::mesh_config,
     base::{
-        ClusterId, Labels, Namespace, NetworkId, Shared, SpiffeId,
+        ClusterId, Hashed, Labels, MessageKey, Namespace, NetworkId, Shared, SpiffeId,
         cidr::{self, IpMode},
     },
-    proto::{envoy::config::core::v3 as core, istio::mesh::v1alpha1::ProxyConfig},
+    proto::envoy::config::core::v3 as core,
 };
+
+/// The annotation that names a service in traces.
+const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";
 
 /// The kinds of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +74,7 @@ pub enum InterceptionMode {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Extensions {
     /// The names that the Node lists, and the types of their configurations; `None`: it lists none and is taken for istio-proxy, which has everything.
-    pub listed: Option<Shared<BTreeSet<SmolStr>>>,
+    pub listed: Option<Hashed<BTreeSet<SmolStr>>>,
 }
 
 impl Extensions {
@@ -134,59 +147,38 @@ impl From<SpiffeId> for Identity {
     }
 }
 
-/// A client of the control plane.
+/// A client of the control plane. What it has in common with its replicas is reached by dereference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
-    /// What it is.
-    pub proxy_type: ProxyType,
+    /// What generation may read of its node.
+    pub kind: Hashed<Kind>,
     /// Third part of the node id, usually `pod.namespace`.
     pub id: SmolStr,
     /// The whole node id.
     pub node_id: SmolStr,
-    /// `node.cluster`.
-    pub node_cluster: SmolStr,
     /// Its addresses, first one first; never empty.
     pub addresses: Vec<SmolStr>,
-    /// Fourth part of the node id.
-    pub dns_domain: SmolStr,
-    /// Config namespace.
-    pub namespace: Namespace,
-    /// Its cluster.
-    pub cluster: ClusterId,
-    /// `NETWORK`.
-    pub network: NetworkId,
-    /// `LABELS` over `STATIC_LABELS`. The registry's pod labels, where known, take their place in selection.
-    pub labels: Labels,
-    /// `ANNOTATIONS`.
-    pub annotations: Labels,
+    /// `LABELS`. The registry's pod labels, where known, take their place in selection.
+    pub node_labels: Labels,
+    /// `STATIC_LABELS`.
+    pub static_labels: Labels,
     /// `node.locality` as `region/zone/subzone`.
     pub node_locality: SmolStr,
     /// `SERVICE_ACCOUNT`.
     pub service_account: SmolStr,
     /// `NODE_NAME`.
     pub node_name: SmolStr,
-    /// `MESH_ID`.
-    pub mesh_id: SmolStr,
-    /// `WORKLOAD_NAME`.
-    pub workload_name: SmolStr,
-    /// `GENERATOR`, empty for Envoys.
-    pub generator: SmolStr,
-    /// `ISTIO_VERSION` as sent (EnvoyFilter `proxyVersion` looks at the text).
-    pub version_text: SmolStr,
-    /// `ISTIO_VERSION` parsed.
-    pub version: IstioVersion,
-    /// `INTERCEPTION_MODE`.
-    pub interception_mode: InterceptionMode,
-    /// `REQUESTED_NETWORK_VIEW`; empty: all networks are visible.
-    pub network_view: BTreeSet<NetworkId>,
-    /// `PROXY_CONFIG`, replaces `mesh.defaultConfig`; none if it cannot be read.
-    pub proxy_config: Option<Shared<ProxyConfig>>,
-    /// What the client can run.
-    pub extensions: Extensions,
     /// Who it has proved to be; none on a plaintext stream. Secrets are for clients with an identity alone.
     pub identity: Option<Identity>,
-    /// All other metadata as text or JSON, for rare keys and `proxy.metadata` of EnvoyFilter.
+    /// All metadata as text or JSON, for rare keys and `proxy.metadata` of EnvoyFilter.
     pub metadata: Shared<BTreeMap<String, Value>>,
+}
+
+impl Deref for Proxy {
+    type Target = Kind;
+    fn deref(&self) -> &Kind {
+        &self.kind
+    }
 }
 
 /// Why a node is refused.
@@ -216,7 +208,7 @@ impl Proxy {
                 .collect()
         });
         let extensions = (!node.extensions.is_empty()).then(|| {
-            Shared::new(
+            Hashed::new(
                 node.extensions
                     .iter()
                     .filter(|e| !e.disabled)
@@ -265,27 +257,20 @@ impl Proxy {
                 .map(|(first, _)| Namespace::new(first))
                 .unwrap_or_default(),
         };
-        let mut labels = label_map(metadata.get("STATIC_LABELS"));
-        labels.extend(label_map(metadata.get("LABELS")));
         let version_text = text("ISTIO_VERSION");
         let view = text("REQUESTED_NETWORK_VIEW");
-        Ok(Self {
+        let annotations = label_map(metadata.get("ANNOTATIONS"));
+        let kind = Kind {
             proxy_type,
-            id: id.into(),
-            node_id: node_id.into(),
             node_cluster: node_cluster.into(),
-            addresses,
             dns_domain: domain.into(),
             namespace,
             cluster: ClusterId::from(text("CLUSTER_ID")),
             network: NetworkId::from(text("NETWORK")),
-            labels,
-            annotations: label_map(metadata.get("ANNOTATIONS")),
-            node_locality,
-            service_account: text("SERVICE_ACCOUNT"),
-            node_name: text("NODE_NAME"),
+            ip_mode: IpMode::of(addresses.iter().map(SmolStr::as_str)),
             mesh_id: text("MESH_ID"),
             workload_name: text("WORKLOAD_NAME"),
+            otel_service_name: annotations.get(OTEL_SERVICE_NAME).cloned().unwrap_or_default(),
             generator: text("GENERATOR"),
             version: IstioVersion::parse(&version_text),
             version_text,
@@ -294,16 +279,28 @@ impl Proxy {
                 "NONE" => InterceptionMode::None,
                 _ => InterceptionMode::Redirect,
             },
-            network_view: if metadata.contains_key("REQUESTED_NETWORK_VIEW") && !view.is_empty() {
-                view.split(',').map(|network| NetworkId::new(network.trim())).collect()
-            } else {
+            network_view: Shared::new(if view.is_empty() {
                 BTreeSet::new()
-            },
+            } else {
+                view.split(',').map(|network| NetworkId::new(network.trim())).collect()
+            }),
             proxy_config: metadata
                 .get("PROXY_CONFIG")
                 .and_then(|config| mesh_config::node_proxy_config(&parsed_json(config)).ok())
-                .map(Shared::new),
+                .map(MessageKey::new),
             extensions,
+            settings: Settings::of(&metadata),
+        };
+        Ok(Self {
+            kind: Hashed::new(kind),
+            id: id.into(),
+            node_id: node_id.into(),
+            addresses,
+            node_labels: label_map(metadata.get("LABELS")),
+            static_labels: label_map(metadata.get("STATIC_LABELS")),
+            node_locality,
+            service_account: text("SERVICE_ACCOUNT"),
+            node_name: text("NODE_NAME"),
             identity: None,
             metadata: Shared::new(metadata),
         })
@@ -316,12 +313,7 @@ impl Proxy {
 
     /// A metadata value as a boolean: `"true"`, `"1"` and the JSON `true` hold.
     pub fn flag(&self, key: &str) -> bool {
-        matches!(self.text(key).to_ascii_lowercase().as_str(), "true" | "1" | "t")
-    }
-
-    /// A metadata value as labels: `LABELS`, `STATIC_LABELS`.
-    pub fn label_map(&self, key: &str) -> Labels {
-        label_map(self.metadata.get(key))
+        is_on(&self.text(key))
     }
 
     /// A metadata value that is JSON, or JSON as text: `PROXY_CONFIG`.
@@ -329,23 +321,16 @@ impl Proxy {
         self.metadata.get(key).map(parsed_json)
     }
 
-    /// A label of the node alone (`LABELS`); empty if it has none.
-    pub fn node_label(&self, key: &str) -> SmolStr {
-        match self.metadata.get("LABELS") {
-            Some(Value::Object(labels)) => labels.get(key).map(scalar_text).unwrap_or_default(),
-            _ => self.label_map("LABELS").remove(key).unwrap_or_default(),
-        }
+    /// What it says of its labels: `LABELS` over `STATIC_LABELS`.
+    pub fn labels(&self) -> Labels {
+        let mut labels = self.static_labels.clone();
+        labels.extend(self.node_labels.clone());
+        labels
     }
+}
 
-    /// True for gRPC clients and servers that do without a proxy: they ask for listeners and clusters by name.
-    pub fn is_proxyless(&self) -> bool {
-        self.generator == "grpc"
-    }
-
-    /// The families of its addresses.
-    pub fn ip_mode(&self) -> IpMode {
-        IpMode::of(self.addresses.iter().map(SmolStr::as_str))
-    }
+fn is_on(text: &str) -> bool {
+    matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "t")
 }
 
 /// `region/zone/subzone` without trailing empty parts.

@@ -56,7 +56,7 @@ pub struct SecretKey {
 /// The secrets of a proxy, if it may ask for any.
 pub fn select(view: &View, selected: &Selected) -> Option<SecretPart> {
     let proxy = selected.proxy;
-    let identity = proxy.identity.as_ref()?;
+    let identity = selected.profile.identity.as_ref()?;
     // Nobody knows whose cluster it is in, so nobody could say what it may read.
     if proxy.cluster.is_empty() {
         return None;

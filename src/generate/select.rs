@@ -1,7 +1,10 @@
-//! Selection: the only place that looks at a proxy's labels and addresses to find what concerns it.
+//! Selection: from a proxy to the parts that make up its configuration, in two steps.
 //!
-//! The result is made of keys and small projections, so that proxies of one kind end with one [`ProxyGroupKey`].
+//! [`Profile::of`] looks one proxy up, and is all that does: what the registry says of it. [`select`] finds what concerns a
+//! profile, once for all proxies that have it; it never sees a proxy. Its result is made of keys and small projections, so
+//! that profiles that differ in nothing that matters end with one [`ProxyGroupKey`].
 
+pub mod profile;
 mod targets;
 #[cfg(test)]
 mod tests;
@@ -11,12 +14,14 @@ use std::borrow::Cow;
 
 use smol_str::SmolStr;
 
+pub use profile::{Profile, ProfileKey};
+
 use super::{
-    Demand, View, cluster, extension,
+    View, cluster, extension,
     group::{Part, ProxyGroupKey, Selection},
     grpc, listener, name_table,
     patch::Patches,
-    proxy::{Proxy, ProxyType},
+    proxy::{Kind, ProxyType},
     route, secret,
 };
 use crate::{
@@ -42,20 +47,19 @@ pub struct ServiceTarget {
     pub target_port: u32,
 }
 
-/// What selection found for one proxy. The generators' own `select` functions take from it what their parts depend on.
+/// What selection found for one profile. The generators' own `select` functions take from it what their parts depend on.
 pub struct Selected<'a> {
-    /// The proxy.
-    pub proxy: &'a Proxy,
-    /// Labels of the registry's pod or WorkloadEntry where known, else those of the node; with cluster, network,
-    /// locality and node name laid over.
+    /// What the proxies say of themselves.
+    pub proxy: &'a Kind,
+    /// All that is known of them.
+    pub profile: &'a Profile,
+    /// Their labels.
     pub labels: Shared<Labels>,
-    /// `region/zone/subzone`, from the registry, labels or node.
-    pub locality: SmolStr,
     /// The network that the node names. Parity: what the registry knows of it shows in the labels alone.
     pub network: NetworkId,
     /// What it can see.
     pub scope: ScopeKey,
-    /// The services it serves, in a fixed order (service creation time, host, then as the service lists its ports).
+    /// The services they serve.
     pub targets: Shared<[ServiceTarget]>,
     /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
     pub proxy_config: Cow<'a, ProxyConfig>,
@@ -69,13 +73,14 @@ pub struct Selected<'a> {
     pub subject: Subject,
 }
 
-/// Reduces a proxy to the list of parts that make up its configuration; `demand` is what it asks for, if that matters.
-pub fn select(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> ProxyGroupKey {
-    let selected = Selected::of(view, proxy);
+/// Reduces a profile to the list of parts that make up a configuration.
+pub fn select(view: &View, profile: &Profile) -> ProxyGroupKey {
+    let selected = Selected::of(view, profile);
+    let proxy = selected.proxy;
     let mut parts: Vec<Part> = Vec::new();
-    match proxy.proxy_type {
-        _ if proxy.is_proxyless() => parts.extend(grpc::select(view, &selected, demand).into_iter().map(Part::Grpc)),
-        ProxyType::Sidecar | ProxyType::Router => {
+    match (proxy.proxy_type, &profile.demand) {
+        (_, Some(demand)) => parts.extend(grpc::select(view, &selected, demand).into_iter().map(Part::Grpc)),
+        (ProxyType::Sidecar | ProxyType::Router, None) => {
             parts.extend(cluster::select(view, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(view, &selected).into_iter().map(Part::Listeners));
             parts.extend(route::select(view, &selected).into_iter().map(Part::Routes));
@@ -83,40 +88,39 @@ pub fn select(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> ProxyGroup
             parts.push(Part::NameTable(name_table::select(view, &selected)));
             parts.extend(secret::select(view, &selected).map(Part::Secrets));
         }
-        ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
+        (ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
     }
     Hashed::new(Selection {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
         answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
-        demand: proxy.is_proxyless().then(|| demand.clone()),
+        demand: profile.demand.clone(),
     })
 }
 
 impl<'a> Selected<'a> {
-    /// Looks up everything about a proxy.
-    pub fn of(view: &View<'a>, proxy: &'a Proxy) -> Self {
-        let found = targets::targets(view, proxy);
-        let (labels, locality) = workload::labels_and_locality(view, proxy, found.entry_labels);
+    /// Looks up everything about a profile.
+    pub fn of(view: &View<'a>, profile: &'a Profile) -> Self {
+        let (proxy, labels) = (&*profile.kind, &profile.labels);
         let gateways = match proxy.proxy_type {
-            ProxyType::Router => gateways(view, proxy, &labels, &found.list),
+            ProxyType::Router => gateways(view, proxy, labels, &profile.targets),
             _ => Vec::new(),
         };
         let subject = Subject {
             is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
-            ..Subject::workload(proxy.namespace.clone(), labels.clone())
+            ..Subject::workload(proxy.namespace.clone(), Labels::clone(labels))
         };
         Self {
             proxy,
-            locality,
+            profile,
             network: proxy.network.clone(),
-            scope: scope(view, proxy, &labels),
-            targets: found.list.into(),
+            scope: scope(view, proxy, labels),
+            targets: profile.targets.clone(),
             proxy_config: proxy_config(view, proxy),
-            patches: Patches::of(view, proxy, &envoy_filters(view, &subject)),
+            patches: Patches::of(view, profile, &envoy_filters(view, &subject)),
             extensions: extension::attached(view, &subject),
             gateways: gateways.into(),
-            labels: Shared::new(labels),
+            labels: labels.clone(),
             subject,
         }
     }
@@ -124,7 +128,7 @@ impl<'a> Selected<'a> {
 
 /// What a proxy can see: for sidecars, the Sidecar that selects it (the oldest), else the namespace's own without a
 /// selector, else the root namespace's, else everything. Routers and waypoints have no use for Sidecars.
-fn scope(view: &View, proxy: &Proxy, labels: &Labels) -> ScopeKey {
+fn scope(view: &View, proxy: &Kind, labels: &Labels) -> ScopeKey {
     let namespace = proxy.namespace.clone();
     if proxy.proxy_type != ProxyType::Sidecar {
         return ScopeKey::Gateway(namespace);
@@ -154,7 +158,7 @@ fn scope(view: &View, proxy: &Proxy, labels: &Labels) -> ScopeKey {
 
 /// `PROXY_CONFIG` of the node, else the mesh's default. ProxyConfig resources reach a proxy through its node: what they
 /// can say is for injection and bootstrap, nothing of it shows in what is served here.
-fn proxy_config<'a>(view: &View<'a>, proxy: &'a Proxy) -> Cow<'a, ProxyConfig> {
+fn proxy_config<'a>(view: &View<'a>, proxy: &'a Kind) -> Cow<'a, ProxyConfig> {
     let own = proxy.proxy_config.as_deref();
     let config = own.or_else(|| view.mesh_config().default_config.as_ref());
     config.map_or_else(Cow::default, Cow::Borrowed)
@@ -175,7 +179,7 @@ fn envoy_filters(view: &View, subject: &Subject) -> Vec<ObjectKey> {
 }
 
 /// The Gateways that select a router, oldest first: by labels, or by the services that it serves.
-fn gateways(view: &View, proxy: &Proxy, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+fn gateways(view: &View, proxy: &Kind, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let selects = |gateway: &Config<networking::Gateway>| {
         let annotations = &gateway.meta.annotations;
         let Some(services) = annotations.get(SERVICE_ANNOTATION) else {

@@ -1,11 +1,12 @@
-//! The store of generated configuration: selections, scopes, parts, fragments, resources and groups, each kept while
-//! somebody uses it and computed again only when something it read has changed.
+//! The store of generated configuration: profiles, selections, scopes, parts, fragments, resources and groups, each kept
+//! while somebody uses it and computed again only when something it read has changed.
 //!
-//! The five memos are brought up to date in order, like the tables of the model, and within one memo in parallel by
+//! The memos are brought up to date in order, like the tables of the model, and within one memo in parallel by
 //! whatever [`Executor`] is handed in. What one would get wrong: a part lists resource keys, not bytes; its bytes are
 //! assembled afterwards, so a change of one resource touches one entry of each list that has it and nothing else. Parts
 //! with equal lists, as those of most namespaces are, share the list and all that is assembled from it.
 
+mod members;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -15,6 +16,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use members::Members;
 use views::{PartViews, patch_views, whole_views};
 
 use super::{
@@ -24,7 +26,6 @@ use super::{
     listener::Pieces,
     proxy::Proxy,
     route::fragment::{FragmentKey, Routes},
-    select,
 };
 use crate::{
     api::access_review::Subject,
@@ -89,6 +90,8 @@ pub struct Update {
 pub struct Size {
     /// Connected proxies.
     pub members: usize,
+    /// Distinct profiles, each selected once.
+    pub profiles: usize,
     /// Distinct groups.
     pub groups: usize,
     /// Distinct parts.
@@ -105,9 +108,7 @@ pub struct Size {
 
 /// See the module's text.
 pub struct Store {
-    proxies: FxHashMap<MemberId, Arc<Proxy>>,
-    demands: FxHashMap<MemberId, Shared<Demand>>,
-    selections: Derived<MemberId, ProxyGroupKey>,
+    members: Members,
     scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, List>,
     fragments: Derived<FragmentKey, Routes>,
@@ -170,9 +171,7 @@ struct Group {
 impl Default for Store {
     fn default() -> Self {
         Self {
-            proxies: FxHashMap::default(),
-            demands: FxHashMap::default(),
-            selections: Derived::new(SELECTIONS),
+            members: Members::new(SELECTIONS),
             scopes: Derived::new(SCOPES),
             parts: Derived::new(PARTS),
             fragments: Derived::new(FRAGMENTS),
@@ -203,18 +202,7 @@ impl Store {
         let mut update = Update::default();
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
-        let abandoned = self.select(&mut tx, mesh, membership, executor, &mut update);
-        let (new_scopes, new_parts) = self.demand(&update.moved, &mut touched);
-        evaluate(
-            &mut self.scopes,
-            &mut tx,
-            &new_scopes,
-            executor,
-            &mut update.panics,
-            |cx, key| sidecar_scope::scope(cx, mesh, key),
-        );
-        let scopes = self.scopes.table().clone();
-        let fragments = self.fragments.table().clone();
+        let (scopes, fragments) = (self.scopes.table().clone(), self.fragments.table().clone());
         let pieces = Pieces::default();
         let source = Source {
             mesh,
@@ -222,12 +210,54 @@ impl Store {
             fragments: &fragments,
             pieces: &pieces,
         };
+        let members = &mut self.members;
+        let abandoned = members.update(&mut tx, source, membership, executor, &mut update);
+        let (new_scopes, new_parts) = self.demand(&update.moved, &mut touched);
+        if !(tx.is_empty() && new_scopes.is_empty() && new_parts.is_empty()) {
+            let demanded = (&new_scopes[..], &new_parts[..]);
+            self.generate(&mut tx, source, demanded, executor, &mut update, &mut touched);
+        }
+        self.abandon(&mut tx, abandoned);
+        self.weigh();
+        update.subjects_changed = std::mem::take(&mut self.subjects.changed);
+        update.groups = self.assemble_groups(touched, mesh);
+        self.forget_changes();
+        update
+    }
+
+    /// Ends an update: what was before it is dropped now, not by the next one.
+    fn forget_changes(&mut self) {
+        self.members.forget_changes();
+        self.scopes.begin();
+        self.parts.begin();
+        self.fragments.begin();
+        self.resources.begin();
+    }
+
+    /// Brings everything up to date that stands behind selections; adds the groups that have to be assembled.
+    fn generate(
+        &mut self,
+        tx: &mut Transaction,
+        source: Source,
+        demanded: (&[ScopeKey], &[PartKey]),
+        executor: &impl Executor,
+        update: &mut Update,
+        touched: &mut FxHashSet<ProxyGroupKey>,
+    ) {
+        let (new_scopes, new_parts) = demanded;
+        let scope = |cx: &Cx, key: &ScopeKey| sidecar_scope::scope(cx, source.mesh, key);
+        evaluate(&mut self.scopes, tx, new_scopes, executor, &mut update.panics, scope);
+        let scopes = self.scopes.table().clone();
+        let source = Source {
+            scopes: &scopes,
+            ..source
+        };
         let (lists, resources) = (&self.list_users, &self.resource_users);
         let mut new_lists = FxHashSet::default();
         evaluate_each(
             &mut self.parts,
-            &mut tx,
-            &new_parts,
+            tx,
+            new_parts,
             executor,
             &mut update.panics,
             |cx, key| Some(List::new(key.list(&source.view(cx)))),
@@ -235,39 +265,36 @@ impl Store {
         );
         let (new_resources, new_lists, old_lists) = self.relist();
         let new_fragments = self.need_fragments(&new_resources);
+        let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&source.view(cx)));
         evaluate(
             &mut self.fragments,
-            &mut tx,
+            tx,
             &new_fragments,
             executor,
             &mut update.panics,
-            |cx, key| Some(key.build(&source.view(cx))),
+            build,
         );
         let fragments = self.fragments.table().clone();
         let source = Source {
             fragments: &fragments,
             ..source
         };
+        let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&source.view(cx)));
         update.built = evaluate(
             &mut self.resources,
-            &mut tx,
+            tx,
             &new_resources,
             executor,
             &mut update.panics,
-            |cx, key| Some(key.build(&source.view(cx))),
+            build,
         );
-        self.forget_lists(&mut tx, old_lists);
+        self.forget_lists(tx, old_lists);
         let changed_lists = self.assemble_lists(new_lists);
         let relisted = self.parts.writer().changes().iter().map(|(part, _, _)| part);
         let users = changed_lists.iter().filter_map(|list| self.list_users.get(list));
         for part in relisted.chain(users.flatten()) {
             touched.extend(self.part_users.get(part).into_iter().flatten().cloned());
         }
-        self.abandon(&mut tx, abandoned);
-        self.weigh();
-        update.subjects_changed = std::mem::take(&mut self.subjects.changed);
-        update.groups = self.assemble_groups(touched, mesh);
-        update
     }
 
     /// The snapshot of a group.
@@ -277,12 +304,12 @@ impl Store {
 
     /// The group of a member.
     pub fn group_of(&self, member: MemberId) -> Option<&ProxyGroupKey> {
-        self.selections.table().get(&Cx::untracked(), &member).map(|key| &**key)
+        self.members.group(member)
     }
 
     /// A connected proxy.
     pub fn proxy(&self, member: MemberId) -> Option<&Arc<Proxy>> {
-        self.proxies.get(&member)
+        self.members.proxy(member)
     }
 
     /// Those whose access to Secrets has to be reviewed for what is served now.
@@ -304,13 +331,14 @@ impl Store {
     /// How much is held. Cheap: nothing is gone through for it.
     pub fn size(&self) -> Size {
         Size {
-            members: self.proxies.len(),
+            members: self.members.len(),
+            profiles: self.members.profiles(),
             groups: self.groups.len(),
             parts: self.part_users.len(),
             lists: self.views.len(),
             resources: self.resources.table().len(),
             bytes: self.bytes,
-            reads: self.selections.recorded_reads()
+            reads: self.members.recorded_reads()
                 + self.scopes.recorded_reads()
                 + self.parts.recorded_reads()
                 + self.fragments.recorded_reads()
@@ -324,64 +352,6 @@ impl Store {
         for (_, old, new) in self.resources.writer().changes() {
             self.bytes = self.bytes + bytes(new) - bytes(old);
         }
-    }
-
-    /// Re-selects members; gives the groups that lost one, once for each member lost.
-    fn select(
-        &mut self,
-        tx: &mut Transaction,
-        mesh: &MeshSnapshot,
-        membership: Membership,
-        executor: &impl Executor,
-        update: &mut Update,
-    ) -> Vec<ProxyGroupKey> {
-        let mut abandoned = Vec::new();
-        for member in membership.left {
-            if let Some(key) = self.selections.table().get(&Cx::untracked(), &member) {
-                abandoned.push((**key).clone());
-            }
-            self.selections.forget(tx, &member);
-            self.proxies.remove(&member);
-            self.demands.remove(&member);
-        }
-        let mut candidates: Vec<MemberId> = membership.joined.iter().map(|(member, _)| *member).collect();
-        self.proxies.extend(membership.joined);
-        for (member, demand) in membership.demanded {
-            if self.proxies.contains_key(&member) {
-                self.demands.insert(member, demand);
-                candidates.push(member);
-            }
-        }
-        let (proxies, demands, scopes) = (&self.proxies, &self.demands, self.scopes.table().clone());
-        let fragments = self.fragments.table().clone();
-        let nothing = Shared::<Demand>::default();
-        let pieces = Pieces::default();
-        evaluate(
-            &mut self.selections,
-            tx,
-            &candidates,
-            executor,
-            &mut update.panics,
-            |cx, member| {
-                let proxy = proxies.get(member)?;
-                Some(select::select(
-                    &View {
-                        cx,
-                        mesh,
-                        scopes: &scopes,
-                        fragments: &fragments,
-                        pieces: &pieces,
-                    },
-                    proxy,
-                    demands.get(member).unwrap_or(&nothing),
-                ))
-            },
-        );
-        for (member, old, new) in self.selections.writer().changes() {
-            abandoned.extend(old.as_ref().map(|key| (**key).clone()));
-            update.moved.extend(new.as_ref().map(|key| (*member, (**key).clone())));
-        }
-        abandoned
     }
 
     /// Adds members to groups; gives the scopes and parts that nobody used before.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use smol_str::SmolStr;
 
-use super::Proxy;
+use super::proxy::{Kind, Setting};
 use crate::{
     base::{
         ClusterId,
@@ -32,12 +32,12 @@ pub struct VipView {
 
 impl VipView {
     /// The view of a client.
-    pub fn of(proxy: &Proxy, features: &Features) -> Self {
+    pub fn of(proxy: &Kind, features: &Features) -> Self {
         Self {
             cluster: proxy.cluster.clone(),
-            ip_mode: proxy.ip_mode(),
-            auto_allocated: proxy.flag("DNS_CAPTURE")
-                && (features.pilot_enable_ip_autoallocate || proxy.flag("DNS_AUTO_ALLOCATE")),
+            ip_mode: proxy.ip_mode,
+            auto_allocated: proxy.has(Setting::DnsCapture)
+                && (features.pilot_enable_ip_autoallocate || proxy.has(Setting::DnsAutoAllocate)),
             both_families: features.istio_dual_stack || features.pilot_enable_ambient,
         }
     }

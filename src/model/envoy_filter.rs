@@ -12,13 +12,12 @@ use bytes::Bytes;
 use prost::{Message, Name};
 use prost_reflect::{DynamicMessage, ReflectMessage, Value as Reflected};
 use regex::bytes::Regex;
-use serde_json::Value;
 use smol_str::{SmolStr, format_smolstr};
 
 use super::MeshSnapshot;
 use crate::{
     api::{Config, istio::envoy_filter, regex as user_regex},
-    base::{Hostname, Namespace, ObjectKey},
+    base::{Hostname, Labels, Namespace, ObjectKey},
     proto::{
         Any,
         istio::networking::v1alpha3::{
@@ -218,12 +217,9 @@ impl VersionMatch {
 }
 
 impl ProxyMatch {
-    /// True for a proxy with this `ISTIO_VERSION` and this node metadata. Only metadata that is a text can match.
-    pub fn matches(&self, version: &str, metadata: &BTreeMap<String, Value>) -> bool {
-        let same = |(key, value): (&String, &String)| match metadata.get(key) {
-            Some(Value::String(text)) => text == value,
-            _ => false,
-        };
+    /// True for a proxy with this `ISTIO_VERSION` and this node metadata, as far as it is text: nothing else can match.
+    pub fn matches(&self, version: &str, metadata: &Labels) -> bool {
+        let same = |(key, value): (&String, &String)| metadata.get(key.as_str()).is_some_and(|text| text == value);
         self.version.as_ref().is_none_or(|wanted| wanted.matches(version)) && self.metadata.iter().all(same)
     }
 }

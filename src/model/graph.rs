@@ -11,6 +11,7 @@ use super::{
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
+    individual::{self, IndividualNeeds},
     inputs::{InputTables, Inputs},
     network::{self, Networks},
     place::{self, PlaceNeeds},
@@ -186,6 +187,30 @@ graph! {
         placed_rules: ((), RuleKey, HostRules) = place::rule_entry;
         /// Sidecars by namespace.
         sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
+        /// Sidecars by the labels of replicas that they ask for.
+        sidecars_by_label: (SmolStr, ObjectKey, Config<networking::Sidecar>) = individual::label_entries;
+        /// EnvoyFilters by the labels of replicas that they ask for.
+        envoy_filters_by_label: (SmolStr, ObjectKey, Config<networking::EnvoyFilter>) = individual::label_entries;
+        /// DestinationRules by the labels of replicas that they ask for.
+        raw_rules_by_label: (SmolStr, ObjectKey, Config<networking::DestinationRule>) = individual::label_entries;
+        /// Gateways by the labels of replicas that they ask for.
+        gateways_by_label: (SmolStr, ObjectKey, Config<networking::Gateway>) = individual::label_entries;
+        /// AuthorizationPolicies by the labels of replicas that they ask for.
+        authorization_policies_by_label: (SmolStr, ObjectKey, Config<security::AuthorizationPolicy>) = individual::label_entries;
+        /// PeerAuthentications by the labels of replicas that they ask for.
+        peer_authentications_by_label: (SmolStr, ObjectKey, Config<security::PeerAuthentication>) = individual::label_entries;
+        /// RequestAuthentications by the labels of replicas that they ask for.
+        request_authentications_by_label: (SmolStr, ObjectKey, Config<security::RequestAuthentication>) = individual::label_entries;
+        /// Telemetries by the labels of replicas that they ask for.
+        telemetries_by_label: (SmolStr, ObjectKey, Config<telemetry::Telemetry>) = individual::label_entries;
+        /// WasmPlugins by the labels of replicas that they ask for.
+        wasm_plugins_by_label: (SmolStr, ObjectKey, Config<extensions::WasmPlugin>) = individual::label_entries;
+        /// TrafficExtensions by the labels of replicas that they ask for.
+        traffic_extensions_by_label: (SmolStr, ObjectKey, Config<extensions::TrafficExtension>) = individual::label_entries;
+        /// Sidecars with listeners.
+        listening_sidecars: ((), ObjectKey, Config<networking::Sidecar>) = individual::sidecar_entry;
+        /// EnvoyFilters for proxies with certain metadata.
+        filters_by_metadata: ((), ObjectKey, CompiledFilter) = individual::filter_entry;
         /// EnvoyFilters by namespace.
         envoy_filters_by_namespace: (Namespace, ObjectKey, Config<networking::EnvoyFilter>) = by_namespace!();
         /// ProxyConfigs by namespace.
@@ -236,6 +261,8 @@ graph! {
         filter_credentials: (ObjectKey, Vec<SmolStr>);
         /// EnvoyFilters with their patches read.
         envoy_filter_patches: (ObjectKey, CompiledFilter);
+        /// What decides of a proxy that its replicas do not have in common.
+        individual_needs: ((), IndividualNeeds);
         /// Where the filters of WasmPlugins and TrafficExtensions stand.
         extension_filters: (ExtensionId, ExtensionFilter);
     }
@@ -293,6 +320,17 @@ impl Graph {
             pods_by_place <- pods,
             raw_rules_by_host <- raw_destination_rules,
             sidecars_by_namespace <- sidecars,
+            listening_sidecars <- sidecars,
+            sidecars_by_label <- sidecars,
+            envoy_filters_by_label <- envoy_filters,
+            raw_rules_by_label <- raw_destination_rules,
+            gateways_by_label <- gateways,
+            authorization_policies_by_label <- authorization_policies,
+            peer_authentications_by_label <- peer_authentications,
+            request_authentications_by_label <- request_authentications,
+            telemetries_by_label <- telemetries,
+            wasm_plugins_by_label <- wasm_plugins,
+            traffic_extensions_by_label <- traffic_extensions,
             envoy_filters_by_namespace <- envoy_filters,
             proxy_configs_by_namespace <- proxy_configs,
             authorization_policies_by_namespace <- authorization_policies,
@@ -344,11 +382,13 @@ impl Graph {
         } else {
             Vec::new()
         };
-        derive!(self, tx, mesh: place_needs <- first, place::needs);
+        derive!(self, tx, mesh: place_needs <- first.clone(), place::needs);
         derive!(self, tx, mesh: filter_credentials <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
             mention::of_filter);
         derive!(self, tx, mesh: envoy_filter_patches <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
             envoy_filter::compiled);
+        index_derived!(self, tx, mesh: filters_by_metadata <- envoy_filter_patches);
+        derive!(self, tx, mesh: individual_needs <- first, individual::needs);
         derive!(self, tx, mesh: extension_filters <- extension::candidates(inputs), extension::filter);
     }
 }

@@ -280,10 +280,17 @@ fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
 
 /// Labels with cluster, locality, node and network laid over, as subsets and failover priorities see them.
 pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) -> Labels {
-    let mut out = labels.clone();
+    let mut augmented = labels.clone();
+    augment(&mut augmented, cluster, locality, node, network);
+    augmented
+}
+
+/// The same in place.
+pub fn augment(labels: &mut Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) {
+    let names_network = labels.get(network::LABEL).is_some_and(|label| !label.is_empty());
     let mut put = |key: &'static str, value: &str| {
         if !value.is_empty() {
-            out.insert(SmolStr::new_static(key), SmolStr::new(value));
+            labels.insert(SmolStr::new_static(key), SmolStr::new(value));
         }
     };
     let mut parts = locality.split('/');
@@ -292,8 +299,7 @@ pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &st
     put("topology.istio.io/subzone", parts.next().unwrap_or_default());
     put("topology.istio.io/cluster", cluster);
     put("kubernetes.io/hostname", node);
-    if labels.get(network::LABEL).is_none_or(SmolStr::is_empty) {
+    if !names_network {
         put(network::LABEL, network);
     }
-    out
 }

@@ -33,6 +33,11 @@ impl Transaction {
         self.changed.iter().copied()
     }
 
+    /// True if nothing has changed so far.
+    pub fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+    }
+
     /// Notes that an evaluation panicked and kept what was there before.
     pub(super) fn note_panic(&mut self, description: String) {
         self.panics.push(description);

@@ -166,7 +166,7 @@ impl Events {
             namespace: proxy.namespace.clone(),
             address: proxy.addresses.first()?.clone(),
             network: proxy.network.clone(),
-            labels: proxy.label_map("LABELS"),
+            labels: proxy.node_labels.clone(),
             locality: proxy.node_locality.clone(),
             hbone: proxy.flag("ENABLE_HBONE"),
             probed: probe.is_some_and(|probe| *probe != Value::Null),

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     auth::{Authenticators, Caller},
     environment::{self, Environment},
+    generate::proxy::Kinds,
     push::groups::Groups,
     rpc::{
         self, Call, Connections, GRPC, Guest, Peer, Service, Unary,
@@ -150,6 +151,7 @@ impl Server {
             events,
             debugger: Arc::default(),
             known_names: Arc::default(),
+            kinds: Kinds::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),

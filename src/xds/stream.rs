@@ -32,7 +32,7 @@ use crate::{
     base,
     generate::{
         Demand, ResourceType,
-        proxy::{Identity, NodeError, Proxy},
+        proxy::{Identity, Kinds, NodeError, Proxy},
     },
     push::groups::{Groups, Member, Publication},
     rpc::{Guest, connection::reached},
@@ -80,6 +80,8 @@ pub(super) struct Shared {
     pub(super) debugger: Arc<OnceLock<Arc<dyn Debugger>>>,
     /// What clients ask for, so that equal lists are held once.
     pub(super) known_names: Arc<KnownNames>,
+    /// What clients are, so that equal ones hold it once.
+    pub(super) kinds: Kinds,
 }
 
 /// Why a stream ended, other than by the client's wish.
@@ -180,6 +182,7 @@ where
             let Some(next) = next else { return Ok(()) };
             first = next;
         }
+        self.shared.kinds.share(&mut proxy);
         // A machine's own WorkloadEntry stands before its configuration is made, which depends on it.
         let attachment = tokio::select! {
             attachment = attach(&self.shared, &proxy) => attachment?,

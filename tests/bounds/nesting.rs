@@ -102,7 +102,10 @@ pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
                 .collect();
             let id = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
             let proxy = Proxy::new(id, "", metadata, "".into(), Extensions::default());
-            assert!(proxy.is_ok_and(|proxy| proxy.labels.is_empty()), "{what} are no labels");
+            assert!(
+                proxy.is_ok_and(|proxy| proxy.labels().is_empty()),
+                "{what} are no labels"
+            );
         }
         for (what, message) in deep_messages() {
             assert!(Node::decode(&message[..]).is_err(), "{what} are refused");

@@ -256,7 +256,7 @@ pub(super) fn client(live: &LiveConnection) -> Value {
         .into_iter()
         .map(|status| (status.resource_type.url().to_owned(), json!(status.names)))
         .collect();
-    client["labels"] = json!(live.proxy.labels);
+    client["labels"] = json!(live.proxy.labels());
     client["metadata"] = json!(*live.proxy.metadata);
     client["locality"] = json!(live.proxy.node_locality);
     client["watches"] = Value::Object(watches);

@@ -10,7 +10,7 @@ use crate::{
         View,
         constant::{ALPN_FILTER, METADATA_EXCHANGE},
         patch::PatchRef,
-        proxy::{Proxy, ProxyType},
+        proxy::{Kind, ProxyType, Setting},
         select::Selected,
     },
 };
@@ -72,11 +72,11 @@ impl OutboundClient {
         let proxy = selected.proxy;
         Hashed::new(Self {
             socket: Hashed::new(SocketClient::of(view, selected)),
-            ip_mode: proxy.ip_mode(),
+            ip_mode: proxy.ip_mode,
             network: selected.network.clone(),
-            network_view: Shared::new(proxy.network_view.clone()),
+            network_view: proxy.network_view.clone(),
             cluster: proxy.cluster.clone(),
-            no_tunnels: proxy.flag("DISABLE_HBONE_SEND"),
+            no_tunnels: proxy.has(Setting::DisableHboneSend),
             rule_labels: rule_labels(view, selected.scope.namespace(), &selected.labels),
             patches: selected.patches.clusters.clone(),
         })
@@ -87,15 +87,15 @@ impl SocketClient {
     fn of(view: &View, selected: &Selected) -> Self {
         let proxy = selected.proxy;
         let features = &view.mesh.installation.features;
-        let chain = proxy.text("TLS_CLIENT_CERT_CHAIN");
+        let chain = proxy.setting(Setting::TlsClientCertChain);
         Self {
             is_router: proxy.proxy_type == ProxyType::Router,
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             alpn_filter: proxy.extensions.has(ALPN_FILTER),
             certificates: (!chain.is_empty()).then(|| ClientCertificates {
                 chain,
-                key: proxy.text("TLS_CLIENT_KEY"),
-                root: proxy.text("TLS_CLIENT_ROOT_CERT"),
+                key: proxy.setting(Setting::TlsClientKey),
+                root: proxy.setting(Setting::TlsClientRootCert),
             }),
             credential_socket: has_credential_socket(proxy),
             file_socket: has_file_socket(proxy),
@@ -105,8 +105,8 @@ impl SocketClient {
 }
 
 /// True if the node says that an SDS provider listens beside it.
-pub fn has_credential_socket(proxy: &Proxy) -> bool {
-    proxy.text("credential") == "true"
+pub fn has_credential_socket(proxy: &Kind) -> bool {
+    proxy.setting(Setting::Credential) == "true"
 }
 
 /// `proxyHeaders.preserveHttp1HeaderCase` of the effective ProxyConfig.
@@ -118,8 +118,8 @@ pub fn keeps_header_case(selected: &Selected) -> bool {
 }
 
 /// True if the node says that somebody else than its agent serves secrets from files.
-pub fn has_file_socket(proxy: &Proxy) -> bool {
-    proxy.text("file-credential") == "true"
+pub fn has_file_socket(proxy: &Kind) -> bool {
+    proxy.setting(Setting::FileCredential) == "true"
 }
 
 /// The client's labels, as far as DestinationRules of the namespace look at them.
@@ -151,8 +151,8 @@ impl Place {
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };
         (needs.node || needs.locality).then(|| Self {
-            node: where_needed(needs.node, &selected.proxy.node_name),
-            locality: where_needed(needs.locality, &selected.locality),
+            node: where_needed(needs.node, &selected.profile.node),
+            locality: where_needed(needs.locality, &selected.profile.locality),
             labels: (!selected.labels.is_empty()).then_some(labels),
         })
     }

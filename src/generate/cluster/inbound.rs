@@ -20,7 +20,7 @@ use crate::{
         group::{Built, Listed, Resource},
         name,
         patch::{PatchContext, PatchRef, cluster::ClusterPatches},
-        proxy::{InterceptionMode, Proxy},
+        proxy::InterceptionMode,
         select::{Selected, ServiceTarget},
     },
     model::{
@@ -95,12 +95,12 @@ impl InboundPart {
             ScopeKey::Sidecar(_, key) => Some(key.clone()),
             ScopeKey::Default(_) | ScopeKey::Gateway(_) => None,
         };
-        let (instance_v4, instance_v6) = instance_addresses(view, proxy, sidecar.as_ref());
+        let (instance_v4, instance_v6) = instance_addresses(view, &selected.profile.addresses, sidecar.as_ref());
         let part = Self {
             namespace: selected.scope.namespace().clone(),
             targets: selected.targets.clone(),
             sidecar,
-            ip_mode: proxy.ip_mode(),
+            ip_mode: proxy.ip_mode,
             bound_ports: proxy.interception_mode == InterceptionMode::None,
             instance_v4,
             instance_v6,
@@ -248,7 +248,7 @@ impl InboundPart {
 }
 
 /// The instance's addresses, as far as the Sidecar sends traffic to them.
-fn instance_addresses(view: &View, proxy: &Proxy, sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
+fn instance_addresses(view: &View, addresses: &[SmolStr], sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
     let row = sidecar.and_then(|key| view.mesh.sidecars.get(view.cx, key));
     let endpoints = || {
         row.into_iter()
@@ -257,7 +257,7 @@ fn instance_addresses(view: &View, proxy: &Proxy, sidecar: Option<&ObjectKey>) -
     };
     let first = |wildcard: &str, is_v6: bool| {
         let wanted = endpoints().any(|endpoint| endpoint.starts_with(wildcard));
-        let address = proxy.addresses.iter().find(|address| address.contains(':') == is_v6);
+        let address = addresses.iter().find(|address| address.contains(':') == is_v6);
         address.filter(|_| wanted).cloned().unwrap_or_default()
     };
     (first("0.0.0.0:", false), first("[::]:", true))

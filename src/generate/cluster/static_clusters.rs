@@ -102,7 +102,7 @@ impl StaticPart {
         let is_sidecar = proxy.proxy_type == ProxyType::Sidecar;
         Self {
             is_sidecar,
-            ip_mode: if is_sidecar { proxy.ip_mode() } else { IpMode::default() },
+            ip_mode: if is_sidecar { proxy.ip_mode } else { IpMode::default() },
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             credential_socket: client::has_credential_socket(proxy),
             keeps_header_case: is_sidecar && client::keeps_header_case(selected),

@@ -93,8 +93,7 @@ fn client_with(pod: &str, node: &str, more: &Value, extensions: Extensions) -> P
     let locality = format!("r{0}/z{0}", node.trim_start_matches('n'));
     Proxy {
         node_locality: locality.into(),
-        extensions,
-        ..fixture::client(&id, &metadata)
+        ..fixture::changed(fixture::client(&id, &metadata), |kind| kind.extensions = extensions)
     }
 }
 

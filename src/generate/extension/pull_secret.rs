@@ -4,13 +4,14 @@
 
 use crate::{
     base::{ClusterId, Namespace, Sensitive},
-    generate::{Proxy, View},
+    generate::{View, select::Profile},
     model::credential::{SECRET, Secrets},
 };
 
 /// The cluster that Secrets are looked up for, if the client has shown who it is.
-pub(super) fn reader(proxy: &Proxy) -> Option<ClusterId> {
-    proxy.identity.as_ref().map(|_| proxy.cluster.clone())
+pub(super) fn reader(profile: &Profile) -> Option<ClusterId> {
+    let is_known = profile.identity.is_some();
+    is_known.then(|| profile.kind.cluster.clone())
 }
 
 /// The name under which a Secret is asked for; `None` if there is no making sense of it.

@@ -54,8 +54,9 @@ fn proxy(kind: &str, extensions: Option<&[&str]>) -> Proxy {
     let node = format!("{kind}~10.1.0.1~a-0.default~default.svc.cluster.local");
     Proxy {
         identity: Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/a"),
-        extensions: fixture::extensions(extensions),
-        ..fixture::client(&node, &metadata)
+        ..fixture::changed(fixture::client(&node, &metadata), |kind| {
+            kind.extensions = fixture::extensions(extensions);
+        })
     }
 }
 

@@ -10,9 +10,9 @@ use crate::{
     generate::{
         View,
         patch::PatchRef,
-        proxy::{Extensions, IstioVersion, Proxy, ProxyType},
+        proxy::{Extensions, IstioVersion, Kind, ProxyType, Setting},
         security::SecurityPolicies,
-        select::Selected,
+        select::{Profile, Selected},
     },
     model::{
         extension::ExtensionId,
@@ -103,13 +103,13 @@ impl FilterClient {
             extensions: proxy.extensions.clone(),
             namespace: proxy.namespace.clone(),
             idle_timeout: idle_timeout(proxy),
-            http10: proxy.text("HTTP10") == "1",
+            http10: proxy.setting(Setting::Http10) == "1",
             proxy_headers: MessageKey::new(selected.proxy_config.proxy_headers.clone().unwrap_or_default()),
             tracing: MessageKey::new(selected.proxy_config.tracing.clone().unwrap_or_default()),
             tags: ServiceTags::of(proxy, &selected.labels),
             service_cluster: proxy.node_cluster.clone(),
-            otel_service_name: if traces_by_conventions(view) {
-                otel_service_name(proxy, &selected.labels)
+            otel_service_name: if names_services_by_conventions(view) {
+                otel_service_name(selected.profile)
             } else {
                 SmolStr::default()
             },
@@ -174,19 +174,19 @@ fn is_general(row: &Config<Telemetry>) -> bool {
 }
 
 /// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.
-fn idle_timeout(proxy: &Proxy) -> Option<Duration> {
-    let text = proxy.text("IDLE_TIMEOUT");
+fn idle_timeout(proxy: &Kind) -> Option<Duration> {
+    let text = proxy.setting(Setting::IdleTimeout);
     (!text.is_empty()).then(|| duration::parse(&text).ok()).flatten()
 }
 
 impl ServiceTags {
-    fn of(proxy: &Proxy, labels: &Labels) -> Self {
+    fn of(proxy: &Kind, labels: &Labels) -> Self {
         let label = |key: &str, default: &'static str| or(labels.get(key).cloned().unwrap_or_default(), default);
         Self {
             revision: label("service.istio.io/canonical-revision", "latest"),
             service: label("service.istio.io/canonical-name", "unknown"),
             mesh: or(proxy.mesh_id.clone(), "unknown"),
-            namespace: or(proxy.text("NAMESPACE"), "default"),
+            namespace: or(proxy.setting(Setting::Namespace), "default"),
             cluster: or(SmolStr::new(proxy.cluster.as_str()), "unknown"),
         }
     }
@@ -200,8 +200,8 @@ fn or(text: SmolStr, default: &'static str) -> SmolStr {
     }
 }
 
-/// True if there is a provider that names services by OpenTelemetry's conventions.
-fn traces_by_conventions(view: &View) -> bool {
+/// True if there is a tracing provider that names services by OpenTelemetry's conventions.
+pub fn names_services_by_conventions(view: &View) -> bool {
     let mut providers = view.mesh_config().extension_providers.iter();
     providers.any(|provider| match &provider.provider {
         Some(Provider::Opentelemetry(otel)) => names_by_conventions(otel),
@@ -215,15 +215,15 @@ pub fn names_by_conventions(otel: &OpenTelemetryTracingProvider) -> bool {
 }
 
 /// `service.name` as OpenTelemetry's conventions for Kubernetes derive it.
-fn otel_service_name(proxy: &Proxy, labels: &Labels) -> SmolStr {
-    let containers = proxy.text("APP_CONTAINERS");
-    let pod = proxy.id.split_once('.').map(|(pod, _)| SmolStr::new(pod));
+fn otel_service_name(profile: &Profile) -> SmolStr {
+    let (proxy, labels) = (&profile.kind, &profile.labels);
+    let containers = proxy.setting(Setting::AppContainers);
     [
-        proxy.annotations.get("resource.opentelemetry.io/service.name").cloned(),
+        Some(proxy.otel_service_name.clone()),
         labels.get("app.kubernetes.io/instance").cloned(),
         labels.get("app.kubernetes.io/name").cloned(),
         Some(proxy.workload_name.clone()),
-        pod,
+        Some(profile.pod.clone()),
         (!containers.contains(',')).then_some(containers),
     ]
     .into_iter()

@@ -11,6 +11,7 @@ use crate::{
         group::Built,
         labels, name,
         patch::{self, PatchContext},
+        proxy::Setting,
         route::destination::Target,
         select::Selected,
     },
@@ -89,12 +90,12 @@ impl GatewayPart {
             client: Hashed::new(GatewayClient {
                 filters: filters.clone(),
                 labels: labels::asked(view, selected),
-                ip_mode: proxy.ip_mode(),
-                unprivileged: proxy.flag("UNPRIVILEGED_POD"),
-                exact_balance: proxy.flag("OUTBOUND_LISTENER_EXACT_BALANCE"),
+                ip_mode: proxy.ip_mode,
+                unprivileged: proxy.has(Setting::UnprivilegedPod),
+                exact_balance: proxy.has(Setting::OutboundExactBalance),
                 topology: MessageKey::new(selected.proxy_config.gateway_topology.unwrap_or_default()),
                 certificates: ServerCertificates::of(proxy),
-                external_socket: proxy.text("credential") == "true",
+                external_socket: proxy.setting(Setting::Credential) == "true",
             }),
         }
     }

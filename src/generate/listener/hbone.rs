@@ -23,7 +23,7 @@ use crate::{
         constant::{self, DEFAULT_SECRET, ROOT_SECRET, list, object, wildcards, workload_secret},
         group::Built,
         patch::{self, PatchContext},
-        proxy::IstioVersion,
+        proxy::{IstioVersion, Setting},
         select::Selected,
     },
     proto::{
@@ -131,10 +131,10 @@ impl HbonePart {
             filters: filters.clone(),
             class,
         });
-        let listens = features.pilot_enable_sidecar_listening_hbone && selected.proxy.flag("ENABLE_HBONE");
+        let listens = features.pilot_enable_sidecar_listening_hbone && selected.proxy.has(Setting::EnableHbone);
         let end = inbound.filter(|_| listens).map(|client| TerminateKey {
             client: client.clone(),
-            addresses: selected.proxy.addresses.clone().into(),
+            addresses: selected.profile.addresses.clone(),
         });
         (origin.is_some() || end.is_some()).then_some(Self { origin, end })
     }

@@ -32,7 +32,7 @@ use crate::{
         constant::{config_metadata, wildcards},
         group::Built,
         patch::{self, PatchContext},
-        proxy::{InterceptionMode, Proxy},
+        proxy::{InterceptionMode, Setting},
         select::{Selected, ServiceTarget},
     },
     model::{
@@ -107,16 +107,18 @@ impl InboundClient {
         Hashed::new(Self {
             filters: filters.clone(),
             targets: selected.targets.clone(),
-            own_address: sidecar.as_ref().and_then(|_| unicast_address(proxy)),
+            own_address: sidecar
+                .as_ref()
+                .and_then(|_| unicast_address(&selected.profile.addresses)),
             sidecar,
             peers: authentication::peer_policy(view.cx, view.mesh, &proxy.namespace, &selected.labels),
-            ip_mode: proxy.ip_mode(),
+            ip_mode: proxy.ip_mode,
             interception: proxy.interception_mode,
-            unprivileged: proxy.flag("UNPRIVILEGED_POD"),
+            unprivileged: proxy.has(Setting::UnprivilegedPod),
             own_ports: own_ports(proxy),
-            exact_balance: proxy.flag("INBOUND_LISTENER_EXACT_BALANCE"),
+            exact_balance: proxy.has(Setting::InboundExactBalance),
             certificates: ServerCertificates::of(proxy),
-            external_socket: proxy.text("credential") == "true",
+            external_socket: proxy.setting(Setting::Credential) == "true",
         })
     }
 
@@ -287,7 +289,7 @@ fn ingress_sidecar(view: &View, scope: &ScopeKey) -> Option<ObjectKey> {
 }
 
 /// The first address that is neither loopback, link-local, multicast nor unspecified.
-fn unicast_address(proxy: &Proxy) -> Option<SmolStr> {
+fn unicast_address(addresses: &[SmolStr]) -> Option<SmolStr> {
     let is_unicast = |text: &&SmolStr| match cidr::parse_ip(text) {
         Some(IpAddr::V4(ip)) => {
             !(ip.is_unspecified() || ip.is_loopback() || ip.is_link_local() || ip.is_multicast() || ip.is_broadcast())
@@ -297,7 +299,7 @@ fn unicast_address(proxy: &Proxy) -> Option<SmolStr> {
         }
         None => false,
     };
-    proxy.addresses.iter().find(is_unicast).cloned()
+    addresses.iter().find(is_unicast).cloned()
 }
 
 impl InboundPart {

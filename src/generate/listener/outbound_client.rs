@@ -9,13 +9,13 @@ use crate::{
         View,
         constant::wildcards,
         labels,
-        proxy::{InterceptionMode, Proxy},
+        proxy::{InterceptionMode, Kind, Setting},
         select::Selected,
         vip::VipView,
     },
     model::{
         Service,
-        service::{Registry, Resolution, UNSPECIFIED_IP},
+        service::{Registry, UNSPECIFIED_IP},
     },
 };
 
@@ -55,12 +55,12 @@ impl OutboundClient {
             vips: VipView::of(proxy, &view.mesh.installation.features),
             labels: labels::asked(view, selected),
             dns_domain: proxy.dns_domain.clone(),
-            own_address: own_address(view, proxy),
+            own_address: selected.profile.headless_address.clone(),
             interception: proxy.interception_mode,
-            unprivileged: proxy.flag("UNPRIVILEGED_POD"),
+            unprivileged: proxy.has(Setting::UnprivilegedPod),
             own_ports: own_ports(proxy),
-            exact_balance: proxy.flag("OUTBOUND_LISTENER_EXACT_BALANCE"),
-            http_proxy_port: proxy.text("HTTP_PROXY_PORT").parse().ok(),
+            exact_balance: proxy.has(Setting::OutboundExactBalance),
+            http_proxy_port: proxy.setting(Setting::HttpProxyPort).parse().ok(),
         })
     }
 
@@ -109,21 +109,11 @@ impl OutboundClient {
 }
 
 /// The ports of Envoy's own listeners as the node states them.
-pub fn own_ports(proxy: &Proxy) -> [u32; 2] {
-    ["ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT"].map(|key| proxy.text(key).parse().unwrap_or_default())
+pub fn own_ports(proxy: &Kind) -> [u32; 2] {
+    [Setting::EnvoyStatusPort, Setting::EnvoyPrometheusPort].map(|key| proxy.setting(key).parse().unwrap_or_default())
 }
 
 /// True if the port is among them.
 pub fn is_own_port(own: [u32; 2], port: u32) -> bool {
     port != 0 && own.contains(&port)
-}
-
-fn own_address(view: &View, proxy: &Proxy) -> Option<SmolStr> {
-    let address = proxy.addresses.first()?;
-    let mut serving = view.mesh.services_by_endpoint_address.get(view.cx, address);
-    let headless = serving.any(|(key, _)| {
-        let service = view.service(key);
-        service.is_some_and(|service| service.resolution == Resolution::Passthrough)
-    });
-    headless.then(|| address.clone())
 }

@@ -89,11 +89,10 @@ fn sidecar(ip: &str, metadata: Value, extensions: Option<&[&str]>) -> Proxy {
         all[key] = value.clone();
     }
     let node = format!("sidecar~{ip}~a-0.default~default.svc.cluster.local");
-    Proxy {
-        node_cluster: "a.default".into(),
-        extensions: fixture::extensions(extensions),
-        ..fixture::client(&node, &all)
-    }
+    fixture::changed(fixture::client(&node, &all), |kind| {
+        kind.node_cluster = "a.default".into();
+        kind.extensions = fixture::extensions(extensions);
+    })
 }
 
 /// The filter chains as (match, name of the last filter).

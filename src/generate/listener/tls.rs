@@ -10,7 +10,7 @@ use crate::{
             DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, file_certificate_name, file_root_name,
             file_secret, socket, workload_secret,
         },
-        proxy::Proxy,
+        proxy::{Kind, Setting},
     },
     model::features::Features,
     proto::{
@@ -59,11 +59,11 @@ pub struct ServerCertificates {
 
 impl ServerCertificates {
     /// What a node states.
-    pub fn of(proxy: &Proxy) -> Self {
+    pub fn of(proxy: &Kind) -> Self {
         Self {
-            chain: proxy.text("TLS_SERVER_CERT_CHAIN"),
-            key: proxy.text("TLS_SERVER_KEY"),
-            root: proxy.text("TLS_SERVER_ROOT_CERT"),
+            chain: proxy.setting(Setting::TlsServerCertChain),
+            key: proxy.setting(Setting::TlsServerKey),
+            root: proxy.setting(Setting::TlsServerRootCert),
             own_server: has_file_socket(proxy),
         }
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::set;
 use crate::{
-    generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
+    generate::{ResourceType, fixture, proxy::Extensions, store::Store},
     model::installation::Installation,
 };
 
@@ -21,10 +21,8 @@ fn patched(patches: &str) -> Store {
 
 fn patched_for(patches: &str, extensions: Extensions) -> Store {
     let metadata = json!({"SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"}, "ISTIO_VERSION": "1.30.3"});
-    let proxy = Proxy {
-        extensions,
-        ..fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &metadata)
-    };
+    let client = fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &metadata);
+    let proxy = fixture::changed(client, |kind| kind.extensions = extensions);
     let filter = format!(
         "
 apiVersion: networking.istio.io/v1alpha3

@@ -17,6 +17,7 @@ use crate::{
         group::Built,
         name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
+        proxy::Setting,
         select::Selected,
     },
     model::{
@@ -55,7 +56,7 @@ pub struct SidecarPart {
 
 impl SidecarPart {
     pub(super) fn of(selected: &Selected, client: Hashed<Client>) -> Self {
-        let port = selected.proxy.text("HTTP_PROXY_PORT");
+        let port = selected.proxy.setting(Setting::HttpProxyPort);
         Self {
             scope: selected.scope.clone(),
             client,

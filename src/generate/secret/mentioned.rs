@@ -10,6 +10,7 @@ use crate::{
     generate::{
         ProxyType, View,
         constant::{CredentialSource, credential_source},
+        proxy::Setting,
         select::Selected,
     },
     model::{
@@ -28,7 +29,7 @@ use crate::{
 /// The names, sorted.
 pub(super) fn names(view: &View, selected: &Selected) -> BTreeSet<SmolStr> {
     let mut names = Names {
-        has_socket: selected.proxy.text("credential") == "true",
+        has_socket: selected.proxy.setting(Setting::Credential) == "true",
         names: BTreeSet::new(),
     };
     match selected.proxy.proxy_type {

@@ -75,9 +75,9 @@ fn gateways_are_sent_certificates_and_authorities() {
 
 #[test]
 fn nobody_is_sent_secrets_without_an_identity() {
-    let (mut anonymous, mut adrift) = (router(), router());
+    let adrift = fixture::changed(router(), |kind| kind.cluster = "".into());
+    let mut anonymous = router();
     anonymous.identity = None;
-    adrift.cluster = "".into();
     let store = store(
         &gateway("{mode: SIMPLE, credentialName: cred}"),
         vec![anonymous, adrift],
@@ -176,8 +176,7 @@ fn keys_may_be_used_by_a_provider() {
         ("kube.yaml", SECRETS),
         ("config.yaml", config.as_str()),
     ];
-    let mut plain = router();
-    plain.extensions.listed = Some([].into_iter().collect::<std::collections::BTreeSet<_>>().into());
+    let plain = fixture::changed(router(), |kind| kind.extensions = fixture::extensions(Some(&[])));
     let store = fixture::store(Installation::default(), &files, vec![router(), plain]);
     let certificate = &secret(&store, 0, "kubernetes://cred")["tlsCertificate"];
     let provider = &certificate["privateKeyProvider"];

@@ -32,9 +32,9 @@ pub(super) struct Targets {
     pub(super) entry_labels: Option<Labels>,
 }
 
-/// Everything the proxy serves, by age and host of the services.
-pub(super) fn targets(view: &View, proxy: &Proxy) -> Targets {
-    let mut found = kube_targets(view, proxy);
+/// Everything the proxy with this pod serves, by age and host of the services.
+pub(super) fn targets(view: &View, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Targets {
+    let mut found = kube_targets(view, proxy, pod);
     let entry_labels = entry_targets(view, proxy, &mut found);
     found.sort_by(|(a, _), (b, _)| (a.creation, &a.key.hostname).cmp(&(b.creation, &b.key.hostname)));
     Targets {
@@ -54,14 +54,13 @@ fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Se
     (service, target)
 }
 
-fn kube_targets<'a>(view: &View<'a>, proxy: &Proxy) -> Found<'a> {
+fn kube_targets<'a>(view: &View<'a>, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found<'a> {
     let cluster = workload::cluster(view, proxy);
     if let Some(entry) = workload::entry(view, proxy) {
         return selecting(view, &cluster, &entry.origin.namespace, &entry.origin.labels)
             .flat_map(|service| by_entry(view, service, entry))
             .collect();
     }
-    let pod = workload::pod(view, proxy).filter(|_| !workload::is_test_vm(proxy));
     let Some(pod) = pod else {
         // Parity: what the node says of its labels and ports is not looked at when it connects.
         return Vec::new();

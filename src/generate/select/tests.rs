@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    generate::{listener::Pieces, patch::PatchRef, proxy::Extensions},
+    generate::{Proxy, listener::Pieces, patch::PatchRef, proxy::Extensions},
     model::{Installation, World, fixture::folder_world},
     table::{Cx, RelationId, Table},
 };
@@ -87,6 +87,10 @@ fn with<T>(world: &World, read: impl FnOnce(&View) -> T) -> T {
     })
 }
 
+fn profile(view: &View, proxy: &Proxy) -> Profile {
+    Profile::of(view, proxy, &Shared::default())
+}
+
 fn targets_of(selected: &Selected) -> Vec<String> {
     let text = |target: &ServiceTarget| format!("{}:{}->{}", target.service.hostname, target.port, target.target_port);
     selected.targets.iter().map(text).collect()
@@ -96,7 +100,8 @@ fn targets_of(selected: &Selected) -> Vec<String> {
 fn a_pod_serves_what_selects_it() {
     let (world, proxy) = (world(""), web());
     with(&world, |view| {
-        let selected = Selected::of(view, &proxy);
+        let profile = profile(view, &proxy);
+        let selected = Selected::of(view, &profile);
         let expected = [
             "inline.example.com:443->8443",
             "selecting.example.com:7000->7000",
@@ -104,7 +109,7 @@ fn a_pod_serves_what_selects_it() {
             "web.shop.svc.cluster.local:90->9090",
         ];
         assert_eq!(targets_of(&selected), expected);
-        assert_eq!(selected.locality, "r1/z1");
+        assert_eq!(selected.labels.get("topology.kubernetes.io/region").unwrap(), "r1");
         assert_eq!(selected.labels.get("app").unwrap(), "web");
         assert_eq!(selected.labels.get("topology.istio.io/network").unwrap(), "n");
         assert_eq!(selected.labels.get("topology.kubernetes.io/zone").unwrap(), "z1");
@@ -117,9 +122,10 @@ fn an_unknown_workload_has_the_labels_that_it_says_and_serves_nothing() {
     let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
     let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
     with(&world(""), |view| {
-        let selected = Selected::of(view, &proxy);
+        let profile = profile(view, &proxy);
+        let selected = Selected::of(view, &profile);
         assert_eq!(targets_of(&selected), [""; 0]);
-        assert_eq!(selected.locality, "r9/z9");
+        assert_eq!(selected.labels.get("topology.kubernetes.io/zone").unwrap(), "z9");
         assert_eq!(selected.labels.get("app").unwrap(), "web");
         assert_eq!(selected.labels.get("x"), None);
     });
@@ -146,7 +152,7 @@ spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
             "web.shop.svc.cluster.local:81->8080",
             "web.shop.svc.cluster.local:90->9090",
         ];
-        assert_eq!(targets_of(&Selected::of(view, &proxy)), expected);
+        assert_eq!(targets_of(&Selected::of(view, &profile(view, &proxy))), expected);
     });
 }
 
@@ -166,7 +172,7 @@ spec: {workloadSelector: {labels: {app: web}}, egress: [{hosts: ['*/*']}]}
 ",
     );
     with(&world, |view| {
-        let scope_of = |proxy: &Proxy| Selected::of(view, proxy).scope;
+        let scope_of = |proxy: &Proxy| Selected::of(view, &profile(view, proxy)).scope;
         let key = crate::model::fixture::key;
         assert_eq!(scope_of(&web()), ScopeKey::Sidecar("shop".into(), key("shop/picky")));
         let other = proxy(
@@ -219,7 +225,8 @@ spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name
     );
     let proxy = router("edge");
     with(&world, |view| {
-        let selected = Selected::of(view, &proxy);
+        let profile = profile(view, &proxy);
+        let selected = Selected::of(view, &profile);
         let named = |one: &PatchRef| format!("{}[{}]", one.filter, one.index);
         let patches: Vec<_> = selected.patches.clusters.iter().map(named).collect();
         assert_eq!(patches, ["istio-system/root[2]", "edge/own[0]", "istio-system/late[0]"]);

@@ -5,7 +5,10 @@ use smol_str::SmolStr;
 use crate::{
     api::kube::Pod,
     base::{ClusterId, Labels, Namespace, ObjectKey, Shared},
-    generate::{Proxy, View, proxy::locality_text},
+    generate::{
+        Proxy, View,
+        proxy::{Setting, locality_text},
+    },
     model::workload::{self, Workload, WorkloadKey, WorkloadSource},
 };
 
@@ -22,15 +25,22 @@ pub(super) fn cluster(view: &View, proxy: &Proxy) -> ClusterId {
 }
 
 /// True if the proxy's own labels are all that counts.
-pub(super) fn is_test_vm(proxy: &Proxy) -> bool {
-    !proxy.node_label(TEST_VM_LABEL).is_empty()
+fn is_test_vm(proxy: &Proxy) -> bool {
+    proxy
+        .node_labels
+        .get(TEST_VM_LABEL)
+        .is_some_and(|label| !label.is_empty())
 }
 
-/// The proxy's pod: named by the node id where that agrees with the metadata, else found by address if that is asked for.
+/// The proxy's pod, if that counts: named by the node id where that agrees with the metadata, else found by address if
+/// that is asked for.
 pub(super) fn pod<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Pod>> {
+    if is_test_vm(proxy) {
+        return None;
+    }
     let cluster = cluster(view, proxy);
     let named = match proxy.id.split_once('.') {
-        Some((name, namespace)) if !namespace.contains('.') && proxy.text("NAMESPACE") == namespace => {
+        Some((name, namespace)) if !namespace.contains('.') && proxy.setting(Setting::Namespace) == namespace => {
             view.mesh.pods.get(view.cx, &ObjectKey::new(&cluster, namespace, name))
         }
         _ => None,
@@ -74,34 +84,36 @@ pub(super) fn entry<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Wor
 
 /// True if a registry object of this namespace may be meant for the proxy.
 pub(super) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
-    let own = proxy.text("NAMESPACE");
+    let own = proxy.setting(Setting::Namespace);
     own.is_empty() || *namespace == own.as_str()
 }
 
 /// The labels that selectors see: the registry's over `STATIC_LABELS` where the registry knows the workload, else
 /// `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. And the locality, that
 /// of the labels before that of the node.
-pub(super) fn labels_and_locality(view: &View, proxy: &Proxy, of_entry: Option<Labels>) -> (Labels, SmolStr) {
-    let registered = if is_test_vm(proxy) {
-        None
-    } else {
-        labels_of_pod(view, proxy).or(of_entry)
-    };
-    let labels = match registered {
+pub(super) fn labels_and_locality(
+    view: &View,
+    proxy: &Proxy,
+    pod: Option<&Shared<Pod>>,
+    of_entry: Option<Labels>,
+) -> (Labels, SmolStr) {
+    let of_entry = of_entry.filter(|_| !is_test_vm(proxy));
+    let registered = pod.and_then(|pod| labels_of_pod(view, proxy, pod)).or(of_entry);
+    let mut labels = match registered {
+        Some(registered) if proxy.static_labels.is_empty() => registered,
         Some(registered) => {
-            let mut labels = proxy.label_map("STATIC_LABELS");
+            let mut labels = proxy.static_labels.clone();
             labels.extend(registered);
             labels
         }
-        None => proxy.label_map("LABELS"),
+        None => proxy.node_labels.clone(),
     };
     let locality = locality(&labels).unwrap_or_else(|| proxy.node_locality.clone());
-    let labels = workload::augmented(&labels, &proxy.cluster, &locality, &proxy.node_name, &proxy.network);
+    workload::augment(&mut labels, &proxy.cluster, &locality, &proxy.node_name, &proxy.network);
     (labels, locality)
 }
 
-fn labels_of_pod(view: &View, proxy: &Proxy) -> Option<Labels> {
-    let pod = pod(view, proxy)?;
+fn labels_of_pod(view: &View, proxy: &Proxy, pod: &Pod) -> Option<Labels> {
     let key = WorkloadKey {
         source: WorkloadSource::Pod,
         object: pod.meta.key.clone(),

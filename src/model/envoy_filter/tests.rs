@@ -59,15 +59,12 @@ fn what_cannot_be_read_is_left_out_alone() {
 #[test]
 fn proxies_match_by_release_and_metadata() {
     let proxy = &compile().patches[0].proxy;
-    let metadata = |value: Value| BTreeMap::from([("A".to_owned(), value)]);
-    assert!(proxy.matches("1.30.3", &metadata("b".into())));
-    assert!(!proxy.matches("1.29.0", &metadata("b".into())));
-    assert!(
-        !proxy.matches("", &metadata("b".into())),
-        "no release matches no pattern"
-    );
-    assert!(!proxy.matches("1.30.3", &metadata(true.into())));
-    assert!(!proxy.matches("1.30.3", &BTreeMap::new()));
+    let metadata = |value: &str| Labels::from([("A".into(), value.into())]);
+    assert!(proxy.matches("1.30.3", &metadata("b")));
+    assert!(!proxy.matches("1.29.0", &metadata("b")));
+    assert!(!proxy.matches("", &metadata("b")), "no release matches no pattern");
+    assert!(!proxy.matches("1.30.3", &metadata("true")));
+    assert!(!proxy.matches("1.30.3", &Labels::new()));
     assert!(
         !VersionMatch::new("(").matches("1.30.3"),
         "a refused pattern matches nothing"

@@ -45,8 +45,7 @@ impl Bed {
                 namespace,
                 service_account,
             }),
-            cluster,
-            ..router()
+            ..fixture::changed(router(), |kind| kind.cluster = cluster)
         };
         let joined = Membership {
             joined: vec![(MemberId(member), Arc::new(proxy))],
@@ -162,8 +161,7 @@ fn r9_r10_the_same_account_of_another_cluster_is_reviewed_there() {
     let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
     bed.join(0, "gw.default");
     bed.answer("gw.default", Access::Allowed);
-    let mut far = router();
-    far.cluster = "far".into();
+    let mut far = fixture::changed(router(), |kind| kind.cluster = "far".into());
     far.identity = Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/gw");
     let joined = Membership {
         joined: vec![(MemberId(1), Arc::new(far))],
