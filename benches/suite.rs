@@ -3,7 +3,8 @@
 //!
 //! `cargo bench --bench suite` prints one table with istiod's times, and what `benches/figures.json` has; `-- --keep`
 //! writes the figures there, `-- --meshes FOLDER` measures the meshes of that folder (one folder a case, as `istiod
-//! render` reads them) in place of our own. Another argument is a part of the names of the cases to run.
+//! render` reads them) in place of our own; `-- --counted` measures nothing, for tools that do (`valgrind
+//! --tool=callgrind --toggle-collect='*counted_update*'`). Another argument is a part of the names of the cases to run.
 
 #[path = "support/bed.rs"]
 mod bed;
@@ -28,7 +29,7 @@ use serde_json::json;
 
 use cases::{CASES, Case, Istiod};
 use figures::Figure;
-use measure::{Generation, Measured, measure};
+use measure::{Generation, Measured, count, measure};
 
 /// How many times as fast a proxy is to be from nothing, each type by itself,
 const FROM_NOTHING: f64 = 5.0;
@@ -38,6 +39,7 @@ const SHARED: f64 = 100.0;
 #[derive(Default)]
 struct Arguments {
     keep: bool,
+    counted: bool,
     meshes: Option<String>,
     wanted: String,
 }
@@ -58,6 +60,7 @@ fn arguments() -> Arguments {
     while let Some(argument) = all.next() {
         match argument.as_str() {
             "--keep" => arguments.keep = true,
+            "--counted" => arguments.counted = true,
             "--meshes" => arguments.meshes = all.next(),
             option if option.starts_with('-') => {}
             wanted => arguments.wanted = wanted.to_owned(),
@@ -82,6 +85,11 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         };
         if !case.is_generated() {
             println!("{:<27}{} configuration is not generated so far", case.name, case.proxy);
+            continue;
+        }
+        if arguments.counted {
+            let first = proxies.into_iter().next();
+            count(&changes, first.ok_or("no proxy")?)?;
             continue;
         }
         let measured = measure(&changes, proxies).map_err(|error| format!("{}: {error}", case.name))?;

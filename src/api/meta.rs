@@ -270,14 +270,20 @@ impl Meta {
 
     /// What `filter_metadata.istio.config` says: `/apis/<group>/<version>/namespaces/<ns>/<kebab-kind>/<name>`.
     pub fn config_path(&self) -> String {
-        format!(
-            "/apis/{}/{}/namespaces/{}/{}/{}",
+        let (namespace, kind, name) = (&self.key.namespace, self.kind.kebab(), &self.key.name);
+        [
+            "/apis/",
             self.kind.group(),
+            "/",
             self.kind.version(),
-            self.key.namespace,
-            self.kind.kebab(),
-            self.key.name
-        )
+            "/namespaces/",
+            namespace,
+            "/",
+            kind,
+            "/",
+            name,
+        ]
+        .concat()
     }
 
     /// The order in which conflicts are settled: oldest first, then name, then namespace (observed behaviour).

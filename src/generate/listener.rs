@@ -5,6 +5,7 @@
 //! which services stand behind it is decided when the part is listed ([`outbound`]), not when it is built.
 
 pub mod access_log;
+mod chain_fields;
 pub mod client;
 pub mod filter_chain;
 pub mod gateway;
@@ -31,6 +32,7 @@ pub mod tls;
 pub mod tracing;
 pub mod virtual_listener;
 
+pub use chain_fields::NetworkFilters;
 pub use client::{FilterClient, ListenerClass};
 pub use pieces::{Piece, Pieces};
 pub use stack::FilterStack;

@@ -103,8 +103,15 @@ impl NameTableKey {
         let scope = view.scope(&self.scope);
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
             // Each address of a ServiceEntry counts as a service of its own.
-            for service in view.service(key).into_iter().flat_map(|service| service.variants()) {
-                self.add(view, &service, &mut table);
+            let Some(service) = view.service(key) else {
+                continue;
+            };
+            if service.variants.is_empty() {
+                self.add(view, service, &mut table);
+                continue;
+            }
+            for variant in service.variants() {
+                self.add(view, &variant, &mut table);
             }
         }
         let type_url = ResourceType::NameTable.url();
@@ -126,7 +133,7 @@ impl NameTableKey {
         if ips.is_empty() {
             return;
         }
-        let host = SmolStr::new(service.key.hostname.as_str());
+        let host = service.key.hostname.text().clone();
         let row = Row::of(service, ips);
         match table.entry(host) {
             Entry::Vacant(free) => _ = free.insert(row),

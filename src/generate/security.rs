@@ -115,13 +115,13 @@ pub struct SecurityFilters<F> {
     pub denied: bool,
 }
 
-impl<F: Clone> SecurityFilters<F> {
+impl<F> SecurityFilters<F> {
     /// The filters of a stage.
-    pub fn of(&self, stage: SecurityStage) -> Vec<F> {
+    pub fn of(&self, stage: SecurityStage) -> &[F] {
         match stage {
-            SecurityStage::Custom => self.custom.clone(),
-            SecurityStage::Authentication => self.authentication.clone(),
-            SecurityStage::Authorization => self.authorization.clone(),
+            SecurityStage::Custom => &self.custom,
+            SecurityStage::Authentication => &self.authentication,
+            SecurityStage::Authorization => &self.authorization,
         }
     }
 }

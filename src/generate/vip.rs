@@ -62,18 +62,21 @@ impl VipView {
     /// All addresses of a service, the main one first.
     #[doc(alias = "GetAllAddressesForProxy")]
     pub fn addresses(&self, service: &Service) -> Vec<SmolStr> {
-        let mut addresses = self.cluster_vips(service).to_vec();
-        if addresses.is_empty() && self.auto_allocated {
-            addresses.extend(
-                [&service.auto_ipv4, &service.auto_ipv6]
-                    .into_iter()
-                    .filter(|ip| !ip.is_empty())
-                    .cloned(),
-            );
-        }
-        if !(self.both_families && self.ip_mode == IpMode::Dual) {
-            addresses = self.of_family(&addresses);
-        }
+        let own = self.cluster_vips(service);
+        let of_all_families = self.both_families && self.ip_mode == IpMode::Dual;
+        let chosen = |addresses: &[SmolStr]| {
+            if of_all_families {
+                addresses.to_vec()
+            } else {
+                self.of_family(addresses)
+            }
+        };
+        let addresses = if own.is_empty() && self.auto_allocated {
+            let auto = [&service.auto_ipv4, &service.auto_ipv6].into_iter();
+            chosen(&auto.filter(|ip| !ip.is_empty()).cloned().collect::<Vec<_>>())
+        } else {
+            chosen(own)
+        };
         if !addresses.is_empty() || service.default_address.is_empty() {
             return addresses;
         }
@@ -86,6 +89,24 @@ impl VipView {
         default
     }
 
+    /// The addresses at which a service's own TCP listener stands, the main one first; possibly ranges.
+    pub fn listen_addresses(&self, service: &Service) -> Vec<SmolStr> {
+        let mut first = self.address(service);
+        let mut further: Vec<SmolStr> = self.addresses(service).into_iter().skip(1).collect();
+        // A ServiceEntry may have host names for endpoints, so its family follows the client's.
+        if service.registry == Registry::External && first == UNSPECIFIED_IP {
+            match self.ip_mode {
+                IpMode::V4 => {}
+                IpMode::V6 => first = SmolStr::new_static("::"),
+                IpMode::Dual => further.push(SmolStr::new_static("::")),
+            }
+        }
+        if first.is_empty() {
+            return Vec::new();
+        }
+        further.insert(0, first);
+        further
+    }
     /// The addresses of a service in a route configuration of one port. Parity: of auto-allocated addresses only the
     /// main one.
     pub fn addresses_on_port(&self, service: &Service) -> Vec<SmolStr> {

@@ -4,8 +4,7 @@
 //! What one would get wrong: the order of fields is that of their numbers, as the encoder of messages has it, and fields
 //! with their default value are left out; so that it cannot be told how a resource was made.
 
-use prost::{Message, encoding};
-use prost_types::{Struct, Value};
+use prost::encoding;
 
 /// A text or message that is encoded already.
 pub fn bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
@@ -98,12 +97,9 @@ pub fn text_field(out: &mut Vec<u8>, key: &str, value: &str) {
     entry(out, FIELDS, key, |out| bytes(out, 3, value.as_bytes()));
 }
 
-/// A field of a struct: any value.
-pub fn value_field(out: &mut Vec<u8>, key: &str, value: Value) {
-    let field = Struct {
-        fields: [(key.to_owned(), value)].into(),
-    };
-    field.encode_raw(out);
+/// A field of a struct: true.
+pub fn true_field(out: &mut Vec<u8>, key: &str) {
+    entry(out, FIELDS, key, |out| number(out, 4, 1));
 }
 
 /// A field of a struct: a list of structs.

@@ -1,7 +1,7 @@
 //! A cluster in the making: the message, and apart from it the HTTP options, which are packed at the end, and what is
 //! written without a message since nearly every cluster has it.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
+use std::{borrow::Cow, sync::LazyLock};
 
 use prost::Message;
 
@@ -40,12 +40,12 @@ const SERVICES: &str = "services";
 
 /// See the module's text.
 pub(super) struct Draft {
-    /// The cluster without its HTTP options.
-    pub cluster: Cluster,
+    /// The cluster without its HTTP options; in a box, since it is large and handed on often.
+    pub cluster: Box<Cluster>,
     /// The HTTP options; present only if something sets one.
     pub http: Option<HttpProtocolOptions>,
-    /// The fields of the metadata that Istio's extensions read, encoded.
-    metadata: BTreeMap<&'static str, Vec<u8>>,
+    /// The fields of the metadata that Istio's extensions read, encoded, by name.
+    metadata: Vec<(&'static str, Vec<u8>)>,
     /// The sockets by endpoint, encoded, if they are not in the message.
     sockets: Vec<u8>,
     /// The filters, encoded.
@@ -54,7 +54,7 @@ pub(super) struct Draft {
 
 /// A finished cluster: the message, and fields of it that are encoded already, in the order of their numbers.
 pub(super) struct Finished {
-    cluster: Cluster,
+    cluster: Box<Cluster>,
     pieces: Vec<(u32, Cow<'static, [u8]>)>,
 }
 
@@ -76,7 +76,7 @@ fn place(field: u32) -> u32 {
 impl Finished {
     /// The whole message.
     pub(super) fn into_message(self) -> Cluster {
-        let mut cluster = self.cluster;
+        let mut cluster = *self.cluster;
         for (_, piece) in &self.pieces {
             let merged = cluster.merge(&**piece);
             merged.expect("because it was written according to the message");
@@ -103,14 +103,14 @@ impl Draft {
     /// A cluster of any kind, one of an extension too.
     pub(super) fn of(name: String, kind: ClusterDiscoveryType) -> Self {
         Self {
-            cluster: Cluster {
+            cluster: Box::new(Cluster {
                 alt_stat_name: name::delimited_stat(&name),
                 name,
                 cluster_discovery_type: Some(kind),
                 ..Default::default()
-            },
+            }),
             http: None,
-            metadata: BTreeMap::new(),
+            metadata: Vec::new(),
             sockets: Vec::new(),
             filters: &[],
         }
@@ -218,7 +218,7 @@ impl Draft {
 
     /// Sets a field of the metadata that Istio's extensions read: true.
     pub(super) fn set_true(&mut self, key: &'static str) {
-        self.set_metadata(key, |out| wire::value_field(out, key, constant::boolean(true)));
+        self.set_metadata(key, |out| wire::true_field(out, key));
     }
 
     /// Tells Istio's extensions the services that the cluster is of.
@@ -235,7 +235,10 @@ impl Draft {
     fn set_metadata(&mut self, key: &'static str, write: impl FnOnce(&mut Vec<u8>)) {
         let mut field = Vec::with_capacity(128);
         write(&mut field);
-        self.metadata.insert(key, field);
+        match self.metadata.binary_search_by_key(&key, |(key, _)| key) {
+            Ok(at) => self.metadata[at].1 = field,
+            Err(at) => self.metadata.insert(at, (key, field)),
+        }
     }
 
     /// True if there is something in it.
@@ -280,11 +283,11 @@ impl Draft {
             pieces.push((EDS_CONFIG, eds_config(&self.cluster.name).into()));
         }
         if !self.metadata.is_empty() {
-            let length: usize = self.metadata.values().map(Vec::len).sum();
+            let length: usize = self.metadata.iter().map(|(_, field)| field.len()).sum();
             let mut metadata = Vec::with_capacity(length + 24);
             wire::nested(&mut metadata, METADATA, |out| {
                 wire::entry(out, 1, ISTIO_METADATA, |out| {
-                    for field in self.metadata.values() {
+                    for (_, field) in &self.metadata {
                         out.extend_from_slice(field);
                     }
                 });

@@ -1,7 +1,7 @@
 //! Outbound clusters: one for each service port that a scope sees, and for each subset of its DestinationRule; on
 //! gateways that pass mutual TLS through, the same once more without TLS.
 
-use std::collections::BTreeSet;
+use std::{cell::OnceCell, collections::BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -350,6 +350,7 @@ impl OutboundKey {
             policy: rule
                 .as_ref()
                 .and_then(|rule| rule::policy_of(rule, self.port, &self.subset)),
+            known: OnceCell::new(),
         };
         match context.cluster() {
             Some(cluster) => finished(view, &self.patches, &[], cluster, Vec::new()),

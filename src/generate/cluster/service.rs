@@ -1,6 +1,6 @@
 //! One outbound cluster, made from a service port and the policy for it.
 
-use std::collections::BTreeSet;
+use std::{cell::OnceCell, collections::BTreeSet};
 
 use super::{
     connection_pool,
@@ -48,6 +48,8 @@ pub(super) struct Context<'a> {
     pub(super) port: &'a ServicePort,
     pub(super) rule: Option<&'a Shared<DestinationRule>>,
     pub(super) policy: Option<TrafficPolicy>,
+    /// What is known of the service's endpoints, once asked for.
+    pub(super) known: OnceCell<Option<&'a EndpointTraits>>,
 }
 
 impl Context<'_> {
@@ -201,7 +203,7 @@ impl Context<'_> {
             identities: if dynamic {
                 Vec::new()
             } else {
-                identities(self.view, self.service)
+                identities_of(self.view, self.service, self.traits())
             },
             default_sni: if dynamic {
                 String::new()
@@ -242,8 +244,8 @@ impl Context<'_> {
     }
 
     fn traits(&self) -> Option<&EndpointTraits> {
-        let traits = self.view.mesh.endpoint_traits.get(self.view.cx, &self.service.key);
-        traits.map(|traits| &**traits)
+        let read = || self.view.mesh.endpoint_traits.get(self.view.cx, &self.service.key);
+        *self.known.get_or_init(|| read().map(|traits| &**traits))
     }
 
     /// Metadata: the service, whether it is external or behind tunnels, the rule and the subset.
@@ -275,6 +277,10 @@ impl Context<'_> {
 /// The identities of the service's endpoints, each under every trust domain of the mesh.
 pub(in super::super) fn identities(view: &View, service: &Service) -> Vec<String> {
     let traits = view.mesh.endpoint_traits.get(view.cx, &service.key);
+    identities_of(view, service, traits.map(|traits| &**traits))
+}
+
+fn identities_of(view: &View, service: &Service, traits: Option<&EndpointTraits>) -> Vec<String> {
     let known = traits.map_or(&[][..], |traits| &traits.identities);
     let aliases = &view.mesh_config().trust_domain_aliases;
     let mut identities: BTreeSet<String> = BTreeSet::new();

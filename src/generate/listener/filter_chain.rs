@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use bytes::Bytes;
 use ipnet::IpNet;
+use prost::Message;
 
-use super::tcp::SNI_FORWARD_PROXY;
+use super::chain_fields::{NetworkFilters, field, write_match};
 use crate::{
     base::cidr,
-    generate::constant::duration,
+    generate::{constant::duration, wire},
     model::{features::Features, service::UNSPECIFIED_IP},
     proto::envoy::config::{
-        core::v3::{CidrRange, Metadata, TransportSocket},
-        listener::v3::{Filter, FilterChain, FilterChainMatch},
+        core::v3::{CidrRange, Metadata},
+        listener::v3::FilterChainMatch,
     },
 };
 
@@ -47,9 +49,9 @@ pub struct Chain {
     /// The object that it was made from.
     pub metadata: Option<Metadata>,
     /// The filters.
-    pub filters: Vec<Filter>,
-    /// TLS termination.
-    pub transport_socket: Option<TransportSocket>,
+    pub filters: NetworkFilters,
+    /// TLS termination: the socket, encoded.
+    pub transport_socket: Option<Bytes>,
 }
 
 /// See [`Chain::distinction`].
@@ -88,7 +90,7 @@ impl Chain {
 
     /// True if it cannot be matched, or not work, without the server name of the client's hello.
     pub fn needs_tls_inspector(&self) -> bool {
-        !self.sni.is_empty() || self.filters.iter().any(|filter| filter.name == SNI_FORWARD_PROXY)
+        !self.sni.is_empty() || self.filters.resolves_sni
     }
 
     /// What Envoy is told to match, taken out of the chain; `None` for one that matches all.
@@ -117,15 +119,20 @@ impl Chain {
         })
     }
 
-    /// The chain as Envoy takes it.
-    pub fn build(mut self, features: &Features) -> FilterChain {
-        FilterChain {
-            filter_chain_match: self.take_match(),
-            filters: self.filters,
-            metadata: self.metadata,
-            transport_socket: self.transport_socket,
-            transport_socket_connect_timeout: connect_timeout(features),
-            ..Default::default()
+    /// Writes the chain as Envoy takes it.
+    pub fn write(mut self, out: &mut Vec<u8>, features: &Features) {
+        if let Some(by) = self.take_match() {
+            write_match(out, &by);
+        }
+        out.extend_from_slice(self.filters.fields());
+        if let Some(metadata) = &self.metadata {
+            wire::nested(out, field::METADATA, |out| metadata.encode_raw(out));
+        }
+        if let Some(socket) = &self.transport_socket {
+            wire::bytes(out, field::TRANSPORT_SOCKET, socket);
+        }
+        if let Some(timeout) = connect_timeout(features) {
+            wire::nested(out, field::CONNECT_TIMEOUT, |out| timeout.encode_raw(out));
         }
     }
 }

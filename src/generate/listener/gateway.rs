@@ -4,24 +4,22 @@
 mod listing;
 mod tcp;
 
+use bytes::Bytes;
+use prost::Message;
+
 use crate::{
     base::{Hashed, Labels, MessageKey, ObjectKey, Shared, SmolStr, cidr::IpMode},
     generate::{
-        EncodedResource, GatewayView, View, constant,
-        group::Built,
-        labels, name,
-        patch::{self, PatchContext},
-        proxy::Setting,
-        route::destination::Target,
-        select::Selected,
+        GatewayView, View, constant, group::Built, labels, name, patch::PatchContext, proxy::Setting,
+        route::destination::Target, select::Selected,
     },
     model::{ScopeKey, ServiceKey, service::Protocol},
     proto::{
         Any,
         envoy::{
             config::{
-                core::v3::{TrafficDirection, TransportSocket, UdpSocketConfig, address, socket_address},
-                listener::v3::{Filter, Listener, ListenerFilter, QuicProtocolOptions, UdpListenerConfig},
+                core::v3::{TrafficDirection, UdpSocketConfig, address, socket_address},
+                listener::v3::{Listener, ListenerFilter, QuicProtocolOptions, UdpListenerConfig},
             },
             extensions::filters::{
                 listener::proxy_protocol::v3::ProxyProtocol,
@@ -39,6 +37,7 @@ use crate::{
 
 use super::{
     access_log::LogPlace,
+    chain_fields::{NetworkFilters, WrittenListener},
     client::{FilterClient, ListenerClass},
     filter_chain::{Chain, max_connections_per_event},
     hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
@@ -199,11 +198,7 @@ impl GatewayKey {
             return Built::none().with_notes(making.stack.into_notes());
         }
         let listener = making.listener(chains);
-        let mut notes = making.stack.into_notes();
-        match patch::listener(view, &self.client.filters, PatchContext::Gateway, listener, &mut notes) {
-            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-            None => Built::none().with_notes(notes),
-        }
+        listener.finish(view, making.stack, PatchContext::Gateway)
     }
 }
 
@@ -238,7 +233,7 @@ impl Making<'_> {
     }
 
     /// The filters of a chain of requests; `first`: it is the first of its kind.
-    fn http_filters(&self, manager: &ManagerTemplate, route: &str, server_name: &str, first: bool) -> Vec<Filter> {
+    fn http_filters(&self, manager: &ManagerTemplate, route: &str, server_name: &str, first: bool) -> NetworkFilters {
         let stat_prefix = if server_name.is_empty() {
             name::delimited_stat(&format!("outbound_{}", self.key.name()))
         } else {
@@ -248,9 +243,9 @@ impl Making<'_> {
         let mut filters = if first && self.key.transport == Transport::Tcp {
             self.stack.filters_before_http(self.key.port, false)
         } else {
-            Vec::new()
+            NetworkFilters::default()
         };
-        filters.push(manager.filter(&stat_prefix, &route.to_owned()));
+        manager.add(&mut filters, &stat_prefix, route);
         filters
     }
 
@@ -281,15 +276,15 @@ impl Making<'_> {
         http.use_remote_address = true;
         http.mesh_only_exchange = client.filters.exchanges_in_mesh_only();
         http.http3 = self.key.transport == Transport::Quic;
-        ManagerTemplate::of(&self.stack, http)
+        ManagerTemplate::of(&self.stack, &http)
     }
 
     /// TLS termination of a server; that of the last one, if it says the same.
     fn known_socket<'k>(
         &self,
-        last: &mut Option<(&'k networking::Server, Option<TransportSocket>)>,
+        last: &mut Option<(&'k networking::Server, Option<Bytes>)>,
         server: &'k networking::Server,
-    ) -> Option<TransportSocket> {
+    ) -> Option<Bytes> {
         let protocol = |server: &'k networking::Server| server.port.as_ref().map(|port| &port.protocol);
         if let Some((known, socket)) = last
             && known.tls == server.tls
@@ -303,7 +298,7 @@ impl Making<'_> {
     }
 
     /// TLS termination of a server.
-    fn transport_socket(&self, server: &networking::Server) -> Option<TransportSocket> {
+    fn transport_socket(&self, server: &networking::Server) -> Option<Bytes> {
         let settings = server.tls.as_ref()?;
         let context = termination::Context {
             certificates: &self.key.client.certificates,
@@ -315,14 +310,15 @@ impl Making<'_> {
                 _ => Inside::Tcp,
             },
         };
-        Some(context.socket(settings))
+        Some(context.socket(settings).encode_to_vec().into())
     }
 
-    fn listener(&self, chains: Vec<Chain>) -> Listener {
+    fn listener(&self, chains: Vec<Chain>) -> WrittenListener {
         let key = self.key;
         let features = self.stack.features();
         let is_udp = key.transport == Transport::Quic;
-        let mut listener = Listener {
+        let mut listener = WrittenListener::default();
+        listener.rest = Listener {
             name: key.name(),
             address: Some(constant::address(&key.binds[0], key.port)),
             additional_addresses: additional_addresses(&key.binds[1..], key.port),
@@ -332,14 +328,16 @@ impl Making<'_> {
             } else {
                 self.listener_filters(&chains)
             },
-            filter_chains: chains.into_iter().map(|chain| chain.build(features)).collect(),
             connection_balance_config: (key.client.exact_balance && !is_udp).then(exact_balance),
             max_connections_to_accept_per_socket_event: max_connections_per_event(features),
             access_log: self.stack.access_logs(LogPlace::Listener),
             ..Default::default()
         };
         if is_udp {
-            serve_udp(&mut listener);
+            serve_udp(&mut listener.rest);
+        }
+        for chain in chains {
+            listener.add_chain(|out| chain.write(out, features));
         }
         listener
     }

@@ -11,10 +11,10 @@ use super::{
     hcm::HTTP_CONNECTION_MANAGER,
     http_filters,
     inbound::{InboundClient, InboundListener},
-    inspector::{inspectors, original_destination},
+    inspector::original_destination,
     outbound_listener::{additional_addresses, exact_balance},
     stack::FilterStack,
-    tcp::{self, TCP_PROXY, black_hole, plain_proxy},
+    tcp::{self, TCP_PROXY, plain_proxy},
 };
 use crate::{
     base::{Hashed, Shared},
@@ -207,31 +207,17 @@ impl TerminateKey {
             sockets: Default::default(),
         };
         let own: Vec<_> = self.addresses.iter().filter_map(|ip| cidr_range(ip)).collect();
-        let mut chains = making.tunnel_chains();
-        for chain in &mut chains {
-            let by = chain.filter_chain_match.get_or_insert_default();
-            by.transport_protocol.clear();
-            by.prefix_ranges.clone_from(&own);
-        }
-        if chains.is_empty() {
-            // Envoy wants a chain. Nothing comes here.
-            chains.push(FilterChain {
-                name: "virtualInbound-blackhole".to_owned(),
-                filters: vec![black_hole()],
-                ..Default::default()
-            });
-        }
+        let mut chains = making.tunnel_chains(&own);
         let mut listener_filters = vec![original_destination()];
-        listener_filters.extend(inspectors(&chains));
-        let listener = Listener {
+        listener_filters.extend(chains.needs.inspectors());
+        chains.listener.rest = Listener {
             traffic_direction: TrafficDirection::Inbound as i32,
             continue_on_listener_filters_timeout: true,
             listener_filters,
-            filter_chains: chains,
             access_log: making.stack.access_logs(LogPlace::Listener),
             ..internal(MAIN_INTERNAL)
         };
-        self.finish(view, making.stack, listener)
+        chains.listener.finish(view, making.stack, PatchContext::SidecarInbound)
     }
 
     fn finish(&self, view: &View, stack: FilterStack, listener: Listener) -> Built {

@@ -4,10 +4,11 @@ mod template;
 
 use std::{net::IpAddr, sync::LazyLock};
 
-use prost::{Message, Name};
+use prost::Message;
 
 use super::{
     access_log::LogPlace,
+    chain_fields::NetworkFilters,
     client::{FilterClient, ListenerClass},
     stack::FilterStack,
 };
@@ -23,7 +24,6 @@ use crate::{
         envoy::{
             config::{
                 core::v3::{CidrRange, Http1ProtocolOptions, Http3ProtocolOptions, HttpProtocolOptions},
-                listener::v3::Filter,
                 route::v3::RouteConfiguration,
             },
             extensions::{
@@ -31,8 +31,8 @@ use crate::{
                     HttpConnectionManager, Rds, RequestIdExtension,
                     http_connection_manager::{
                         CodecType, ForwardClientCertDetails as EnvoyForwardClientCert, InternalAddressConfig,
-                        PathWithEscapedSlashesAction, RouteSpecifier, ServerHeaderTransformation,
-                        SetCurrentClientCertDetails, UpgradeConfig,
+                        PathWithEscapedSlashesAction, ServerHeaderTransformation, SetCurrentClientCertDetails,
+                        UpgradeConfig,
                     },
                 },
                 request_id::uuid::v3::UuidRequestIdConfig,
@@ -52,6 +52,11 @@ pub use template::ManagerTemplate;
 const STAT_PREFIX: u32 = 2;
 const RDS: u32 = 3;
 const ROUTE_CONFIG: u32 = 4;
+const HTTP_FILTERS: u32 = 5;
+const TRACING: u32 = 7;
+const REQUEST_ID: u32 = 36;
+const MANAGER_URL: &str =
+    "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 /// The name of the filter.
 pub const HTTP_CONNECTION_MANAGER: &str = "envoy.filters.network.http_connection_manager";
 
@@ -112,56 +117,23 @@ impl HttpConnection {
 }
 
 impl FilterStack<'_> {
-    /// The connection manager as a network filter.
-    pub fn http_connection_filter(&self, mut http: HttpConnection) -> Filter {
-        let config = if http.dynamic_dns.is_none() {
-            let common = self.manager_piece(&mut http);
-            Any {
-                type_url: HttpConnectionManager::type_url(),
-                value: self.with_routes(&common, http).into(),
-            }
+    /// Adds the connection manager as a network filter.
+    pub fn add_http_connection(&self, filters: &mut NetworkFilters, http: &HttpConnection) {
+        let denied = self.denies_http(http.tunneled, http.port);
+        if http.dynamic_dns.is_none() {
+            let common = self.manager_piece(http);
+            add_manager(filters, &common, &http.stat_prefix, &http.routes, denied);
         } else {
-            Any::pack(&self.http_connection_manager(http))
-        };
-        super::tcp::filter(HTTP_CONNECTION_MANAGER, config)
-    }
-
-    /// A connection manager that is encoded already, with the prefix of its statistics and its routes.
-    fn with_routes(&self, common: &[u8], http: HttpConnection) -> Vec<u8> {
-        let mut routes = Vec::with_capacity(256);
-        match http.routes {
-            _ if self.denies_http(http.tunneled, http.port) => {
-                wire::nested(&mut routes, ROUTE_CONFIG, |out| {
-                    security::denied_routes().encode_raw(out);
-                });
-            }
-            HttpRoutes::Rds(name) => wire::nested(&mut routes, RDS, |out| {
-                static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-                    let rds = Rds {
-                        config_source: Some(ads_source()),
-                        ..Default::default()
-                    };
-                    rds.encode_to_vec()
-                });
-                out.extend_from_slice(&SOURCE);
-                wire::text(out, 2, &name);
-            }),
-            HttpRoutes::Inline(inline) => wire::nested(&mut routes, ROUTE_CONFIG, |out| inline.encode_raw(out)),
+            let common = self.http_connection_manager(http);
+            add_manager(filters, &common, &http.stat_prefix, &http.routes, denied);
         }
-        let mut prefix = Vec::with_capacity(http.stat_prefix.len() + 4);
-        wire::text(&mut prefix, STAT_PREFIX, &http.stat_prefix);
-        let mut manager = Vec::with_capacity(common.len() + prefix.len() + routes.len());
-        // Whatever the routes are, they stand where RDS would.
-        let pieces = [(STAT_PREFIX, prefix.as_slice()), (RDS, routes.as_slice())];
-        wire::spliced(&mut manager, common, pieces, |field| field);
-        manager
     }
 
-    /// The connection manager.
-    pub fn http_connection_manager(&self, http: HttpConnection) -> HttpConnectionManager {
+    /// The connection manager encoded, without the prefix of its statistics and its routes.
+    pub fn http_connection_manager(&self, http: &HttpConnection) -> Vec<u8> {
         let tracing = self.tracing();
-        let http_filters = self.http_filters(&http);
-        let mut manager = http.base;
+        let http_filters = self.http_filters(http);
+        let mut manager = http.base.clone();
         manager.codec_type = CodecType::Auto as i32;
         if http.http3 {
             manager.codec_type = CodecType::Http3 as i32;
@@ -174,7 +146,6 @@ impl FilterStack<'_> {
         }
         let ports = headers.x_forwarded_port.as_ref();
         manager.append_x_forwarded_port = ports.is_some_and(|ports| ports.enabled.unwrap_or_default());
-        manager.stat_prefix = http.stat_prefix;
         self.normalize(&mut manager);
         manager.use_remote_address = Some(http.use_remote_address);
         manager.upgrade_configs = vec![UpgradeConfig {
@@ -188,28 +159,29 @@ impl FilterStack<'_> {
             });
         }
         manager.stream_idle_timeout = Some(prost_types::Duration::default());
-        manager.route_specifier = Some(match http.routes {
-            _ if self.denies_http(http.tunneled, http.port) => RouteSpecifier::RouteConfig(security::denied_routes()),
-            HttpRoutes::Rds(name) => RouteSpecifier::Rds(Rds {
-                config_source: Some(ads_source()),
-                route_config_name: name,
-            }),
-            HttpRoutes::Inline(routes) => RouteSpecifier::RouteConfig(*routes),
-        });
         manager.access_log = self.access_logs(LogPlace::Http);
-        manager.tracing = tracing.tracing;
-        manager.http_filters = http_filters;
-        manager.request_id_extension = Some(RequestIdExtension {
-            typed_config: Some(Any::pack(&UuidRequestIdConfig {
-                use_request_id_for_trace_sampling: Some(tracing.use_request_id),
-                ..Default::default()
-            })),
-        });
         if http.use_remote_address || self.features().enable_hcm_internal_networks {
             manager.internal_address_config = self.internal_addresses();
         }
         manager.proxy_100_continue = self.features().enable_100_continue_headers;
-        manager
+        let mut traced = Vec::new();
+        if let Some(tracing) = &tracing.tracing {
+            wire::bytes(&mut traced, TRACING, tracing);
+        }
+        let pieces = [
+            (HTTP_FILTERS, http_filters.as_slice()),
+            (TRACING, &traced),
+            (REQUEST_ID, request_id(tracing.use_request_id)),
+        ];
+        let rest = manager.encode_to_vec();
+        let lengths = pieces.iter().map(|(_, piece)| piece.len());
+        let mut encoded = Vec::with_capacity(rest.len() + lengths.sum::<usize>());
+        wire::spliced(&mut encoded, &rest, pieces, |field| field);
+        debug_assert!(
+            HttpConnectionManager::decode(&*encoded).is_ok_and(|manager| manager.encode_to_vec() == encoded),
+            "because fields are written in their order"
+        );
+        encoded
     }
 
     /// True if no request may pass, because the client cannot run what has to check it.
@@ -261,6 +233,58 @@ impl FilterStack<'_> {
             ..Default::default()
         })
     }
+}
+
+/// Adds a connection manager that is encoded already, with the prefix of its statistics and its routes. `denied`: with
+/// routes that let nothing pass in their place.
+fn add_manager(filters: &mut NetworkFilters, common: &[u8], stat_prefix: &str, routes: &HttpRoutes, denied: bool) {
+    let mut head = Vec::with_capacity(256);
+    wire::text(&mut head, STAT_PREFIX, stat_prefix);
+    match routes {
+        _ if denied => wire::nested(&mut head, ROUTE_CONFIG, |out| {
+            security::denied_routes().encode_raw(out);
+        }),
+        HttpRoutes::Rds(name) => write_rds(&mut head, name),
+        HttpRoutes::Inline(inline) => wire::nested(&mut head, ROUTE_CONFIG, |out| inline.encode_raw(out)),
+    }
+    filters.push_written(HTTP_CONNECTION_MANAGER, MANAGER_URL, |out| {
+        // Whatever the routes are, they stand where RDS would.
+        wire::spliced(out, common, [(RDS, head.as_slice())], |field| field);
+    });
+}
+
+/// Routes that are fetched by this name.
+fn write_rds(out: &mut Vec<u8>, name: &str) {
+    static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let rds = Rds {
+            config_source: Some(ads_source()),
+            ..Default::default()
+        };
+        rds.encode_to_vec()
+    });
+    wire::nested(out, RDS, |out| {
+        out.extend_from_slice(&SOURCE);
+        wire::text(out, 2, name);
+    });
+}
+
+/// The extension that makes request ids, as a field.
+fn request_id(use_for_sampling: bool) -> &'static [u8] {
+    static FIELDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+        [false, true].map(|use_for_sampling| {
+            let manager = HttpConnectionManager {
+                request_id_extension: Some(RequestIdExtension {
+                    typed_config: Some(Any::pack(&UuidRequestIdConfig {
+                        use_request_id_for_trace_sampling: Some(use_for_sampling),
+                        ..Default::default()
+                    })),
+                }),
+                ..Default::default()
+            };
+            manager.encode_to_vec()
+        })
+    });
+    &FIELDS[usize::from(use_for_sampling)]
 }
 
 impl FilterClient {

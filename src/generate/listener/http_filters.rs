@@ -1,7 +1,8 @@
 //! The HTTP filters of a connection manager, in order.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
+use prost::Message;
 use prost_types::{Struct, Value};
 
 use super::{client::ListenerClass, hcm::HttpConnection, stack::FilterStack, stats::STATS_FILTER};
@@ -13,6 +14,7 @@ use crate::{
         },
         extension::{self, ExtensionPhase},
         security::SecurityStage,
+        wire,
     },
     proto::{
         Any,
@@ -43,51 +45,60 @@ use crate::{
 };
 
 impl FilterStack<'_> {
-    /// The HTTP filters of a connection.
-    pub(super) fn http_filters(&self, http: &HttpConnection) -> Vec<HttpFilter> {
+    /// The HTTP filters of a connection, encoded as fields of its manager.
+    pub(super) fn http_filters(&self, http: &HttpConnection) -> Vec<u8> {
         let features = self.features();
         let inbound = self.class == ListenerClass::SidecarInbound;
-        let extension = |phase| extension::http_filters(self, phase, http.port);
         let secured = self.http_security(http.tunneled);
-        let security = |stage| secured.of(stage);
-        let mut filters = Vec::new();
+        let mut fields = Vec::with_capacity(2048);
+        let out = &mut fields;
+        let add = |out: &mut Vec<u8>, filters: &[HttpFilter]| filters.iter().for_each(|filter| write(out, filter));
+        let extend = |out: &mut Vec<u8>, phase| add(out, &extension::http_filters(self, phase, http.port));
         if !http.tunneled && self.has_metadata_exchange() {
-            filters.push(self.metadata_exchange(http));
+            self.add_http_metadata_exchange(out, http);
         }
-        filters.extend(security(SecurityStage::Custom));
-        filters.extend(extension(ExtensionPhase::Authentication));
-        filters.extend(security(SecurityStage::Authentication));
-        filters.extend(extension(ExtensionPhase::Authorization));
-        filters.extend(security(SecurityStage::Authorization));
-        filters.extend(extension(ExtensionPhase::Stats));
-        filters.extend(extension(ExtensionPhase::Unspecified));
+        add(out, secured.of(SecurityStage::Custom));
+        extend(out, ExtensionPhase::Authentication);
+        add(out, secured.of(SecurityStage::Authentication));
+        extend(out, ExtensionPhase::Authorization);
+        add(out, secured.of(SecurityStage::Authorization));
+        extend(out, ExtensionPhase::Stats);
+        extend(out, ExtensionPhase::Unspecified);
+        let fixed = &*FIXED;
         if http.is_grpc_web() {
-            filters.push(filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {})));
+            out.extend_from_slice(&fixed.grpc_web);
         }
         if self.has_extension("envoy.filters.http.grpc_stats") {
-            filters.push(grpc_stats());
+            out.extend_from_slice(&fixed.grpc_stats);
         }
         if features.pilot_enable_alpn_filter && !inbound && self.has_extension(ALPN_FILTER) {
-            filters.push(alpn());
+            out.extend_from_slice(&fixed.alpn);
         }
-        filters.push(filter("envoy.filters.http.fault", Any::pack(&HttpFault::default())));
-        filters.push(filter("envoy.filters.http.cors", Any::pack(&Cors {})));
-        filters.extend(
-            self.stats_configs()
-                .into_iter()
-                .map(|config| filter(STATS_FILTER, config)),
-        );
+        out.extend_from_slice(&fixed.fault_and_cors);
+        for config in self.stats_configs().iter() {
+            write(out, &filter(STATS_FILTER, config.clone()));
+        }
         if features.pilot_enable_persistent_session_filter && !inbound {
-            let config = Any::pack(&StatefulSession::default());
-            filters.push(filter("envoy.filters.http.stateful_session", config));
+            out.extend_from_slice(&fixed.stateful_session);
         }
-        filters.extend(http.dynamic_dns.as_ref().map(dynamic_forward_proxy));
-        let router = Router {
-            suppress_envoy_headers: self.client.suppresses_debug_headers(),
-            ..Default::default()
-        };
-        filters.push(filter("envoy.filters.http.router", Any::pack(&router)));
-        filters
+        if let Some(host) = &http.dynamic_dns {
+            write(out, &dynamic_forward_proxy(host));
+        }
+        out.extend_from_slice(&fixed.router[usize::from(self.client.suppresses_debug_headers())]);
+        fields
+    }
+
+    /// Adds the metadata exchange, which is made once for all clients unless labels are carried along.
+    fn add_http_metadata_exchange(&self, out: &mut Vec<u8>, http: &HttpConnection) {
+        static MADE: [OnceLock<Vec<u8>>; 4] = [const { OnceLock::new() }; 4];
+        let filter = || written(&self.metadata_exchange(http));
+        if !self.features().pilot_mx_additional_labels.is_empty() {
+            out.extend_from_slice(&filter());
+            return;
+        }
+        let inbound = self.class == ListenerClass::SidecarInbound;
+        let made = &MADE[usize::from(inbound) + 2 * usize::from(http.mesh_only_exchange)];
+        out.extend_from_slice(made.get_or_init(filter));
     }
 
     fn metadata_exchange(&self, http: &HttpConnection) -> HttpFilter {
@@ -156,10 +167,50 @@ pub fn filter(name: &str, config: Any) -> HttpFilter {
     }
 }
 
-fn grpc_stats() -> HttpFilter {
-    static FILTER: LazyLock<HttpFilter> = LazyLock::new(make_grpc_stats);
-    FILTER.clone()
+/// The field of connection managers.
+const HTTP_FILTERS: u32 = 5;
+
+/// Adds a filter as a field of a connection manager.
+fn write(out: &mut Vec<u8>, filter: &HttpFilter) {
+    wire::nested(out, HTTP_FILTERS, |out| filter.encode_raw(out));
 }
+
+fn written(filter: &HttpFilter) -> Vec<u8> {
+    let mut field = Vec::new();
+    write(&mut field, filter);
+    field
+}
+
+/// Filters that are the same for everyone, as fields.
+struct Fixed {
+    grpc_web: Vec<u8>,
+    grpc_stats: Vec<u8>,
+    alpn: Vec<u8>,
+    fault_and_cors: Vec<u8>,
+    stateful_session: Vec<u8>,
+    /// The second one suppresses debug headers.
+    router: [Vec<u8>; 2],
+}
+
+static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
+    let fault = filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
+    let cors = filter("envoy.filters.http.cors", Any::pack(&Cors {}));
+    let session = Any::pack(&StatefulSession::default());
+    Fixed {
+        grpc_web: written(&filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {}))),
+        grpc_stats: written(&make_grpc_stats()),
+        alpn: written(&make_alpn()),
+        fault_and_cors: [written(&fault), written(&cors)].concat(),
+        stateful_session: written(&filter("envoy.filters.http.stateful_session", session)),
+        router: [false, true].map(|suppress_envoy_headers| {
+            let router = Router {
+                suppress_envoy_headers,
+                ..Default::default()
+            };
+            written(&filter("envoy.filters.http.router", Any::pack(&router)))
+        }),
+    }
+});
 
 fn make_grpc_stats() -> HttpFilter {
     let config = grpc_stats::FilterConfig {
@@ -168,11 +219,6 @@ fn make_grpc_stats() -> HttpFilter {
         ..Default::default()
     };
     filter("envoy.filters.http.grpc_stats", Any::pack(&config))
-}
-
-fn alpn() -> HttpFilter {
-    static FILTER: LazyLock<HttpFilter> = LazyLock::new(make_alpn);
-    FILTER.clone()
 }
 
 fn make_alpn() -> HttpFilter {

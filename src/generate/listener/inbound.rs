@@ -1,23 +1,25 @@
 //! Inbound listeners of sidecars: `virtualInbound`, and the sockets that a Sidecar's ingress listeners ask for.
 
-use std::{cell::OnceCell, collections::BTreeMap, net::IpAddr};
+use std::{borrow::Cow, cell::OnceCell, collections::BTreeMap, net::IpAddr};
 
+use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
     access_log::LogPlace,
+    chain_fields::{NetworkFilters, WrittenListener, field, write_match},
     client::{FilterClient, ListenerClass},
     filter_chain::max_connections_per_event,
     gateway::Transport,
     inbound_chain::{ChainForm, chain_forms, terminating_form},
     inbound_filters::InboundPort,
-    inspector::{inspectors, original_destination, original_source},
+    inspector::{Inspected, original_destination, original_source},
     outbound::listener_name,
     outbound_client::{is_own_port, own_ports},
     outbound_listener::{MemberKind, additional_addresses, exact_balance},
     stack::FilterStack,
-    tcp::black_hole,
+    tcp::add_black_hole,
     termination,
     tls::{Inside, ServerCertificates},
 };
@@ -28,12 +30,13 @@ use crate::{
         cidr::{self, IpMode},
     },
     generate::{
-        EncodedResource, View, constant,
+        View, constant,
         constant::{config_metadata, wildcards},
         group::Built,
-        patch::{self, PatchContext},
+        patch::PatchContext,
         proxy::{InterceptionMode, Setting},
         select::{Selected, ServiceTarget},
+        wire,
     },
     model::{
         ScopeKey,
@@ -42,8 +45,8 @@ use crate::{
     },
     proto::{
         envoy::config::{
-            core::v3::{TrafficDirection, TransportSocket},
-            listener::v3::{Filter, FilterChain, FilterChainMatch, Listener},
+            core::v3::{CidrRange, TrafficDirection},
+            listener::v3::{FilterChainMatch, Listener},
         },
         istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar},
     },
@@ -338,17 +341,7 @@ impl InboundKey {
                 None => return Built::none(),
             },
         };
-        let mut notes = making.stack.into_notes();
-        match patch::listener(
-            view,
-            &client.filters,
-            PatchContext::SidecarInbound,
-            listener,
-            &mut notes,
-        ) {
-            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-            None => Built::none().with_notes(notes),
-        }
+        listener.finish(view, making.stack, PatchContext::SidecarInbound)
     }
 }
 
@@ -358,57 +351,68 @@ pub(super) struct InboundListener<'a> {
     pub(super) stack: FilterStack<'a>,
     /// The sidecar.
     pub(super) client: &'a InboundClient,
-    /// The sockets of mutual TLS once made, for TCP and for HTTP inside.
-    pub(super) sockets: [OnceCell<TransportSocket>; 2],
+    /// The sockets of mutual TLS once made, encoded, for TCP and for HTTP inside.
+    pub(super) sockets: [OnceCell<Vec<u8>>; 2],
 }
 
 /// The filters of a port once made: the same in each of its chains of a kind.
 #[derive(Default)]
 struct PortFilters {
-    http: OnceCell<Vec<Filter>>,
-    tcp: OnceCell<Vec<Filter>>,
+    http: OnceCell<NetworkFilters>,
+    tcp: OnceCell<NetworkFilters>,
+}
+
+/// The chains of a listener in the making, and what its inspectors have to find out for them.
+#[derive(Default)]
+pub(super) struct Chains {
+    pub(super) listener: WrittenListener,
+    pub(super) needs: Inspected,
 }
 
 impl InboundListener<'_> {
-    fn virtual_listener(&self, ports: &BTreeMap<u32, InboundPort>) -> Listener {
-        let mut chains = vec![self.black_hole_chain()];
-        chains.extend(self.passthrough_chains(0, self.client.peers.mode));
+    fn virtual_listener(&self, ports: &BTreeMap<u32, InboundPort>) -> WrittenListener {
+        let mut chains = Chains::default();
+        self.add_black_hole(&mut chains);
+        self.add_passthrough(&mut chains, 0, self.client.peers.mode);
         for port in self.client.unserved_policy_ports(&self.stack.view) {
-            chains.extend(self.passthrough_chains(port, self.client.peers.mode_on(port)));
+            self.add_passthrough(&mut chains, port, self.client.peers.mode_on(port));
         }
         for port in ports.values().filter(|port| !port.bind_to_port) {
-            chains.extend(self.port_chains(port));
+            self.add_port(&mut chains, port);
         }
         let transparent = self.client.interception == InterceptionMode::Tproxy;
         let mut listener_filters = vec![original_destination()];
         listener_filters.extend(transparent.then(original_source));
-        listener_filters.extend(inspectors(&chains));
+        listener_filters.extend(chains.needs.inspectors());
         let mut binds = wildcards(self.client.ip_mode);
         if !self.stack.features().istio_dual_stack {
             binds = &binds[..1];
         }
-        Listener {
+        chains.listener.rest = Listener {
             name: VIRTUAL_INBOUND.to_owned(),
             transparent: transparent.then_some(true),
             listener_filters,
-            ..self.listener(binds, self.stack.mesh.proxy_inbound_listen_port as u32, chains)
-        }
+            ..self.listener(binds, self.stack.mesh.proxy_inbound_listen_port as u32)
+        };
+        chains.listener
     }
 
-    fn own_listener(&self, port: &InboundPort) -> Listener {
-        let chains = self.port_chains(port);
+    fn own_listener(&self, port: &InboundPort) -> WrittenListener {
+        let mut chains = Chains::default();
+        self.add_port(&mut chains, port);
         let mut binds: Vec<&str> = vec![&port.bind];
         if self.stack.features().istio_dual_stack {
             binds.extend(port.further_binds.iter().map(SmolStr::as_str));
         }
-        Listener {
+        chains.listener.rest = Listener {
             name: listener_name(&port.bind, port.target_port).to_string(),
-            listener_filters: inspectors(&chains),
-            ..self.listener(&binds, port.target_port, chains)
-        }
+            listener_filters: chains.needs.inspectors(),
+            ..self.listener(&binds, port.target_port)
+        };
+        chains.listener
     }
 
-    fn listener(&self, binds: &[&str], port: u32, filter_chains: Vec<FilterChain>) -> Listener {
+    fn listener(&self, binds: &[&str], port: u32) -> Listener {
         Listener {
             address: Some(constant::address(binds[0], port)),
             additional_addresses: additional_addresses(&binds[1..], port),
@@ -418,51 +422,59 @@ impl InboundListener<'_> {
             max_connections_to_accept_per_socket_event: max_connections_per_event(self.stack.features()),
             connection_balance_config: self.client.exact_balance.then(exact_balance),
             access_log: self.stack.access_logs(LogPlace::Listener),
-            filter_chains,
             ..Default::default()
         }
     }
 
     /// Connections to the listener's own port would come back for ever.
-    fn black_hole_chain(&self) -> FilterChain {
-        let mut filters = self.stack.metadata_exchange_filter(true);
-        filters.extend(self.stack.stats_network_filters());
-        filters.push(black_hole());
-        FilterChain {
-            name: "virtualInbound-blackhole".to_owned(),
-            filter_chain_match: Some(FilterChainMatch {
-                destination_port: Some(self.stack.mesh.proxy_inbound_listen_port as u32),
-                ..Default::default()
-            }),
-            filters,
+    fn add_black_hole(&self, chains: &mut Chains) {
+        let mut filters = NetworkFilters::default();
+        self.stack.add_metadata_exchange(&mut filters, true);
+        self.stack.add_stats(&mut filters);
+        add_black_hole(&mut filters);
+        let by = FilterChainMatch {
+            destination_port: Some(self.stack.mesh.proxy_inbound_listen_port as u32),
             ..Default::default()
-        }
+        };
+        chains.needs.add(&by);
+        chains.listener.add_chain(|out| {
+            write_match(out, &by);
+            out.extend_from_slice(filters.fields());
+            wire::text(out, field::NAME, "virtualInbound-blackhole");
+        });
     }
 
-    /// The chains for what comes out of tunnels: the ports in plaintext, then all others.
-    pub(super) fn tunnel_chains(&self) -> Vec<FilterChain> {
+    /// The chains for what comes out of tunnels to these addresses: the ports in plaintext, then all others.
+    pub(super) fn tunnel_chains(&self, addresses: &[CidrRange]) -> Chains {
         let features = self.stack.features();
-        let mut chains = Vec::new();
+        let mut chains = Chains::default();
+        let tunneled = |form: &ChainForm| ChainForm { transport: "", ..*form };
         for (_, mut port) in self.client.ports(&self.stack) {
             port.tunneled = true;
             let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
-            let forms = chain_forms(declared, MtlsMode::Disable, features);
             let filters = PortFilters::default();
-            chains.extend(forms.iter().map(|form| self.chain(&port, form, &filters)));
+            for form in chain_forms(declared, MtlsMode::Disable, features) {
+                self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);
+            }
         }
-        chains.extend(self.passthrough_chains(0, MtlsMode::Disable));
+        let port = InboundPort::passthrough(0);
+        let filters = PortFilters::default();
+        for form in chain_forms(MemberKind::Auto, MtlsMode::Disable, features) {
+            self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);
+        }
         chains
     }
 
-    fn passthrough_chains(&self, port: u32, mode: MtlsMode) -> Vec<FilterChain> {
+    fn add_passthrough(&self, chains: &mut Chains, port: u32, mode: MtlsMode) {
         let port = InboundPort::passthrough(port);
-        let forms = chain_forms(MemberKind::Auto, mode, self.stack.features());
         let filters = PortFilters::default();
-        forms.iter().map(|form| self.chain(&port, form, &filters)).collect()
+        for form in chain_forms(MemberKind::Auto, mode, self.stack.features()) {
+            self.add_chain(chains, &port, &form, &filters, &[]);
+        }
     }
 
-    /// The chains of a port by what mutual TLS demands there.
-    fn port_chains(&self, port: &InboundPort) -> Vec<FilterChain> {
+    /// Adds the chains of a port by what mutual TLS demands there.
+    fn add_port(&self, chains: &mut Chains, port: &InboundPort) {
         let mode = self.client.peers.mode_on(port.target_port);
         let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
         // Own TLS would be in the way of mutual TLS.
@@ -472,50 +484,65 @@ impl InboundListener<'_> {
             chain_forms(declared, mode, self.stack.features())
         };
         let filters = PortFilters::default();
-        forms.iter().map(|form| self.chain(port, form, &filters)).collect()
+        for form in &forms {
+            self.add_chain(chains, port, form, &filters, &[]);
+        }
     }
 
-    fn chain(&self, port: &InboundPort, form: &ChainForm, filters: &PortFilters) -> FilterChain {
+    fn add_chain(
+        &self,
+        chains: &mut Chains,
+        port: &InboundPort,
+        form: &ChainForm,
+        filters: &PortFilters,
+        addresses: &[CidrRange],
+    ) {
+        let by = FilterChainMatch {
+            destination_port: (port.target_port != 0).then_some(port.target_port),
+            prefix_ranges: addresses.to_vec(),
+            application_protocols: form.alpns.iter().map(|alpn| (*alpn).to_owned()).collect(),
+            transport_protocol: form.transport.to_owned(),
+            ..Default::default()
+        };
+        chains.needs.add(&by);
+        chains.listener.add_chain(|out| {
+            write_match(out, &by);
+            let filters = if form.http {
+                filters.http.get_or_init(|| self.http_filters(port))
+            } else {
+                filters.tcp.get_or_init(|| self.tcp_filters(port))
+            };
+            out.extend_from_slice(filters.fields());
+            if let Some(metadata) = &port.metadata {
+                wire::nested(out, field::METADATA, |out| metadata.encode_raw(out));
+            }
+            if form.terminates {
+                wire::bytes(out, field::TRANSPORT_SOCKET, &self.socket(port, form));
+            }
+            wire::text(out, field::NAME, &port.chain_name(form.http));
+        });
+    }
+
+    /// The socket of a chain that terminates TLS, encoded.
+    fn socket(&self, port: &InboundPort, form: &ChainForm) -> Cow<'_, [u8]> {
         let own_tls = port
             .tls
             .as_ref()
             .filter(|_| self.client.peers.mode_on(port.target_port) == MtlsMode::Disable);
         let inside = if form.http { Inside::Http } else { Inside::Tcp };
-        let socket = match own_tls {
-            _ if !form.terminates => None,
-            Some(tls) => {
-                let context = termination::Context {
-                    certificates: &self.client.certificates,
-                    external_socket: self.client.external_socket,
-                    stack: &self.stack,
-                    transport: Transport::Tcp,
-                    // Parity: what is inside does not count here.
-                    inside: Inside::Http,
-                };
-                Some(context.socket(tls))
-            }
-            None => {
-                let made = &self.sockets[usize::from(form.http)];
-                let socket = made.get_or_init(|| self.stack.mutual_tls(&self.client.certificates, inside));
-                Some(socket.clone())
-            }
+        let Some(tls) = own_tls else {
+            let made = &self.sockets[usize::from(form.http)];
+            let socket = || self.stack.mutual_tls(&self.client.certificates, inside).encode_to_vec();
+            return Cow::Borrowed(made.get_or_init(socket));
         };
-        FilterChain {
-            name: port.chain_name(form.http),
-            filter_chain_match: Some(FilterChainMatch {
-                destination_port: (port.target_port != 0).then_some(port.target_port),
-                application_protocols: form.alpns.iter().map(|alpn| (*alpn).to_owned()).collect(),
-                transport_protocol: form.transport.to_owned(),
-                ..Default::default()
-            }),
-            filters: if form.http {
-                filters.http.get_or_init(|| self.http_filters(port)).clone()
-            } else {
-                filters.tcp.get_or_init(|| self.tcp_filters(port)).clone()
-            },
-            transport_socket: socket,
-            metadata: port.metadata.clone(),
-            ..Default::default()
-        }
+        let context = termination::Context {
+            certificates: &self.client.certificates,
+            external_socket: self.client.external_socket,
+            stack: &self.stack,
+            transport: Transport::Tcp,
+            // Parity: what is inside does not count here.
+            inside: Inside::Http,
+        };
+        context.socket(tls).encode_to_vec().into()
     }
 }

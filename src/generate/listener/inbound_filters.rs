@@ -3,6 +3,7 @@
 use smol_str::SmolStr;
 
 use super::{
+    chain_fields::NetworkFilters,
     client::ListenerClass,
     hcm::{HttpConnection, HttpRoutes},
     inbound::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND},
@@ -20,7 +21,6 @@ use crate::{
     proto::{
         envoy::config::{
             core::v3::{Http2ProtocolOptions, Metadata},
-            listener::v3::Filter,
             route::v3::{
                 Decorator, RetryPolicy, Route, RouteAction, RouteConfiguration, RouteMatch, VirtualHost, route,
                 route_action::{ClusterSpecifier, MaxStreamDuration},
@@ -192,7 +192,7 @@ impl InboundListener<'_> {
     }
 
     /// The filters of an HTTP chain.
-    pub(super) fn http_filters(&self, port: &InboundPort) -> Vec<Filter> {
+    pub(super) fn http_filters(&self, port: &InboundPort) -> NetworkFilters {
         let client = self.stack.client;
         let routes = HttpRoutes::Inline(Box::new(self.patched(port.routes())));
         let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
@@ -204,26 +204,27 @@ impl InboundListener<'_> {
             http.base.http2_protocol_options = Some(Http2ProtocolOptions::default());
         }
         let mut filters = self.stack.filters_before_http(port.target_port, !port.tunneled);
-        filters.push(self.stack.http_connection_filter(http));
+        self.stack.add_http_connection(&mut filters, &http);
         filters
     }
 
     /// The filters of a TCP chain.
-    pub(super) fn tcp_filters(&self, port: &InboundPort) -> Vec<Filter> {
+    pub(super) fn tcp_filters(&self, port: &InboundPort) -> NetworkFilters {
         let cluster = port.cluster();
         let mut proxy = plain_proxy(&cluster);
         let pattern = &self.stack.mesh.inbound_cluster_stat_name;
         if !pattern.is_empty() {
             proxy.stat_prefix = inbound_stat_prefix(pattern, port);
         }
-        let terminal = self.stack.protocol_filters(port.protocol, proxy, &cluster);
         let chain = TcpChain {
             port: port.number,
             exchanges_metadata: !port.tunneled,
             tunneled: port.tunneled,
             ..Default::default()
         };
-        self.stack.complete_tcp_chain(chain, None, terminal)
+        self.stack.complete_tcp_chain(chain, None, |filters| {
+            self.stack.add_protocol_filters(filters, port.protocol, proxy, &cluster);
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use crate::proto::{
     Any,
     envoy::{
         config::listener::v3::{
-            FilterChain, ListenerFilter, ListenerFilterChainMatchPredicate, listener_filter,
+            FilterChainMatch, ListenerFilter, ListenerFilterChainMatchPredicate, listener_filter,
             listener_filter_chain_match_predicate::{MatchSet, Rule},
         },
         extensions::filters::listener::{
@@ -69,34 +69,38 @@ struct Needs {
     http: bool,
 }
 
-/// The inspectors for some chains, switched off on ports that do not need them. Chains without a port count as port 0.
-pub fn inspectors(chains: &[FilterChain]) -> Vec<ListenerFilter> {
-    let mut ports: BTreeMap<u32, Needs> = BTreeMap::new();
-    for by in chains.iter().filter_map(|chain| chain.filter_chain_match.as_ref()) {
-        let needs = ports.entry(by.destination_port.unwrap_or_default()).or_default();
+/// What the inspectors of a listener have to find out, by port. Chains without a port count as port 0.
+#[derive(Default)]
+pub struct Inspected(BTreeMap<u32, Needs>);
+
+impl Inspected {
+    /// Adds what a chain matches.
+    pub fn add(&mut self, by: &FilterChainMatch) {
+        let needs = self.0.entry(by.destination_port.unwrap_or_default()).or_default();
         needs.tls |= by.transport_protocol == TLS;
         let alpns = &mut by.application_protocols.iter();
         needs.http |= alpns.any(|alpn| PLAINTEXT_HTTP_ALPNS.contains(&alpn.as_str()));
     }
-    // Chains without any match stand for port 0, too.
-    if chains.iter().any(|chain| chain.filter_chain_match.is_none()) {
-        ports.entry(0).or_default();
+
+    /// The inspectors, switched off on ports that do not need them.
+    pub fn inspectors(&self) -> Vec<ListenerFilter> {
+        let ports = &self.0;
+        let mut filters = Vec::new();
+        if ports.values().any(|needs| needs.tls) {
+            filters.push(ListenerFilter {
+                filter_disabled: tls_disabled(ports),
+                ..tls_inspector()
+            });
+        }
+        if ports.values().any(|needs| needs.http) {
+            let without = ports.iter().filter(|(_, needs)| !needs.http).map(|(port, _)| *port);
+            filters.push(ListenerFilter {
+                filter_disabled: on_ports(without.collect()),
+                ..http_inspector()
+            });
+        }
+        filters
     }
-    let mut filters = Vec::new();
-    if ports.values().any(|needs| needs.tls) {
-        filters.push(ListenerFilter {
-            filter_disabled: tls_disabled(&ports),
-            ..tls_inspector()
-        });
-    }
-    if ports.values().any(|needs| needs.http) {
-        let without = ports.iter().filter(|(_, needs)| !needs.http).map(|(port, _)| *port);
-        filters.push(ListenerFilter {
-            filter_disabled: on_ports(without.collect()),
-            ..http_inspector()
-        });
-    }
-    filters
 }
 
 /// Where the TLS inspector is off: on the ports that do not need it, or (if unknown ports do not either) on all others

@@ -22,7 +22,7 @@ use crate::{
     },
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
-        service::{Protocol, Registry, Resolution, UNSPECIFIED_IP},
+        service::{Protocol, Registry, Resolution, ServicePort, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
     },
 };
@@ -123,7 +123,11 @@ pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
 
 impl<'a> Lister<'a> {
     fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
-        let services: Vec<&Service> = egress.services.iter().filter_map(|key| self.service(key)).collect();
+        // An alias is served under the service that it stands for.
+        let services = egress.services.iter().filter_map(|key| self.service(key));
+        let services: Vec<&Service> = services
+            .filter(|service| service.resolution != Resolution::Alias)
+            .collect();
         if let Some(port) = &egress.port {
             let port = ListenPort {
                 number: port.number,
@@ -146,6 +150,9 @@ impl<'a> Lister<'a> {
         self.entries.values_mut().for_each(|entry| entry.locked = true);
         for service in services.into_iter().flat_map(Service::variants) {
             for port in &service.ports {
+                if binds.is_empty() && self.has_http(port) {
+                    continue;
+                }
                 let port = ListenPort {
                     number: port.number,
                     name: port.name.clone(),
@@ -166,6 +173,14 @@ impl<'a> Lister<'a> {
 
     fn service(&self, key: &ServiceKey) -> Option<&'a Service> {
         self.view.service(key).map(|service| &**service)
+    }
+
+    /// True for an HTTP port that others have made a listener for already: one more changes nothing.
+    fn has_http(&self, port: &ServicePort) -> bool {
+        let is_http = port.protocol.is_http() && port.protocol != Protocol::HttpProxy;
+        let made = is_http.then(|| self.entries.get(&(self.wildcards[0].clone(), port.number)));
+        made.flatten()
+            .is_some_and(|made| made.locked || outcome(Some(made.protocol), port.protocol, MemberKind::Http).is_none())
     }
 
     /// Adds one port of a service; headless TCP services get a listener for each address.
@@ -211,9 +226,6 @@ impl<'a> Lister<'a> {
     }
 
     fn add(&mut self, mut request: Request<'_>) {
-        if request.service.resolution == Resolution::Alias {
-            return;
-        }
         let protocol = request.port.protocol;
         let Some(kind) = MemberKind::of(protocol) else {
             return;
@@ -262,7 +274,7 @@ impl<'a> Lister<'a> {
             request.binds.clone_from(&self.wildcards);
             return Vec::new();
         }
-        let addresses = self.client.listen_addresses(request.service);
+        let addresses = self.client.vips.listen_addresses(request.service);
         if addresses.first().is_some_and(|first| first.contains('/')) {
             request.binds.clone_from(&self.wildcards);
             return addresses;

@@ -4,7 +4,7 @@ use smol_str::SmolStr;
 
 use super::client::FilterClient;
 use crate::{
-    base::{Hashed, Labels, Shared, cidr::IpMode},
+    base::{Hashed, Labels, Shared},
     generate::{
         View,
         constant::wildcards,
@@ -12,10 +12,6 @@ use crate::{
         proxy::{InterceptionMode, Kind, Setting},
         select::Selected,
         vip::VipView,
-    },
-    model::{
-        Service,
-        service::{Registry, UNSPECIFIED_IP},
     },
 };
 
@@ -86,25 +82,6 @@ impl OutboundClient {
         };
         let own = [mesh.proxy_listen_port as u32, mesh.proxy_inbound_listen_port as u32];
         !(at_wildcard && (own.contains(&number) || is_own_port(self.own_ports, number)))
-    }
-
-    /// The addresses at which a service's own TCP listener stands, the main one first; possibly ranges.
-    pub fn listen_addresses(&self, service: &Service) -> Vec<SmolStr> {
-        let mut first = self.vips.address(service);
-        let mut further: Vec<SmolStr> = self.vips.addresses(service).into_iter().skip(1).collect();
-        // A ServiceEntry may have host names for endpoints, so its family follows the client's.
-        if service.registry == Registry::External && first == UNSPECIFIED_IP {
-            match self.vips.ip_mode {
-                IpMode::V4 => {}
-                IpMode::V6 => first = SmolStr::new_static("::"),
-                IpMode::Dual => further.push(SmolStr::new_static("::")),
-            }
-        }
-        if first.is_empty() {
-            return Vec::new();
-        }
-        further.insert(0, first);
-        further
     }
 }
 

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, ops::Deref};
 use smol_str::SmolStr;
 
 use super::{
+    chain_fields::{NetworkFilters, WrittenListener, field, write_match},
     client::ListenerClass,
     filter_chain::{Chain, RAW_BUFFER, max_connections_per_event, plaintext_http_alpns},
     hcm::{HttpConnection, HttpRoutes},
@@ -17,17 +18,18 @@ use super::{
 use crate::{
     base::{Hashed, ObjectKey},
     generate::{
-        EncodedResource, View,
+        View,
         constant::{self, wildcards},
         group::Built,
         name,
-        patch::{self, PatchContext},
+        patch::PatchContext,
+        wire,
     },
     model::{Service, ServiceKey, service::Protocol},
     proto::envoy::config::{
         core::v3::TrafficDirection,
         listener::v3::{
-            AdditionalAddress, FilterChain, FilterChainMatch, Listener, ListenerFilter,
+            AdditionalAddress, FilterChainMatch, Listener, ListenerFilter,
             listener::{ConnectionBalanceConfig, connection_balance_config},
         },
     },
@@ -145,18 +147,8 @@ impl OutboundKey {
                 }
             }
         }
-        let listener = making.listener(chains, || making.catch_all_chain());
-        finish(view, making.stack, listener)
-    }
-}
-
-/// Patches and encodes an outbound listener.
-pub(super) fn finish(view: &View, stack: FilterStack, listener: Listener) -> Built {
-    let client = stack.client;
-    let mut notes = stack.into_notes();
-    match patch::listener(view, client, PatchContext::SidecarOutbound, listener, &mut notes) {
-        Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-        None => Built::none().with_notes(notes),
+        let listener = making.listener(chains, |out| making.write_catch_all(out));
+        listener.finish(view, making.stack, PatchContext::SidecarOutbound)
     }
 }
 
@@ -198,7 +190,7 @@ impl OutboundListener<'_> {
         http.mesh_only_exchange = self.filters.exchanges_in_mesh_only();
         http.dynamic_dns = on_demand.map(|service| service.key.hostname.clone());
         let mut filters = self.stack.filters_before_http(key.port, false);
-        filters.push(self.stack.http_connection_filter(http));
+        self.stack.add_http_connection(&mut filters, &http);
         let sniffs = member.sniffs || member.kind == MemberKind::Auto;
         Chain {
             alpns: if sniffs { plaintext_http_alpns(features) } else { &[] },
@@ -208,20 +200,18 @@ impl OutboundListener<'_> {
         }
     }
 
-    /// What becomes of connections that match no chain.
-    fn catch_all_chain(&self) -> FilterChain {
-        let mut filters = self.stack.stats_network_filters();
-        filters.push(self.stack.tcp_proxy(plain_proxy(&self.key.catch_all)));
-        FilterChain {
-            name: "PassthroughFilterChain".to_owned(),
-            filter_chain_match: Some(FilterChainMatch::default()),
-            filters,
-            ..Default::default()
-        }
+    /// Writes the chain of connections that match no other.
+    fn write_catch_all(&self, out: &mut Vec<u8>) {
+        write_match(out, &FilterChainMatch::default());
+        let mut filters = NetworkFilters::default();
+        self.stack.add_stats(&mut filters);
+        self.stack.add_tcp_proxy(&mut filters, plain_proxy(&self.key.catch_all));
+        out.extend_from_slice(filters.fields());
+        wire::text(out, field::NAME, "PassthroughFilterChain");
     }
 
     /// The listener around its chains.
-    pub(super) fn listener(&self, chains: Vec<Chain>, catch_all: impl FnOnce() -> FilterChain) -> Listener {
+    pub(super) fn listener(&self, chains: Vec<Chain>, write_catch_all: impl FnOnce(&mut Vec<u8>)) -> WrittenListener {
         let key = self.key;
         let features = self.stack.features();
         let tls_inspected = chains.iter().any(Chain::needs_tls_inspector);
@@ -235,18 +225,17 @@ impl OutboundListener<'_> {
         }
         let timeout = self.stack.mesh.protocol_detection_timeout.filter(|_| http_inspected);
         let (mut all, rest): (Vec<Chain>, Vec<Chain>) = chains.into_iter().partition(Chain::matches_all);
-        let mut filter_chains: Vec<FilterChain> = rest.into_iter().map(|chain| chain.build(features)).collect();
+        let mut listener = WrittenListener::default();
+        for chain in rest {
+            listener.add_chain(|out| chain.write(out, features));
+        }
         // The last one wins where several match all.
-        let default = all.pop().map(|chain| chain.build(features));
-        let default_filter_chain = match default {
-            Some(default) if filter_chains.is_empty() => {
-                filter_chains.push(default);
-                None
-            }
-            Some(default) => Some(default),
-            None => Some(catch_all()),
-        };
-        Listener {
+        match all.pop() {
+            Some(default) if listener.has_no_chains() => listener.add_chain(|out| default.write(out, features)),
+            Some(default) => listener.set_default_chain(|out| default.write(out, features)),
+            None => listener.set_default_chain(write_catch_all),
+        }
+        listener.rest = Listener {
             name: key.name().to_string(),
             address: Some(constant::address(&key.binds[0], key.port)),
             additional_addresses: additional_addresses(&key.binds[1..], key.port),
@@ -261,10 +250,9 @@ impl OutboundListener<'_> {
             bind_to_port: (!key.bind_to_port).then_some(false),
             listener_filters,
             listener_filters_timeout: Some(timeout.unwrap_or_default()),
-            filter_chains,
-            default_filter_chain,
             ..Default::default()
-        }
+        };
+        listener
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
+    chain_fields::NetworkFilters,
     filter_chain::Chain,
     outbound::resolves_on_demand,
     outbound_listener::{ListenPort, Member, OutboundListener},
@@ -27,10 +28,7 @@ use crate::{
         service::{Registry, ServicePort, UNSPECIFIED_IP},
         virtual_service::{MESH_GATEWAY, VirtualService},
     },
-    proto::{
-        envoy::config::listener::v3::Filter,
-        istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
-    },
+    proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
 };
 
 /// What routes of TCP and TLS ask of the client and the connection's port.
@@ -203,7 +201,7 @@ impl OutboundListener<'_> {
     }
 
     /// The filters of a chain to the service itself.
-    fn service_filters(&self, member: &Member, service: &Service) -> Vec<Filter> {
+    fn service_filters(&self, member: &Member, service: &Service) -> NetworkFilters {
         let number = match service.ports.as_slice() {
             [only] => only.number,
             _ => member.port.number,
@@ -230,7 +228,7 @@ impl OutboundListener<'_> {
     }
 
     /// The filters of a chain to the destinations of a route.
-    fn route_filters(&self, member: &Member, row: &VirtualService, routes: &[RouteDestination]) -> Vec<Filter> {
+    fn route_filters(&self, member: &Member, row: &VirtualService, routes: &[RouteDestination]) -> NetworkFilters {
         let destination = routes[0].destination.clone().unwrap_or_default();
         let service = self.destination(member, &destination.host);
         let rule = service.and_then(|service| self.rule(service));
@@ -266,7 +264,7 @@ impl OutboundListener<'_> {
                 })
                 .collect();
             if clusters.is_empty() {
-                return Vec::new();
+                return NetworkFilters::default();
             }
             TcpUpstream {
                 stat_prefix: format!("{}.{}", row.meta.name(), row.meta.namespace()),
@@ -280,7 +278,7 @@ impl OutboundListener<'_> {
         self.chain_to(member, &upstream)
     }
 
-    fn chain_to(&self, member: &Member, upstream: &TcpUpstream) -> Vec<Filter> {
+    fn chain_to(&self, member: &Member, upstream: &TcpUpstream) -> NetworkFilters {
         let chain = TcpChain {
             port: member.port.number,
             ..Default::default()

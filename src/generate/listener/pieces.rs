@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::{
     access_log::LogPlace,
     client::{FilterClient, ListenerClass},
-    hcm::{HttpConnection, HttpRoutes},
+    hcm::HttpConnection,
     stack::FilterStack,
 };
 use crate::{
@@ -127,11 +127,10 @@ impl FilterStack<'_> {
     }
 
     /// The connection manager encoded, without the prefix of its statistics and its routes.
-    pub(super) fn manager_piece(&self, http: &mut HttpConnection) -> Piece<Vec<u8>> {
-        let base = std::mem::take(&mut http.base);
+    pub(super) fn manager_piece(&self, http: &HttpConnection) -> Piece<Vec<u8>> {
         let key = ManagerKey {
             stack: self.key(),
-            base: base.encode_to_vec(),
+            base: http.base.encode_to_vec(),
             is_grpc_web: http.is_grpc_web(),
             use_remote_address: http.use_remote_address,
             port: if self.client.extension_filters.is_empty() {
@@ -143,19 +142,8 @@ impl FilterStack<'_> {
             mesh_only_exchange: http.mesh_only_exchange,
             http3: http.http3,
         };
-        self.view.pieces.managers.get(self, key, |stack| {
-            let common = HttpConnection {
-                base,
-                use_remote_address: http.use_remote_address,
-                tunneled: http.tunneled,
-                mesh_only_exchange: http.mesh_only_exchange,
-                http3: http.http3,
-                ..HttpConnection::new(String::new(), HttpRoutes::Rds(String::new()), http.protocol, http.port)
-            };
-            let mut manager = stack.http_connection_manager(common);
-            manager.route_specifier = None;
-            manager.encode_to_vec()
-        })
+        let managers = &self.view.pieces.managers;
+        managers.get(self, key, |stack| stack.http_connection_manager(http))
     }
 
     /// The access logs of TCP proxies, encoded as fields of these.
@@ -184,13 +172,12 @@ impl FilterStack<'_> {
     }
 
     /// The configuration of each stats filter: one for each Prometheus provider that measures, by provider name.
-    pub fn stats_configs(&self) -> Vec<Any> {
+    pub fn stats_configs(&self) -> Piece<Vec<Any>> {
         let pieces = &self.view.pieces.stats;
         #[allow(
             clippy::redundant_closure_for_method_calls,
             reason = "the method itself is of one lifetime only"
         )]
-        let made = pieces.get(self, self.key(), |stack| stack.make_stats_configs());
-        made.to_vec()
+        pieces.get(self, self.key(), |stack| stack.make_stats_configs())
     }
 }

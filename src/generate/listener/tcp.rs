@@ -1,9 +1,9 @@
 //! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
 
-use prost::{Message, Name};
+use prost::Message;
 use prost_types::Duration;
 
-use super::{http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER};
+use super::{chain_fields::NetworkFilters, http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER};
 use crate::{
     base::Hostname,
     generate::{
@@ -51,6 +51,7 @@ const ACCESS_LOG: u32 = 5;
 const WEIGHTED_CLUSTERS: u32 = 10;
 /// The name of the TCP proxy filter.
 pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
+const TCP_PROXY_URL: &str = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
 /// The name of the filter that resolves a wildcard host from the SNI.
 pub const SNI_FORWARD_PROXY: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy";
 const MONGO_PROXY: &str = "envoy.filters.network.mongo_proxy";
@@ -124,7 +125,7 @@ pub struct TcpChain {
 
 impl FilterStack<'_> {
     /// A whole chain to an upstream.
-    pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> Vec<Filter> {
+    pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> NetworkFilters {
         let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_ref());
         let tcp = rule_policy
             .and_then(|policy| policy.connection_pool.as_ref())
@@ -141,8 +142,9 @@ impl FilterStack<'_> {
                 .flatten(),
             ..Default::default()
         };
-        let terminal = self.protocol_filters(protocol, proxy, upstream.clusters.first());
-        self.complete_tcp_chain(chain, upstream.dynamic_dns.as_ref(), terminal)
+        self.complete_tcp_chain(chain, upstream.dynamic_dns.as_ref(), |filters| {
+            self.add_protocol_filters(filters, protocol, proxy, upstream.clusters.first());
+        })
     }
 
     /// The terminal filters with everything that stands before them.
@@ -150,55 +152,75 @@ impl FilterStack<'_> {
         &self,
         chain: TcpChain,
         dynamic_dns: Option<&Hostname>,
-        terminal: Vec<Filter>,
-    ) -> Vec<Filter> {
-        let mut filters = self.metadata_exchange_filter(chain.exchanges_metadata);
-        let extension = |phase| extension::network_filters(self, phase, chain.port);
+        add_terminal: impl FnOnce(&mut NetworkFilters),
+    ) -> NetworkFilters {
+        let mut filters = NetworkFilters::default();
+        self.add_metadata_exchange(&mut filters, chain.exchanges_metadata);
         let secured = (!chain.secured_elsewhere).then(|| self.network_security(chain.tunneled));
-        let security = |stage| secured.map(|secured| secured.of(stage)).unwrap_or_default();
-        filters.extend(security(SecurityStage::Custom));
-        filters.extend(extension(ExtensionPhase::Authentication));
-        filters.extend(extension(ExtensionPhase::Authorization));
-        filters.extend(security(SecurityStage::Authorization));
-        filters.extend(extension(ExtensionPhase::Stats));
-        filters.extend(extension(ExtensionPhase::Unspecified));
-        filters.extend(self.stats_network_filters());
-        filters.extend(dynamic_dns.map(|host| sni_forward_proxy(host, chain.port)));
+        let add_security = |filters: &mut NetworkFilters, stage| {
+            let of_stage = secured.map(|secured| secured.of(stage)).unwrap_or_default();
+            for filter in of_stage {
+                filters.push(filter);
+            }
+        };
+        add_security(&mut filters, SecurityStage::Custom);
+        self.add_extensions(&mut filters, ExtensionPhase::Authentication, chain.port);
+        self.add_extensions(&mut filters, ExtensionPhase::Authorization, chain.port);
+        add_security(&mut filters, SecurityStage::Authorization);
+        self.add_extensions(&mut filters, ExtensionPhase::Stats, chain.port);
+        self.add_extensions(&mut filters, ExtensionPhase::Unspecified, chain.port);
+        self.add_stats(&mut filters);
+        if let Some(host) = dynamic_dns {
+            filters.push(&sni_forward_proxy(host, chain.port));
+            filters.resolves_sni = true;
+        }
         let lacks_plugin = extension::denies(self, &[ExtensionLayer::Network], chain.port);
         if lacks_plugin || secured.is_some_and(|secured| secured.denied) {
-            filters.push(black_hole());
+            add_black_hole(&mut filters);
         } else {
-            filters.extend(terminal);
+            add_terminal(&mut filters);
         }
         filters
+    }
+
+    fn add_extensions(&self, filters: &mut NetworkFilters, phase: ExtensionPhase, port: u32) {
+        for filter in extension::network_filters(self, phase, port) {
+            filters.push(&filter);
+        }
     }
 
     /// What stands before a connection manager: metadata exchange and the network extensions.
-    pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> Vec<Filter> {
-        let mut filters = self.metadata_exchange_filter(exchanges_metadata);
+    pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> NetworkFilters {
+        let mut filters = NetworkFilters::default();
+        self.add_metadata_exchange(&mut filters, exchanges_metadata);
         for phase in ExtensionPhase::ALL {
-            filters.extend(extension::network_filters(self, phase, port));
+            self.add_extensions(&mut filters, phase, port);
         }
         filters
     }
 
-    /// The stats filters of network chains.
-    pub fn stats_network_filters(&self) -> Vec<Filter> {
-        let configs = self.stats_configs().into_iter();
-        configs.map(|config| filter(STATS_FILTER, config)).collect()
-    }
-
-    /// The TCP metadata exchange, if it is wanted and the client has it.
-    pub fn metadata_exchange_filter(&self, wanted: bool) -> Vec<Filter> {
-        if wanted && self.has_metadata_exchange() {
-            vec![filter(METADATA_EXCHANGE, self.tcp_metadata_exchange())]
-        } else {
-            Vec::new()
+    /// Adds the stats filters of network chains.
+    pub fn add_stats(&self, filters: &mut NetworkFilters) {
+        for config in self.stats_configs().iter() {
+            filters.push_config(STATS_FILTER, config);
         }
     }
 
-    /// The terminal filters for a protocol: the TCP proxy, and what reads the protocol before it.
-    pub fn protocol_filters(&self, protocol: Protocol, proxy: TcpProxy, cluster: &str) -> Vec<Filter> {
+    /// Adds the TCP metadata exchange, if it is wanted and the client has it.
+    pub fn add_metadata_exchange(&self, filters: &mut NetworkFilters, wanted: bool) {
+        if wanted && self.has_metadata_exchange() {
+            filters.push_config(METADATA_EXCHANGE, &self.tcp_metadata_exchange());
+        }
+    }
+
+    /// Adds the terminal filters for a protocol: the TCP proxy, and what reads the protocol before it.
+    pub fn add_protocol_filters(
+        &self,
+        filters: &mut NetworkFilters,
+        protocol: Protocol,
+        proxy: TcpProxy,
+        cluster: &str,
+    ) {
         let features = self.features();
         let stat_prefix = proxy.stat_prefix.clone();
         match protocol {
@@ -207,38 +229,34 @@ impl FilterStack<'_> {
                     stat_prefix,
                     ..Default::default()
                 };
-                let mongo = filter(MONGO_PROXY, Any::pack(&mongo));
-                vec![mongo, self.tcp_proxy(proxy)]
+                filters.push_config(MONGO_PROXY, &Any::pack(&mongo));
             }
             Protocol::Redis if features.pilot_enable_redis_filter && self.has_extension(REDIS_PROXY) => {
-                vec![redis(stat_prefix, cluster)]
+                filters.push(&redis(stat_prefix, cluster));
+                return;
             }
             Protocol::Mysql if features.pilot_enable_mysql_filter && self.has_extension(MYSQL_PROXY) => {
                 let mysql = MySqlProxy {
                     stat_prefix,
                     ..Default::default()
                 };
-                let mysql = filter(MYSQL_PROXY, Any::pack(&mysql));
-                vec![mysql, self.tcp_proxy(proxy)]
+                filters.push_config(MYSQL_PROXY, &Any::pack(&mysql));
             }
-            _ => vec![self.tcp_proxy(proxy)],
+            _ => {}
         }
+        self.add_tcp_proxy(filters, proxy);
     }
 
-    /// A TCP proxy with the client's idle timeout and the access logs.
-    pub fn tcp_proxy(&self, mut proxy: TcpProxy) -> Filter {
+    /// Adds a TCP proxy with the client's idle timeout and the access logs.
+    pub fn add_tcp_proxy(&self, filters: &mut NetworkFilters, mut proxy: TcpProxy) {
         proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
         proxy.access_log.clear();
         let (encoded, logs) = (proxy.encode_to_vec(), self.tcp_log_piece());
-        let mut value = Vec::with_capacity(encoded.len() + logs.len());
-        // Of the fields that say which clusters, each stands where that of a single one would.
-        let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
-        wire::spliced(&mut value, &encoded, [(ACCESS_LOG, logs.as_slice())], place);
-        let config = Any {
-            type_url: TcpProxy::type_url(),
-            value: value.into(),
-        };
-        filter(TCP_PROXY, config)
+        filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
+            // Of the fields that say which clusters, each stands where that of a single one would.
+            let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
+            wire::spliced(out, &encoded, [(ACCESS_LOG, logs.as_slice())], place);
+        });
     }
 }
 
@@ -259,9 +277,12 @@ pub fn plain_proxy(cluster: &str) -> TcpProxy {
     }
 }
 
-/// The end of traffic that would come back to the listener itself. It is not logged.
-pub fn black_hole() -> Filter {
-    filter(TCP_PROXY, Any::pack(&plain_proxy(BLACK_HOLE)))
+/// Adds the end of traffic that would come back to the listener itself. It is not logged.
+pub fn add_black_hole(filters: &mut NetworkFilters) {
+    filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
+        wire::text(out, 1, BLACK_HOLE);
+        wire::text(out, 2, BLACK_HOLE);
+    });
 }
 
 fn subset_policy<'r>(rule: &'r DestinationRule, subset: &str) -> Option<&'r TrafficPolicy> {

@@ -1,5 +1,8 @@
 //! TLS of inbound connections: mutual TLS of the mesh, and what a Sidecar's ingress listener asks for.
 
+use std::{borrow::Cow, sync::LazyLock};
+
+use prost::Message;
 use smol_str::SmolStr;
 
 use super::stack::FilterStack;
@@ -11,6 +14,7 @@ use crate::{
             file_secret, socket, workload_secret,
         },
         proxy::{Kind, Setting},
+        wire,
     },
     model::features::Features,
     proto::{
@@ -44,6 +48,14 @@ const FIPS_CIPHERS: &[&str] = &[
     "ECDHE-RSA-AES256-GCM-SHA384",
 ];
 
+const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
+const COMMON_CONTEXT: u32 = 1;
+const REQUIRES_CERTIFICATE: u32 = 2;
+/// Of the context that clients and servers have in common; ways of validation stand before ALPN values.
+const COMBINED_VALIDATION: u32 = 8;
+const ALPNS: u32 = 4;
+const CERTIFICATES: u32 = 6;
+
 /// Certificates that the workload brings along instead of those of the mesh's CA: paths of files, empty when absent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ServerCertificates {
@@ -76,6 +88,24 @@ impl ServerCertificates {
         file_secret(file_certificate_name(&self.chain, &self.key), self.own_server)
     }
 
+    /// The same encoded, and for nearly everyone only once.
+    fn encoded_certificate(&self) -> Cow<'static, [u8]> {
+        static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(DEFAULT_SECRET).encode_to_vec());
+        if self.chain.is_empty() || self.key.is_empty() {
+            return Cow::Borrowed(&OF_MESH);
+        }
+        self.certificate().encode_to_vec().into()
+    }
+
+    /// As [`Self::roots`], encoded.
+    fn encoded_roots(&self) -> Cow<'static, [u8]> {
+        static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(ROOT_SECRET).encode_to_vec());
+        if self.root.is_empty() {
+            return Cow::Borrowed(&OF_MESH);
+        }
+        self.roots().encode_to_vec().into()
+    }
+
     /// The secret of the authorities; without a file those of the mesh.
     pub fn roots(&self) -> SdsSecretConfig {
         if self.root.is_empty() {
@@ -97,27 +127,54 @@ pub enum Inside {
 impl FilterStack<'_> {
     /// The socket of mutual TLS with peers of the mesh.
     pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: Inside) -> TransportSocket {
+        let mut context = Vec::with_capacity(768);
+        wire::nested(&mut context, COMMON_CONTEXT, |out| {
+            out.extend_from_slice(&self.mesh_params());
+            wire::nested(out, COMBINED_VALIDATION, |out| {
+                let names = CertificateValidationContext {
+                    match_subject_alt_names: self.trust_domain_matchers(),
+                    ..Default::default()
+                };
+                wire::nested(out, 1, |out| names.encode_raw(out));
+                wire::bytes(out, 2, &certificates.encoded_roots());
+            });
+            for alpn in self.server_alpns(inside) {
+                wire::text(out, ALPNS, &alpn);
+            }
+            wire::bytes(out, CERTIFICATES, &certificates.encoded_certificate());
+        });
+        wire::wrapped(&mut context, REQUIRES_CERTIFICATE, 1);
+        debug_assert!(
+            DownstreamTlsContext::decode(&*context).is_ok_and(|message| message.encode_to_vec() == context),
+            "because fields are written in their order"
+        );
+        let config = Any {
+            type_url: CONTEXT_URL.to_owned(),
+            value: context.into(),
+        };
+        socket(TLS_SOCKET, config)
+    }
+
+    /// The parameters of mutual TLS, as a field; those that most meshes have are encoded once.
+    fn mesh_params(&self) -> Cow<'static, [u8]> {
+        static USUAL: LazyLock<Vec<u8>> = LazyLock::new(|| params(TlsProtocol::TlSv12, owned(CIPHERS)).encode_to_vec());
         let mtls = self.mesh.mesh_m_tls.as_ref();
         let minimum = match mtls.map(TlsConfig::min_protocol_version) {
             Some(MeshTlsProtocol::Tlsv13) => TlsProtocol::TlSv13,
             _ => TlsProtocol::TlSv12,
         };
-        let ciphers = mtls.map(|mtls| mtls.cipher_suites.clone()).unwrap_or_default();
-        let ciphers = if ciphers.is_empty() { owned(CIPHERS) } else { ciphers };
-        let mut common = CommonTlsContext {
-            tls_params: Some(TlsParameters {
-                tls_minimum_protocol_version: minimum as i32,
-                tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
-                cipher_suites: ciphers,
-                ..Default::default()
-            }),
-            alpn_protocols: self.server_alpns(inside),
-            tls_certificate_sds_secret_configs: vec![certificates.certificate()],
-            validation_context_type: Some(validation(self.trust_domain_matchers(), certificates.roots())),
-            ..Default::default()
+        let ciphers = mtls.map(|mtls| mtls.cipher_suites.as_slice()).unwrap_or_default();
+        if minimum == TlsProtocol::TlSv12 && ciphers.is_empty() && self.features().compliance_policy.is_empty() {
+            return Cow::Borrowed(&USUAL);
+        }
+        let ciphers = if ciphers.is_empty() {
+            owned(CIPHERS)
+        } else {
+            ciphers.to_vec()
         };
+        let mut common = params(minimum, ciphers);
         enforce_compliance(self.features(), &mut common);
-        server_socket(common, true)
+        common.encode_to_vec().into()
     }
 
     /// The ALPN values of mutual TLS.
@@ -150,6 +207,18 @@ impl FilterStack<'_> {
                 ..Default::default()
             })
             .collect()
+    }
+}
+
+fn params(minimum: TlsProtocol, cipher_suites: Vec<String>) -> CommonTlsContext {
+    CommonTlsContext {
+        tls_params: Some(TlsParameters {
+            tls_minimum_protocol_version: minimum as i32,
+            tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+            cipher_suites,
+            ..Default::default()
+        }),
+        ..Default::default()
     }
 }
 

@@ -4,13 +4,14 @@ use smol_str::SmolStr;
 
 use super::{
     access_log::LogPlace,
+    chain_fields::{NetworkFilters, WrittenListener, field, write_match},
     client::ListenerClass,
     filter_chain::{Chain, max_connections_per_event},
     hcm::{HttpConnection, HttpRoutes},
     outbound_client::OutboundClient,
-    outbound_listener::{OutboundKey, OutboundListener, additional_addresses, finish},
+    outbound_listener::{OutboundKey, OutboundListener, additional_addresses},
     stack::FilterStack,
-    tcp::{black_hole, plain_proxy},
+    tcp::{add_black_hole, plain_proxy},
 };
 use crate::{
     base::{Hashed, cidr::IpMode},
@@ -19,12 +20,14 @@ use crate::{
         constant::{loopbacks, wildcards},
         group::Built,
         name,
+        patch::PatchContext,
         proxy::InterceptionMode,
+        wire,
     },
     model::service::Protocol,
     proto::envoy::config::{
         core::v3::TrafficDirection,
-        listener::v3::{FilterChain, FilterChainMatch, Listener},
+        listener::v3::{FilterChainMatch, Listener},
     },
 };
 
@@ -53,11 +56,27 @@ impl VirtualOutboundKey {
             IpMode::V6 if features.istio_enable_ipv4_outbound_listener_for_ipv6_clusters => wildcards(IpMode::V4),
             _ => &[],
         };
-        let mut to_itself = stack.stats_network_filters();
-        to_itself.push(black_hole());
-        let mut catch_all = stack.stats_network_filters();
-        catch_all.push(stack.tcp_proxy(plain_proxy(&self.catch_all)));
-        let listener = Listener {
+        let mut to_itself = NetworkFilters::default();
+        stack.add_stats(&mut to_itself);
+        let mut catch_all = to_itself.clone();
+        add_black_hole(&mut to_itself);
+        stack.add_tcp_proxy(&mut catch_all, plain_proxy(&self.catch_all));
+        let mut listener = WrittenListener::default();
+        // Connections to the port itself would come back for ever.
+        listener.add_chain(|out| {
+            let by = FilterChainMatch {
+                destination_port: Some(port),
+                ..Default::default()
+            };
+            write_match(out, &by);
+            out.extend_from_slice(to_itself.fields());
+            wire::text(out, field::NAME, "virtualOutbound-blackhole");
+        });
+        listener.add_chain(|out| {
+            out.extend_from_slice(catch_all.fields());
+            wire::text(out, field::NAME, "virtualOutbound-catchall-tcp");
+        });
+        listener.rest = Listener {
             name: VIRTUAL_OUTBOUND.to_owned(),
             address: Some(constant::address(binds[0], port)),
             additional_addresses: additional_addresses(further, port),
@@ -65,27 +84,10 @@ impl VirtualOutboundKey {
             use_original_dst: Some(true),
             traffic_direction: TrafficDirection::Outbound as i32,
             max_connections_to_accept_per_socket_event: max_connections_per_event(features),
-            filter_chains: vec![
-                // Connections to the port itself would come back for ever.
-                FilterChain {
-                    name: "virtualOutbound-blackhole".to_owned(),
-                    filter_chain_match: Some(FilterChainMatch {
-                        destination_port: Some(port),
-                        ..Default::default()
-                    }),
-                    filters: to_itself,
-                    ..Default::default()
-                },
-                FilterChain {
-                    name: "virtualOutbound-catchall-tcp".to_owned(),
-                    filters: catch_all,
-                    ..Default::default()
-                },
-            ],
             access_log: stack.access_logs(LogPlace::Listener),
             ..Default::default()
         };
-        finish(view, stack, listener)
+        listener.finish(view, stack, PatchContext::SidecarOutbound)
     }
 }
 
@@ -123,12 +125,12 @@ impl HttpProxyKey {
         options.allow_absolute_url = Some(true);
         http.base.http_protocol_options = Some(options);
         let mut filters = making.stack.filters_before_http(self.port, false);
-        filters.push(making.stack.http_connection_filter(http));
+        making.stack.add_http_connection(&mut filters, &http);
         let chain = Chain {
             filters,
             ..Default::default()
         };
-        let listener = making.listener(vec![chain], FilterChain::default);
-        finish(view, making.stack, listener)
+        let listener = making.listener(vec![chain], |_| {});
+        listener.finish(view, making.stack, PatchContext::SidecarOutbound)
     }
 }

@@ -1,128 +1,117 @@
 //! Route configurations laid together from bytes: the same as if they were encoded as a whole.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
-use prost::{Message, Name, encoding};
+use prost::{Message, encoding};
 
 use super::configuration;
 use crate::{
     base::SmolStr,
-    generate::EncodedResource,
-    proto::envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost},
+    generate::{EncodedResource, ResourceType, wire},
+    proto::envoy::config::route::v3::VirtualHost,
 };
 
 /// Fields in the order in which they are written.
 mod field {
+    /// Of a route configuration.
+    pub(super) const CONFIGURATION_NAME: u32 = 1;
     /// Of a route configuration.
     pub(super) const VIRTUAL_HOSTS: u32 = 2;
     /// Of a virtual host.
     pub(super) const NAME: u32 = 1;
     /// Of a virtual host.
     pub(super) const DOMAINS: u32 = 2;
-    /// Of a virtual host: what is not one of these three comes behind them.
-    pub(super) const ROUTES: u32 = 3;
 }
 
-/// A virtual host whose routes stand beside it.
+/// A virtual host whose fields stand beside each other.
 pub(super) struct Host {
-    /// The rest of it; routes in it come before those beside it. In a box because hosts are sorted.
-    pub(super) head: Box<VirtualHost>,
+    /// Its name.
+    pub(super) name: String,
+    /// Its domains.
+    pub(super) domains: Vec<String>,
     /// The field `routes`, with tags and lengths, in pieces.
     pub(super) routes: Vec<Bytes>,
+    /// What comes behind the routes, as fields.
+    rest: Bytes,
 }
 
 impl Host {
-    /// A virtual host that has its routes in it.
-    pub(super) fn whole(head: VirtualHost) -> Self {
+    /// A virtual host that is a message; routes in it come behind those that are added.
+    pub(super) fn whole(mut head: VirtualHost) -> Self {
+        let (name, domains) = (std::mem::take(&mut head.name), std::mem::take(&mut head.domains));
         Self {
-            head: Box::new(head),
+            name,
+            domains,
             routes: Vec::new(),
+            rest: head.encode_to_vec().into(),
+        }
+    }
+
+    /// A virtual host of which nothing else is said than whether upstreams are told how often a request was tried.
+    pub(super) fn plain(name: String, domains: Vec<String>, include_attempt_count: bool) -> Self {
+        static COUNTED: LazyLock<Bytes> = LazyLock::new(|| {
+            let counted = VirtualHost {
+                include_request_attempt_count: true,
+                ..Default::default()
+            };
+            counted.encode_to_vec().into()
+        });
+        Self {
+            name,
+            domains,
+            routes: Vec::new(),
+            rest: if include_attempt_count {
+                COUNTED.clone()
+            } else {
+                Bytes::new()
+            },
         }
     }
 
     /// The virtual host as a message.
     pub(super) fn message(self) -> VirtualHost {
-        let mut message = *self.head;
-        for routes in self.routes {
-            let holder = VirtualHost::decode(routes);
-            let holder = holder.expect("because these bytes were encoded from routes");
-            message.routes.extend(holder.routes);
-        }
-        message
+        let mut written = Vec::with_capacity(self.len());
+        self.write(&mut written);
+        VirtualHost::decode(written.as_slice()).expect("because it was written according to the message")
     }
 
-    fn split(self) -> Split {
-        let Self { mut head, routes } = self;
-        let name = std::mem::take(&mut head.name);
-        let domains = std::mem::take(&mut head.domains);
-        let whole_routes = std::mem::take(&mut head.routes);
-        let name_len = if name.is_empty() {
-            0
-        } else {
-            encoding::string::encoded_len(field::NAME, &name)
-        };
-        Split {
-            len: name_len
-                + encoding::string::encoded_len_repeated(field::DOMAINS, &domains)
-                + encoding::message::encoded_len_repeated(field::ROUTES, &whole_routes)
-                + routes.iter().map(Bytes::len).sum::<usize>()
-                + head.encoded_len(),
-            name,
-            domains,
-            whole_routes,
-            routes,
-            rest: head,
-        }
+    fn len(&self) -> usize {
+        let texts = self.domains.iter().map(|domain| text_len(domain));
+        let name = if self.name.is_empty() { 0 } else { text_len(&self.name) };
+        name + texts.sum::<usize>() + self.routes.iter().map(Bytes::len).sum::<usize>() + self.rest.len()
     }
-}
 
-/// A virtual host field by field.
-struct Split {
-    name: String,
-    domains: Vec<String>,
-    whole_routes: Vec<Route>,
-    routes: Vec<Bytes>,
-    rest: Box<VirtualHost>,
-    /// Of all together.
-    len: usize,
-}
-
-impl Split {
-    fn write(&self, value: &mut Vec<u8>) {
-        encoding::encode_key(field::VIRTUAL_HOSTS, encoding::WireType::LengthDelimited, value);
-        encoding::encode_varint(self.len as u64, value);
-        if !self.name.is_empty() {
-            encoding::string::encode(field::NAME, &self.name, value);
+    fn write(&self, out: &mut Vec<u8>) {
+        wire::text(out, field::NAME, &self.name);
+        for domain in &self.domains {
+            wire::bytes(out, field::DOMAINS, domain.as_bytes());
         }
-        encoding::string::encode_repeated(field::DOMAINS, &self.domains, value);
-        encoding::message::encode_repeated(field::ROUTES, &self.whole_routes, value);
         for routes in &self.routes {
-            value.extend_from_slice(routes);
+            out.extend_from_slice(routes);
         }
-        self.rest.encode_raw(value);
+        out.extend_from_slice(&self.rest);
     }
+}
+
+/// A text as a field whose key is a single byte.
+fn text_len(text: &str) -> usize {
+    1 + encoding::encoded_len_varint(text.len() as u64) + text.len()
 }
 
 /// The route configuration of these virtual hosts, in this order.
-pub(super) fn assembled(name: &SmolStr, hosts: Vec<Host>) -> EncodedResource {
-    let rest = RouteConfiguration {
-        name: String::new(),
-        ..configuration("", Vec::new())
-    };
-    let named = RouteConfiguration {
-        name: name.to_string(),
-        ..Default::default()
-    };
-    let hosts: Vec<Split> = hosts.into_iter().map(Host::split).collect();
-    let key_len = encoding::key_len(field::VIRTUAL_HOSTS);
-    let fields = hosts
-        .iter()
-        .map(|host| key_len + encoding::encoded_len_varint(host.len as u64) + host.len);
-    let len = named.encoded_len() + fields.sum::<usize>() + rest.encoded_len();
-    EncodedResource::framed(name.clone(), &RouteConfiguration::type_url(), len, |value| {
-        named.encode_raw(value);
-        for host in &hosts {
+pub(super) fn assembled(name: &SmolStr, hosts: &[Host]) -> EncodedResource {
+    static REST: LazyLock<Vec<u8>> = LazyLock::new(|| configuration("", Vec::new()).encode_to_vec());
+    let lens: Vec<usize> = hosts.iter().map(Host::len).collect();
+    // A key and a length for each.
+    let len = text_len(name) + lens.iter().map(|len| len + 11).sum::<usize>() + REST.len();
+    EncodedResource::framed(name.clone(), ResourceType::Route.url(), len, |value| {
+        wire::text(value, field::CONFIGURATION_NAME, name);
+        for (host, len) in hosts.iter().zip(&lens) {
+            encoding::encode_key(field::VIRTUAL_HOSTS, encoding::WireType::LengthDelimited, value);
+            encoding::encode_varint(*len as u64, value);
             host.write(value);
         }
-        rest.encode_raw(value);
+        value.extend_from_slice(&REST);
     })
 }

@@ -331,7 +331,7 @@ impl GatewayRoutes {
         }
         let hosts = self.hosts(view);
         if self.patches.is_empty() {
-            return Built::new(assembly::assembled(&self.name, hosts));
+            return Built::new(assembly::assembled(&self.name, &hosts));
         }
         let hosts = hosts.into_iter().map(Host::message).collect();
         self.patched(view, configuration(&self.name, hosts))
@@ -359,7 +359,7 @@ impl GatewayRoutes {
         }
         let collapse = view.mesh.installation.features.pilot_enable_route_collapse_optimization;
         let mut hosts = self.virtual_hosts(drafts, collapse);
-        hosts.sort_by(|a, b| a.head.name.cmp(&b.head.name));
+        hosts.sort_by(|a, b| a.name.cmp(&b.name));
         hosts
     }
 
@@ -377,26 +377,31 @@ impl GatewayRoutes {
             let conditional = lists.iter().map(|list| &parts[*list].0);
             let routes = conditional.chain(lists.iter().map(|list| &parts[*list].1));
             let hosts = std::iter::once(draft.host).chain(draft.others);
-            let head = VirtualHost {
-                name: domains::host_port(draft.host, draft.port),
-                domains: hosts.map(|host| host.as_str().to_owned()).collect(),
-                require_tls: if draft.https_only {
-                    TlsRequirementType::All.into()
+            let name = domains::host_port(draft.host, draft.port);
+            let domains = hosts.map(|host| host.as_str().to_owned()).collect();
+            let include_attempt_count = self.client.include_attempt_count;
+            let mut host = if draft.https_only || draft.session.is_some() {
+                let require_tls = if draft.https_only {
+                    TlsRequirementType::All
                 } else {
-                    TlsRequirementType::None.into()
-                },
-                typed_per_filter_config: draft
-                    .session
-                    .map(|session| (filters::STATEFUL_SESSION.to_owned(), session))
-                    .into_iter()
-                    .collect(),
-                include_request_attempt_count: self.client.include_attempt_count,
-                ..Default::default()
+                    TlsRequirementType::None
+                };
+                let session = draft.session.into_iter();
+                Host::whole(VirtualHost {
+                    name,
+                    domains,
+                    require_tls: require_tls.into(),
+                    typed_per_filter_config: session
+                        .map(|session| (filters::STATEFUL_SESSION.to_owned(), session))
+                        .collect(),
+                    include_request_attempt_count: include_attempt_count,
+                    ..Default::default()
+                })
+            } else {
+                Host::plain(name, domains, include_attempt_count)
             };
-            Host {
-                head: Box::new(head),
-                routes: routes.filter(|routes| !routes.is_empty()).cloned().collect(),
-            }
+            host.routes.extend(routes.filter(|routes| !routes.is_empty()).cloned());
+            host
         };
         all.sort_by(|a, b| host::more_specific(a.host, b.host));
         let drafts = if collapse { collapsed(all) } else { all };

@@ -1,14 +1,11 @@
 //! The HTTP routes of a VirtualService, in order, for one listener port and one kind of client.
 
-use prost::{
-    Message,
-    encoding::{self, WireType},
-};
+use prost::Message;
 
 use crate::{
     api::Meta,
     base::{Shared, select},
-    generate::{View, constant},
+    generate::{View, constant, wire},
     model::{
         Service,
         features::Features,
@@ -18,7 +15,7 @@ use crate::{
         envoy::config::{
             core::v3::header_value_option::HeaderAppendAction,
             route::v3::{
-                Decorator, Route, RouteAction, RouteMatch,
+                Route, RouteAction, RouteMatch,
                 route::Action,
                 route_action::{ClusterSpecifier, HashPolicy},
                 route_match::PathSpecifier,
@@ -135,37 +132,25 @@ impl DefaultRoutes {
     }
 
     /// The route to a cluster.
-    pub(crate) fn route(&self, cluster: &String, operation: String, hashed_by: Option<HashPolicy>) -> Routes {
+    pub(crate) fn route(&self, cluster: &str, operation: &str, hashed_by: Option<HashPolicy>) -> Routes {
         let hashed = hashed_by.map(|policy| RouteAction {
             hash_policy: vec![policy],
             ..RouteAction::decode(&*self.action).expect("because these bytes were encoded from an action")
         });
         let hashed = hashed.map(|action| action.encode_to_vec());
         let action = hashed.as_ref().unwrap_or(&self.action);
-        let decorator = decorator(operation);
-        let action_len = encoding::string::encoded_len(field::CLUSTER, cluster) + action.len();
-        let len = self.before.len()
-            + message_len(field::FORWARD, action_len)
-            + encoding::message::encoded_len(field::DECORATOR, &decorator)
-            + self.after.len();
-        let mut bytes = Vec::with_capacity(message_len(field::ROUTES, len));
-        encoding::encode_key(field::ROUTES, WireType::LengthDelimited, &mut bytes);
-        encoding::encode_varint(len as u64, &mut bytes);
-        bytes.extend_from_slice(&self.before);
-        encoding::encode_key(field::FORWARD, WireType::LengthDelimited, &mut bytes);
-        encoding::encode_varint(action_len as u64, &mut bytes);
-        encoding::string::encode(field::CLUSTER, cluster, &mut bytes);
-        bytes.extend_from_slice(action);
-        encoding::message::encode(field::DECORATOR, &decorator, &mut bytes);
-        bytes.extend_from_slice(&self.after);
+        let room = self.before.len() + cluster.len() + action.len() + operation.len() + self.after.len() + 32;
+        let mut bytes = Vec::with_capacity(room);
+        wire::nested(&mut bytes, field::ROUTES, |out| {
+            out.extend_from_slice(&self.before);
+            wire::nested(out, field::FORWARD, |out| {
+                wire::text(out, field::CLUSTER, cluster);
+                out.extend_from_slice(action);
+            });
+            wire::nested(out, field::DECORATOR, |out| wire::text(out, 1, operation));
+            out.extend_from_slice(&self.after);
+        });
         Routes::of_bytes(bytes, Some(0))
-    }
-}
-
-fn decorator(operation: String) -> Decorator {
-    Decorator {
-        operation,
-        ..Default::default()
     }
 }
 
@@ -240,32 +225,24 @@ impl<'a> Rest<'a> {
     fn write(&self, writer: &mut Writer, condition: Option<&HttpMatchRequest>) -> bool {
         let matched = matches::route_match(condition, self.semantics);
         let is_catch_all = matches::is_catch_all(&matched);
-        let operation = format!("{}{}", self.operation, operation_path(&matched));
-        let beside = Route {
-            name: route_name(self.declared, condition),
-            stat_prefix: condition
-                .map(|condition| condition.stat_prefix.clone())
-                .unwrap_or_default(),
-            ..Default::default()
-        };
-        let matched_len = matched.encoded_len();
-        let decorator = decorator(operation);
-        let len = message_len(field::MATCH, matched_len)
-            + self.action.len()
-            + writer.metadata.len()
-            + encoding::message::encoded_len(field::DECORATOR, &decorator)
-            + self.changes.len()
-            + beside.encoded_len();
-        writer.begin(len, is_catch_all);
-        let bytes = &mut writer.bytes;
-        encoding::encode_key(field::MATCH, WireType::LengthDelimited, bytes);
-        encoding::encode_varint(matched_len as u64, bytes);
-        matched.encode_raw(bytes);
-        bytes.extend_from_slice(&self.action);
-        bytes.extend_from_slice(&writer.metadata);
-        encoding::message::encode(field::DECORATOR, &decorator, bytes);
-        bytes.extend_from_slice(&self.changes);
-        beside.encode_raw(bytes);
+        if is_catch_all {
+            writer.catch_all = Some(writer.bytes.len());
+        }
+        let metadata = &writer.metadata;
+        wire::nested(&mut writer.bytes, field::ROUTES, |out| {
+            wire::nested(out, field::MATCH, |out| matched.encode_raw(out));
+            out.extend_from_slice(&self.action);
+            out.extend_from_slice(metadata);
+            let operation = [&*self.operation, &operation_path(&matched)].concat();
+            wire::nested(out, field::DECORATOR, |out| wire::text(out, 1, &operation));
+            out.extend_from_slice(&self.changes);
+            wire::text(out, field::NAME, &route_name(self.declared, condition));
+            wire::text(
+                out,
+                field::STAT_PREFIX,
+                condition.map_or("", |condition| &condition.stat_prefix),
+            );
+        });
         is_catch_all
     }
 }
@@ -282,6 +259,10 @@ mod field {
     pub(super) const CLUSTER: u32 = 1;
     /// Of a route: comes after these; behind it are headers, filters, the name and the prefix of statistics.
     pub(super) const DECORATOR: u32 = 5;
+    /// Of a route.
+    pub(super) const NAME: u32 = 14;
+    /// Of a route.
+    pub(super) const STAT_PREFIX: u32 = 19;
 }
 
 /// Routes as they are written, see [`Routes`].
@@ -311,16 +292,6 @@ impl Writer {
         }
     }
 
-    /// Begins a route of so many bytes.
-    fn begin(&mut self, len: usize, is_catch_all: bool) {
-        if is_catch_all {
-            self.catch_all = Some(self.bytes.len());
-        }
-        self.bytes.reserve(message_len(field::ROUTES, len));
-        encoding::encode_key(field::ROUTES, WireType::LengthDelimited, &mut self.bytes);
-        encoding::encode_varint(len as u64, &mut self.bytes);
-    }
-
     fn finish(self) -> Routes {
         Routes::of_bytes(self.bytes, self.catch_all)
     }
@@ -329,36 +300,12 @@ impl Writer {
 /// The field of [`constant::config_metadata`]: nothing in it differs but the path.
 fn metadata(path: &str) -> Vec<u8> {
     const METADATA: u32 = 4;
-    const FILTER_METADATA: u32 = 1;
-    const FIELDS: u32 = 1;
-    const KEY: u32 = 1;
-    const VALUE: u32 = 2;
-    const STRING_VALUE: u32 = 3;
     let (outer, inner) = constant::CONFIG_METADATA;
-    let text = message_len(STRING_VALUE, path.len());
-    let field = message_len(KEY, inner.len()) + message_len(VALUE, text);
-    let fields = message_len(FIELDS, field);
-    let entry = message_len(KEY, outer.len()) + message_len(VALUE, fields);
-    let whole = message_len(FILTER_METADATA, entry);
-    let mut bytes = Vec::with_capacity(message_len(METADATA, whole));
-    let mut begin = |tag, len: usize, content: &str| {
-        encoding::encode_key(tag, WireType::LengthDelimited, &mut bytes);
-        encoding::encode_varint(len as u64, &mut bytes);
-        bytes.extend_from_slice(content.as_bytes());
-    };
-    begin(METADATA, whole, "");
-    begin(FILTER_METADATA, entry, "");
-    begin(KEY, outer.len(), outer);
-    begin(VALUE, fields, "");
-    begin(FIELDS, field, "");
-    begin(KEY, inner.len(), inner);
-    begin(VALUE, text, "");
-    begin(STRING_VALUE, path.len(), path);
+    let mut bytes = Vec::with_capacity(path.len() + 48);
+    wire::nested(&mut bytes, METADATA, |out| {
+        wire::entry(out, 1, outer, |out| wire::text_field(out, inner, path));
+    });
     bytes
-}
-
-fn message_len(tag: u32, len: usize) -> usize {
-    encoding::key_len(tag) + encoding::encoded_len_varint(len as u64) + len
 }
 
 fn route_name(declared: &HttpRoute, condition: Option<&HttpMatchRequest>) -> String {

@@ -17,7 +17,7 @@ use crate::{
         group::Built,
         name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
-        proxy::Setting,
+        proxy::{InterceptionMode, Setting},
         select::Selected,
     },
     model::{
@@ -25,7 +25,6 @@ use crate::{
         destination_rule::{self, RuleRef},
         service::{Protocol, ServicePort},
     },
-    proto::envoy::config::route::v3::VirtualHost,
 };
 
 use super::{
@@ -50,6 +49,8 @@ pub struct SidecarPart {
     client: Hashed<Client>,
     /// It has an HTTP proxy listener by its own metadata (`HTTP_PROXY_PORT`).
     http_proxy: bool,
+    /// Its listeners have sockets of their own: connections are not intercepted.
+    own_sockets: bool,
     /// EnvoyFilter patches of routes that apply, in order.
     patches: Shared<[PatchRef]>,
 }
@@ -60,6 +61,7 @@ impl SidecarPart {
         Self {
             scope: selected.scope.clone(),
             client,
+            own_sockets: selected.proxy.interception_mode == InterceptionMode::None,
             http_proxy: !port.is_empty() && port != "0",
             patches: selected.patches.routes.clone(),
         }
@@ -126,6 +128,7 @@ impl SidecarRoutes {
     pub(super) fn build(&self, view: &View) -> Built {
         let groups = self.groups(view);
         let mut known = Known::default();
+        known.reserve(groups.len());
         for group in &groups {
             for service in &group.services {
                 known.add(lower_case(&service.key.hostname), group.port);
@@ -144,9 +147,9 @@ impl SidecarRoutes {
                 PortForms::Ignored
             };
             let hosts = by_port.entry(group.port).or_default();
-            let with_routes = |head: VirtualHost| Host {
-                head: Box::new(head),
-                routes: vec![group.routes.clone()],
+            let with_routes = |mut host: Host| {
+                host.routes.push(group.routes.clone());
+                host
             };
             for host in &group.hosts {
                 hosts.extend(collection.of_host(host, group.port).map(with_routes));
@@ -156,9 +159,9 @@ impl SidecarRoutes {
             }
         }
         let mut hosts = self.merged(by_port);
-        hosts.sort_by(|a, b| a.head.name.cmp(&b.head.name));
+        hosts.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some(single) = single {
-            hosts.retain(|host| single.answers(&host.head.domains));
+            hosts.retain(|host| single.answers(&host.domains));
             let virtual_hosts = hosts.into_iter().map(Host::message).collect();
             let configuration = super::plain_configuration(&self.name, virtual_hosts);
             return Built::new(configuration).with_notes(collection.notes);
@@ -169,7 +172,7 @@ impl SidecarRoutes {
         }
         let mut notes = collection.notes;
         if self.patches.is_empty() {
-            return Built::new(assembly::assembled(&self.name, hosts)).with_notes(notes);
+            return Built::new(assembly::assembled(&self.name, &hosts)).with_notes(notes);
         }
         let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
         let routes = patch::route::apply(view, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
@@ -187,9 +190,9 @@ impl SidecarRoutes {
         for (port, mut hosts) in by_port {
             if self.port == 0 && port != HTTP_PORT {
                 for host in &mut hosts {
-                    host.head.domains.retain(|domain| domain.contains(':'));
+                    host.domains.retain(|domain| domain.contains(':'));
                 }
-                hosts.retain(|host| !host.head.domains.is_empty());
+                hosts.retain(|host| !host.domains.is_empty());
             }
             result.extend(hosts);
         }
@@ -200,9 +203,9 @@ impl SidecarRoutes {
     fn keep_sniffed(&self, hosts: &mut Vec<Host>) {
         let name = self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host);
         let is_meant = |domain: &String| *domain == self.name || domain == name;
-        hosts.retain(|host| host.head.domains.iter().any(is_meant));
+        hosts.retain(|host| host.domains.iter().any(is_meant));
         if let [only] = hosts.as_mut_slice() {
-            only.head.domains = vec!["*".to_owned()];
+            only.domains = vec!["*".to_owned()];
         }
     }
 
@@ -277,7 +280,8 @@ impl DefaultHost {
         let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
         let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
         let cluster = name::outbound_cluster(self.port, "", &host);
-        routes.route(&cluster, format!("{host}:{}/*", self.port), hashed_by)
+        let operation = format!("{host}:{}/*", self.port);
+        routes.route(&cluster, &operation, hashed_by)
     }
 }
 

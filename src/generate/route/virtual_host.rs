@@ -14,6 +14,7 @@ use crate::{
 
 use super::{
     Client,
+    assembly::Host,
     domains::{self, Domains, NameSpace, PortForms},
     filters,
 };
@@ -35,6 +36,11 @@ pub(crate) enum CatchAll {
 pub(crate) struct Known(FxHashMap<SmolStr, Vec<u32>>);
 
 impl Known {
+    /// Makes room for so many names.
+    pub(crate) fn reserve(&mut self, names: usize) {
+        self.0.reserve(names);
+    }
+
     /// Adds a name in lower case.
     pub(crate) fn add(&mut self, host: SmolStr, port: u32) {
         let ports = self.0.entry(host).or_default();
@@ -71,18 +77,19 @@ pub(crate) struct VirtualHosts<'a> {
 impl<'a> VirtualHosts<'a> {
     /// An empty collection; `known` are the full names of all its services.
     pub(crate) fn new(view: &'a View<'a>, client: &'a Client, known: Known) -> Self {
+        let count = known.0.len();
         Self {
             view,
             client,
             known,
-            names: FxHashSet::default(),
-            domains: FxHashSet::default(),
+            names: FxHashSet::with_capacity_and_hasher(count, Default::default()),
+            domains: FxHashSet::with_capacity_and_hasher(4 * count, Default::default()),
             notes: Vec::new(),
         }
     }
 
     /// The virtual host of a service port, unless there is one already or none of its names is left.
-    pub(crate) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms) -> Option<VirtualHost> {
+    pub(super) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms) -> Option<Host> {
         let features = &self.view.mesh.installation.features;
         let names = NameSpace {
             dns_domain: &self.client.dns_domain,
@@ -90,16 +97,22 @@ impl<'a> VirtualHosts<'a> {
         };
         let host = service.key.hostname.to_ascii_lowercase();
         let domains = domains::of_service(&service.at_port(port), names, &self.client.vip, forms);
-        let mut virtual_host = self.virtual_host(&host, port, domains)?;
-        if let Some(session) = filters::stateful_session(service, features) {
-            let filters = &mut virtual_host.typed_per_filter_config;
-            filters.insert(filters::STATEFUL_SESSION.to_owned(), session);
-        }
-        Some(virtual_host)
+        let (name, domains) = self.named(&host, port, domains)?;
+        let include_attempt_count = self.client.include_attempt_count;
+        Some(match filters::stateful_session(service, features) {
+            None => Host::plain(name, domains, include_attempt_count),
+            Some(session) => Host::whole(VirtualHost {
+                name,
+                domains,
+                include_request_attempt_count: include_attempt_count,
+                typed_per_filter_config: [(filters::STATEFUL_SESSION.to_owned(), session)].into(),
+                ..Default::default()
+            }),
+        })
     }
 
     /// The virtual host of a host that only a VirtualService knows.
-    pub(crate) fn of_host(&mut self, host: &str, port: u32) -> Option<VirtualHost> {
+    pub(super) fn of_host(&mut self, host: &str, port: u32) -> Option<Host> {
         let mut all = vec![domains::bracketed(host)];
         if self.client.routes.proxyless {
             all.push(domains::host_port(host, port));
@@ -108,10 +121,12 @@ impl<'a> VirtualHosts<'a> {
             all,
             ..Default::default()
         };
-        self.virtual_host(host, port, domains)
+        let (name, domains) = self.named(host, port, domains)?;
+        Some(Host::plain(name, domains, self.client.include_attempt_count))
     }
 
-    fn virtual_host(&mut self, host: &str, port: u32, domains: Domains) -> Option<VirtualHost> {
+    /// The name and the domains that are left for it, unless there is such a virtual host or nothing is left.
+    fn named(&mut self, host: &str, port: u32, domains: Domains) -> Option<(String, Vec<String>)> {
         let name = domains::host_port(host, port);
         if !self.names.insert(name.clone()) {
             self.duplicate(&name);
@@ -121,19 +136,16 @@ impl<'a> VirtualHosts<'a> {
         // The full name of another service wins over a short form.
         let is_foreign = |domain: &String| self.known.contains(domain) && domains.is_alternative(domain);
         let foreign: Vec<bool> = domains.all.iter().map(is_foreign).collect();
-        let all = domains.all.into_iter().zip(foreign).filter_map(|(domain, is_foreign)| {
-            (!is_foreign && self.domains.insert(domain.to_ascii_lowercase())).then_some(domain)
+        let mut foreign = foreign.into_iter();
+        let mut left = domains.all;
+        left.retain(|domain| {
+            let is_foreign = foreign.next().unwrap_or_default();
+            !is_foreign && self.domains.insert(domain.to_ascii_lowercase())
         });
-        let domains: Vec<String> = all.collect();
-        if domains.len() != count {
+        if left.len() != count {
             self.duplicate(&name);
         }
-        (!domains.is_empty()).then(|| VirtualHost {
-            name,
-            domains,
-            include_request_attempt_count: self.client.include_attempt_count,
-            ..Default::default()
-        })
+        (!left.is_empty()).then_some((name, left))
     }
 
     fn duplicate(&mut self, name: &str) {

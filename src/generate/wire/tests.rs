@@ -1,4 +1,4 @@
-use prost::Name;
+use prost::{Message, Name};
 use serde_json::json;
 
 use super::*;
@@ -75,7 +75,7 @@ fn structs_are_as_the_encoder_has_them() {
         text_field(out, "name", name);
     });
     text_field(&mut written, "text", "long".repeat(50).as_str());
-    value_field(&mut written, "yes", constant::boolean(true));
+    true_field(&mut written, "yes");
     let one = |name: &str| constant::object([("name".to_owned(), constant::text(name))].into());
     let fields = [
         ("all", constant::list(vec![one("a"), one("")])),

@@ -12,14 +12,12 @@ use crate::{
         service::{Protocol, ServicePort},
         virtual_service::{Semantics, VirtualService},
     },
-    proto::{
-        envoy::config::listener::v3::Filter,
-        istio::networking::v1alpha3::{self as networking, RouteDestination, server_tls_settings::TlSmode},
-    },
+    proto::istio::networking::v1alpha3::{self as networking, RouteDestination, server_tls_settings::TlSmode},
 };
 
 use super::{
     super::{
+        chain_fields::NetworkFilters,
         filter_chain::Chain,
         tcp::{TcpChain, TcpClusters, TcpUpstream},
     },
@@ -160,9 +158,9 @@ impl Making<'_> {
         declared: &VirtualService,
         targets: &TargetMap,
         routes: &[RouteDestination],
-    ) -> Vec<Filter> {
+    ) -> NetworkFilters {
         let Some(first) = routes.first().and_then(|route| route.destination.as_ref()) else {
-            return Vec::new();
+            return NetworkFilters::default();
         };
         let port = server_port(&server.server);
         let service_of = |host: &str| targets.get(host).and_then(|rows| rows.service.as_deref());
@@ -189,7 +187,7 @@ impl Making<'_> {
                 })
                 .collect();
             if weighted.is_empty() {
-                return Vec::new();
+                return NetworkFilters::default();
             }
             let stat_prefix = format!("{}.{}", declared.meta.name(), declared.meta.namespace());
             (stat_prefix, TcpClusters::Weighted(weighted), "")

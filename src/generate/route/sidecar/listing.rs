@@ -12,6 +12,7 @@ use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
     generate::{
         View,
+        constant::wildcards,
         patch::{
             PatchContext,
             route::{RoutePatchList, RoutePatches},
@@ -38,6 +39,15 @@ use super::{
 /// The route configuration of HTTP proxy listeners.
 const HTTP_PROXY: &str = "http_proxy";
 const PASSTHROUGH_CLUSTER: &str = "PassthroughCluster";
+
+/// By which names listeners ask for routes.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    /// By that of the service.
+    alone: bool,
+    /// By the number of the port.
+    together: bool,
+}
 
 /// The services of one route configuration.
 #[derive(Clone, Copy)]
@@ -97,18 +107,17 @@ impl SidecarPart {
             names.push((SmolStr::new_static(HTTP_PROXY), 0, Extent::Port(0)));
         }
         let Some(declared) = &visible.egress.port else {
+            let mut numbers = BTreeSet::new();
             for (index, service) in visible.services.iter().enumerate() {
                 for port in &service.ports {
-                    names.extend(self.names_of_port(service, port, &visible.egress.bind).into_iter().map(
-                        |(name, sniffed)| {
-                            let extent = if sniffed {
-                                Extent::Sniffed(index, port.number)
-                            } else {
-                                Extent::Port(port.number)
-                            };
-                            (name, port.number, extent)
-                        },
-                    ));
+                    let number = port.number;
+                    let asked = self.asked(service, port, visible.egress);
+                    if asked.alone {
+                        names.push((sniffed_name(service, number), number, Extent::Sniffed(index, number)));
+                    }
+                    if asked.together && numbers.insert(number) {
+                        names.push((number_name(number), number, Extent::Port(number)));
+                    }
                 }
             }
             return names;
@@ -132,22 +141,42 @@ impl SidecarPart {
         names
     }
 
-    /// The names for a service port behind a catch-all egress listener, and whether they are of this service alone.
-    fn names_of_port(&self, service: &Service, port: &ServicePort, bind: &str) -> Vec<(SmolStr, bool)> {
+    /// How listeners of a catch-all egress listener ask for the routes of a service port.
+    fn asked(&self, service: &Service, port: &ServicePort, egress: &EgressListener) -> Asked {
         if port.protocol.is_http() {
-            return vec![(number_name(port.number), false)];
+            return Asked {
+                alone: false,
+                together: true,
+            };
         }
         if !port.protocol.is_unsupported() || service.resolution == Resolution::Alias {
-            return Vec::new();
+            return Asked::default();
         }
-        let mut names = vec![(sniffed_name(service, port.number), true)];
         let address = self.client.vip.address(service);
         let is_wildcard =
-            address.is_empty() || address == UNSPECIFIED_IP || cidr::is_range(&address) || !bind.is_empty();
-        if is_wildcard || service.resolution == Resolution::Passthrough {
-            names.push((number_name(port.number), false));
+            address.is_empty() || address == UNSPECIFIED_IP || cidr::is_range(&address) || !egress.bind.is_empty();
+        Asked {
+            alone: self.stands_apart(service, egress),
+            together: is_wildcard || service.resolution == Resolution::Passthrough,
         }
-        names
+    }
+
+    /// True if a sniffing listener for the service may stand elsewhere than at the wildcard address, where it would ask
+    /// for the routes of the whole port.
+    fn stands_apart(&self, service: &Service, egress: &EgressListener) -> bool {
+        let wildcard = wildcards(self.client.vip.ip_mode)[0];
+        if !egress.bind.is_empty() {
+            return egress.bind != wildcard;
+        }
+        // Headless services may have a listener for each endpoint.
+        if self.own_sockets || egress.capture_none || service.resolution == Resolution::Passthrough {
+            return true;
+        }
+        service.variants().iter().any(|variant| {
+            let addresses = self.client.vip.listen_addresses(variant);
+            let first = addresses.first();
+            first.is_some_and(|first| *first != wildcard && !cidr::is_range(first))
+        })
     }
 
     fn routes(&self, name: SmolStr, visible: &Visible, extent: Extent, catch_all: &CatchAll) -> SidecarRoutes {
