@@ -17,7 +17,8 @@ use super::lobby::Guest;
 
 /// What is read of a stranger: the headers of some streams, and the first part of a request.
 const STRANGERS_BYTES: usize = 16 << 10;
-/// What is read of somebody who has a stream but was not served yet, beyond what was taken of it.
+/// What is read of somebody who has a stream but was not served yet, beyond what was taken of it. There has to be room for all
+/// headers and one frame of the largest size (16 KiB): nothing of a frame is taken before all of it is there.
 const UNTAKEN_BYTES: usize = 32 << 10;
 /// What is read of a stranger in one turn.
 const STRANGERS_TURN: usize = 4 << 10;

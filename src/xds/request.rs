@@ -48,7 +48,7 @@ const MAX_FIELDS: usize = 250_000;
 
 /// A request of more bytes than this takes its share of what may be held of requests that are on their way. It is more than an
 /// Envoy says of itself.
-const SMALL_BYTES: usize = 48 << 10;
+const SMALL_BYTES: usize = 24 << 10;
 /// How long a request may take that holds such a share, or waits for it.
 const LARGE_PATIENCE: Duration = Duration::from_secs(20);
 

@@ -174,7 +174,8 @@ where
         self.identify(&mut proxy)?;
         // Who only asks about the control plane is no proxy, and nothing is made for it.
         while debug::is_debug(&first.type_url) {
-            self.inquiry().answer(first).await?;
+            // Boxed, since hardly any stream asks and all have room for what they might do.
+            Box::pin(self.inquiry().answer(first)).await?;
             let next = tokio::select! {
                 request = self.requests.next() => request?,
                 end = ended(&self.outlet, &self.draining) => return Err(end),
@@ -360,7 +361,7 @@ impl Session {
             if incoming.type_url == HEALTH_INFORMATION {
                 self.on_health(incoming.complaint).await;
             } else if debug::is_debug(&incoming.type_url) {
-                return self.inquiry.answer(incoming).await;
+                return Box::pin(self.inquiry.answer(incoming)).await;
             } else {
                 tracing::debug!(
                     node = self.node(),
