@@ -2,7 +2,8 @@
 //!
 //! A file's name decides what it is: `mesh.yaml`, `meshnetworks.yaml`, `env.yaml`, `proxies.yaml` and `scenario.yaml`
 //! are not read as objects, `kube-<id>.yaml` belongs to the cluster `<id>`, everything else to the config cluster.
-//! Reading goes in two steps, so that one changed file is parsed alone: [`FileContent::read`], then [`Folder::of`].
+//! Reading goes in two steps, so that one changed file is parsed alone: [`FileContent::read`], then [`Folder::of`], or
+//! [`Settings::of`] and [`declared`] for what has changed.
 
 use std::collections::BTreeMap;
 
@@ -269,7 +270,7 @@ pub struct Folder {
     pub env: BTreeMap<String, String>,
     /// Entries of `proxies.yaml`, as written.
     pub proxies: Vec<Value>,
-    /// What is wrong, by file.
+    /// What is wrong: by file, then what is declared twice.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -284,35 +285,90 @@ pub fn read(files: &[(String, impl AsRef<[u8]>)], cluster: &ClusterId, mesh_key:
 
 impl Folder {
     /// Puts files together. Of objects that are declared twice the last one counts, in the order of file names.
-    pub fn of(files: &BTreeMap<String, FileContent>, cluster: &ClusterId, mesh_key: &ObjectKey) -> Self {
-        let mut folder = Self::default();
-        let mut objects: BTreeMap<(ClusterId, Kind, ObjectKey), (&Row, &SmolStr)> = BTreeMap::new();
-        let (mut mesh_config, mut networks) = (None, None);
-        for content in files.values() {
-            folder.diagnostics.extend(content.diagnostics.iter().cloned());
-            for (row, place) in &content.objects {
-                let key = (row.key().cluster.clone(), row.kind(), row.key().clone());
-                if let Some((_, earlier)) = objects.insert(key, (row, place)) {
-                    folder.diagnostics.push(declared_twice(row, earlier, place));
-                }
-            }
-            mesh_config = content.mesh_config.clone().or(mesh_config);
-            networks = content.networks.clone().or(networks);
-            let variables = content.env.iter().map(|(name, value)| (name.clone(), value.clone()));
-            folder.env.extend(variables);
-            folder.proxies.extend(content.proxies.iter().cloned());
+    fn of(files: &BTreeMap<String, FileContent>, cluster: &ClusterId, mesh_key: &ObjectKey) -> Self {
+        let mut rows: BTreeMap<ClusterId, Vec<Row>> = BTreeMap::new();
+        let mut diagnostics: Vec<_> = files
+            .values()
+            .flat_map(|content| content.diagnostics.iter().cloned())
+            .collect();
+        for ((owner, ..), object) in declared(files.values(), |_| true) {
+            rows.entry(owner.clone()).or_default().push(object.row.clone());
+            diagnostics.extend(object.twice);
         }
-        for ((cluster, ..), (row, _)) in objects {
-            folder.rows.entry(cluster).or_default().push(row.clone());
+        let settings = Settings::of(files.values(), mesh_key);
+        rows.entry(cluster.clone()).or_default().extend(settings.rows);
+        Self {
+            rows,
+            env: settings.env,
+            proxies: settings.proxies,
+            diagnostics,
         }
-        let own = folder.rows.entry(cluster.clone()).or_default();
-        let mesh_config = mesh_config.map_or_else(mesh_config::defaults, |config| (*config).clone());
-        own.push(mesh_row(Kind::MeshConfig, mesh_key, mesh_config).into());
-        if let Some(networks) = networks {
-            own.push(mesh_row(Kind::MeshNetworks, mesh_key, (*networks).clone()).into());
-        }
-        folder
     }
+}
+
+/// What a folder declares beside objects.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// Mesh config, which is there always, and networks.
+    pub rows: Vec<Row>,
+    /// Feature variables.
+    pub env: BTreeMap<String, String>,
+    /// Entries of `proxies.yaml`, as written.
+    pub proxies: Vec<Value>,
+}
+
+impl Settings {
+    /// What files declare together. Of several that declare the same the last one counts, in their order.
+    pub fn of<'a>(files: impl IntoIterator<Item = &'a FileContent>, mesh_key: &ObjectKey) -> Self {
+        let mut settings = Self::default();
+        let (mut mesh_config, mut networks) = (None, None);
+        for content in files {
+            mesh_config = content.mesh_config.as_ref().or(mesh_config);
+            networks = content.networks.as_ref().or(networks);
+            let variables = content.env.iter().map(|(name, value)| (name.clone(), value.clone()));
+            settings.env.extend(variables);
+            settings.proxies.extend(content.proxies.iter().cloned());
+        }
+        let mesh_config = mesh_config.map_or_else(mesh_config::defaults, |config| (**config).clone());
+        let mesh_config = mesh_row(Kind::MeshConfig, mesh_key, mesh_config);
+        let networks = networks.map(|networks| mesh_row(Kind::MeshNetworks, mesh_key, (**networks).clone()));
+        settings.rows.push(mesh_config.into());
+        settings.rows.extend(networks.map(Row::from));
+        settings
+    }
+}
+
+/// An object that files declare.
+#[derive(Clone, Debug)]
+pub struct Declared<'a> {
+    /// The declaration that counts.
+    pub row: &'a Row,
+    place: &'a SmolStr,
+    /// One for each declaration that does not.
+    pub twice: Vec<Diagnostic>,
+}
+
+/// The objects that files declare, in the order of their clusters, kinds and keys: those that are `wanted`. Of several
+/// declarations the last one counts.
+pub fn declared<'a>(
+    files: impl IntoIterator<Item = &'a FileContent>,
+    wanted: impl Fn(&Row) -> bool,
+) -> BTreeMap<(&'a ClusterId, Kind, &'a ObjectKey), Declared<'a>> {
+    let mut objects: BTreeMap<_, Declared> = BTreeMap::new();
+    let declarations = files.into_iter().flat_map(|content| &content.objects);
+    for (row, place) in declarations.filter(|(row, _)| wanted(row)) {
+        let key = (&row.key().cluster, row.kind(), row.key());
+        let again = |object: &mut Declared<'a>| {
+            object.twice.push(declared_twice(row, object.place, place));
+            (object.row, object.place) = (row, place);
+        };
+        objects.entry(key).and_modify(again).or_insert(Declared {
+            row,
+            place,
+            twice: Vec::new(),
+        });
+    }
+    objects
 }
 
 fn declared_twice(row: &Row, earlier: &SmolStr, place: &SmolStr) -> Diagnostic {

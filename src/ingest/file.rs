@@ -3,6 +3,7 @@
 //! What a reader would get wrong: a file that cannot be read does not take away what it declared. Its last good content
 //! stays until it can be read again, so that a slip in an editor does not empty the mesh. A file that is deleted does.
 
+mod changes;
 pub(super) mod disk;
 pub(super) mod watch;
 
@@ -16,19 +17,20 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use self::{
+    changes::{Changes, Rows, Touched},
     disk::{Entry, Fingerprint},
-    watch::Watch,
+    watch::{Noticed, Watch},
 };
 pub use super::findings::Report;
 use super::findings::Standing;
 use crate::{
     api::{
         Diagnostic, Kind, Row, Severity,
-        folder::{FileContent, Folder, Role},
+        folder::{self, FileContent, Role},
         yaml::MAX_FILE_BYTES,
     },
-    base::{ClusterId, ObjectKey, Version},
-    model::change::{Change, SourceId},
+    base::{ClusterId, ObjectKey, Shared, Version},
+    model::change::Change,
 };
 
 /// How long objects must be quiet before they are read: an editor's save is several events.
@@ -84,12 +86,23 @@ pub struct FileSource {
     settings: FileSettings,
     standing: Standing<()>,
     watch: Watch,
-    files: BTreeMap<String, FileContent>,
-    hashes: BTreeMap<String, Version>,
-    fingerprints: Vec<(String, Fingerprint)>,
-    rows: BTreeMap<(ClusterId, Kind), Vec<Row>>,
+    files: BTreeMap<String, File>,
+    rows: Rows,
+    /// What is to be said of objects that are declared more than once.
+    twice: BTreeMap<(Kind, ObjectKey), Vec<Diagnostic>>,
+    /// The folder could not be listed when it was looked at last.
+    is_unreadable: bool,
     env: Option<BTreeMap<String, String>>,
     proxies: Vec<Value>,
+}
+
+/// A file as it was read last.
+#[derive(Clone, Default)]
+struct File {
+    fingerprint: Fingerprint,
+    /// None if it could not be read.
+    hash: Option<Version>,
+    content: Shared<FileContent>,
 }
 
 impl FileSource {
@@ -100,9 +113,9 @@ impl FileSource {
             settings,
             standing: Standing::new(report),
             files: BTreeMap::new(),
-            hashes: BTreeMap::new(),
-            fingerprints: Vec::new(),
-            rows: BTreeMap::new(),
+            rows: Rows::default(),
+            twice: BTreeMap::new(),
+            is_unreadable: false,
             env: None,
             proxies: Vec::new(),
         };
@@ -112,7 +125,7 @@ impl FileSource {
             folder: source.settings.folder.clone(),
             error,
         })?;
-        let changes = source.take(entries);
+        let changes = source.take(entries, &Noticed::default());
         Ok((source, changes))
     }
 
@@ -133,7 +146,7 @@ impl FileSource {
             let noticed = self.watch.quiet(OBJECTS_QUIET, MESH_QUIET, POLL).await;
             // Reading and parsing megabytes is no work for a thread that serves sockets.
             let read = tokio::task::spawn_blocking(move || {
-                let changes = self.look(noticed);
+                let changes = self.look(&noticed);
                 (self, changes)
             });
             let found;
@@ -150,13 +163,13 @@ impl FileSource {
         }
     }
 
-    /// Looks at the folder; without notice only if something about its files is different.
-    fn look(&mut self, noticed: bool) -> Vec<Change> {
+    /// Looks at the folder: at the files of which something was noticed, and at those that look different.
+    fn look(&mut self, noticed: &Noticed) -> Vec<Change> {
         self.watch.follow(self.watched_folders());
         match self.entries() {
-            Ok(entries) if noticed || disk::fingerprints(&entries) != self.fingerprints => self.take(entries),
-            Ok(_) => Vec::new(),
+            Ok(entries) => self.take(entries, noticed),
             Err(error) => {
+                self.is_unreadable = true;
                 let place = self.settings.folder.display().to_string();
                 let message = format!("the folder cannot be read, what it declared stays: {error}");
                 self.standing
@@ -190,42 +203,77 @@ impl FileSource {
     }
 
     /// Reads what is new and tells what became different.
-    fn take(&mut self, entries: Vec<Entry>) -> Vec<Change> {
-        self.fingerprints = disk::fingerprints(&entries);
+    fn take(&mut self, entries: Vec<Entry>, noticed: &Noticed) -> Vec<Change> {
+        let mut touched = Touched::default();
+        let mut is_same = !std::mem::take(&mut self.is_unreadable);
         let mut files = BTreeMap::new();
-        let mut hashes = BTreeMap::new();
         for entry in entries {
-            let previous = self.files.remove(&entry.name).unwrap_or_default();
-            let content = match disk::read(&entry.path, MAX_FILE_BYTES) {
-                Ok(bytes) => {
-                    let hash = Version::of(&bytes);
-                    let same = self.hashes.get(&entry.name) == Some(&hash);
-                    hashes.insert(entry.name.clone(), hash);
-                    if same {
-                        previous
-                    } else {
-                        self.read(&entry, &bytes, &previous)
-                    }
-                }
-                Err(error) => FileContent::absent(&entry.name, &error.to_string()).after(&previous),
+            let known = self.files.remove(&entry.name).unwrap_or_default();
+            let looks_same = known.hash.is_some() && known.fingerprint == entry.fingerprint;
+            let file = if looks_same && !noticed.has(&entry.name) {
+                known
+            } else {
+                is_same = false;
+                let file = self.read(&entry, &known);
+                touched.compare(&known.content, &file.content);
+                file
             };
-            files.insert(entry.name, content);
+            files.insert(entry.name, file);
         }
-        self.files = files;
-        self.hashes = hashes;
-        let folder = Folder::of(&self.files, &self.settings.cluster, &self.settings.mesh_key);
-        self.compare(folder)
+        for gone in std::mem::replace(&mut self.files, files).into_values() {
+            is_same = false;
+            touched.compare(&gone.content, &FileContent::default());
+        }
+        if is_same { Vec::new() } else { self.compare(&touched) }
     }
 
-    fn read(&self, entry: &Entry, bytes: &[u8], previous: &FileContent) -> FileContent {
-        FileContent::read_as(&entry.role, &entry.name, bytes, &self.settings.cluster, previous).after(previous)
+    fn read(&self, entry: &Entry, known: &File) -> File {
+        let cluster = &self.settings.cluster;
+        let (hash, content) = match disk::read(&entry.path, MAX_FILE_BYTES) {
+            Ok(bytes) => {
+                let hash = Some(Version::of(&bytes));
+                let is_same = hash == known.hash;
+                let read = || FileContent::read_as(&entry.role, &entry.name, &bytes, cluster, &known.content);
+                (hash, (!is_same).then(read))
+            }
+            Err(error) => (None, Some(FileContent::absent(&entry.name, &error.to_string()))),
+        };
+        let content = content.map(|content| Shared::new(content.after(&known.content)));
+        File {
+            fingerprint: entry.fingerprint,
+            hash,
+            content: content.unwrap_or_else(|| known.content.clone()),
+        }
     }
 
-    fn compare(&mut self, folder: Folder) -> Vec<Change> {
-        let mut standing: BTreeSet<Diagnostic> = folder.diagnostics.into_iter().collect();
+    /// Tells what is different about the touched objects, and about what is declared beside objects.
+    fn compare(&mut self, touched: &Touched) -> Vec<Change> {
+        let files = || self.files.values().map(|file| &*file.content);
+        let mut changes = Changes::default();
+        if !touched.0.is_empty() {
+            let declared = folder::declared(files(), |row| touched.has(row));
+            for (kind, key) in touched.keys() {
+                let object = declared.get(&(&key.cluster, kind, key));
+                let row = object.map(|object| object.row).filter(|row| self.counts(row));
+                self.rows.put(kind, key, row, &mut changes);
+                self.twice.remove(&(kind, key.clone()));
+                if let Some(object) = object.filter(|object| !object.twice.is_empty()) {
+                    self.twice.insert((kind, key.clone()), object.twice.clone());
+                }
+            }
+        }
+        let settings = folder::Settings::of(files(), &self.settings.mesh_key);
+        for kind in [Kind::MeshConfig, Kind::MeshNetworks] {
+            let rows = settings.rows.iter();
+            let rows = rows.filter(|row| row.kind() == kind && self.counts(row));
+            let source = (self.settings.cluster.clone(), kind);
+            self.rows.replace(source, rows.cloned().collect(), &mut changes);
+        }
+        let in_files = files().flat_map(|content| &content.diagnostics);
+        let mut standing: BTreeSet<_> = in_files.chain(self.twice.values().flatten()).cloned().collect();
         match &self.env {
-            None => self.env = Some(folder.env),
-            Some(env) if *env != folder.env => {
+            None => self.env = Some(settings.env),
+            Some(env) if *env != settings.env => {
                 let mut restart = Diagnostic::of_document(
                     "env.yaml",
                     "NeedsRestart",
@@ -236,21 +284,9 @@ impl FileSource {
             }
             Some(_) => {}
         }
-        self.proxies = folder.proxies;
+        self.proxies = settings.proxies;
         self.standing.set((), standing);
-        let mut rows: BTreeMap<(ClusterId, Kind), Vec<Row>> = BTreeMap::new();
-        for (cluster, row) in folder
-            .rows
-            .into_iter()
-            .flat_map(|(cluster, rows)| rows.into_iter().map(move |row| (cluster.clone(), row)))
-        {
-            if self.counts(&row) {
-                rows.entry((cluster, row.kind())).or_default().push(row);
-            }
-        }
-        let changes = differences(&self.rows, &rows);
-        self.rows = rows;
-        changes
+        self.rows.told(changes)
     }
 
     fn counts(&self, row: &Row) -> bool {
@@ -261,53 +297,6 @@ impl FileSource {
             Objects::ConfigOnly => own && row.kind().is_config(),
         }
     }
-}
-
-/// More rows of a kind than this are told as a whole.
-const FEW_ROWS: usize = 16;
-
-/// For every kind of a cluster the rows that differ, if they are few, else one replacement; a kind that is gone is replaced
-/// by nothing.
-fn differences(
-    before: &BTreeMap<(ClusterId, Kind), Vec<Row>>,
-    after: &BTreeMap<(ClusterId, Kind), Vec<Row>>,
-) -> Vec<Change> {
-    let sources: BTreeSet<_> = before.keys().chain(after.keys()).collect();
-    let changed = sources
-        .into_iter()
-        .filter(|source| before.get(source) != after.get(source));
-    changed
-        .flat_map(|source| {
-            let (cluster, kind) = source.clone();
-            let (before, after) = (before.get(source), after.get(source));
-            let single = before.zip(after).filter(|_| kind.is_object());
-            single
-                .and_then(|(before, after)| few_differences(before, after))
-                .unwrap_or_else(|| {
-                    let rows = after.cloned().unwrap_or_default();
-                    vec![Change::Replace(SourceId { cluster, kind }, rows)]
-                })
-        })
-        .collect()
-}
-
-/// What turns the rows of one kind into others, if it is little; nothing where a key stands twice, since then the order of
-/// all rows counts.
-fn few_differences(before: &[Row], after: &[Row]) -> Option<Vec<Change>> {
-    let by_key = |rows: &'_ [Row]| {
-        let map: BTreeMap<ObjectKey, Row> = rows.iter().map(|row| (row.key().clone(), row.clone())).collect();
-        (map.len() == rows.len()).then_some(map)
-    };
-    let (mut before, after) = (by_key(before)?, by_key(after)?);
-    let mut changes = Vec::new();
-    for (key, row) in after {
-        if before.remove(&key).as_ref() != Some(&row) {
-            changes.push(Change::Upsert(row));
-        }
-    }
-    let gone = before.into_iter().map(|(key, row)| Change::Remove(row.kind(), key));
-    changes.extend(gone);
-    (changes.len() <= FEW_ROWS).then_some(changes)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::{
 };
 
 use bytes::Buf;
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -67,6 +68,23 @@ pub struct ConnectionOptions {
     pub strangers: u32,
     /// The calendar.
     pub wall_clock: fn() -> SystemTime,
+}
+
+/// Why a connection ends that its client did not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// It has to make place, or did what clients do not do.
+    ShownOut,
+    /// It did not say in time what it wants.
+    Stranger,
+    /// The certificate of the client has expired.
+    Expired,
+    /// It has reached its age.
+    Aged,
+    /// Its streams had time to end by themselves.
+    GraceOver,
+    /// The process ends.
+    ShutDown,
 }
 
 /// What answers requests.
@@ -246,47 +264,56 @@ impl<S: Service> Connections<S> {
         });
         let gate = TokioIo::new(Gate::new(io, guest.clone()));
         let mut connection = pin!(self.builder(place, peer.is_tls).serve_connection(gate, service));
-        let expired = async {
-            match expires {
-                Some(at) => reached(at, self.options.wall_clock).await,
-                None => std::future::pending().await,
-            }
-        };
-        let aged = async {
-            match self.options.max_age {
-                Some(age) => tokio::time::sleep(jittered(age)).await,
-                None => std::future::pending().await,
-            }
-        };
-        let stranger = async {
-            tokio::time::sleep(self.options.stranger_patience).await;
-            if guest.is_admitted() {
-                std::future::pending::<()>().await;
-            }
-        };
-        let (mut expired, stranger) = (pin!(expired), pin!(stranger));
-        tokio::select! {
+        let mut causes = self.causes(&guest, expires);
+        let cause = tokio::select! {
+            biased;
+            Some(cause) = causes.next() => cause,
             ended = uncork.after_each_turn(connection.as_mut()) => return log_end(address, ended),
-            () = guest.shown_out() => return tracing::debug!(%address, "a connection is shown out"),
-            () = stranger => return tracing::debug!(%address, "a connection did not say in time what it wants"),
-            () = expired.as_mut() => tracing::debug!(%address, "the certificate of a client has expired"),
-            () = aged => {}
-            () = self.tasks.shutdown().cancelled() => {}
+        };
+        tracing::debug!(%address, ?cause, "a connection is to end");
+        if matches!(cause, Cause::ShownOut | Cause::Stranger) {
+            return;
         }
         // Clients that heed the GOAWAY move in their own time.
         connection.as_mut().graceful_shutdown();
-        if !self.tasks.shutdown().is_cancelled() {
+        let grace = self.options.age_grace;
+        causes.push(Box::pin(tokio::time::sleep(grace).map(|()| Cause::GraceOver)));
+        let mut last = cause;
+        while !matches!(last, Cause::ShutDown | Cause::GraceOver) {
             tokio::select! {
+                biased;
+                Some(cause) = causes.next() => last = cause,
                 ended = uncork.after_each_turn(connection.as_mut()) => return log_end(address, ended),
-                () = guest.shown_out() => return,
-                () = tokio::time::sleep(self.options.age_grace) => {}
-                () = self.tasks.shutdown().cancelled() => {}
+            }
+            if last == Cause::ShownOut {
+                return;
             }
         }
         draining.token.cancel();
         if let Ok(ended) = tokio::time::timeout(LAST_PATIENCE, uncork.after_each_turn(connection)).await {
             log_end(address, ended);
         }
+    }
+
+    /// What may end a connection. Each is looked at only when it was woken, not whenever something is sent or received.
+    fn causes<'a>(&'a self, guest: &'a Guest, expires: Option<SystemTime>) -> FuturesUnordered<BoxFuture<'a, Cause>> {
+        let causes = FuturesUnordered::<BoxFuture<Cause>>::new();
+        causes.push(Box::pin(guest.shown_out().map(|()| Cause::ShownOut)));
+        causes.push(Box::pin(self.tasks.shutdown().cancelled().map(|()| Cause::ShutDown)));
+        causes.push(Box::pin(async {
+            tokio::time::sleep(self.options.stranger_patience).await;
+            if guest.is_admitted() {
+                std::future::pending::<()>().await;
+            }
+            Cause::Stranger
+        }));
+        if let Some(at) = expires {
+            causes.push(Box::pin(reached(at, self.options.wall_clock).map(|()| Cause::Expired)));
+        }
+        if let Some(age) = self.options.max_age {
+            causes.push(Box::pin(tokio::time::sleep(jittered(age)).map(|()| Cause::Aged)));
+        }
+        causes
     }
 
     fn builder(&self, place: Place, is_tls: bool) -> http2::Builder<Place> {

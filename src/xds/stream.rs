@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use smol_str::SmolStr;
 use tokio::time::{Instant as Timer, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -158,7 +159,8 @@ where
 
     async fn serve(&mut self) -> Result<(), End> {
         let waiting = self.guest.as_ref().map(Guest::waits);
-        let first = timeout(self.shared.patience.request, self.first())
+        let mut ends = Ends::of(&self.outlet, &self.draining);
+        let first = timeout(self.shared.patience.request, self.first(&mut ends))
             .await
             .unwrap_or(Err(End::Silent));
         drop(waiting);
@@ -178,7 +180,7 @@ where
             Box::pin(self.inquiry().answer(first)).await?;
             let next = tokio::select! {
                 request = self.requests.next() => request?,
-                end = ended(&self.outlet, &self.draining) => return Err(end),
+                end = ends.next() => return Err(end),
             };
             let Some(next) = next else { return Ok(()) };
             first = next;
@@ -187,20 +189,20 @@ where
         // A machine's own WorkloadEntry stands before its configuration is made, which depends on it.
         let attachment = tokio::select! {
             attachment = attach(&self.shared, &proxy) => attachment?,
-            end = ended(&self.outlet, &self.draining) => return Err(end),
+            end = ends.next() => return Err(end),
         };
         let share = tokio::select! {
             share = self.shared.admission.first_configuration() => share?,
-            end = ended(&self.outlet, &self.draining) => return Err(end),
+            end = ends.next() => return Err(end),
         };
-        let mut session = Session::new(self, Arc::new(proxy), attachment, share);
+        let mut session = Session::new(self, ends, Arc::new(proxy), attachment, share);
         session.on_request(first).await?;
         loop {
             let hoarded = session.first_share.as_ref().map(|(_, until)| *until);
             // Requests come before pushes: what a client has just asked for decides what a push holds.
             tokio::select! {
                 biased;
-                end = ended(&self.outlet, &self.draining) => return Err(end),
+                end = session.ends.next() => return Err(end),
                 request = self.requests.next() => match request? {
                     Some(request) => session.on_request(request).await?,
                     None => return Ok(()),
@@ -245,11 +247,11 @@ where
     }
 
     /// The first request that is one, with the client that sent it.
-    async fn first(&mut self) -> Result<Option<(Proxy, Incoming)>, End> {
+    async fn first(&mut self, ends: &mut Ends) -> Result<Option<(Proxy, Incoming)>, End> {
         loop {
             let request = tokio::select! {
                 request = self.requests.next() => request?,
-                end = ended(&self.outlet, &self.draining) => return Err(end),
+                end = ends.next() => return Err(end),
             };
             let Some(request) = request else { return Ok(None) };
             if request.type_url == HEALTH_INFORMATION {
@@ -289,10 +291,25 @@ async fn attach(shared: &Shared, proxy: &Proxy) -> Result<Option<Attachment>, Re
     attached.map(Some)
 }
 
-async fn ended(outlet: &Outlet, draining: &CancellationToken) -> End {
-    tokio::select! {
-        () = outlet.closed() => End::Gone,
-        () = draining.cancelled() => End::Draining,
+/// What ends a stream whatever it waits for. Each is looked at only when it was woken: a stream waits several times for
+/// every response.
+struct Ends(FuturesUnordered<BoxFuture<'static, End>>);
+
+impl Ends {
+    fn of(outlet: &Outlet, draining: &CancellationToken) -> Self {
+        let (outlet, draining) = (outlet.clone(), draining.clone());
+        let ends = FuturesUnordered::<BoxFuture<End>>::new();
+        ends.push(Box::pin(async move {
+            outlet.closed().await;
+            End::Gone
+        }));
+        ends.push(Box::pin(draining.cancelled_owned().map(|()| End::Draining)));
+        Self(ends)
+    }
+
+    /// Why the stream is to end, once it is.
+    async fn next(&mut self) -> End {
+        self.0.next().await.unwrap_or(End::Gone)
     }
 }
 
@@ -300,7 +317,7 @@ async fn ended(outlet: &Outlet, draining: &CancellationToken) -> End {
 struct Session {
     shared: Arc<Shared>,
     outlet: Outlet,
-    draining: CancellationToken,
+    ends: Ends,
     guest: Option<Arc<Guest>>,
     registration: Registration,
     member: Member,
@@ -318,7 +335,7 @@ struct Session {
 }
 
 impl Session {
-    fn new<B>(stream: &Stream<B>, proxy: Arc<Proxy>, attachment: Option<Attachment>, share: Share) -> Self
+    fn new<B>(stream: &Stream<B>, ends: Ends, proxy: Arc<Proxy>, attachment: Option<Attachment>, share: Share) -> Self
     where
         B: http_body::Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
@@ -338,7 +355,7 @@ impl Session {
         Self {
             shared,
             outlet: stream.outlet.clone(),
-            draining: stream.draining.clone(),
+            ends,
             guest: stream.guest.clone(),
             registration,
             member,
@@ -379,7 +396,7 @@ impl Session {
     }
 
     /// An agent told the health of its workload: a complaint, or none.
-    async fn on_health(&self, complaint: Option<String>) {
+    async fn on_health(&mut self, complaint: Option<String>) {
         let Some(attachment) = &self.attachment else {
             return tracing::debug!(
                 node = self.node(),
@@ -500,7 +517,7 @@ impl Session {
         let (message, mut sent) = Message::new(self.registration.connection.protocol, response)?;
         let share = tokio::select! {
             share = self.shared.admission.response(sent.size_bytes) => share,
-            end = ended(&self.outlet, &self.draining) => return Err(end),
+            end = self.ends.next() => return Err(end),
         };
         let sending = (self.shared.clock)();
         self.registration.connection.state().sent_at[resource_type as usize] = Some((self.shared.wall_clock)());
@@ -520,23 +537,30 @@ impl Session {
         resource_type: ResourceType,
     ) -> Result<(), End> {
         let mut share = share;
-        let patience = self.shared.patience;
         let started = Timer::now();
+        let gives_way_at = started + self.shared.patience.share;
+        let overdue_at = started + self.shared.patience.write;
         let mut counted = false;
         loop {
+            let gives_way = share.is_some().then_some(gives_way_at);
+            let next = gives_way.into_iter().chain((!counted).then_some(overdue_at)).min();
             tokio::select! {
                 biased;
-                end = ended(&self.outlet, &self.draining) => return Err(end),
+                end = self.ends.next() => return Err(end),
                 _ = &mut *written => return Ok(()),
-                () = sleep_until(started + patience.share), if share.is_some() => {
-                    share = None;
-                    self.first_share = None;
-                }
-                () = sleep_until(started + patience.write), if !counted => {
-                    counted = true;
-                    self.shared.metrics.write_timeout.inc();
-                    tracing::warn!(node = self.node(), r#type = resource_type.short_name(), "the proxy does not read its configuration");
-                }
+                () = sleep_until(next.unwrap_or(started)), if next.is_some() => {}
+            }
+            if next == gives_way {
+                share = None;
+                self.first_share = None;
+            } else {
+                counted = true;
+                self.shared.metrics.write_timeout.inc();
+                tracing::warn!(
+                    node = self.node(),
+                    r#type = resource_type.short_name(),
+                    "the proxy does not read its configuration"
+                );
             }
         }
     }
@@ -575,9 +599,10 @@ impl Inquiry {
             names: asked.asked,
             caller: self.caller.clone(),
         };
+        let mut ends = Ends::of(&self.outlet, &self.draining);
         let answer = tokio::select! {
             answer = debugger.answer(question) => answer?,
-            end = ended(&self.outlet, &self.draining) => return Err(end),
+            end = ends.next() => return Err(end),
         };
         let nonce = answer.version.clone();
         let (message, mut sent) = Message::of_debug(self.protocol, (url, nonce), answer)?;
@@ -593,7 +618,7 @@ impl Inquiry {
         };
         tokio::select! {
             written = written => written,
-            end = ended(&self.outlet, &self.draining) => Err(end),
+            end = ends.next() => Err(end),
         }
     }
 }

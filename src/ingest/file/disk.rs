@@ -17,7 +17,8 @@ pub(super) struct Entry {
     pub(super) role: Role,
     /// Where it is.
     pub(super) path: PathBuf,
-    fingerprint: Fingerprint,
+    /// As it is now.
+    pub(super) fingerprint: Fingerprint,
 }
 
 /// What changes when a file does: device, inode, length, time of the last change in seconds and nanoseconds.
@@ -71,14 +72,6 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
     }
     entries.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(entries)
-}
-
-/// What is different about a folder when a file of it is.
-pub(super) fn fingerprints(entries: &[Entry]) -> Vec<(String, Fingerprint)> {
-    entries
-        .iter()
-        .map(|entry| (entry.name.clone(), entry.fingerprint))
-        .collect()
 }
 
 /// Reads a file, one byte more than the limit at most: enough to see that it is too large.

@@ -85,15 +85,18 @@ fn the_first_look_gives_everything_and_the_next_only_what_changed() {
         [mesh, "Kubernetes Service: default/a", "west Service: default/a"]
     );
     assert_eq!(source.env()["A"], "b");
-    assert!(source.look(true).is_empty());
+    assert!(source.look(&Noticed::any()).is_empty());
     bed.write("kube.yaml", &format!("# A comment is no change.\n{SERVICE}"));
-    assert!(source.look(false).is_empty());
+    assert!(source.look(&Noticed::default()).is_empty());
     bed.write("mesh.yaml", "enableTracing: true\n");
-    assert!(source.look(true).is_empty(), "a default said aloud is no change");
+    assert!(
+        source.look(&Noticed::any()).is_empty(),
+        "a default said aloud is no change"
+    );
     bed.write("mesh.yaml", "enableTracing: false\n");
-    assert_eq!(told(&source.look(true)), [mesh]);
+    assert_eq!(told(&source.look(&Noticed::any())), [mesh]);
     fs::remove_file(bed.path().join("kube-west.yaml")).unwrap();
-    assert_eq!(told(&source.look(false)), ["west Service: "]);
+    assert_eq!(told(&source.look(&Noticed::default())), ["west Service: "]);
     assert!(bed.reported().is_empty());
 }
 
@@ -104,7 +107,7 @@ fn a_bad_edit_is_told_once_and_changes_nothing() {
     bed.write("kube.yaml", "a: [\n");
     bed.write("mesh.yaml", "enableTracing: maybe\n");
     bed.write("large.yaml", &" ".repeat(MAX_FILE_BYTES + 1));
-    assert!(source.look(true).is_empty() && source.look(true).is_empty());
+    assert!(source.look(&Noticed::any()).is_empty() && source.look(&Noticed::any()).is_empty());
     let reported = bed.reported();
     assert_eq!(reported.len(), 3, "{reported:?}");
     assert!(
@@ -118,9 +121,9 @@ fn a_bad_edit_is_told_once_and_changes_nothing() {
         "{reported:?}"
     );
     bed.write("kube.yaml", &SERVICE.replace("80", "81"));
-    assert_eq!(told(&source.look(true)), ["Kubernetes Service: +default/a"]);
+    assert_eq!(told(&source.look(&Noticed::any())), ["Kubernetes Service: +default/a"]);
     bed.write("env.yaml", "PILOT_HTTP10: true");
-    assert!(source.look(true).is_empty() && source.look(true).is_empty());
+    assert!(source.look(&Noticed::any()).is_empty() && source.look(&Noticed::any()).is_empty());
     assert_eq!(bed.reported().len(), 1);
 }
 
@@ -151,7 +154,7 @@ fn a_folder_beside_kubernetes_gives_config_only() {
     let Row::MeshConfig(config) = &rows[0] else { panic!() };
     assert_eq!(config.spec.trust_domain, "from.flag");
     bed.write("other", "trustDomain: new");
-    assert_eq!(told(&source.look(false)), want[..1]);
+    assert_eq!(told(&source.look(&Noticed::default())), want[..1]);
 }
 
 #[test]
@@ -207,4 +210,71 @@ async fn edits_arrive() {
         }
     });
     finished.await.unwrap();
+}
+
+/// The rows that changes lead to.
+#[derive(Default)]
+struct Held(BTreeMap<(ClusterId, Kind), BTreeMap<ObjectKey, Row>>);
+
+impl Held {
+    fn apply(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Replace(source, rows) => {
+                    let rows = rows.into_iter().map(|row| (row.key().clone(), row)).collect();
+                    self.0.insert((source.cluster, source.kind), rows);
+                }
+                Change::Upsert(row) => {
+                    let rows = self.0.entry((row.key().cluster.clone(), row.kind())).or_default();
+                    rows.insert(row.key().clone(), row);
+                }
+                Change::Remove(kind, key) => {
+                    let rows = self.0.entry((key.cluster.clone(), kind)).or_default();
+                    assert!(rows.remove(&key).is_some(), "{key} is not there");
+                }
+                Change::RemoveCluster(cluster) => panic!("{cluster} is not removed"),
+            }
+        }
+        self.0.retain(|_, rows| !rows.is_empty());
+    }
+}
+
+#[test]
+fn many_looks_tell_what_one_look_tells() {
+    let bed = Bed::new(&[]);
+    let (mut source, changes) = bed.open(bed.settings());
+    let mut held = Held::default();
+    held.apply(changes);
+    let mut random = 7_u32;
+    let mut below = |bound: u32| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 16) % bound
+    };
+    for _ in 0..300 {
+        let file = ["a.yaml", "b.yaml", "kube-west.yaml", "mesh.yaml"][below(4) as usize];
+        let text = if file == "mesh.yaml" {
+            format!("enableTracing: {}\n", below(2) == 0)
+        } else {
+            // Names are declared in several files, and several times in one; 20 at once are told as a whole.
+            let names = (0..[1, 3, 20][below(3) as usize])
+                .map(|_| below(30))
+                .collect::<Vec<_>>();
+            let service = |name: &u32| SERVICE.replace("name: a", &format!("name: s{name}"));
+            let services = names
+                .iter()
+                .map(|name| service(name).replace("80", &format!("8{}", name % 2)));
+            services.collect::<Vec<_>>().join("---\n")
+        };
+        if below(5) == 0 {
+            let _ = fs::remove_file(bed.path().join(file));
+        } else {
+            bed.write(file, &text);
+        }
+        held.apply(source.look(&Noticed::any()));
+        let (fresh, changes) = bed.open(bed.settings());
+        let mut expected = Held::default();
+        expected.apply(changes);
+        assert_eq!(held.0, expected.0);
+        assert_eq!(source.twice, fresh.twice);
+    }
 }

@@ -1,0 +1,115 @@
+//! The objects that a folder declares, and what became different about them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    api::{Kind, Row, folder::FileContent},
+    base::{ClusterId, ObjectKey},
+    model::change::{Change, SourceId},
+};
+
+/// More rows of a kind than this are told as a whole.
+const FEW_ROWS: usize = 16;
+
+/// Objects whose declarations changed; which of them became different is to be seen.
+#[derive(Default)]
+pub(super) struct Touched(pub(super) BTreeMap<Kind, BTreeSet<ObjectKey>>);
+
+impl Touched {
+    /// Adds what one form of a file declares otherwise than another.
+    pub(super) fn compare(&mut self, before: &FileContent, after: &FileContent) {
+        let (mut before, mut after) = (&before.objects[..], &after.objects[..]);
+        while let (Some((old, left)), Some((new, right))) = (before.split_first(), after.split_first())
+            && old == new
+        {
+            (before, after) = (left, right);
+        }
+        while let (Some((old, left)), Some((new, right))) = (before.split_last(), after.split_last())
+            && old == new
+        {
+            (before, after) = (left, right);
+        }
+        for (row, _) in before.iter().chain(after) {
+            self.0.entry(row.kind()).or_default().insert(row.key().clone());
+        }
+    }
+
+    pub(super) fn has(&self, row: &Row) -> bool {
+        self.0.get(&row.kind()).is_some_and(|keys| keys.contains(row.key()))
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = (Kind, &ObjectKey)> {
+        self.0
+            .iter()
+            .flat_map(|(kind, keys)| keys.iter().map(move |key| (*kind, key)))
+    }
+}
+
+/// The rows that count, by cluster and kind, in the order of their keys.
+#[derive(Default)]
+pub(super) struct Rows(BTreeMap<(ClusterId, Kind), Vec<Row>>);
+
+/// What became different, by cluster and kind.
+#[derive(Default)]
+pub(super) struct Changes(BTreeMap<(ClusterId, Kind), Different>);
+
+#[derive(Default)]
+struct Different {
+    upserts: Vec<Row>,
+    removed: Vec<ObjectKey>,
+    /// All rows are told, since few of them are as they were.
+    whole: bool,
+}
+
+impl Rows {
+    /// Puts the row that an object has now, if it has any.
+    pub(super) fn put(&mut self, kind: Kind, key: &ObjectKey, row: Option<&Row>, changes: &mut Changes) {
+        let source = (key.cluster.clone(), kind);
+        let rows = self.0.entry(source.clone()).or_default();
+        let is_first = rows.is_empty();
+        match (rows.binary_search_by(|row| row.key().cmp(key)), row) {
+            (Err(_), None) => return,
+            (Ok(at), Some(row)) if rows[at] == *row => return,
+            (Ok(at), Some(row)) => rows[at] = row.clone(),
+            (Err(at), Some(row)) => rows.insert(at, row.clone()),
+            (Ok(at), None) => {
+                rows.remove(at);
+            }
+        }
+        let different = changes.0.entry(source).or_insert_with(|| Different {
+            whole: is_first,
+            ..Different::default()
+        });
+        match row {
+            Some(row) => different.upserts.push(row.clone()),
+            None => different.removed.push(key.clone()),
+        }
+    }
+
+    /// Puts all rows of a kind.
+    pub(super) fn replace(&mut self, source: (ClusterId, Kind), rows: Vec<Row>, changes: &mut Changes) {
+        let before = self.0.entry(source.clone()).or_default();
+        if *before != rows {
+            *before = rows;
+            changes.0.entry(source).or_default().whole = true;
+        }
+    }
+
+    /// What is to be told: of every kind the rows that differ, if they are few, else all; a kind that is new or gone as a
+    /// whole too.
+    pub(super) fn told(&mut self, changes: Changes) -> Vec<Change> {
+        let mut told = Vec::new();
+        for (source, different) in changes.0 {
+            let rows = self.0.get(&source).map_or(&[][..], Vec::as_slice);
+            let (cluster, kind) = source;
+            if different.whole || rows.is_empty() || different.upserts.len() + different.removed.len() > FEW_ROWS {
+                told.push(Change::Replace(SourceId { cluster, kind }, rows.to_vec()));
+                continue;
+            }
+            told.extend(different.upserts.into_iter().map(Change::Upsert));
+            told.extend(different.removed.into_iter().map(|key| Change::Remove(kind, key)));
+        }
+        self.0.retain(|_, rows| !rows.is_empty());
+        told
+    }
+}
