@@ -22,6 +22,7 @@ use crate::{
     },
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
+        destination_rule::{self, RuleRef},
         service::{Protocol, Registry, Resolution, ServicePort, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
     },
@@ -46,6 +47,8 @@ struct Entry {
     port: u32,
     protocol: Protocol,
     locked: bool,
+    /// Its chains of TCP depend on who the client is, beyond what it can run.
+    names_clients: bool,
     members: Vec<Member>,
 }
 
@@ -91,14 +94,22 @@ impl OutboundPart {
             lister.add_egress(egress, &binds, bind_to_port);
         }
         let catch_all = catch_all_cluster(&scope);
-        let plain = Hashed::new(self.client.without_http());
+        // Every service with TCP has a listener of its own, which is the same for most workloads.
+        let without_http = Hashed::new(self.client.without_http());
+        let without_routes = Hashed::new(without_http.without_routes());
         let entries = lister.entries.into_values();
         entries
             .map(|entry| {
-                // Every service with TCP has a listener of its own, which is the same for most workloads.
-                let is_plain = entry.members.iter().all(|member| member.kind == MemberKind::Tcp);
+                let mut members = entry.members.iter();
+                let client = if !members.all(|member| member.kind == MemberKind::Tcp) {
+                    &self.client
+                } else if entry.names_clients {
+                    &without_http
+                } else {
+                    &without_routes
+                };
                 ListenerKey::Outbound(OutboundKey {
-                    client: if is_plain { &plain } else { &self.client }.clone(),
+                    client: client.clone(),
                     binds: entry.binds,
                     bind_to_port: entry.bind_to_port,
                     port: entry.port,
@@ -245,6 +256,8 @@ impl<'a> Lister<'a> {
         // A listener with the wildcard address falls through to TCP, so it sniffs.
         let sniffs = kind == MemberKind::Http && protocol != Protocol::HttpProxy && *first == self.wildcards[0];
         let member = self.member(&request, kind, sniffs, ranges);
+        // Routes may be for some clients only; short names of aliases depend on the client's domain.
+        let names_clients = !(member.virtual_services.is_empty() && request.service.aliases.is_empty());
         match outcome {
             Outcome::Replace => {
                 let entry = Entry {
@@ -253,6 +266,7 @@ impl<'a> Lister<'a> {
                     port: request.port.number,
                     protocol: if sniffs { Protocol::Unsupported } else { state },
                     locked: false,
+                    names_clients,
                     members: vec![member],
                 };
                 self.entries.insert(place, entry);
@@ -260,6 +274,7 @@ impl<'a> Lister<'a> {
             Outcome::Merge => {
                 let entry = self.entries.get_mut(&place).expect("because merging needs an entry");
                 entry.protocol = state;
+                entry.names_clients |= names_clients;
                 entry.members.push(member);
             }
         }
@@ -290,6 +305,7 @@ impl<'a> Lister<'a> {
             kind,
             sniffs,
             ranges,
+            rule: None,
             virtual_services: Vec::new(),
             destinations: Vec::new(),
         };
@@ -301,6 +317,7 @@ impl<'a> Lister<'a> {
             }
             return member;
         }
+        member.rule = self.rule(&request.service.key);
         member.virtual_services = self.virtual_services(request.service, request.egress);
         for key in &member.virtual_services {
             let Some(row) = self.view.mesh.virtual_services.get(self.view.cx, key) else {
@@ -308,13 +325,22 @@ impl<'a> Lister<'a> {
             };
             for host in &row.destinations {
                 if let Some(service) = self.scope.by_host.get(host) {
-                    member.destinations.push(service.clone());
+                    member.destinations.push((service.clone(), self.rule(service)));
                 }
             }
         }
-        member.destinations.sort_unstable();
+        member
+            .destinations
+            .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         member.destinations.dedup();
         member
+    }
+
+    fn rule(&self, service: &ServiceKey) -> Option<RuleRef> {
+        let client = &self.client;
+        let (namespace, labels) = (&client.filters.namespace, Some(&*client.labels));
+        let found = destination_rule::find(self.view.cx, self.view.mesh, namespace, labels, service);
+        found.map(|(rule, _)| rule)
     }
 
     /// The VirtualServices of the egress listener that route TCP or TLS for a service, in their order.

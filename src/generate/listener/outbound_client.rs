@@ -4,7 +4,7 @@ use smol_str::SmolStr;
 
 use super::client::FilterClient;
 use crate::{
-    base::{Hashed, Labels, Shared},
+    base::{Hashed, Labels, Namespace, Shared},
     generate::{
         View,
         constant::wildcards,
@@ -64,6 +64,20 @@ impl OutboundClient {
     pub fn without_http(&self) -> Self {
         Self {
             filters: Hashed::new(self.filters.without_http()),
+            ..self.clone()
+        }
+    }
+
+    /// What listeners depend on that have neither a connection manager nor routes for some clients only.
+    pub fn without_routes(&self) -> Self {
+        Self {
+            filters: Hashed::new(FilterClient {
+                namespace: Namespace::default(),
+                ..(*self.filters).clone()
+            }),
+            labels: Shared::default(),
+            dns_domain: SmolStr::default(),
+            own_address: None,
             ..self.clone()
         }
     }

@@ -25,7 +25,7 @@ use crate::{
         patch::PatchContext,
         wire,
     },
-    model::{Service, ServiceKey, service::Protocol},
+    model::{Service, ServiceKey, destination_rule::RuleRef, service::Protocol},
     proto::envoy::config::{
         core::v3::TrafficDirection,
         listener::v3::{
@@ -76,10 +76,12 @@ pub struct Member {
     pub sniffs: bool,
     /// The ranges that stand for the service's address.
     pub ranges: Vec<SmolStr>,
+    /// The DestinationRule of the service, unless the port is HTTP.
+    pub rule: Option<RuleRef>,
     /// VirtualServices with TCP or TLS routes for the service, in order.
     pub virtual_services: Vec<ObjectKey>,
-    /// The services that their routes lead to.
-    pub destinations: Vec<ServiceKey>,
+    /// The services that their routes lead to, each with its DestinationRule.
+    pub destinations: Vec<(ServiceKey, Option<RuleRef>)>,
 }
 
 /// What kind of chains a port adds.

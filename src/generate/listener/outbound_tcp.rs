@@ -24,7 +24,7 @@ use crate::{
     },
     model::{
         Service,
-        destination_rule::{self, DestinationRule},
+        destination_rule::{self, DestinationRule, RuleRef},
         service::{Registry, ServicePort, UNSPECIFIED_IP},
         virtual_service::{MESH_GATEWAY, VirtualService},
     },
@@ -215,7 +215,7 @@ impl OutboundListener<'_> {
             let port = service_port(number, "", &member.port);
             name::stat_prefix(pattern, &service.key.hostname, "", &port, 0, Some(service))
         };
-        let rule = self.rule(service);
+        let rule = self.rule(member.rule.as_ref());
         let upstream = TcpUpstream {
             stat_prefix,
             clusters: TcpClusters::Single(cluster),
@@ -230,8 +230,8 @@ impl OutboundListener<'_> {
     /// The filters of a chain to the destinations of a route.
     fn route_filters(&self, member: &Member, row: &VirtualService, routes: &[RouteDestination]) -> NetworkFilters {
         let destination = routes[0].destination.clone().unwrap_or_default();
-        let service = self.destination(member, &destination.host);
-        let rule = service.and_then(|service| self.rule(service));
+        let (service, rule) = self.destination(member, &destination.host).unzip();
+        let rule = self.rule(rule.flatten());
         let rule = rule.as_ref().map(|rule| &rule.spec);
         let upstream = if routes.len() == 1 {
             let cluster = destination::cluster(&destination, service, member.port.number, PortInference::SolePort);
@@ -257,7 +257,7 @@ impl OutboundListener<'_> {
                 .filter(|route| route.weight > 0)
                 .filter_map(|route| Some((route.destination.as_ref()?, route.weight)))
                 .map(|(destination, weight)| {
-                    let service = self.destination(member, &destination.host);
+                    let service = self.destination(member, &destination.host).map(|(service, _)| service);
                     let cluster =
                         destination::cluster(destination, service, member.port.number, PortInference::SolePort);
                     (cluster, weight.unsigned_abs())
@@ -286,14 +286,15 @@ impl OutboundListener<'_> {
         self.stack.tcp_chain(chain, member.port.protocol, upstream)
     }
 
-    fn destination(&self, member: &Member, host: &str) -> Option<&Service> {
-        let key = member.destinations.iter().find(|key| key.hostname == *host)?;
-        self.stack.view.service(key).map(|service| &**service)
+    fn destination<'m>(&self, member: &'m Member, host: &str) -> Option<(&Service, Option<&'m RuleRef>)> {
+        let (key, rule) = member.destinations.iter().find(|(key, _)| key.hostname == *host)?;
+        let service = self.stack.view.service(key)?;
+        Some((&**service, rule.as_ref()))
     }
 
-    fn rule(&self, service: &Service) -> Option<Shared<DestinationRule>> {
+    fn rule(&self, found: Option<&RuleRef>) -> Option<Shared<DestinationRule>> {
         let view = &self.stack.view;
-        destination_rule::lookup(view.cx, view.mesh, &self.filters.namespace, &self.labels, service)
+        destination_rule::rule(view.cx, view.mesh, found?)
     }
 }
 

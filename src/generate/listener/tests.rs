@@ -366,4 +366,50 @@ fn pods_of_one_workload_share_their_listeners() {
     assert_eq!(parts[0], parts[1]);
 }
 
+#[test]
+fn namespaces_share_listeners_that_do_not_depend_on_them() {
+    let config = "
+apiVersion: v1
+kind: Service
+metadata: {name: b}
+spec: {clusterIP: 10.0.0.2, ports: [{name: tcp, port: 90}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  tcp: [{match: [{sourceNamespace: one}], route: [{destination: {host: b.default.svc.cluster.local}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: of-one, namespace: one}
+spec:
+  host: b.default.svc.cluster.local
+  trafficPolicy: {connectionPool: {tcp: {idleTimeout: 7s}}}
+";
+    let client = |namespace: &str| {
+        let node = format!("sidecar~10.2.0.1~p.{namespace}~{namespace}.svc.cluster.local");
+        fixture::client(&node, &json!({}))
+    };
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
+    let bed = Bed::new("", &files, ["one", "two", "three"].map(client).to_vec());
+    let bytes = |member: u64, name: &str| {
+        let group = bed.store.group_of(MemberId(member)).expect("a group");
+        let snapshot = bed.store.snapshot(group).expect("a snapshot");
+        let listener = snapshot.view(ResourceType::Listener).get(name).expect("a listener");
+        listener.sotw_frame().clone()
+    };
+    let is_shared = |name: &str| {
+        let held = [0, 1, 2].map(|member| bytes(member, name).as_ptr());
+        [held[0] == held[1], held[1] == held[2]]
+    };
+    // Headless; a route for one namespace; a rule of one namespace.
+    assert_eq!(is_shared("10.1.0.8_70"), [true, true]);
+    assert_eq!(is_shared("10.0.0.1_90"), [false, false]);
+    assert_eq!(is_shared("10.0.0.2_90"), [false, true]);
+    assert_ne!(bytes(0, "10.0.0.1_90"), bytes(1, "10.0.0.1_90"));
+    assert_ne!(bytes(0, "10.0.0.2_90"), bytes(1, "10.0.0.2_90"));
+}
+
 mod security;
