@@ -6,6 +6,7 @@ use bytes::Bytes;
 use prost::{Message, Name, encoding};
 use smol_str::SmolStr;
 
+use super::wire;
 use crate::base::Version;
 
 macro_rules! resource_types {
@@ -146,16 +147,14 @@ impl EncodedResource {
                 field_len(RESOURCE_NAME_FIELD, name.len())
             };
         let mut bytes = Vec::with_capacity(field_len(RESOURCES_FIELD, resource_len));
-        put_header(&mut bytes, RESOURCES_FIELD, resource_len);
-        put_field(&mut bytes, RESOURCE_VERSION_FIELD, &text);
+        wire::header(&mut bytes, RESOURCES_FIELD, resource_len);
+        wire::bytes(&mut bytes, RESOURCE_VERSION_FIELD, &text);
         let any_start = bytes.len();
-        put_header(&mut bytes, RESOURCE_ANY_FIELD, any_len);
-        put_field(&mut bytes, 1, type_url.as_bytes());
-        put_field(&mut bytes, 2, value);
+        wire::header(&mut bytes, RESOURCE_ANY_FIELD, any_len);
+        wire::bytes(&mut bytes, 1, type_url.as_bytes());
+        wire::bytes(&mut bytes, 2, value);
         let any_end = bytes.len();
-        if !name.is_empty() {
-            put_field(&mut bytes, RESOURCE_NAME_FIELD, name.as_bytes());
-        }
+        wire::text(&mut bytes, RESOURCE_NAME_FIELD, &name);
         let delta = Bytes::from(bytes);
         let sotw = delta.slice(any_start..any_end);
         Self {
@@ -189,16 +188,6 @@ impl EncodedResource {
 
 fn field_len(tag: u32, len: usize) -> usize {
     encoding::key_len(tag) + encoding::encoded_len_varint(len as u64) + len
-}
-
-fn put_header(bytes: &mut Vec<u8>, tag: u32, len: usize) {
-    encoding::encode_key(tag, encoding::WireType::LengthDelimited, bytes);
-    encoding::encode_varint(len as u64, bytes);
-}
-
-fn put_field(bytes: &mut Vec<u8>, tag: u32, value: &[u8]) {
-    put_header(bytes, tag, value.len());
-    bytes.extend_from_slice(value);
 }
 
 #[cfg(test)]

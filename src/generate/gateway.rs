@@ -1,6 +1,6 @@
 //! What the configuration of a router is merged from: the part of keys that clusters, listeners and routes share.
 
-use super::{View, select::Selected};
+use super::{View, listener::Piece, select::Selected};
 use crate::{
     base::{ObjectKey, Shared},
     model::{
@@ -40,7 +40,7 @@ impl GatewayView {
     }
 
     /// What the router serves.
-    pub fn merged(&self, view: &View) -> MergedGateway {
-        MergedGateway::of(view.cx, view.mesh, &self.gateways, &self.exposed)
+    pub fn merged(&self, view: &View) -> Piece<MergedGateway> {
+        view.pieces.merged_gateway(view, self)
     }
 }

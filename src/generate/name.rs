@@ -12,19 +12,37 @@ pub fn outbound_cluster(port: u32, subset: &str, host: &str) -> String {
 
 /// These parts with a separator between them, which every outbound cluster has several times over.
 fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> String {
-    let digits = port.checked_ilog10().unwrap_or_default() as usize + 1;
-    let length = kind.len() + digits + subset.len() + host.len() + 2 * separator.len();
-    let mut name = String::with_capacity(length);
-    name.push_str(kind);
-    let mut place = 10_u32.pow(digits as u32 - 1);
-    for _ in 0..digits {
-        name.push(char::from(b'0' + (port / place % 10) as u8));
-        place /= 10;
+    let digits = Digits::of(port);
+    [kind, digits.text(), separator, subset, separator, host].concat()
+}
+
+/// A number as text, without an allocation: ports stand in names by the thousand.
+pub struct Digits {
+    text: [u8; Self::MOST],
+    begin: usize,
+}
+
+impl Digits {
+    /// As many as the largest number has.
+    const MOST: usize = 10;
+
+    /// The digits of a number.
+    pub fn of(mut number: u32) -> Self {
+        let (mut text, mut begin) = ([b'0'; Self::MOST], Self::MOST);
+        loop {
+            begin -= 1;
+            text[begin] += (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                return Self { text, begin };
+            }
+        }
     }
-    for part in [separator, subset, separator, host] {
-        name.push_str(part);
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.text[self.begin..]).expect("because digits are ASCII")
     }
-    name
 }
 
 /// What the name of an outbound cluster tells.
@@ -52,7 +70,7 @@ pub fn parse_outbound(name: &str) -> Option<OutboundName<'_>> {
 
 /// The cluster of a port of the workload itself: `inbound|8080||`.
 pub fn inbound_cluster(port: u32) -> String {
-    format!("inbound|{port}||")
+    ["inbound|", Digits::of(port).text(), "||"].concat()
 }
 
 /// The SNI of mutual TLS to a service, which is the cluster's name on gateways that pass it through:

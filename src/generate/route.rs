@@ -21,6 +21,8 @@ pub(crate) mod sidecar;
 mod tests;
 mod virtual_host;
 
+pub(super) use http::DefaultRoutes;
+
 use super::{
     EncodedResource, ProxyType, ResourceType, View, VipView,
     group::{Built, Listed, Resource},

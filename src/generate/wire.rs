@@ -6,11 +6,28 @@
 
 use prost::encoding;
 
+/// A number as keys, lengths and values have it: nearly all take one byte.
+fn varint(out: &mut Vec<u8>, value: u64) {
+    match u8::try_from(value) {
+        Ok(short @ ..0x80) => out.push(short),
+        _ => encoding::encode_varint(value, out),
+    }
+}
+
+fn key(out: &mut Vec<u8>, field: u32, kind: encoding::WireType) {
+    varint(out, u64::from(field << 3 | kind as u32));
+}
+
 /// A text or message that is encoded already.
 pub fn bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
-    encoding::encode_key(field, encoding::WireType::LengthDelimited, out);
-    encoding::encode_varint(value.len() as u64, out);
+    header(out, field, value.len());
     out.extend_from_slice(value);
+}
+
+/// What stands before a text or message of this length.
+pub fn header(out: &mut Vec<u8>, field: u32, length: usize) {
+    key(out, field, encoding::WireType::LengthDelimited);
+    varint(out, length as u64);
 }
 
 /// A text, unless it is empty.
@@ -22,8 +39,8 @@ pub fn text(out: &mut Vec<u8>, field: u32, value: &str) {
 
 /// A number, an enum or a boolean, even if it is 0.
 pub fn number(out: &mut Vec<u8>, field: u32, value: u32) {
-    encoding::encode_key(field, encoding::WireType::Varint, out);
-    encoding::encode_varint(u64::from(value), out);
+    key(out, field, encoding::WireType::Varint);
+    varint(out, u64::from(value));
 }
 
 /// A wrapped number.
@@ -37,7 +54,7 @@ pub fn wrapped(out: &mut Vec<u8>, field: u32, value: u32) {
 
 /// A message that a function writes.
 pub fn nested(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
-    encoding::encode_key(field, encoding::WireType::LengthDelimited, out);
+    key(out, field, encoding::WireType::LengthDelimited);
     let at = out.len();
     // Most messages are short: their length takes one byte.
     out.push(0);

@@ -21,6 +21,10 @@ use crate::{
 const FILTER_CHAINS: u32 = 3;
 const DEFAULT_CHAIN: u32 = 25;
 
+/// What is made room for at first, in bytes: the filters of a TCP chain, and some chains of a listener.
+const USUAL_FILTERS: usize = 1 << 10;
+const USUAL_CHAINS: usize = 1 << 12;
+
 /// Fields of filter chains.
 pub(super) mod field {
     pub(in super::super) const MATCH: u32 = 1;
@@ -32,11 +36,20 @@ pub(super) mod field {
 }
 
 /// Network filters, encoded as the fields of a chain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkFilters {
     fields: Vec<u8>,
     /// One of them resolves the server name.
     pub resolves_sni: bool,
+}
+
+impl Default for NetworkFilters {
+    fn default() -> Self {
+        Self {
+            fields: Vec::with_capacity(USUAL_FILTERS),
+            resolves_sni: false,
+        }
+    }
 }
 
 impl NetworkFilters {
@@ -77,11 +90,20 @@ impl NetworkFilters {
 }
 
 /// A listener in the making: the message without its chains, and these as fields.
-#[derive(Default)]
 pub(super) struct WrittenListener {
     pub(super) rest: Listener,
     chains: Vec<u8>,
     default_chain: Vec<u8>,
+}
+
+impl Default for WrittenListener {
+    fn default() -> Self {
+        Self {
+            rest: Listener::default(),
+            chains: Vec::with_capacity(USUAL_CHAINS),
+            default_chain: Vec::new(),
+        }
+    }
 }
 
 impl WrittenListener {
@@ -92,6 +114,7 @@ impl WrittenListener {
 
     /// Adds the chain for what matches no other.
     pub(super) fn set_default_chain(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.default_chain.reserve(USUAL_FILTERS);
         wire::nested(&mut self.default_chain, DEFAULT_CHAIN, write);
     }
 

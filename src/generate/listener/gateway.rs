@@ -13,7 +13,7 @@ use crate::{
         GatewayView, View, constant, group::Built, labels, name, patch::PatchContext, proxy::Setting,
         route::destination::Target, select::Selected,
     },
-    model::{ScopeKey, ServiceKey, service::Protocol},
+    model::{ScopeKey, ServiceKey, features::Features, service::Protocol},
     proto::{
         Any,
         envoy::{
@@ -193,8 +193,9 @@ impl GatewayKey {
             key: self,
             stack: FilterStack::new(view, &self.client.filters, ListenerClass::Gateway),
         };
-        let chains = making.chains();
-        if chains.is_empty() {
+        let mut chains = Chains::default();
+        making.add_chains(&mut chains);
+        if chains.listener.has_no_chains() {
             return Built::none().with_notes(making.stack.into_notes());
         }
         let listener = making.listener(chains);
@@ -202,34 +203,54 @@ impl GatewayKey {
     }
 }
 
+/// The chains of a listener in the making: each is written before the next is made, since there are thousands.
+#[derive(Default)]
+struct Chains {
+    listener: WrittenListener,
+    /// Some chain cannot be told without the client's hello.
+    needs_hello: bool,
+}
+
+impl Chains {
+    fn add(&mut self, chain: Chain, features: &Features) {
+        self.needs_hello |= !chain.sni.is_empty() || chain.transport_socket.is_some();
+        self.listener.add_chain(|out| chain.write(out, features));
+    }
+}
+
 impl Making<'_> {
-    fn chains(&self) -> Vec<Chain> {
+    fn add_chains(&self, chains: &mut Chains) {
         let mut passed_on = tcp::TakenNames::default();
-        let mut chains = Vec::new();
         let mut extended = false;
+        let features = self.stack.features();
+        let mut add = |chain| chains.add(chain, features);
         let (mut https, mut sockets) = (None, None);
         for chain in &self.key.chains {
             match chain {
-                ServerChain::Http { route, protocol } => chains.push(Chain {
+                ServerChain::Http { route, protocol } => add(Chain {
                     filters: self.http_filters(&self.manager(*protocol), route, "", true),
                     ..Default::default()
                 }),
                 ServerChain::Https { route, server, sni } => {
                     let first = !std::mem::replace(&mut extended, true);
                     let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
-                    chains.push(Chain {
+                    add(Chain {
                         sni: sni.iter().map(ToString::to_string).collect(),
                         filters: self.http_filters(manager, route, &server.name, first),
                         transport_socket: self.known_socket(&mut sockets, server),
                         ..Default::default()
                     });
                 }
-                ServerChain::Tcp(server) => chains.extend(self.tcp_chain(server)),
-                ServerChain::Passthrough(server) => chains.extend(self.passthrough_chains(server, &mut passed_on)),
-                ServerChain::AutoPassthrough { services } => chains.extend(self.auto_passthrough_chains(services)),
+                ServerChain::Tcp(server) => self.tcp_chain(server).into_iter().for_each(&mut add),
+                ServerChain::Passthrough(server) => {
+                    let chains = self.passthrough_chains(server, &mut passed_on);
+                    chains.into_iter().for_each(&mut add);
+                }
+                ServerChain::AutoPassthrough { services } => {
+                    self.auto_passthrough_chains(services).into_iter().for_each(&mut add);
+                }
             }
         }
-        chains
     }
 
     /// The filters of a chain of requests; `first`: it is the first of its kind.
@@ -313,11 +334,11 @@ impl Making<'_> {
         Some(context.socket(settings).encode_to_vec().into())
     }
 
-    fn listener(&self, chains: Vec<Chain>) -> WrittenListener {
+    fn listener(&self, chains: Chains) -> WrittenListener {
         let key = self.key;
         let features = self.stack.features();
         let is_udp = key.transport == Transport::Quic;
-        let mut listener = WrittenListener::default();
+        let mut listener = chains.listener;
         listener.rest = Listener {
             name: key.name(),
             address: Some(constant::address(&key.binds[0], key.port)),
@@ -326,7 +347,7 @@ impl Making<'_> {
             listener_filters: if is_udp {
                 Vec::new()
             } else {
-                self.listener_filters(&chains)
+                self.listener_filters(chains.needs_hello)
             },
             connection_balance_config: (key.client.exact_balance && !is_udp).then(exact_balance),
             max_connections_to_accept_per_socket_event: max_connections_per_event(features),
@@ -336,20 +357,16 @@ impl Making<'_> {
         if is_udp {
             serve_udp(&mut listener.rest);
         }
-        for chain in chains {
-            listener.add_chain(|out| chain.write(out, features));
-        }
         listener
     }
 
-    fn listener_filters(&self, chains: &[Chain]) -> Vec<ListenerFilter> {
+    fn listener_filters(&self, needs_hello: bool) -> Vec<ListenerFilter> {
         let mut filters = Vec::new();
         if self.key.client.topology.proxy_protocol.is_some() {
             let config = Any::pack(&ProxyProtocol::default());
             filters.push(inspector::filter("envoy.filters.listener.proxy_protocol", config));
         }
-        let needs_hello = |chain: &Chain| !chain.sni.is_empty() || chain.transport_socket.is_some();
-        if chains.iter().any(needs_hello) {
+        if needs_hello {
             filters.push(inspector::tls_inspector());
         }
         filters

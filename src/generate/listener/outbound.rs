@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use smol_str::{SmolStr, format_smolstr};
+use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
@@ -18,6 +18,7 @@ use crate::{
     generate::{
         View,
         constant::{loopbacks, wildcards},
+        name::Digits,
         proxy::InterceptionMode,
     },
     model::{
@@ -417,7 +418,7 @@ fn outcome(current: Option<Protocol>, incoming: Protocol, kind: MemberKind) -> O
 
 /// The name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
-    format_smolstr!("{bind}_{port}")
+    [bind, "_", Digits::of(port).text()].into_iter().collect()
 }
 
 #[cfg(test)]

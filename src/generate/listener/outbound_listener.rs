@@ -183,7 +183,7 @@ impl OutboundListener<'_> {
             (Some(service), MemberKind::Auto) if !at_wildcard => format!("{}:{}", service.hostname, key.port),
             _ => key.port.to_string(),
         };
-        let stat_prefix = name::delimited_stat(&format!("outbound_{}", key.name()));
+        let stat_prefix = name::delimited_stat(&["outbound_", &key.name()].concat());
         let mut http = HttpConnection::new(stat_prefix, HttpRoutes::Rds(rds), member.port.protocol, key.port);
         self.filters
             .apply_headers(ListenerClass::SidecarOutbound, &mut http.base);

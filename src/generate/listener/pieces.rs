@@ -1,4 +1,5 @@
-//! What the listeners of one client have in common, made once in an update and not once for each of a hundred listeners.
+//! What the listeners of one client, the parts of one router and all default routes have in common: made once in an
+//! update and not once for each of a hundred resources.
 //!
 //! What one would get wrong: who takes a piece that is there already has read, and has to remark, all that was read and
 //! remarked when it was made.
@@ -20,7 +21,8 @@ use super::{
 };
 use crate::{
     base::Hashed,
-    generate::{View, group::Note, security::SecurityFilters},
+    generate::{GatewayView, View, group::Note, route::DefaultRoutes, security::SecurityFilters},
+    model::gateway::MergedGateway,
     proto::{
         Any,
         envoy::{
@@ -39,6 +41,23 @@ pub struct Pieces {
     stats: Once<StackKey, Vec<Any>>,
     http_security: Once<(StackKey, bool), SecurityFilters<HttpFilter>>,
     network_security: Once<(StackKey, bool), SecurityFilters<Filter>>,
+    gateways: Once<GatewayView, MergedGateway>,
+    default_routes: Once<(), DefaultRoutes>,
+}
+
+impl Pieces {
+    /// The routes of services that no VirtualService speaks of.
+    pub(crate) fn default_routes(&self, view: &View) -> Piece<DefaultRoutes> {
+        let make = |cx: &Cx| DefaultRoutes::new(&View { cx, ..*view });
+        self.default_routes.get(view.cx, (), |cx| (make(cx), Vec::new()))
+    }
+
+    /// What a router serves.
+    pub fn merged_gateway(&self, view: &View, gateway: &GatewayView) -> Piece<MergedGateway> {
+        let merged = |cx: &Cx| MergedGateway::of(cx, view.mesh, &gateway.gateways, &gateway.exposed);
+        self.gateways
+            .get(view.cx, gateway.clone(), |cx| (merged(cx), Vec::new()))
+    }
 }
 
 /// Values that are made by whoever asks first.
@@ -89,30 +108,25 @@ struct ManagerKey {
 }
 
 impl<K: Eq + Hash, T> Once<K, T> {
-    fn get(&self, stack: &FilterStack, key: K, make: impl FnOnce(&FilterStack) -> T) -> Piece<T> {
+    /// The value of a key, which is made with the remarks that come with it if nobody has asked before.
+    fn get(&self, cx: &Cx, key: K, make: impl FnOnce(&Cx) -> (T, Vec<Note>)) -> Piece<T> {
         // Nothing can panic while it is locked.
         let held = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = held().get(&key).cloned();
         let made = known.unwrap_or_else(|| {
-            let made = Piece(Arc::new(Made::by(stack, make)));
+            let made = Piece(Arc::new(Made::by(make)));
             held().insert(key, made.clone());
             made
         });
-        stack.view.cx.record_all(&made.0.reads);
-        for note in &made.0.notes {
-            stack.note(note.code, note.detail.clone());
-        }
+        cx.record_all(&made.0.reads);
         made
     }
 }
 
 impl<T> Made<T> {
-    fn by(stack: &FilterStack, make: impl FnOnce(&FilterStack) -> T) -> Self {
+    fn by(make: impl FnOnce(&Cx) -> (T, Vec<Note>)) -> Self {
         let cx = Cx::recording();
-        let view = View { cx: &cx, ..stack.view };
-        let own = FilterStack::new(&view, stack.client, stack.class);
-        let value = make(&own);
-        let notes = own.into_notes();
+        let (value, notes) = make(&cx);
         Self {
             value,
             reads: cx.into_reads(),
@@ -124,6 +138,17 @@ impl<T> Made<T> {
 impl FilterStack<'_> {
     fn key(&self) -> StackKey {
         (self.client.clone(), self.class)
+    }
+
+    fn piece<K: Eq + Hash, T>(&self, once: &Once<K, T>, key: K, make: impl FnOnce(&FilterStack) -> T) -> Piece<T> {
+        let piece = once.get(self.view.cx, key, |cx| {
+            let own = FilterStack::new(&View { cx, ..self.view }, self.client, self.class);
+            (make(&own), own.into_notes())
+        });
+        for note in &piece.0.notes {
+            self.note(note.code, note.detail.clone());
+        }
+        piece
     }
 
     /// The connection manager encoded, without the prefix of its statistics and its routes.
@@ -143,12 +168,12 @@ impl FilterStack<'_> {
             http3: http.http3,
         };
         let managers = &self.view.pieces.managers;
-        managers.get(self, key, |stack| stack.http_connection_manager(http))
+        self.piece(managers, key, |stack| stack.http_connection_manager(http))
     }
 
     /// The access logs of TCP proxies, encoded as fields of these.
     pub(super) fn tcp_log_piece(&self) -> Piece<Vec<u8>> {
-        self.view.pieces.logs.get(self, self.key(), |stack| {
+        self.piece(&self.view.pieces.logs, self.key(), |stack| {
             let proxy = TcpProxy {
                 access_log: stack.access_logs(LogPlace::Tcp),
                 ..Default::default()
@@ -160,13 +185,15 @@ impl FilterStack<'_> {
     /// The security filters of HTTP chains.
     pub(in crate::generate) fn http_security_piece(&self, tunneled: bool) -> Piece<SecurityFilters<HttpFilter>> {
         let pieces = &self.view.pieces.http_security;
-        pieces.get(self, (self.key(), tunneled), |stack| stack.make_http_security(tunneled))
+        self.piece(pieces, (self.key(), tunneled), |stack| {
+            stack.make_http_security(tunneled)
+        })
     }
 
     /// The security filters of TCP chains.
     pub(in crate::generate) fn network_security_piece(&self, tunneled: bool) -> Piece<SecurityFilters<Filter>> {
         let pieces = &self.view.pieces.network_security;
-        pieces.get(self, (self.key(), tunneled), |stack| {
+        self.piece(pieces, (self.key(), tunneled), |stack| {
             stack.make_network_security(tunneled)
         })
     }
@@ -178,6 +205,6 @@ impl FilterStack<'_> {
             clippy::redundant_closure_for_method_calls,
             reason = "the method itself is of one lifetime only"
         )]
-        pieces.get(self, self.key(), |stack| stack.make_stats_configs())
+        self.piece(pieces, self.key(), |stack| stack.make_stats_configs())
     }
 }

@@ -108,8 +108,7 @@ pub(super) fn assembled(name: &SmolStr, hosts: &[Host]) -> EncodedResource {
     EncodedResource::framed(name.clone(), ResourceType::Route.url(), len, |value| {
         wire::text(value, field::CONFIGURATION_NAME, name);
         for (host, len) in hosts.iter().zip(&lens) {
-            encoding::encode_key(field::VIRTUAL_HOSTS, encoding::WireType::LengthDelimited, value);
-            encoding::encode_varint(*len as u64, value);
+            wire::header(value, field::VIRTUAL_HOSTS, *len);
             host.write(value);
         }
         value.extend_from_slice(&REST);

@@ -1,10 +1,10 @@
 //! Domains of virtual hosts: every name by which a client may call a service.
 
-use std::{fmt::Write, ops::Range};
+use std::ops::Range;
 
 use crate::{
     base::cidr,
-    generate::VipView,
+    generate::{VipView, name::Digits},
     model::{
         Service,
         service::{Registry, Resolution, UNSPECIFIED_IP},
@@ -74,15 +74,12 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
 
 /// `host:port`, IPv6 addresses in brackets.
 pub(crate) fn host_port(host: &str, port: u32) -> String {
-    let mut text = String::with_capacity(host.len() + 8);
-    let is_bracketed = host.contains(':');
-    if is_bracketed {
-        text.push('[');
+    let port = Digits::of(port);
+    if host.contains(':') {
+        ["[", host, "]:", port.text()].concat()
+    } else {
+        [host, ":", port.text()].concat()
     }
-    text.push_str(host);
-    text.push_str(if is_bracketed { "]:" } else { ":" });
-    write!(text, "{port}").expect("because a String takes all text");
-    text
 }
 
 /// A host as a domain: IPv6 addresses in brackets.
@@ -105,12 +102,12 @@ fn push(domains: &mut Vec<String>, domain: &str, ports: PortForms) {
 pub(crate) fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Vec<String> {
     let mut result = Vec::new();
     if names.absolute {
-        let absolute = format!("{host}.");
-        if cidr::parse_ip(host).is_none() {
-            result.push(absolute.clone());
-        }
+        let absolute = [host, "."].concat();
         if let PortForms::With(port) = ports {
             result.push(host_port(&absolute, port));
+        }
+        if cidr::parse_ip(host).is_none() {
+            result.insert(0, absolute);
         }
     }
     if let Some((namespace, suffix)) = names.dns_domain.split_once(".svc.") {

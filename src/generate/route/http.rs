@@ -5,7 +5,7 @@ use prost::Message;
 use crate::{
     api::Meta,
     base::{Shared, select},
-    generate::{View, constant, wire},
+    generate::{View, constant, name::Digits, wire},
     model::{
         Service,
         features::Features,
@@ -360,14 +360,14 @@ fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
         && let Some(ClusterSpecifier::Cluster(cluster)) = &action.cluster_specifier
         && let Some((host, port)) = destination::host_and_port(cluster)
     {
-        return format!("{host}:{port}");
+        return [host, ":", Digits::of(port).text()].concat();
     }
-    format!("{virtual_service}:{port}")
+    [virtual_service, ":", Digits::of(port).text()].concat()
 }
 
 fn operation_path(declared: &RouteMatch) -> String {
     match &declared.path_specifier {
-        Some(PathSpecifier::Prefix(prefix)) => format!("{prefix}*"),
+        Some(PathSpecifier::Prefix(prefix)) => [prefix, "*"].concat(),
         Some(PathSpecifier::Path(path)) => path.clone(),
         Some(PathSpecifier::SafeRegex(regex)) => regex.regex.clone(),
         _ => "/*".to_owned(),

@@ -15,7 +15,7 @@ use crate::{
     generate::{
         EncodedResource, View,
         group::Built,
-        name,
+        name::{self, Digits},
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
         proxy::{InterceptionMode, Setting},
         select::Selected,
@@ -236,7 +236,7 @@ impl SidecarRoutes {
                 routes: routes.field().clone(),
             }));
         }
-        let routes = LazyCell::new(|| http::DefaultRoutes::new(view));
+        let routes = LazyCell::new(|| view.pieces.default_routes(view));
         let rest = self.services.iter().filter(|host| !taken.contains(&host.service));
         for host in rest {
             let service = view.service(&host.service);
@@ -280,7 +280,7 @@ impl DefaultHost {
         let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
         let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
         let cluster = name::outbound_cluster(self.port, "", &host);
-        let operation = format!("{host}:{}/*", self.port);
+        let operation = [&host, ":", Digits::of(self.port).text(), "/*"].concat();
         routes.route(&cluster, &operation, hashed_by)
     }
 }

@@ -6,13 +6,13 @@ use std::{
 };
 
 use rustc_hash::FxHashMap;
-use smol_str::format_smolstr;
 
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
     generate::{
         View,
         constant::wildcards,
+        name::Digits,
         patch::{
             PatchContext,
             route::{RoutePatchList, RoutePatches},
@@ -227,11 +227,13 @@ impl Extent {
 }
 
 fn number_name(port: u32) -> SmolStr {
-    format_smolstr!("{port}")
+    SmolStr::new(Digits::of(port).text())
 }
 
 fn sniffed_name(service: &Service, port: u32) -> SmolStr {
-    format_smolstr!("{}:{port}", service.key.hostname)
+    [&service.key.hostname, ":", Digits::of(port).text()]
+        .into_iter()
+        .collect()
 }
 
 fn catch_all(scope: &SidecarScope) -> CatchAll {
