@@ -209,8 +209,9 @@ impl FileSource {
         let mut files = BTreeMap::new();
         for entry in entries {
             let known = self.files.remove(&entry.name).unwrap_or_default();
+            // What could not be read may be readable now, however it looks.
             let looks_same = known.hash.is_some() && known.fingerprint == entry.fingerprint;
-            let file = if looks_same && !noticed.has(&entry.name) {
+            let file = if looks_same && !noticed.has(&entry.path) {
                 known
             } else {
                 is_same = false;

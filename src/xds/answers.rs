@@ -1,9 +1,12 @@
 //! First answers, which are long and alike: a thousand proxies that ask for the same names of the same views are sent the same
-//! list, so it is made once, and laid end to end once for all who are being sent it.
+//! list, so it is made once, and laid end to end once for all who are sent it at about the same time.
 
-use std::sync::{
-    Arc, Mutex, PoisonError, Weak,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::{Bytes, BytesMut};
@@ -12,8 +15,12 @@ use smol_str::SmolStr;
 use super::{body::frame, connection::Protocol, names::Names};
 use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeView};
 
-/// So many answers are kept; proxies that connect at a time are of few kinds.
+/// So many answers are kept, those that were asked for last; proxies that connect at a time are of few kinds.
 const KEPT: usize = 32;
+/// Answers of fewer resources are made anew as fast as they are found.
+const LONG: usize = 16;
+/// What is kept of lists that were laid end to end and that nobody is being sent just now.
+const SHELF_BYTES: usize = 32 << 20;
 
 /// Some frames of HTTP/2, which have 16 KiB each.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -29,27 +36,57 @@ pub(super) struct Answer {
     pub(super) laid: Arc<Laid>,
 }
 
-/// A list of resources laid end to end, for as long as somebody is being sent it. The transport takes few pieces at a time, and
-/// thousands of resources are small.
+/// A list of resources laid end to end, for as long as somebody is being sent it or it is on the [`Shelf`]. The transport takes
+/// few pieces at a time, and thousands of resources are small.
 #[derive(Debug, Default)]
 pub struct Laid {
     /// By protocol. Locked while it is made: whoever comes meanwhile would only make the same.
     blocks: [Mutex<Option<Weak<[Bytes]>>>; 2],
+    shelf: Arc<Shelf>,
 }
 
 impl Laid {
     /// Blocks of equal size but for the last.
     pub(super) fn blocks(&self, protocol: Protocol, resources: &[Arc<EncodedResource>]) -> Arc<[Bytes]> {
-        let mut blocks = self.blocks[protocol as usize]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(blocks) = blocks.as_ref().and_then(Weak::upgrade) {
-            return blocks;
-        }
-        let made = lay(resources.iter().map(|resource| frame(protocol, resource)));
-        *blocks = Some(Arc::downgrade(&made));
-        made
+        let mut held = lock(&self.blocks[protocol as usize]);
+        let known = held.as_ref().and_then(Weak::upgrade);
+        let blocks = known.unwrap_or_else(|| {
+            let made = lay(resources.iter().map(|resource| frame(protocol, resource)));
+            *held = Some(Arc::downgrade(&made));
+            made
+        });
+        self.shelf.put(&blocks);
+        blocks
     }
+}
+
+/// Holds what was laid end to end last, since proxies rarely come at the very same time; at most [`SHELF_BYTES`].
+#[derive(Debug, Default)]
+struct Shelf {
+    /// What was asked for last comes last. Locked for a look through the few that there are.
+    lists: Mutex<VecDeque<Arc<[Bytes]>>>,
+}
+
+impl Shelf {
+    fn put(&self, blocks: &Arc<[Bytes]>) {
+        if blocks.len() * BLOCK_BYTES > SHELF_BYTES {
+            return;
+        }
+        let mut lists = lock(&self.lists);
+        lists.retain(|held| !Arc::ptr_eq(held, blocks));
+        lists.push_back(blocks.clone());
+        let mut bytes = 0;
+        let fitting = lists.iter().rev().take_while(|list| {
+            bytes += list.len() * BLOCK_BYTES;
+            bytes <= SHELF_BYTES
+        });
+        let surplus = lists.len() - fitting.count();
+        lists.drain(..surplus);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn lay<'a>(frames: impl Iterator<Item = &'a Bytes>) -> Arc<[Bytes]> {
@@ -78,8 +115,9 @@ fn lay<'a>(frames: impl Iterator<Item = &'a Bytes>) -> Arc<[Bytes]> {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     newest: AtomicU64,
-    /// Locked for a look or an insertion, never while an answer is made.
-    kept: Mutex<Vec<Kept>>,
+    /// What was asked for last comes last. Locked for a look or an insertion, never while an answer is made.
+    kept: Mutex<VecDeque<Kept>>,
+    shelf: Arc<Shelf>,
 }
 
 #[derive(Debug)]
@@ -97,7 +135,8 @@ impl Answers {
     pub(super) fn advance(&self, latest: &ResourceSnapshot) {
         let revision = latest.revision.0;
         if self.newest.fetch_max(revision, Ordering::AcqRel) < revision {
-            self.lock().clear();
+            lock(&self.kept).clear();
+            lock(&self.shelf.lists).clear();
         }
     }
 
@@ -115,23 +154,39 @@ impl Answers {
                 && kept.names.as_ref().map(Weak::as_ptr) == names.map(Arc::as_ptr)
                 && kept.view.same(view)
         };
-        if let Some(kept) = self.lock().iter().find(|kept| is_same(kept)) {
-            return kept.answer.clone();
+        let find = || {
+            let mut kept = lock(&self.kept);
+            let at = kept.iter().position(is_same)?;
+            let found = kept.remove(at)?;
+            let answer = found.answer.clone();
+            kept.push_back(found);
+            Some(answer)
+        };
+        if let Some(answer) = find() {
+            return answer;
         }
-        let answer = match names {
-            None => Answer {
-                resources: view.iter().cloned().collect(),
-                missing: Arc::default(),
-                laid: Arc::default(),
-            },
+        let (resources, missing) = match names {
+            None => (view.iter().cloned().collect(), Arc::default()),
             Some(names) => named(resource_type, latest, names),
         };
-        let mut kept = self.lock();
+        let laid = Laid {
+            shelf: self.shelf.clone(),
+            ..Laid::default()
+        };
+        let answer = Answer {
+            resources,
+            missing,
+            laid: Arc::new(laid),
+        };
+        if answer.resources.len() + answer.missing.len() < LONG {
+            return answer;
+        }
+        let mut kept = lock(&self.kept);
         let is_used = |names: &Weak<Names>| names.strong_count() > 0;
         kept.retain(|kept| kept.names.as_ref().is_none_or(is_used));
         let more = (kept.len() + 1).saturating_sub(KEPT);
         kept.drain(..more);
-        kept.push(Kept {
+        kept.push_back(Kept {
             resource_type,
             view: view.clone(),
             answers_unknown_routes: latest.answers_unknown_routes,
@@ -140,13 +195,14 @@ impl Answers {
         });
         answer
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn named(resource_type: ResourceType, latest: &ResourceSnapshot, names: &Names) -> Answer {
+/// What has these names, and the names of what there is not.
+fn named(
+    resource_type: ResourceType,
+    latest: &ResourceSnapshot,
+    names: &Names,
+) -> (Arc<[Arc<EncodedResource>]>, Arc<[SmolStr]>) {
     let view = latest.view(resource_type);
     let (mut resources, mut missing) = (Vec::with_capacity(names.set().len()), Vec::new());
     for name in names.set() {
@@ -156,11 +212,7 @@ fn named(resource_type: ResourceType, latest: &ResourceSnapshot, names: &Names) 
             None => missing.push(name.clone()),
         }
     }
-    Answer {
-        resources: resources.into(),
-        missing: missing.into(),
-        laid: Arc::default(),
-    }
+    (resources.into(), missing.into())
 }
 
 #[cfg(test)]
@@ -183,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_that_nobody_is_sent() {
+    fn what_was_laid_is_held_while_it_is_sent_or_on_the_shelf() {
         let resource = EncodedResource::new("a", &crate::proto::envoy::config::cluster::v3::Cluster::default());
         let (laid, resources) = (Laid::default(), [Arc::new(resource)]);
         let first = laid.blocks(Protocol::Delta, &resources);
@@ -193,10 +245,17 @@ mod tests {
             laid.blocks(Protocol::Sotw, &resources).concat(),
             *resources[0].sotw_frame()
         );
-        let block = first[0].clone();
+        let held = lock(&laid.blocks[Protocol::Delta as usize])
+            .clone()
+            .expect("it was made");
         drop(first);
-        let held = laid.blocks[Protocol::Delta as usize].lock().expect("sound").clone();
-        assert!(held.is_some_and(|held| held.upgrade().is_none()));
-        drop(block);
+        assert!(held.upgrade().is_some());
+        let lists = (0..SHELF_BYTES / BLOCK_BYTES).map(|_| Arc::from([Bytes::new()]));
+        lists.for_each(|other| laid.shelf.put(&other));
+        assert!(held.upgrade().is_none());
+        let most = SHELF_BYTES / BLOCK_BYTES;
+        assert_eq!(lock(&laid.shelf.lists).len(), most);
+        laid.shelf.put(&std::iter::repeat_n(Bytes::new(), most + 1).collect());
+        assert_eq!(lock(&laid.shelf.lists).len(), most, "too large to displace others");
     }
 }

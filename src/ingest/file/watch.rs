@@ -19,6 +19,7 @@ const MOST_FILES: usize = 256;
 /// What changed in the folders.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::ingest) struct Noticed {
+    /// Names of files, in whatever folder.
     files: BTreeSet<String>,
     /// It cannot be told which files.
     any: bool,
@@ -37,8 +38,8 @@ impl Noticed {
     }
 
     /// True if that file may have changed.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.any || self.files.contains(name)
+    pub(super) fn has(&self, file: &Path) -> bool {
+        self.any || self.files.contains(name_of(file))
     }
 
     /// Adds what an event tells. Reading a file is no change; an error of the watcher may hide one. False: it tells nothing.
@@ -59,7 +60,7 @@ impl Noticed {
     }
 
     fn add_path(&mut self, path: &Path) {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = name_of(path);
         // Links to files that are replaced together lead through such a folder (a mounted ConfigMap).
         let is_hidden = name.is_empty() || name.starts_with("..");
         self.any |= is_hidden || self.files.len() >= MOST_FILES;
@@ -74,6 +75,10 @@ impl Noticed {
         self.any |= later.any;
         self.mesh |= later.mesh;
     }
+}
+
+fn name_of(file: &Path) -> &str {
+    file.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
 /// What was noticed and not asked for yet. Locked to add to it or to take it.
