@@ -2,8 +2,9 @@
 //!
 //! What one would get wrong: only what egress listeners reach is in it, so gateways, which have none, get an empty one.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, hash_map::Entry};
 
+use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::{
@@ -23,8 +24,8 @@ use crate::{
     },
 };
 
-/// The rows by host.
-type Rows = BTreeMap<SmolStr, Row>;
+/// The rows by host, sorted when all are there.
+type Rows = FxHashMap<SmolStr, Row>;
 
 /// What is known under one host.
 struct Row {
@@ -99,8 +100,9 @@ impl NameTableKey {
 
     /// Builds the table.
     pub fn build(&self, view: &View) -> Built {
-        let mut table: Rows = BTreeMap::new();
         let scope = view.scope(&self.scope);
+        let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
+        let mut table = Rows::with_capacity_and_hasher(count, Default::default());
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
             // Each address of a ServiceEntry counts as a service of its own.
             let Some(service) = view.service(key) else {
@@ -114,9 +116,11 @@ impl NameTableKey {
                 self.add(view, &variant, &mut table);
             }
         }
+        let mut rows: Vec<(SmolStr, Row)> = table.into_iter().collect();
+        rows.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let type_url = ResourceType::NameTable.url();
         Built::new(EncodedResource::written(SmolStr::default(), type_url, |out| {
-            for (host, row) in &table {
+            for (host, row) in &rows {
                 wire::entry(out, 1, host, |out| row.write(out));
             }
         }))

@@ -130,6 +130,8 @@ impl<F> SecurityFilters<F> {
 /// traffic that comes out of an HBONE tunnel.
 #[derive(Default)]
 pub struct BuiltSecurity {
+    /// The AuthorizationPolicies of the client, once read.
+    policies: OnceCell<Vec<Shared<Config<AuthorizationPolicy>>>>,
     http: [OnceCell<Piece<SecurityFilters<HttpFilter>>>; 2],
     network: [OnceCell<Piece<SecurityFilters<Filter>>>; 2],
 }
@@ -197,9 +199,11 @@ impl FilterStack<'_> {
 
     /// The AuthorizationPolicies of the client, in order.
     fn authorization_policies(&self) -> impl Iterator<Item = &Config<AuthorizationPolicy>> {
+        let View { cx, mesh, .. } = self.view;
         let keys = self.client.security.authorization.iter();
-        keys.filter_map(|key| self.view.mesh.authorization_policies.get(self.view.cx, key))
-            .map(|row| &**row)
+        let rows = keys.filter_map(|key| mesh.authorization_policies.get(cx, key));
+        let read = self.security.policies.get_or_init(|| rows.cloned().collect());
+        read.iter().map(|row| &**row)
     }
 
     /// Those of an action.

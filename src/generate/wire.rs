@@ -4,7 +4,9 @@
 //! What one would get wrong: the order of fields is that of their numbers, as the encoder of messages has it, and fields
 //! with their default value are left out; so that it cannot be told how a resource was made.
 
-use prost::encoding;
+use std::cell::Cell;
+
+use prost::{Message, encoding};
 
 /// A number as keys, lengths and values have it: nearly all take one byte.
 fn varint(out: &mut Vec<u8>, value: u64) {
@@ -34,6 +36,14 @@ pub fn header(out: &mut Vec<u8>, field: u32, length: usize) {
 pub fn text(out: &mut Vec<u8>, field: u32, value: &str) {
     if !value.is_empty() {
         bytes(out, field, value.as_bytes());
+    }
+}
+
+/// A text that is put together from these.
+pub fn joined(out: &mut Vec<u8>, field: u32, parts: &[&str]) {
+    header(out, field, parts.iter().map(|part| part.len()).sum());
+    for part in parts {
+        out.extend_from_slice(part.as_bytes());
     }
 }
 
@@ -77,6 +87,25 @@ pub fn entry(out: &mut Vec<u8>, field: u32, key: &str, write: impl FnOnce(&mut V
         text(out, 1, key);
         nested(out, 2, write);
     });
+}
+
+thread_local! {
+    /// Room for a message that others are spliced into; empty between two uses.
+    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// As [`spliced`], with a message that is not encoded yet.
+pub fn spliced_message<'p>(
+    out: &mut Vec<u8>,
+    message: &impl Message,
+    pieces: impl IntoIterator<Item = (u32, &'p [u8])>,
+    place: impl Fn(u32) -> u32,
+) {
+    let mut encoded = ROOM.take();
+    message.encode_raw(&mut encoded);
+    spliced(out, &encoded, pieces, place);
+    encoded.clear();
+    ROOM.set(encoded);
 }
 
 /// A message with fields put in that are encoded by themselves, each before the first field that comes later. `place`: where

@@ -175,7 +175,7 @@ impl MergedGateway {
 
 /// `namespace/name`.
 fn gateway_name(meta: &Meta) -> SmolStr {
-    SmolStr::from(format!("{}/{}", meta.namespace(), meta.name()))
+    [meta.namespace().as_str(), "/", meta.name()].into_iter().collect()
 }
 
 /// The host of `namespace/host` or `host`.
@@ -439,17 +439,19 @@ fn qualify_hosts(hosts: &mut Vec<String>, namespace: &str) {
 
 /// The route configuration of a server; `number` is the port that is listened on.
 fn route_name(server: &GatewayServer, number: u32) -> SmolStr {
-    let bind = match server.server.bind.as_str() {
-        "" => String::new(),
-        bind => format!(".{bind}"),
+    let (dot, bind) = match server.server.bind.as_str() {
+        "" => ("", ""),
+        bind => (".", bind),
     };
     if server.protocol.is_http() {
-        return SmolStr::from(format!("http.{number}{bind}"));
+        return ["http.", &number.to_string(), dot, bind].into_iter().collect();
     }
     if server.protocol == Protocol::Https && !server.is_passthrough() {
         let port_name = server.server.port.as_ref().map_or("", |port| port.name.as_str());
         let (name, namespace) = (server.gateway.name(), server.gateway.namespace());
-        return SmolStr::from(format!("https.{}.{port_name}.{name}.{namespace}{bind}", server.port()));
+        let port = server.port().to_string();
+        let parts = ["https.", &port, ".", port_name, ".", name, ".", namespace, dot, bind];
+        return SmolStr::from(parts.concat());
     }
     SmolStr::default()
 }

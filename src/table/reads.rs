@@ -1,5 +1,7 @@
 //! Who read what: the keys of evaluations by what they have read, so that a change finds those that it concerns.
 
+use std::collections::hash_map;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Evaluated, Key, Outcome, ReadKey, Transaction};
@@ -22,7 +24,14 @@ struct Entry<K> {
 /// The slots that read a key; most keys have one reader, some (the mesh config) have all.
 enum Readers {
     One(u32),
-    Many(FxHashSet<u32>),
+    Many(Box<Many>),
+}
+
+/// Slots in the order in which they came.
+struct Many {
+    slots: Vec<u32>,
+    /// How many of them read the key no more: they are taken out when they are the most.
+    gone: usize,
 }
 
 impl<K> Default for Reads<K> {
@@ -58,7 +67,10 @@ impl<K: Key> Reads<K> {
                 Some(Readers::One(slot)) => {
                     slots.insert(*slot);
                 }
-                Some(Readers::Many(many)) => slots.extend(many.iter().copied()),
+                Some(Readers::Many(many)) => {
+                    let reading = many.slots.iter().filter(|slot| reads(&self.entries, **slot, read));
+                    slots.extend(reading);
+                }
             }
         }
         let mut keys: Vec<K> = slots
@@ -106,7 +118,7 @@ impl<K: Key> Reads<K> {
             .reads;
         self.recorded = self.recorded + new.len() - old.len();
         for read in old.iter().filter(|read| new.binary_search(read).is_err()) {
-            remove_reader(&mut self.readers, *read, slot);
+            remove_reader(&mut self.readers, &self.entries, *read, slot);
         }
         for read in new.iter().filter(|read| old.binary_search(read).is_err()) {
             add_reader(&mut self.readers, *read, slot);
@@ -136,31 +148,49 @@ impl<K: Key> Reads<K> {
 }
 
 fn add_reader(readers: &mut FxHashMap<ReadKey, Readers>, read: ReadKey, slot: u32) {
-    match readers.get_mut(&read) {
-        None => {
-            readers.insert(read, Readers::One(slot));
-        }
-        Some(Readers::Many(many)) => {
-            many.insert(slot);
-        }
-        Some(one @ Readers::One(_)) => {
-            let Readers::One(first) = *one else { return };
-            *one = Readers::Many([first, slot].into_iter().collect());
-        }
+    match readers.entry(read) {
+        hash_map::Entry::Vacant(free) => _ = free.insert(Readers::One(slot)),
+        hash_map::Entry::Occupied(mut standing) => match standing.get_mut() {
+            Readers::Many(many) => many.slots.push(slot),
+            Readers::One(first) => {
+                let slots = vec![*first, slot];
+                standing.insert(Readers::Many(Box::new(Many { slots, gone: 0 })));
+            }
+        },
     }
 }
 
-fn remove_reader(readers: &mut FxHashMap<ReadKey, Readers>, read: ReadKey, slot: u32) {
+/// Takes out a slot that reads the key no more.
+fn remove_reader<K>(
+    readers: &mut FxHashMap<ReadKey, Readers>,
+    entries: &[Option<Entry<K>>],
+    read: ReadKey,
+    slot: u32,
+) {
     match readers.get_mut(&read) {
         Some(Readers::One(one)) if *one == slot => {
             readers.remove(&read);
         }
         Some(Readers::Many(many)) => {
-            many.remove(&slot);
-            if many.is_empty() {
+            many.gone += 1;
+            if many.gone * 2 <= many.slots.len() {
+                return;
+            }
+            many.slots.retain(|slot| reads(entries, *slot, read));
+            // One that came back stands there twice.
+            many.slots.sort_unstable();
+            many.slots.dedup();
+            many.gone = 0;
+            if many.slots.is_empty() {
                 readers.remove(&read);
             }
         }
         _ => {}
     }
+}
+
+/// True if the evaluation in that slot read the key.
+fn reads<K>(entries: &[Option<Entry<K>>], slot: u32, read: ReadKey) -> bool {
+    let entry = entries[slot as usize].as_ref();
+    entry.is_some_and(|entry| entry.reads.binary_search(&read).is_ok())
 }

@@ -89,7 +89,7 @@ impl Finished {
         let pieces = self.pieces.iter().map(|(field, piece)| (*field, &**piece));
         let name = self.cluster.name.as_str().into();
         EncodedResource::written(name, ResourceType::Cluster.url(), |out| {
-            wire::spliced(out, &self.cluster.encode_to_vec(), pieces, place);
+            wire::spliced_message(out, &*self.cluster, pieces, place);
         })
     }
 }

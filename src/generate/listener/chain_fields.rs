@@ -124,13 +124,12 @@ impl WrittenListener {
     }
 
     fn write(&self, out: &mut Vec<u8>) {
-        let rest = self.rest.encode_to_vec();
-        out.reserve(rest.len() + self.chains.len() + self.default_chain.len());
+        out.reserve(self.chains.len() + self.default_chain.len());
         let pieces = [
             (FILTER_CHAINS, self.chains.as_slice()),
             (DEFAULT_CHAIN, &self.default_chain),
         ];
-        wire::spliced(out, &rest, pieces, |field| field);
+        wire::spliced_message(out, &self.rest, pieces, |field| field);
     }
 
     /// Patches and encodes it.

@@ -42,6 +42,7 @@ use super::{
     filter_chain::{Chain, max_connections_per_event},
     hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
     inspector,
+    outbound::listener_name,
     outbound_listener::{additional_addresses, exact_balance},
     stack::FilterStack,
     termination,
@@ -184,7 +185,7 @@ impl GatewayKey {
             Transport::Tcp => "",
             Transport::Quic => "udp_",
         };
-        format!("{transport}{}_{}", self.binds[0], self.port)
+        [transport, &listener_name(&self.binds[0], self.port)].concat()
     }
 
     /// Builds the listener; there is none without chains.
@@ -235,7 +236,7 @@ impl Making<'_> {
                     let first = !std::mem::replace(&mut extended, true);
                     let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
                     add(Chain {
-                        sni: sni.iter().map(ToString::to_string).collect(),
+                        sni: sni.iter().map(|name| name.as_str().to_owned()).collect(),
                         filters: self.http_filters(manager, route, &server.name, first),
                         transport_socket: self.known_socket(&mut sockets, server),
                         ..Default::default()
@@ -256,7 +257,7 @@ impl Making<'_> {
     /// The filters of a chain of requests; `first`: it is the first of its kind.
     fn http_filters(&self, manager: &ManagerTemplate, route: &str, server_name: &str, first: bool) -> NetworkFilters {
         let stat_prefix = if server_name.is_empty() {
-            name::delimited_stat(&format!("outbound_{}", self.key.name()))
+            name::delimited_stat(&["outbound_", &self.key.name()].concat())
         } else {
             server_name.to_owned()
         };

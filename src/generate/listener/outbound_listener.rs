@@ -21,7 +21,7 @@ use crate::{
         View,
         constant::{self, wildcards},
         group::Built,
-        name,
+        name::{self, Digits},
         patch::PatchContext,
         wire,
     },
@@ -179,8 +179,10 @@ impl OutboundListener<'_> {
         let features = self.stack.features();
         let at_wildcard = key.binds[0] == wildcards(self.vips.ip_mode)[0];
         let rds = match (&member.service, member.kind) {
-            _ if key.port == 0 => key.binds[0].to_string(),
-            (Some(service), MemberKind::Auto) if !at_wildcard => format!("{}:{}", service.hostname, key.port),
+            _ if key.port == 0 => key.binds[0].as_str().to_owned(),
+            (Some(service), MemberKind::Auto) if !at_wildcard => {
+                [&service.hostname, ":", Digits::of(key.port).text()].concat()
+            }
             _ => key.port.to_string(),
         };
         let stat_prefix = name::delimited_stat(&["outbound_", &key.name()].concat());
@@ -238,7 +240,7 @@ impl OutboundListener<'_> {
             None => listener.set_default_chain(write_catch_all),
         }
         listener.rest = Listener {
-            name: key.name().to_string(),
+            name: key.name().as_str().to_owned(),
             address: Some(constant::address(&key.binds[0], key.port)),
             additional_addresses: additional_addresses(&key.binds[1..], key.port),
             traffic_direction: TrafficDirection::Outbound as i32,

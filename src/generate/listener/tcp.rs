@@ -1,6 +1,5 @@
 //! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
 
-use prost::Message;
 use prost_types::Duration;
 
 use super::{chain_fields::NetworkFilters, http_filters::dns_cache_name, stack::FilterStack, stats::STATS_FILTER};
@@ -251,11 +250,11 @@ impl FilterStack<'_> {
     pub fn add_tcp_proxy(&self, filters: &mut NetworkFilters, mut proxy: TcpProxy) {
         proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
         proxy.access_log.clear();
-        let (encoded, logs) = (proxy.encode_to_vec(), self.tcp_log_piece());
+        let logs = self.tcp_log_piece();
         filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
             // Of the fields that say which clusters, each stands where that of a single one would.
             let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
-            wire::spliced(out, &encoded, [(ACCESS_LOG, logs.as_slice())], place);
+            wire::spliced_message(out, &proxy, [(ACCESS_LOG, logs.as_slice())], place);
         });
     }
 }

@@ -71,6 +71,9 @@ impl GatewayPart {
             declared_ports(&merged)
         };
         let patches_of = |name: &str| {
+            if patches.is_empty() {
+                return RoutePatches::default();
+            }
             let port = GatewayRouteName::of(name).port;
             patches.concerning(name, || ports.get(&port).cloned().unwrap_or_default())
         };
@@ -143,7 +146,6 @@ impl<'a> Declarations<'a> {
             if hosts.is_empty() {
                 return None;
             }
-            let hosts: Vec<Hostname> = hosts.into_iter().map(lower_case).collect();
             Some(Binding {
                 virtual_service: declaration.key.clone(),
                 routes: declaration.routes(part, view, &at),
@@ -505,27 +507,37 @@ fn declared_ports(merged: &MergedGateway) -> BTreeMap<u32, BTreeSet<u32>> {
 }
 
 fn lower_case(host: &str) -> Hostname {
+    Hostname::from(host.to_ascii_lowercase())
+}
+
+/// The same, in its allocation if it is in lower case already.
+fn lower_cased(host: &Hostname) -> Hostname {
     if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        Hostname::from(host.to_ascii_lowercase())
+        lower_case(host)
     } else {
-        Hostname::new(host)
+        host.clone()
     }
 }
 
-/// What two lists of hosts have in common: of each overlapping pair the more specific host.
-fn intersection<'a>(offered: &[&'a str], wanted: &'a [Hostname]) -> Vec<&'a str> {
-    let mut result = Vec::new();
+/// What two lists of hosts have in common, in lower case: of each overlapping pair the more specific host.
+fn intersection(offered: &[&str], wanted: &[Hostname]) -> Vec<Hostname> {
+    let mut result = Vec::with_capacity(wanted.len());
+    let mut known = Vec::with_capacity(wanted.len());
     for offered in offered {
         for wanted in wanted {
-            let common = if host::subset_of(offered, wanted) {
-                offered
+            let (common, lower) = if wanted.as_str() == *offered {
+                // As VirtualServices have it, in one allocation for all servers.
+                (wanted.as_str(), lower_cased(wanted))
+            } else if host::subset_of(offered, wanted) {
+                (*offered, lower_case(offered))
             } else if host::subset_of(wanted, offered) {
-                wanted.as_str()
+                (wanted.as_str(), lower_cased(wanted))
             } else {
                 continue;
             };
-            if !result.contains(&common) {
-                result.push(common);
+            if !known.contains(&common) {
+                known.push(common);
+                result.push(lower);
             }
         }
     }
@@ -539,7 +551,8 @@ mod tests {
     #[test]
     fn hosts_meet_in_the_more_specific_one() {
         let wanted = ["*.com", "bar.net"].map(Hostname::new);
-        assert_eq!(intersection(&["foo.com", "*.net"], &wanted), ["foo.com", "bar.net"]);
+        let common = intersection(&["foo.com", "*.net"], &wanted);
+        assert_eq!(common, ["foo.com", "bar.net"].map(Hostname::new));
         assert!(intersection(&["foo.org"], &wanted).is_empty());
     }
 }

@@ -1,5 +1,7 @@
 //! The HTTP routes of a VirtualService, in order, for one listener port and one kind of client.
 
+use std::borrow::Cow;
+
 use prost::Message;
 
 use crate::{
@@ -154,6 +156,9 @@ impl DefaultRoutes {
     }
 }
 
+/// What an action takes on the wire, about.
+const USUAL_ACTION: usize = 384;
+
 /// All of a declared route but what its matches tell apart.
 struct Rest<'a> {
     declared: &'a HttpRoute,
@@ -208,14 +213,14 @@ impl<'a> Rest<'a> {
                 .push(headers::header("alt-svc", &value, append));
         }
         let operation = operation(&route, virtual_service.meta.name(), translation.port);
-        let action = Route {
-            action: route.action.take(),
-            ..Default::default()
-        };
+        let mut action = Vec::with_capacity(USUAL_ACTION);
+        if let Some(made) = route.action.take() {
+            made.encode(&mut action);
+        }
         Self {
             declared,
             semantics,
-            action: action.encode_to_vec(),
+            action,
             changes: route.encode_to_vec(),
             operation,
         }
@@ -233,8 +238,8 @@ impl<'a> Rest<'a> {
             wire::nested(out, field::MATCH, |out| matched.encode_raw(out));
             out.extend_from_slice(&self.action);
             out.extend_from_slice(metadata);
-            let operation = [&*self.operation, &operation_path(&matched)].concat();
-            wire::nested(out, field::DECORATOR, |out| wire::text(out, 1, &operation));
+            let [path, rest] = operation_path(&matched);
+            wire::nested(out, field::DECORATOR, |out| wire::joined(out, 1, &[&self.operation, path, rest]));
             out.extend_from_slice(&self.changes);
             wire::text(out, field::NAME, &route_name(self.declared, condition));
             wire::text(
@@ -308,10 +313,10 @@ fn metadata(path: &str) -> Vec<u8> {
     bytes
 }
 
-fn route_name(declared: &HttpRoute, condition: Option<&HttpMatchRequest>) -> String {
+fn route_name<'a>(declared: &'a HttpRoute, condition: Option<&HttpMatchRequest>) -> Cow<'a, str> {
     match condition.map(|condition| condition.name.as_str()) {
-        None | Some("") => declared.name.clone(),
-        Some(name) => format!("{}.{name}", declared.name),
+        None | Some("") => Cow::Borrowed(&declared.name),
+        Some(name) => Cow::Owned([&declared.name, ".", name].concat()),
     }
 }
 
@@ -365,12 +370,13 @@ fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
     [virtual_service, ":", Digits::of(port).text()].concat()
 }
 
-fn operation_path(declared: &RouteMatch) -> String {
+/// The path in two parts.
+fn operation_path(declared: &RouteMatch) -> [&str; 2] {
     match &declared.path_specifier {
-        Some(PathSpecifier::Prefix(prefix)) => [prefix, "*"].concat(),
-        Some(PathSpecifier::Path(path)) => path.clone(),
-        Some(PathSpecifier::SafeRegex(regex)) => regex.regex.clone(),
-        _ => "/*".to_owned(),
+        Some(PathSpecifier::Prefix(prefix)) => [prefix, "*"],
+        Some(PathSpecifier::Path(path)) => [path, ""],
+        Some(PathSpecifier::SafeRegex(regex)) => [&regex.regex, ""],
+        _ => ["/", "*"],
     }
 }
 

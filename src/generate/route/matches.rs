@@ -27,8 +27,10 @@ const JWT_FILTER: &str = "envoy.filters.http.jwt_authn";
 
 /// The match of a route; without conditions every path.
 pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semantics) -> RouteMatch {
+    let uri = declared.and_then(|declared| declared.uri.as_ref());
+    let path = uri.and_then(|uri| path(uri, semantics));
     let mut result = RouteMatch {
-        path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
+        path_specifier: Some(path.unwrap_or_else(|| PathSpecifier::Prefix("/".to_owned()))),
         ..Default::default()
     };
     let Some(declared) = declared else {
@@ -37,11 +39,6 @@ pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semant
     add_headers(&mut result, &declared.headers, Sense::Present);
     add_headers(&mut result, &declared.without_headers, Sense::Absent);
     result.headers.sort_by(|a, b| a.name.cmp(&b.name));
-    if let Some(uri) = &declared.uri
-        && let Some(path) = path(uri, semantics)
-    {
-        result.path_specifier = Some(path);
-    }
     result.case_sensitive = Some(!declared.ignore_uri_case);
     let pseudo = [
         (":method", &declared.method),

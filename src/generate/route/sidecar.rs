@@ -152,7 +152,7 @@ impl SidecarRoutes {
                 host
             };
             for host in &group.hosts {
-                hosts.extend(collection.of_host(host, group.port).map(with_routes));
+                hosts.extend(collection.of_host(host.text(), group.port).map(with_routes));
             }
             for service in &group.services {
                 hosts.extend(collection.of_service(service, group.port, forms).map(with_routes));
@@ -285,7 +285,8 @@ impl DefaultHost {
     }
 }
 
-fn lower_case(host: &Hostname) -> SmolStr {
+/// A host in lower case, in its allocation if it is so already.
+pub(super) fn lower_case(host: &Hostname) -> SmolStr {
     if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
         SmolStr::from(host.to_ascii_lowercase())
     } else {

@@ -68,7 +68,8 @@ pub(crate) struct VirtualHosts<'a> {
     view: &'a View<'a>,
     client: &'a Client,
     known: Known,
-    names: FxHashSet<String>,
+    /// The hosts and ports that have one.
+    named: FxHashSet<(SmolStr, u32)>,
     domains: FxHashSet<String>,
     /// Duplicates, for the notes of the resource.
     pub(crate) notes: Vec<Note>,
@@ -82,7 +83,7 @@ impl<'a> VirtualHosts<'a> {
             view,
             client,
             known,
-            names: FxHashSet::with_capacity_and_hasher(count, Default::default()),
+            named: FxHashSet::with_capacity_and_hasher(count, Default::default()),
             domains: FxHashSet::with_capacity_and_hasher(4 * count, Default::default()),
             notes: Vec::new(),
         }
@@ -95,7 +96,7 @@ impl<'a> VirtualHosts<'a> {
             dns_domain: &self.client.dns_domain,
             absolute: features.pilot_enable_absolute_fqdn_vhost_domain,
         };
-        let host = service.key.hostname.to_ascii_lowercase();
+        let host = super::sidecar::lower_case(&service.key.hostname);
         let domains = domains::of_service(&service.at_port(port), names, &self.client.vip, forms);
         let (name, domains) = self.named(&host, port, domains)?;
         let include_attempt_count = self.client.include_attempt_count;
@@ -112,7 +113,7 @@ impl<'a> VirtualHosts<'a> {
     }
 
     /// The virtual host of a host that only a VirtualService knows.
-    pub(super) fn of_host(&mut self, host: &str, port: u32) -> Option<Host> {
+    pub(super) fn of_host(&mut self, host: &SmolStr, port: u32) -> Option<Host> {
         let mut all = vec![domains::bracketed(host)];
         if self.client.routes.proxyless {
             all.push(domains::host_port(host, port));
@@ -126,22 +127,18 @@ impl<'a> VirtualHosts<'a> {
     }
 
     /// The name and the domains that are left for it, unless there is such a virtual host or nothing is left.
-    fn named(&mut self, host: &str, port: u32, domains: Domains) -> Option<(String, Vec<String>)> {
+    fn named(&mut self, host: &SmolStr, port: u32, domains: Domains) -> Option<(String, Vec<String>)> {
         let name = domains::host_port(host, port);
-        if !self.names.insert(name.clone()) {
+        if !self.named.insert((host.clone(), port)) {
             self.duplicate(&name);
             return None;
         }
         let count = domains.all.len();
         // The full name of another service wins over a short form.
-        let is_foreign = |domain: &String| self.known.contains(domain) && domains.is_alternative(domain);
-        let foreign: Vec<bool> = domains.all.iter().map(is_foreign).collect();
-        let mut foreign = foreign.into_iter();
+        let is_foreign = |domain: &&String| self.known.contains(domain) && domains.is_alternative(domain);
+        let foreign: Vec<String> = domains.all.iter().filter(is_foreign).cloned().collect();
         let mut left = domains.all;
-        left.retain(|domain| {
-            let is_foreign = foreign.next().unwrap_or_default();
-            !is_foreign && self.domains.insert(domain.to_ascii_lowercase())
-        });
+        left.retain(|domain| !foreign.contains(domain) && self.domains.insert(domain.to_ascii_lowercase()));
         if left.len() != count {
             self.duplicate(&name);
         }

@@ -43,9 +43,9 @@ fn first_block(text: &[u8]) -> Option<Vec<u8>> {
         let block = rest.split_once(DASHES).and_then(|(kind, body)| {
             let (body, _) = body.split_once(&format!("{END}{kind}{DASHES}"))?;
             // Lines with a colon are headers.
-            let lines = body.lines().filter(|line| !line.contains(':'));
+            let lines = body.lines().filter(|line| !line.as_bytes().contains(&b':'));
             let mut compact = String::with_capacity(body.len());
-            for word in lines.flat_map(str::split_whitespace) {
+            for word in lines.flat_map(str::split_ascii_whitespace) {
                 compact.push_str(word);
             }
             STANDARD.decode(compact).ok()
