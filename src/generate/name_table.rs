@@ -2,9 +2,8 @@
 //!
 //! What one would get wrong: only what egress listeners reach is in it, so gateways, which have none, get an empty one.
 
-use std::collections::{BTreeMap, hash_map::Entry};
+use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::{
@@ -24,8 +23,8 @@ use crate::{
     },
 };
 
-/// The rows by host, sorted when all are there.
-type Rows = FxHashMap<SmolStr, Row>;
+/// Rows with their hosts, in the order in which they were found: nearly that of the hosts.
+type Rows = Vec<(SmolStr, Row)>;
 
 /// What is known under one host.
 struct Row {
@@ -33,6 +32,8 @@ struct Row {
     registry: Registry,
     short_name: SmolStr,
     namespace: Namespace,
+    /// It is of a name that pods have for themselves.
+    of_pods: bool,
 }
 
 impl Row {
@@ -49,6 +50,20 @@ impl Row {
             registry: service.registry,
             short_name,
             namespace,
+            of_pods: false,
+        }
+    }
+
+    /// Another row of the same host comes: names of pods win, then services of Kubernetes.
+    fn meet(&mut self, later: Self) {
+        if later.of_pods {
+            *self = later;
+        } else if self.registry == Registry::Kubernetes {
+            // It stands.
+        } else if later.registry == Registry::External {
+            self.ips.extend(later.ips);
+        } else {
+            *self = later;
         }
     }
 
@@ -102,55 +117,45 @@ impl NameTableKey {
     pub fn build(&self, view: &View) -> Built {
         let scope = view.scope(&self.scope);
         let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
-        let mut table = Rows::with_capacity_and_hasher(count, Default::default());
+        let mut found = Rows::with_capacity(count);
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
             // Each address of a ServiceEntry counts as a service of its own.
             let Some(service) = view.service(key) else {
                 continue;
             };
             if service.variants.is_empty() {
-                self.add(view, service, &mut table);
+                self.add(view, service, &mut found);
                 continue;
             }
             for variant in service.variants() {
-                self.add(view, &variant, &mut table);
+                self.add(view, &variant, &mut found);
             }
         }
-        let mut rows: Vec<(SmolStr, Row)> = table.into_iter().collect();
-        rows.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let table = merged(found);
         let type_url = ResourceType::NameTable.url();
         Built::new(EncodedResource::written(SmolStr::default(), type_url, |out| {
-            for (host, row) in &rows {
+            for (host, row) in &table {
                 wire::entry(out, 1, host, |out| row.write(out));
             }
         }))
     }
 
-    fn add(&self, view: &View, service: &Service, table: &mut Rows) {
+    fn add(&self, view: &View, service: &Service, found: &mut Rows) {
         let mut ips = self.vips.addresses(service);
         let headless = ips.iter().any(|address| address == UNSPECIFIED_IP);
         // Ranges are matched on, they answer no question.
         ips.retain(|address| is_usable(address));
         if headless && service.resolution == Resolution::Passthrough {
-            ips.extend(self.pods(view, service, table));
+            ips.extend(self.pods(view, service, found));
         }
         if ips.is_empty() {
             return;
         }
-        let host = service.key.hostname.text().clone();
-        let row = Row::of(service, ips);
-        match table.entry(host) {
-            Entry::Vacant(free) => _ = free.insert(row),
-            Entry::Occupied(standing) if standing.get().registry == Registry::Kubernetes => {}
-            Entry::Occupied(mut standing) if service.registry == Registry::External => {
-                standing.get_mut().ips.extend(row.ips);
-            }
-            Entry::Occupied(mut standing) => _ = standing.insert(row),
-        }
+        found.push((service.key.hostname.text().clone(), Row::of(service, ips)));
     }
 
     /// Addresses of a headless service's pods; those that have names of their own get rows.
-    fn pods(&self, view: &View, service: &Service, table: &mut Rows) -> Vec<SmolStr> {
+    fn pods(&self, view: &View, service: &Service, found: &mut Rows) -> Vec<SmolStr> {
         let traits = view.mesh.endpoint_traits.get(view.cx, &service.key);
         let (Some(traits), Some(port)) = (traits, service.ports.first()) else {
             return Vec::new();
@@ -187,7 +192,7 @@ impl NameTableKey {
             }
         }
         let rows = names.into_iter().map(|(host, named)| (host, named.row(service)));
-        table.extend(rows);
+        found.extend(rows);
         ips
     }
 
@@ -213,8 +218,23 @@ impl NamedPods {
             registry: service.registry,
             short_name: self.short_name,
             namespace: service.key.namespace.clone(),
+            of_pods: true,
         }
     }
+}
+
+/// One row for each host, by host.
+fn merged(mut found: Rows) -> Rows {
+    // Those of one host stay in the order in which they came.
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let mut table = Rows::with_capacity(found.len());
+    for (host, row) in found {
+        match table.last_mut() {
+            Some((last, standing)) if *last == host => standing.meet(row),
+            _ => table.push((host, row)),
+        }
+    }
+    table
 }
 
 /// A pod with a host name in the service's subdomain is `<hostname>.<subdomain>.<rest of the service's host>`; the short

@@ -250,7 +250,7 @@ struct Merge {
     /// The plaintext server that decides about a port.
     plaintext: BTreeMap<u32, ServerPort>,
     /// Hosts of TLS servers by port, with the address that they were last taken on.
-    tls_hosts: BTreeMap<u32, FxHashMap<String, SmolStr>>,
+    tls_hosts: BTreeMap<u32, FxHashMap<SmolStr, SmolStr>>,
 }
 
 impl Merge {
@@ -309,10 +309,10 @@ impl Merge {
     /// Notes the hosts of a TLS server; false if one of them is taken on the same address.
     fn take_hosts(&mut self, hosts: &[String], at: &ServerPort) -> bool {
         let known = self.tls_hosts.entry(at.number).or_default();
-        if hosts.iter().any(|host| known.get(host) == Some(&at.bind)) {
+        if hosts.iter().any(|host| known.get(host.as_str()) == Some(&at.bind)) {
             return false;
         }
-        known.extend(hosts.iter().map(|host| (host.clone(), at.bind.clone())));
+        known.extend(hosts.iter().map(|host| (SmolStr::new(host), at.bind.clone())));
         true
     }
 

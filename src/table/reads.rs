@@ -161,12 +161,7 @@ fn add_reader(readers: &mut FxHashMap<ReadKey, Readers>, read: ReadKey, slot: u3
 }
 
 /// Takes out a slot that reads the key no more.
-fn remove_reader<K>(
-    readers: &mut FxHashMap<ReadKey, Readers>,
-    entries: &[Option<Entry<K>>],
-    read: ReadKey,
-    slot: u32,
-) {
+fn remove_reader<K>(readers: &mut FxHashMap<ReadKey, Readers>, entries: &[Option<Entry<K>>], read: ReadKey, slot: u32) {
     match readers.get_mut(&read) {
         Some(Readers::One(one)) if *one == slot => {
             readers.remove(&read);

@@ -225,19 +225,21 @@ impl Making<'_> {
         let mut extended = false;
         let features = self.stack.features();
         let mut add = |chain| chains.add(chain, features);
+        let unnamed = name::delimited_stat(&["outbound_", &self.key.name()].concat());
         let (mut https, mut sockets) = (None, None);
         for chain in &self.key.chains {
             match chain {
                 ServerChain::Http { route, protocol } => add(Chain {
-                    filters: self.http_filters(&self.manager(*protocol), route, "", true),
+                    filters: self.http_filters(&self.manager(*protocol), route, &unnamed, true),
                     ..Default::default()
                 }),
                 ServerChain::Https { route, server, sni } => {
                     let first = !std::mem::replace(&mut extended, true);
                     let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
+                    let stat_prefix = if server.name.is_empty() { &unnamed } else { &server.name };
                     add(Chain {
                         sni: sni.iter().map(|name| name.as_str().to_owned()).collect(),
-                        filters: self.http_filters(manager, route, &server.name, first),
+                        filters: self.http_filters(manager, route, stat_prefix, first),
                         transport_socket: self.known_socket(&mut sockets, server),
                         ..Default::default()
                     });
@@ -255,19 +257,14 @@ impl Making<'_> {
     }
 
     /// The filters of a chain of requests; `first`: it is the first of its kind.
-    fn http_filters(&self, manager: &ManagerTemplate, route: &str, server_name: &str, first: bool) -> NetworkFilters {
-        let stat_prefix = if server_name.is_empty() {
-            name::delimited_stat(&["outbound_", &self.key.name()].concat())
-        } else {
-            server_name.to_owned()
-        };
+    fn http_filters(&self, manager: &ManagerTemplate, route: &str, stat_prefix: &str, first: bool) -> NetworkFilters {
         // Parity: of several such chains of a listener only the first has them, and QUIC has none.
         let mut filters = if first && self.key.transport == Transport::Tcp {
             self.stack.filters_before_http(self.key.port, false)
         } else {
             NetworkFilters::default()
         };
-        manager.add(&mut filters, &stat_prefix, route);
+        manager.add(&mut filters, stat_prefix, route);
         filters
     }
 

@@ -239,7 +239,9 @@ impl<'a> Rest<'a> {
             out.extend_from_slice(&self.action);
             out.extend_from_slice(metadata);
             let [path, rest] = operation_path(&matched);
-            wire::nested(out, field::DECORATOR, |out| wire::joined(out, 1, &[&self.operation, path, rest]));
+            wire::nested(out, field::DECORATOR, |out| {
+                wire::joined(out, 1, &[&self.operation, path, rest]);
+            });
             out.extend_from_slice(&self.changes);
             wire::text(out, field::NAME, &route_name(self.declared, condition));
             wire::text(
