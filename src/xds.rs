@@ -8,6 +8,7 @@ pub mod connection;
 pub mod debug;
 mod delta;
 pub mod events;
+pub mod laid;
 pub mod metrics;
 pub mod names;
 mod order;

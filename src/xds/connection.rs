@@ -8,9 +8,10 @@ use std::sync::Arc;
 use smol_str::{SmolStr, format_smolstr};
 
 use super::{
-    answers::{Answers, Laid},
+    answers::Answers,
     claims::Claims,
     delta,
+    laid::Laid,
     names::Names,
     order, sotw,
     watched::{InFlight, WatchedResource},

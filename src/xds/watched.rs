@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use imbl::OrdSet;
 use smol_str::SmolStr;
 
-use super::{answers::Laid, claims::Claims, names::Names};
+use super::{claims::Claims, laid::Laid, names::Names};
 use crate::generate::{EncodedResource, group::TypeView};
 
 /// One type on one connection.
