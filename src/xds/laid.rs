@@ -69,7 +69,10 @@ fn runs(protocol: Protocol, mut resources: &[Arc<EncodedResource>]) -> impl Iter
             bytes += frame(protocol, resource).len();
             bytes >= RUN_BYTES || resource.version.value().is_multiple_of(RUN_RESOURCES)
         };
-        let len = resources.iter().position(is_last).map_or(resources.len(), |last| last + 1);
+        let len = resources
+            .iter()
+            .position(is_last)
+            .map_or(resources.len(), |last| last + 1);
         let (run, rest) = resources.split_at(len);
         resources = rest;
         (len > 0).then_some(run)
@@ -132,7 +135,10 @@ impl Shelf {
             let mut hasher = FxHasher::default();
             run.iter().for_each(|resource| Arc::as_ptr(resource).hash(&mut hasher));
             let alike = known.entry(hasher.finish()).or_default();
-            let found = alike.iter().filter_map(Weak::upgrade).find(|known| known.is(protocol, run));
+            let found = alike
+                .iter()
+                .filter_map(Weak::upgrade)
+                .find(|known| known.is(protocol, run));
             let run = found.unwrap_or_else(|| {
                 alike.retain(|run| run.strong_count() > 0);
                 let made = Arc::new(Run::new(protocol, run));
@@ -211,7 +217,9 @@ mod tests {
         assert_eq!(pointers(&blocks).len(), one.len());
         drop(two);
         let other = shelf.lay(Protocol::Sotw, &other);
-        let own = pointers(&other).into_iter().filter(|block| !pointers(&blocks).contains(block));
+        let own = pointers(&other)
+            .into_iter()
+            .filter(|block| !pointers(&blocks).contains(block));
         assert!(own.count() <= 3, "those around what is different");
         assert_ne!(pointers(&blocks), pointers(&shelf.lay(Protocol::Delta, &all)));
     }
