@@ -133,7 +133,9 @@ impl Shelf {
         let mut known = lock(&self.runs);
         let laid = runs(protocol, resources).map(|run| {
             let mut hasher = FxHasher::default();
-            run.iter().for_each(|resource| Arc::as_ptr(resource).hash(&mut hasher));
+            for resource in run {
+                Arc::as_ptr(resource).hash(&mut hasher);
+            }
             let alike = known.entry(hasher.finish()).or_default();
             let found = alike
                 .iter()
