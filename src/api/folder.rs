@@ -2,8 +2,8 @@
 //!
 //! A file's name decides what it is: `mesh.yaml`, `meshnetworks.yaml`, `env.yaml`, `proxies.yaml` and `scenario.yaml`
 //! are not read as objects, `kube-<id>.yaml` belongs to the cluster `<id>`, everything else to the config cluster.
-//! Reading goes in two steps, so that one changed file is parsed alone: [`FileContent::read`], then [`Folder::of`], or
-//! [`Settings::of`] and [`declared`] for what has changed.
+//! Reading goes in two steps, so that one changed file is parsed alone: [`FileContent::read`], then what the files declare
+//! together, [`Settings::of`] and [`declared`].
 
 use std::collections::BTreeMap;
 

@@ -12,37 +12,16 @@ pub fn outbound_cluster(port: u32, subset: &str, host: &str) -> String {
 
 /// These parts with a separator between them, which every outbound cluster has several times over.
 fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> String {
-    let digits = Digits::of(port);
-    [kind, digits.text(), separator, subset, separator, host].concat()
-}
-
-/// A number as text, without an allocation: ports stand in names by the thousand.
-pub struct Digits {
-    text: [u8; Self::MOST],
-    begin: usize,
-}
-
-impl Digits {
-    /// As many as the largest number has.
-    const MOST: usize = 10;
-
-    /// The digits of a number.
-    pub fn of(mut number: u32) -> Self {
-        let (mut text, mut begin) = ([b'0'; Self::MOST], Self::MOST);
-        loop {
-            begin -= 1;
-            text[begin] += (number % 10) as u8;
-            number /= 10;
-            if number == 0 {
-                return Self { text, begin };
-            }
-        }
-    }
-
-    /// The text.
-    pub fn text(&self) -> &str {
-        std::str::from_utf8(&self.text[self.begin..]).expect("because digits are ASCII")
-    }
+    // Ports stand in names by the thousand, so they are formatted without an allocation.
+    [
+        kind,
+        itoa::Buffer::new().format(port),
+        separator,
+        subset,
+        separator,
+        host,
+    ]
+    .concat()
 }
 
 /// What the name of an outbound cluster tells.
@@ -70,7 +49,7 @@ pub fn parse_outbound(name: &str) -> Option<OutboundName<'_>> {
 
 /// The cluster of a port of the workload itself: `inbound|8080||`.
 pub fn inbound_cluster(port: u32) -> String {
-    ["inbound|", Digits::of(port).text(), "||"].concat()
+    ["inbound|", itoa::Buffer::new().format(port), "||"].concat()
 }
 
 /// The SNI of mutual TLS to a service, which is the cluster's name on gateways that pass it through:

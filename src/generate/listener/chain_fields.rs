@@ -36,23 +36,22 @@ pub(super) mod field {
 }
 
 /// Network filters, encoded as the fields of a chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkFilters {
     fields: Vec<u8>,
     /// One of them resolves the server name.
     pub resolves_sni: bool,
 }
 
-impl Default for NetworkFilters {
-    fn default() -> Self {
+impl NetworkFilters {
+    /// None yet, with room for some.
+    pub fn new() -> Self {
         Self {
             fields: Vec::with_capacity(USUAL_FILTERS),
             resolves_sni: false,
         }
     }
-}
 
-impl NetworkFilters {
     /// Adds a filter.
     pub fn push(&mut self, filter: &Filter) {
         wire::nested(&mut self.fields, field::FILTERS, |out| filter.encode_raw(out));

@@ -262,7 +262,7 @@ impl Making<'_> {
         let mut filters = if first && self.key.transport == Transport::Tcp {
             self.stack.filters_before_http(self.key.port, false)
         } else {
-            NetworkFilters::default()
+            NetworkFilters::new()
         };
         manager.add(&mut filters, stat_prefix, route);
         filters

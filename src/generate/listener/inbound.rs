@@ -428,7 +428,7 @@ impl InboundListener<'_> {
 
     /// Connections to the listener's own port would come back for ever.
     fn add_black_hole(&self, chains: &mut Chains) {
-        let mut filters = NetworkFilters::default();
+        let mut filters = NetworkFilters::new();
         self.stack.add_metadata_exchange(&mut filters, true);
         self.stack.add_stats(&mut filters);
         add_black_hole(&mut filters);

@@ -18,7 +18,6 @@ use crate::{
     generate::{
         View,
         constant::{loopbacks, wildcards},
-        name::Digits,
         proxy::InterceptionMode,
     },
     model::{
@@ -418,7 +417,7 @@ fn outcome(current: Option<Protocol>, incoming: Protocol, kind: MemberKind) -> O
 
 /// The name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
-    [bind, "_", Digits::of(port).text()].into_iter().collect()
+    [bind, "_", itoa::Buffer::new().format(port)].into_iter().collect()
 }
 
 #[cfg(test)]

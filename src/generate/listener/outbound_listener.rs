@@ -21,7 +21,7 @@ use crate::{
         View,
         constant::{self, wildcards},
         group::Built,
-        name::{self, Digits},
+        name,
         patch::PatchContext,
         wire,
     },
@@ -181,7 +181,7 @@ impl OutboundListener<'_> {
         let rds = match (&member.service, member.kind) {
             _ if key.port == 0 => key.binds[0].as_str().to_owned(),
             (Some(service), MemberKind::Auto) if !at_wildcard => {
-                [&service.hostname, ":", Digits::of(key.port).text()].concat()
+                [&service.hostname, ":", itoa::Buffer::new().format(key.port)].concat()
             }
             _ => key.port.to_string(),
         };
@@ -207,7 +207,7 @@ impl OutboundListener<'_> {
     /// Writes the chain of connections that match no other.
     fn write_catch_all(&self, out: &mut Vec<u8>) {
         write_match(out, &FilterChainMatch::default());
-        let mut filters = NetworkFilters::default();
+        let mut filters = NetworkFilters::new();
         self.stack.add_stats(&mut filters);
         self.stack.add_tcp_proxy(&mut filters, plain_proxy(&self.key.catch_all));
         out.extend_from_slice(filters.fields());

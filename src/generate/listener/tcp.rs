@@ -153,7 +153,7 @@ impl FilterStack<'_> {
         dynamic_dns: Option<&Hostname>,
         add_terminal: impl FnOnce(&mut NetworkFilters),
     ) -> NetworkFilters {
-        let mut filters = NetworkFilters::default();
+        let mut filters = NetworkFilters::new();
         self.add_metadata_exchange(&mut filters, chain.exchanges_metadata);
         let secured = (!chain.secured_elsewhere).then(|| self.network_security(chain.tunneled));
         let add_security = |filters: &mut NetworkFilters, stage| {
@@ -190,7 +190,7 @@ impl FilterStack<'_> {
 
     /// What stands before a connection manager: metadata exchange and the network extensions.
     pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> NetworkFilters {
-        let mut filters = NetworkFilters::default();
+        let mut filters = NetworkFilters::new();
         self.add_metadata_exchange(&mut filters, exchanges_metadata);
         for phase in ExtensionPhase::ALL {
             self.add_extensions(&mut filters, phase, port);

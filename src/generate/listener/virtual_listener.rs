@@ -56,7 +56,7 @@ impl VirtualOutboundKey {
             IpMode::V6 if features.istio_enable_ipv4_outbound_listener_for_ipv6_clusters => wildcards(IpMode::V4),
             _ => &[],
         };
-        let mut to_itself = NetworkFilters::default();
+        let mut to_itself = NetworkFilters::new();
         stack.add_stats(&mut to_itself);
         let mut catch_all = to_itself.clone();
         add_black_hole(&mut to_itself);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     base::cidr,
-    generate::{VipView, name::Digits},
+    generate::VipView,
     model::{
         Service,
         service::{Registry, Resolution, UNSPECIFIED_IP},
@@ -74,11 +74,12 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
 
 /// `host:port`, IPv6 addresses in brackets.
 pub(crate) fn host_port(host: &str, port: u32) -> String {
-    let port = Digits::of(port);
+    let mut digits = itoa::Buffer::new();
+    let port = digits.format(port);
     if host.contains(':') {
-        ["[", host, "]:", port.text()].concat()
+        ["[", host, "]:", port].concat()
     } else {
-        [host, ":", port.text()].concat()
+        [host, ":", port].concat()
     }
 }
 

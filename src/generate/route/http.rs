@@ -7,7 +7,7 @@ use prost::Message;
 use crate::{
     api::Meta,
     base::{Shared, select},
-    generate::{View, constant, name::Digits, wire},
+    generate::{View, constant, wire},
     model::{
         Service,
         features::Features,
@@ -367,9 +367,9 @@ fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
         && let Some(ClusterSpecifier::Cluster(cluster)) = &action.cluster_specifier
         && let Some((host, port)) = destination::host_and_port(cluster)
     {
-        return [host, ":", Digits::of(port).text()].concat();
+        return [host, ":", itoa::Buffer::new().format(port)].concat();
     }
-    [virtual_service, ":", Digits::of(port).text()].concat()
+    [virtual_service, ":", itoa::Buffer::new().format(port)].concat()
 }
 
 /// The path in two parts.

@@ -15,7 +15,7 @@ use crate::{
     generate::{
         EncodedResource, View,
         group::Built,
-        name::{self, Digits},
+        name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
         proxy::{InterceptionMode, Setting},
         select::Selected,
@@ -280,7 +280,7 @@ impl DefaultHost {
         let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
         let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
         let cluster = name::outbound_cluster(self.port, "", &host);
-        let operation = [&host, ":", Digits::of(self.port).text(), "/*"].concat();
+        let operation = [&host, ":", itoa::Buffer::new().format(self.port), "/*"].concat();
         routes.route(&cluster, &operation, hashed_by)
     }
 }

@@ -12,7 +12,6 @@ use crate::{
     generate::{
         View,
         constant::wildcards,
-        name::Digits,
         patch::{
             PatchContext,
             route::{RoutePatchList, RoutePatches},
@@ -227,11 +226,11 @@ impl Extent {
 }
 
 fn number_name(port: u32) -> SmolStr {
-    SmolStr::new(Digits::of(port).text())
+    SmolStr::new(itoa::Buffer::new().format(port))
 }
 
 fn sniffed_name(service: &Service, port: u32) -> SmolStr {
-    [&service.key.hostname, ":", Digits::of(port).text()]
+    [&service.key.hostname, ":", itoa::Buffer::new().format(port)]
         .into_iter()
         .collect()
 }
