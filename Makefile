@@ -31,9 +31,9 @@ SOAK_SEED := 1
 .PHONY: build test lab soak bench bench-soak fuzz audit run tools clean help
 
 build: ## the static release binary, out/istiod
-	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --release --locked --bin istiod --target $(HOST)
+	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --profile dist --locked --bin istiod --target $(HOST)
 	mkdir -p out
-	install -m 0755 target/$(HOST)/release/istiod out/istiod
+	install -m 0755 target/$(HOST)/dist/istiod out/istiod
 	ln -sf istiod out/pilot-discovery
 
 # $(call step,NAME,COMMAND): runs the command and notes how long it took. The first failure ends the run, after the table.
@@ -67,14 +67,14 @@ BENCH_KEEP :=
 # How much of its hundred thousand connections and changes `make bench-soak` makes.
 SOAK_PART := 1
 
-bench: tools ## figures of the release build: each step of the control plane (with valgrind: in instructions), generation as a mesh grows and beside istiod's own suite, a large mesh in a real API server, certificates, thousands of sidecars; ends with one table of all, beside benches/figures.json (BENCH_KEEP=1 writes them there)
+bench: tools ## figures of what is shipped: each step of the control plane (with valgrind: in instructions), generation as a mesh grows and beside istiod's own suite, a large mesh in a real API server, certificates, thousands of sidecars; ends with one table of all, beside benches/figures.json (BENCH_KEEP=1 writes them there)
 	@rm -rf target/bench; failed=; for bench in $(BENCHES); do printf '\n=== %s\n' "$$bench"; \
-	  cargo bench --locked --bench "$$bench" -- $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
-	cargo bench --locked --bench report; \
+	  cargo bench --profile dist --locked --bench "$$bench" -- $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
+	cargo bench --profile dist --locked --bench report; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 bench-soak: ## 100,000 connections that come and go and as many changes: resident memory stays within 5 % (SOAK_PART=0.01: a hundredth)
-	cargo bench --locked --bench scale -- soak --part $(SOAK_PART)
+	cargo bench --profile dist --locked --bench scale -- soak --part $(SOAK_PART)
 
 # What is found stays below target/fuzz; an input that fails is to be kept in tests/fuzz/corpus. The lock file is the
 # daemon's, so that what is fuzzed is what is shipped.

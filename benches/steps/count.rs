@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
 
 use crate::work::{Step, Work};
 
@@ -41,8 +44,9 @@ pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     println!("counting instructions, which takes a few minutes");
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let mut counts = Vec::new();
-    for (at, step) in steps.iter().enumerate() {
+    let done = AtomicUsize::new(0);
+    // What one process counts does not depend on what runs beside it.
+    let count = |(at, step): (usize, &&Step)| {
         let out = folder.join(at.to_string());
         let status = Command::new("valgrind")
             .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
@@ -55,9 +59,11 @@ pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
         if !status.success() {
             return Err(format!("{} under valgrind: {status}", step.name));
         }
-        counts.push(total(&out)?);
-    }
-    Ok(counts)
+        let number = 1 + done.fetch_add(1, Ordering::Relaxed);
+        println!("{number} of {}: {}", steps.len(), step.name);
+        total(&out)
+    };
+    steps.par_iter().enumerate().map(count).collect()
 }
 
 /// What was counted in all.

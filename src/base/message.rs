@@ -16,14 +16,9 @@ pub struct MessageKey<M> {
 impl<M: Message> MessageKey<M> {
     /// Encodes and shares a message.
     pub fn new(message: M) -> Self {
-        Self::of(Shared::new(message))
-    }
-
-    /// Encodes a message that is shared already.
-    pub fn of(message: Shared<M>) -> Self {
         Self {
             bytes: message.encode_to_vec().into(),
-            message,
+            message: message.into(),
         }
     }
 }

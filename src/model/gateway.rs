@@ -3,6 +3,8 @@
 //! Servers of several Gateways meet on one port. Plaintext HTTP servers share a listener and a route configuration; TLS
 //! servers share a listener and are told apart by SNI, so no host may stand there twice; anything else on an occupied
 //! port is refused, unless it binds another address. The oldest Gateway wins.
+//!
+//! What does not depend on the router is made ready once for each Gateway ([`DeclaredGateway`]).
 
 #[cfg(test)]
 mod tests;
@@ -17,8 +19,8 @@ use super::{
     service::{Protocol, ServiceKey},
 };
 use crate::{
-    api::{Config, Meta},
-    base::{ObjectKey, Shared},
+    api::Meta,
+    base::{MessageKey, ObjectKey, Shared},
     proto::istio::networking::v1alpha3::{self as networking, ServerTlsSettings, server_tls_settings::TlSmode},
     table::Cx,
 };
@@ -45,15 +47,35 @@ pub struct ExposedPort {
     pub untranslated: bool,
 }
 
-/// A server of a Gateway.
+/// A Gateway ready for merging.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GatewayServer {
-    /// Metadata of the Gateway.
-    pub gateway: Shared<Meta>,
+pub struct DeclaredGateway {
+    /// Its metadata.
+    pub meta: Shared<Meta>,
+    /// `namespace/name`, as VirtualServices name it.
+    pub name: SmolStr,
+    /// Its servers; `None` for one without a port.
+    pub servers: Vec<Option<Shared<DeclaredServer>>>,
+}
+
+/// A server as a Gateway declares it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeclaredServer {
     /// The server; hosts are `namespace/host` or `host` (any namespace).
-    pub server: Shared<networking::Server>,
+    pub server: MessageKey<networking::Server>,
     /// The protocol of its port.
     pub protocol: Protocol,
+    /// The hosts without namespaces, sorted: what SNI is matched with.
+    pub sni: Shared<[SmolStr]>,
+}
+
+/// A server of a Gateway on a port of the router.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayServer {
+    /// `namespace/name` of the Gateway, as VirtualServices name it.
+    pub gateway: SmolStr,
+    /// The server.
+    pub declared: Shared<DeclaredServer>,
     /// Its route configuration; empty for servers without HTTP.
     pub route: SmolStr,
 }
@@ -95,10 +117,31 @@ pub struct MergedGateway {
     pub rejected: Vec<SmolStr>,
 }
 
-impl GatewayServer {
-    /// `namespace/name` of the Gateway, as VirtualServices name it.
-    pub fn gateway_name(&self) -> SmolStr {
-        gateway_name(&self.gateway)
+/// Derives what of one Gateway does not depend on the router.
+pub fn declared(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<DeclaredGateway> {
+    let gateway = mesh.gateways.get(cx, key)?;
+    let namespace = gateway.meta.namespace();
+    let servers = gateway.spec.servers.iter().map(|server| {
+        let port = server.port.as_ref()?;
+        Some(DeclaredServer::new(server.clone(), port, namespace).into())
+    });
+    Some(DeclaredGateway {
+        meta: gateway.meta.clone(),
+        name: [namespace.as_str(), "/", gateway.meta.name()].into_iter().collect(),
+        servers: servers.collect(),
+    })
+}
+
+impl DeclaredServer {
+    fn new(mut server: networking::Server, port: &networking::Port, namespace: &str) -> Self {
+        qualify_hosts(&mut server.hosts, namespace);
+        let bare = server.hosts.iter().map(|host| SmolStr::new(bare_host(host)));
+        let sni: Vec<SmolStr> = bare.collect::<BTreeSet<_>>().into_iter().collect();
+        Self {
+            sni: sni.into(),
+            protocol: Protocol::parse(&port.protocol),
+            server: MessageKey::new(server),
+        }
     }
 
     /// The number of the port as declared.
@@ -135,11 +178,12 @@ impl GatewayServer {
     pub fn hosts_for(&self, namespace: &str) -> Vec<&str> {
         hosts_for_namespace(&self.server.hosts, namespace)
     }
+}
 
-    /// The hosts without namespaces, sorted: what SNI is matched with.
-    pub fn sni_hosts(&self) -> Vec<SmolStr> {
-        let bare = self.server.hosts.iter().map(|host| SmolStr::new(bare_host(host)));
-        bare.collect::<BTreeSet<_>>().into_iter().collect()
+impl std::ops::Deref for GatewayServer {
+    type Target = DeclaredServer;
+    fn deref(&self) -> &DeclaredServer {
+        &self.declared
     }
 }
 
@@ -150,12 +194,12 @@ impl MergedGateway {
             quic: mesh.installation.features.pilot_enable_quic_listeners,
             ..Default::default()
         };
-        for gateway in gateways.iter().filter_map(|key| mesh.gateways.get(cx, key)) {
-            let Some(ports) = PortMap::of(gateway, exposed) else {
+        for gateway in gateways.iter().filter_map(|key| mesh.declared_gateways.get(cx, key)) {
+            let Some(ports) = PortMap::of(&gateway.meta, exposed) else {
                 continue;
             };
-            for server in &gateway.spec.servers {
-                merge.add_server(&gateway.meta, server, &ports);
+            for server in &gateway.servers {
+                merge.add_server(gateway, server.as_ref(), &ports);
             }
         }
         merge.result
@@ -169,13 +213,8 @@ impl MergedGateway {
 
     /// The names of the Gateways, sorted.
     pub fn gateway_names(&self) -> BTreeSet<SmolStr> {
-        self.servers.iter().map(GatewayServer::gateway_name).collect()
+        self.servers.iter().map(|server| server.gateway.clone()).collect()
     }
-}
-
-/// `namespace/name`.
-fn gateway_name(meta: &Meta) -> SmolStr {
-    [meta.namespace().as_str(), "/", meta.name()].into_iter().collect()
 }
 
 /// The host of `namespace/host` or `host`.
@@ -205,15 +244,15 @@ struct PortMap<'a> {
 
 impl<'a> PortMap<'a> {
     /// `None` if the Gateway names services and the router serves none of them.
-    fn of(gateway: &Config<networking::Gateway>, exposed: &'a [ExposedPort]) -> Option<Self> {
-        let Some(services) = gateway.meta.annotations.get(SERVICE_ANNOTATION) else {
+    fn of(gateway: &Meta, exposed: &'a [ExposedPort]) -> Option<Self> {
+        let Some(services) = gateway.annotations.get(SERVICE_ANNOTATION) else {
             return Some(Self {
                 exposed: exposed.iter().collect(),
                 by_service: false,
             });
         };
-        let parent = gateway.meta.annotations.get(PARENT_NAMESPACE_ANNOTATION);
-        let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+        let parent = gateway.annotations.get(PARENT_NAMESPACE_ANNOTATION);
+        let namespace = parent.map_or(gateway.namespace().as_str(), SmolStr::as_str);
         let hosts: BTreeSet<&str> = services.split(',').collect();
         let is_named =
             |port: &&ExposedPort| port.service.namespace == namespace && hosts.contains(port.service.hostname.as_str());
@@ -254,34 +293,28 @@ struct Merge {
 }
 
 impl Merge {
-    fn add_server(&mut self, gateway: &Shared<Meta>, declared: &networking::Server, ports: &PortMap) {
-        let Some(port) = &declared.port else {
-            self.result.rejected.push(gateway_name(gateway));
+    fn add_server(&mut self, gateway: &DeclaredGateway, declared: Option<&Shared<DeclaredServer>>, ports: &PortMap) {
+        let Some(declared) = declared else {
+            self.result.rejected.push(gateway.name.clone());
             return;
         };
-        let mut server = declared.clone();
-        qualify_hosts(&mut server.hosts, gateway.namespace());
-        let server = Shared::new(server);
-        let protocol = Protocol::parse(&port.protocol);
-        for number in ports.resolve(port.number) {
-            let mut server = GatewayServer {
-                gateway: gateway.clone(),
-                server: server.clone(),
-                protocol,
-                route: SmolStr::default(),
+        for number in ports.resolve(declared.port()) {
+            let server = GatewayServer {
+                gateway: gateway.name.clone(),
+                declared: declared.clone(),
+                route: route_name(&gateway.meta, declared, number),
             };
-            server.route = route_name(&server, number);
             let at = ServerPort {
                 number,
-                protocol: SmolStr::new(&port.protocol),
-                bind: SmolStr::new(&server.server.bind),
+                protocol: SmolStr::new(declared.server.port.as_ref().map_or("", |port| &port.protocol)),
+                bind: SmolStr::new(&declared.server.bind),
             };
             let http3 = self.quic
-                && server.protocol == Protocol::Https
-                && !server.is_passthrough()
-                && ports.exposes_udp(port.number);
+                && declared.protocol == Protocol::Https
+                && !declared.is_passthrough()
+                && ports.exposes_udp(declared.port());
             if !self.place(server, at, http3) {
-                self.result.rejected.push(gateway_name(gateway));
+                self.result.rejected.push(gateway.name.clone());
             }
         }
     }
@@ -438,19 +471,20 @@ fn qualify_hosts(hosts: &mut Vec<String>, namespace: &str) {
 }
 
 /// The route configuration of a server; `number` is the port that is listened on.
-fn route_name(server: &GatewayServer, number: u32) -> SmolStr {
-    let (dot, bind) = match server.server.bind.as_str() {
+fn route_name(gateway: &Meta, declared: &DeclaredServer, number: u32) -> SmolStr {
+    let (dot, bind) = match declared.server.bind.as_str() {
         "" => ("", ""),
         bind => (".", bind),
     };
-    if server.protocol.is_http() {
-        return ["http.", &number.to_string(), dot, bind].into_iter().collect();
+    let mut digits = itoa::Buffer::new();
+    if declared.protocol.is_http() {
+        return ["http.", digits.format(number), dot, bind].into_iter().collect();
     }
-    if server.protocol == Protocol::Https && !server.is_passthrough() {
-        let port_name = server.server.port.as_ref().map_or("", |port| port.name.as_str());
-        let (name, namespace) = (server.gateway.name(), server.gateway.namespace());
-        let port = server.port().to_string();
-        let parts = ["https.", &port, ".", port_name, ".", name, ".", namespace, dot, bind];
+    if declared.protocol == Protocol::Https && !declared.is_passthrough() {
+        let port_name = declared.server.port.as_ref().map_or("", |port| port.name.as_str());
+        let (name, namespace) = (gateway.name(), gateway.namespace());
+        let port = digits.format(declared.port());
+        let parts = ["https.", port, ".", port_name, ".", name, ".", namespace, dot, bind];
         return SmolStr::from(parts.concat());
     }
     SmolStr::default()

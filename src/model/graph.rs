@@ -11,6 +11,7 @@ use super::{
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
+    gateway::{self, DeclaredGateway},
     individual::{self, IndividualNeeds},
     inputs::{InputTables, Inputs},
     network::{self, Networks},
@@ -257,6 +258,8 @@ graph! {
         destination_rules: (RuleKey, HostRules);
         /// Whether anything depends on where a client is.
         place_needs: ((), PlaceNeeds);
+        /// Gateways ready for merging.
+        declared_gateways: (ObjectKey, DeclaredGateway);
         /// The names of secrets that an EnvoyFilter mentions; none where it mentions none.
         filter_credentials: (ObjectKey, Vec<SmolStr>);
         /// EnvoyFilters with their patches read.
@@ -383,6 +386,8 @@ impl Graph {
             Vec::new()
         };
         derive!(self, tx, mesh: place_needs <- first.clone(), place::needs);
+        derive!(self, tx, mesh: declared_gateways <- inputs.gateways.changes().iter().map(|(key, ..)| key.clone()).collect(),
+            gateway::declared);
         derive!(self, tx, mesh: filter_credentials <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
             mention::of_filter);
         derive!(self, tx, mesh: envoy_filter_patches <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),

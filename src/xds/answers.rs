@@ -57,9 +57,14 @@ impl Answers {
     pub(super) fn advance(&self, latest: &ResourceSnapshot) {
         let revision = latest.revision.0;
         if self.newest.fetch_max(revision, Ordering::AcqRel) < revision {
-            lock(&self.kept).clear();
-            self.shelf.clear();
+            self.clear();
         }
+    }
+
+    /// Nothing is kept any longer: there is nobody who would ask again.
+    pub(super) fn clear(&self) {
+        lock(&self.kept).clear();
+        self.shelf.clear();
     }
 
     /// Everything of the type, or what has these names.
@@ -131,4 +136,70 @@ fn named(
         }
     }
     (resources.into(), missing.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{generate::group::PartView, model::Revision, proto::envoy::config::cluster::v3::Cluster};
+
+    /// A snapshot with so many clusters.
+    fn snapshot(revision: u64, clusters: usize) -> ResourceSnapshot {
+        let cluster = |number: usize| {
+            let name = SmolStr::from(format!("c{number}"));
+            let message = Cluster::default();
+            (name.clone(), Arc::new(EncodedResource::new(name, &message)))
+        };
+        let part = PartView {
+            resources: (0..clusters).map(cluster).collect(),
+            digest: 0,
+        };
+        let view = |resource_type: &ResourceType| match resource_type {
+            ResourceType::Cluster => TypeView {
+                parts: [Arc::new(part.clone())].into(),
+            },
+            _ => TypeView::default(),
+        };
+        ResourceSnapshot::new(Revision(revision), ResourceType::ALL.iter().map(view).collect(), false)
+    }
+
+    fn answer(answers: &Answers, snapshot: &ResourceSnapshot) -> Arc<[Arc<EncodedResource>]> {
+        answers.all(ResourceType::Cluster, snapshot, None).resources
+    }
+
+    #[test]
+    fn those_asked_for_last_are_kept() {
+        let answers = Answers::default();
+        let groups: Vec<_> = (0..=KEPT).map(|_| snapshot(1, LONG)).collect();
+        let made: Vec<_> = groups[..KEPT].iter().map(|group| answer(&answers, group)).collect();
+        // The first is asked for again, so the second gives way to one more.
+        assert!(Arc::ptr_eq(&answer(&answers, &groups[0]), &made[0]));
+        answer(&answers, &groups[KEPT]);
+        assert!(Arc::ptr_eq(&answer(&answers, &groups[0]), &made[0]));
+        assert!(Arc::ptr_eq(&answer(&answers, &groups[2]), &made[2]));
+        assert!(!Arc::ptr_eq(&answer(&answers, &groups[1]), &made[1]));
+    }
+
+    #[test]
+    fn short_answers_displace_nothing() {
+        let answers = Answers::default();
+        let long = snapshot(1, LONG);
+        let made = answer(&answers, &long);
+        for _ in 0..=KEPT {
+            answer(&answers, &snapshot(1, LONG - 1));
+        }
+        assert!(Arc::ptr_eq(&answer(&answers, &long), &made));
+    }
+
+    #[test]
+    fn a_newer_revision_ends_what_is_kept() {
+        let answers = Answers::default();
+        let old = snapshot(1, LONG);
+        answers.advance(&old);
+        let made = Arc::downgrade(&answer(&answers, &old));
+        answers.advance(&old);
+        assert!(made.upgrade().is_some());
+        answers.advance(&snapshot(2, LONG));
+        assert!(made.upgrade().is_none());
+    }
 }

@@ -166,6 +166,12 @@ pub(super) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.registry.lock().remove(&self.number);
+        let mut connections = self.registry.lock();
+        connections.remove(&self.number);
+        let was_last = connections.is_empty();
+        drop(connections);
+        if was_last {
+            self.registry.answers.clear();
+        }
     }
 }

@@ -139,7 +139,7 @@ enum ServerChain {
         /// The server.
         server: MessageKey<networking::Server>,
         /// The server names.
-        sni: Vec<SmolStr>,
+        sni: Shared<[SmolStr]>,
     },
     /// TCP, in plaintext or over TLS that ends here.
     Tcp(TcpServer),
@@ -160,7 +160,7 @@ struct TcpServer {
     /// The server.
     server: MessageKey<networking::Server>,
     /// The server names.
-    sni: Vec<SmolStr>,
+    sni: Shared<[SmolStr]>,
     /// VirtualServices with a host of the server, in order.
     routes: Vec<TcpBinding>,
 }

@@ -126,7 +126,7 @@ struct Declaration<'a> {
 
 impl<'a> Declarations<'a> {
     fn server(&mut self, server: &GatewayServer, http3: bool) -> ServerRoutes {
-        let gateway = server.gateway_name();
+        let gateway = server.gateway.clone();
         let (part, view, scope) = (self.part, self.view, self.scope);
         let declared = self.by_gateway.entry(gateway.clone()).or_insert_with(|| {
             let client = &part.client.routes.namespace;

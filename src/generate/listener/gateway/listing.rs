@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    base::{Hostname, MessageKey, SmolStr, host},
+    base::{Hostname, SmolStr, host},
     generate::{View, constant::wildcards, route::destination::Target},
     model::{
         ServiceKey, SidecarScope,
@@ -113,9 +113,9 @@ impl GatewayPart {
     }
 
     fn tcp_server(&self, view: &View, scope: &SidecarScope, server: &GatewayServer) -> TcpServer {
-        let gateway = server.gateway_name();
+        let gateway = &server.gateway;
         let namespace = &self.client.filters.namespace;
-        let rows = virtual_service::for_gateway(view.cx, view.mesh, namespace, &gateway);
+        let rows = virtual_service::for_gateway(view.cx, view.mesh, namespace, gateway);
         let serves = |reach: &Reach| {
             let offered = server.hosts_for(reach.meta.namespace());
             let wanted = |offered: &&str| reach.hosts.iter().any(|wanted| host::overlaps(offered, wanted));
@@ -123,9 +123,9 @@ impl GatewayPart {
         };
         let routes = rows.into_iter().filter(|(_, reach)| serves(reach));
         TcpServer {
-            gateway,
-            server: MessageKey::of(server.server.clone()),
-            sni: server.sni_hosts(),
+            gateway: gateway.clone(),
+            server: server.server.clone(),
+            sni: server.sni.clone(),
             routes: routes
                 .map(|(key, reach)| TcpBinding {
                     virtual_service: key.clone(),
@@ -139,8 +139,8 @@ impl GatewayPart {
 fn https_chain(server: &GatewayServer) -> ServerChain {
     ServerChain::Https {
         route: server.route.clone(),
-        server: MessageKey::of(server.server.clone()),
-        sni: server.sni_hosts(),
+        server: server.server.clone(),
+        sni: server.sni.clone(),
     }
 }
 
@@ -159,8 +159,7 @@ fn targets(scope: &SidecarScope, reach: &Reach) -> Vec<Target> {
 
 /// The services inside the mesh whose host a server covers.
 fn reachable(view: &View, scope: &SidecarScope, server: &GatewayServer) -> Vec<ServiceKey> {
-    let hosts = server.sni_hosts();
-    let covered = |key: &&ServiceKey| hosts.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
+    let covered = |key: &&ServiceKey| server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
     let inside = |key: &&ServiceKey| view.service(key).is_some_and(|service| !service.mesh_external);
     scope.services.iter().filter(covered).filter(inside).cloned().collect()
 }
