@@ -6,6 +6,7 @@ mod expression;
 mod nesting;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use libtest_mimic::Trial;
 
@@ -50,15 +51,22 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// A daemon of a folder with one service.
 fn daemon(name: &str) -> Result<(Daemon, PathBuf), String> {
     let (folder, mesh) = mesh(name);
-    let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
+    let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
+        exact(command).arg("--configDir").arg(&mesh);
+    })?;
     Ok((daemon, mesh))
+}
+
+/// What is free goes back to the system at once, so that what a process has is what it uses.
+fn exact(command: &mut Command) -> &mut Command {
+    command.env("_RJEM_MALLOC_CONF", "dirty_decay_ms:0")
 }
 
 /// The same with the secure port, and a CA of its own.
 fn secured(name: &str) -> Result<Daemon, String> {
     let (folder, mesh) = mesh(name);
     Daemon::secured(&folder.join("istiod.log"), |command| {
-        command.arg("--configDir").arg(mesh);
+        exact(command).arg("--configDir").arg(mesh);
     })
 }
 

@@ -44,17 +44,23 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts `istiod discovery --configDir folder` and waits until it is ready.
     pub(crate) fn start(folder: &Path, log: &Path) -> Result<Daemon, String> {
-        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        Daemon::listening(ports::free(), local(ports::free()), local(ports::free()), folder, log)
+        Daemon::configured(log, |command| {
+            command.arg("--configDir").arg(folder);
+        })
+    }
+
+    /// Starts `istiod discovery` without its secure port and waits until it is ready; `configure` says what it serves.
+    pub(crate) fn configured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
+        let daemon = Daemon::begun(log, configure);
+        daemon.until_ready()?;
+        Ok(daemon)
     }
 
     /// Starts `istiod discovery --configDir folder -n namespace` and waits until it is ready.
     pub(crate) fn of_folder(folder: &Path, namespace: &str, log: &Path) -> Result<Daemon, String> {
-        let daemon = Daemon::begun(log, |command| {
+        Daemon::configured(log, |command| {
             command.arg("--configDir").arg(folder).args(["-n", namespace]);
-        });
-        daemon.until_ready()?;
-        Ok(daemon)
+        })
     }
 
     /// Starts `istiod discovery` against a real API server and waits until it is ready; `configure` adds flags and
