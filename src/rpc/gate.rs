@@ -55,9 +55,16 @@ impl<I: AsyncRead + Unpin> Gate<I> {
 
     /// Lets through what was held, as much as there is room for.
     fn release(&mut self, buffer: &mut ReadBuf<'_>) {
-        let len = self.held.len().min(buffer.remaining());
+        self.let_through(self.held.len().min(buffer.remaining()), buffer);
+    }
+
+    /// Lets so much of it through. Room for what is held is not kept: thousands rest with nothing in it.
+    fn let_through(&mut self, len: usize, buffer: &mut ReadBuf<'_>) {
         buffer.put_slice(&self.held[..len]);
         self.held.drain(..len);
+        if self.held.is_empty() {
+            self.held = Vec::new();
+        }
     }
 
     /// Reads as much as may wait to be taken until it is served; then whatever comes.
@@ -87,8 +94,7 @@ impl<I: AsyncRead + Unpin> Gate<I> {
         if passing == 0 {
             return Poll::Pending;
         }
-        buffer.put_slice(&self.held[..passing]);
-        self.held.drain(..passing);
+        self.let_through(passing, buffer);
         Poll::Ready(Ok(()))
     }
 }

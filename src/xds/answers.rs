@@ -61,7 +61,7 @@ impl Answers {
         }
     }
 
-    /// Nothing is kept any longer: there is nobody who would ask again.
+    /// Nothing is kept any longer.
     pub(super) fn clear(&self) {
         lock(&self.kept).clear();
         self.shelf.clear();

@@ -170,6 +170,7 @@ impl Drop for Registration {
         connections.remove(&self.number);
         let was_last = connections.is_empty();
         drop(connections);
+        // There is nobody who would ask again for what was answered.
         if was_last {
             self.registry.answers.clear();
         }

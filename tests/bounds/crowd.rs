@@ -27,9 +27,8 @@ use crate::support::{
 /// What a connection may cost before anybody knows whose it is.
 const ALLOWED_BYTES: usize = 64 << 10;
 /// And of one whose bytes wait where they are not ours to bound: records that TLS has read and nobody has asked for, and the
-/// part of a message that has come, for which all connections have one budget together. A tenth of it is what the allocator
-/// rounds up.
-const ALLOWED_WAITING_BYTES: usize = 120 << 10;
+/// part of a message that has come, for which all connections have one budget together.
+const ALLOWED_WAITING_BYTES: usize = 112 << 10;
 /// What such a stranger sends.
 const MESSAGE: &str = "a message that does not end";
 /// Connections at once.
