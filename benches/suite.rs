@@ -83,16 +83,13 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         let Some((changes, proxies)) = input(case, arguments.meshes.as_deref())? else {
             continue;
         };
-        if !case.is_generated() {
-            println!("{:<27}{} configuration is not generated so far", case.name, case.proxy);
-            continue;
-        }
+        let installation = case.installation();
         if arguments.counted {
             let first = proxies.into_iter().next();
-            count(&changes, first.ok_or("no proxy")?)?;
+            count(&installation, &changes, first.ok_or("no proxy")?)?;
             continue;
         }
-        let measured = measure(&changes, proxies).map_err(|error| format!("{}: {error}", case.name))?;
+        let measured = measure(&installation, &changes, proxies).map_err(|error| format!("{}: {error}", case.name))?;
         let mut figures = BTreeMap::new();
         for row in rows(case, &measured) {
             let old = kept[case.name][row.what].as_f64();

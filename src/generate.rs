@@ -26,8 +26,10 @@ pub mod secret;
 pub mod security;
 pub mod select;
 pub mod store;
+pub mod tunnel;
 pub mod view;
 pub mod vip;
+pub mod waypoint;
 pub mod wire;
 
 use crate::{api::Kind, model::MeshSnapshot};

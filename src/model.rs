@@ -30,6 +30,7 @@ pub mod snapshot;
 mod tests;
 pub mod virtual_service;
 pub mod wants;
+pub mod waypoint;
 pub mod workload;
 pub mod world;
 

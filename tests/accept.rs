@@ -25,7 +25,8 @@ use proxy::Proxy;
 use refused::Refused;
 
 /// The groups of the conformance set whose proxies are Envoys that this daemon configures.
-const GROUPS: [&str; 15] = [
+const GROUPS: [&str; 16] = [
+    "ambient",
     "clusters",
     "destinationrules",
     "dns",

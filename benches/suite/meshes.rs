@@ -70,9 +70,9 @@ fn external(number: usize, with: &[Port]) -> Value {
 }
 
 /// A service of the mesh with an address of its own.
-fn internal(number: usize, port: Port) -> Value {
+fn internal(number: usize, with: &[Port]) -> Value {
     let endpoint = json!({ "address": address("240.241", number), "labels": mutual_tls() });
-    let spec = json!({ "addresses": [address("240.240", number)], "hosts": [host(number)], "ports": ports(&[port]),
+    let spec = json!({ "addresses": [address("240.240", number)], "hosts": [host(number)], "ports": ports(with),
         "resolution": "STATIC", "location": "MESH_INTERNAL", "endpoints": [endpoint] });
     networking("ServiceEntry", NAMESPACE, &format!("backend-{number}"), spec)
 }
@@ -80,8 +80,30 @@ fn internal(number: usize, port: Port) -> Value {
 /// So many services of one port.
 pub(super) fn services(count: usize, port: Port) -> Vec<Value> {
     let own = own_service(&[port], &mutual_tls(), true);
-    let others = (0..count).map(|number| internal(number, port));
+    let others = (0..count).map(|number| internal(number, &[port]));
     std::iter::once(own).chain(others).collect()
+}
+
+/// So many services of two ports that go through a waypoint, which is the proxies' own service.
+pub(super) fn behind_waypoint(count: usize) -> Vec<Value> {
+    let mut waypoint = object(
+        "gateway.networking.k8s.io/v1",
+        "Gateway",
+        NAMESPACE,
+        "waypoint",
+        json!({ "gatewayClassName": "istio-waypoint",
+            "listeners": [{ "name": "mesh", "port": 15008, "protocol": "HBONE" }] }),
+    );
+    waypoint["status"] = json!({ "addresses": [{ "type": "Hostname", "value": "own.example" }] });
+    let through = (0..count).map(|number| {
+        let mut service = internal(number, &[HTTP, TCP]);
+        service["metadata"]["labels"] = json!({ "istio.io/use-waypoint": "waypoint" });
+        service
+    });
+    [waypoint, own_service(&[HTTP], &mutual_tls(), true)]
+        .into_iter()
+        .chain(through)
+        .collect()
 }
 
 fn gateway(name: &str, hosts: &Value) -> Value {

@@ -175,8 +175,7 @@ fn config<M: prost::Message + prost::Name + Clone + Default>(
     let row = match from_json::<M>(spec, Unknown::Ignore) {
         Ok(spec) => {
             check(&At::root("spec", &findings), &spec, &meta);
-            let status = Some(&object["status"]).filter(|status| !status.is_null() && reads_status(meta.kind));
-            let status = status.cloned().map(Shared::new);
+            let status = meta.kind.status_of(object);
             let counts = findings.borrow().errors.is_empty() || findings.borrow().counts_with_errors;
             counts.then(|| {
                 // Decoding leaves room for more in every list; a copy has none, and rows are kept for long.
@@ -207,11 +206,6 @@ fn protects(kind: Kind) -> bool {
         kind,
         Kind::AuthorizationPolicy | Kind::PeerAuthentication | Kind::RequestAuthentication
     )
-}
-
-/// True for kinds whose `status` the model reads: addresses given to ServiceEntries, health of WorkloadEntries.
-fn reads_status(kind: Kind) -> bool {
-    matches!(kind, Kind::ServiceEntry | Kind::WorkloadEntry)
 }
 
 #[cfg(test)]

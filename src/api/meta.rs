@@ -1,6 +1,6 @@
 //! The part that all objects share: kind, name, labels, age.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
@@ -138,6 +138,19 @@ impl Kind {
     /// The version that istiod stores the kind in, used in config metadata and dumps.
     pub fn version(self) -> &'static str {
         self.versions()[0]
+    }
+
+    /// What the model reads of an object's `status`, as written: addresses given to ServiceEntries and Gateways, health
+    /// of WorkloadEntries. `None` for other kinds.
+    pub(super) fn status_of(self, object: &Value) -> Option<Shared<Value>> {
+        let status = &object["status"];
+        let read = match self {
+            Self::ServiceEntry | Self::WorkloadEntry => status.clone(),
+            // Conditions change with every route that is attached.
+            Self::KubeGateway if !status["addresses"].is_null() => json!({ "addresses": status["addresses"] }),
+            _ => Value::Null,
+        };
+        (!read.is_null()).then(|| Shared::new(read))
     }
 
     /// True for kinds that are written as objects with `kind:`; false for the files of the mesh and for what istiod
@@ -299,7 +312,7 @@ pub struct Config<T> {
     pub meta: Shared<Meta>,
     /// The specification.
     pub spec: T,
-    /// `status` as written, where something reads it (ServiceEntry addresses, WorkloadEntry health); else `None`.
+    /// `status` as written, where something reads it ([`Kind::status_of`]); else `None`.
     pub status: Option<Shared<Value>>,
 }
 

@@ -19,9 +19,9 @@ pub fn parse<T: DeserializeOwned>(meta: Shared<Meta>, object: &Value) -> Result<
     };
     match serde_path_to_error::deserialize(&*spec) {
         Ok(spec) => Ok(Config {
+            status: meta.kind.status_of(object),
             meta,
             spec,
-            status: None,
         }),
         Err(error) => {
             let field = match error.path().to_string() {

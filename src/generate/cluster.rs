@@ -19,13 +19,17 @@ pub mod rule;
 mod service;
 mod static_clusters;
 mod tls;
+mod tunnel;
+mod waypoint;
 
 pub use added::{AddedKey, AddedPart};
 pub use inbound::{InboundKey, InboundPart};
 pub(super) use load_balancer::consistent_hash;
-pub use outbound::{ClusterMode, OutboundKey, OutboundPart};
+pub use outbound::{ClusterMode, OutboundKey, OutboundPart, VipTraffic};
 pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessions};
 pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
+pub use tunnel::TunnelCluster;
+pub use waypoint::WaypointPart;
 
 use super::{
     EncodedResource, View,
@@ -44,6 +48,8 @@ pub enum ClusterPart {
     Outbound(OutboundPart),
     /// Clusters of the workload's own ports.
     Inbound(InboundPart),
+    /// Clusters of what goes through a waypoint, and their endpoints.
+    Waypoint(WaypointPart),
     /// Clusters that do not depend on services.
     Static(StaticPart),
     /// Clusters that EnvoyFilters add.
@@ -79,7 +85,13 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ClusterPart> {
             parts.extend(added(PatchContext::SidecarInbound));
         }
         ProxyType::Router => parts.extend(added(PatchContext::Gateway)),
-        ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => {}
+        ProxyType::Waypoint => {
+            let behind = WaypointPart::select(view, selected).into_iter();
+            parts.extend(behind.map(ClusterPart::Waypoint));
+            parts.extend(added(PatchContext::SidecarOutbound));
+            parts.extend(added(PatchContext::SidecarInbound));
+        }
+        ProxyType::Ztunnel | ProxyType::Agentgateway => {}
     }
     parts
 }
@@ -90,6 +102,7 @@ impl ClusterPart {
         match self {
             Self::Outbound(part) => part.list(view),
             Self::Inbound(part) => part.list(view),
+            Self::Waypoint(part) => part.list(view),
             Self::Static(part) => part.list(view),
             Self::Added(part) => part.list(),
         }

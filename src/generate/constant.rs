@@ -231,7 +231,7 @@ pub fn metadata_exchange() -> Any {
 }
 
 /// A struct from its fields.
-pub fn structure<const N: usize>(fields: [(&str, Value); N]) -> Struct {
+pub fn structure<'k>(fields: impl IntoIterator<Item = (&'k str, Value)>) -> Struct {
     Struct {
         fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
     }

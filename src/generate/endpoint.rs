@@ -23,7 +23,7 @@ use super::{
         client::{OutboundClient, Place},
     },
     group::Built,
-    name, wire,
+    wire,
 };
 use crate::{
     base::{ClusterId, Labels, NetworkId, Shared, cidr::IpMode},
@@ -114,10 +114,7 @@ impl EndpointClient {
 impl EndpointKey {
     /// The name of the cluster that the endpoints are for.
     pub fn name(&self) -> String {
-        match self.mode {
-            ClusterMode::Default => name::outbound_cluster(self.port, &self.subset, &self.service.hostname),
-            ClusterMode::SniDnat => name::sni_cluster(self.port, &self.subset, &self.service.hostname),
-        }
+        self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
     }
 
     /// Builds the resource; it is there, without endpoints, even if the service is gone.

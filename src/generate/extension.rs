@@ -10,7 +10,7 @@ mod pull_secret;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 use super::{
     EncodedResource, ResourceType, View,
@@ -21,11 +21,12 @@ use super::{
     select::Selected,
 };
 use crate::{
-    base::{ClusterId, Shared},
+    base::{ClusterId, Namespace, Shared},
     model::{
         envoy_filter::Operation,
         extension::{ExtensionCode, ExtensionFilter, ExtensionId, ExtensionLayer},
         policy::{self, Subject},
+        waypoint,
     },
     proto::{
         Any,
@@ -237,16 +238,23 @@ pub enum ExtensionKey {
     Patch(PatchRef),
 }
 
-/// The configurations for a proxy. Those of its namespaces that do not select it can be asked for too, by filters that
+/// The configurations for a proxy, of its own namespace, the root namespace and those of services that it serves as a
+/// waypoint. Those that do not select it can be asked for too, by filters that
 /// EnvoyFilters add; secrets come only with those that do.
 pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
     let (cx, mesh) = (view.cx, view.mesh);
-    let proxy = selected.proxy;
     let root = policy::root_namespace(cx, mesh);
-    let mut namespaces = vec![&proxy.namespace];
-    if root != proxy.namespace {
-        namespaces.push(&root);
-    }
+    // Chains of a waypoint have the filters that are attached to the services that it serves.
+    let served = waypoint::served(cx, mesh, &selected.waypoints);
+    let subject = served.iter().fold(selected.subject.clone(), |subject, service| {
+        subject.with_service(service)
+    });
+    let attached = match served.as_slice() {
+        [] => selected.extensions.clone(),
+        _ => attached(view, &subject),
+    };
+    let own = [&selected.proxy.namespace, &root].into_iter();
+    let namespaces: BTreeSet<&Namespace> = own.chain(served.iter().map(|service| &service.key.namespace)).collect();
     let patches = selected.patches.extensions.iter().cloned();
     let mut keys: Vec<ExtensionKey> = patches.map(ExtensionKey::Patch).collect();
     for namespace in namespaces {
@@ -260,7 +268,7 @@ pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
             let Some(ExtensionCode::Wasm { pulls_with_secret, .. }) = row.map(|row| &row.code) else {
                 continue;
             };
-            let may_read = *pulls_with_secret && selected.extensions.contains(&id);
+            let may_read = *pulls_with_secret && attached.contains(&id);
             let secret_for = may_read.then(|| pull_secret::reader(selected.profile)).flatten();
             keys.push(ExtensionKey::Wasm { id, secret_for });
         }

@@ -31,6 +31,7 @@ mod tests;
 pub mod tls;
 pub mod tracing;
 pub mod virtual_listener;
+pub mod waypoint;
 
 pub use chain_fields::NetworkFilters;
 pub use client::{FilterClient, ListenerClass};
@@ -38,12 +39,13 @@ pub use pieces::{Piece, Pieces};
 pub use stack::FilterStack;
 
 use gateway::{GatewayKey, GatewayPart};
-use hbone::{HbonePart, OriginateKey, TerminateKey};
+use hbone::{HbonePart, InternalKey, OriginateKey, TerminateKey};
 use inbound::{InboundClient, InboundKey, InboundPart};
 use outbound::{OutboundPart, catch_all_cluster};
 use outbound_client::OutboundClient;
 use outbound_listener::OutboundKey;
 use virtual_listener::{HttpProxyKey, VirtualOutboundKey};
+use waypoint::{WaypointKey, WaypointPart};
 
 use super::{
     View,
@@ -64,6 +66,8 @@ pub enum ListenerPart {
     Inbound(InboundPart),
     /// What comes through a gateway.
     Gateway(GatewayPart),
+    /// What goes through a waypoint.
+    Waypoint(WaypointPart),
     /// HBONE.
     Hbone(HbonePart),
     /// What EnvoyFilters add, listener by listener.
@@ -87,8 +91,10 @@ pub enum ListenerKey {
     ConnectOriginate(OriginateKey),
     /// Ends tunnels.
     ConnectTerminate(TerminateKey),
-    /// Takes what comes out of tunnels.
-    MainInternal(TerminateKey),
+    /// Takes what comes out of tunnels to a sidecar.
+    MainInternal(InternalKey),
+    /// One of a waypoint's own.
+    Waypoint(WaypointKey),
     /// Added by an EnvoyFilter.
     Added(AddedListener),
 }
@@ -107,7 +113,8 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
             let hbone = HbonePart::of(view, selected, &filters, None).map(ListenerPart::Hbone);
             std::iter::once(gateway).chain(hbone).collect()
         }
-        _ => Vec::new(),
+        ProxyType::Waypoint => vec![ListenerPart::Waypoint(WaypointPart::of(view, selected, &filters))],
+        ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
     };
     let added = patch::added_listeners(view, selected.proxy.proxy_type, &selected.patches);
     if !added.is_empty() {
@@ -149,6 +156,7 @@ impl ListenerPart {
             }
             Self::Inbound(part) => part.list(view),
             Self::Gateway(part) => part.list(view).into_iter().map(ListenerKey::Gateway).collect(),
+            Self::Waypoint(part) => part.list(view),
             Self::Hbone(part) => part.list(),
             Self::Added(added) => added.iter().cloned().map(ListenerKey::Added).collect(),
         };
@@ -189,8 +197,9 @@ impl ListenerKey {
             Self::Inbound(key) => key.build(view),
             Self::Gateway(key) => key.build(view),
             Self::ConnectOriginate(key) => key.build(view),
-            Self::ConnectTerminate(key) => key.build_terminate(view),
-            Self::MainInternal(key) => key.build_internal(view),
+            Self::ConnectTerminate(key) => key.build(view),
+            Self::MainInternal(key) => key.build(view),
+            Self::Waypoint(key) => key.build(view),
             Self::Added(key) => key.build(view),
         }
     }

@@ -24,6 +24,12 @@ fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> S
     .concat()
 }
 
+/// The cluster of a service port, or of a subset, behind a waypoint: `inbound-vip|80|http/v1|host`.
+pub fn vip_cluster(port: u32, traffic: &str, host: &str) -> String {
+    let number = &mut itoa::Buffer::new();
+    ["inbound-vip|", number.format(port), "|", traffic, "|", host].concat()
+}
+
 /// What the name of an outbound cluster tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutboundName<'a> {

@@ -20,6 +20,7 @@ pub(crate) mod sidecar;
 #[cfg(test)]
 mod tests;
 mod virtual_host;
+pub(crate) mod waypoint;
 
 pub(super) use http::DefaultRoutes;
 

@@ -23,6 +23,7 @@ use super::{
     patch::Patches,
     proxy::{Kind, ProxyType},
     route, secret,
+    waypoint::WaypointView,
 };
 use crate::{
     api::Config,
@@ -32,6 +33,7 @@ use crate::{
         extension::ExtensionId,
         gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
         policy::{self, Subject},
+        waypoint,
     },
     proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
 };
@@ -69,6 +71,8 @@ pub struct Selected<'a> {
     pub extensions: Shared<[ExtensionId]>,
     /// Gateways that select it (routers only), oldest first.
     pub gateways: Shared<[ObjectKey]>,
+    /// The Gateways that it is (waypoints only), sorted.
+    pub waypoints: Shared<[ObjectKey]>,
     /// What policies are matched against.
     pub subject: Subject,
 }
@@ -80,7 +84,7 @@ pub fn select(view: &View, profile: &Profile) -> ProxyGroupKey {
     let mut parts: Vec<Part> = Vec::new();
     match (proxy.proxy_type, &profile.demand) {
         (_, Some(demand)) => parts.extend(grpc::select(view, &selected, demand).into_iter().map(Part::Grpc)),
-        (ProxyType::Sidecar | ProxyType::Router, None) => {
+        (ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint, None) => {
             parts.extend(cluster::select(view, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(view, &selected).into_iter().map(Part::Listeners));
             parts.extend(route::select(view, &selected).into_iter().map(Part::Routes));
@@ -88,7 +92,7 @@ pub fn select(view: &View, profile: &Profile) -> ProxyGroupKey {
             parts.push(Part::NameTable(name_table::select(view, &selected)));
             parts.extend(secret::select(view, &selected).map(Part::Secrets));
         }
-        (ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
+        (ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
     }
     Hashed::new(Selection {
         scope: selected.scope,
@@ -106,6 +110,10 @@ impl<'a> Selected<'a> {
             ProxyType::Router => gateways(view, proxy, labels, &profile.targets),
             _ => Vec::new(),
         };
+        let waypoints = match proxy.proxy_type {
+            ProxyType::Waypoint => waypoints(view, proxy, &profile.targets),
+            _ => Vec::new(),
+        };
         let subject = Subject {
             is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
             ..Subject::workload(proxy.namespace.clone(), Labels::clone(labels))
@@ -120,10 +128,27 @@ impl<'a> Selected<'a> {
             patches: Patches::of(view, profile, &envoy_filters(view, &subject)),
             extensions: extension::attached(view, &subject),
             gateways: gateways.into(),
+            waypoints: waypoints.into(),
             labels: labels.clone(),
             subject,
         }
     }
+}
+
+impl Selected<'_> {
+    /// What decides which services go through a waypoint.
+    pub fn waypoint_view(&self) -> WaypointView {
+        WaypointView {
+            namespace: self.proxy.namespace.clone(),
+            gateways: self.waypoints.clone(),
+        }
+    }
+}
+
+/// The Gateways that a waypoint is: those that are reached at a service which it serves.
+fn waypoints(view: &View, proxy: &Kind, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+    let services = targets.iter().filter_map(|target| view.service(&target.service));
+    waypoint::at(view.cx, view.mesh, &proxy.namespace, &proxy.cluster, services)
 }
 
 /// What a proxy can see: for sidecars, the Sidecar that selects it (the oldest), else the namespace's own without a

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use smol_str::SmolStr;
 
-use super::proxy::{Kind, Setting};
+use super::proxy::{Kind, ProxyType, Setting};
 use crate::{
     base::{
         ClusterId,
@@ -24,7 +24,7 @@ pub struct VipView {
     pub cluster: ClusterId,
     /// The client's address families.
     pub ip_mode: IpMode,
-    /// The client answers DNS itself, so it can use auto-allocated addresses.
+    /// The client answers DNS itself, so it can use auto-allocated addresses, or stands for services whose clients do.
     pub auto_allocated: bool,
     /// A client with both families is given addresses of both (`ISTIO_DUAL_STACK`, ambient).
     pub both_families: bool,
@@ -36,7 +36,7 @@ impl VipView {
         Self {
             cluster: proxy.cluster.clone(),
             ip_mode: proxy.ip_mode,
-            auto_allocated: proxy.has(Setting::DnsCapture)
+            auto_allocated: (proxy.has(Setting::DnsCapture) || proxy.proxy_type == ProxyType::Waypoint)
                 && (features.pilot_enable_ip_autoallocate || proxy.has(Setting::DnsAutoAllocate)),
             both_families: features.istio_dual_stack || features.pilot_enable_ambient,
         }
@@ -87,6 +87,16 @@ impl VipView {
             return self.of_family(&default);
         }
         default
+    }
+
+    /// The addresses by which a waypoint tells that a connection is for a service, sorted; possibly ranges.
+    pub fn virtual_addresses(&self, service: &Service) -> Vec<SmolStr> {
+        let variants = service.variants();
+        let mut addresses: Vec<SmolStr> = variants.iter().flat_map(|variant| self.addresses(variant)).collect();
+        addresses.retain(|address| address != UNSPECIFIED_IP);
+        addresses.sort();
+        addresses.dedup();
+        addresses
     }
 
     /// The addresses at which a service's own TCP listener stands, the main one first; possibly ranges.

@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 use super::{
     MeshSnapshot,
     service::{Registry, Resolution, Service, ServiceKey, ServicePort},
-    workload::Workload,
+    workload::{TUNNEL_HTTP, TUNNEL_LABEL, Workload},
 };
 use crate::{
     base::{ClusterId, Labels, Namespace, NetworkId, Shared},
@@ -218,8 +218,8 @@ impl Endpoint {
 
     /// True if the endpoint is reached by HBONE on its own account.
     pub fn supports_tunnel(&self) -> bool {
-        let label = self.origin.labels.get("networking.istio.io/tunnel");
-        label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == "http"))
+        let label = self.origin.labels.get(TUNNEL_LABEL);
+        label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == TUNNEL_HTTP))
     }
 
     /// An endpoint for one service port.

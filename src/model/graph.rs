@@ -23,6 +23,7 @@ use super::{
     snapshot::MeshSnapshot,
     virtual_service::{self, Audience, Reach, VirtualService},
     wants::{self, Wants},
+    waypoint::{self, ServiceWaypoint, Waypoint},
     workload::{self, Workload, WorkloadKey},
 };
 use crate::{
@@ -166,6 +167,10 @@ graph! {
         services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
         /// Services by who may see them, and by the namespace that declares them (`None`: all).
         services_by_audience: ((Audience, Option<Namespace>), ServiceKey, Visibility) = service::audience_keys;
+        /// Waypoints by where they are reached: a host or an IP address.
+        waypoints_by_address: (SmolStr, ObjectKey, Waypoint) = |_, waypoint, emit| emit(waypoint.address.clone());
+        /// Services by the waypoint that they go through.
+        services_by_waypoint: (ObjectKey, ServiceKey, ServiceWaypoint) = |_, row, emit| emit(row.gateway.clone());
         /// Services with endpoints whose pods are not known yet.
         services_awaiting_pods: ((), ServiceKey, ServiceEndpoints) = endpoint::pending;
         /// Services by the address of an endpoint.
@@ -240,6 +245,10 @@ graph! {
         services: (ServiceKey, Service);
         /// What decides whether a service is seen; changes far less often than the service.
         visibility: (ServiceKey, Visibility);
+        /// Gateways that services may go through.
+        waypoints: (ObjectKey, Waypoint);
+        /// Which waypoint a service goes through; only of those that have one.
+        service_waypoints: (ServiceKey, ServiceWaypoint);
         /// Endpoints of services.
         endpoints: (ServiceKey, ServiceEndpoints);
         /// What clusters and listeners need to know of endpoints.
@@ -359,6 +368,11 @@ impl Graph {
             service::visibility);
         index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility,
             services_by_audience <- visibility);
+        derive!(self, tx, mesh: waypoints <- inputs.kube_gateways.changes().iter().map(|(key, ..)| key.clone()).collect(),
+            waypoint::waypoint);
+        derive!(self, tx, mesh: service_waypoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
+            waypoint::of_service);
+        index_derived!(self, tx, mesh: waypoints_by_address <- waypoints, services_by_waypoint <- service_waypoints);
         derive!(self, tx, mesh: networks <- whole_mesh.clone(), network::networks);
         derive!(self, tx, mesh: wants <- whole_mesh.clone(), wants::wants);
         derive!(self, tx, mesh: cluster_local <- whole_mesh, cluster_local::hosts);

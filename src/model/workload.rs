@@ -78,6 +78,13 @@ pub fn spiffe_id(trust_domain: &str, namespace: &Namespace, account: &str) -> Sm
     SmolStr::from(id.to_string())
 }
 
+/// The annotation by which the agent of a node says that a pod's traffic goes through the node's ztunnel.
+const REDIRECTION: &str = "ambient.istio.io/redirection";
+/// The label of endpoints that take tunnels, with their protocols.
+pub const TUNNEL_LABEL: &str = "networking.istio.io/tunnel";
+/// HBONE, among these protocols.
+pub const TUNNEL_HTTP: &str = "http";
+
 /// Derives one workload.
 pub fn workload(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey) -> Option<Workload> {
     match key.source {
@@ -101,14 +108,16 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     let own = network::label(&meta.labels).or_else(|| network::label(&node(cx, mesh, pod)?.meta.labels));
     let network = own.unwrap_or_else(|| network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip));
     let trust_domain = &mesh.mesh_config(cx).trust_domain;
+    let mut labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
+    let redirected = meta
+        .annotations
+        .get(REDIRECTION)
+        .is_some_and(|value| value == "enabled");
+    if redirected && mesh.installation.features.pilot_enable_ambient {
+        labels.insert(SmolStr::new_static(TUNNEL_LABEL), SmolStr::new_static(TUNNEL_HTTP));
+    }
     let origin = Origin {
-        labels: Shared::new(augmented(
-            &meta.labels,
-            meta.cluster(),
-            &locality,
-            &pod.node_name,
-            &network,
-        )),
+        labels: Shared::new(labels),
         identity: spiffe_id(trust_domain, meta.namespace(), &pod.service_account),
         network,
         cluster: meta.cluster().clone(),

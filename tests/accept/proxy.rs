@@ -36,14 +36,14 @@ pub(super) struct Outcome {
 }
 
 impl Proxy {
-    /// The sidecars and gateways of a scenario.
+    /// The sidecars, gateways and waypoints of a scenario.
     pub(super) fn all(scenario: &Path) -> Result<Vec<Proxy>, String> {
         let files = read_files(scenario).map_err(|error| error.to_string())?;
         let installation = Installation::default();
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
         let envoys = folder.proxies.iter().filter(|entry| {
             let id = entry["node"].as_str().unwrap_or_default();
-            id.starts_with("sidecar~") || id.starts_with("router~")
+            ["sidecar~", "router~", "waypoint~"].iter().any(|kind| id.starts_with(kind))
         });
         Ok(envoys.map(Proxy::of).collect())
     }

@@ -32,6 +32,8 @@ pub struct SocketClient {
     pub file_socket: bool,
     /// HTTP/1.1 header names stay as clients write them.
     pub keeps_header_case: bool,
+    /// It reaches endpoints that take tunnels through these.
+    pub sends_tunnels: bool,
 }
 
 /// `TLS_CLIENT_CERT_CHAIN`, `TLS_CLIENT_KEY` and `TLS_CLIENT_ROOT_CERT` of the node.
@@ -100,6 +102,7 @@ impl SocketClient {
             credential_socket: has_credential_socket(proxy),
             file_socket: has_file_socket(proxy),
             keeps_header_case: keeps_header_case(selected),
+            sends_tunnels: features.pilot_enable_sending_hbone && !proxy.has(Setting::DisableHboneSend),
         }
     }
 }

@@ -42,7 +42,7 @@ impl Kinds {
         client: &SocketClient,
     ) -> Self {
         Self {
-            declared: discovery_type(view, service, mode, client.is_router),
+            declared: discovery_type(view, service, mode, client.is_router || mode.is_vip()),
             fixed_policy: is_redis(view, port),
             port: port.number,
         }
@@ -91,14 +91,15 @@ pub(super) fn is_redis(view: &View, port: &ServicePort) -> bool {
     port.protocol == Protocol::Redis && view.mesh.installation.features.pilot_enable_redis_filter
 }
 
-fn discovery_type(view: &View, service: &Service, mode: ClusterMode, is_router: bool) -> DiscoveryType {
+/// `terminates`: the client does not pass on connections whose address its workload chose.
+fn discovery_type(view: &View, service: &Service, mode: ClusterMode, terminates: bool) -> DiscoveryType {
     let features = &view.mesh.installation.features;
     let eds_for_headless = service.registry == Registry::Kubernetes && features.pilot_enable_eds_for_headless_services;
     match service.resolution {
         Resolution::DnsLb if service.race_first_tcp_connect => DiscoveryType::LogicalDns,
         Resolution::DnsLb => DiscoveryType::StrictDns,
         Resolution::DnsRoundRobinLb => DiscoveryType::LogicalDns,
-        Resolution::Passthrough if !is_router && !eds_for_headless => DiscoveryType::OriginalDst,
+        Resolution::Passthrough if !terminates && !eds_for_headless => DiscoveryType::OriginalDst,
         // Not a type of its own: such a cluster has an extension for it, and no endpoints.
         Resolution::DynamicDns if dynamic::is_dynamic(service, mode) => DiscoveryType::Static,
         _ => DiscoveryType::Eds,

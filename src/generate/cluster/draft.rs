@@ -48,6 +48,8 @@ pub(super) struct Draft {
     metadata: Vec<(&'static str, Vec<u8>)>,
     /// The sockets by endpoint, encoded, if they are not in the message.
     sockets: Vec<u8>,
+    /// The socket, encoded, if it is not in the message.
+    socket: &'static [u8],
     /// The filters, encoded.
     filters: &'static [u8],
 }
@@ -59,6 +61,7 @@ pub(super) struct Finished {
 }
 
 const EDS_CONFIG: u32 = 3;
+const SOCKET: u32 = 24;
 const METADATA: u32 = 25;
 const EXTENSION_OPTIONS: u32 = 36;
 const FILTERS: u32 = 40;
@@ -112,6 +115,7 @@ impl Draft {
             http: None,
             metadata: Vec::new(),
             sockets: Vec::new(),
+            socket: &[],
             filters: &[],
         }
     }
@@ -148,13 +152,14 @@ impl Draft {
         )
     }
 
-    fn http(&mut self) -> &mut HttpProtocolOptions {
+    /// The HTTP options, which are there from now on.
+    pub(super) fn http_mut(&mut self) -> &mut HttpProtocolOptions {
         self.http.get_or_insert_default()
     }
 
     /// Speaks HTTP/2 to the upstream, unless a protocol is chosen already.
     pub(super) fn use_http2(&mut self) {
-        let options = &mut self.http().upstream_protocol_options;
+        let options = &mut self.http_mut().upstream_protocol_options;
         options.get_or_insert_with(|| {
             UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
                 protocol_config: Some(ProtocolConfig::Http2ProtocolOptions(Http2ProtocolOptions::default())),
@@ -168,14 +173,15 @@ impl Draft {
             header_key_format: Some(constant::keep_header_case()),
             ..Default::default()
         };
-        self.http().upstream_protocol_options = Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
-            protocol_config: Some(ProtocolConfig::HttpProtocolOptions(options)),
-        }));
+        self.http_mut().upstream_protocol_options =
+            Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
+                protocol_config: Some(ProtocolConfig::HttpProtocolOptions(options)),
+            }));
     }
 
     /// Speaks to the upstream what the client speaks. The options of HTTP/1.1 are kept if that was chosen before.
     pub(super) fn use_client_protocol(&mut self) {
-        let options = &mut self.http().upstream_protocol_options;
+        let options = &mut self.http_mut().upstream_protocol_options;
         let http1 = match options.take() {
             Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
                 protocol_config: Some(ProtocolConfig::HttpProtocolOptions(http1)),
@@ -193,7 +199,7 @@ impl Draft {
 
     /// The options that all HTTP versions share.
     pub(super) fn common_http(&mut self) -> &mut CommonOptions {
-        self.http().common_http_protocol_options.get_or_insert_default()
+        self.http_mut().common_http_protocol_options.get_or_insert_default()
     }
 
     /// The options of HTTP/2, if that is what the upstream is spoken to in.
@@ -208,7 +214,7 @@ impl Draft {
 
     /// The options about SNI and names in certificates.
     pub(super) fn upstream_http(&mut self) -> &mut UpstreamHttpProtocolOptions {
-        self.http().upstream_http_protocol_options.get_or_insert_default()
+        self.http_mut().upstream_http_protocol_options.get_or_insert_default()
     }
 
     /// Sets a field of the metadata that Istio's extensions read: a text.
@@ -246,9 +252,33 @@ impl Draft {
         !self.metadata.is_empty()
     }
 
+    /// Sets the one socket of all endpoints: this, encoded.
+    pub(super) fn set_socket(&mut self, socket: &'static [u8]) {
+        self.socket = socket;
+    }
+
     /// Chooses the socket by endpoint: these, encoded.
     pub(super) fn set_sockets(&mut self, sockets: Vec<u8>) {
         self.sockets = sockets;
+    }
+
+    /// True if the socket depends on the endpoint.
+    pub(super) fn chooses_sockets(&self) -> bool {
+        !self.sockets.is_empty() || !self.cluster.transport_socket_matches.is_empty()
+    }
+
+    /// Chooses another socket before all these: this one, encoded.
+    pub(super) fn prefer_socket(&mut self, first: &[u8]) {
+        let further = if self.sockets.is_empty() {
+            let holder = Cluster {
+                transport_socket_matches: std::mem::take(&mut self.cluster.transport_socket_matches),
+                ..Default::default()
+            };
+            holder.encode_to_vec()
+        } else {
+            std::mem::take(&mut self.sockets)
+        };
+        self.sockets = [first, &further].concat();
     }
 
     /// Puts the sockets by endpoint into the message, for who changes them.
@@ -278,9 +308,12 @@ impl Draft {
 
     /// The finished cluster. Envoy wants the protocol named wherever there are HTTP options: HTTP/1.1 by default.
     pub(super) fn finish(mut self) -> Finished {
-        let mut pieces: Vec<(u32, Cow<[u8]>)> = Vec::with_capacity(5);
+        let mut pieces: Vec<(u32, Cow<[u8]>)> = Vec::with_capacity(6);
         if self.is_eds() {
             pieces.push((EDS_CONFIG, eds_config(&self.cluster.name).into()));
+        }
+        if !self.socket.is_empty() {
+            pieces.push((SOCKET, self.socket.into()));
         }
         if !self.metadata.is_empty() {
             let length: usize = self.metadata.iter().map(|(_, field)| field.len()).sum();

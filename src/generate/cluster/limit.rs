@@ -1,36 +1,57 @@
-//! The services that gateways get clusters for, where only those are wanted that something leads to
-//! (`PILOT_FILTER_GATEWAY_CLUSTER_CONFIG`).
+//! The services that a client gets outbound clusters for, where only those are wanted that something leads to: always on
+//! waypoints, on gateways with `PILOT_FILTER_GATEWAY_CLUSTER_CONFIG`.
 
 use std::collections::BTreeSet;
 
 use super::dynamic;
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared},
-    generate::{View, proxy::ProxyType, security::jwt, select::Selected},
+    generate::{
+        View,
+        proxy::ProxyType,
+        security::jwt,
+        select::Selected,
+        waypoint::{Served, WaypointView},
+    },
     model::{ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
 };
 
-/// What limits the services of a gateway.
+/// What limits the services of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
-    /// The Gateways whose routes count.
-    gateways: Shared<[ObjectKey]>,
+    /// Whose routes count.
+    leads: Leads,
     /// Services that count although no route leads to them.
     extra: Shared<[ReferencedService]>,
+}
+
+/// What leads to services.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Leads {
+    /// The routes of Gateways.
+    Gateways(Shared<[ObjectKey]>),
+    /// The routes of services that go through a waypoint, as far as they lead elsewhere.
+    Waypoint(WaypointView),
 }
 
 impl Limit {
     /// The limit of a proxy; `None` if it has none.
     pub(super) fn select(view: &View, selected: &Selected) -> Option<Self> {
         let features = &view.mesh.installation.features;
-        let limited = selected.proxy.proxy_type == ProxyType::Router && features.pilot_filter_gateway_cluster_config;
-        limited.then(|| {
+        let leads = match selected.proxy.proxy_type {
+            ProxyType::Router if features.pilot_filter_gateway_cluster_config => {
+                Some(Leads::Gateways(selected.gateways.clone()))
+            }
+            ProxyType::Waypoint => Some(Leads::Waypoint(selected.waypoint_view())),
+            _ => None,
+        };
+        leads.map(|leads| {
             let mut extra: BTreeSet<_> = selected.patches.referenced_services.iter().cloned().collect();
             if features.pilot_jwt_enable_remote_jwks != RemoteJwks::Istiod {
                 extra.extend(key_servers(view, selected));
             }
             Self {
-                gateways: selected.gateways.clone(),
+                leads,
                 extra: extra.into_iter().collect::<Vec<_>>().into(),
             }
         })
@@ -39,27 +60,51 @@ impl Limit {
     /// The services that proxies of a namespace get clusters for.
     pub(super) fn wanted(&self, view: &View, namespace: &Namespace) -> Wanted {
         let mut wanted: BTreeSet<ReferencedService> = self.extra.iter().cloned().collect();
-        let scoped = view.mesh.installation.features.pilot_scope_gateway_to_namespace;
-        for gateway in self.gateways.iter() {
-            let name = format!("{}/{}", gateway.namespace, gateway.name);
-            let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
-            let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
-            // Gateways of one namespace take routes for clients of that namespace alone.
-            let counted = destinations.filter(|destination| {
-                !scoped || destination.sources.is_empty() || destination.sources.contains(&gateway.namespace)
-            });
-            wanted.extend(counted.map(|destination| by_host(destination.host.clone())));
-        }
         let providers = view.mesh_config().extension_providers.iter();
         wanted.extend(providers.filter_map(dynamic::provider_service));
+        match &self.leads {
+            Leads::Gateways(gateways) => wanted.extend(led_by_gateways(view, namespace, gateways)),
+            Leads::Waypoint(waypoint) => wanted.extend(led_by_waypoint(view, waypoint)),
+        }
         Wanted(wanted)
     }
+}
+
+fn led_by_gateways(view: &View, namespace: &Namespace, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
+    let scoped = view.mesh.installation.features.pilot_scope_gateway_to_namespace;
+    let mut wanted = Vec::new();
+    for gateway in gateways {
+        let name = format!("{}/{}", gateway.namespace, gateway.name);
+        let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
+        let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
+        // Gateways of one namespace take routes for clients of that namespace alone.
+        let counted = destinations.filter(|destination| {
+            !scoped || destination.sources.is_empty() || destination.sources.contains(&gateway.namespace)
+        });
+        wanted.extend(counted.map(|destination| by_host(destination.host.clone())));
+    }
+    wanted
+}
+
+fn led_by_waypoint(view: &View, waypoint: &WaypointView) -> Vec<ReferencedService> {
+    let served = Served::of(view, waypoint);
+    let routes = served.services.iter().filter_map(|service| served.routes(&service.key));
+    let destinations = routes.flat_map(|(_, reach)| &reach.destinations);
+    destinations
+        .filter(|destination| served.service(&destination.host).is_none())
+        .map(|destination| by_host(destination.host.clone()))
+        .collect()
 }
 
 /// Services by host, some of one namespace only.
 pub(super) struct Wanted(BTreeSet<ReferencedService>);
 
 impl Wanted {
+    /// True if it is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn contains(&self, key: &ServiceKey) -> bool {
         let of_namespace = ReferencedService {
             namespace: Some(key.namespace.clone()),

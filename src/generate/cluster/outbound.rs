@@ -1,7 +1,7 @@
 //! Outbound clusters: one for each service port that a scope sees, and for each subset of its DestinationRule; on
 //! gateways that pass mutual TLS through, the same once more without TLS.
 
-use std::{cell::OnceCell, collections::BTreeSet};
+use std::{borrow::Cow, cell::OnceCell, collections::BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -10,7 +10,7 @@ use super::{
     client::{OutboundClient, Place, SocketClient},
     discovery::Kinds,
     dynamic, finished,
-    limit::Limit,
+    limit::{Limit, Wanted},
     rule,
     service::Context,
 };
@@ -52,12 +52,64 @@ pub struct OutboundPart {
 }
 
 /// What outbound clusters are for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClusterMode {
     /// For connections that the client makes.
+    #[default]
     Default,
     /// For mutual TLS that a gateway passes through to the service named by the SNI.
     SniDnat,
+    /// For what came to a waypoint at the service's own address.
+    Vip(VipTraffic),
+}
+
+/// What a waypoint takes connections for: it has chains and clusters of their own for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum VipTraffic {
+    /// Bytes.
+    Tcp,
+    /// Requests.
+    Http,
+}
+
+impl VipTraffic {
+    /// What a port of this protocol may carry, TCP first; nothing for ports that are not served.
+    pub fn of(protocol: Protocol) -> &'static [Self] {
+        match protocol {
+            Protocol::Udp => &[],
+            protocol if protocol.is_http() => &[Self::Http],
+            protocol if protocol.is_tcp() => &[Self::Tcp],
+            _ => &[Self::Tcp, Self::Http],
+        }
+    }
+
+    /// What stands in names in place of the subset.
+    pub fn label(self, subset: &str) -> Cow<'static, str> {
+        let own = match self {
+            Self::Tcp => "tcp",
+            Self::Http => "http",
+        };
+        match subset {
+            "" => Cow::Borrowed(own),
+            subset => Cow::Owned([own, "/", subset].concat()),
+        }
+    }
+}
+
+impl ClusterMode {
+    /// The name of the cluster of a service port; `subset` is empty for the default one.
+    pub fn cluster_name(self, port: u32, subset: &str, host: &str) -> String {
+        match self {
+            Self::Default => name::outbound_cluster(port, subset, host),
+            Self::SniDnat => name::sni_cluster(port, subset, host),
+            Self::Vip(traffic) => name::vip_cluster(port, &traffic.label(subset), host),
+        }
+    }
+
+    /// True for clusters behind a waypoint.
+    pub fn is_vip(self) -> bool {
+        matches!(self, Self::Vip(_))
+    }
 }
 
 /// One outbound cluster.
@@ -122,9 +174,12 @@ impl OutboundPart {
 
     /// Clusters, and for those that use EDS the endpoints.
     pub fn list(&self, view: &View) -> Vec<Listed> {
-        let scope = view.scope(&self.scope);
         let limit = self.limit.as_ref();
-        let wanted = limit.map(|limit| limit.wanted(view, scope.key.namespace()));
+        let wanted = limit.map(|limit| limit.wanted(view, self.scope.namespace()));
+        if wanted.as_ref().is_some_and(Wanted::is_empty) && self.client.patches.is_empty() {
+            return Vec::new();
+        }
+        let scope = view.scope(&self.scope);
         let mut listing = Listing::of(self, view, &scope);
         for key in scope.services.iter() {
             if wanted.as_ref().is_some_and(|wanted| !wanted.contains(key)) {
@@ -147,11 +202,26 @@ impl OutboundPart {
         rule: Option<&Shared<DestinationRule>>,
         key: &OutboundKey,
     ) -> Option<EndpointClient> {
+        self.client.endpoints(view, self.place.as_ref(), service, rule, key)
+    }
+}
+
+impl OutboundClient {
+    /// What the endpoints of a cluster depend on of the client, for a part that is of its place or general; `None` if they
+    /// are the other part's.
+    pub(super) fn endpoints(
+        &self,
+        view: &View,
+        place: Option<&Place>,
+        service: &Service,
+        rule: Option<&Shared<DestinationRule>>,
+        key: &OutboundKey,
+    ) -> Option<EndpointClient> {
         let policy = rule.and_then(|rule| rule::policy_of(rule, key.port, &key.subset));
         let needs = endpoint::needs(view, service, policy.as_ref());
-        match (&self.place, needs.any()) {
-            (None, false) => Some(EndpointClient::of(view, service, &self.client, None)),
-            (Some(place), true) => Some(EndpointClient::of(view, service, &self.client, Some((place, &needs)))),
+        match (place, needs.any()) {
+            (None, false) => Some(EndpointClient::of(view, service, self, None)),
+            (Some(place), true) => Some(EndpointClient::of(view, service, self, Some((place, &needs)))),
             _ => None,
         }
     }
@@ -308,18 +378,15 @@ fn passes_mtls_through(view: &View, gateways: &[ObjectKey]) -> bool {
 impl OutboundKey {
     /// The cluster's name.
     pub fn name(&self) -> String {
-        match self.mode {
-            ClusterMode::Default => name::outbound_cluster(self.port, &self.subset, &self.service.hostname),
-            ClusterMode::SniDnat => name::sni_cluster(self.port, &self.subset, &self.service.hostname),
-        }
+        self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
     }
 
-    fn listed(self) -> Listed {
+    pub(super) fn listed(self) -> Listed {
         Listed::new(ResourceType::Cluster, Resource::Cluster(ClusterKey::Outbound(self)))
     }
 
     /// The load assignment of an EDS cluster.
-    fn endpoints(&self, client: EndpointClient) -> Listed {
+    pub(super) fn endpoints(&self, client: EndpointClient) -> Listed {
         let key = EndpointKey {
             service: self.service.clone(),
             port: self.port,

@@ -10,6 +10,7 @@ use super::{
     outbound::{ClusterMode, OutboundKey},
     outlier, rule,
     tls::{self, TlsInputs},
+    tunnel,
 };
 use crate::{
     api::kube::service::TargetPort,
@@ -61,7 +62,7 @@ impl Context<'_> {
         self.set_statistics(&mut draft);
         self.set_protocol(&mut draft);
         self.apply_policy(&mut draft);
-        if self.key.client.metadata_exchange {
+        if self.key.client.metadata_exchange && !self.key.mode.is_vip() {
             draft.exchange_metadata();
         }
         self.set_metadata(&mut draft, true);
@@ -135,7 +136,7 @@ impl Context<'_> {
 
     fn set_statistics(&self, draft: &mut Draft) {
         let pattern = &self.view.mesh_config().outbound_cluster_stat_name;
-        if !pattern.is_empty() {
+        if !pattern.is_empty() && !self.key.mode.is_vip() {
             let host = &self.service.key.hostname;
             let filled = name::stat_prefix(pattern, host, &self.key.subset, self.port, 0, Some(self.service));
             draft.cluster.alt_stat_name = name::delimited_stat(&filled);
@@ -161,12 +162,24 @@ impl Context<'_> {
         }
         let settings = policy.and_then(|policy| policy.load_balancer.as_ref());
         load_balancer::apply(draft, settings, discovery::is_redis(self.view, self.port));
-        if self.key.mode == ClusterMode::Default {
-            self.apply_tls(draft);
+        match self.key.mode {
+            ClusterMode::Default => self.apply_tls(draft),
+            ClusterMode::SniDnat => {}
+            ClusterMode::Vip(_) => self.apply_tunnel(draft),
         }
         if draft.is_original_dst() {
             draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
         }
+    }
+
+    /// Behind a waypoint all goes through the listener that opens tunnels; inside them TLS is spoken where a rule says so,
+    /// not for identities of the mesh.
+    fn apply_tunnel(&self, draft: &mut Draft) {
+        let settings = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
+        if settings.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
+            self.apply_tls(draft);
+        }
+        tunnel::lead_through(draft);
     }
 
     pub(super) fn apply_outlier(&self, draft: &mut Draft) {
@@ -194,12 +207,13 @@ impl Context<'_> {
         let mesh = self.view.mesh_config();
         // What each request asks for is not known beforehand: neither its SNI nor who answers.
         let dynamic = dynamic::is_dynamic(self.service, self.key.mode);
+        let is_vip = self.key.mode.is_vip();
         let inputs = TlsInputs {
             client: &self.key.client,
             registry: self.service.registry,
             mesh_external: self.service.mesh_external,
             prefer_rule: features.prefer_destinationrule_tls_for_external_services,
-            auto_mtls: mesh.enable_auto_mtls.unwrap_or(false) && self.peers_accept_mtls(),
+            auto_mtls: !is_vip && mesh.enable_auto_mtls.unwrap_or(false) && self.peers_accept_mtls(),
             identities: if dynamic {
                 Vec::new()
             } else {
@@ -210,7 +224,7 @@ impl Context<'_> {
             } else {
                 name::sni_cluster(self.key.port, &self.key.subset, &self.service.key.hostname)
             },
-            rule_selects: self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
+            rule_selects: is_vip || self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
             exchange_alpn: self.key.client.metadata_exchange && !features.pilot_disable_mx_alpn,
             is_http: self.port.protocol.is_http(),
             defaults: mesh.tls_defaults.as_ref(),
@@ -218,6 +232,9 @@ impl Context<'_> {
         };
         let policy = self.policy.as_ref();
         tls::apply(draft, &inputs, policy.and_then(|policy| policy.tls.as_ref()));
+        if self.key.client.sends_tunnels && !is_vip {
+            tunnel::prefer(draft);
+        }
         if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
             tls::apply_proxy_protocol(draft, settings);
         }
@@ -253,17 +270,23 @@ impl Context<'_> {
         if with_service && self.view.mesh.installation.features.pilot_enable_telemetry_label {
             draft.set_services([self.service]);
         }
-        let is_default = self.key.subset.is_empty();
+        let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
         let tunnelled =
             self.key.mode == ClusterMode::Default && self.port_traits().is_some_and(|traits| traits.all_tunnel);
-        if is_default && (tunnelled || self.service.mesh_external) {
+        if is_default && !is_vip && (tunnelled || self.service.mesh_external) {
             let key = if tunnelled { "disable_mx" } else { "external" };
             draft.set_true(key);
         }
-        let Some(rule) = self.rule else {
+        if let ClusterMode::Vip(traffic) = self.key.mode {
+            draft.set_text("subset", &traffic.label(&self.key.subset));
+        }
+        let Some(rule) = self.rule.filter(|_| !is_vip || self.policy.is_some()) else {
             return;
         };
         draft.set_text("config", &rule.meta.config_path());
+        if is_vip {
+            return;
+        }
         if !is_default {
             draft.set_text("subset", &self.key.subset);
         }

@@ -1,6 +1,6 @@
 //! Clusters that do not depend on services: where traffic goes that belongs to none.
 
-use super::{ClusterKey, client, connection_pool, draft::Draft, finished};
+use super::{ClusterKey, TunnelCluster, client, connection_pool, draft::Draft, finished};
 use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
@@ -10,6 +10,7 @@ use crate::{
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::ProxyType,
         select::Selected,
+        tunnel,
     },
     proto::envoy::config::{
         cluster::v3::cluster::{DiscoveryType, LbPolicy},
@@ -28,24 +29,18 @@ pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 const EXTERNAL_SDS: &str = "sds-external";
 const EXTERNAL_SDS_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
 /// How long connections to unknown destinations may be idle, in seconds.
-const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
+pub(super) const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 
 /// Which of the clusters a client gets, and what they depend on of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StaticPart {
-    /// A sidecar passes unknown traffic through; a gateway has no original destinations.
-    pub is_sidecar: bool,
-    /// The address families, for inbound connections.
-    pub ip_mode: IpMode,
-    /// The client runs the TCP metadata exchange.
-    pub metadata_exchange: bool,
-    /// The client has an SDS provider of its own.
-    pub credential_socket: bool,
-    /// HTTP/1.1 header names stay as clients write them.
-    pub keeps_header_case: bool,
+    /// The clusters.
+    pub kinds: Vec<StaticCluster>,
+    /// What patches call the way that unknown traffic takes.
+    pub outward: PatchContext,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
-    /// Patches that are left out, with what the client lacks: told by the cluster that every client has.
+    /// Patches that are left out, with what the client lacks: told by the first cluster.
     pub lacking: Shared<[(PatchRef, SmolStr)]>,
 }
 
@@ -61,7 +56,7 @@ pub struct StaticKey {
 }
 
 /// Which cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StaticCluster {
     /// [`BLACK_HOLE`].
     BlackHole,
@@ -81,15 +76,18 @@ pub enum StaticCluster {
     },
     /// The SDS provider beside the proxy.
     ExternalSds,
+    /// One that tunnels lead through.
+    Tunnel(TunnelCluster),
 }
 
 impl StaticCluster {
-    fn name(self) -> &'static str {
+    fn name(&self) -> &'static str {
         match self {
             Self::BlackHole => BLACK_HOLE,
             Self::Passthrough { .. } => PASSTHROUGH,
             Self::InboundPassthrough { .. } => INBOUND_PASSTHROUGH,
             Self::ExternalSds => EXTERNAL_SDS,
+            Self::Tunnel(tunnel) => tunnel.name(),
         }
     }
 }
@@ -97,15 +95,15 @@ impl StaticCluster {
 impl StaticPart {
     /// The part of a proxy.
     pub fn select(view: &View, selected: &Selected) -> Self {
-        let proxy = selected.proxy;
-        let features = &view.mesh.installation.features;
-        let is_sidecar = proxy.proxy_type == ProxyType::Sidecar;
+        let (kinds, outward) = match selected.proxy.proxy_type {
+            ProxyType::Sidecar => (of_sidecar(view, selected), PatchContext::SidecarOutbound),
+            ProxyType::Waypoint => (of_waypoint(view, selected), PatchContext::SidecarOutbound),
+            _ => (of_gateway(view), PatchContext::Gateway),
+        };
+        let socket = client::has_credential_socket(selected.proxy).then_some(StaticCluster::ExternalSds);
         Self {
-            is_sidecar,
-            ip_mode: if is_sidecar { proxy.ip_mode } else { IpMode::default() },
-            metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
-            credential_socket: client::has_credential_socket(proxy),
-            keeps_header_case: is_sidecar && client::keeps_header_case(selected),
+            kinds: kinds.into_iter().chain(socket).collect(),
+            outward,
             patches: selected.patches.clusters.clone(),
             lacking: selected.patches.lacking.clone(),
         }
@@ -113,38 +111,19 @@ impl StaticPart {
 
     /// The clusters of the part.
     pub fn list(&self, view: &View) -> Vec<Listed> {
-        let outward = if self.is_sidecar {
-            PatchContext::SidecarOutbound
-        } else {
-            PatchContext::Gateway
-        };
-        let outward = ClusterPatches::of(view, &self.patches, outward);
+        let outward = ClusterPatches::of(view, &self.patches, self.outward);
         let inward = ClusterPatches::of(view, &self.patches, PatchContext::SidecarInbound);
-        let mut kinds = vec![StaticCluster::BlackHole];
-        if self.is_sidecar {
-            kinds.push(StaticCluster::Passthrough {
-                metadata_exchange: self.metadata_exchange,
-                keeps_header_case: self.keeps_header_case,
-            });
-            kinds.push(StaticCluster::InboundPassthrough {
-                ip_mode: self.ip_mode,
-                keeps_header_case: self.keeps_header_case,
-            });
-        }
-        if self.credential_socket {
-            kinds.push(StaticCluster::ExternalSds);
-        }
-        let keys = kinds.into_iter().map(|kind| {
+        let keys = self.kinds.iter().enumerate().map(|(at, kind)| {
             ClusterKey::Static(StaticKey {
-                kind,
-                lacking: match kind {
-                    StaticCluster::BlackHole => self.lacking.clone(),
+                kind: kind.clone(),
+                lacking: match at {
+                    0 => self.lacking.clone(),
                     _ => Vec::new().into(),
                 },
                 patches: match kind {
                     StaticCluster::InboundPassthrough { .. } => inward.concerning(kind.name(), &[]),
-                    // Parity: the proxy's own SDS provider is out of reach.
-                    StaticCluster::ExternalSds => Vec::new().into(),
+                    // Parity: the proxy's own SDS provider and tunnels are out of reach.
+                    StaticCluster::ExternalSds | StaticCluster::Tunnel(_) => Vec::new().into(),
                     StaticCluster::BlackHole | StaticCluster::Passthrough { .. } => {
                         outward.concerning(kind.name(), &[])
                     }
@@ -154,6 +133,51 @@ impl StaticPart {
         keys.map(|key| Listed::new(ResourceType::Cluster, Resource::Cluster(key)))
             .collect()
     }
+}
+
+fn of_sidecar(view: &View, selected: &Selected) -> Vec<StaticCluster> {
+    let (proxy, features) = (selected.proxy, &view.mesh.installation.features);
+    let keeps_header_case = client::keeps_header_case(selected);
+    let mut kinds = vec![
+        StaticCluster::BlackHole,
+        StaticCluster::Passthrough {
+            metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
+            keeps_header_case,
+        },
+        StaticCluster::InboundPassthrough {
+            ip_mode: proxy.ip_mode,
+            keeps_header_case,
+        },
+    ];
+    if tunnel::ends_at_sidecar(features, proxy) {
+        kinds.push(StaticCluster::Tunnel(TunnelCluster::Main));
+    }
+    kinds.extend(originate(view));
+    kinds
+}
+
+/// A gateway has no original destinations.
+fn of_gateway(view: &View) -> Vec<StaticCluster> {
+    std::iter::once(StaticCluster::BlackHole)
+        .chain(originate(view))
+        .collect()
+}
+
+/// All that goes through a waypoint comes out of tunnels.
+fn of_waypoint(view: &View, selected: &Selected) -> Vec<StaticCluster> {
+    let features = &view.mesh.installation.features;
+    let peers_of = Some(selected.proxy.namespace.clone());
+    let originate = TunnelCluster::Originate { peers_of };
+    let mut tunnels = vec![TunnelCluster::Main, TunnelCluster::Encap, originate];
+    if features.ambient_enable_multi_network_waypoint {
+        tunnels.extend([TunnelCluster::Inner, TunnelCluster::Outer]);
+    }
+    tunnels.into_iter().map(StaticCluster::Tunnel).collect()
+}
+
+fn originate(view: &View) -> Option<StaticCluster> {
+    let sends = view.mesh.installation.features.pilot_enable_sending_hbone;
+    sends.then_some(StaticCluster::Tunnel(TunnelCluster::Originate { peers_of: None }))
 }
 
 impl StaticKey {
@@ -167,9 +191,9 @@ impl StaticKey {
 
     /// Builds the cluster.
     pub fn build(&self, view: &View) -> Built {
-        let cluster = match self.kind {
+        let cluster = match &self.kind {
             StaticCluster::BlackHole => black_hole(view),
-            StaticCluster::Passthrough {
+            &StaticCluster::Passthrough {
                 metadata_exchange,
                 keeps_header_case,
             } => {
@@ -179,7 +203,7 @@ impl StaticKey {
                 }
                 draft
             }
-            StaticCluster::InboundPassthrough {
+            &StaticCluster::InboundPassthrough {
                 ip_mode,
                 keeps_header_case,
             } => {
@@ -188,6 +212,7 @@ impl StaticKey {
                 draft
             }
             StaticCluster::ExternalSds => external_sds(view),
+            StaticCluster::Tunnel(tunnel) => tunnel.draft(view),
         }
         .finish();
         finished(view, &self.patches, &[], cluster, self.lacking_notes(view))

@@ -183,7 +183,8 @@ const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_socket
 /// What the sockets of a cluster take, about.
 const USUAL_LENGTH: usize = 1024;
 
-fn plaintext_match() -> TransportSocketMatch {
+/// The choice of plaintext, for what no other choice is for.
+pub(super) fn plaintext_match() -> TransportSocketMatch {
     TransportSocketMatch {
         name: "tlsMode-disabled".to_owned(),
         r#match: Some(structure([])),

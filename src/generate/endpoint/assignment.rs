@@ -11,7 +11,7 @@ use crate::{
         View,
         cluster::{ClusterMode, rule},
         constant::{self, ISTIO_METADATA},
-        listener::hbone::CONNECT_ORIGINATE,
+        tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, internal_address},
         wire,
     },
     model::{
@@ -22,14 +22,10 @@ use crate::{
         endpoint::Health,
         features::Features,
         service::{ServicePort, TrafficDistribution},
+        waypoint::{MANAGED_LABEL, MESH_CONTROLLER},
     },
     proto::{
-        envoy::config::{
-            core::v3::{
-                Address, EnvoyInternalAddress, HealthStatus, address, envoy_internal_address::AddressNameSpecifier,
-            },
-            endpoint::v3::Endpoint as EnvoyEndpoint,
-        },
+        envoy::config::{core::v3::HealthStatus, endpoint::v3::Endpoint as EnvoyEndpoint},
         istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
     },
 };
@@ -37,11 +33,6 @@ use crate::{
 /// The metadata by which the socket of an endpoint is chosen.
 const SOCKET_METADATA: &str = "envoy.transport_socket_match";
 const MTLS: &str = "istio";
-/// The metadata that tells the tunnel where to lead.
-const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
-/// The label of deployments that a controller made, and its value for waypoints.
-const MANAGED_LABEL: &str = "gateway.istio.io/managed";
-const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
 const PLAINTEXT: &str = "disabled";
 /// The field of metadata that is by filter.
 const FILTER_METADATA: u32 = 1;
@@ -188,7 +179,7 @@ impl Target<'_> {
         for endpoint in endpoints.filter(|endpoint| self.admits(view, client, endpoint)) {
             let mtls = peers.use_mtls(view, endpoint);
             let tunnelled = !client.no_tunnels && is_tunnelled(view, endpoint);
-            let member = member(view, self.service, endpoint, mtls, tunnelled);
+            let member = member(view, self, endpoint, mtls, tunnelled);
             by_locality
                 .entry(endpoint.origin.locality.as_str())
                 .or_default()
@@ -331,7 +322,7 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     tls.map(ClientTlsSettings::mode)
 }
 
-fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
+fn member(view: &View, target: &Target, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
     let features = &view.mesh.installation.features;
     let tls_mode =
         Some(endpoint.origin.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
@@ -359,6 +350,8 @@ fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool, tunne
         wire::number(&mut out, 2, health as u32);
     }
     let socket = match &tunnel {
+        // Clusters behind waypoints have one socket for all.
+        Some(_) if target.mode.is_vip() => None,
         Some(_) => Some(("tunnel", "http")),
         None => tls_mode.map(|mode| ("tlsMode", mode)),
     };
@@ -370,7 +363,7 @@ fn member(view: &View, service: &Service, endpoint: &Endpoint, mtls: bool, tunne
             });
         }
         write_metadata(out, features, socket, |workload| {
-            write_workload(workload, features, service, endpoint);
+            write_workload(workload, features, target.service, endpoint);
         });
     });
     Member {
@@ -431,14 +424,8 @@ fn tunnel_address(endpoint: &Endpoint) -> String {
 
 /// Leads an endpoint through the listener inside the proxy that wraps connections into HBONE.
 fn write_tunnel(out: &mut Vec<u8>, address: &str) {
-    let inside = EnvoyInternalAddress {
-        endpoint_id: address.to_owned(),
-        address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(CONNECT_ORIGINATE.to_owned())),
-    };
     let endpoint = EnvoyEndpoint {
-        address: Some(Address {
-            address: Some(address::Address::EnvoyInternalAddress(inside)),
-        }),
+        address: Some(internal_address(CONNECT_ORIGINATE, address)),
         ..Default::default()
     };
     endpoint.encode_raw(out);

@@ -77,6 +77,12 @@ impl NetworkFilters {
         });
     }
 
+    /// Adds filters that come after these.
+    pub fn append(&mut self, further: &Self) {
+        self.fields.extend_from_slice(&further.fields);
+        self.resolves_sni |= further.resolves_sni;
+    }
+
     /// True without filters.
     pub fn is_empty(&self) -> bool {
         self.fields.is_empty()

@@ -8,7 +8,7 @@ use crate::{
     api::Config,
     base::{Hashed, Labels, MessageKey, Namespace, ObjectKey, Shared, duration},
     generate::{
-        View,
+        View, extension,
         patch::PatchRef,
         proxy::{Extensions, IstioVersion, Kind, ProxyType, Setting},
         security::SecurityPolicies,
@@ -123,6 +123,22 @@ impl FilterClient {
 }
 
 impl FilterClient {
+    /// What filters depend on where a waypoint takes traffic for one service: policies may refer to it.
+    pub fn for_service(base: &Hashed<Self>, view: &View, subject: &Subject) -> Hashed<Self> {
+        let telemetries = telemetries(view, subject);
+        let security = SecurityPolicies::of(view, subject);
+        let extension_filters = extension::attached(view, subject);
+        if telemetries == base.telemetries && security == base.security && extension_filters == base.extension_filters {
+            return base.clone();
+        }
+        Hashed::new(Self {
+            telemetries,
+            security,
+            extension_filters,
+            ..Self::clone(base)
+        })
+    }
+
     /// What filter chains depend on that have no connection manager: nothing that names the workload in traces or is said in
     /// headers. So workloads of a namespace share them.
     pub fn without_http(&self) -> Self {
@@ -139,7 +155,7 @@ impl FilterClient {
 }
 
 /// The Telemetries for a workload: the oldest general one of the root namespace and of its own, whatever the workload
-/// is, then those of its own that name it.
+/// is, then those of its own that name it. The namespaces of services that a waypoint serves count as its own.
 fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
     let index = &view.mesh.telemetries_by_namespace;
     let general = |namespace: &Namespace| {
@@ -151,12 +167,16 @@ fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
     };
     let root = policy::root_namespace(view.cx, view.mesh);
     let of_root = general(&root);
-    let of_own = (subject.namespace != root)
-        .then(|| general(&subject.namespace))
-        .flatten();
+    let mut own = vec![&subject.namespace];
+    own.extend(subject.services.iter().map(|service| &service.namespace));
+    own.dedup();
+    let of_own = own
+        .iter()
+        .filter(|namespace| ***namespace != root)
+        .filter_map(|namespace| general(namespace));
     let special = policy::attached(view.cx, view.mesh, index, subject)
         .into_iter()
-        .filter(|key| key.namespace == subject.namespace)
+        .filter(|key| own.contains(&&key.namespace))
         .filter(|key| {
             view.mesh
                 .telemetries

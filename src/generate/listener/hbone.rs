@@ -9,7 +9,7 @@ use super::{
     client::{FilterClient, ListenerClass},
     filter_chain::cidr_range,
     hcm::HTTP_CONNECTION_MANAGER,
-    http_filters,
+    http_filters::{self, PeerSide},
     inbound::{InboundClient, InboundListener},
     inspector::original_destination,
     outbound_listener::{additional_addresses, exact_balance},
@@ -17,14 +17,15 @@ use super::{
     tcp::{self, TCP_PROXY, plain_proxy},
 };
 use crate::{
-    base::{Hashed, Shared},
+    base::{Hashed, Shared, cidr::IpMode},
     generate::{
         EncodedResource, View,
-        constant::{self, DEFAULT_SECRET, ROOT_SECRET, list, object, wildcards, workload_secret},
+        constant::{self, METADATA_EXCHANGE, wildcards},
         group::Built,
         patch::{self, PatchContext},
-        proxy::{IstioVersion, Setting},
+        proxy::IstioVersion,
         select::Selected,
+        tunnel::{self, CONNECT_ORIGINATE, CONNECT_TERMINATE, HBONE_PORT, MAIN_INTERNAL, tls_context},
     },
     proto::{
         Any,
@@ -32,7 +33,7 @@ use crate::{
             config::{
                 core::v3::{
                     DataSource, Http2ProtocolOptions, KeepaliveSettings, SubstitutionFormatString, TrafficDirection,
-                    data_source, substitution_format_string::Format,
+                    TransportSocket, data_source, substitution_format_string::Format,
                 },
                 listener::v3::{
                     Filter, FilterChain, Listener,
@@ -59,28 +60,15 @@ use crate::{
                         tcp_proxy::v3::{TcpProxy, tcp_proxy::TunnelingConfig},
                     },
                 },
-                transport_sockets::tls::v3::{
-                    CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SubjectAltNameMatcher,
-                    TlsParameters,
-                    common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
-                    subject_alt_name_matcher::SanType,
-                    tls_parameters::TlsProtocol,
-                },
+                transport_sockets::tls::v3::DownstreamTlsContext,
             },
         },
-        udpa::r#type::v1::TypedStruct,
     },
 };
 
-/// The port of tunnels.
-const HBONE_PORT: u32 = 15008;
-/// The listener that opens tunnels, and its cluster.
-pub const CONNECT_ORIGINATE: &str = "connect_originate";
-/// The listener that ends tunnels.
-const CONNECT_TERMINATE: &str = "connect_terminate";
-/// The listener that takes what comes out of tunnels, and its cluster.
-const MAIN_INTERNAL: &str = "main_internal";
-/// Since this release proxies know `istio.hashable_string`.
+/// The factory of texts that connections are told apart by.
+const HASHABLE_STRING: &str = "istio.hashable_string";
+/// Since this release proxies know it.
 const HASHABLE_SINCE: IstioVersion = IstioVersion {
     major: 1,
     minor: 29,
@@ -93,7 +81,7 @@ pub struct HbonePart {
     /// What filters depend on, with the direction, if it opens tunnels.
     pub origin: Option<OriginateKey>,
     /// What its tunnels lead to, if it ends some.
-    pub end: Option<TerminateKey>,
+    pub end: Option<InternalKey>,
 }
 
 /// What the listener that opens tunnels is built from.
@@ -105,9 +93,18 @@ pub struct OriginateKey {
     pub class: ListenerClass,
 }
 
-/// What the listeners at the end of tunnels are built from.
+/// What the listener that ends tunnels is built from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateKey {
+    /// What filters depend on.
+    pub filters: Hashed<FilterClient>,
+    /// The address families that it listens on.
+    pub ip_mode: IpMode,
+}
+
+/// What a sidecar's listener behind that one is built from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InternalKey {
     /// The sidecar.
     pub client: Hashed<InboundClient>,
     /// Its addresses: tunnels to others lead nowhere.
@@ -131,8 +128,8 @@ impl HbonePart {
             filters: filters.clone(),
             class,
         });
-        let listens = features.pilot_enable_sidecar_listening_hbone && selected.proxy.has(Setting::EnableHbone);
-        let end = inbound.filter(|_| listens).map(|client| TerminateKey {
+        let listens = tunnel::ends_at_sidecar(features, selected.proxy);
+        let end = inbound.filter(|_| listens).map(|client| InternalKey {
             client: client.clone(),
             addresses: selected.profile.addresses.clone(),
         });
@@ -143,7 +140,10 @@ impl HbonePart {
     pub fn list(&self) -> Vec<ListenerKey> {
         let mut keys = Vec::new();
         if let Some(end) = &self.end {
-            keys.push(ListenerKey::ConnectTerminate(end.clone()));
+            keys.push(ListenerKey::ConnectTerminate(TerminateKey {
+                filters: end.client.filters.clone(),
+                ip_mode: end.client.ip_mode,
+            }));
             keys.push(ListenerKey::MainInternal(end.clone()));
         }
         keys.extend(self.origin.clone().map(ListenerKey::ConnectOriginate));
@@ -178,10 +178,10 @@ impl OriginateKey {
 }
 
 impl TerminateKey {
-    /// Builds the listener that ends tunnels.
-    pub fn build_terminate(&self, view: &View) -> Built {
-        let stack = FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound);
-        let binds = wildcards(self.client.ip_mode);
+    /// Builds the listener.
+    pub fn build(&self, view: &View) -> Built {
+        let stack = FilterStack::new(view, &self.filters, ListenerClass::SidecarInbound);
+        let binds = wildcards(self.ip_mode);
         let listener = Listener {
             name: CONNECT_TERMINATE.to_owned(),
             address: Some(constant::address(binds[0], HBONE_PORT)),
@@ -190,17 +190,23 @@ impl TerminateKey {
             filter_chains: vec![FilterChain {
                 name: "default".to_owned(),
                 filters: vec![stack.terminating_filter()],
-                transport_socket: Some(stack.tunnel_tls()),
+                transport_socket: Some(tunnel_tls(view)),
                 ..Default::default()
             }],
             access_log: stack.access_logs(LogPlace::Listener),
             ..Default::default()
         };
-        self.finish(view, stack, listener)
+        let mut notes = stack.into_notes();
+        match patch::listener(view, &self.filters, PatchContext::SidecarInbound, listener, &mut notes) {
+            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+            None => Built::none().with_notes(notes),
+        }
     }
+}
 
-    /// Builds the listener for what comes out of tunnels.
-    pub fn build_internal(&self, view: &View) -> Built {
+impl InternalKey {
+    /// Builds the listener.
+    pub fn build(&self, view: &View) -> Built {
         let making = InboundListener {
             stack: FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound),
             client: &self.client,
@@ -219,18 +225,15 @@ impl TerminateKey {
         };
         chains.listener.finish(view, making.stack, PatchContext::SidecarInbound)
     }
+}
 
-    fn finish(&self, view: &View, stack: FilterStack, listener: Listener) -> Built {
-        let mut notes = stack.into_notes();
-        match patch::listener(
-            view,
-            &self.client.filters,
-            PatchContext::SidecarInbound,
-            listener,
-            &mut notes,
-        ) {
-            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-            None => Built::none().with_notes(notes),
+impl FilterClient {
+    /// The factory of values that connections are told apart by; upstream Envoy knows a plainer one.
+    pub(super) fn hashable_string(&self) -> &'static str {
+        if self.version >= HASHABLE_SINCE && self.extensions.has(HASHABLE_STRING) {
+            HASHABLE_STRING
+        } else {
+            "envoy.string"
         }
     }
 }
@@ -268,21 +271,21 @@ impl FilterStack<'_> {
         });
         manager.access_log = self.access_logs(LogPlace::HboneTermination);
         manager.http_filters = vec![
-            peer_discovery(),
             self.connect_authority(),
             http_filters::filter("envoy.filters.http.router", Any::pack(&Router::default())),
         ];
+        if self.has_extension(METADATA_EXCHANGE) {
+            manager
+                .http_filters
+                .insert(0, http_filters::peer_discovery(PeerSide::Downstream));
+        }
         manager.route_specifier = Some(RouteSpecifier::RouteConfig(tunnel_routes()));
         tcp::filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
     }
 
     /// Keeps what is known of the tunnel for the connections inside.
     fn connect_authority(&self) -> HttpFilter {
-        let factory = if self.client.version >= HASHABLE_SINCE {
-            "istio.hashable_string"
-        } else {
-            "envoy.string"
-        };
+        let factory = self.client.hashable_string();
         let values = [
             ("envoy.filters.listener.original_dst.local_ip", "%REQ(:AUTHORITY)%", ""),
             ("io.istio.connect_authority", "%REQ(:AUTHORITY)%", factory),
@@ -297,55 +300,26 @@ impl FilterStack<'_> {
         let config = set_filter_state::v3::Config {
             on_request_headers: values
                 .into_iter()
-                .map(|(key, value, factory)| state_value(key, value, factory))
+                .map(|(key, value, factory)| state_value(key, value, factory, SharedWithUpstream::Once))
                 .collect(),
             ..Default::default()
         };
         http_filters::filter("connect_authority", Any::pack(&config))
     }
+}
 
-    /// The socket of tunnels with peers of the mesh.
-    fn tunnel_tls(&self) -> crate::proto::envoy::config::core::v3::TransportSocket {
-        let names = self
-            .trust_domain_matchers()
-            .into_iter()
-            .map(|matcher| SubjectAltNameMatcher {
-                san_type: SanType::Uri as i32,
-                matcher: Some(matcher),
-                ..Default::default()
-            });
-        let mut common = CommonTlsContext {
-            alpn_protocols: vec!["h2".to_owned()],
-            tls_params: Some(TlsParameters {
-                tls_minimum_protocol_version: TlsProtocol::TlSv13 as i32,
-                tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
-                ..Default::default()
-            }),
-            tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
-            validation_context_type: Some(ValidationContextType::CombinedValidationContext(
-                CombinedCertificateValidationContext {
-                    default_validation_context: Some(CertificateValidationContext {
-                        match_typed_subject_alt_names: names.collect(),
-                        ..Default::default()
-                    }),
-                    validation_context_sds_secret_config: Some(workload_secret(ROOT_SECRET)),
-                    ..Default::default()
-                },
-            )),
-            ..Default::default()
-        };
-        super::tls::enforce_compliance(self.features(), &mut common);
-        let context = DownstreamTlsContext {
-            common_tls_context: Some(common),
-            require_client_certificate: Some(true),
-            ..Default::default()
-        };
-        constant::socket("tls", Any::pack(&context))
-    }
+/// The socket of tunnels with peers of the mesh.
+fn tunnel_tls(view: &View) -> TransportSocket {
+    let context = DownstreamTlsContext {
+        common_tls_context: Some(tls_context(view, None)),
+        require_client_certificate: Some(true),
+        ..Default::default()
+    };
+    constant::socket("tls", Any::pack(&context))
 }
 
 /// A listener inside the proxy.
-fn internal(name: &str) -> Listener {
+pub(super) fn internal(name: &str) -> Listener {
     Listener {
         name: name.to_owned(),
         listener_specifier: Some(ListenerSpecifier::InternalListener(InternalListenerConfig {})),
@@ -353,19 +327,8 @@ fn internal(name: &str) -> Listener {
     }
 }
 
-fn peer_discovery() -> HttpFilter {
-    let workload = object([("workload_discovery".to_owned(), object([].into()))].into());
-    let config = TypedStruct {
-        type_url: "type.googleapis.com/io.istio.http.peer_metadata.Config".to_owned(),
-        value: Some(constant::structure([
-            ("downstream_discovery", list(vec![workload])),
-            ("shared_with_upstream", constant::boolean(true)),
-        ])),
-    };
-    http_filters::filter("waypoint_downstream_peer_metadata", Any::pack(&config))
-}
-
-fn state_value(key: &str, value: &str, factory: &str) -> FilterStateValue {
+/// A value that is kept for connections further inside.
+pub(super) fn state_value(key: &str, value: &str, factory: &str, shared: SharedWithUpstream) -> FilterStateValue {
     FilterStateValue {
         key: Some(Key::ObjectKey(key.to_owned())),
         value: Some(Value::FormatString(SubstitutionFormatString {
@@ -376,7 +339,7 @@ fn state_value(key: &str, value: &str, factory: &str) -> FilterStateValue {
             ..Default::default()
         })),
         factory_key: factory.to_owned(),
-        shared_with_upstream: SharedWithUpstream::Once as i32,
+        shared_with_upstream: shared as i32,
         ..Default::default()
     }
 }

@@ -66,6 +66,8 @@ pub enum HttpRoutes {
     Rds(String),
     /// They stand in the listener.
     Inline(Box<RouteConfiguration>),
+    /// The same, encoded.
+    Written(Vec<u8>),
 }
 
 /// What differs between connection managers. [`HttpConnection::new`] has what most want.
@@ -246,6 +248,7 @@ fn add_manager(filters: &mut NetworkFilters, common: &[u8], stat_prefix: &str, r
         }),
         HttpRoutes::Rds(name) => write_rds(&mut head, name),
         HttpRoutes::Inline(inline) => wire::nested(&mut head, ROUTE_CONFIG, |out| inline.encode_raw(out)),
+        HttpRoutes::Written(routes) => wire::bytes(&mut head, ROUTE_CONFIG, routes),
     }
     filters.push_written(HTTP_CONNECTION_MANAGER, MANAGER_URL, |out| {
         // Whatever the routes are, they stand where RDS would.

@@ -10,9 +10,11 @@ use crate::{
     base::Hostname,
     generate::{
         constant::{
-            ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, list, metadata_exchange, object, text,
+            ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, list, metadata_exchange, object, structure,
+            text,
         },
         extension::{self, ExtensionPhase},
+        proxy::ProxyType,
         security::SecurityStage,
         wire,
     },
@@ -62,8 +64,12 @@ impl FilterStack<'_> {
         add(out, secured.of(SecurityStage::Authentication));
         extend(out, ExtensionPhase::Authorization);
         add(out, secured.of(SecurityStage::Authorization));
-        extend(out, ExtensionPhase::Stats);
-        extend(out, ExtensionPhase::Unspecified);
+        // Waypoints change requests before they tell about them.
+        let is_waypoint = self.client.proxy_type == ProxyType::Waypoint;
+        if !is_waypoint {
+            extend(out, ExtensionPhase::Stats);
+            extend(out, ExtensionPhase::Unspecified);
+        }
         let fixed = &*FIXED;
         if http.is_grpc_web() {
             out.extend_from_slice(&fixed.grpc_web);
@@ -75,6 +81,13 @@ impl FilterStack<'_> {
             out.extend_from_slice(&fixed.alpn);
         }
         out.extend_from_slice(&fixed.fault_and_cors);
+        if is_waypoint {
+            extend(out, ExtensionPhase::Stats);
+            extend(out, ExtensionPhase::Unspecified);
+            if self.has_extension(METADATA_EXCHANGE) {
+                out.extend_from_slice(&fixed.upstream_peer);
+            }
+        }
         for config in self.stats_configs().iter() {
             write(out, &filter(STATS_FILTER, config.clone()));
         }
@@ -124,7 +137,7 @@ impl FilterStack<'_> {
         ];
         config.extend(self.additional_labels());
         let config = TypedStruct {
-            type_url: "type.googleapis.com/io.istio.http.peer_metadata.Config".to_owned(),
+            type_url: PEER_METADATA_URL.to_owned(),
             value: Some(Struct {
                 fields: config.into_iter().collect(),
             }),
@@ -167,6 +180,42 @@ pub fn filter(name: &str, config: Any) -> HttpFilter {
     }
 }
 
+/// Which peer a waypoint finds out about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerSide {
+    /// Who calls; the chains behind are told.
+    Downstream,
+    /// Who is called.
+    Upstream,
+}
+
+/// The filter that finds out who a peer is, from what the proxy knows of workloads.
+pub fn peer_discovery(side: PeerSide) -> HttpFilter {
+    let workload = object([("workload_discovery".to_owned(), object([].into()))].into());
+    let discovery = list(vec![workload]);
+    let (name, fields) = match side {
+        PeerSide::Downstream => (
+            "waypoint_downstream_peer_metadata",
+            vec![
+                ("downstream_discovery", discovery),
+                ("shared_with_upstream", boolean(true)),
+            ],
+        ),
+        PeerSide::Upstream => (
+            "waypoint_upstream_peer_metadata",
+            vec![("upstream_discovery", discovery)],
+        ),
+    };
+    let config = TypedStruct {
+        type_url: PEER_METADATA_URL.to_owned(),
+        value: Some(structure(fields)),
+    };
+    filter(name, Any::pack(&config))
+}
+
+/// The configuration of filters that find out who peers are.
+const PEER_METADATA_URL: &str = "type.googleapis.com/io.istio.http.peer_metadata.Config";
+
 /// The field of connection managers.
 const HTTP_FILTERS: u32 = 5;
 
@@ -188,6 +237,7 @@ struct Fixed {
     alpn: Vec<u8>,
     fault_and_cors: Vec<u8>,
     stateful_session: Vec<u8>,
+    upstream_peer: Vec<u8>,
     /// The second one suppresses debug headers.
     router: [Vec<u8>; 2],
 }
@@ -202,6 +252,7 @@ static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
         alpn: written(&make_alpn()),
         fault_and_cors: [written(&fault), written(&cors)].concat(),
         stateful_session: written(&filter("envoy.filters.http.stateful_session", session)),
+        upstream_peer: written(&peer_discovery(PeerSide::Upstream)),
         router: [false, true].map(|suppress_envoy_headers| {
             let router = Router {
                 suppress_envoy_headers,

@@ -8,6 +8,7 @@ use super::{
     hcm::{HttpConnection, HttpRoutes},
     inbound::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND},
     outbound::listener_name,
+    stack::FilterStack,
     tcp::{TcpChain, plain_proxy},
 };
 use crate::{
@@ -180,21 +181,24 @@ impl InboundPort {
     }
 }
 
-impl InboundListener<'_> {
-    fn patched(&self, routes: RouteConfiguration) -> RouteConfiguration {
-        let patches = &self.stack.client.route_patches;
+impl FilterStack<'_> {
+    /// Routes that stand in an inbound listener, patched.
+    pub(super) fn patched_routes(&self, routes: RouteConfiguration) -> RouteConfiguration {
+        let patches = &self.client.route_patches;
         let mut notes = Vec::new();
-        let routes = patch::inbound_routes(&self.stack.view, patches, routes, &mut notes);
+        let routes = patch::inbound_routes(&self.view, patches, routes, &mut notes);
         for note in notes {
-            self.stack.note(note.code, note.detail);
+            self.note(note.code, note.detail);
         }
         routes
     }
+}
 
+impl InboundListener<'_> {
     /// The filters of an HTTP chain.
     pub(super) fn http_filters(&self, port: &InboundPort) -> NetworkFilters {
         let client = self.stack.client;
-        let routes = HttpRoutes::Inline(Box::new(self.patched(port.routes())));
+        let routes = HttpRoutes::Inline(Box::new(self.stack.patched_routes(port.routes())));
         let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
         http.tunneled = port.tunneled;
         client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);

@@ -120,7 +120,8 @@ fn tls_disabled(ports: &BTreeMap<u32, Needs>) -> Option<ListenerFilterChainMatch
     })
 }
 
-fn on_ports(ports: Vec<u32>) -> Option<ListenerFilterChainMatchPredicate> {
+/// Connections to these ports; nothing without ports.
+pub(super) fn on_ports(ports: Vec<u32>) -> Option<ListenerFilterChainMatchPredicate> {
     let mut rules: Vec<ListenerFilterChainMatchPredicate> = ports
         .into_iter()
         .map(|port| ListenerFilterChainMatchPredicate {

@@ -15,6 +15,7 @@ use crate::{
     api::kube::service::TargetPort,
     base::{Shared, cidr::IpMode, select},
     generate::{
+        cluster::ClusterMode,
         constant::{config_metadata, wildcards},
         name::{self, outbound_cluster},
         route::{
@@ -234,7 +235,13 @@ impl OutboundListener<'_> {
         let rule = self.rule(rule.flatten());
         let rule = rule.as_ref().map(|rule| &rule.spec);
         let upstream = if routes.len() == 1 {
-            let cluster = destination::cluster(&destination, service, member.port.number, PortInference::SolePort);
+            let cluster = destination::cluster(
+                &destination,
+                service,
+                member.port.number,
+                PortInference::SolePort,
+                ClusterMode::Default,
+            );
             let pattern = &self.stack.mesh.outbound_cluster_stat_name;
             let stat_prefix = match service {
                 Some(service) if !pattern.is_empty() => {
@@ -258,8 +265,13 @@ impl OutboundListener<'_> {
                 .filter_map(|route| Some((route.destination.as_ref()?, route.weight)))
                 .map(|(destination, weight)| {
                     let service = self.destination(member, &destination.host).map(|(service, _)| service);
-                    let cluster =
-                        destination::cluster(destination, service, member.port.number, PortInference::SolePort);
+                    let cluster = destination::cluster(
+                        destination,
+                        service,
+                        member.port.number,
+                        PortInference::SolePort,
+                        ClusterMode::Default,
+                    );
                     (cluster, weight.unsigned_abs())
                 })
                 .collect();

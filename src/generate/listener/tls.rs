@@ -28,7 +28,10 @@ use crate::{
             },
             r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
         },
-        istio::mesh::v1alpha1::mesh_config::{TlsConfig, tls_config::TlsProtocol as MeshTlsProtocol},
+        istio::mesh::v1alpha1::{
+            MeshConfig,
+            mesh_config::{TlsConfig, tls_config::TlsProtocol as MeshTlsProtocol},
+        },
     },
 };
 
@@ -132,7 +135,7 @@ impl FilterStack<'_> {
             out.extend_from_slice(&self.mesh_params());
             wire::nested(out, COMBINED_VALIDATION, |out| {
                 let names = CertificateValidationContext {
-                    match_subject_alt_names: self.trust_domain_matchers(),
+                    match_subject_alt_names: trust_domain_matchers(self.features(), self.mesh),
                     ..Default::default()
                 };
                 wire::nested(out, 1, |out| names.encode_raw(out));
@@ -186,28 +189,28 @@ impl FilterStack<'_> {
             owned(&["h2", "http/1.1"])
         }
     }
+}
 
-    /// Identities of the mesh's own trust domains.
-    pub(super) fn trust_domain_matchers(&self) -> Vec<StringMatcher> {
-        if self.features().pilot_skip_validate_trust_domain {
-            return Vec::new();
-        }
-        let own = std::iter::once(&self.mesh.trust_domain);
-        let of_roots = self.mesh.ca_certificates.iter().flat_map(|root| &root.trust_domains);
-        let mut domains: Vec<&String> = Vec::new();
-        for domain in own.chain(&self.mesh.trust_domain_aliases).chain(of_roots) {
-            if !domain.is_empty() && !domains.contains(&domain) {
-                domains.push(domain);
-            }
-        }
-        domains
-            .into_iter()
-            .map(|domain| StringMatcher {
-                match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{domain}/"))),
-                ..Default::default()
-            })
-            .collect()
+/// Identities of the mesh's own trust domains.
+pub fn trust_domain_matchers(features: &Features, mesh: &MeshConfig) -> Vec<StringMatcher> {
+    if features.pilot_skip_validate_trust_domain {
+        return Vec::new();
     }
+    let own = std::iter::once(&mesh.trust_domain);
+    let of_roots = mesh.ca_certificates.iter().flat_map(|root| &root.trust_domains);
+    let mut domains: Vec<&String> = Vec::new();
+    for domain in own.chain(&mesh.trust_domain_aliases).chain(of_roots) {
+        if !domain.is_empty() && !domains.contains(&domain) {
+            domains.push(domain);
+        }
+    }
+    domains
+        .into_iter()
+        .map(|domain| StringMatcher {
+            match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{domain}/"))),
+            ..Default::default()
+        })
+        .collect()
 }
 
 fn params(minimum: TlsProtocol, cipher_suites: Vec<String>) -> CommonTlsContext {

@@ -2,6 +2,7 @@
 
 use crate::{
     base::Shared,
+    generate::cluster::ClusterMode,
     model::{Service, virtual_service::Semantics},
     proto::{
         envoy::{
@@ -247,7 +248,8 @@ fn mirror(
 fn cluster(destination: &Destination, translation: &Translation) -> String {
     let rows = translation.targets.get(destination.host.as_str());
     let service = rows.and_then(|rows| rows.service.as_deref());
-    destination::cluster(destination, service, translation.port, translation.inference)
+    let mode = rows.map_or_else(ClusterMode::default, |rows| rows.mode);
+    destination::cluster(destination, service, translation.port, translation.inference, mode)
 }
 
 fn consistent_hash<'a>(destination: &Destination, translation: &'a Translation) -> Option<&'a ConsistentHashLb> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     base::{Hostname, Labels, Namespace, Shared},
-    generate::{View, name},
+    generate::{View, cluster::ClusterMode},
     model::{
         Service, ServiceKey,
         destination_rule::{self, DestinationRule},
@@ -33,6 +33,8 @@ pub(crate) struct TargetRows {
     pub(crate) service: Option<Shared<Service>>,
     /// The DestinationRule.
     pub(crate) rule: Option<Shared<DestinationRule>>,
+    /// Which of its clusters are meant.
+    pub(crate) mode: ClusterMode,
 }
 
 /// The rows of every destination host.
@@ -44,7 +46,8 @@ pub(crate) fn rows(view: &View, targets: &[Target], client: &Namespace, labels: 
         let service = target.service.as_ref().and_then(|key| view.service(key)).cloned();
         let ruled = target.ruled.as_ref().and_then(|key| view.service(key));
         let rule = ruled.and_then(|ruled| destination_rule::lookup(view.cx, view.mesh, client, labels, ruled));
-        (target.host.clone(), TargetRows { service, rule })
+        let mode = ClusterMode::Default;
+        (target.host.clone(), TargetRows { service, rule, mode })
     };
     targets.iter().map(rows_of).collect()
 }
@@ -64,6 +67,7 @@ pub(crate) fn cluster(
     service: Option<&Service>,
     listener_port: u32,
     inference: PortInference,
+    mode: ClusterMode,
 ) -> String {
     if destination.host.is_empty() {
         return UNKNOWN_SERVICE.to_owned();
@@ -78,7 +82,7 @@ pub(crate) fn cluster(
     };
     let declared = destination.port.map(|port| port.number);
     let port = declared.or(sole_port).unwrap_or(listener_port);
-    name::outbound_cluster(port, &destination.subset, host)
+    mode.cluster_name(port, &destination.subset, host)
 }
 
 /// Host and port that the name of a cluster tells; `None` if it is not of that form.

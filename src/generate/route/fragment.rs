@@ -6,7 +6,7 @@ use prost::Message;
 
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
-    generate::View,
+    generate::{View, cluster::ClusterMode},
     model::{
         ServiceKey,
         destination_rule::{self, RuleRef},
@@ -160,7 +160,8 @@ impl Fragment {
             let service = target.service.as_ref().and_then(|key| view.service(key)).cloned();
             let rule = target.rule.as_ref();
             let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
-            (target.host.clone(), TargetRows { service, rule })
+            let mode = ClusterMode::Default;
+            (target.host.clone(), TargetRows { service, rule, mode })
         };
         let targets: TargetMap = self.targets.iter().map(rows).collect();
         let sidecars = |port| Server {

@@ -33,7 +33,7 @@ pub(super) fn names(view: &View, selected: &Selected) -> BTreeSet<SmolStr> {
         names: BTreeSet::new(),
     };
     match selected.proxy.proxy_type {
-        ProxyType::Router => {
+        ProxyType::Router | ProxyType::Waypoint => {
             names.of_gateways(view, selected);
             names.of_rules(view, selected, &Clients::Gateways);
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     generate::{
+        cluster::ClusterMode,
         name,
         route::destination::{self, PortInference, TargetMap},
     },
@@ -166,7 +167,13 @@ impl Making<'_> {
         let service_of = |host: &str| targets.get(host).and_then(|rows| rows.service.as_deref());
         let cluster_of = |destination: &networking::Destination| {
             let service = service_of(&destination.host);
-            destination::cluster(destination, service, port.number, PortInference::SolePort)
+            destination::cluster(
+                destination,
+                service,
+                port.number,
+                PortInference::SolePort,
+                ClusterMode::Default,
+            )
         };
         let (stat_prefix, clusters, subset) = if routes.len() == 1 {
             let cluster = cluster_of(first);

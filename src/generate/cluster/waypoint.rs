@@ -1,0 +1,117 @@
+//! Clusters behind waypoints: for each port of a service that goes through one, with the subsets of its DestinationRule,
+//! once for what it carries.
+
+use super::{
+    ClusterMode,
+    client::{OutboundClient, Place},
+    discovery::Kinds,
+    outbound::{InlineClient, OutboundKey, VipTraffic},
+    rule,
+};
+use crate::{
+    base::{Hashed, Shared},
+    generate::{
+        View,
+        group::Listed,
+        patch::{PatchContext, cluster::ClusterPatches},
+        select::Selected,
+        waypoint::WaypointView,
+    },
+    model::{
+        Service,
+        destination_rule::{self, DestinationRule, RuleRef},
+        service::{Resolution, ServicePort},
+        waypoint,
+    },
+    proto::envoy::config::cluster::v3::cluster::DiscoveryType,
+};
+
+/// The clusters of what goes through a waypoint with their endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WaypointPart {
+    /// The waypoint.
+    pub waypoint: WaypointView,
+    /// What clusters depend on of it.
+    pub client: Hashed<OutboundClient>,
+    /// `None`: everything that is the same wherever it is. Else only what depends on that.
+    pub place: Option<Place>,
+}
+
+impl WaypointPart {
+    /// The parts of a waypoint.
+    pub fn select(view: &View, selected: &Selected) -> Vec<Self> {
+        let general = Self {
+            waypoint: selected.waypoint_view(),
+            client: OutboundClient::of(view, selected),
+            place: None,
+        };
+        let placed = Place::of(view, selected).map(|place| Self {
+            place: Some(place),
+            ..general.clone()
+        });
+        std::iter::once(general).chain(placed).collect()
+    }
+
+    /// Clusters, and for those that use EDS the endpoints.
+    pub fn list(&self, view: &View) -> Vec<Listed> {
+        let patches = ClusterPatches::of(view, &self.client.patches, PatchContext::SidecarInbound);
+        let mut listed = Vec::new();
+        for service in waypoint::served(view.cx, view.mesh, &self.waypoint.gateways) {
+            if service.resolution == Resolution::Alias {
+                continue;
+            }
+            // It is the service's side: what selects clients does not count.
+            let rule = destination_rule::find(view.cx, view.mesh, &self.waypoint.namespace, None, &service.key);
+            for port in &service.ports {
+                for traffic in VipTraffic::of(port.protocol) {
+                    self.list_port(view, (service, port, *traffic), rule.as_ref(), &patches, &mut listed);
+                }
+            }
+        }
+        listed
+    }
+
+    fn list_port(
+        &self,
+        view: &View,
+        (service, port, traffic): (&Service, &ServicePort, VipTraffic),
+        found: Option<&(RuleRef, Shared<DestinationRule>)>,
+        patches: &ClusterPatches,
+        listed: &mut Vec<Listed>,
+    ) {
+        let mode = ClusterMode::Vip(traffic);
+        let rule = found.map(|(_, rule)| rule);
+        let kinds = Kinds::new(view, service, port, mode, &self.client.socket);
+        let subsets = rule.into_iter().flat_map(|rule| rule::subset_names(rule));
+        for subset in std::iter::once("").chain(subsets) {
+            let mut key = OutboundKey {
+                service: service.key.clone(),
+                port: port.number,
+                subset: subset.into(),
+                mode,
+                rule: found.map(|(found, _)| found.clone()),
+                client: self.client.socket.clone(),
+                inline: None,
+                patches: patches.none(),
+            };
+            if !patches.is_empty() {
+                key.patches = patches.concerning(&key.name(), &[]);
+            }
+            let endpoints = self.client.endpoints(view, self.place.as_ref(), service, rule, &key);
+            if kinds.inline() {
+                if let Some(endpoints) = endpoints {
+                    let ip_mode = self.client.ip_mode;
+                    let inline = Some(InlineClient { ip_mode, endpoints });
+                    listed.push(OutboundKey { inline, ..key }.listed());
+                }
+                continue;
+            }
+            if kinds.of(rule, subset).ended == DiscoveryType::Eds {
+                listed.extend(endpoints.map(|client| key.endpoints(client)));
+            }
+            if self.place.is_none() {
+                listed.push(key.listed());
+            }
+        }
+    }
+}

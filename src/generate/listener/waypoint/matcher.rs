@@ -1,0 +1,126 @@
+//! Which chain of a waypoint's inner listener a connection takes: by its destination's address, then by the port, then, on
+//! ports whose protocol is not declared, by what it carries.
+
+use smol_str::SmolStr;
+
+use crate::{
+    base::cidr,
+    proto::{
+        Any,
+        envoy::extensions::matching::common_inputs::network::v3::{
+            ApplicationProtocolInput, DestinationIpInput, DestinationPortInput,
+        },
+        xds::{
+            core::v3::{CidrRange, TypedExtensionConfig},
+            r#type::matcher::v3::{
+                IpMatcher, Matcher,
+                ip_matcher::IpRangeMatcher,
+                matcher::{
+                    MatcherTree, MatcherType, OnMatch,
+                    matcher_tree::{MatchMap, TreeType},
+                    on_match,
+                },
+            },
+        },
+    },
+};
+
+/// The chain that a port's connections take.
+pub(super) enum PortChain {
+    /// This one.
+    One(String),
+    /// One of these.
+    Sniffed {
+        /// What is no HTTP.
+        tcp: String,
+        /// Plaintext HTTP.
+        http: String,
+        /// What the inspector calls it.
+        alpns: &'static [&'static str],
+    },
+}
+
+/// The matcher of the whole listener.
+pub(super) fn by_address(services: Vec<IpRangeMatcher>) -> Matcher {
+    let addresses = IpMatcher {
+        range_matchers: services,
+    };
+    let tree = TreeType::CustomMatch(extension("ip", Any::pack(&addresses)));
+    tree_by("ip", Any::pack(&DestinationIpInput {}), tree)
+}
+
+/// What is for one service; nothing without addresses or ports.
+pub(super) fn service(addresses: &[SmolStr], chains: Vec<(u32, PortChain)>) -> Option<IpRangeMatcher> {
+    let ranges = addresses.iter().filter_map(|address| cidr::parse(address));
+    let ranges: Vec<_> = ranges
+        .map(|range| CidrRange {
+            address_prefix: range.addr().to_string(),
+            prefix_len: Some(u32::from(range.prefix_len())),
+        })
+        .collect();
+    (!ranges.is_empty() && !chains.is_empty()).then(|| IpRangeMatcher {
+        ranges,
+        on_match: Some(nested(by_port(chains))),
+        exclusive: false,
+    })
+}
+
+fn by_port(chains: Vec<(u32, PortChain)>) -> Matcher {
+    let chosen = |chain| match chain {
+        PortChain::One(name) => to_chain(name),
+        PortChain::Sniffed { tcp, http, alpns } => nested(by_protocol(tcp, &http, alpns)),
+    };
+    let map = chains
+        .into_iter()
+        .map(|(port, chain)| (port.to_string(), chosen(chain)))
+        .collect();
+    let tree = TreeType::ExactMatchMap(MatchMap { map });
+    tree_by("port", Any::pack(&DestinationPortInput {}), tree)
+}
+
+/// What the HTTP inspector says.
+fn by_protocol(tcp: String, http: &str, alpns: &[&str]) -> Matcher {
+    // The input is a list with quotes around each.
+    let map = alpns
+        .iter()
+        .map(|alpn| (format!("'{alpn}'"), to_chain(http.to_owned())))
+        .collect();
+    let tree = TreeType::ExactMatchMap(MatchMap { map });
+    Matcher {
+        on_no_match: Some(Box::new(to_chain(tcp))),
+        ..tree_by("application-protocol", Any::pack(&ApplicationProtocolInput {}), tree)
+    }
+}
+
+fn tree_by(input: &str, config: Any, tree: TreeType) -> Matcher {
+    Matcher {
+        matcher_type: Some(MatcherType::MatcherTree(MatcherTree {
+            input: Some(extension(input, config)),
+            tree_type: Some(tree),
+        })),
+        on_no_match: None,
+    }
+}
+
+fn nested(matcher: Matcher) -> OnMatch {
+    OnMatch {
+        on_match: Some(on_match::OnMatch::Matcher(Box::new(matcher))),
+        ..Default::default()
+    }
+}
+
+/// The chain with this name.
+fn to_chain(name: String) -> OnMatch {
+    let value = Any::pack(&name);
+    OnMatch {
+        on_match: Some(on_match::OnMatch::Action(extension(&name, value))),
+        ..Default::default()
+    }
+}
+
+fn extension(name: &str, config: Any) -> TypedExtensionConfig {
+    TypedExtensionConfig {
+        name: name.to_owned(),
+        typed_config: Some(config),
+    }
+}

@@ -1,0 +1,231 @@
+use serde_json::{Value, json};
+
+use crate::{
+    generate::{ResourceType, fixture, store::Store},
+    model::{Installation, features::Features},
+};
+
+const MESH: &str = "trustDomain: cluster.local\n";
+
+const WAYPOINT: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: waypoint}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+status: {addresses: [{type: IPAddress, value: 10.0.0.9}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: waypoint}
+spec:
+  clusterIP: 10.0.0.9
+  selector: {gateway.networking.k8s.io/gateway-name: waypoint}
+  ports: [{name: mesh, port: 15008, appProtocol: hbone}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: waypoint-0, labels: {gateway.networking.k8s.io/gateway-name: waypoint}}
+spec: {serviceAccountName: waypoint}
+status: {phase: Running, podIP: 10.1.0.9, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: a, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  clusterIP: 10.0.0.1
+  ports: [{name: http, port: 80}, {name: tcp, port: 90}, {name: what, port: 100}, {name: udp, port: 110, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: b, labels: {istio.io/use-waypoint: waypoint}}
+spec: {clusterIP: 10.0.0.2, ports: [{name: http, port: 80}, {name: tls, port: 443}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: elsewhere}
+spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
+";
+
+/// What a waypoint with these extensions is sent in a mesh of [`WAYPOINT`] and these objects.
+fn store_with(extensions: Option<&[&str]>, config: &str) -> Store {
+    let installation = Installation {
+        features: Features {
+            pilot_enable_ambient: true,
+            pilot_enable_ambient_waypoints: true,
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"}});
+    let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
+    let client = fixture::changed(fixture::client(node, &labels), |kind| {
+        kind.extensions = fixture::extensions(extensions);
+    });
+    let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", config)];
+    fixture::store(installation, &files, vec![client])
+}
+
+fn store(config: &str) -> Store {
+    store_with(None, config)
+}
+
+fn main_internal(store: &Store) -> Value {
+    fixture::resource(store, 0, ResourceType::Listener, "main_internal")
+}
+
+fn chain<'v>(listener: &'v Value, name: &str) -> &'v Value {
+    let mut chains = listener["filterChains"].as_array().expect("chains").iter();
+    chains.find(|chain| chain["name"] == name).expect("the chain is there")
+}
+
+/// The filters of the connection manager at the end of a chain.
+fn http_filters(chain: &Value) -> Vec<&str> {
+    let manager = chain["filters"].as_array().and_then(|filters| filters.last());
+    let filters = &manager.expect("a filter")["typedConfig"]["httpFilters"];
+    let names = filters.as_array().expect("HTTP filters").iter();
+    names.filter_map(|filter| filter["name"].as_str()).collect()
+}
+
+const A80: &str = "inbound-vip|80|http|a.default.svc.cluster.local";
+
+#[test]
+fn a_chain_is_chosen_by_address_port_and_protocol() {
+    let listener = main_internal(&store(""));
+    let chains = listener["filterChains"].as_array().expect("chains").iter();
+    let names: Vec<&str> = chains.filter_map(|chain| chain["name"].as_str()).collect();
+    let want = [
+        A80,
+        "inbound-vip|90|tcp|a.default.svc.cluster.local",
+        "inbound-vip|100|tcp|a.default.svc.cluster.local",
+        "inbound-vip|100|http|a.default.svc.cluster.local",
+        "inbound-vip|80|http|b.default.svc.cluster.local",
+        "inbound-vip|443|tcp|b.default.svc.cluster.local",
+        "direct-tcp",
+        "direct-http",
+    ];
+    assert_eq!(names, want);
+
+    let by_address = &listener["filterChainMatcher"]["matcherTree"]["customMatch"]["typedConfig"]["rangeMatchers"];
+    let addresses = by_address.as_array().expect("services").iter();
+    let addresses: Vec<&Value> = addresses
+        .map(|service| &service["ranges"][0]["addressPrefix"])
+        .collect();
+    assert_eq!(addresses, ["10.0.0.1", "10.0.0.2"]);
+    let by_port = &by_address[0]["onMatch"]["matcher"]["matcherTree"]["exactMatchMap"]["map"];
+    assert_eq!(by_port["80"]["action"]["name"], A80);
+    let sniffed = &by_port["100"]["matcher"];
+    assert_eq!(sniffed["onNoMatch"]["action"]["name"], want[2]);
+    let by_protocol = &sniffed["matcherTree"]["exactMatchMap"]["map"];
+    assert_eq!(by_protocol["'http/1.1'"]["action"]["name"], want[3]);
+    assert_eq!(by_protocol.as_object().map(serde_json::Map::len), Some(2));
+
+    // Only the ports whose protocol is not declared are looked into; TLS only where it is declared.
+    let disabled = |filter: usize| {
+        let rules = &listener["listenerFilters"][filter]["filterDisabled"]["orMatch"]["rules"];
+        let rules = rules.as_array().expect("several ports").iter();
+        rules
+            .map(|rule| rule["destinationPortRange"]["start"].as_u64().expect("a port"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(disabled(1), [80, 90, 443]);
+    assert_eq!(disabled(2), [80, 90, 100]);
+}
+
+#[test]
+fn policies_of_a_service_stand_in_its_chains_alone() {
+    let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p}
+spec:
+  targetRefs: [{group: '', kind: Service, name: a}]
+  rules: [{from: [{source: {principals: [cluster.local/ns/default/sa/x]}}]}]
+";
+    let listener = main_internal(&store(policy));
+    let secured = |name: &str| http_filters(chain(&listener, name)).contains(&"envoy.filters.http.rbac");
+    assert!(secured(A80));
+    assert!(!secured("inbound-vip|80|http|b.default.svc.cluster.local"));
+    assert!(!secured("direct-http"));
+    // Who calls is known from the tunnel.
+    assert!(chain(&listener, A80).to_string().contains("io.istio.peer_principal"));
+    let tcp = chain(&listener, "inbound-vip|90|tcp|a.default.svc.cluster.local");
+    assert!(tcp.to_string().contains("envoy.filters.network.rbac"));
+}
+
+#[test]
+fn routes_lead_through_the_waypoint_where_it_serves_the_host() {
+    let route = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: r, namespace: NAMESPACE}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  http:
+  - match: [{sourceLabels: {app: x}}]
+    route: [{destination: {host: b.default.svc.cluster.local, subset: never}}]
+  - match: [{uri: {prefix: /b}}]
+    route: [{destination: {host: b.default.svc.cluster.local, subset: v1, port: {number: 80}}}]
+  - route: [{destination: {host: elsewhere.default.svc.cluster.local}}]
+";
+    let clusters = |namespace: &str| {
+        let store = store(&route.replace("NAMESPACE", namespace));
+        let listener = main_internal(&store);
+        let manager = &chain(&listener, A80)["filters"][0]["typedConfig"];
+        let routes = &manager["routeConfig"]["virtualHosts"][0]["routes"];
+        let routes = routes.as_array().expect("routes").iter();
+        let led: Vec<String> = routes
+            .map(|route| route["route"]["cluster"].as_str().expect("a cluster").to_owned())
+            .collect();
+        (led, fixture::names(&store, 0, ResourceType::Cluster))
+    };
+    let elsewhere = "outbound|80||elsewhere.default.svc.cluster.local".to_owned();
+    let (led, known) = clusters("default");
+    assert_eq!(led, ["inbound-vip|80|http/v1|b.default.svc.cluster.local", &elsewhere]);
+    assert!(known.contains(&elsewhere));
+    // Other namespaces than the waypoint's and the service's have no say.
+    let (led, known) = clusters("other");
+    assert_eq!(led, [A80]);
+    assert!(!known.contains(&elsewhere));
+}
+
+#[test]
+fn clusters_behind_a_waypoint_speak_through_tunnels() {
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: d}
+spec:
+  host: b.default.svc.cluster.local
+  trafficPolicy: {portLevelSettings: [{port: {number: 443}, tls: {mode: SIMPLE, sni: b.example}}]}
+  subsets: [{name: v1, labels: {v: '1'}}]
+";
+    let store = store(rule);
+    let socket = |name: &str| {
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, name);
+        let socket = &cluster["transportSocket"];
+        assert_eq!(socket["name"], "internal_upstream", "{name}");
+        socket["typedConfig"]["transportSocket"]["name"].clone()
+    };
+    assert_eq!(
+        socket("inbound-vip|80|http/v1|b.default.svc.cluster.local"),
+        "raw_buffer"
+    );
+    assert_eq!(socket("inbound-vip|443|tcp|b.default.svc.cluster.local"), "tls");
+    let names = fixture::names(&store, 0, ResourceType::Cluster);
+    for name in ["main_internal", "encap", "connect_originate"] {
+        assert!(names.iter().any(|known| known == name), "{name}");
+    }
+    assert!(!names.iter().any(|name| name.starts_with("outbound|")));
+}
+
+#[test]
+fn upstream_envoys_are_spared_what_they_do_not_know() {
+    let store = store_with(Some(&["envoy.filters.http.grpc_stats"]), "");
+    for name in ["connect_terminate", "main_internal"] {
+        let listener = fixture::resource(&store, 0, ResourceType::Listener, name).to_string();
+        assert!(
+            !listener.contains("peer_metadata") && !listener.contains("hashable_string"),
+            "{name}"
+        );
+    }
+}

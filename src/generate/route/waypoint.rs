@@ -1,0 +1,123 @@
+//! Routes behind waypoints: of one service port each, for every host, since the address has told the service already.
+
+use std::sync::LazyLock;
+
+use prost::Message;
+
+use super::{
+    RouteClient,
+    destination::{PortInference, TargetMap, TargetRows},
+    fragment::Routes,
+    http::{self, MESH_GATEWAY, Translation},
+};
+use crate::{
+    base::{Labels, Shared},
+    generate::{
+        View,
+        cluster::{ClusterMode, VipTraffic},
+        waypoint::Served,
+        wire,
+    },
+    model::{ScopeKey, Service, virtual_service::VirtualService},
+    proto::envoy::config::route::v3::RouteConfiguration,
+};
+
+/// How large a response may be that a route itself gives, in bytes.
+const MAX_DIRECT_RESPONSE: u32 = 1 << 20;
+
+/// Fields of route configurations and virtual hosts.
+mod field {
+    pub(super) const NAME: u32 = 1;
+    pub(super) const VIRTUAL_HOSTS: u32 = 2;
+    pub(super) const HOST_DOMAINS: u32 = 2;
+}
+
+/// The routes of a service port, encoded: by its VirtualService, else all to its cluster. `name` is that of the
+/// cluster.
+pub(crate) fn of_port(
+    view: &View,
+    served: &Served,
+    (service, port): (&Service, u32),
+    name: &str,
+    append_forwarded_host: bool,
+) -> Vec<u8> {
+    let routed = served.routes(&service.key);
+    let declared = routed.and_then(|(key, _)| view.mesh.virtual_services.get(view.cx, key));
+    let Some(declared) = declared else {
+        let operation = format!("{}:{port}/*", service.key.hostname);
+        return to_cluster(view, name, port, &operation);
+    };
+    let client = RouteClient {
+        namespace: served.namespace().clone(),
+        // Who calls is not known by its labels.
+        labels: Shared::new(Labels::new()),
+        append_forwarded_host,
+        proxyless: false,
+    };
+    let targets = targets(view, served, declared);
+    let translation = Translation {
+        view,
+        client: &client,
+        gateway: MESH_GATEWAY,
+        port,
+        tls: false,
+        advertise_http3: false,
+        inference: PortInference::SolePort,
+        targets: &targets,
+    };
+    configuration(name, port, &http::routes(&translation, declared), false)
+}
+
+/// Every request to one cluster, encoded.
+pub(crate) fn to_cluster(view: &View, cluster: &str, port: u32, operation: &str) -> Vec<u8> {
+    let routes = view.pieces.default_routes(view).route(cluster, operation, None);
+    configuration(cluster, port, &routes, true)
+}
+
+/// Where a VirtualService leads: through the waypoint itself where that serves the host.
+fn targets(view: &View, served: &Served, declared: &VirtualService) -> TargetMap {
+    let namespace = declared.meta.namespace();
+    let rows = declared.destinations.iter().map(|host| {
+        let elsewhere = || {
+            let scope = view.scope(&ScopeKey::Gateway(served.namespace().clone()));
+            view.service(&scope.service_for(view.cx, view.mesh, host, namespace)?)
+        };
+        let (service, mode) = match served.service(host) {
+            Some(service) => (Some(service), ClusterMode::Vip(VipTraffic::Http)),
+            None => (elsewhere(), ClusterMode::Default),
+        };
+        let rows = TargetRows {
+            service: service.cloned(),
+            rule: None,
+            mode,
+        };
+        (host.clone(), rows)
+    });
+    rows.collect()
+}
+
+fn configuration(name: &str, port: u32, routes: &Routes, limits_responses: bool) -> Vec<u8> {
+    static REST: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+        [None, Some(MAX_DIRECT_RESPONSE)].map(|limit| {
+            let rest = RouteConfiguration {
+                validate_clusters: Some(false),
+                max_direct_response_body_size_bytes: limit,
+                ..Default::default()
+            };
+            rest.encode_to_vec()
+        })
+    });
+    let mut out = Vec::with_capacity(routes.field().len() + name.len() + 64);
+    wire::text(&mut out, field::NAME, name);
+    wire::nested(&mut out, field::VIRTUAL_HOSTS, |out| {
+        wire::joined(out, field::NAME, &["inbound|http|", itoa::Buffer::new().format(port)]);
+        wire::text(out, field::HOST_DOMAINS, "*");
+        out.extend_from_slice(routes.field());
+    });
+    out.extend_from_slice(&REST[usize::from(limits_responses)]);
+    debug_assert!(
+        RouteConfiguration::decode(&*out).is_ok_and(|configuration| configuration.encode_to_vec() == out),
+        "because fields are written in their order"
+    );
+    out
+}

@@ -1,0 +1,92 @@
+//! HBONE: what both ends of tunnels have in common, listeners and clusters.
+
+use crate::{
+    generate::{
+        View,
+        constant::{DEFAULT_SECRET, ROOT_SECRET, workload_secret},
+        listener::tls::{enforce_compliance, trust_domain_matchers},
+        proxy::{Kind, Setting},
+    },
+    model::features::Features,
+    proto::envoy::{
+        config::core::v3::{
+            Address, EnvoyInternalAddress, address::Address as AddressKind,
+            envoy_internal_address::AddressNameSpecifier,
+        },
+        extensions::transport_sockets::tls::v3::{
+            CertificateValidationContext, CommonTlsContext, SubjectAltNameMatcher, TlsParameters,
+            common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+            subject_alt_name_matcher::SanType,
+            tls_parameters::TlsProtocol,
+        },
+        r#type::matcher::v3::StringMatcher,
+    },
+};
+
+/// The port of tunnels.
+pub const HBONE_PORT: u32 = 15008;
+/// The listener that opens tunnels, and its cluster.
+pub const CONNECT_ORIGINATE: &str = "connect_originate";
+/// The listener that ends tunnels.
+pub const CONNECT_TERMINATE: &str = "connect_terminate";
+/// The listener that takes what comes out of tunnels, and its cluster.
+pub const MAIN_INTERNAL: &str = "main_internal";
+/// The cluster that leads back into tunnels.
+pub const ENCAP: &str = "encap";
+/// The listener that opens the tunnel within a tunnel to a gateway of another network, and its cluster.
+pub const INNER_CONNECT_ORIGINATE: &str = "inner_connect_originate";
+/// The listener that opens the tunnel around it, and its cluster.
+pub const OUTER_CONNECT_ORIGINATE: &str = "outer_connect_originate";
+/// The metadata that tells a tunnel where to lead.
+pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
+
+/// TLS between peers of a tunnel: HTTP/2 in TLS 1.3, by the mesh's certificates. `more`: identities that are accepted
+/// besides those of the mesh's trust domains.
+pub fn tls_context(view: &View, more: Option<StringMatcher>) -> CommonTlsContext {
+    let features = &view.mesh.installation.features;
+    let names = trust_domain_matchers(features, view.mesh_config())
+        .into_iter()
+        .chain(more);
+    let names = names.map(|matcher| SubjectAltNameMatcher {
+        san_type: SanType::Uri as i32,
+        matcher: Some(matcher),
+        ..Default::default()
+    });
+    let mut context = CommonTlsContext {
+        alpn_protocols: vec!["h2".to_owned()],
+        tls_params: Some(TlsParameters {
+            tls_minimum_protocol_version: TlsProtocol::TlSv13 as i32,
+            tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+            ..Default::default()
+        }),
+        tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
+        validation_context_type: Some(ValidationContextType::CombinedValidationContext(
+            CombinedCertificateValidationContext {
+                default_validation_context: Some(CertificateValidationContext {
+                    match_typed_subject_alt_names: names.collect(),
+                    ..Default::default()
+                }),
+                validation_context_sds_secret_config: Some(workload_secret(ROOT_SECRET)),
+                ..Default::default()
+            },
+        )),
+        ..Default::default()
+    };
+    enforce_compliance(features, &mut context);
+    context
+}
+
+/// The address of a listener inside the proxy; `endpoint` tells those apart that lead through the same one.
+pub fn internal_address(listener: &str, endpoint: &str) -> Address {
+    Address {
+        address: Some(AddressKind::EnvoyInternalAddress(EnvoyInternalAddress {
+            endpoint_id: endpoint.to_owned(),
+            address_name_specifier: Some(AddressNameSpecifier::ServerListenerName(listener.to_owned())),
+        })),
+    }
+}
+
+/// True if tunnels end at a sidecar: it is told so, and the mesh allows it.
+pub fn ends_at_sidecar(features: &Features, proxy: &Kind) -> bool {
+    features.pilot_enable_sidecar_listening_hbone && proxy.has(Setting::EnableHbone)
+}

@@ -1,0 +1,166 @@
+use super::*;
+use crate::model::{
+    Change, Installation,
+    features::Features,
+    fixture::{self, folder, key},
+};
+
+/// A mesh where waypoints count.
+fn installation() -> Installation {
+    Installation {
+        features: Features {
+            pilot_enable_ambient: true,
+            pilot_enable_ambient_waypoints: true,
+            ..Features::default()
+        },
+        ..Installation::default()
+    }
+}
+
+const GATEWAYS: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: for-workloads, labels: {istio.io/waypoint-for: workload}}
+spec: {controllerName: istio.io/mesh-controller}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: own, namespace: shop}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+status: {addresses: [{type: IPAddress, value: 10.0.0.9}, {type: Hostname, value: own.shop.svc.cluster.local}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: shared, namespace: infra}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners:
+  - {name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {team: a}}}}}
+status: {addresses: [{type: IPAddress, value: 10.0.0.8}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: pending, namespace: shop}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: workloads, namespace: shop}
+spec: {gatewayClassName: for-workloads, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+status: {addresses: [{type: IPAddress, value: 10.0.0.7}]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {istio.io/use-waypoint: own, team: a}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: bare, labels: {team: b}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: own, namespace: shop, labels: {gateway.istio.io/managed: istio.io-mesh-controller}}
+spec: {clusterIP: 10.0.0.9, ports: [{port: 15008, name: mesh}]}
+";
+
+/// A Service with an address that ends in this number.
+fn service(name: &str, namespace: &str, labels: &str, number: u8) -> String {
+    format!(
+        "\n---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}\n\
+         spec: {{clusterIP: 10.0.1.{number}, ports: [{{port: 80, name: http}}]}}\n"
+    )
+}
+
+fn snapshot(services: &[String]) -> std::sync::Arc<MeshSnapshot> {
+    let text = GATEWAYS.to_owned() + &services.concat();
+    fixture::folder_world(installation(), &[("kube.yaml", &text)]).snapshot()
+}
+
+/// The names of the services that go through a waypoint.
+fn through(mesh: &MeshSnapshot, waypoint: &str) -> Vec<String> {
+    let rows = served(&Cx::untracked(), mesh, &[key(waypoint)]);
+    rows.iter()
+        .map(|row| format!("{}/{}", row.key.namespace, row.name))
+        .collect()
+}
+
+#[test]
+fn a_label_of_the_service_counts_before_that_of_its_namespace() {
+    let mesh = snapshot(&[
+        service("plain", "shop", "", 1),
+        service(
+            "other",
+            "shop",
+            "istio.io/use-waypoint: shared, istio.io/use-waypoint-namespace: infra",
+            2,
+        ),
+        service("none", "shop", "istio.io/use-waypoint: none", 3),
+        service("missing", "shop", "istio.io/use-waypoint: gone", 4),
+        service("early", "shop", "istio.io/use-waypoint: pending", 5),
+        service("unsuited", "shop", "istio.io/use-waypoint: workloads", 6),
+        service("bare", "bare", "", 7),
+    ]);
+    // The waypoint's own Service goes through none.
+    assert_eq!(through(&mesh, "shop/own"), ["shop/plain"]);
+    assert_eq!(through(&mesh, "infra/shared"), ["shop/other"]);
+    assert!(through(&mesh, "shop/pending").is_empty());
+    assert!(through(&mesh, "shop/workloads").is_empty());
+}
+
+#[test]
+fn a_waypoint_admits_whom_its_listener_admits() {
+    let foreign = "istio.io/use-waypoint: own, istio.io/use-waypoint-namespace: shop";
+    let of_other_team = "istio.io/use-waypoint: shared, istio.io/use-waypoint-namespace: infra";
+    let mesh = snapshot(&[service("a", "bare", foreign, 1), service("b", "bare", of_other_team, 2)]);
+    assert!(through(&mesh, "shop/own").is_empty());
+    assert!(through(&mesh, "infra/shared").is_empty());
+}
+
+#[test]
+fn a_waypoint_is_who_serves_its_address() {
+    let mesh = snapshot(&[]);
+    let cx = Cx::untracked();
+    let service = |host: &str, namespace: &str| {
+        let key = ServiceKey {
+            hostname: host.into(),
+            namespace: Namespace::new(namespace),
+        };
+        mesh.services.get(&cx, &key).expect("the service is there").clone()
+    };
+    let own = service("own.shop.svc.cluster.local", "shop");
+    let at = |namespace: &str, services: &[Shared<Service>]| {
+        at(&cx, &mesh, &Namespace::new(namespace), &fixture::CLUSTER, services)
+    };
+    assert_eq!(at("shop", &[own.clone()]), [key("shop/own")]);
+    // A host means something within the namespace alone.
+    assert!(at("bare", &[own]).is_empty());
+    assert!(at("shop", &[]).is_empty());
+}
+
+#[test]
+fn a_waypoint_that_becomes_reachable_is_used() {
+    let mut world = fixture::folder_world(installation(), &[("kube.yaml", GATEWAYS)]);
+    let more = service("early", "shop", "istio.io/use-waypoint: pending", 1);
+    let reached = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: pending, namespace: shop}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+status: {addresses: [{type: IPAddress, value: 10.0.0.6}]}
+";
+    let mut commit = |text: &str| {
+        let rows = folder(&installation(), &[("kube.yaml", text)]);
+        world.commit(rows.into_iter().map(Change::Upsert).collect()).snapshot
+    };
+    assert!(through(&commit(&more), "shop/pending").is_empty());
+    assert_eq!(through(&commit(reached), "shop/pending"), ["shop/early"]);
+}
+
+#[test]
+fn without_ambient_there_are_no_waypoints() {
+    let text = GATEWAYS.to_owned() + &service("plain", "shop", "", 1);
+    let mesh = fixture::folder_world(Installation::default(), &[("kube.yaml", &text)]).snapshot();
+    assert!(through(&mesh, "shop/own").is_empty());
+}
