@@ -30,6 +30,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
+        service::UNSPECIFIED_IP,
     },
     proto::envoy::config::endpoint::v3::ClusterLoadAssignment,
 };
@@ -68,6 +69,8 @@ pub struct EndpointClient {
     pub locality: Option<SmolStr>,
     /// Its labels that failover priorities compare; `None`: it has no labels, or none is compared.
     pub labels: Option<Labels>,
+    /// The service's own address, where the client leads through the service's waypoint, which has to be told it.
+    pub through_waypoint: Option<SmolStr>,
     /// It never sends by HBONE, even to endpoints that ask for it.
     pub no_tunnels: bool,
 }
@@ -96,6 +99,7 @@ impl EndpointClient {
                 .then(|| client.cluster.clone()),
             cluster_only: cluster_local,
             no_tunnels: client.no_tunnels,
+            through_waypoint: address_through_waypoint(view, service, client),
             ..Self::default()
         };
         if let Some((place, needs)) = place {
@@ -104,11 +108,37 @@ impl EndpointClient {
                 compared.map(|(key, value)| (key.clone(), value.clone())).collect()
             };
             projection.node = needs.node.then(|| place.node.clone());
-            projection.locality = needs.locality.then(|| place.locality.clone());
+            // Which waypoint is near does not say which endpoint is.
+            let balances = needs.locality && projection.through_waypoint.is_none();
+            projection.locality = balances.then(|| place.locality.clone());
             projection.labels = place.labels.as_ref().filter(|_| !needs.labels.is_empty()).map(compared);
         }
         projection
     }
+}
+
+/// The label by which a service wants gateways to lead through its waypoint.
+const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
+
+/// See [`EndpointClient::through_waypoint`]; `None`: there is no waypoint, or nobody wants the client to go there.
+fn address_through_waypoint(view: &View, service: &Service, client: &OutboundClient) -> Option<SmolStr> {
+    let features = &view.mesh.installation.features;
+    let is_wanted = service
+        .label(INGRESS_USE_WAYPOINT)
+        .is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if !features.enable_ingress_waypoint_routing || !client.socket.is_router || client.no_tunnels || !is_wanted {
+        return None;
+    }
+    view.mesh.service_waypoints.get(view.cx, &service.key)?;
+    let own = service.cluster_vips.get(&client.cluster).into_iter().flatten();
+    let auto = match client.ip_mode {
+        IpMode::V6 => &service.auto_ipv6,
+        IpMode::V4 | IpMode::Dual => &service.auto_ipv4,
+    };
+    let mut addresses = own.chain([&service.default_address, auto]);
+    addresses
+        .find(|address| !address.is_empty() && **address != UNSPECIFIED_IP)
+        .cloned()
 }
 
 impl EndpointKey {
@@ -130,6 +160,7 @@ impl EndpointKey {
                 subset: &self.subset,
                 mode: self.mode,
                 rule: rule.as_ref(),
+                leads_to: None,
             })
         });
         let groups = target.map(|target| target.discovered(view, &self.client));

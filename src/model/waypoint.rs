@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     api::{Config, gateway_api},
-    base::{ClusterId, Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
     table::Cx,
 };
 
@@ -39,6 +39,8 @@ pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
 pub struct Waypoint {
     /// Where it is reached, as its status says: the host of a Service, else an IP address.
     pub address: SmolStr,
+    /// The service that is reached there, if it is known.
+    pub service: Option<ServiceKey>,
     /// From which namespaces services may go through it.
     pub admits: Admits,
 }
@@ -81,6 +83,7 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
         .is_none_or(|traffic| matches!(traffic.as_str(), "service" | "all"));
     let address = address(gateway).filter(|_| is_for_services)?;
     Some(Waypoint {
+        service: service_at(cx, mesh, &key.namespace, &address),
         address,
         admits: admits(&gateway.spec),
     })
@@ -96,6 +99,23 @@ fn address(gateway: &Config<gateway_api::Gateway>) -> Option<SmolStr> {
         found.find_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
     };
     of_type("Hostname").or_else(|| of_type("IPAddress")).map(SmolStr::new)
+}
+
+/// The service of a namespace that is reached at a host or address.
+fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &SmolStr) -> Option<ServiceKey> {
+    let by_host = ServiceKey {
+        hostname: Hostname::new(address),
+        namespace: namespace.clone(),
+    };
+    if mesh.services.get(cx, &by_host).is_some() {
+        return Some(by_host);
+    }
+    let mut services = mesh.services_by_namespace.get(cx, namespace);
+    let found = services.find(|(_, service)| {
+        let mut own = service.cluster_vips.values().flatten();
+        own.any(|vip| vip == address) || service.default_address == *address
+    });
+    found.map(|(key, _)| key.clone())
 }
 
 /// What the listener for tunnels says of routes counts for services.
@@ -163,7 +183,7 @@ impl Choice {
         let namespace = labels.get(USE_WAYPOINT_NAMESPACE);
         let namespace = namespace.filter(|namespace| !namespace.is_empty());
         Some(Self::Named {
-            namespace: namespace.map_or_else(|| own.clone(), |namespace| Namespace::new(namespace)),
+            namespace: namespace.map_or_else(|| own.clone(), Namespace::new),
             name: name.clone(),
         })
     }

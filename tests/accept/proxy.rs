@@ -43,7 +43,9 @@ impl Proxy {
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
         let envoys = folder.proxies.iter().filter(|entry| {
             let id = entry["node"].as_str().unwrap_or_default();
-            ["sidecar~", "router~", "waypoint~"].iter().any(|kind| id.starts_with(kind))
+            ["sidecar~", "router~", "waypoint~"]
+                .iter()
+                .any(|kind| id.starts_with(kind))
         });
         Ok(envoys.map(Proxy::of).collect())
     }

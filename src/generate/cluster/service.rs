@@ -130,6 +130,7 @@ impl Context<'_> {
             subset,
             mode: self.key.mode,
             rule: self.rule,
+            leads_to: None,
         };
         endpoint::inline_assignment(self.view, name, &target, &inline.endpoints)
     }

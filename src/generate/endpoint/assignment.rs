@@ -11,7 +11,7 @@ use crate::{
         View,
         cluster::{ClusterMode, rule},
         constant::{self, ISTIO_METADATA},
-        tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, internal_address},
+        tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, HBONE_PORT, internal_address},
         wire,
     },
     model::{
@@ -56,6 +56,8 @@ pub struct Target<'a> {
     pub mode: ClusterMode,
     /// The rule, if there is one.
     pub rule: Option<&'a Shared<DestinationRule>>,
+    /// What the endpoints, which are waypoints, are to lead to: address and port.
+    pub leads_to: Option<String>,
 }
 
 /// The endpoints of one locality, or of one priority in it.
@@ -124,6 +126,9 @@ impl Group {
 impl Target<'_> {
     /// The endpoints that EDS tells.
     pub(super) fn discovered(&self, view: &View, client: &EndpointClient) -> Vec<Group> {
+        if let Some(address) = &client.through_waypoint {
+            return self.waypoints(view, client, address);
+        }
         let Some(row) = view.mesh.endpoints.get(view.cx, &self.service.key) else {
             return Vec::new();
         };
@@ -137,6 +142,29 @@ impl Target<'_> {
             .filter(|endpoint| endpoint.port_name == self.port.name);
         let groups = self.groups(view, client, served.filter(usable));
         self.balanced(view, client, groups, true)
+    }
+
+    /// The endpoints of the waypoint that the service goes through; none if nobody knows where that is.
+    fn waypoints(&self, view: &View, client: &EndpointClient, address: &str) -> Vec<Group> {
+        let found = || {
+            let through = view.mesh.service_waypoints.get(view.cx, &self.service.key)?;
+            let waypoint = view.mesh.waypoints.get(view.cx, &through.gateway)?;
+            let service = view.service(waypoint.service.as_ref()?)?;
+            let port = service.port(HBONE_PORT)?;
+            let endpoints = view.mesh.endpoints.get(view.cx, &service.key)?;
+            let target = Target {
+                service,
+                port,
+                subset: "",
+                mode: ClusterMode::Default,
+                rule: None,
+                leads_to: Some(socket_address(address, self.port.number)),
+            };
+            let served = endpoints.endpoints.iter();
+            let served = served.filter(|endpoint| endpoint.port_name == port.name && !endpoint.address.is_empty());
+            Some(target.groups(view, client, served))
+        };
+        found().unwrap_or_default()
     }
 
     /// The endpoints inside a DNS cluster.
@@ -178,7 +206,7 @@ impl Target<'_> {
         let mut by_locality: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
         for endpoint in endpoints.filter(|endpoint| self.admits(view, client, endpoint)) {
             let mtls = peers.use_mtls(view, endpoint);
-            let tunnelled = !client.no_tunnels && is_tunnelled(view, endpoint);
+            let tunnelled = self.leads_to.is_some() || !client.no_tunnels && is_tunnelled(view, endpoint);
             let member = member(view, self, endpoint, mtls, tunnelled);
             by_locality
                 .entry(endpoint.origin.locality.as_str())
@@ -332,7 +360,7 @@ fn member(view: &View, target: &Target, endpoint: &Endpoint, mtls: bool, tunnell
         Health::Unhealthy => HealthStatus::Unhealthy,
         Health::Draining => HealthStatus::Draining,
     };
-    let tunnel = tunnelled.then(|| tunnel_address(endpoint));
+    let tunnel = tunnelled.then(|| socket_address(&endpoint.address, endpoint.port));
     let mut out = Vec::with_capacity(USUAL_LENGTH);
     wire::nested(&mut out, 1, |out| match &tunnel {
         Some(address) => write_tunnel(out, address),
@@ -359,7 +387,13 @@ fn member(view: &View, target: &Target, endpoint: &Endpoint, mtls: bool, tunnell
         if let Some(address) = &tunnel {
             // Where the tunnel is to lead.
             wire::entry(out, FILTER_METADATA, DESTINATION_METADATA, |out| {
-                wire::text_field(out, "local", address);
+                match &target.leads_to {
+                    None => wire::text_field(out, "local", address),
+                    Some(local) => {
+                        wire::text_field(out, "local", local);
+                        wire::text_field(out, "waypoint", address);
+                    }
+                }
             });
         }
         write_metadata(out, features, socket, |workload| {
@@ -413,12 +447,12 @@ fn is_tunnelled(view: &View, endpoint: &Endpoint) -> bool {
     (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
 }
 
-/// What the tunnel to an endpoint leads to.
-fn tunnel_address(endpoint: &Endpoint) -> String {
-    if endpoint.address.contains(':') {
-        format!("[{}]:{}", endpoint.address, endpoint.port)
+/// An address with a port.
+fn socket_address(address: &str, port: u32) -> String {
+    if address.contains(':') {
+        format!("[{address}]:{port}")
     } else {
-        format!("{}:{}", endpoint.address, endpoint.port)
+        format!("{address}:{port}")
     }
 }
 

@@ -133,7 +133,7 @@ fn a_waypoint_is_who_serves_its_address() {
     let at = |namespace: &str, services: &[Shared<Service>]| {
         at(&cx, &mesh, &Namespace::new(namespace), &fixture::CLUSTER, services)
     };
-    assert_eq!(at("shop", &[own.clone()]), [key("shop/own")]);
+    assert_eq!(at("shop", std::slice::from_ref(&own)), [key("shop/own")]);
     // A host means something within the namespace alone.
     assert!(at("bare", &[own]).is_empty());
     assert!(at("shop", &[]).is_empty());

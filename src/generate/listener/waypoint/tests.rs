@@ -46,23 +46,28 @@ metadata: {name: elsewhere}
 spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
 ";
 
-/// What a waypoint with these extensions is sent in a mesh of [`WAYPOINT`] and these objects.
-fn store_with(extensions: Option<&[&str]>, config: &str) -> Store {
-    let installation = Installation {
+fn installation() -> Installation {
+    Installation {
         features: Features {
             pilot_enable_ambient: true,
             pilot_enable_ambient_waypoints: true,
+            pilot_enable_sending_hbone: true,
+            enable_ingress_waypoint_routing: true,
             ..Features::default()
         },
         ..Installation::default()
-    };
+    }
+}
+
+/// What a waypoint with these extensions is sent in a mesh of [`WAYPOINT`] and these objects.
+fn store_with(extensions: Option<&[&str]>, config: &str) -> Store {
     let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"}});
     let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
     let client = fixture::changed(fixture::client(node, &labels), |kind| {
         kind.extensions = fixture::extensions(extensions);
     });
     let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", config)];
-    fixture::store(installation, &files, vec![client])
+    fixture::store(installation(), &files, vec![client])
 }
 
 fn store(config: &str) -> Store {
@@ -228,4 +233,45 @@ fn upstream_envoys_are_spared_what_they_do_not_know() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn gateways_lead_through_waypoints_where_services_want_it() {
+    let more = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: c, labels: {istio.io/use-waypoint: waypoint, istio.io/ingress-use-waypoint: 'true'}}
+spec: {clusterIP: 10.0.0.4, ports: [{name: http, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: waypoint-1, labels: {kubernetes.io/service-name: waypoint}}
+addressType: IPv4
+ports: [{name: mesh, port: 15008}]
+endpoints: [{addresses: [10.1.0.9], conditions: {ready: true}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: b-1, labels: {kubernetes.io/service-name: b}}
+addressType: IPv4
+ports: [{name: http, port: 80}]
+endpoints: [{addresses: [10.1.0.2], conditions: {ready: true}}]
+";
+    let kube = format!("{WAYPOINT}{more}");
+    let files = [("mesh.yaml", MESH), ("kube.yaml", kube.as_str())];
+    let clients = ["router~10.1.0.7~r.default", "sidecar~10.1.0.8~s.default"];
+    let clients = clients.map(|node| fixture::client(&format!("{node}~default.svc.cluster.local"), &json!({})));
+    let store = fixture::store(installation(), &files, clients.to_vec());
+    let destination = |client: u64, host: &str| {
+        let name = format!("outbound|80||{host}.default.svc.cluster.local");
+        let assignment = fixture::resource(&store, client, ResourceType::Endpoint, &name);
+        let endpoint = &assignment["endpoints"][0]["lbEndpoints"][0];
+        endpoint["metadata"]["filterMetadata"]["envoy.filters.listener.original_dst"].clone()
+    };
+    let through = json!({"local": "10.0.0.4:80", "waypoint": "10.1.0.9:15008"});
+    assert_eq!(destination(0, "c"), through);
+    // Others did not ask for it, or their own sidecars' ztunnel leads there.
+    assert_eq!(destination(0, "b"), Value::Null);
+    assert_eq!(destination(1, "c"), Value::Null);
 }
