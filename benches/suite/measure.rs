@@ -24,7 +24,7 @@ use crate::bed::cpu;
 const RUNS: usize = 7;
 /// and more for what is short, until they have taken so many milliseconds together.
 const ENOUGH: f64 = 400.0;
-const MOST_RUNS: usize = 200;
+const MOST_RUNS: usize = 2000;
 
 /// What the resources of one type cost, and how much they are.
 #[derive(Clone, Copy)]

@@ -1,13 +1,13 @@
 //! Names as types. All are cheap strings: up to 23 bytes are stored inline, longer ones are shared.
 
-use std::fmt;
+use std::{cmp::Ordering, fmt};
 
 use smol_str::SmolStr;
 
 macro_rules! name_type {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[derive(Clone, PartialEq, Eq, Hash, Default)]
         pub struct $name(SmolStr);
 
         impl $name {
@@ -94,20 +94,46 @@ macro_rules! name_type {
     };
 }
 
+/// The order of names that are nearly always equal where they are compared: that short ones are equal is told without a
+/// call.
+macro_rules! order_of_equals {
+    ($name:ident) => {
+        impl Ord for $name {
+            fn cmp(&self, other: &Self) -> Ordering {
+                if self.0 == other.0 {
+                    Ordering::Equal
+                } else {
+                    self.0.cmp(&other.0)
+                }
+            }
+        }
+
+        impl PartialOrd for $name {
+            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+    };
+}
+
 name_type! {
     /// A Kubernetes namespace; empty for cluster-scoped objects.
     Namespace
 }
+order_of_equals!(Namespace);
 name_type! {
     /// A fully qualified service host name, possibly a wildcard (`*.example.com`).
+    #[derive(PartialOrd, Ord)]
     Hostname
 }
 name_type! {
     /// The id of a Kubernetes cluster, as in `CLUSTER_ID` or the key of a remote Secret.
     ClusterId
 }
+order_of_equals!(ClusterId);
 name_type! {
     /// The id of a network (`topology.istio.io/network`); empty means unknown.
+    #[derive(PartialOrd, Ord)]
     NetworkId
 }
 

@@ -139,9 +139,14 @@ fn named(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{generate::group::PartView, model::Revision, proto::envoy::config::cluster::v3::Cluster};
+
+    /// A snapshot of which an answer is kept.
+    pub(in crate::xds) fn long_snapshot() -> ResourceSnapshot {
+        snapshot(1, LONG)
+    }
 
     /// A snapshot with so many clusters.
     fn snapshot(revision: u64, clusters: usize) -> ResourceSnapshot {

@@ -176,3 +176,37 @@ impl Drop for Registration {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{generate::fixture, xds::answers::tests::long_snapshot};
+
+    #[test]
+    fn the_last_connection_takes_along_what_was_answered() {
+        let registry = Arc::new(Registry::default());
+        let proxy = Arc::new(fixture::client(
+            "sidecar~10.0.0.1~a.default~default.svc.cluster.local",
+            &json!({}),
+        ));
+        let registered = || {
+            registry.register(Arrival {
+                peer: None,
+                connected_at: SystemTime::UNIX_EPOCH,
+                proxy: proxy.clone(),
+                member: MemberId(0),
+                protocol: Protocol::Sotw,
+            })
+        };
+        let (first, last) = (registered(), registered());
+        let answer = registry.answers.all(ResourceType::Cluster, &long_snapshot(), None);
+        let kept = Arc::downgrade(&answer.resources);
+        drop(answer);
+        drop(first);
+        assert!(kept.upgrade().is_some());
+        drop(last);
+        assert!(kept.upgrade().is_none());
+    }
+}

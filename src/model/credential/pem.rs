@@ -44,9 +44,14 @@ fn first_block(text: &[u8]) -> Option<Vec<u8>> {
             let (body, _) = body.split_once(&format!("{END}{kind}{DASHES}"))?;
             // Lines with a colon are headers.
             let lines = body.lines().filter(|line| !line.as_bytes().contains(&b':'));
-            let mut compact = String::with_capacity(body.len());
-            for word in lines.flat_map(str::split_ascii_whitespace) {
-                compact.push_str(word);
+            let mut compact = Vec::with_capacity(body.len());
+            for line in lines {
+                let line = line.as_bytes().trim_ascii();
+                if line.iter().any(u8::is_ascii_whitespace) {
+                    compact.extend(line.iter().filter(|byte| !byte.is_ascii_whitespace()));
+                } else {
+                    compact.extend_from_slice(line);
+                }
             }
             STANDARD.decode(compact).ok()
         });
