@@ -21,7 +21,7 @@ pub(super) const PORTS: [(&str, u32); 6] = [
     ("https", 443),
     ("mongo", 27017),
 ];
-const KINDS: usize = 27;
+const KINDS: usize = 29;
 /// Some of the hosts that services have, short names and one that none has.
 pub(super) const HOSTS: [&str; 7] = [
     "s0.a.svc.cluster.local",
@@ -32,6 +32,10 @@ pub(super) const HOSTS: [&str; 7] = [
     "two.example.com",
     "three.example.com",
 ];
+/// The Service of namespace `a` that its waypoint stands behind; the only one that is not random.
+pub(super) const WAYPOINT: &str = "waypoint";
+/// The names of its Gateways.
+const WAYPOINTS: [&str; 2] = ["w0", "w1"];
 /// Host names of network gateways.
 const GATEWAY_HOSTS: [&str; 2] = ["east.example.com", "west.example.com"];
 
@@ -69,8 +73,13 @@ fn object(random: &mut Random, kind: usize) -> Value {
         "creationTimestamp": format!("2024-01-0{}T00:00:00Z", 1 + random.below(9)) });
     let istio = |kind: &str, spec: Value| networking(kind, &meta, spec);
     match kind {
-        0 => json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace,
-            "labels": if random.one_in(2) { json!({ "topology.istio.io/network": "n1" }) } else { json!({}) } } }),
+        0 => {
+            let mut labels = waypoint_labels(random);
+            if random.one_in(2) {
+                labels["topology.istio.io/network"] = json!("n1");
+            }
+            json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace, "labels": labels } })
+        }
         1 => node(random),
         2 | 3 => pod(random, &meta, &name),
         4 | 5 => service(random, &meta, &name),
@@ -96,12 +105,14 @@ fn object(random: &mut Random, kind: usize) -> Value {
             &meta,
             json!({ "mtls": { "mode": random.pick(&["STRICT", "PERMISSIVE", "DISABLE"]) } }),
         ),
-        19 => security(
-            "AuthorizationPolicy",
-            &meta,
-            json!({ "action": random.pick(&["ALLOW", "DENY"]),
-            "rules": [{ "from": [{ "source": { "namespaces": [random.pick(&NAMESPACES)] } }] }] }),
-        ),
+        19 => {
+            let mut spec = json!({ "action": random.pick(&["ALLOW", "DENY"]),
+                "rules": [{ "from": [{ "source": { "namespaces": [random.pick(&NAMESPACES)] } }] }] });
+            if random.one_in(3) {
+                spec["targetRefs"] = json!([{ "group": "", "kind": "Service", "name": random.pick(&APPS) }]);
+            }
+            security("AuthorizationPolicy", &meta, spec)
+        }
         20 => json!({ "apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry", "metadata": meta,
             "spec": { "accessLogging": [{ "providers": [{ "name": "envoy" }], "disabled": random.one_in(2) }] } }),
         21 => envoy_filter(random, &istio),
@@ -109,6 +120,7 @@ fn object(random: &mut Random, kind: usize) -> Value {
         23 => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceExport", "metadata": meta }),
         24 => json!({ "apiVersion": "multicluster.x-k8s.io/v1alpha1", "kind": "ServiceImport", "metadata": meta,
             "spec": { "ips": [format!("10.2.1.{}", random.below(9))] } }),
+        25 | 26 => waypoint(random, &meta),
         _ => extension(random, &meta),
     }
 }
@@ -186,6 +198,33 @@ fn network_gateway(random: &mut Random, meta: &Value) -> Value {
         "listeners": [{ "name": "tls", "port": 15443, "protocol": "TLS", "tls": { "mode": "Passthrough" } }] } })
 }
 
+/// A Gateway that services may go through, reached at some Service, or not yet.
+fn waypoint(random: &mut Random, meta: &Value) -> Value {
+    let mut meta = meta.clone();
+    meta["name"] = json!(random.pick(&WAYPOINTS));
+    meta["namespace"] = json!("a");
+    meta["labels"] = json!({ "istio.io/waypoint-for": random.pick(&["service", "all", "workload"]) });
+    let namespaces = json!({ "from": random.pick(&["Same", "All"]) });
+    let address = match random.below(4) {
+        0 => json!([]),
+        1 => json!([{ "type": "IPAddress", "value": format!("10.2.0.{}", random.below(30)) }]),
+        _ => json!([{ "type": "Hostname", "value": format!("{WAYPOINT}.a.svc.cluster.local") }]),
+    };
+    json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": meta,
+        "spec": { "gatewayClassName": "istio-waypoint", "listeners": [{ "name": "mesh", "port": 15008, "protocol": "HBONE",
+            "allowedRoutes": { "namespaces": namespaces } }] },
+        "status": { "addresses": address } })
+}
+
+/// What an object says of its waypoint, if anything.
+fn waypoint_labels(random: &mut Random) -> Value {
+    match random.below(4) {
+        0 => json!({}),
+        1 => json!({ "istio.io/use-waypoint": random.pick(&["w0", "none"]), "istio.io/ingress-use-waypoint": "true" }),
+        _ => json!({ "istio.io/use-waypoint": random.pick(&WAYPOINTS), "istio.io/use-waypoint-namespace": "a" }),
+    }
+}
+
 fn networking(kind: &str, meta: &Value, spec: Value) -> Value {
     let version = if kind == "EnvoyFilter" { "v1alpha3" } else { "v1" };
     json!({ "apiVersion": format!("networking.istio.io/{version}"), "kind": kind, "metadata": meta, "spec": spec })
@@ -223,6 +262,7 @@ fn pod(random: &mut Random, meta: &Value, app: &str) -> Value {
     meta["name"] = json!(format!("{app}-{}", random.below(2)));
     meta["labels"] = json!({ "app": random.pick(&APPS), "version": random.pick(&["v1", "v2"]),
         "security.istio.io/tlsMode": random.pick(&["istio", "disabled"]) });
+    meta["annotations"] = json!({ "ambient.istio.io/redirection": random.pick(&["enabled", "disabled"]) });
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta,
         "spec": { "serviceAccountName": random.pick(&["sa", "sb"]), "nodeName": random.pick(&["n0", "n1"]),
             "containers": [{ "ports": [{ "name": "web", "containerPort": 8080 + random.below(2) }] }] },
@@ -248,6 +288,8 @@ fn service(random: &mut Random, meta: &Value, app: &str) -> Value {
             "status": { "loadBalancer": { "ingress": [ingress] } } });
     }
     let headless = random.one_in(5);
+    let mut meta = meta.clone();
+    meta["labels"] = waypoint_labels(random);
     json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {
         "clusterIP": if headless { "None".to_owned() } else { format!("10.2.0.{}", random.below(30)) },
         "selector": { "app": app }, "ports": ports } })

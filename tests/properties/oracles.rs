@@ -10,7 +10,7 @@ use istiod::{
         proxy::{Extensions, Identity},
         store::{MemberId, Membership, Serial, Store},
     },
-    model::{Change, Installation, World, inputs::Row},
+    model::{Change, Installation, World, features::Features, inputs::Row},
     table::ChangeSet,
 };
 use libtest_mimic::Failed;
@@ -92,6 +92,8 @@ impl Plane {
 /// The proxy that is a gRPC client and server of its own; the first one is a sidecar beside the same workload.
 const GRPC: u64 = 5;
 const SERVED: u64 = 0;
+/// The waypoint of some services of an ambient mesh, now and then.
+const WAYPOINT: u64 = 6;
 
 /// What the gRPC client asks for: everything that there may be, and some that there is not.
 fn demand() -> Demand {
@@ -151,7 +153,25 @@ fn proxies() -> Vec<Proxy> {
         proxy("sidecar", "10.9.0.1", "vm", "b", json!({ "app": "s3" })),
         proxy("router", "10.1.0.9", "gw", "istio-system", json!({ "istio": "gw" })),
         proxy("grpc", "10.1.0.1", "s0-0", "a", json!({ "app": "s0" })),
+        proxy("waypoint", "10.1.1.4", "waypoint-0", "a", waypoint_labels()),
     ]
+}
+
+fn waypoint_labels() -> Value {
+    json!({ "app": corpus::WAYPOINT, "gateway.networking.k8s.io/gateway-name": "s0" })
+}
+
+/// The waypoint's pod and its Service.
+fn waypoint_rows() -> impl Iterator<Item = Row> {
+    let name = corpus::WAYPOINT;
+    let meta = |name: &str| json!({ "name": name, "namespace": "a" });
+    let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta("waypoint-0"),
+        "spec": { "serviceAccountName": "sa" },
+        "status": { "phase": "Running", "podIP": "10.1.1.4", "conditions": [{ "type": "Ready", "status": "True" }] } });
+    pod["metadata"]["labels"] = waypoint_labels();
+    let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta(name),
+        "spec": { "clusterIP": "10.2.2.1", "selector": { "app": name }, "ports": [{ "name": "mesh", "port": 15008 }] } });
+    [pod, service].into_iter().flat_map(|object| rows(&object))
 }
 
 fn rows(object: &Value) -> Vec<Row> {
@@ -165,7 +185,7 @@ fn mesh_rows() -> Vec<Row> {
         &installation.cluster,
         &installation.mesh_config_key(),
     );
-    folder.rows.into_values().flatten().collect()
+    folder.rows.into_values().flatten().chain(waypoint_rows()).collect()
 }
 
 fn upserts(rows: impl IntoIterator<Item = Row>) -> Vec<Change> {
@@ -193,7 +213,19 @@ pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
     exported.features.enable_mcs_service_discovery = true;
     exported.features.enable_mcs_host = true;
     exported.features.pilot_strict_host_ownership = true;
-    edited(&exported, SEED + 2, 3_000)
+    edited(&exported, SEED + 2, 3_000)?;
+    edited(&ambient(), SEED + 4, 3_000)
+}
+
+/// As `PILOT_ENABLE_AMBIENT` has it.
+fn ambient() -> Installation {
+    let variables = [("PILOT_ENABLE_AMBIENT".to_owned(), "true".to_owned())].into();
+    let (features, errors) = Features::parse(&variables);
+    assert!(errors.is_empty(), "{errors:?}");
+    Installation {
+        features,
+        ..Installation::default()
+    }
 }
 
 fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Failed> {
@@ -201,6 +233,7 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
     let mut plane = Plane::of(installation.clone());
     let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
     let mut rejected = 0;
+    let mut served_by_waypoint = 0;
     plane.commit(upserts(mesh_rows()))?;
     for edit in 0..edits {
         let mut batch = Vec::new();
@@ -227,6 +260,10 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
             let mut scratch = Plane::of(installation.clone());
             scratch.commit(upserts(mesh_rows().into_iter().chain(objects.values().cloned())))?;
             let (incremental, scratch) = (plane.bytes(), scratch.bytes());
+            let behind = incremental.keys().filter(|(proxy, resource_type, name)| {
+                *proxy == WAYPOINT && *resource_type == ResourceType::Cluster && name.starts_with("inbound-vip|")
+            });
+            served_by_waypoint += usize::from(behind.count() > 0);
             if incremental != scratch {
                 let difference = first_difference(&incremental, &scratch);
                 return Err(format!("seed {seed}, edit {edit}: differs in {difference}").into());
@@ -240,6 +277,9 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
             }
         }
     }
+    if installation.features.pilot_enable_ambient && served_by_waypoint < 5 {
+        return Err(format!("a waypoint served something {served_by_waypoint} times; the oracle tests nothing").into());
+    }
     if rejected > 100 {
         return Err(format!("{rejected} random objects were rejected; the corpus is broken").into());
     }
@@ -249,7 +289,8 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
 /// The same objects in any order and any batches give the same bytes.
 pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
     let mut random = Random::new(SEED + 1);
-    for round in 0..20 {
+    for round in 0..30 {
+        let installation = if round < 20 { Installation::default() } else { ambient() };
         let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
         for _ in 0..60 {
             objects.extend(
@@ -264,7 +305,7 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
             for index in (1..rows.len()).rev() {
                 rows.swap(index, random.below(index + 1));
             }
-            let mut plane = Plane::new();
+            let mut plane = Plane::of(installation.clone());
             let mut rest = rows.as_slice();
             while !rest.is_empty() {
                 let (batch, later) = rest.split_at((1 + random.below(20)).min(rest.len()));
