@@ -79,6 +79,23 @@ pub struct DestinationRule {
     pub export_to: ExportTo,
     /// The merged specification.
     pub spec: networking::DestinationRule,
+    /// The places of the subsets in the specification, in the order of their names: each cluster of a subset asks for it by
+    /// name several times.
+    places: Vec<u32>,
+}
+
+impl DestinationRule {
+    /// The subset of this name; the first one if there are several.
+    pub fn subset(&self, name: &str) -> Option<&networking::Subset> {
+        let at = self.place_of(name).ok()?;
+        self.spec.subsets.get(self.places[at] as usize)
+    }
+
+    /// Where the subset of this name is among the places, else where it would be.
+    fn place_of(&self, name: &str) -> Result<usize, usize> {
+        self.places
+            .binary_search_by(|place| self.spec.subsets[*place as usize].name.as_str().cmp(name))
+    }
 }
 
 /// Where a rule was found: a small key that names it.
@@ -213,6 +230,7 @@ impl Candidate {
                 from: vec![raw.meta.key.clone()],
                 host: key.host.clone(),
                 export_to,
+                places: places(&spec),
                 spec,
             }),
             written: written.into_iter().collect(),
@@ -285,11 +303,21 @@ impl Merger {
     }
 }
 
+/// See [`DestinationRule::places`].
+fn places(spec: &networking::DestinationRule) -> Vec<u32> {
+    let name = |place: &u32| spec.subsets[*place as usize].name.as_str();
+    let mut places: Vec<u32> = (0..spec.subsets.len() as u32).collect();
+    places.sort_by_key(name);
+    places.dedup_by(|later, first| name(later) == name(first));
+    places
+}
+
 /// Takes over subsets that are not there yet, and the traffic policy if there is none.
 fn merge(into: &mut DestinationRule, rule: &DestinationRule) {
     into.from.extend(rule.from.iter().cloned());
     for subset in &rule.spec.subsets {
-        if into.spec.subsets.iter().all(|known| known.name != subset.name) {
+        if let Err(at) = into.place_of(&subset.name) {
+            into.places.insert(at, into.spec.subsets.len() as u32);
             into.spec.subsets.push(subset.clone());
         }
     }

@@ -63,7 +63,7 @@ impl Kinds {
             };
         }
         let own = rule
-            .and_then(|rule| rule::subset(rule, subset))
+            .and_then(|rule| rule.subset(subset))
             .and_then(|subset| subset.traffic_policy.as_ref());
         let own = load_balancer::simple(own.and_then(|policy| policy.load_balancer.as_ref()));
         let begun = match own {

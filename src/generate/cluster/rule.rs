@@ -2,18 +2,16 @@
 
 use crate::{
     model::{Service, destination_rule::DestinationRule, service::Registry},
-    proto::istio::networking::v1alpha3::{Subset, TrafficPolicy, traffic_policy::PortTrafficPolicy},
+    proto::istio::networking::v1alpha3::{TrafficPolicy, traffic_policy::PortTrafficPolicy},
 };
-
-/// The subset of a rule.
-pub fn subset<'a>(rule: &'a DestinationRule, name: &str) -> Option<&'a Subset> {
-    rule.spec.subsets.iter().find(|subset| subset.name == name)
-}
 
 /// The policy that holds for a port, and for a subset unless `subset` is empty.
 pub fn policy_of(rule: &DestinationRule, port: u32, subset_name: &str) -> Option<TrafficPolicy> {
     let general = rule.spec.traffic_policy.as_ref().map(|policy| for_port(policy, port));
-    match subset(rule, subset_name).and_then(|subset| subset.traffic_policy.as_ref()) {
+    match rule
+        .subset(subset_name)
+        .and_then(|subset| subset.traffic_policy.as_ref())
+    {
         Some(own) => Some(overlaid(general.unwrap_or_default(), own, port)),
         None => general,
     }

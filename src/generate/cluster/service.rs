@@ -8,7 +8,7 @@ use super::{
     draft::{Draft, Finished},
     dynamic, load_balancer,
     outbound::{ClusterMode, OutboundKey},
-    outlier, rule,
+    outlier,
     tls::{self, TlsInputs},
     tunnel,
 };
@@ -246,7 +246,7 @@ impl Context<'_> {
     fn peers_accept_mtls(&self) -> bool {
         let own_policy = self.rule.and_then(|rule| match self.key.subset.as_str() {
             "" => rule.spec.traffic_policy.as_ref(),
-            name => rule::subset(rule, name)?.traffic_policy.as_ref(),
+            name => rule.subset(name)?.traffic_policy.as_ref(),
         });
         let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_ref()));
         let by_address = self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough;

@@ -250,7 +250,7 @@ impl Target<'_> {
     }
 
     fn selects(&self, endpoint: &Endpoint) -> bool {
-        let subset = self.rule.and_then(|rule| rule::subset(rule, self.subset));
+        let subset = self.rule.and_then(|rule| rule.subset(self.subset));
         subset.is_none_or(|subset| {
             let pairs = subset.labels.iter();
             select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), &endpoint.origin.labels)
@@ -311,7 +311,7 @@ impl Peers {
         // Parity: of a subset only its own policy is looked at.
         let policy = target.rule.and_then(|rule| match target.subset {
             "" => rule.spec.traffic_policy.as_ref(),
-            name => rule::subset(rule, name)?.traffic_policy.as_ref(),
+            name => rule.subset(name)?.traffic_policy.as_ref(),
         });
         Self {
             rule: policy.and_then(|policy| tls_mode(policy, target.port.number)),

@@ -55,9 +55,7 @@ impl ClusterKey {
         };
         let rule = self.rule.as_ref();
         let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
-        let has_subset = rule
-            .as_ref()
-            .is_some_and(|rule| rule::subset(rule, &self.subset).is_some());
+        let has_subset = rule.as_ref().is_some_and(|rule| rule.subset(&self.subset).is_some());
         if !self.subset.is_empty() && !has_subset {
             return Built::none();
         }

@@ -76,6 +76,31 @@ fn rules_of_one_host_are_merged() {
 }
 
 #[test]
+fn subsets_are_found_by_name() {
+    let label = |spec: &mut networking::DestinationRule, at: usize, value: &str| {
+        spec.subsets[at].labels = [("version".to_owned(), value.to_owned())].into();
+    };
+    let mut first = rule(HOST, &[], &["v2", "v1", "v2"]);
+    label(&mut first, 0, "of the first");
+    label(&mut first, 2, "never");
+    let mut second = rule(HOST, &[], &["v3", "v2", "v0"]);
+    label(&mut second, 1, "never");
+    let commit = commit(vec![("shop/a", first), ("shop/b", second)]);
+    let service = ServiceKey {
+        hostname: HOST.into(),
+        namespace: "shop".into(),
+    };
+    let cx = Cx::untracked();
+    let (_, merged) = find(&cx, &commit.snapshot, &Namespace::new("shop"), None, &service).expect("there is a rule");
+    for name in ["v0", "v1", "v2", "v3"] {
+        assert_eq!(merged.subset(name).map(|subset| subset.name.as_str()), Some(name));
+    }
+    assert!(merged.subset("").is_none() && merged.subset("v4").is_none());
+    let labels = &merged.subset("v2").expect("there is v2").labels;
+    assert_eq!(labels["version"], "of the first");
+}
+
+#[test]
 fn the_clients_namespace_comes_first_then_the_services_then_the_root() {
     let all = vec![
         ("istio-system/r", rule("*.local", &[], &[])),
