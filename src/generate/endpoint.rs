@@ -122,13 +122,13 @@ const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
 /// See [`EndpointClient::through_waypoint`]; `None`: there is no waypoint, or nobody wants the client to go there.
 fn address_through_waypoint(view: &View, service: &Service, client: &OutboundClient) -> Option<SmolStr> {
-    let features = &view.mesh.installation.features;
-    let is_wanted = service
-        .label(INGRESS_USE_WAYPOINT)
-        .is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    if !features.enable_ingress_waypoint_routing || !client.socket.is_router || client.no_tunnels || !is_wanted {
+    let is_on = view.mesh.installation.features.enable_ingress_waypoint_routing;
+    if !is_on || !client.socket.is_router || client.no_tunnels {
         return None;
     }
+    service
+        .label(INGRESS_USE_WAYPOINT)
+        .filter(|value| value.eq_ignore_ascii_case("true"))?;
     view.mesh.service_waypoints.get(view.cx, &service.key)?;
     let own = service.cluster_vips.get(&client.cluster).into_iter().flatten();
     let auto = match client.ip_mode {

@@ -246,12 +246,14 @@ pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
     let root = policy::root_namespace(cx, mesh);
     // Chains of a waypoint have the filters that are attached to the services that it serves.
     let served = waypoint::served(cx, mesh, &selected.waypoints);
-    let subject = served.iter().fold(selected.subject.clone(), |subject, service| {
-        subject.with_service(service)
-    });
-    let attached = match served.as_slice() {
-        [] => selected.extensions.clone(),
-        _ => attached(view, &subject),
+    let attached = if served.is_empty() {
+        selected.extensions.clone()
+    } else {
+        let own = selected.subject.clone();
+        let subject = served
+            .iter()
+            .fold(own, |subject, service| subject.with_service(service));
+        attached(view, &subject)
     };
     let own = [&selected.proxy.namespace, &root].into_iter();
     let namespaces: BTreeSet<&Namespace> = own.chain(served.iter().map(|service| &service.key.namespace)).collect();
