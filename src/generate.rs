@@ -2,7 +2,7 @@
 //!
 //! Four steps, each with recorded reads: [`select`] finds the profile of a proxy, and reduces a profile to a
 //! [`ProxyGroupKey`], a list of parts; a part lists resources by key; a resource key is built into bytes. A key holds everything about the client that its
-//! result depends on, the rest is read through a [`View`]; so equal keys share one result, whoever asks.
+//! result depends on, the rest is read through a [`BuildContext`]; so equal keys share one result, whoever asks.
 
 pub mod cluster;
 pub mod constant;
@@ -34,12 +34,12 @@ pub mod wire;
 
 use crate::{api::Kind, model::MeshSnapshot};
 
-pub use demand::Demand;
+pub use demand::RequestedResources;
 pub use encoded::{EncodedResource, ResourceType};
 pub use gateway::GatewayView;
 pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};
 pub use proxy::{Proxy, ProxyType};
-pub use view::View;
+pub use view::BuildContext;
 pub use vip::VipView;
 
 /// Objects that are read and checked but have no effect on what is generated, by kind. Whoever serves or renders tells it, so that nobody relies on them.

@@ -32,8 +32,8 @@ pub use tunnel::TunnelCluster;
 pub use waypoint::WaypointPart;
 
 use super::{
-    EncodedResource, View,
-    group::{Built, Listed, Note},
+    BuildContext, EncodedResource,
+    group::{Built, ListedResource, Note},
     patch::{self, PatchContext, PatchRef},
     proxy::ProxyType,
     select::Selected,
@@ -70,23 +70,23 @@ pub enum ClusterKey {
 }
 
 /// The parts of this kind that a proxy gets.
-pub fn select(view: &View, selected: &Selected) -> Vec<ClusterPart> {
-    let outbound = OutboundPart::select(view, selected)
+pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
+    let outbound = OutboundPart::select(ctx, selected)
         .into_iter()
         .map(ClusterPart::Outbound);
     let mut parts: Vec<ClusterPart> = outbound.collect();
-    parts.push(ClusterPart::Static(StaticPart::select(view, selected)));
-    let added = |context| AddedPart::select(view, selected, context).map(ClusterPart::Added);
+    parts.push(ClusterPart::Static(StaticPart::select(ctx, selected)));
+    let added = |context| AddedPart::select(ctx, selected, context).map(ClusterPart::Added);
     match selected.proxy.proxy_type {
         // Parity: of an added cluster and one of the workload's own that have the same name, the added one is sent.
         ProxyType::Sidecar => {
             parts.extend(added(PatchContext::SidecarOutbound));
-            parts.extend(InboundPart::select(view, selected).map(ClusterPart::Inbound));
+            parts.extend(InboundPart::select(ctx, selected).map(ClusterPart::Inbound));
             parts.extend(added(PatchContext::SidecarInbound));
         }
         ProxyType::Router => parts.extend(added(PatchContext::Gateway)),
         ProxyType::Waypoint => {
-            let behind = WaypointPart::select(view, selected).into_iter();
+            let behind = WaypointPart::select(ctx, selected).into_iter();
             parts.extend(behind.map(ClusterPart::Waypoint));
             parts.extend(added(PatchContext::SidecarOutbound));
             parts.extend(added(PatchContext::SidecarInbound));
@@ -98,12 +98,12 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ClusterPart> {
 
 impl ClusterPart {
     /// The resources of the part, in order.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         match self {
-            Self::Outbound(part) => part.list(view),
-            Self::Inbound(part) => part.list(view),
-            Self::Waypoint(part) => part.list(view),
-            Self::Static(part) => part.list(view),
+            Self::Outbound(part) => part.list(ctx),
+            Self::Inbound(part) => part.list(ctx),
+            Self::Waypoint(part) => part.list(ctx),
+            Self::Static(part) => part.list(ctx),
             Self::Added(part) => part.list(),
         }
     }
@@ -111,22 +111,28 @@ impl ClusterPart {
 
 impl ClusterKey {
     /// Builds the resource.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::Outbound(key) => key.build(view),
-            Self::Inbound(key) => key.build(view),
-            Self::Static(key) => key.build(view),
-            Self::Added(key) => key.build(view),
+            Self::Outbound(key) => key.build(ctx),
+            Self::Inbound(key) => key.build(ctx),
+            Self::Static(key) => key.build(ctx),
+            Self::Added(key) => key.build(ctx),
         }
     }
 }
 
 /// Applies the patches, and encodes what is left. `hosts`: the services of an inbound cluster.
-fn finished(view: &View, patches: &[PatchRef], hosts: &[Hostname], cluster: Finished, mut notes: Vec<Note>) -> Built {
+fn finished(
+    ctx: &BuildContext,
+    patches: &[PatchRef],
+    hosts: &[Hostname],
+    cluster: Finished,
+    mut notes: Vec<Note>,
+) -> Built {
     if patches.is_empty() {
         return Built::new(cluster.encoded()).with_notes(notes);
     }
-    let built = match patch::cluster::apply(view, patches, hosts, cluster.into_message(), &mut notes) {
+    let built = match patch::cluster::apply(ctx, patches, hosts, cluster.into_message(), &mut notes) {
         Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
         None => Built::none(),
     };

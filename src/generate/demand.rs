@@ -25,9 +25,9 @@ pub const ON_DEMAND: [ResourceType; 4] = [
 
 /// The names that one client asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Demand(BTreeMap<ResourceType, Names>);
+pub struct RequestedResources(BTreeMap<ResourceType, Names>);
 
-impl Demand {
+impl RequestedResources {
     /// The names of each type; types without names are left out.
     pub fn new(names: impl IntoIterator<Item = (ResourceType, BTreeSet<SmolStr>)>) -> Self {
         let asked = names.into_iter().filter(|(_, names)| !names.is_empty());

@@ -17,10 +17,10 @@ pub use assignment::Target;
 pub use locality::{LocalityLb, Needs, locality_setting, needs};
 
 use super::{
-    EncodedResource, ResourceType, View,
+    BuildContext, EncodedResource, ResourceType,
     cluster::{
         ClusterMode,
-        client::{OutboundClient, Place},
+        client::{OutboundProxyView, Place},
     },
     group::Built,
     wire,
@@ -49,16 +49,16 @@ pub struct EndpointKey {
     /// The rule, if there is one.
     pub rule: Option<RuleRef>,
     /// The client.
-    pub client: EndpointClient,
+    pub client: EndpointProxyView,
 }
 
 /// What endpoints depend on of a client; each field is filled only where it makes a difference.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct EndpointClient {
+pub struct EndpointProxyView {
     /// The networks that it asked to see; empty: all.
     pub network_view: Option<Shared<BTreeSet<NetworkId>>>,
     /// Its network, where gateways lead into networks.
-    pub network: Option<NetworkClient>,
+    pub network: Option<NetworkProxyView>,
     /// Its cluster, for services with endpoints that are for clients of the same cluster.
     pub cluster: Option<ClusterId>,
     /// All endpoints of the service are for clients of the same cluster, not only those that say so.
@@ -77,29 +77,34 @@ pub struct EndpointClient {
 
 /// What the choice of network gateways depends on of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct NetworkClient {
+pub struct NetworkProxyView {
     /// The network, empty when unknown.
     pub network: NetworkId,
     /// The address families.
     pub ip_mode: IpMode,
 }
 
-impl EndpointClient {
+impl EndpointProxyView {
     /// The projection of a client for one service. `place`: where it is, for services that need to know.
-    pub fn of(view: &View, service: &Service, client: &OutboundClient, place: Option<(&Place, &Needs)>) -> Self {
-        let is_multi_network = network::gateways_for(view, service).is_some();
-        let cluster_local = service.node_local || view.mesh.is_cluster_local(view.cx, &service.key.hostname);
+    pub fn of(
+        ctx: &BuildContext,
+        service: &Service,
+        client: &OutboundProxyView,
+        place: Option<(&Place, &Needs)>,
+    ) -> Self {
+        let is_multi_network = network::gateways_for(ctx, service).is_some();
+        let cluster_local = service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname);
         let mut projection = Self {
             network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
-            network: is_multi_network.then(|| NetworkClient {
+            network: is_multi_network.then(|| NetworkProxyView {
                 network: client.network.clone(),
                 ip_mode: client.ip_mode,
             }),
-            cluster: (cluster_local || view.mesh.installation.features.enable_mcs_service_discovery)
+            cluster: (cluster_local || ctx.mesh.installation.features.enable_mcs_service_discovery)
                 .then(|| client.cluster.clone()),
             cluster_only: cluster_local,
             no_tunnels: client.no_tunnels,
-            through_waypoint: address_through_waypoint(view, service, client),
+            through_waypoint: address_through_waypoint(ctx, service, client),
             ..Self::default()
         };
         if let Some((place, needs)) = place {
@@ -120,16 +125,16 @@ impl EndpointClient {
 /// The label by which a service wants gateways to lead through its waypoint.
 const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
-/// See [`EndpointClient::through_waypoint`]; `None`: there is no waypoint, or nobody wants the client to go there.
-fn address_through_waypoint(view: &View, service: &Service, client: &OutboundClient) -> Option<SmolStr> {
-    let is_on = view.mesh.installation.features.enable_ingress_waypoint_routing;
+/// See [`EndpointProxyView::through_waypoint`]; `None`: there is no waypoint, or nobody wants the client to go there.
+fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &OutboundProxyView) -> Option<SmolStr> {
+    let is_on = ctx.mesh.installation.features.enable_ingress_waypoint_routing;
     if !is_on || !client.socket.is_router || client.no_tunnels {
         return None;
     }
     service
         .label(INGRESS_USE_WAYPOINT)
         .filter(|value| value.eq_ignore_ascii_case("true"))?;
-    view.mesh.service_waypoints.get(view.cx, &service.key)?;
+    ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?;
     let own = service.cluster_vips.get(&client.cluster).into_iter().flatten();
     let auto = match client.ip_mode {
         IpMode::V6 => &service.auto_ipv6,
@@ -148,11 +153,11 @@ impl EndpointKey {
     }
 
     /// Builds the resource; it is there, without endpoints, even if the service is gone.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let name = self.name();
         let rule = self.rule.as_ref();
-        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
-        let target = view.service(&self.service).and_then(|service| {
+        let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
+        let target = ctx.service(&self.service).and_then(|service| {
             let port = service.port(self.port)?;
             Some(Target {
                 service,
@@ -163,7 +168,7 @@ impl EndpointKey {
                 leads_to: None,
             })
         });
-        let groups = target.map(|target| target.discovered(view, &self.client));
+        let groups = target.map(|target| target.discovered(ctx, &self.client));
         let type_url = ResourceType::Endpoint.url();
         Built::new(EncodedResource::written(name.as_str().into(), type_url, |out| {
             write_assignment(out, &name, &groups.unwrap_or_default());
@@ -180,12 +185,12 @@ fn write_assignment(out: &mut Vec<u8>, cluster: &str, groups: &[Group]) {
 
 /// The endpoints inside a DNS cluster; `None` if there are none.
 pub fn inline_assignment(
-    view: &View,
+    ctx: &BuildContext,
     cluster: &str,
     target: &Target,
-    client: &EndpointClient,
+    client: &EndpointProxyView,
 ) -> Option<ClusterLoadAssignment> {
-    let groups = target.inline(view, client);
+    let groups = target.inline(ctx, client);
     let mut written = Vec::new();
     write_assignment(&mut written, cluster, &groups);
     let assignment = ClusterLoadAssignment::decode(written.as_slice());

@@ -13,9 +13,9 @@ mod tests;
 use std::{cmp::Reverse, collections::BTreeSet};
 
 use super::{
-    EncodedResource, ResourceType, View,
+    BuildContext, EncodedResource, ResourceType,
     constant::ads_source,
-    group::{Built, Listed, Resource},
+    group::{Built, ListedResource, Resource},
     listener::{FilterStack, client::ListenerClass, http_filters::filter as http_filter_of},
     patch::{self, PatchRef, set},
     select::Selected,
@@ -67,8 +67,8 @@ impl ExtensionPhase {
 }
 
 /// The extensions for a workload in the order of application.
-pub fn attached(view: &View, subject: &Subject) -> Shared<[ExtensionId]> {
-    let (cx, mesh) = (view.cx, view.mesh);
+pub fn attached(ctx: &BuildContext, subject: &Subject) -> Shared<[ExtensionId]> {
+    let (cx, mesh) = (ctx.cx, ctx.mesh);
     let plugins = policy::attached(cx, mesh, &mesh.wasm_plugins_by_namespace, subject);
     let extensions = policy::attached(cx, mesh, &mesh.traffic_extensions_by_namespace, subject);
     let plugins = plugins.into_iter().map(ExtensionId::WasmPlugin);
@@ -122,7 +122,7 @@ fn applying<'s>(stack: &'s FilterStack, layer: ExtensionLayer, port: u32) -> imp
         ListenerClass::SidecarOutbound | ListenerClass::Gateway => WorkloadMode::Client,
     };
     let ids = stack.client.extension_filters.iter();
-    ids.filter_map(|id| stack.view.mesh.extension_filters.get(stack.view.cx, id))
+    ids.filter_map(|id| stack.ctx.mesh.extension_filters.get(stack.ctx.cx, id))
         .map(|row| &**row)
         .filter(move |row| row.layer() == layer && row.matches(mode, port))
 }
@@ -241,8 +241,8 @@ pub enum ExtensionKey {
 /// The configurations for a proxy, of its own namespace, the root namespace and those of services that it serves as a
 /// waypoint. Those that do not select it can be asked for too, by filters that
 /// EnvoyFilters add; secrets come only with those that do.
-pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
-    let (cx, mesh) = (view.cx, view.mesh);
+pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<ExtensionPart> {
+    let (cx, mesh) = (ctx.cx, ctx.mesh);
     let root = policy::root_namespace(cx, mesh);
     // Chains of a waypoint have the filters that are attached to the services that it serves.
     let served = waypoint::served(cx, mesh, &selected.waypoints);
@@ -253,7 +253,7 @@ pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
         let subject = served
             .iter()
             .fold(own, |subject, service| subject.with_service(service));
-        attached(view, &subject)
+        attached(ctx, &subject)
     };
     let own = [&selected.proxy.namespace, &root].into_iter();
     let namespaces: BTreeSet<&Namespace> = own.chain(served.iter().map(|service| &service.key.namespace)).collect();
@@ -280,25 +280,26 @@ pub fn select(view: &View, selected: &Selected) -> Option<ExtensionPart> {
 
 impl ExtensionPart {
     /// The resources of the part.
-    pub fn list(&self) -> Vec<Listed> {
-        let listed = |key: &ExtensionKey| Listed::new(ResourceType::Extension, Resource::Extension(key.clone()));
+    pub fn list(&self) -> Vec<ListedResource> {
+        let listed =
+            |key: &ExtensionKey| ListedResource::new(ResourceType::Extension, Resource::Extension(key.clone()));
         self.keys.iter().map(listed).collect()
     }
 }
 
 impl ExtensionKey {
     /// Builds the configuration.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::Wasm { id, secret_for } => config::wasm(view, id, secret_for.as_ref()),
-            Self::Patch(patch) => added(view, patch),
+            Self::Wasm { id, secret_for } => config::wasm(ctx, id, secret_for.as_ref()),
+            Self::Patch(patch) => added(ctx, patch),
         }
     }
 }
 
 /// The configuration that a patch adds. Nothing else can be done to extension configurations.
-fn added(view: &View, patch: &PatchRef) -> Built {
-    let patches = patch::resolve(view, std::slice::from_ref(patch));
+fn added(ctx: &BuildContext, patch: &PatchRef) -> Built {
+    let patches = patch::resolve(ctx, std::slice::from_ref(patch));
     let adding = patches.first().filter(|patch| patch.operation == Operation::Add);
     let value = adding.and_then(|patch| Some((patch, patch.read::<TypedExtensionConfig>()?)));
     value.map_or_else(Built::none, |(patch, config)| {

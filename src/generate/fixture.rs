@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    Demand, Proxy, ResourceSnapshot, ResourceType,
-    proxy::{Extensions, Kind},
+    Proxy, RequestedResources, ResourceSnapshot, ResourceType,
+    proxy::{Extensions, NodeMetadata},
     store::{MemberId, Membership, Serial, Store},
 };
 use crate::{
@@ -47,8 +47,8 @@ pub(crate) fn client(node: &str, more: &Value) -> Proxy {
 }
 
 /// The same client, but for what its node says.
-pub(crate) fn changed(proxy: Proxy, change: impl FnOnce(&mut Kind)) -> Proxy {
-    let mut kind = Kind::clone(&proxy.kind);
+pub(crate) fn changed(proxy: Proxy, change: impl FnOnce(&mut NodeMetadata)) -> Proxy {
+    let mut kind = NodeMetadata::clone(&proxy.kind);
     change(&mut kind);
     Proxy {
         kind: Hashed::new(kind),
@@ -66,7 +66,7 @@ pub(crate) fn extensions(names: Option<&[&str]>) -> Extensions {
 
 /// A store that serves the proxies of a mesh folder. They are members 0, 1, and so on.
 pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies: Vec<Proxy>) -> Store {
-    store_on_demand(installation, files, proxies, &Demand::default())
+    store_on_demand(installation, files, proxies, &RequestedResources::default())
 }
 
 /// The same; each of the proxies asks for these names.
@@ -74,7 +74,7 @@ pub(crate) fn store_on_demand(
     installation: Installation,
     files: &[(&str, &str)],
     proxies: Vec<Proxy>,
-    demand: &Demand,
+    demand: &RequestedResources,
 ) -> Store {
     let demand = Shared::new(demand.clone());
     let demanded = (0..proxies.len()).map(|index| (MemberId(index as u64), demand.clone()));

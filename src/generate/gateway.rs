@@ -1,6 +1,6 @@
 //! What the configuration of a router is merged from: the part of keys that clusters, listeners and routes share.
 
-use super::{View, listener::Piece, select::Selected};
+use super::{BuildContext, listener::Piece, select::Selected};
 use crate::{
     base::{ObjectKey, Shared},
     model::{
@@ -20,9 +20,9 @@ pub struct GatewayView {
 
 impl GatewayView {
     /// The view of a selected router.
-    pub fn of(view: &View, selected: &Selected) -> Self {
+    pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let exposed = selected.targets.iter().filter_map(|target| {
-            let service = view.service(&target.service)?;
+            let service = ctx.service(&target.service)?;
             // TCP and UDP may share a number.
             let mut same = service.ports.iter().filter(|port| port.number == target.port);
             Some(ExposedPort {
@@ -40,7 +40,7 @@ impl GatewayView {
     }
 
     /// What the router serves.
-    pub fn merged(&self, view: &View) -> Piece<MergedGateway> {
-        view.pieces.merged_gateway(view, self)
+    pub fn merged(&self, ctx: &BuildContext) -> Piece<MergedGateway> {
+        ctx.pieces.merged_gateway(ctx, self)
     }
 }

@@ -6,8 +6,8 @@ use imbl::OrdMap;
 use smol_str::SmolStr;
 
 use super::{
-    View, cluster,
-    demand::Demand,
+    BuildContext, cluster,
+    demand::RequestedResources,
     encoded::{EncodedResource, ResourceType},
     endpoint, extension, grpc, listener, name_table,
     route::{self, fragment::FragmentKey},
@@ -67,14 +67,14 @@ pub type ResourceKey = Hashed<Resource>;
 
 /// A resource that a part lists.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Listed {
+pub struct ListedResource {
     /// Its type.
     pub resource_type: ResourceType,
     /// What it is built from.
     pub key: ResourceKey,
 }
 
-impl Listed {
+impl ListedResource {
     /// Lists a resource.
     pub fn new(resource_type: ResourceType, resource: Resource) -> Self {
         Self {
@@ -94,14 +94,14 @@ impl Part {
     }
 
     /// The resources of the part, in order; the first of a name wins.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         match self {
-            Self::Clusters(part) => part.list(view),
-            Self::Listeners(part) => part.list(view),
-            Self::Routes(part) => part.list(view),
+            Self::Clusters(part) => part.list(ctx),
+            Self::Listeners(part) => part.list(ctx),
+            Self::Routes(part) => part.list(ctx),
             Self::Extensions(part) => part.list(),
             Self::NameTable(part) => part.list(),
-            Self::Grpc(part) => part.list(view),
+            Self::Grpc(part) => part.list(ctx),
             Self::Secrets(part) => part.list(),
         }
     }
@@ -168,23 +168,23 @@ impl Resource {
     }
 
     /// Builds the resource.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::Cluster(key) => key.build(view),
-            Self::Endpoint(key) => key.build(view),
-            Self::Listener(key) => key.build(view),
-            Self::Route(key) => key.build(view),
-            Self::Extension(key) => key.build(view),
-            Self::NameTable(key) => key.build(view),
-            Self::Grpc(key) => key.build(view),
-            Self::Secret(key) => key.build(view),
+            Self::Cluster(key) => key.build(ctx),
+            Self::Endpoint(key) => key.build(ctx),
+            Self::Listener(key) => key.build(ctx),
+            Self::Route(key) => key.build(ctx),
+            Self::Extension(key) => key.build(ctx),
+            Self::NameTable(key) => key.build(ctx),
+            Self::Grpc(key) => key.build(ctx),
+            Self::Secret(key) => key.build(ctx),
         }
     }
 }
 
 /// What selection found, and all of it. Proxies with an equal key share everything.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Selection {
+pub struct GroupSpec {
     /// The scope that the parts read.
     pub scope: ScopeKey,
     /// The parts in order.
@@ -192,15 +192,15 @@ pub struct Selection {
     /// Gateways are answered with an empty route configuration when they ask for one that does not exist.
     pub answers_unknown_routes: bool,
     /// What the client asks for, if the parts follow from that.
-    pub demand: Option<Shared<Demand>>,
+    pub demand: Option<Shared<RequestedResources>>,
 }
 
 /// A group's key: hashed once, cheap to compare.
-pub type ProxyGroupKey = Hashed<Selection>;
+pub type ProxyGroupKey = Hashed<GroupSpec>;
 
 /// The resources of one type that one part gives, by name.
 #[derive(Clone, Debug, Default)]
-pub struct PartView {
+pub struct PartResources {
     /// The resources.
     pub resources: OrdMap<SmolStr, Arc<EncodedResource>>,
     /// Sum of the resources' versions: equal content has an equal digest, in any order.
@@ -209,12 +209,12 @@ pub struct PartView {
 
 /// All resources of one type that a group may have: one map for each part, the first that has a name wins.
 #[derive(Clone, Debug, Default)]
-pub struct TypeView {
+pub struct TypeResources {
     /// Part by part.
-    pub parts: Arc<[Arc<PartView>]>,
+    pub parts: Arc<[Arc<PartResources>]>,
 }
 
-impl TypeView {
+impl TypeResources {
     /// A resource by name.
     pub fn get(&self, name: &str) -> Option<&Arc<EncodedResource>> {
         self.parts.iter().find_map(|part| part.resources.get(name))
@@ -256,7 +256,7 @@ impl TypeView {
         let mut changed: OrdMap<SmolStr, Arc<EncodedResource>> = OrdMap::new();
         let mut removed: std::collections::BTreeSet<SmolStr> = std::collections::BTreeSet::new();
         let pairs = self.parts.len().max(newer.parts.len());
-        let empty = Arc::new(PartView::default());
+        let empty = Arc::new(PartResources::default());
         for index in 0..pairs {
             let old = self.parts.get(index).unwrap_or(&empty);
             let new = newer.parts.get(index).unwrap_or(&empty);
@@ -300,16 +300,16 @@ pub struct Difference {
 pub struct ResourceSnapshot {
     /// The revision of the mesh that it was generated from.
     pub revision: Revision,
-    views: Arc<[TypeView]>,
+    views: Arc<[TypeResources]>,
     /// What an unknown route name is answered with: gateways get an empty route configuration, sidecars nothing.
     pub answers_unknown_routes: bool,
     /// What it was made for, if it holds only what its clients ask for; `None`: it holds all there is.
-    pub demand: Option<Shared<Demand>>,
+    pub demand: Option<Shared<RequestedResources>>,
 }
 
 impl ResourceSnapshot {
     /// Assembles a snapshot; `views` are in the order of [`ResourceType::ALL`].
-    pub fn new(revision: Revision, views: Vec<TypeView>, answers_unknown_routes: bool) -> Self {
+    pub fn new(revision: Revision, views: Vec<TypeResources>, answers_unknown_routes: bool) -> Self {
         debug_assert_eq!(views.len(), ResourceType::ALL.len());
         Self {
             revision,
@@ -320,7 +320,7 @@ impl ResourceSnapshot {
     }
 
     /// The same, made for this demand.
-    pub fn on_demand(mut self, demand: Option<Shared<Demand>>) -> Self {
+    pub fn on_demand(mut self, demand: Option<Shared<RequestedResources>>) -> Self {
         self.demand = demand;
         self
     }
@@ -329,13 +329,13 @@ impl ResourceSnapshot {
     pub fn empty() -> Self {
         Self::new(
             Revision::default(),
-            ResourceType::ALL.iter().map(|_| TypeView::default()).collect(),
+            ResourceType::ALL.iter().map(|_| TypeResources::default()).collect(),
             false,
         )
     }
 
     /// The view of a type.
-    pub fn view(&self, resource_type: ResourceType) -> &TypeView {
+    pub fn view(&self, resource_type: ResourceType) -> &TypeResources {
         &self.views[resource_type as usize]
     }
 

@@ -15,17 +15,17 @@ mod tls;
 use smol_str::SmolStr;
 
 use super::{
-    Demand, ResourceType, View, VipView,
+    BuildContext, RequestedResources, ResourceType, VipView,
     cluster::{
         ClusterMode,
-        client::{OutboundClient, Place},
+        client::{OutboundProxyView, Place},
         rule,
     },
     demand::Names,
-    endpoint::{self, EndpointClient, EndpointKey},
-    group::{Built, Listed, Resource},
+    endpoint::{self, EndpointKey, EndpointProxyView},
+    group::{Built, ListedResource, Resource},
     name,
-    proxy::Setting,
+    proxy::MetadataKey,
     route::{self, RouteKey, sidecar},
     security::SecurityPolicies,
     select::{Selected, ServiceTarget},
@@ -43,14 +43,14 @@ use crate::{
 /// What a client asks for of one type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GrpcPart {
-    client: Hashed<GrpcClient>,
+    client: Hashed<GrpcProxyView>,
     resource_type: ResourceType,
     names: Names,
 }
 
 /// What resources depend on of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct GrpcClient {
+struct GrpcProxyView {
     /// What it can see.
     scope: ScopeKey,
     /// `NAMESPACE` of its node.
@@ -60,7 +60,7 @@ struct GrpcClient {
     /// How it sees addresses.
     vip: VipView,
     /// What clusters and endpoints depend on.
-    outbound: Hashed<OutboundClient>,
+    outbound: Hashed<OutboundProxyView>,
     /// Where it is, if that matters to endpoints.
     place: Option<Place>,
     /// What routes depend on.
@@ -94,8 +94,8 @@ pub enum GrpcKey {
 }
 
 /// The parts of a client: one for each type that it asks for.
-pub fn select(view: &View, selected: &Selected, demand: &Demand) -> Vec<GrpcPart> {
-    let client = Hashed::new(GrpcClient::of(view, selected));
+pub fn select(ctx: &BuildContext, selected: &Selected, demand: &RequestedResources) -> Vec<GrpcPart> {
+    let client = Hashed::new(GrpcProxyView::of(ctx, selected));
     let part = |(resource_type, names): (ResourceType, &Names)| GrpcPart {
         client: client.clone(),
         resource_type,
@@ -104,24 +104,24 @@ pub fn select(view: &View, selected: &Selected, demand: &Demand) -> Vec<GrpcPart
     demand.iter().map(part).collect()
 }
 
-impl GrpcClient {
-    fn of(view: &View, selected: &Selected) -> Self {
+impl GrpcProxyView {
+    fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let proxy = selected.proxy;
         let subject = Subject::workload(proxy.namespace.clone(), Labels::clone(&selected.labels));
         let says_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
         Self {
             scope: selected.scope.clone(),
-            namespace: proxy.setting(Setting::Namespace),
+            namespace: proxy.setting(MetadataKey::Namespace),
             dns_domain: proxy.dns_domain.clone(),
-            vip: VipView::of(proxy, &view.mesh.installation.features),
-            outbound: OutboundClient::of(view, selected),
-            place: Place::of(view, selected),
-            routes: Hashed::new(route::Client::of(view, selected)),
+            vip: VipView::of(proxy, &ctx.mesh.installation.features),
+            outbound: OutboundProxyView::of(ctx, selected),
+            place: Place::of(ctx, selected),
+            routes: Hashed::new(route::Client::of(ctx, selected)),
             server: Server {
                 targets: selected.targets.clone(),
-                peers: authentication::peer_policy(view.cx, view.mesh, &proxy.namespace, &selected.labels),
+                peers: authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels),
                 says_mtls,
-                authorization: SecurityPolicies::of(view, &subject).authorization,
+                authorization: SecurityPolicies::of(ctx, &subject).authorization,
             },
         }
     }
@@ -129,34 +129,34 @@ impl GrpcClient {
 
 impl GrpcPart {
     /// The resources that the names mean; unknown names have none.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
-        let scope = view.scope(&self.client.scope);
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+        let scope = ctx.scope(&self.client.scope);
         match self.resource_type {
             ResourceType::Listener => {
-                let keys = listener::list(view, &scope, &self.client, &self.names);
-                let listed = |key| Listed::new(ResourceType::Listener, Resource::Grpc(key));
+                let keys = listener::list(ctx, &scope, &self.client, &self.names);
+                let listed = |key| ListedResource::new(ResourceType::Listener, Resource::Grpc(key));
                 keys.into_iter().map(listed).collect()
             }
             ResourceType::Route => {
-                let keys = sidecar::single::list(view, &scope, &self.client.routes, self.names.iter());
-                let listed = |key| Listed::new(ResourceType::Route, Resource::Route(RouteKey::Sidecar(key)));
+                let keys = sidecar::single::list(ctx, &scope, &self.client.routes, self.names.iter());
+                let listed = |key| ListedResource::new(ResourceType::Route, Resource::Route(RouteKey::Sidecar(key)));
                 keys.into_iter().map(listed).collect()
             }
             ResourceType::Cluster => {
-                let keys = self.names.iter().filter_map(|name| self.cluster(view, &scope, name));
-                let listed = |key| Listed::new(ResourceType::Cluster, Resource::Grpc(GrpcKey::Cluster(key)));
+                let keys = self.names.iter().filter_map(|name| self.cluster(ctx, &scope, name));
+                let listed = |key| ListedResource::new(ResourceType::Cluster, Resource::Grpc(GrpcKey::Cluster(key)));
                 keys.map(listed).collect()
             }
             ResourceType::Endpoint => {
-                let keys = self.names.iter().filter_map(|name| self.endpoints(view, &scope, name));
-                let listed = |key| Listed::new(ResourceType::Endpoint, Resource::Endpoint(key));
+                let keys = self.names.iter().filter_map(|name| self.endpoints(ctx, &scope, name));
+                let listed = |key| ListedResource::new(ResourceType::Endpoint, Resource::Endpoint(key));
                 keys.map(listed).collect()
             }
             _ => Vec::new(),
         }
     }
 
-    fn cluster(&self, view: &View, scope: &SidecarScope, asked: &str) -> Option<cluster::ClusterKey> {
+    fn cluster(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<cluster::ClusterKey> {
         let name = name::parse_outbound(asked)?;
         let service = scope.service(name.host)?;
         if !scope.shows_port(service, name.port) {
@@ -166,21 +166,21 @@ impl GrpcPart {
             service: service.clone(),
             port: name.port,
             subset: name.subset.into(),
-            rule: self.rule(view, scope, service).map(|(rule, _)| rule),
+            rule: self.rule(ctx, scope, service).map(|(rule, _)| rule),
         };
         // The name may be written in another way, in which clusters are not called.
         (key.name() == asked).then_some(key)
     }
 
     /// The endpoints of any cluster, whether it is asked for or not.
-    fn endpoints(&self, view: &View, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
+    fn endpoints(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
         let name = name::parse_outbound(asked)?;
-        let service = view.service(scope.service(name.host)?)?;
-        let found = self.rule(view, scope, &service.key);
+        let service = ctx.service(scope.service(name.host)?)?;
+        let found = self.rule(ctx, scope, &service.key);
         let policy = found
             .as_ref()
             .and_then(|(_, rule)| rule::policy_of(rule, name.port, name.subset));
-        let needs = endpoint::needs(view, service, policy.as_ref());
+        let needs = endpoint::needs(ctx, service, policy.as_ref());
         let place = self.client.place.as_ref().filter(|_| needs.any());
         let key = EndpointKey {
             service: service.key.clone(),
@@ -188,29 +188,29 @@ impl GrpcPart {
             subset: name.subset.into(),
             mode: ClusterMode::Default,
             rule: found.map(|(rule, _)| rule),
-            client: EndpointClient::of(view, service, &self.client.outbound, place.map(|place| (place, &needs))),
+            client: EndpointProxyView::of(ctx, service, &self.client.outbound, place.map(|place| (place, &needs))),
         };
         (key.name() == asked).then_some(key)
     }
 
     fn rule(
         &self,
-        view: &View,
+        ctx: &BuildContext,
         scope: &SidecarScope,
         service: &crate::model::ServiceKey,
     ) -> Option<(destination_rule::RuleRef, Shared<destination_rule::DestinationRule>)> {
         let labels = Some(&self.client.outbound.rule_labels);
-        destination_rule::find(view.cx, view.mesh, scope.key.namespace(), labels, service)
+        destination_rule::find(ctx.cx, ctx.mesh, scope.key.namespace(), labels, service)
     }
 }
 
 impl GrpcKey {
     /// Builds the resource.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::Outbound(key) => key.build(view),
-            Self::Inbound(key) => key.build(view),
-            Self::Cluster(key) => key.build(view),
+            Self::Outbound(key) => key.build(ctx),
+            Self::Inbound(key) => key.build(ctx),
+            Self::Cluster(key) => key.build(ctx),
         }
     }
 }

@@ -34,23 +34,23 @@ pub mod virtual_listener;
 pub mod waypoint;
 
 pub use chain_fields::NetworkFilters;
-pub use client::{FilterClient, ListenerClass};
+pub use client::{FilterProxyView, ListenerClass};
 pub use pieces::{Piece, Pieces};
 pub use stack::FilterStack;
 
 use gateway::{GatewayKey, GatewayPart};
 use hbone::{HbonePart, InternalKey, OriginateKey, TerminateKey};
-use inbound::{InboundClient, InboundKey, InboundPart};
+use inbound::{InboundKey, InboundPart, InboundProxyView};
 use outbound::{OutboundPart, catch_all_cluster};
-use outbound_client::OutboundClient;
+use outbound_client::OutboundProxyView;
 use outbound_listener::OutboundKey;
 use virtual_listener::{HttpProxyKey, VirtualOutboundKey};
 use waypoint::{WaypointKey, WaypointPart};
 
 use super::{
-    View,
+    BuildContext,
     encoded::ResourceType,
-    group::{Built, Listed, Resource},
+    group::{Built, ListedResource, Resource},
     patch::{self, AddedListener},
     proxy::{InterceptionMode, ProxyType},
     select::Selected,
@@ -100,23 +100,23 @@ pub enum ListenerKey {
 }
 
 /// The parts of this kind that a proxy gets.
-pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
+pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
     // Clients without Envoy ask for listeners of another kind.
     if !selected.proxy.generator.is_empty() {
         return Vec::new();
     }
-    let filters = FilterClient::of(view, selected);
+    let filters = FilterProxyView::of(ctx, selected);
     let mut parts: Vec<ListenerPart> = match selected.proxy.proxy_type {
-        ProxyType::Sidecar => sidecar(view, selected, &filters),
+        ProxyType::Sidecar => sidecar(ctx, selected, &filters),
         ProxyType::Router => {
-            let gateway = ListenerPart::Gateway(GatewayPart::of(view, selected, &filters));
-            let hbone = HbonePart::of(view, selected, &filters, None).map(ListenerPart::Hbone);
+            let gateway = ListenerPart::Gateway(GatewayPart::of(ctx, selected, &filters));
+            let hbone = HbonePart::of(ctx, selected, &filters, None).map(ListenerPart::Hbone);
             std::iter::once(gateway).chain(hbone).collect()
         }
-        ProxyType::Waypoint => vec![ListenerPart::Waypoint(WaypointPart::of(view, selected, &filters))],
+        ProxyType::Waypoint => vec![ListenerPart::Waypoint(WaypointPart::of(ctx, selected, &filters))],
         ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
     };
-    let added = patch::added_listeners(view, selected.proxy.proxy_type, &selected.patches);
+    let added = patch::added_listeners(ctx, selected.proxy.proxy_type, &selected.patches);
     if !added.is_empty() {
         let key = |patch| AddedListener {
             patch,
@@ -127,17 +127,17 @@ pub fn select(view: &View, selected: &Selected) -> Vec<ListenerPart> {
     parts
 }
 
-fn sidecar(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Vec<ListenerPart> {
-    let inbound = InboundClient::of(view, selected, filters);
-    let hbone = HbonePart::of(view, selected, filters, Some(&inbound)).map(ListenerPart::Hbone);
+fn sidecar(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Vec<ListenerPart> {
+    let inbound = InboundProxyView::of(ctx, selected, filters);
+    let hbone = HbonePart::of(ctx, selected, filters, Some(&inbound)).map(ListenerPart::Hbone);
     // Without a port to intercept connections there is nothing to make listeners for.
-    if view.mesh_config().proxy_listen_port <= 0 {
+    if ctx.mesh_config().proxy_listen_port <= 0 {
         return hbone.into_iter().collect();
     }
     let mut parts = vec![
         ListenerPart::Outbound(OutboundPart {
             scope: selected.scope.clone(),
-            client: OutboundClient::of(view, selected, filters),
+            client: OutboundProxyView::of(ctx, selected, filters),
         }),
         ListenerPart::Inbound(InboundPart { client: inbound }),
     ];
@@ -147,30 +147,30 @@ fn sidecar(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> 
 
 impl ListenerPart {
     /// The resources of the part, in order.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         let keys = match self {
             Self::Outbound(part) => {
-                let mut keys = part.list(view);
-                keys.extend(static_listeners(view, part));
+                let mut keys = part.list(ctx);
+                keys.extend(static_listeners(ctx, part));
                 keys
             }
-            Self::Inbound(part) => part.list(view),
-            Self::Gateway(part) => part.list(view).into_iter().map(ListenerKey::Gateway).collect(),
-            Self::Waypoint(part) => part.list(view),
+            Self::Inbound(part) => part.list(ctx),
+            Self::Gateway(part) => part.list(ctx).into_iter().map(ListenerKey::Gateway).collect(),
+            Self::Waypoint(part) => part.list(ctx),
             Self::Hbone(part) => part.list(),
             Self::Added(added) => added.iter().cloned().map(ListenerKey::Added).collect(),
         };
         keys.into_iter()
-            .map(|key| Listed::new(ResourceType::Listener, Resource::Listener(key)))
+            .map(|key| ListedResource::new(ResourceType::Listener, Resource::Listener(key)))
             .collect()
     }
 }
 
 /// The outbound listeners that no service asks for.
-fn static_listeners(view: &View, part: &OutboundPart) -> Vec<ListenerKey> {
+fn static_listeners(ctx: &BuildContext, part: &OutboundPart) -> Vec<ListenerKey> {
     let client = &part.client;
     let mut keys = Vec::new();
-    let mesh_port = view.mesh_config().proxy_http_port as u32;
+    let mesh_port = ctx.mesh_config().proxy_http_port as u32;
     let port = client.http_proxy_port.unwrap_or(mesh_port);
     if port != 0 {
         keys.push(ListenerKey::HttpProxy(HttpProxyKey {
@@ -181,7 +181,7 @@ fn static_listeners(view: &View, part: &OutboundPart) -> Vec<ListenerKey> {
     if client.interception != InterceptionMode::None {
         keys.push(ListenerKey::VirtualOutbound(VirtualOutboundKey {
             client: client.clone(),
-            catch_all: catch_all_cluster(&view.scope(&part.scope)),
+            catch_all: catch_all_cluster(&ctx.scope(&part.scope)),
         }));
     }
     keys
@@ -189,18 +189,18 @@ fn static_listeners(view: &View, part: &OutboundPart) -> Vec<ListenerKey> {
 
 impl ListenerKey {
     /// Builds the resource.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::Outbound(key) => key.build(view),
-            Self::VirtualOutbound(key) => key.build(view),
-            Self::HttpProxy(key) => key.build(view),
-            Self::Inbound(key) => key.build(view),
-            Self::Gateway(key) => key.build(view),
-            Self::ConnectOriginate(key) => key.build(view),
-            Self::ConnectTerminate(key) => key.build(view),
-            Self::MainInternal(key) => key.build(view),
-            Self::Waypoint(key) => key.build(view),
-            Self::Added(key) => key.build(view),
+            Self::Outbound(key) => key.build(ctx),
+            Self::VirtualOutbound(key) => key.build(ctx),
+            Self::HttpProxy(key) => key.build(ctx),
+            Self::Inbound(key) => key.build(ctx),
+            Self::Gateway(key) => key.build(ctx),
+            Self::ConnectOriginate(key) => key.build(ctx),
+            Self::ConnectTerminate(key) => key.build(ctx),
+            Self::MainInternal(key) => key.build(ctx),
+            Self::Waypoint(key) => key.build(ctx),
+            Self::Added(key) => key.build(ctx),
         }
     }
 }

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    EncodedResource, ProxyType, View,
+    BuildContext, EncodedResource, ProxyType,
     encoded::ResourceType,
-    group::{Built, Listed, Resource},
+    group::{Built, ListedResource, Resource},
     select::Selected,
     vip::VipView,
     wire,
@@ -96,10 +96,10 @@ pub struct NameTableKey {
 }
 
 /// The name table of a proxy.
-pub fn select(view: &View, selected: &Selected) -> NameTableKey {
+pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
     NameTableKey {
         scope: selected.scope.clone(),
-        vips: VipView::of(selected.proxy, &view.mesh.installation.features),
+        vips: VipView::of(selected.proxy, &ctx.mesh.installation.features),
         network: match selected.proxy.proxy_type {
             ProxyType::Sidecar => selected.network.clone(),
             _ => NetworkId::default(),
@@ -109,26 +109,29 @@ pub fn select(view: &View, selected: &Selected) -> NameTableKey {
 
 impl NameTableKey {
     /// The one resource.
-    pub fn list(&self) -> Vec<Listed> {
-        vec![Listed::new(ResourceType::NameTable, Resource::NameTable(self.clone()))]
+    pub fn list(&self) -> Vec<ListedResource> {
+        vec![ListedResource::new(
+            ResourceType::NameTable,
+            Resource::NameTable(self.clone()),
+        )]
     }
 
     /// Builds the table.
-    pub fn build(&self, view: &View) -> Built {
-        let scope = view.scope(&self.scope);
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let scope = ctx.scope(&self.scope);
         let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
         let mut found = Rows::with_capacity(count);
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
             // Each address of a ServiceEntry counts as a service of its own.
-            let Some(service) = view.service(key) else {
+            let Some(service) = ctx.service(key) else {
                 continue;
             };
             if service.variants.is_empty() {
-                self.add(view, service, &mut found);
+                self.add(ctx, service, &mut found);
                 continue;
             }
             for variant in service.variants() {
-                self.add(view, &variant, &mut found);
+                self.add(ctx, &variant, &mut found);
             }
         }
         let table = merged(found);
@@ -140,13 +143,13 @@ impl NameTableKey {
         }))
     }
 
-    fn add(&self, view: &View, service: &Service, found: &mut Rows) {
+    fn add(&self, ctx: &BuildContext, service: &Service, found: &mut Rows) {
         let mut ips = self.vips.addresses(service);
         let headless = ips.iter().any(|address| address == UNSPECIFIED_IP);
         // Ranges are matched on, they answer no question.
         ips.retain(|address| is_usable(address));
         if headless && service.resolution == Resolution::Passthrough {
-            ips.extend(self.pods(view, service, found));
+            ips.extend(self.pods(ctx, service, found));
         }
         if ips.is_empty() {
             return;
@@ -155,12 +158,12 @@ impl NameTableKey {
     }
 
     /// Addresses of a headless service's pods; those that have names of their own get rows.
-    fn pods(&self, view: &View, service: &Service, found: &mut Rows) -> Vec<SmolStr> {
-        let traits = view.mesh.endpoint_traits.get(view.cx, &service.key);
+    fn pods(&self, ctx: &BuildContext, service: &Service, found: &mut Rows) -> Vec<SmolStr> {
+        let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
         let (Some(traits), Some(port)) = (traits, service.ports.first()) else {
             return Vec::new();
         };
-        let several_clusters = view.mesh.installation.features.enable_multicluster_headless;
+        let several_clusters = ctx.mesh.installation.features.enable_multicluster_headless;
         let mut ips = Vec::new();
         let mut names: BTreeMap<SmolStr, NamedPods> = BTreeMap::new();
         for pod in traits

@@ -1,6 +1,6 @@
 //! EnvoyFilter patches: the last step of every resource.
 //!
-//! Selection finds the patches for a proxy once ([`Patches::of`]) and every resource key holds those of its class, so
+//! GroupSpec finds the patches for a proxy once ([`Patches::of`]) and every resource key holds those of its class, so
 //! that proxies without any go on sharing. What one would get wrong: the order of patches is their order of effect, so it
 //! must not be changed on the way.
 
@@ -18,7 +18,7 @@ pub use route::inbound as inbound_routes;
 
 use std::collections::BTreeSet;
 
-use super::{View, proxy::ProxyType, select::Profile};
+use super::{BuildContext, proxy::ProxyType, select::ProxyClass};
 use crate::{
     base::{ObjectKey, Shared, SmolStr},
     model::envoy_filter::{Patch, PatchClass, ReferencedService},
@@ -54,13 +54,13 @@ pub struct Patches {
 
 impl Patches {
     /// The patches of the EnvoyFilters that are for a proxy and can have an effect on what such a proxy is sent.
-    pub fn of(view: &View, profile: &Profile, objects: &[ObjectKey]) -> Self {
+    pub fn of(ctx: &BuildContext, profile: &ProxyClass, objects: &[ObjectKey]) -> Self {
         let proxy = &profile.kind;
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
         let mut lacking = Vec::new();
         let mut referenced = BTreeSet::new();
         for key in objects {
-            let Some(row) = view.mesh.envoy_filter_patches.get(view.cx, key) else {
+            let Some(row) = ctx.mesh.envoy_filter_patches.get(ctx.cx, key) else {
                 continue;
             };
             referenced.extend(row.referenced_services.iter().cloned());
@@ -108,15 +108,18 @@ fn contexts(proxy_type: ProxyType) -> &'static [PatchContext] {
 
 /// The patches behind references, in their order. One that an edit took away in this very revision is left out: the
 /// selection of the same revision does not name it.
-pub fn resolve<'a>(view: &View<'a>, refs: &[PatchRef]) -> Vec<&'a Patch> {
-    resolve_each(view, refs).map(|(_, patch)| patch).collect()
+pub fn resolve<'a>(ctx: &BuildContext<'a>, refs: &[PatchRef]) -> Vec<&'a Patch> {
+    resolve_each(ctx, refs).map(|(_, patch)| patch).collect()
 }
 
 /// As [`resolve`], each patch with its reference.
-pub fn resolve_each<'a, 'r>(view: &View<'a>, refs: &'r [PatchRef]) -> impl Iterator<Item = (&'r PatchRef, &'a Patch)> {
-    let view = *view;
+pub fn resolve_each<'a, 'r>(
+    ctx: &BuildContext<'a>,
+    refs: &'r [PatchRef],
+) -> impl Iterator<Item = (&'r PatchRef, &'a Patch)> {
+    let ctx = *ctx;
     refs.iter().filter_map(move |one| {
-        let row = view.mesh.envoy_filter_patches.get(view.cx, &one.filter)?;
+        let row = ctx.mesh.envoy_filter_patches.get(ctx.cx, &one.filter)?;
         Some((one, row.patches.get(one.index)?))
     })
 }

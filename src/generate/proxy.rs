@@ -13,9 +13,9 @@ use std::{
 use serde_json::Value;
 use smol_str::SmolStr;
 
-pub use kind::Kind;
-pub use kinds::Kinds;
-pub use setting::Setting;
+pub use kind::NodeMetadata;
+pub use kinds::NodeMetadataPool;
+pub use setting::MetadataKey;
 use setting::Settings;
 
 use crate::{
@@ -151,7 +151,7 @@ impl From<SpiffeId> for Identity {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
     /// What generation may read of its node.
-    pub kind: Hashed<Kind>,
+    pub kind: Hashed<NodeMetadata>,
     /// Third part of the node id, usually `pod.namespace`.
     pub id: SmolStr,
     /// The whole node id.
@@ -175,8 +175,8 @@ pub struct Proxy {
 }
 
 impl Deref for Proxy {
-    type Target = Kind;
-    fn deref(&self) -> &Kind {
+    type Target = NodeMetadata;
+    fn deref(&self) -> &NodeMetadata {
         &self.kind
     }
 }
@@ -258,9 +258,9 @@ impl Proxy {
                 .unwrap_or_default(),
         };
         let version_text = text("ISTIO_VERSION");
-        let view = text("REQUESTED_NETWORK_VIEW");
+        let ctx = text("REQUESTED_NETWORK_VIEW");
         let annotations = label_map(metadata.get("ANNOTATIONS"));
-        let kind = Kind {
+        let kind = NodeMetadata {
             proxy_type,
             node_cluster: node_cluster.into(),
             dns_domain: domain.into(),
@@ -279,10 +279,10 @@ impl Proxy {
                 "NONE" => InterceptionMode::None,
                 _ => InterceptionMode::Redirect,
             },
-            network_view: Shared::new(if view.is_empty() {
+            network_view: Shared::new(if ctx.is_empty() {
                 BTreeSet::new()
             } else {
-                view.split(',').map(|network| NetworkId::new(network.trim())).collect()
+                ctx.split(',').map(|network| NetworkId::new(network.trim())).collect()
             }),
             proxy_config: metadata
                 .get("PROXY_CONFIG")

@@ -25,8 +25,8 @@ pub(crate) mod waypoint;
 pub(super) use http::DefaultRoutes;
 
 use super::{
-    EncodedResource, ProxyType, ResourceType, View, VipView,
-    group::{Built, Listed, Resource},
+    BuildContext, EncodedResource, ProxyType, ResourceType, VipView,
+    group::{Built, ListedResource, Resource},
     labels,
     select::Selected,
 };
@@ -57,7 +57,7 @@ pub enum RouteKey {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client {
     /// What the routes in them depend on.
-    routes: RouteClient,
+    routes: RouteProxyView,
     /// `<namespace>.svc.<suffix>`: decides about short names.
     dns_domain: SmolStr,
     /// How it sees addresses.
@@ -68,7 +68,7 @@ pub struct Client {
 
 /// What single routes depend on of a client.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RouteClient {
+pub struct RouteProxyView {
     /// Its namespace.
     namespace: Namespace,
     /// Its labels that some rule asks for.
@@ -81,43 +81,43 @@ pub struct RouteClient {
 
 impl Client {
     /// What routes depend on of a selected proxy.
-    pub fn of(view: &View, selected: &Selected) -> Self {
+    pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let headers = selected.proxy_config.proxy_headers.as_ref();
         let attempts = headers.and_then(|headers| headers.attempt_count.as_ref());
         let forwarded = headers.and_then(|headers| headers.x_forwarded_host.as_ref());
         Self {
-            routes: RouteClient {
+            routes: RouteProxyView {
                 namespace: selected.scope.namespace().clone(),
-                labels: labels::asked(view, selected),
+                labels: labels::asked(ctx, selected),
                 append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
                 proxyless: selected.proxy.is_proxyless(),
             },
             dns_domain: selected.proxy.dns_domain.clone(),
-            vip: VipView::of(selected.proxy, &view.mesh.installation.features),
+            vip: VipView::of(selected.proxy, &ctx.mesh.installation.features),
             include_attempt_count: attempts.and_then(|attempts| attempts.disabled) != Some(true),
         }
     }
 }
 
 /// The parts of this kind that a proxy gets.
-pub fn select(view: &View, selected: &Selected) -> Vec<RoutePart> {
-    let client = Hashed::new(Client::of(view, selected));
+pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<RoutePart> {
+    let client = Hashed::new(Client::of(ctx, selected));
     match selected.proxy.proxy_type {
         ProxyType::Sidecar => vec![RoutePart::Sidecar(sidecar::SidecarPart::of(selected, client))],
-        ProxyType::Router => vec![RoutePart::Gateway(gateway::GatewayPart::of(view, selected, client))],
+        ProxyType::Router => vec![RoutePart::Gateway(gateway::GatewayPart::of(ctx, selected, client))],
         ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
     }
 }
 
 impl RoutePart {
     /// The resources of the part, in order.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         let keys = match self {
-            Self::Sidecar(part) => part.list(view).into_iter().map(RouteKey::Sidecar).collect::<Vec<_>>(),
-            Self::Gateway(part) => part.list(view).into_iter().map(RouteKey::Gateway).collect(),
+            Self::Sidecar(part) => part.list(ctx).into_iter().map(RouteKey::Sidecar).collect::<Vec<_>>(),
+            Self::Gateway(part) => part.list(ctx).into_iter().map(RouteKey::Gateway).collect(),
         };
         keys.into_iter()
-            .map(|key| Listed::new(ResourceType::Route, Resource::Route(key)))
+            .map(|key| ListedResource::new(ResourceType::Route, Resource::Route(key)))
             .collect()
     }
 }
@@ -134,10 +134,10 @@ impl RouteKey {
     }
 
     /// Builds the resource.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::Sidecar(routes) => routes.build(view),
-            Self::Gateway(routes) => routes.build(view),
+            Self::Sidecar(routes) => routes.build(ctx),
+            Self::Gateway(routes) => routes.build(ctx),
         }
     }
 }

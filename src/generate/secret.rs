@@ -13,9 +13,9 @@ mod verified;
 use smol_str::SmolStr;
 
 use super::{
-    EncodedResource, View,
+    BuildContext, EncodedResource,
     encoded::ResourceType,
-    group::{Built, Listed, Note, Resource},
+    group::{Built, ListedResource, Note, Resource},
     select::Selected,
 };
 use crate::{
@@ -54,14 +54,14 @@ pub struct SecretKey {
 }
 
 /// The secrets of a proxy, if it may ask for any.
-pub fn select(view: &View, selected: &Selected) -> Option<SecretPart> {
+pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<SecretPart> {
     let proxy = selected.proxy;
     let identity = selected.profile.identity.as_ref()?;
     // Nobody knows whose cluster it is in, so nobody could say what it may read.
     if proxy.cluster.is_empty() {
         return None;
     }
-    let names = mentioned::names(view, selected);
+    let names = mentioned::names(ctx, selected);
     if names.is_empty() {
         return None;
     }
@@ -71,7 +71,7 @@ pub fn select(view: &View, selected: &Selected) -> Option<SecretPart> {
         cluster: proxy.cluster.clone(),
     });
     let verified = if names.iter().any(|name| name.starts_with(GATEWAY_SECRET)) {
-        verified::references(view, &selected.gateways, identity)
+        verified::references(ctx, &selected.gateways, identity)
     } else {
         Default::default()
     };
@@ -107,9 +107,9 @@ impl SecretPart {
     }
 
     /// The secrets that the client may ask for.
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<ListedResource> {
         let keys = self.keys.iter().cloned();
-        keys.map(|key| Listed::new(ResourceType::Secret, Resource::Secret(key)))
+        keys.map(|key| ListedResource::new(ResourceType::Secret, Resource::Secret(key)))
             .collect()
     }
 }
@@ -125,8 +125,8 @@ impl SecretKey {
     }
 
     /// Builds the secret; none, with a remark, if it is missing or denied.
-    pub fn build(&self, view: &View) -> Built {
-        let (secret, remark) = match self.secret(view) {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let (secret, remark) = match self.secret(ctx) {
             Ok((secret, remark)) => (Some(secret), remark),
             Err(reason) => (None, reason),
         };
@@ -148,8 +148,8 @@ impl SecretKey {
 
     /// The secret, and what is wrong with its content; else why it is not sent, `None` as long as that is being found out.
     /// Parity: content that is no certificate is sent, and Envoy refuses it.
-    fn secret(&self, view: &View) -> Result<(Secret, Option<String>), Option<String>> {
-        let (cx, mesh) = (view.cx, view.mesh);
+    fn secret(&self, ctx: &BuildContext) -> Result<(Secret, Option<String>), Option<String>> {
+        let (cx, mesh) = (ctx.cx, ctx.mesh);
         let nobody = Namespace::default();
         let own = self.reader.as_ref().map_or(&nobody, |reader| &reader.namespace);
         let reference = Reference::parse(&self.name, own).map_err(|error| error.to_string())?;
@@ -163,7 +163,7 @@ impl SecretKey {
             (Store::Secret, Some(reader)) if *namespace == reader.namespace => {
                 // Roots are public where they are: only keys are guarded.
                 if !reference.is_authority() {
-                    review(view, reader)?;
+                    review(ctx, reader)?;
                 }
                 Secrets::of(cx, mesh, &reader.cluster)
             }
@@ -185,13 +185,13 @@ impl SecretKey {
 }
 
 /// What the API server of the reader's cluster says of it; an error where it may not, `None` until the first answer.
-fn review(view: &View, reader: &Subject) -> Result<(), Option<String>> {
-    let installation = &view.mesh.installation;
+fn review(ctx: &BuildContext, reader: &Subject) -> Result<(), Option<String>> {
+    let installation = &ctx.mesh.installation;
     if !installation.reviews_access {
         return Ok(());
     }
     let key = AccessReview::key(&installation.cluster, reader);
-    let review = view.mesh.access_reviews.get(view.cx, &key);
+    let review = ctx.mesh.access_reviews.get(ctx.cx, &key);
     let reason = match review.map(|review| &review.access) {
         Some(Access::Allowed) => return Ok(()),
         Some(Access::Denied(reason)) => format!("the service account may not list Secrets: {reason}"),

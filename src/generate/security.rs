@@ -18,7 +18,7 @@ pub use rbac::proxyless_filters;
 use std::cell::OnceCell;
 
 use super::{
-    View,
+    BuildContext,
     listener::{FilterStack, Piece, client::ListenerClass},
 };
 use crate::{
@@ -75,8 +75,8 @@ pub struct SecurityPolicies {
 
 impl SecurityPolicies {
     /// The policies that concern a workload.
-    pub fn of(view: &View, subject: &Subject) -> Self {
-        let (cx, mesh) = (view.cx, view.mesh);
+    pub fn of(ctx: &BuildContext, subject: &Subject) -> Self {
+        let (cx, mesh) = (ctx.cx, ctx.mesh);
         let authorization = policy::attached(cx, mesh, &mesh.authorization_policies_by_namespace, subject);
         let authentication = policy::attached(cx, mesh, &mesh.request_authentications_by_namespace, subject);
         Self {
@@ -199,7 +199,7 @@ impl FilterStack<'_> {
 
     /// The AuthorizationPolicies of the client, in order.
     fn authorization_policies(&self) -> impl Iterator<Item = &Config<AuthorizationPolicy>> {
-        let View { cx, mesh, .. } = self.view;
+        let BuildContext { cx, mesh, .. } = self.ctx;
         let keys = self.client.security.authorization.iter();
         let rows = keys.filter_map(|key| mesh.authorization_policies.get(cx, key));
         let read = self.security.policies.get_or_init(|| rows.cloned().collect());

@@ -1,6 +1,6 @@
-//! Selection: from a proxy to the parts that make up its configuration, in two steps.
+//! GroupSpec: from a proxy to the parts that make up its configuration, in two steps.
 //!
-//! [`Profile::of`] looks one proxy up, and is all that does: what the registry says of it. [`select`] finds what concerns a
+//! [`ProxyClass::of`] looks one proxy up, and is all that does: what the registry says of it. [`select`] finds what concerns a
 //! profile, once for all proxies that have it; it never sees a proxy. Its result is made of keys and small projections, so
 //! that profiles that differ in nothing that matters end with one [`ProxyGroupKey`].
 
@@ -14,14 +14,14 @@ use std::borrow::Cow;
 
 use smol_str::SmolStr;
 
-pub use profile::{Profile, ProfileKey};
+pub use profile::{ProxyClass, ProxyClassKey};
 
 use super::{
-    View, cluster, extension,
-    group::{Part, ProxyGroupKey, Selection},
+    BuildContext, cluster, extension,
+    group::{GroupSpec, Part, ProxyGroupKey},
     grpc, listener, name_table,
     patch::Patches,
-    proxy::{Kind, ProxyType},
+    proxy::{NodeMetadata, ProxyType},
     route, secret,
     waypoint::WaypointView,
 };
@@ -52,9 +52,9 @@ pub struct ServiceTarget {
 /// What selection found for one profile. The generators' own `select` functions take from it what their parts depend on.
 pub struct Selected<'a> {
     /// What the proxies say of themselves.
-    pub proxy: &'a Kind,
+    pub proxy: &'a NodeMetadata,
     /// All that is known of them.
-    pub profile: &'a Profile,
+    pub profile: &'a ProxyClass,
     /// Their labels.
     pub labels: Shared<Labels>,
     /// The network that the node names. Parity: what the registry knows of it shows in the labels alone.
@@ -78,23 +78,23 @@ pub struct Selected<'a> {
 }
 
 /// Reduces a profile to the list of parts that make up a configuration.
-pub fn select(view: &View, profile: &Profile) -> ProxyGroupKey {
-    let selected = Selected::of(view, profile);
+pub fn select(ctx: &BuildContext, profile: &ProxyClass) -> ProxyGroupKey {
+    let selected = Selected::of(ctx, profile);
     let proxy = selected.proxy;
     let mut parts: Vec<Part> = Vec::new();
     match (proxy.proxy_type, &profile.demand) {
-        (_, Some(demand)) => parts.extend(grpc::select(view, &selected, demand).into_iter().map(Part::Grpc)),
+        (_, Some(demand)) => parts.extend(grpc::select(ctx, &selected, demand).into_iter().map(Part::Grpc)),
         (ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint, None) => {
-            parts.extend(cluster::select(view, &selected).into_iter().map(Part::Clusters));
-            parts.extend(listener::select(view, &selected).into_iter().map(Part::Listeners));
-            parts.extend(route::select(view, &selected).into_iter().map(Part::Routes));
-            parts.extend(extension::select(view, &selected).map(Part::Extensions));
-            parts.push(Part::NameTable(name_table::select(view, &selected)));
-            parts.extend(secret::select(view, &selected).map(Part::Secrets));
+            parts.extend(cluster::select(ctx, &selected).into_iter().map(Part::Clusters));
+            parts.extend(listener::select(ctx, &selected).into_iter().map(Part::Listeners));
+            parts.extend(route::select(ctx, &selected).into_iter().map(Part::Routes));
+            parts.extend(extension::select(ctx, &selected).map(Part::Extensions));
+            parts.push(Part::NameTable(name_table::select(ctx, &selected)));
+            parts.extend(secret::select(ctx, &selected).map(Part::Secrets));
         }
         (ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
     }
-    Hashed::new(Selection {
+    Hashed::new(GroupSpec {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
         answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
@@ -104,14 +104,14 @@ pub fn select(view: &View, profile: &Profile) -> ProxyGroupKey {
 
 impl<'a> Selected<'a> {
     /// Looks up everything about a profile.
-    pub fn of(view: &View<'a>, profile: &'a Profile) -> Self {
+    pub fn of(ctx: &BuildContext<'a>, profile: &'a ProxyClass) -> Self {
         let (proxy, labels) = (&*profile.kind, &profile.labels);
         let gateways = match proxy.proxy_type {
-            ProxyType::Router => gateways(view, proxy, labels, &profile.targets),
+            ProxyType::Router => gateways(ctx, proxy, labels, &profile.targets),
             _ => Vec::new(),
         };
         let waypoints = match proxy.proxy_type {
-            ProxyType::Waypoint => waypoints(view, proxy, &profile.targets),
+            ProxyType::Waypoint => waypoints(ctx, proxy, &profile.targets),
             _ => Vec::new(),
         };
         let subject = Subject {
@@ -122,11 +122,11 @@ impl<'a> Selected<'a> {
             proxy,
             profile,
             network: proxy.network.clone(),
-            scope: scope(view, proxy, labels),
+            scope: scope(ctx, proxy, labels),
             targets: profile.targets.clone(),
-            proxy_config: proxy_config(view, proxy),
-            patches: Patches::of(view, profile, &envoy_filters(view, &subject)),
-            extensions: extension::attached(view, &subject),
+            proxy_config: proxy_config(ctx, proxy),
+            patches: Patches::of(ctx, profile, &envoy_filters(ctx, &subject)),
+            extensions: extension::attached(ctx, &subject),
             gateways: gateways.into(),
             waypoints: waypoints.into(),
             labels: labels.clone(),
@@ -146,20 +146,20 @@ impl Selected<'_> {
 }
 
 /// The Gateways that a waypoint is: those that are reached at a service which it serves.
-fn waypoints(view: &View, proxy: &Kind, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
-    let services = targets.iter().filter_map(|target| view.service(&target.service));
-    waypoint::at(view.cx, view.mesh, &proxy.namespace, &proxy.cluster, services)
+fn waypoints(ctx: &BuildContext, proxy: &NodeMetadata, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+    let services = targets.iter().filter_map(|target| ctx.service(&target.service));
+    waypoint::at(ctx.cx, ctx.mesh, &proxy.namespace, &proxy.cluster, services)
 }
 
 /// What a proxy can see: for sidecars, the Sidecar that selects it (the oldest), else the namespace's own without a
 /// selector, else the root namespace's, else everything. Routers and waypoints have no use for Sidecars.
-fn scope(view: &View, proxy: &Kind, labels: &Labels) -> ScopeKey {
+fn scope(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels) -> ScopeKey {
     let namespace = proxy.namespace.clone();
     if proxy.proxy_type != ProxyType::Sidecar {
         return ScopeKey::Gateway(namespace);
     }
     let sorted = |namespace: &Namespace| {
-        let rows = view.mesh.sidecars_by_namespace.get(view.cx, namespace);
+        let rows = ctx.mesh.sidecars_by_namespace.get(ctx.cx, namespace);
         let mut rows: Vec<_> = rows.map(|(_, row)| row).collect();
         rows.sort_by_key(|row| (row.spec.workload_selector.is_none(), row.meta.age_order()));
         rows
@@ -172,7 +172,7 @@ fn scope(view: &View, proxy: &Kind, labels: &Labels) -> ScopeKey {
         })
     });
     if chosen.is_none() {
-        let of_root = sorted(&policy::root_namespace(view.cx, view.mesh));
+        let of_root = sorted(&policy::root_namespace(ctx.cx, ctx.mesh));
         chosen = of_root.into_iter().find(|row| row.spec.workload_selector.is_none());
     }
     match chosen {
@@ -183,19 +183,19 @@ fn scope(view: &View, proxy: &Kind, labels: &Labels) -> ScopeKey {
 
 /// `PROXY_CONFIG` of the node, else the mesh's default. ProxyConfig resources reach a proxy through its node: what they
 /// can say is for injection and bootstrap, nothing of it shows in what is served here.
-fn proxy_config<'a>(view: &View<'a>, proxy: &'a Kind) -> Cow<'a, ProxyConfig> {
+fn proxy_config<'a>(ctx: &BuildContext<'a>, proxy: &'a NodeMetadata) -> Cow<'a, ProxyConfig> {
     let own = proxy.proxy_config.as_deref();
-    let config = own.or_else(|| view.mesh_config().default_config.as_ref());
+    let config = own.or_else(|| ctx.mesh_config().default_config.as_ref());
     config.map_or_else(Cow::default, Cow::Borrowed)
 }
 
 /// The EnvoyFilters of the root and the own namespace that select the proxy: by priority, those of the root namespace
 /// before others, then by age.
-fn envoy_filters(view: &View, subject: &Subject) -> Vec<ObjectKey> {
-    let root = policy::root_namespace(view.cx, view.mesh);
-    let mut keys = policy::attached(view.cx, view.mesh, &view.mesh.envoy_filters_by_namespace, subject);
+fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
+    let root = policy::root_namespace(ctx.cx, ctx.mesh);
+    let mut keys = policy::attached(ctx.cx, ctx.mesh, &ctx.mesh.envoy_filters_by_namespace, subject);
     keys.sort_by_cached_key(|key| {
-        let row = view.mesh.envoy_filters.get(view.cx, key);
+        let row = ctx.mesh.envoy_filters.get(ctx.cx, key);
         let (priority, creation) = row.map_or((0, 0), |row| (row.spec.priority, row.meta.creation));
         let name = format!("{}.{}", key.name, key.namespace);
         (priority, key.namespace != root, creation, name)
@@ -204,7 +204,7 @@ fn envoy_filters(view: &View, subject: &Subject) -> Vec<ObjectKey> {
 }
 
 /// The Gateways that select a router, oldest first: by labels, or by the services that it serves.
-fn gateways(view: &View, proxy: &Kind, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let selects = |gateway: &Config<networking::Gateway>| {
         let annotations = &gateway.meta.annotations;
         let Some(services) = annotations.get(SERVICE_ANNOTATION) else {
@@ -220,11 +220,11 @@ fn gateways(view: &View, proxy: &Kind, labels: &Labels, targets: &[ServiceTarget
         };
         targets.iter().any(serves)
     };
-    let mut rows: Vec<_> = if view.mesh.installation.features.pilot_scope_gateway_to_namespace {
-        let own = view.mesh.gateways_by_namespace.get(view.cx, &proxy.namespace);
+    let mut rows: Vec<_> = if ctx.mesh.installation.features.pilot_scope_gateway_to_namespace {
+        let own = ctx.mesh.gateways_by_namespace.get(ctx.cx, &proxy.namespace);
         own.map(|(_, row)| row).filter(|row| selects(row)).collect()
     } else {
-        let all = view.mesh.gateways.iter(view.cx);
+        let all = ctx.mesh.gateways.iter(ctx.cx);
         all.map(|(_, row)| row).filter(|row| selects(row)).collect()
     };
     rows.sort_by_key(|row| row.meta.age_order());

@@ -17,12 +17,12 @@ use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use members::Members;
-use views::{PartViews, patch_views, whole_views};
+use views::{PartResourceMaps, patch_views, whole_views};
 
 use super::{
-    Demand, View,
+    BuildContext, RequestedResources,
     encoded::ResourceType,
-    group::{Built, Listed, Note, PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeView},
+    group::{Built, ListedResource, Note, PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeResources},
     listener::Pieces,
     proxy::Proxy,
     route::fragment::{FragmentKey, Routes},
@@ -65,7 +65,7 @@ pub struct Membership {
     /// Proxies that connected.
     pub joined: Vec<(MemberId, Arc<Proxy>)>,
     /// Members that ask for other names than before: the names that they ask for now.
-    pub demanded: Vec<(MemberId, Shared<Demand>)>,
+    pub demanded: Vec<(MemberId, Shared<RequestedResources>)>,
     /// Proxies that went away.
     pub left: Vec<MemberId>,
 }
@@ -120,7 +120,7 @@ pub struct Store {
     resource_users: FxHashMap<ResourceKey, Vec<List>>,
     /// How many resources are put together from a fragment.
     fragment_users: FxHashMap<FragmentKey, usize>,
-    views: FxHashMap<List, PartViews>,
+    views: FxHashMap<List, PartResourceMaps>,
     groups: FxHashMap<ProxyGroupKey, Group>,
     subjects: Subjects,
     /// Bytes of all resources, kept as they change.
@@ -161,7 +161,7 @@ impl Subjects {
 }
 
 /// What a part lists: held once however many parts list it.
-type List = Hashed<Vec<Listed>>;
+type List = Hashed<Vec<ListedResource>>;
 
 struct Group {
     members: usize,
@@ -260,12 +260,12 @@ impl Store {
             new_parts,
             executor,
             &mut update.panics,
-            |cx, key| Some(List::new(key.list(&source.view(cx)))),
+            |cx, key| Some(List::new(key.list(&source.ctx(cx)))),
             |list| share(list, &mut new_lists, lists, resources),
         );
         let (new_resources, new_lists, old_lists) = self.relist();
         let new_fragments = self.need_fragments(&new_resources);
-        let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&source.view(cx)));
+        let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&source.ctx(cx)));
         evaluate(
             &mut self.fragments,
             tx,
@@ -279,7 +279,7 @@ impl Store {
             fragments: &fragments,
             ..source
         };
-        let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&source.view(cx)));
+        let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&source.ctx(cx)));
         update.built = evaluate(
             &mut self.resources,
             tx,
@@ -553,8 +553,8 @@ impl Store {
                 continue;
             };
             let lists = key.parts.iter().filter_map(|part| self.parts.table().get(&cx, part));
-            let parts: Vec<&PartViews> = lists.filter_map(|list| self.views.get(&**list)).collect();
-            let views = ResourceType::ALL.iter().map(|resource_type| TypeView {
+            let parts: Vec<&PartResourceMaps> = lists.filter_map(|list| self.views.get(&**list)).collect();
+            let views = ResourceType::ALL.iter().map(|resource_type| TypeResources {
                 parts: parts
                     .iter()
                     .map(|views| views[*resource_type as usize].clone())
@@ -579,11 +579,11 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn view<'c>(&self, cx: &'c Cx) -> View<'c>
+    fn ctx<'c>(&self, cx: &'c Cx) -> BuildContext<'c>
     where
         'a: 'c,
     {
-        View {
+        BuildContext {
             cx,
             mesh: self.mesh,
             scopes: self.scopes,
@@ -645,7 +645,7 @@ fn share(
     }
     let shared = list.iter().map(|listed| {
         let known = resources.get_key_value(&listed.key).map(|(known, _)| known);
-        Listed {
+        ListedResource {
             resource_type: listed.resource_type,
             key: known.unwrap_or(&listed.key).clone(),
         }

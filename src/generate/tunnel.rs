@@ -2,10 +2,10 @@
 
 use crate::{
     generate::{
-        View,
+        BuildContext,
         constant::{DEFAULT_SECRET, ROOT_SECRET, workload_secret},
         listener::tls::{enforce_compliance, trust_domain_matchers},
-        proxy::{Kind, Setting},
+        proxy::{MetadataKey, NodeMetadata},
     },
     model::features::Features,
     proto::envoy::{
@@ -42,9 +42,9 @@ pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
 
 /// TLS between peers of a tunnel: HTTP/2 in TLS 1.3, by the mesh's certificates. `more`: identities that are accepted
 /// besides those of the mesh's trust domains.
-pub fn tls_context(view: &View, more: Option<StringMatcher>) -> CommonTlsContext {
-    let features = &view.mesh.installation.features;
-    let names = trust_domain_matchers(features, view.mesh_config())
+pub fn tls_context(ctx: &BuildContext, more: Option<StringMatcher>) -> CommonTlsContext {
+    let features = &ctx.mesh.installation.features;
+    let names = trust_domain_matchers(features, ctx.mesh_config())
         .into_iter()
         .chain(more);
     let names = names.map(|matcher| SubjectAltNameMatcher {
@@ -87,6 +87,6 @@ pub fn internal_address(listener: &str, endpoint: &str) -> Address {
 }
 
 /// True if tunnels end at a sidecar: it is told so, and the mesh allows it.
-pub fn ends_at_sidecar(features: &Features, proxy: &Kind) -> bool {
-    features.pilot_enable_sidecar_listening_hbone && proxy.has(Setting::EnableHbone)
+pub fn ends_at_sidecar(features: &Features, proxy: &NodeMetadata) -> bool {
+    features.pilot_enable_sidecar_listening_hbone && proxy.has(MetadataKey::EnableHbone)
 }

@@ -13,7 +13,7 @@ use crate::{
 
 /// A generator's only access to the mesh.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
+pub struct BuildContext<'a> {
     /// Records the reads; handed to every table access.
     pub cx: &'a Cx,
     /// All tables of one revision.
@@ -26,7 +26,7 @@ pub struct View<'a> {
     pub pieces: &'a Pieces,
 }
 
-impl<'a> View<'a> {
+impl<'a> BuildContext<'a> {
     /// The mesh config, merged onto the defaults.
     pub fn mesh_config(&self) -> &'a MeshConfig {
         self.mesh.mesh_config(self.cx)

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use smol_str::SmolStr;
 
-use super::proxy::{Kind, ProxyType, Setting};
+use super::proxy::{MetadataKey, NodeMetadata, ProxyType};
 use crate::{
     base::{
         ClusterId,
@@ -32,12 +32,12 @@ pub struct VipView {
 
 impl VipView {
     /// The view of a client.
-    pub fn of(proxy: &Kind, features: &Features) -> Self {
+    pub fn of(proxy: &NodeMetadata, features: &Features) -> Self {
         Self {
             cluster: proxy.cluster.clone(),
             ip_mode: proxy.ip_mode,
-            auto_allocated: (proxy.has(Setting::DnsCapture) || proxy.proxy_type == ProxyType::Waypoint)
-                && (features.pilot_enable_ip_autoallocate || proxy.has(Setting::DnsAutoAllocate)),
+            auto_allocated: (proxy.has(MetadataKey::DnsCapture) || proxy.proxy_type == ProxyType::Waypoint)
+                && (features.pilot_enable_ip_autoallocate || proxy.has(MetadataKey::DnsAutoAllocate)),
             both_families: features.istio_dual_stack || features.pilot_enable_ambient,
         }
     }

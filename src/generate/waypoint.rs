@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::View;
+use super::BuildContext;
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::{
@@ -31,12 +31,12 @@ pub struct Served<'a> {
 
 impl<'a> Served<'a> {
     /// Finds them.
-    pub fn of(view: &View<'a>, waypoint: &WaypointView) -> Self {
-        let services = waypoint::served(view.cx, view.mesh, &waypoint.gateways);
+    pub fn of(ctx: &BuildContext<'a>, waypoint: &WaypointView) -> Self {
+        let services = waypoint::served(ctx.cx, ctx.mesh, &waypoint.gateways);
         let by_host = services.iter().map(|service| (&service.key.hostname, *service));
         Self {
             by_host: by_host.collect(),
-            routing: Routing::of(view, &waypoint.namespace),
+            routing: Routing::of(ctx, &waypoint.namespace),
             services,
         }
     }
@@ -69,8 +69,8 @@ struct Routing<'a> {
 }
 
 impl<'a> Routing<'a> {
-    fn of(view: &View<'a>, namespace: &Namespace) -> Self {
-        let all = virtual_service::for_gateway(view.cx, view.mesh, namespace, MESH_GATEWAY);
+    fn of(ctx: &BuildContext<'a>, namespace: &Namespace) -> Self {
+        let all = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, MESH_GATEWAY);
         let mut by_host: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let mut wildcards = Vec::new();
         for (at, (_, reach)) in all.iter().enumerate() {

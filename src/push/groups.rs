@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 pub use crate::generate::store::MemberId;
 use crate::{
     base::Shared,
-    generate::{Demand, Proxy, ResourceSnapshot, store::Executor},
+    generate::{Proxy, RequestedResources, ResourceSnapshot, store::Executor},
 };
 
 /// What a connection is to hold, and why.
@@ -51,17 +51,17 @@ impl Since {
 /// What a member asks for, until the pump reads it: later demands take the place of earlier ones, so that a client that
 /// keeps changing its mind costs no more than one that does not. Locked for one exchange.
 #[derive(Clone, Default)]
-pub(super) struct Asked(Arc<Mutex<Option<Shared<Demand>>>>);
+pub(super) struct Asked(Arc<Mutex<Option<Shared<RequestedResources>>>>);
 
 impl Asked {
     /// Puts a demand; true if none was waiting, so that the pump has to be told.
-    fn put(&self, demand: Shared<Demand>) -> bool {
+    fn put(&self, demand: Shared<RequestedResources>) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.replace(demand).is_none()
     }
 
     /// The last demand, which nobody gets again.
-    pub(super) fn take(&self) -> Option<Shared<Demand>> {
+    pub(super) fn take(&self) -> Option<Shared<RequestedResources>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -135,7 +135,7 @@ pub struct Member {
 
 impl Member {
     /// Asks for other names than before. What is published for them says so ([`ResourceSnapshot::demand`]).
-    pub fn demand(&self, demand: Shared<Demand>) {
+    pub fn demand(&self, demand: Shared<RequestedResources>) {
         if self.asked.put(demand) {
             let (id, asked) = (self.id, self.asked.clone());
             // As in [`Groups::join`].
@@ -210,9 +210,9 @@ mod tests {
     use crate::environment;
     use crate::generate::{ResourceType, fixture};
 
-    fn asks(name: &str) -> Shared<Demand> {
+    fn asks(name: &str) -> Shared<RequestedResources> {
         let names = [name.into()].into();
-        Shared::new(Demand::new([(ResourceType::Listener, names)]))
+        Shared::new(RequestedResources::new([(ResourceType::Listener, names)]))
     }
 
     #[test]

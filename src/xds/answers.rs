@@ -15,7 +15,7 @@ use super::{
     laid::{Laid, Shelf, lock},
     names::Names,
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeView};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeResources};
 
 /// So many answers are kept, those that were asked for last; proxies that connect at a time are of few kinds.
 const KEPT: usize = 32;
@@ -45,7 +45,7 @@ pub(super) struct Answers {
 #[derive(Debug)]
 struct Kept {
     resource_type: ResourceType,
-    view: TypeView,
+    view: TypeResources,
     answers_unknown_routes: bool,
     /// None: everything.
     names: Option<Weak<Names>>,
@@ -141,7 +141,7 @@ fn named(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{generate::group::PartView, model::Revision, proto::envoy::config::cluster::v3::Cluster};
+    use crate::{generate::group::PartResources, model::Revision, proto::envoy::config::cluster::v3::Cluster};
 
     /// A snapshot of which an answer is kept.
     pub(in crate::xds) fn long_snapshot() -> ResourceSnapshot {
@@ -155,15 +155,15 @@ pub(super) mod tests {
             let message = Cluster::default();
             (name.clone(), Arc::new(EncodedResource::new(name, &message)))
         };
-        let part = PartView {
+        let part = PartResources {
             resources: (0..clusters).map(cluster).collect(),
             digest: 0,
         };
         let view = |resource_type: &ResourceType| match resource_type {
-            ResourceType::Cluster => TypeView {
+            ResourceType::Cluster => TypeResources {
                 parts: [Arc::new(part.clone())].into(),
             },
-            _ => TypeView::default(),
+            _ => TypeResources::default(),
         };
         ResourceSnapshot::new(Revision(revision), ResourceType::ALL.iter().map(view).collect(), false)
     }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     base::Version,
-    generate::{Demand, EncodedResource, ResourceSnapshot, ResourceType, demand::ON_DEMAND},
+    generate::{EncodedResource, RequestedResources, ResourceSnapshot, ResourceType, demand::ON_DEMAND},
 };
 
 /// The most names that a connection may subscribe to, over all types.
@@ -162,11 +162,11 @@ impl Connection {
     }
 
     /// What the client asks for of the types that are made on demand; `None` where everything is at hand.
-    pub fn demand(&self) -> Option<Demand> {
+    pub fn demand(&self) -> Option<RequestedResources> {
         let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.iter().cloned().collect());
         let asked = ON_DEMAND.into_iter();
         let asked = asked.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
-        self.on_demand.then(|| Demand::new(asked))
+        self.on_demand.then(|| RequestedResources::new(asked))
     }
 
     fn is_on_demand(&self, resource_type: ResourceType) -> bool {

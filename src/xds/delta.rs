@@ -12,7 +12,7 @@ use super::{
     order,
     watched::{InFlight, WatchedResource},
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeView};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeResources};
 
 /// What is to be sent now, if anything. Afterwards the view counts as sent; removals that must wait are noted.
 pub(super) fn content(
@@ -72,7 +72,7 @@ pub(super) fn content(
 
 /// The first answer to a subscription that is everything or one list: all of it but what the client holds already; what it
 /// holds and is gone is removed.
-fn first(watched: &mut WatchedResource, resource_type: ResourceType, view: &TypeView, answer: Answer) -> InFlight {
+fn first(watched: &mut WatchedResource, resource_type: ResourceType, view: &TypeResources, answer: Answer) -> InFlight {
     (watched.must_answer, watched.owed_all) = (false, false);
     watched.owed.clear();
     watched.sent = Some(view.clone());
@@ -114,7 +114,7 @@ impl Content {
     }
 
     /// The first answer: everything wanted but what the client holds already; what it holds and is gone is removed.
-    fn first(&mut self, watched: &mut WatchedResource, view: &TypeView, owed: &mut BTreeSet<SmolStr>) {
+    fn first(&mut self, watched: &mut WatchedResource, view: &TypeResources, owed: &mut BTreeSet<SmolStr>) {
         self.first = true;
         let claims = std::mem::take(&mut watched.claimed);
         let claimed = claims.versions();
@@ -135,7 +135,7 @@ impl Content {
         self.removed.extend(gone);
     }
 
-    fn change(&mut self, watched: &WatchedResource, sent: &TypeView, view: &TypeView) {
+    fn change(&mut self, watched: &WatchedResource, sent: &TypeResources, view: &TypeResources) {
         let difference = sent.difference(view);
         self.send.extend(
             difference

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     auth::{Authenticators, Caller},
     environment::{self, Environment},
-    generate::proxy::Kinds,
+    generate::proxy::NodeMetadataPool,
     push::groups::Groups,
     rpc::{
         self, Call, Connections, GRPC, Guest, Peer, Service, Unary,
@@ -151,7 +151,7 @@ impl Server {
             events,
             debugger: Arc::default(),
             known_names: Arc::default(),
-            kinds: Kinds::default(),
+            kinds: NodeMetadataPool::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),

@@ -32,8 +32,8 @@ use crate::{
     auth::Caller,
     base,
     generate::{
-        Demand, ResourceType,
-        proxy::{Identity, Kinds, NodeError, Proxy},
+        RequestedResources, ResourceType,
+        proxy::{Identity, NodeError, NodeMetadataPool, Proxy},
     },
     push::groups::{Groups, Member, Publication},
     rpc::{Guest, connection::reached},
@@ -82,7 +82,7 @@ pub(super) struct Shared {
     /// What clients ask for, so that equal lists are held once.
     pub(super) known_names: Arc<KnownNames>,
     /// What clients are, so that equal ones hold it once.
-    pub(super) kinds: Kinds,
+    pub(super) kinds: NodeMetadataPool,
 }
 
 /// Why a stream ended, other than by the client's wish.
@@ -328,7 +328,7 @@ struct Session {
     /// Refusals that were counted for this node, with the code.
     refusals: Vec<(ResourceType, &'static str)>,
     /// What the client was last said to ask for, if it is served on demand.
-    demand: Option<base::Shared<Demand>>,
+    demand: Option<base::Shared<RequestedResources>>,
     /// Held while the client stands for a machine.
     attachment: Option<Attachment>,
     inquiry: Inquiry,
@@ -436,7 +436,7 @@ impl Session {
     }
 
     /// Tells what the client asks for, if that has changed; what is made for it comes as a publication.
-    fn demand(&mut self, demand: Demand) {
+    fn demand(&mut self, demand: RequestedResources) {
         if self.demand.as_deref() == Some(&demand) {
             return;
         }

@@ -14,9 +14,9 @@ use super::{claims::Claims, connection::Wish, names::Names, *};
 use crate::{
     base::Shared,
     generate::{
-        Demand, EncodedResource, ResourceSnapshot, ResourceType,
+        EncodedResource, RequestedResources, ResourceSnapshot, ResourceType,
         demand::ON_DEMAND,
-        group::{PartView, TypeView},
+        group::{PartResources, TypeResources},
     },
     model::Revision,
     proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},
@@ -80,7 +80,7 @@ impl World {
                 .map(|index| &self.contents[index]);
             let parts = (0..2).map(|part| {
                 let resources = content.into_iter().flatten().filter(|(name, _)| **name % 2 == part);
-                let mut view = PartView::default();
+                let mut view = PartResources::default();
                 for (name, generation) in resources {
                     let resource = resource(*name, *generation);
                     view.digest = view.digest.wrapping_add(resource.version.value());
@@ -88,19 +88,19 @@ impl World {
                 }
                 Arc::new(view)
             });
-            TypeView { parts: parts.collect() }
+            TypeResources { parts: parts.collect() }
         });
         Arc::new(ResourceSnapshot::new(Revision(self.revision), views.collect(), false))
     }
 
     /// What it serves to a client that is served on demand: only what it asks for.
-    fn snapshot_for(&self, demand: Demand) -> Arc<ResourceSnapshot> {
+    fn snapshot_for(&self, demand: RequestedResources) -> Arc<ResourceSnapshot> {
         let whole = self.snapshot();
         let views = ResourceType::ALL.iter().map(|resource_type| {
             if !ON_DEMAND.contains(resource_type) {
                 return whole.view(*resource_type).clone();
             }
-            let mut view = PartView::default();
+            let mut view = PartResources::default();
             let asked = demand.iter().find(|(asked, _)| asked == resource_type);
             for name in asked.iter().flat_map(|(_, names)| names.iter()) {
                 if let Some(resource) = whole.view(*resource_type).get(name) {
@@ -108,7 +108,7 @@ impl World {
                     view.resources.insert(name.clone(), resource.clone());
                 }
             }
-            TypeView {
+            TypeResources {
                 parts: [Arc::new(view)].into(),
             }
         });

@@ -6,7 +6,7 @@ use imbl::OrdSet;
 use smol_str::SmolStr;
 
 use super::{claims::Claims, laid::Laid, names::Names};
-use crate::generate::{EncodedResource, group::TypeView};
+use crate::generate::{EncodedResource, group::TypeResources};
 
 /// One type on one connection.
 ///
@@ -23,7 +23,7 @@ pub struct WatchedResource {
     /// The list that they came from last, as far as it was shared: while it is held, so is what others share of it.
     pub asked: Arc<Names>,
     /// The view last sent; `None` before the first answer.
-    pub sent: Option<TypeView>,
+    pub sent: Option<TypeResources>,
     /// What the client said it holds when it reconnected; used up by the first answer.
     pub claimed: Claims,
     /// Names to be sent whatever the difference says: newly subscribed, or to be warmed again.
@@ -101,7 +101,7 @@ impl WatchedResource {
     }
 
     /// True if the view is what was sent and nothing is owed.
-    pub(super) fn is_settled(&self, view: &TypeView) -> bool {
+    pub(super) fn is_settled(&self, view: &TypeResources) -> bool {
         self.sent.as_ref().is_some_and(|sent| sent.same(view))
             && self.owed.is_empty()
             && !self.owed_all

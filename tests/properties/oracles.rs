@@ -6,7 +6,7 @@ use istiod::{
     api::{Kind, document},
     base::{ClusterId, ObjectKey, Shared, SmolStr},
     generate::{
-        Demand, Proxy, ResourceType,
+        Proxy, RequestedResources, ResourceType,
         proxy::{Extensions, Identity},
         store::{MemberId, Membership, Serial, Store},
     },
@@ -96,7 +96,7 @@ const SERVED: u64 = 0;
 const WAYPOINT: u64 = 6;
 
 /// What the gRPC client asks for: everything that there may be, and some that there is not.
-fn demand() -> Demand {
+fn demand() -> RequestedResources {
     let hosts = corpus::HOSTS
         .iter()
         .flat_map(|host| corpus::PORTS.map(|(_, port)| (*host, port)));
@@ -112,7 +112,7 @@ fn demand() -> Demand {
         });
         of_host.collect()
     };
-    Demand::new([
+    RequestedResources::new([
         (ResourceType::Listener, listeners.chain(sockets).collect()),
         (ResourceType::Route, clusters(&[""])),
         (ResourceType::Cluster, clusters(&["", "v1"])),

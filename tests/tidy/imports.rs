@@ -85,7 +85,7 @@ const TABLE: &[Rule] = &[
             "environment",
             "auth",
             "rpc",
-            "generate::Demand",
+            "generate::RequestedResources",
             "generate::EncodedResource",
             "generate::Proxy",
             "generate::ResourceSnapshot",

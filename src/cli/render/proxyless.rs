@@ -10,7 +10,7 @@ use super::{document, mention};
 use crate::{
     base::Shared,
     generate::{
-        Demand, ResourceSnapshot, ResourceType,
+        RequestedResources, ResourceSnapshot, ResourceType,
         demand::ON_DEMAND,
         store::{MemberId, Membership, Serial, Store},
     },
@@ -42,7 +42,7 @@ pub(super) fn ask(
     for _ in ON_DEMAND {
         let demanded = clients
             .iter()
-            .map(|(member, wanted)| (*member, Shared::new(Demand::new(wanted.clone()))));
+            .map(|(member, wanted)| (*member, Shared::new(RequestedResources::new(wanted.clone()))));
         let membership = Membership {
             demanded: demanded.collect(),
             ..Membership::default()

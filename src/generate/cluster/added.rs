@@ -4,8 +4,8 @@ use super::ClusterKey;
 use crate::{
     base::Shared,
     generate::{
-        EncodedResource, ResourceType, View,
-        group::{Built, Listed, Resource},
+        BuildContext, EncodedResource, ResourceType,
+        group::{Built, ListedResource, Resource},
         patch::{self, PatchContext, PatchRef, set},
         select::Selected,
     },
@@ -28,28 +28,28 @@ pub struct AddedKey {
 
 impl AddedPart {
     /// The part of a proxy, if anything is added.
-    pub fn select(view: &View, selected: &Selected, context: PatchContext) -> Option<Self> {
-        let patches = patch::cluster::additions(view, &selected.patches.clusters, context);
+    pub fn select(ctx: &BuildContext, selected: &Selected, context: PatchContext) -> Option<Self> {
+        let patches = patch::cluster::additions(ctx, &selected.patches.clusters, context);
         (!patches.is_empty()).then(|| Self {
             patches: patches.into(),
         })
     }
 
     /// The clusters of the part.
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<ListedResource> {
         let keys = self.patches.iter().map(|patch| AddedKey { patch: patch.clone() });
         let resources = keys.map(|key| Resource::Cluster(ClusterKey::Added(key)));
         resources
-            .map(|resource| Listed::new(ResourceType::Cluster, resource))
+            .map(|resource| ListedResource::new(ResourceType::Cluster, resource))
             .collect()
     }
 }
 
 impl AddedKey {
     /// Builds the cluster. One without a name is left out: Envoy would refuse it, and all others with it.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let refs = std::slice::from_ref(&self.patch);
-        let Some(patch) = patch::resolve(view, refs).into_iter().next() else {
+        let Some(patch) = patch::resolve(ctx, refs).into_iter().next() else {
             return Built::none();
         };
         match patch.read::<Cluster>() {

@@ -7,17 +7,17 @@ use smol_str::SmolStr;
 use crate::{
     base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode},
     generate::{
-        View,
+        BuildContext,
         constant::{ALPN_FILTER, METADATA_EXCHANGE},
         patch::PatchRef,
-        proxy::{Kind, ProxyType, Setting},
+        proxy::{MetadataKey, NodeMetadata, ProxyType},
         select::Selected,
     },
 };
 
 /// What sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SocketClient {
+pub struct SocketProxyView {
     /// A gateway: headless services use EDS, undeclared protocols are not followed.
     pub is_router: bool,
     /// It runs the TCP metadata exchange, and so offers the ALPN of it.
@@ -49,9 +49,9 @@ pub struct ClientCertificates {
 
 /// What the outbound part of a client depends on, besides the scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundClient {
+pub struct OutboundProxyView {
     /// Goes into every cluster key.
-    pub socket: Hashed<SocketClient>,
+    pub socket: Hashed<SocketProxyView>,
     /// The address families; matter to DNS clusters and network gateways.
     pub ip_mode: IpMode,
     /// The network; matters when gateways lead into networks.
@@ -68,48 +68,48 @@ pub struct OutboundClient {
     pub patches: Shared<[PatchRef]>,
 }
 
-impl OutboundClient {
+impl OutboundProxyView {
     /// The projection of a proxy.
-    pub fn of(view: &View, selected: &Selected) -> Hashed<Self> {
+    pub fn of(ctx: &BuildContext, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;
         Hashed::new(Self {
-            socket: Hashed::new(SocketClient::of(view, selected)),
+            socket: Hashed::new(SocketProxyView::of(ctx, selected)),
             ip_mode: proxy.ip_mode,
             network: selected.network.clone(),
             network_view: proxy.network_view.clone(),
             cluster: proxy.cluster.clone(),
-            no_tunnels: proxy.has(Setting::DisableHboneSend),
-            rule_labels: rule_labels(view, selected.scope.namespace(), &selected.labels),
+            no_tunnels: proxy.has(MetadataKey::DisableHboneSend),
+            rule_labels: rule_labels(ctx, selected.scope.namespace(), &selected.labels),
             patches: selected.patches.clusters.clone(),
         })
     }
 }
 
-impl SocketClient {
-    fn of(view: &View, selected: &Selected) -> Self {
+impl SocketProxyView {
+    fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let proxy = selected.proxy;
-        let features = &view.mesh.installation.features;
-        let chain = proxy.setting(Setting::TlsClientCertChain);
+        let features = &ctx.mesh.installation.features;
+        let chain = proxy.setting(MetadataKey::TlsClientCertChain);
         Self {
             is_router: proxy.proxy_type == ProxyType::Router,
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             alpn_filter: proxy.extensions.has(ALPN_FILTER),
             certificates: (!chain.is_empty()).then(|| ClientCertificates {
                 chain,
-                key: proxy.setting(Setting::TlsClientKey),
-                root: proxy.setting(Setting::TlsClientRootCert),
+                key: proxy.setting(MetadataKey::TlsClientKey),
+                root: proxy.setting(MetadataKey::TlsClientRootCert),
             }),
             credential_socket: has_credential_socket(proxy),
             file_socket: has_file_socket(proxy),
             keeps_header_case: keeps_header_case(selected),
-            sends_tunnels: features.pilot_enable_sending_hbone && !proxy.has(Setting::DisableHboneSend),
+            sends_tunnels: features.pilot_enable_sending_hbone && !proxy.has(MetadataKey::DisableHboneSend),
         }
     }
 }
 
 /// True if the node says that an SDS provider listens beside it.
-pub fn has_credential_socket(proxy: &Kind) -> bool {
-    proxy.setting(Setting::Credential) == "true"
+pub fn has_credential_socket(proxy: &NodeMetadata) -> bool {
+    proxy.setting(MetadataKey::Credential) == "true"
 }
 
 /// `proxyHeaders.preserveHttp1HeaderCase` of the effective ProxyConfig.
@@ -121,16 +121,16 @@ pub fn keeps_header_case(selected: &Selected) -> bool {
 }
 
 /// True if the node says that somebody else than its agent serves secrets from files.
-pub fn has_file_socket(proxy: &Kind) -> bool {
-    proxy.setting(Setting::FileCredential) == "true"
+pub fn has_file_socket(proxy: &NodeMetadata) -> bool {
+    proxy.setting(MetadataKey::FileCredential) == "true"
 }
 
 /// The client's labels, as far as DestinationRules of the namespace look at them.
-fn rule_labels(view: &View, namespace: &Namespace, labels: &Labels) -> Labels {
-    let index = &view.mesh.rules_by_selector_label;
+fn rule_labels(ctx: &BuildContext, namespace: &Namespace, labels: &Labels) -> Labels {
+    let index = &ctx.mesh.rules_by_selector_label;
     let asked = labels
         .iter()
-        .filter(|(key, _)| index.contains(view.cx, &(namespace.clone(), (*key).clone())));
+        .filter(|(key, _)| index.contains(ctx.cx, &(namespace.clone(), (*key).clone())));
     asked.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
@@ -148,8 +148,8 @@ pub struct Place {
 
 impl Place {
     /// Where a client is, if that matters to anything.
-    pub fn of(view: &View, selected: &Selected) -> Option<Self> {
-        let needs = view.mesh.place_needs.get(view.cx, &())?;
+    pub fn of(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
+        let needs = ctx.mesh.place_needs.get(ctx.cx, &())?;
         let labels = needs.labels.iter().filter_map(|key| selected.labels.get_key_value(key));
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };

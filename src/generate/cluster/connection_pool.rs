@@ -2,7 +2,7 @@
 
 use super::draft::Draft;
 use crate::{
-    generate::View,
+    generate::BuildContext,
     model::service::Protocol,
     proto::{
         envoy::{
@@ -57,11 +57,11 @@ fn wants_http2(mesh: &MeshConfig, http: Option<&HttpSettings>, protocol: Protoco
 /// Applies everything else of a connection pool.
 pub(super) fn apply(
     draft: &mut Draft,
-    view: &View,
+    ctx: &BuildContext,
     settings: &ConnectionPoolSettings,
     retry_budget: Option<&RetryBudget>,
 ) {
-    let mesh = view.mesh_config();
+    let mesh = ctx.mesh_config();
     let tcp = settings.tcp.as_ref();
     let connect_timeout = tcp.and_then(|tcp| tcp.connect_timeout).or(mesh.connect_timeout);
     draft.cluster.connect_timeout = connect_timeout;
@@ -73,7 +73,7 @@ pub(super) fn apply(
         apply_keepalive(draft, keepalive);
     }
     let mut thresholds = thresholds(settings, retry_budget);
-    thresholds.track_remaining = !view.mesh.installation.features.disable_track_remaining_cb_metrics;
+    thresholds.track_remaining = !ctx.mesh.installation.features.disable_track_remaining_cb_metrics;
     draft.cluster.circuit_breakers = Some(CircuitBreakers {
         thresholds: vec![thresholds],
         per_host_thresholds: Vec::new(),

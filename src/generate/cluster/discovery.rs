@@ -1,9 +1,9 @@
 //! How Envoy finds the endpoints of a service's clusters.
 
-use super::{client::SocketClient, dynamic, load_balancer, outbound::ClusterMode, rule};
+use super::{client::SocketProxyView, dynamic, load_balancer, outbound::ClusterMode, rule};
 use crate::{
     base::Shared,
-    generate::View,
+    generate::BuildContext,
     model::{
         Service,
         destination_rule::DestinationRule,
@@ -35,15 +35,15 @@ pub(super) struct Kind {
 
 impl Kinds {
     pub(super) fn new(
-        view: &View,
+        ctx: &BuildContext,
         service: &Service,
         port: &ServicePort,
         mode: ClusterMode,
-        client: &SocketClient,
+        client: &SocketProxyView,
     ) -> Self {
         Self {
-            declared: discovery_type(view, service, mode, client.is_router || mode.is_vip()),
-            fixed_policy: is_redis(view, port),
+            declared: discovery_type(ctx, service, mode, client.is_router || mode.is_vip()),
+            fixed_policy: is_redis(ctx, port),
             port: port.number,
         }
     }
@@ -87,13 +87,13 @@ impl Kinds {
     }
 }
 
-pub(super) fn is_redis(view: &View, port: &ServicePort) -> bool {
-    port.protocol == Protocol::Redis && view.mesh.installation.features.pilot_enable_redis_filter
+pub(super) fn is_redis(ctx: &BuildContext, port: &ServicePort) -> bool {
+    port.protocol == Protocol::Redis && ctx.mesh.installation.features.pilot_enable_redis_filter
 }
 
 /// `terminates`: the client does not pass on connections whose address its workload chose.
-fn discovery_type(view: &View, service: &Service, mode: ClusterMode, terminates: bool) -> DiscoveryType {
-    let features = &view.mesh.installation.features;
+fn discovery_type(ctx: &BuildContext, service: &Service, mode: ClusterMode, terminates: bool) -> DiscoveryType {
+    let features = &ctx.mesh.installation.features;
     let eds_for_headless = service.registry == Registry::Kubernetes && features.pilot_enable_eds_for_headless_services;
     match service.resolution {
         Resolution::DnsLb if service.race_first_tcp_connect => DiscoveryType::LogicalDns,

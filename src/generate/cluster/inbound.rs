@@ -15,9 +15,9 @@ use crate::{
     api::kube::service::TargetPort,
     base::{Hostname, Namespace, ObjectKey, Shared, cidr::IpMode},
     generate::{
-        ResourceType, View,
+        BuildContext, ResourceType,
         constant::loopbacks,
-        group::{Built, Listed, Resource},
+        group::{Built, ListedResource, Resource},
         name,
         patch::{PatchContext, PatchRef, cluster::ClusterPatches},
         proxy::InterceptionMode,
@@ -89,13 +89,13 @@ pub struct InboundKey {
 
 impl InboundPart {
     /// The part of a sidecar, if it has one.
-    pub fn select(view: &View, selected: &Selected) -> Option<Self> {
+    pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let proxy = selected.proxy;
         let sidecar = match &selected.scope {
             ScopeKey::Sidecar(_, key) => Some(key.clone()),
             ScopeKey::Default(_) | ScopeKey::Gateway(_) => None,
         };
-        let (instance_v4, instance_v6) = instance_addresses(view, &selected.profile.addresses, sidecar.as_ref());
+        let (instance_v4, instance_v6) = instance_addresses(ctx, &selected.profile.addresses, sidecar.as_ref());
         let part = Self {
             namespace: selected.scope.namespace().clone(),
             targets: selected.targets.clone(),
@@ -111,46 +111,43 @@ impl InboundPart {
     }
 
     /// The clusters of the part.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
-        let sidecar = self
-            .sidecar
-            .as_ref()
-            .and_then(|key| view.mesh.sidecars.get(view.cx, key));
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+        let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let ingress = sidecar.map_or(&[][..], |sidecar| &sidecar.spec.ingress);
         let mut keys = Vec::new();
         if ingress.is_empty() {
             if !self.bound_ports {
-                keys = self.service_keys(view, &[]);
+                keys = self.service_keys(ctx, &[]);
             }
         } else {
-            if view
+            if ctx
                 .mesh
                 .installation
                 .features
                 .pilot_allow_sidecar_service_inbound_listener_merge
             {
-                keys = self.service_keys(view, ingress);
+                keys = self.service_keys(ctx, ingress);
             }
-            keys.extend(ingress.iter().filter_map(|listener| self.listener_key(view, listener)));
+            keys.extend(ingress.iter().filter_map(|listener| self.listener_key(ctx, listener)));
         }
-        let patches = ClusterPatches::of(view, &self.patches, PatchContext::SidecarInbound);
+        let patches = ClusterPatches::of(ctx, &self.patches, PatchContext::SidecarInbound);
         for key in &mut keys {
             key.patches = patches.concerning(&name::inbound_cluster(key.port), &key.hosts());
         }
         let resources = keys.into_iter().map(|key| Resource::Cluster(ClusterKey::Inbound(key)));
         resources
-            .map(|resource| Listed::new(ResourceType::Cluster, resource))
+            .map(|resource| ListedResource::new(ResourceType::Cluster, resource))
             .collect()
     }
 
     /// One for each port of the workload that services lead to, unless a listener of the Sidecar has it.
-    fn service_keys(&self, view: &View, ingress: &[IstioIngressListener]) -> Vec<InboundKey> {
+    fn service_keys(&self, ctx: &BuildContext, ingress: &[IstioIngressListener]) -> Vec<InboundKey> {
         let mut ports: BTreeMap<u32, Vec<(ServiceKey, u32)>> = BTreeMap::new();
         for target in self.targets.iter() {
             let services = ports.entry(target.target_port).or_default();
             services.push((target.service.clone(), target.port));
         }
-        let policy = view.mesh_config().inbound_traffic_policy.unwrap_or_default();
+        let policy = ctx.mesh_config().inbound_traffic_policy.unwrap_or_default();
         let endpoint = match policy.mode() {
             inbound_traffic_policy::Mode::Passthrough => None,
             inbound_traffic_policy::Mode::Localhost => Some(SmolStr::new(loopbacks(self.ip_mode)[0])),
@@ -159,7 +156,7 @@ impl InboundPart {
             .into_iter()
             .filter(|(port, _)| !ingress.iter().any(|listener| port_of(listener) == *port));
         free.map(|(port, services)| InboundKey {
-            rule: services.first().and_then(|(service, _)| self.rule(view, service)),
+            rule: services.first().and_then(|(service, _)| self.rule(ctx, service)),
             services: services.into(),
             is_listener: false,
             ..self.key(port, endpoint.clone().map(|address| (address, port)))
@@ -167,13 +164,13 @@ impl InboundPart {
         .collect()
     }
 
-    fn listener_key(&self, view: &View, listener: &IstioIngressListener) -> Option<InboundKey> {
+    fn listener_key(&self, ctx: &BuildContext, listener: &IstioIngressListener) -> Option<InboundKey> {
         let port = port_of(listener);
         let endpoint = self.endpoint(&listener.default_endpoint)?;
         // The first service that leads to the listener's port owns the cluster.
         let owner = self.targets.iter().find(|target| target.target_port == port);
         Some(InboundKey {
-            rule: owner.and_then(|target| self.rule(view, &target.service)),
+            rule: owner.and_then(|target| self.rule(ctx, &target.service)),
             services: owner
                 .map(|target| (target.service.clone(), port))
                 .into_iter()
@@ -200,19 +197,19 @@ impl InboundPart {
 
     /// A rule that selects its clients does not count for servers, nor does one for a service that the workload itself
     /// does not see.
-    fn rule(&self, view: &View, service: &ServiceKey) -> Option<RuleRef> {
+    fn rule(&self, ctx: &BuildContext, service: &ServiceKey) -> Option<RuleRef> {
         let seen = match &self.sidecar {
             Some(key) => {
-                let scope = view.scope(&ScopeKey::Sidecar(self.namespace.clone(), key.clone()));
+                let scope = ctx.scope(&ScopeKey::Sidecar(self.namespace.clone(), key.clone()));
                 scope.service(&service.hostname)?.clone()
             }
             None => {
-                let row = view.mesh.visibility.get(view.cx, service);
+                let row = ctx.mesh.visibility.get(ctx.cx, service);
                 row.filter(|row| row.export_to.visible_to(&self.namespace))?;
                 service.clone()
             }
         };
-        destination_rule::find(view.cx, view.mesh, &self.namespace, None, &seen).map(|(found, _)| found)
+        destination_rule::find(ctx.cx, ctx.mesh, &self.namespace, None, &seen).map(|(found, _)| found)
     }
 
     /// Reads `defaultEndpoint`. The outer `None`: it cannot be read, there is no cluster; the inner one: it is not
@@ -248,8 +245,8 @@ impl InboundPart {
 }
 
 /// The instance's addresses, as far as the Sidecar sends traffic to them.
-fn instance_addresses(view: &View, addresses: &[SmolStr], sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
-    let row = sidecar.and_then(|key| view.mesh.sidecars.get(view.cx, key));
+fn instance_addresses(ctx: &BuildContext, addresses: &[SmolStr], sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
+    let row = sidecar.and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
     let endpoints = || {
         row.into_iter()
             .flat_map(|row| &row.spec.ingress)
@@ -269,19 +266,16 @@ fn port_of(listener: &IstioIngressListener) -> u32 {
 
 impl InboundKey {
     /// Builds the cluster.
-    pub fn build(&self, view: &View) -> Built {
-        match self.cluster(view) {
-            Some(cluster) => finished(view, &self.patches, &self.hosts(), cluster, Vec::new()),
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        match self.cluster(ctx) {
+            Some(cluster) => finished(ctx, &self.patches, &self.hosts(), cluster, Vec::new()),
             None => Built::none(),
         }
     }
 
-    fn cluster(&self, view: &View) -> Option<Finished> {
-        let sidecar = self
-            .sidecar
-            .as_ref()
-            .and_then(|key| view.mesh.sidecars.get(view.cx, key));
-        let owner = self.services.first().and_then(|(key, _)| view.service(key));
+    fn cluster(&self, ctx: &BuildContext) -> Option<Finished> {
+        let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
+        let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
         let port = self.port(sidecar.map(|sidecar| &sidecar.spec), owner.map(|owner| &**owner))?;
         let kind = match self.endpoint {
             Some(_) => DiscoveryType::Static,
@@ -294,16 +288,16 @@ impl InboundKey {
             set_port_override(&mut draft, owner.map(|owner| &**owner), declared);
         }
         let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
-        let pattern = &view.mesh_config().inbound_cluster_stat_name;
+        let pattern = &ctx.mesh_config().inbound_cluster_stat_name;
         if !pattern.is_empty() {
             let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner.map(|owner| &**owner));
             draft.cluster.alt_stat_name = name::delimited_stat(&filled);
         }
         set_protocol(&mut draft, port.protocol, true, self.keeps_header_case);
-        self.set_metadata(&mut draft, view, port.number);
-        let pool = self.pool(&mut draft, view, sidecar.map(|sidecar| &sidecar.spec), port.number);
-        connection_pool::apply(&mut draft, view, &pool.settings, pool.budget.as_ref());
-        self.set_source(&mut draft, view);
+        self.set_metadata(&mut draft, ctx, port.number);
+        let pool = self.pool(&mut draft, ctx, sidecar.map(|sidecar| &sidecar.spec), port.number);
+        connection_pool::apply(&mut draft, ctx, &pool.settings, pool.budget.as_ref());
+        self.set_source(&mut draft, ctx);
         Some(draft.finish())
     }
 
@@ -353,19 +347,19 @@ impl InboundKey {
     }
 
     /// All services that lead here by the same port of theirs.
-    fn set_metadata(&self, draft: &mut Draft, view: &View, port: u32) {
-        if !view.mesh.installation.features.pilot_enable_telemetry_label {
+    fn set_metadata(&self, draft: &mut Draft, ctx: &BuildContext, port: u32) {
+        if !ctx.mesh.installation.features.pilot_enable_telemetry_label {
             return;
         }
         // Services outside the mesh tell nothing about the workload.
-        let owner = self.services.first().and_then(|(key, _)| view.service(key));
+        let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
         if owner.is_some_and(|owner| owner.mesh_external) {
             return;
         }
         let mut hosts = Vec::new();
         let mut services = Vec::new();
         for (key, number) in self.services.iter() {
-            if let Some(service) = view.service(key)
+            if let Some(service) = ctx.service(key)
                 && *number == port
                 && !hosts.contains(&&key.hostname)
             {
@@ -379,11 +373,11 @@ impl InboundKey {
     }
 
     /// The connection pool: of the rule, unless the Sidecar has one for the port or for all.
-    fn pool(&self, draft: &mut Draft, view: &View, sidecar: Option<&Sidecar>, port: u32) -> Pool {
+    fn pool(&self, draft: &mut Draft, ctx: &BuildContext, sidecar: Option<&Sidecar>, port: u32) -> Pool {
         let rule = self
             .rule
             .as_ref()
-            .and_then(|rule| destination_rule::rule(view.cx, view.mesh, rule));
+            .and_then(|rule| destination_rule::rule(ctx.cx, ctx.mesh, rule));
         let policy = rule.filter(|rule| rule.spec.traffic_policy.is_some());
         if let Some(rule) = &policy
             && draft.has_metadata()
@@ -404,10 +398,10 @@ impl InboundKey {
     }
 
     /// Connections that are not to the loopback come from an address that interception passes over.
-    fn set_source(&self, draft: &mut Draft, view: &View) {
+    fn set_source(&self, draft: &mut Draft, ctx: &BuildContext) {
         let is_loopback = |(address, _): &(SmolStr, u32)| address == "127.0.0.1" || address == "::1";
         if !self.endpoint.as_ref().is_some_and(is_loopback) {
-            let both = view.mesh.installation.features.istio_dual_stack;
+            let both = ctx.mesh.installation.features.istio_dual_stack;
             draft.cluster.upstream_bind_config = Some(bind_config(self.ip_mode, both));
         }
     }

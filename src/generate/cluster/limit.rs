@@ -7,7 +7,7 @@ use super::dynamic;
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared},
     generate::{
-        View,
+        BuildContext,
         proxy::ProxyType,
         security::jwt,
         select::Selected,
@@ -36,8 +36,8 @@ enum Leads {
 
 impl Limit {
     /// The limit of a proxy; `None` if it has none.
-    pub(super) fn select(view: &View, selected: &Selected) -> Option<Self> {
-        let features = &view.mesh.installation.features;
+    pub(super) fn select(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
+        let features = &ctx.mesh.installation.features;
         let leads = match selected.proxy.proxy_type {
             ProxyType::Router if features.pilot_filter_gateway_cluster_config => {
                 Some(Leads::Gateways(selected.gateways.clone()))
@@ -48,7 +48,7 @@ impl Limit {
         leads.map(|leads| {
             let mut extra: BTreeSet<_> = selected.patches.referenced_services.iter().cloned().collect();
             if features.pilot_jwt_enable_remote_jwks != RemoteJwks::Istiod {
-                extra.extend(key_servers(view, selected));
+                extra.extend(key_servers(ctx, selected));
             }
             Self {
                 leads,
@@ -58,24 +58,24 @@ impl Limit {
     }
 
     /// The services that proxies of a namespace get clusters for.
-    pub(super) fn wanted(&self, view: &View, namespace: &Namespace) -> Wanted {
+    pub(super) fn wanted(&self, ctx: &BuildContext, namespace: &Namespace) -> Wanted {
         let mut wanted: BTreeSet<ReferencedService> = self.extra.iter().cloned().collect();
-        let providers = view.mesh_config().extension_providers.iter();
+        let providers = ctx.mesh_config().extension_providers.iter();
         wanted.extend(providers.filter_map(dynamic::provider_service));
         match &self.leads {
-            Leads::Gateways(gateways) => wanted.extend(led_by_gateways(view, namespace, gateways)),
-            Leads::Waypoint(waypoint) => wanted.extend(led_by_waypoint(view, waypoint)),
+            Leads::Gateways(gateways) => wanted.extend(led_by_gateways(ctx, namespace, gateways)),
+            Leads::Waypoint(waypoint) => wanted.extend(led_by_waypoint(ctx, waypoint)),
         }
         Wanted(wanted)
     }
 }
 
-fn led_by_gateways(view: &View, namespace: &Namespace, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
-    let scoped = view.mesh.installation.features.pilot_scope_gateway_to_namespace;
+fn led_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
+    let scoped = ctx.mesh.installation.features.pilot_scope_gateway_to_namespace;
     let mut wanted = Vec::new();
     for gateway in gateways {
         let name = format!("{}/{}", gateway.namespace, gateway.name);
-        let routes = virtual_service::for_gateway(view.cx, view.mesh, namespace, &name);
+        let routes = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, &name);
         let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
         // Gateways of one namespace take routes for clients of that namespace alone.
         let counted = destinations.filter(|destination| {
@@ -86,8 +86,8 @@ fn led_by_gateways(view: &View, namespace: &Namespace, gateways: &[ObjectKey]) -
     wanted
 }
 
-fn led_by_waypoint(view: &View, waypoint: &WaypointView) -> Vec<ReferencedService> {
-    let served = Served::of(view, waypoint);
+fn led_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<ReferencedService> {
+    let served = Served::of(ctx, waypoint);
     let routes = served.services.iter().filter_map(|service| served.routes(&service.key));
     let destinations = routes.flat_map(|(_, reach)| &reach.destinations);
     destinations
@@ -119,13 +119,13 @@ fn by_host(host: Hostname) -> ReferencedService {
 }
 
 /// The hosts that the proxy fetches keys from itself.
-fn key_servers(view: &View, selected: &Selected) -> Vec<ReferencedService> {
+fn key_servers(ctx: &BuildContext, selected: &Selected) -> Vec<ReferencedService> {
     let subject = policy::Subject::workload(selected.proxy.namespace.clone(), (*selected.labels).clone());
-    let index = &view.mesh.request_authentications_by_namespace;
-    let attached = policy::attached(view.cx, view.mesh, index, &subject);
+    let index = &ctx.mesh.request_authentications_by_namespace;
+    let attached = policy::attached(ctx.cx, ctx.mesh, index, &subject);
     let rows = attached
         .iter()
-        .filter_map(|key| view.mesh.request_authentications.get(view.cx, key));
+        .filter_map(|key| ctx.mesh.request_authentications.get(ctx.cx, key));
     let rules = rows.flat_map(|row| &row.spec.jwt_rules);
     let hosts = rules.filter_map(|rule| jwt::authority(&rule.jwks_uri));
     hosts.map(|(host, _)| by_host(Hostname::new(host))).collect()

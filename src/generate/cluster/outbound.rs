@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 
 use super::{
     ClusterKey,
-    client::{OutboundClient, Place, SocketClient},
+    client::{OutboundProxyView, Place, SocketProxyView},
     discovery::Kinds,
     dynamic, finished,
     limit::{Limit, Wanted},
@@ -17,9 +17,9 @@ use super::{
 use crate::{
     base::{Hashed, ObjectKey, Shared, cidr::IpMode},
     generate::{
-        ResourceType, View,
-        endpoint::{self, EndpointClient, EndpointKey},
-        group::{Built, Listed, Note, Resource},
+        BuildContext, ResourceType,
+        endpoint::{self, EndpointKey, EndpointProxyView},
+        group::{Built, ListedResource, Note, Resource},
         name,
         patch::{
             self, PatchContext, PatchRef,
@@ -42,7 +42,7 @@ pub struct OutboundPart {
     /// What the client sees.
     pub scope: ScopeKey,
     /// The client.
-    pub client: Hashed<OutboundClient>,
+    pub client: Hashed<OutboundProxyView>,
     /// With TLS, or to pass it through.
     pub mode: ClusterMode,
     /// `None`: everything that is the same wherever the client is. Else only what depends on that.
@@ -126,43 +126,43 @@ pub struct OutboundKey {
     /// The rule, if there is one.
     pub rule: Option<RuleRef>,
     /// The client.
-    pub client: Hashed<SocketClient>,
+    pub client: Hashed<SocketProxyView>,
     /// What endpoints that stand inline depend on of the client: for DNS clusters only.
-    pub inline: Option<InlineClient>,
+    pub inline: Option<InlineProxyView>,
     /// EnvoyFilter patches that concern it, in order.
     pub patches: Shared<[PatchRef]>,
 }
 
 /// What DNS clusters depend on of a client besides the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InlineClient {
+pub struct InlineProxyView {
     /// The address families, which are asked for.
     pub ip_mode: IpMode,
     /// As for endpoints of EDS.
-    pub endpoints: EndpointClient,
+    pub endpoints: EndpointProxyView,
 }
 
 impl OutboundPart {
     /// The parts of a proxy.
-    pub fn select(view: &View, selected: &Selected) -> Vec<Self> {
-        let client = OutboundClient::of(view, selected);
+    pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
+        let client = OutboundProxyView::of(ctx, selected);
         let is_router = selected.proxy.proxy_type == ProxyType::Router;
         let general = Self {
             scope: selected.scope.clone(),
             client,
             mode: ClusterMode::Default,
             place: None,
-            limit: Limit::select(view, selected),
+            limit: Limit::select(ctx, selected),
         };
         let mut parts = vec![general];
-        if is_router && passes_mtls_through(view, &selected.gateways) {
+        if is_router && passes_mtls_through(ctx, &selected.gateways) {
             parts.push(Self {
                 mode: ClusterMode::SniDnat,
                 limit: None,
                 ..parts[0].clone()
             });
         }
-        if let Some(place) = Place::of(view, selected) {
+        if let Some(place) = Place::of(ctx, selected) {
             let placed = parts.clone().into_iter().map(|part| Self {
                 place: Some(place.clone()),
                 ..part
@@ -173,19 +173,19 @@ impl OutboundPart {
     }
 
     /// Clusters, and for those that use EDS the endpoints.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         let limit = self.limit.as_ref();
-        let wanted = limit.map(|limit| limit.wanted(view, self.scope.namespace()));
+        let wanted = limit.map(|limit| limit.wanted(ctx, self.scope.namespace()));
         if wanted.as_ref().is_some_and(Wanted::is_empty) && self.client.patches.is_empty() {
             return Vec::new();
         }
-        let scope = view.scope(&self.scope);
-        let mut listing = Listing::of(self, view, &scope);
+        let scope = ctx.scope(&self.scope);
+        let mut listing = Listing::of(self, ctx, &scope);
         for key in scope.services.iter() {
             if wanted.as_ref().is_some_and(|wanted| !wanted.contains(key)) {
                 continue;
             }
-            if let Some(service) = view.service(key) {
+            if let Some(service) = ctx.service(key) {
                 listing.list_service(service);
             }
         }
@@ -197,31 +197,31 @@ impl OutboundPart {
     /// depend on the client's place.
     fn endpoint_client(
         &self,
-        view: &View,
+        ctx: &BuildContext,
         service: &Service,
         rule: Option<&Shared<DestinationRule>>,
         key: &OutboundKey,
-    ) -> Option<EndpointClient> {
-        self.client.endpoints(view, self.place.as_ref(), service, rule, key)
+    ) -> Option<EndpointProxyView> {
+        self.client.endpoints(ctx, self.place.as_ref(), service, rule, key)
     }
 }
 
-impl OutboundClient {
+impl OutboundProxyView {
     /// What the endpoints of a cluster depend on of the client, for a part that is of its place or general; `None` if they
     /// are the other part's.
     pub(super) fn endpoints(
         &self,
-        view: &View,
+        ctx: &BuildContext,
         place: Option<&Place>,
         service: &Service,
         rule: Option<&Shared<DestinationRule>>,
         key: &OutboundKey,
-    ) -> Option<EndpointClient> {
+    ) -> Option<EndpointProxyView> {
         let policy = rule.and_then(|rule| rule::policy_of(rule, key.port, &key.subset));
-        let needs = endpoint::needs(view, service, policy.as_ref());
+        let needs = endpoint::needs(ctx, service, policy.as_ref());
         match (place, needs.any()) {
-            (None, false) => Some(EndpointClient::of(view, service, self, None)),
-            (Some(place), true) => Some(EndpointClient::of(view, service, self, Some((place, &needs)))),
+            (None, false) => Some(EndpointProxyView::of(ctx, service, self, None)),
+            (Some(place), true) => Some(EndpointProxyView::of(ctx, service, self, Some((place, &needs)))),
             _ => None,
         }
     }
@@ -230,16 +230,16 @@ impl OutboundClient {
 /// The resources of a part as they are found.
 struct Listing<'a> {
     part: &'a OutboundPart,
-    view: &'a View<'a>,
+    ctx: &'a BuildContext<'a>,
     scope: &'a SidecarScope,
     patches: ClusterPatches<'a>,
     /// Names that endpoints are asked for because of patches, and that are not listed yet.
     asked: BTreeSet<String>,
-    listed: Vec<Listed>,
+    listed: Vec<ListedResource>,
 }
 
 impl<'a> Listing<'a> {
-    fn of(part: &'a OutboundPart, view: &'a View<'a>, scope: &'a SidecarScope) -> Self {
+    fn of(part: &'a OutboundPart, ctx: &'a BuildContext<'a>, scope: &'a SidecarScope) -> Self {
         let patches = &part.client.patches;
         let context = if part.client.socket.is_router {
             PatchContext::Gateway
@@ -248,10 +248,10 @@ impl<'a> Listing<'a> {
         };
         Self {
             part,
-            view,
+            ctx,
             scope,
-            patches: ClusterPatches::of(view, patches, context),
-            asked: patch::cluster::asked_endpoints(view, patches),
+            patches: ClusterPatches::of(ctx, patches, context),
+            asked: patch::cluster::asked_endpoints(ctx, patches),
             listed: Vec::new(),
         }
     }
@@ -259,7 +259,7 @@ impl<'a> Listing<'a> {
     fn rule(&self, service: &Service) -> Option<(RuleRef, Shared<DestinationRule>)> {
         let labels = Some(&self.part.client.rule_labels);
         let namespace = self.scope.key.namespace();
-        destination_rule::find(self.view.cx, self.view.mesh, namespace, labels, &service.key)
+        destination_rule::find(self.ctx.cx, self.ctx.mesh, namespace, labels, &service.key)
     }
 
     fn list_service(&mut self, service: &Shared<Service>) {
@@ -281,7 +281,7 @@ impl<'a> Listing<'a> {
         port: &ServicePort,
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
     ) {
-        let (part, view) = (self.part, self.view);
+        let (part, ctx) = (self.part, self.ctx);
         let rule = found.map(|(_, rule)| rule);
         let dynamic = dynamic::is_dynamic(service, part.mode);
         if dynamic && !dynamic::serves(port.protocol) {
@@ -291,7 +291,7 @@ impl<'a> Listing<'a> {
             .filter(|_| !dynamic)
             .into_iter()
             .flat_map(|rule| rule::subset_names(rule));
-        let kinds = Kinds::new(view, service, port, part.mode, &part.client.socket);
+        let kinds = Kinds::new(ctx, service, port, part.mode, &part.client.socket);
         for subset in std::iter::once("").chain(subsets) {
             let kind = kinds.of(rule, subset);
             let key = self.patched(OutboundKey {
@@ -304,11 +304,11 @@ impl<'a> Listing<'a> {
                 inline: None,
                 patches: self.patches.none(),
             });
-            let endpoints = || part.endpoint_client(view, service, rule, &key);
+            let endpoints = || part.endpoint_client(ctx, service, rule, &key);
             if kinds.inline() {
                 if let Some(endpoints) = endpoints() {
                     let ip_mode = part.client.ip_mode;
-                    let inline = Some(InlineClient { ip_mode, endpoints });
+                    let inline = Some(InlineProxyView { ip_mode, endpoints });
                     self.listed.push(OutboundKey { inline, ..key }.listed());
                 }
                 continue;
@@ -342,7 +342,7 @@ impl<'a> Listing<'a> {
         for name in std::mem::take(&mut self.asked) {
             let parsed = ParsedName::of(&name);
             let service = self.scope.by_host.get(parsed.host);
-            let Some(service) = service.and_then(|key| self.view.service(key)) else {
+            let Some(service) = service.and_then(|key| self.ctx.service(key)) else {
                 continue;
             };
             let found = self.rule(service);
@@ -360,15 +360,15 @@ impl<'a> Listing<'a> {
                 continue;
             }
             let rule = found.as_ref().map(|(_, rule)| rule);
-            let client = self.part.endpoint_client(self.view, service, rule, &key);
+            let client = self.part.endpoint_client(self.ctx, service, rule, &key);
             self.listed.extend(client.map(|client| key.endpoints(client)));
         }
     }
 }
 
 /// True if some server of the gateways passes mutual TLS through to the service that the SNI names.
-fn passes_mtls_through(view: &View, gateways: &[ObjectKey]) -> bool {
-    let rows = gateways.iter().filter_map(|key| view.mesh.gateways.get(view.cx, key));
+fn passes_mtls_through(ctx: &BuildContext, gateways: &[ObjectKey]) -> bool {
+    let rows = gateways.iter().filter_map(|key| ctx.mesh.gateways.get(ctx.cx, key));
     let mut modes = rows
         .flat_map(|row| &row.spec.servers)
         .filter_map(|server| server.tls.as_ref());
@@ -381,12 +381,12 @@ impl OutboundKey {
         self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
     }
 
-    pub(super) fn listed(self) -> Listed {
-        Listed::new(ResourceType::Cluster, Resource::Cluster(ClusterKey::Outbound(self)))
+    pub(super) fn listed(self) -> ListedResource {
+        ListedResource::new(ResourceType::Cluster, Resource::Cluster(ClusterKey::Outbound(self)))
     }
 
     /// The load assignment of an EDS cluster.
-    pub(super) fn endpoints(&self, client: EndpointClient) -> Listed {
+    pub(super) fn endpoints(&self, client: EndpointProxyView) -> ListedResource {
         let key = EndpointKey {
             service: self.service.clone(),
             port: self.port,
@@ -395,22 +395,22 @@ impl OutboundKey {
             rule: self.rule.clone(),
             client,
         };
-        Listed::new(ResourceType::Endpoint, Resource::Endpoint(key))
+        ListedResource::new(ResourceType::Endpoint, Resource::Endpoint(key))
     }
 
     /// Builds the cluster. Nothing if the service or port is gone, or a DNS cluster has no endpoints.
-    pub fn build(&self, view: &View) -> Built {
-        let Some((service, port)) = view
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let Some((service, port)) = ctx
             .service(&self.service)
             .and_then(|service| Some((service, service.port(self.port)?)))
         else {
             return Built::none();
         };
         let rule = self.rule.as_ref();
-        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+        let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
         let context = Context {
             key: self,
-            view,
+            ctx,
             service,
             port,
             rule: rule.as_ref(),
@@ -420,7 +420,7 @@ impl OutboundKey {
             known: OnceCell::new(),
         };
         match context.cluster() {
-            Some(cluster) => finished(view, &self.patches, &[], cluster, Vec::new()),
+            Some(cluster) => finished(ctx, &self.patches, &[], cluster, Vec::new()),
             None => Built::none().with_notes(vec![Note {
                 code: "pilot_dns_cluster_without_endpoints",
                 detail: self.name().into(),

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     api::kube::service::TargetPort,
     base::{Shared, cidr::IpMode},
-    generate::{View, constant, endpoint, name},
+    generate::{BuildContext, constant, endpoint, name},
     model::{
         EndpointTraits, Service,
         authentication::{self, MtlsMode},
@@ -44,7 +44,7 @@ const CARES_RESOLVER: &str = "envoy.network.dns_resolver.cares";
 /// Everything that one outbound cluster is made of.
 pub(super) struct Context<'a> {
     pub(super) key: &'a OutboundKey,
-    pub(super) view: &'a View<'a>,
+    pub(super) ctx: &'a BuildContext<'a>,
     pub(super) service: &'a Service,
     pub(super) port: &'a ServicePort,
     pub(super) rule: Option<&'a Shared<DestinationRule>>,
@@ -72,7 +72,7 @@ impl Context<'_> {
     /// The cluster with its way of finding endpoints.
     fn discovery(&self) -> Option<Draft> {
         let name = self.key.name();
-        let kinds = Kinds::new(self.view, self.service, self.port, self.key.mode, &self.key.client);
+        let kinds = Kinds::new(self.ctx, self.service, self.port, self.key.mode, &self.key.client);
         let begun = kinds.of(self.rule, &self.key.subset).begun;
         if kinds.inline() && begun == DiscoveryType::OriginalDst {
             self.inline_assignment(&name, "")?;
@@ -86,7 +86,7 @@ impl Context<'_> {
         }
         if self.key.subset.is_empty()
             && self.key.mode == ClusterMode::Default
-            && has_persistent_sessions(self.view, self.service)
+            && has_persistent_sessions(self.ctx, self.service)
         {
             let common = draft.cluster.common_lb_config.get_or_insert_default();
             common.override_host_status = Some(statuses_of_sessions());
@@ -96,7 +96,7 @@ impl Context<'_> {
 
     fn set_dns(&self, draft: &mut Draft) -> Option<()> {
         let inline = self.key.inline.as_ref()?;
-        let features = &self.view.mesh.installation.features;
+        let features = &self.ctx.mesh.installation.features;
         let cluster = &mut draft.cluster;
         let family = match inline.ip_mode {
             _ if self.service.race_first_tcp_connect => DnsLookupFamily::All,
@@ -107,7 +107,7 @@ impl Context<'_> {
             IpMode::Dual => DnsLookupFamily::V4Only,
         };
         cluster.set_dns_lookup_family(family);
-        cluster.dns_refresh_rate = self.view.mesh_config().dns_refresh_rate;
+        cluster.dns_refresh_rate = self.ctx.mesh_config().dns_refresh_rate;
         cluster.respect_dns_ttl = true;
         cluster.dns_jitter = Some(constant::duration(features.pilot_dns_jitter_duration));
         cluster.typed_dns_resolver_config = Some(TypedExtensionConfig {
@@ -132,11 +132,11 @@ impl Context<'_> {
             rule: self.rule,
             leads_to: None,
         };
-        endpoint::inline_assignment(self.view, name, &target, &inline.endpoints)
+        endpoint::inline_assignment(self.ctx, name, &target, &inline.endpoints)
     }
 
     fn set_statistics(&self, draft: &mut Draft) {
-        let pattern = &self.view.mesh_config().outbound_cluster_stat_name;
+        let pattern = &self.ctx.mesh_config().outbound_cluster_stat_name;
         if !pattern.is_empty() && !self.key.mode.is_vip() {
             let host = &self.service.key.hostname;
             let filled = name::stat_prefix(pattern, host, &self.key.subset, self.port, 0, Some(self.service));
@@ -150,19 +150,19 @@ impl Context<'_> {
     }
 
     fn apply_policy(&self, draft: &mut Draft) {
-        let features = &self.view.mesh.installation.features;
+        let features = &self.ctx.mesh.installation.features;
         let policy = self.policy.as_ref();
         self.apply_pool(draft);
         self.apply_outlier(draft);
         if outlier::sends_unhealthy(self.service, features) {
             outlier::set_panic_threshold(draft, 0.0);
         }
-        let locality = endpoint::locality_setting(self.view, self.service, policy);
+        let locality = endpoint::locality_setting(self.ctx, self.service, policy);
         if features.enable_locality_weighted_lb_config || locality.is_some_and(|locality| locality.weighs()) {
             load_balancer::weigh_localities(draft);
         }
         let settings = policy.and_then(|policy| policy.load_balancer.as_ref());
-        load_balancer::apply(draft, settings, discovery::is_redis(self.view, self.port));
+        load_balancer::apply(draft, settings, discovery::is_redis(self.ctx, self.port));
         match self.key.mode {
             ClusterMode::Default => self.apply_tls(draft),
             ClusterMode::SniDnat => {}
@@ -189,7 +189,7 @@ impl Context<'_> {
             .as_ref()
             .and_then(|policy| policy.outlier_detection.as_ref());
         if let Some(settings) = settings {
-            let sends_unhealthy = outlier::sends_unhealthy(self.service, &self.view.mesh.installation.features);
+            let sends_unhealthy = outlier::sends_unhealthy(self.service, &self.ctx.mesh.installation.features);
             outlier::apply(draft, settings, sends_unhealthy);
         }
     }
@@ -198,14 +198,14 @@ impl Context<'_> {
         let policy = self.policy.as_ref();
         let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
         let pool = pool.copied().unwrap_or_default();
-        connection_pool::upgrade(draft, self.view.mesh_config(), &pool, self.port.protocol);
+        connection_pool::upgrade(draft, self.ctx.mesh_config(), &pool, self.port.protocol);
         let budget = policy.and_then(|policy| policy.retry_budget.as_ref());
-        connection_pool::apply(draft, self.view, &pool, budget);
+        connection_pool::apply(draft, self.ctx, &pool, budget);
     }
 
     pub(super) fn apply_tls(&self, draft: &mut Draft) {
-        let features = &self.view.mesh.installation.features;
-        let mesh = self.view.mesh_config();
+        let features = &self.ctx.mesh.installation.features;
+        let mesh = self.ctx.mesh_config();
         // What each request asks for is not known beforehand: neither its SNI nor who answers.
         let dynamic = dynamic::is_dynamic(self.service, self.key.mode);
         let is_vip = self.key.mode.is_vip();
@@ -218,7 +218,7 @@ impl Context<'_> {
             identities: if dynamic {
                 Vec::new()
             } else {
-                identities_of(self.view, self.service, self.traits())
+                identities_of(self.ctx, self.service, self.traits())
             },
             default_sni: if dynamic {
                 String::new()
@@ -254,7 +254,7 @@ impl Context<'_> {
             return false;
         }
         let namespace = &self.service.key.namespace;
-        authentication::namespace_mode(self.view.cx, self.view.mesh, namespace) != MtlsMode::Disable
+        authentication::namespace_mode(self.ctx.cx, self.ctx.mesh, namespace) != MtlsMode::Disable
     }
 
     fn port_traits(&self) -> Option<&PortTraits> {
@@ -262,13 +262,13 @@ impl Context<'_> {
     }
 
     fn traits(&self) -> Option<&EndpointTraits> {
-        let read = || self.view.mesh.endpoint_traits.get(self.view.cx, &self.service.key);
+        let read = || self.ctx.mesh.endpoint_traits.get(self.ctx.cx, &self.service.key);
         *self.known.get_or_init(|| read().map(|traits| &**traits))
     }
 
     /// Metadata: the service, whether it is external or behind tunnels, the rule and the subset.
     pub(super) fn set_metadata(&self, draft: &mut Draft, with_service: bool) {
-        if with_service && self.view.mesh.installation.features.pilot_enable_telemetry_label {
+        if with_service && self.ctx.mesh.installation.features.pilot_enable_telemetry_label {
             draft.set_services([self.service]);
         }
         let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
@@ -299,14 +299,14 @@ impl Context<'_> {
 }
 
 /// The identities of the service's endpoints, each under every trust domain of the mesh.
-pub(in super::super) fn identities(view: &View, service: &Service) -> Vec<String> {
-    let traits = view.mesh.endpoint_traits.get(view.cx, &service.key);
-    identities_of(view, service, traits.map(|traits| &**traits))
+pub(in super::super) fn identities(ctx: &BuildContext, service: &Service) -> Vec<String> {
+    let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
+    identities_of(ctx, service, traits.map(|traits| &**traits))
 }
 
-fn identities_of(view: &View, service: &Service, traits: Option<&EndpointTraits>) -> Vec<String> {
+fn identities_of(ctx: &BuildContext, service: &Service, traits: Option<&EndpointTraits>) -> Vec<String> {
     let known = traits.map_or(&[][..], |traits| &traits.identities);
-    let aliases = &view.mesh_config().trust_domain_aliases;
+    let aliases = &ctx.mesh_config().trust_domain_aliases;
     let mut identities: BTreeSet<String> = BTreeSet::new();
     for identity in known.iter().chain(&service.service_accounts) {
         identities.insert(identity.to_string());
@@ -319,8 +319,8 @@ fn identities_of(view: &View, service: &Service, traits: Option<&EndpointTraits>
 }
 
 /// True if a service's labels ask that clients stay with the endpoint that they were served by.
-pub(in super::super) fn has_persistent_sessions(view: &View, service: &Service) -> bool {
-    let features = &view.mesh.installation.features;
+pub(in super::super) fn has_persistent_sessions(ctx: &BuildContext, service: &Service) -> bool {
+    let features = &ctx.mesh.installation.features;
     let labels = [
         &features.pilot_persistent_session_label,
         &features.pilot_persistent_session_header_label,

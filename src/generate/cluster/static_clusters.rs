@@ -4,9 +4,9 @@ use super::{ClusterKey, TunnelCluster, client, connection_pool, draft::Draft, fi
 use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
-        ResourceType, View,
+        BuildContext, ResourceType,
         constant::{self, METADATA_EXCHANGE, passthrough_sources, socket_address},
-        group::{Built, Listed, Note, Resource},
+        group::{Built, ListedResource, Note, Resource},
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::ProxyType,
         select::Selected,
@@ -94,11 +94,11 @@ impl StaticCluster {
 
 impl StaticPart {
     /// The part of a proxy.
-    pub fn select(view: &View, selected: &Selected) -> Self {
+    pub fn select(ctx: &BuildContext, selected: &Selected) -> Self {
         let (kinds, outward) = match selected.proxy.proxy_type {
-            ProxyType::Sidecar => (of_sidecar(view, selected), PatchContext::SidecarOutbound),
-            ProxyType::Waypoint => (of_waypoint(view, selected), PatchContext::SidecarOutbound),
-            _ => (of_gateway(view), PatchContext::Gateway),
+            ProxyType::Sidecar => (of_sidecar(ctx, selected), PatchContext::SidecarOutbound),
+            ProxyType::Waypoint => (of_waypoint(ctx, selected), PatchContext::SidecarOutbound),
+            _ => (of_gateway(ctx), PatchContext::Gateway),
         };
         let socket = client::has_credential_socket(selected.proxy).then_some(StaticCluster::ExternalSds);
         Self {
@@ -110,9 +110,9 @@ impl StaticPart {
     }
 
     /// The clusters of the part.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
-        let outward = ClusterPatches::of(view, &self.patches, self.outward);
-        let inward = ClusterPatches::of(view, &self.patches, PatchContext::SidecarInbound);
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+        let outward = ClusterPatches::of(ctx, &self.patches, self.outward);
+        let inward = ClusterPatches::of(ctx, &self.patches, PatchContext::SidecarInbound);
         let keys = self.kinds.iter().enumerate().map(|(at, kind)| {
             ClusterKey::Static(StaticKey {
                 kind: kind.clone(),
@@ -130,13 +130,13 @@ impl StaticPart {
                 },
             })
         });
-        keys.map(|key| Listed::new(ResourceType::Cluster, Resource::Cluster(key)))
+        keys.map(|key| ListedResource::new(ResourceType::Cluster, Resource::Cluster(key)))
             .collect()
     }
 }
 
-fn of_sidecar(view: &View, selected: &Selected) -> Vec<StaticCluster> {
-    let (proxy, features) = (selected.proxy, &view.mesh.installation.features);
+fn of_sidecar(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
+    let (proxy, features) = (selected.proxy, &ctx.mesh.installation.features);
     let keeps_header_case = client::keeps_header_case(selected);
     let mut kinds = vec![
         StaticCluster::BlackHole,
@@ -152,20 +152,20 @@ fn of_sidecar(view: &View, selected: &Selected) -> Vec<StaticCluster> {
     if tunnel::ends_at_sidecar(features, proxy) {
         kinds.push(StaticCluster::Tunnel(TunnelCluster::Main));
     }
-    kinds.extend(originate(view));
+    kinds.extend(originate(ctx));
     kinds
 }
 
 /// A gateway has no original destinations.
-fn of_gateway(view: &View) -> Vec<StaticCluster> {
+fn of_gateway(ctx: &BuildContext) -> Vec<StaticCluster> {
     std::iter::once(StaticCluster::BlackHole)
-        .chain(originate(view))
+        .chain(originate(ctx))
         .collect()
 }
 
 /// All that goes through a waypoint comes out of tunnels.
-fn of_waypoint(view: &View, selected: &Selected) -> Vec<StaticCluster> {
-    let features = &view.mesh.installation.features;
+fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
+    let features = &ctx.mesh.installation.features;
     let peers_of = Some(selected.proxy.namespace.clone());
     let originate = TunnelCluster::Originate { peers_of };
     let mut tunnels = vec![TunnelCluster::Main, TunnelCluster::Encap, originate];
@@ -175,29 +175,29 @@ fn of_waypoint(view: &View, selected: &Selected) -> Vec<StaticCluster> {
     tunnels.into_iter().map(StaticCluster::Tunnel).collect()
 }
 
-fn originate(view: &View) -> Option<StaticCluster> {
-    let sends = view.mesh.installation.features.pilot_enable_sending_hbone;
+fn originate(ctx: &BuildContext) -> Option<StaticCluster> {
+    let sends = ctx.mesh.installation.features.pilot_enable_sending_hbone;
     sends.then_some(StaticCluster::Tunnel(TunnelCluster::Originate { peers_of: None }))
 }
 
 impl StaticKey {
-    fn lacking_notes(&self, view: &View) -> Vec<Note> {
+    fn lacking_notes(&self, ctx: &BuildContext) -> Vec<Note> {
         let note = |(one, filter): &(PatchRef, SmolStr)| {
-            let patch = patch::resolve(view, std::slice::from_ref(one)).into_iter().next()?;
+            let patch = patch::resolve(ctx, std::slice::from_ref(one)).into_iter().next()?;
             Some(set::missing(patch, filter))
         };
         self.lacking.iter().filter_map(note).collect()
     }
 
     /// Builds the cluster.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let cluster = match &self.kind {
-            StaticCluster::BlackHole => black_hole(view),
+            StaticCluster::BlackHole => black_hole(ctx),
             &StaticCluster::Passthrough {
                 metadata_exchange,
                 keeps_header_case,
             } => {
-                let mut draft = passthrough(view, PASSTHROUGH, keeps_header_case);
+                let mut draft = passthrough(ctx, PASSTHROUGH, keeps_header_case);
                 if metadata_exchange {
                     draft.exchange_metadata();
                 }
@@ -207,15 +207,15 @@ impl StaticKey {
                 ip_mode,
                 keeps_header_case,
             } => {
-                let mut draft = passthrough(view, INBOUND_PASSTHROUGH, keeps_header_case);
+                let mut draft = passthrough(ctx, INBOUND_PASSTHROUGH, keeps_header_case);
                 draft.cluster.upstream_bind_config = Some(bind_config(ip_mode, true));
                 draft
             }
-            StaticCluster::ExternalSds => external_sds(view),
-            StaticCluster::Tunnel(tunnel) => tunnel.draft(view),
+            StaticCluster::ExternalSds => external_sds(ctx),
+            StaticCluster::Tunnel(tunnel) => tunnel.draft(ctx),
         }
         .finish();
-        finished(view, &self.patches, &[], cluster, self.lacking_notes(view))
+        finished(ctx, &self.patches, &[], cluster, self.lacking_notes(ctx))
     }
 }
 
@@ -237,18 +237,18 @@ pub(super) fn bind_config(ip_mode: IpMode, extra: bool) -> BindConfig {
     }
 }
 
-fn black_hole(view: &View) -> Draft {
+fn black_hole(ctx: &BuildContext) -> Draft {
     let mut draft = Draft::new(BLACK_HOLE.to_owned(), DiscoveryType::Static);
-    draft.cluster.connect_timeout = view.mesh_config().connect_timeout;
+    draft.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
     draft
 }
 
-fn passthrough(view: &View, name: &str, keeps_header_case: bool) -> Draft {
+fn passthrough(ctx: &BuildContext, name: &str, keeps_header_case: bool) -> Draft {
     // Parity: both are counted under the outbound one's name.
     let mut draft = Draft::new(PASSTHROUGH.to_owned(), DiscoveryType::OriginalDst);
     name.clone_into(&mut draft.cluster.name);
     draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
-    connection_pool::apply(&mut draft, view, &Default::default(), None);
+    connection_pool::apply(&mut draft, ctx, &Default::default(), None);
     if keeps_header_case {
         draft.keep_header_case();
     }
@@ -260,10 +260,10 @@ fn passthrough(view: &View, name: &str, keeps_header_case: bool) -> Draft {
     draft
 }
 
-fn external_sds(view: &View) -> Draft {
+fn external_sds(ctx: &BuildContext) -> Draft {
     let mut draft = Draft::new(EXTERNAL_SDS.to_owned(), DiscoveryType::Static);
     draft.cluster.alt_stat_name = String::new();
-    draft.cluster.connect_timeout = view.mesh_config().connect_timeout;
+    draft.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
     draft.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS, EXTERNAL_SDS_SOCKET, 0));
     draft.use_http2();
     draft

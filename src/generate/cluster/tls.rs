@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use prost::{Message, Name};
 
-use super::{client::SocketClient, draft::Draft};
+use super::{client::SocketProxyView, draft::Draft};
 use crate::{
     generate::constant::{
         DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, SecretProvider, TLS_SOCKET, credential_secret,
@@ -52,7 +52,7 @@ const SYSTEM_ROOTS: &str = "system";
 /// What the TLS of a cluster depends on, besides the rule.
 pub(super) struct TlsInputs<'a> {
     /// The client.
-    pub client: &'a SocketClient,
+    pub client: &'a SocketProxyView,
     /// Where the service comes from.
     pub registry: Registry,
     /// The service is outside the mesh.

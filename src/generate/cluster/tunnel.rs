@@ -8,7 +8,7 @@ use super::{connection_pool, draft::Draft, tls::plaintext_match};
 use crate::{
     base::Namespace,
     generate::{
-        View,
+        BuildContext,
         constant::{self, ISTIO_METADATA, socket},
         tunnel::{
             CONNECT_ORIGINATE, DESTINATION_METADATA, ENCAP, HBONE_PORT, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL,
@@ -91,10 +91,10 @@ impl TunnelCluster {
     }
 
     /// The cluster.
-    pub(super) fn draft(&self, view: &View) -> Draft {
+    pub(super) fn draft(&self, ctx: &BuildContext) -> Draft {
         match self {
             Self::Originate { peers_of } => {
-                let mut draft = self.peers(view, peers_of.as_ref());
+                let mut draft = self.peers(ctx, peers_of.as_ref());
                 if let Some(LbConfig::OriginalDstLbConfig(config)) = &mut draft.cluster.lb_config {
                     config.metadata_key = Some(MetadataKey {
                         key: DESTINATION_METADATA.to_owned(),
@@ -106,20 +106,20 @@ impl TunnelCluster {
                 draft
             }
             Self::Outer => {
-                let mut draft = self.peers(view, None);
+                let mut draft = self.peers(ctx, None);
                 draft.common_http().max_requests_per_connection = Some(1);
                 draft
             }
-            Self::Main => self.passing(view, MAIN_INTERNAL),
-            Self::Encap => self.passing(view, CONNECT_ORIGINATE),
+            Self::Main => self.passing(ctx, MAIN_INTERNAL),
+            Self::Encap => self.passing(ctx, CONNECT_ORIGINATE),
             Self::Inner => {
-                let mut draft = self.inside(view, OUTER_CONNECT_ORIGINATE);
+                let mut draft = self.inside(ctx, OUTER_CONNECT_ORIGINATE);
                 let tls = InternalUpstreamTransport {
-                    transport_socket: Some(peer_socket(view, None)),
+                    transport_socket: Some(peer_socket(ctx, None)),
                     ..Default::default()
                 };
                 draft.cluster.transport_socket = Some(socket("internal_upstream_with_tls", Any::pack(&tls)));
-                open_streams(&mut draft, view);
+                open_streams(&mut draft, ctx);
                 draft.common_http().max_requests_per_connection = Some(1);
                 draft
             }
@@ -127,9 +127,9 @@ impl TunnelCluster {
     }
 
     /// Whoever the connection was for, at the port of tunnels.
-    fn peers(&self, view: &View, peers_of: Option<&Namespace>) -> Draft {
+    fn peers(&self, ctx: &BuildContext, peers_of: Option<&Namespace>) -> Draft {
         let mut draft = Draft::new(self.name().to_owned(), DiscoveryType::OriginalDst);
-        connection_pool::apply(&mut draft, view, &Default::default(), None);
+        connection_pool::apply(&mut draft, ctx, &Default::default(), None);
         let cluster = &mut draft.cluster;
         cluster.set_lb_policy(LbPolicy::ClusterProvided);
         cluster.cleanup_interval = Some(seconds(CLEANUP_SECONDS));
@@ -137,15 +137,15 @@ impl TunnelCluster {
             upstream_port_override: Some(HBONE_PORT),
             ..Default::default()
         }));
-        cluster.transport_socket = Some(peer_socket(view, peers_of));
-        open_streams(&mut draft, view);
+        cluster.transport_socket = Some(peer_socket(ctx, peers_of));
+        open_streams(&mut draft, ctx);
         draft
     }
 
     /// A listener inside the proxy.
-    fn inside(&self, view: &View, listener: &str) -> Draft {
+    fn inside(&self, ctx: &BuildContext, listener: &str) -> Draft {
         let mut draft = Draft::new(self.name().to_owned(), DiscoveryType::Static);
-        connection_pool::apply(&mut draft, view, &Default::default(), None);
+        connection_pool::apply(&mut draft, ctx, &Default::default(), None);
         let cluster = &mut draft.cluster;
         cluster.connect_timeout = None;
         cluster.load_assignment = Some(ClusterLoadAssignment {
@@ -166,8 +166,8 @@ impl TunnelCluster {
     }
 
     /// The same for connections that are passed on as they are.
-    fn passing(&self, view: &View, listener: &str) -> Draft {
-        let mut draft = self.inside(view, listener);
+    fn passing(&self, ctx: &BuildContext, listener: &str) -> Draft {
+        let mut draft = self.inside(ctx, listener);
         let transport = InternalUpstreamTransport {
             transport_socket: Some(raw_buffer()),
             ..Default::default()
@@ -189,21 +189,21 @@ fn raw_buffer() -> TransportSocket {
     socket("raw_buffer", Any::pack(&RawBuffer {}))
 }
 
-fn peer_socket(view: &View, peers_of: Option<&Namespace>) -> TransportSocket {
-    let domain = &view.mesh_config().trust_domain;
+fn peer_socket(ctx: &BuildContext, peers_of: Option<&Namespace>) -> TransportSocket {
+    let domain = &ctx.mesh_config().trust_domain;
     let of_namespace = peers_of.map(|namespace| StringMatcher {
         match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{domain}/ns/{namespace}/sa/"))),
         ..Default::default()
     });
     let context = UpstreamTlsContext {
-        common_tls_context: Some(tls_context(view, of_namespace)),
+        common_tls_context: Some(tls_context(ctx, of_namespace)),
         ..Default::default()
     };
     socket("tls", Any::pack(&context))
 }
 
 /// Connections are streams of HTTP/2.
-fn open_streams(draft: &mut Draft, view: &View) {
+fn open_streams(draft: &mut Draft, ctx: &BuildContext) {
     draft.http_mut().upstream_protocol_options =
         Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
             protocol_config: Some(ProtocolConfig::Http2ProtocolOptions(Http2ProtocolOptions {
@@ -211,7 +211,7 @@ fn open_streams(draft: &mut Draft, view: &View) {
                 ..Default::default()
             })),
         }));
-    let idle = view.mesh_config().hbone_idle_timeout;
+    let idle = ctx.mesh_config().hbone_idle_timeout;
     draft.common_http().idle_timeout = Some(idle.unwrap_or(seconds(IDLE_SECONDS)));
 }
 

@@ -3,16 +3,16 @@
 
 use super::{
     ClusterMode,
-    client::{OutboundClient, Place},
+    client::{OutboundProxyView, Place},
     discovery::Kinds,
-    outbound::{InlineClient, OutboundKey, VipTraffic},
+    outbound::{InlineProxyView, OutboundKey, VipTraffic},
     rule,
 };
 use crate::{
     base::{Hashed, Shared},
     generate::{
-        View,
-        group::Listed,
+        BuildContext,
+        group::ListedResource,
         patch::{PatchContext, cluster::ClusterPatches},
         select::Selected,
         waypoint::WaypointView,
@@ -32,20 +32,20 @@ pub struct WaypointPart {
     /// The waypoint.
     pub waypoint: WaypointView,
     /// What clusters depend on of it.
-    pub client: Hashed<OutboundClient>,
+    pub client: Hashed<OutboundProxyView>,
     /// `None`: everything that is the same wherever it is. Else only what depends on that.
     pub place: Option<Place>,
 }
 
 impl WaypointPart {
     /// The parts of a waypoint.
-    pub fn select(view: &View, selected: &Selected) -> Vec<Self> {
+    pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
         let general = Self {
             waypoint: selected.waypoint_view(),
-            client: OutboundClient::of(view, selected),
+            client: OutboundProxyView::of(ctx, selected),
             place: None,
         };
-        let placed = Place::of(view, selected).map(|place| Self {
+        let placed = Place::of(ctx, selected).map(|place| Self {
             place: Some(place),
             ..general.clone()
         });
@@ -53,18 +53,18 @@ impl WaypointPart {
     }
 
     /// Clusters, and for those that use EDS the endpoints.
-    pub fn list(&self, view: &View) -> Vec<Listed> {
-        let patches = ClusterPatches::of(view, &self.client.patches, PatchContext::SidecarInbound);
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+        let patches = ClusterPatches::of(ctx, &self.client.patches, PatchContext::SidecarInbound);
         let mut listed = Vec::new();
-        for service in waypoint::served(view.cx, view.mesh, &self.waypoint.gateways) {
+        for service in waypoint::served(ctx.cx, ctx.mesh, &self.waypoint.gateways) {
             if service.resolution == Resolution::Alias {
                 continue;
             }
             // It is the service's side: what selects clients does not count.
-            let rule = destination_rule::find(view.cx, view.mesh, &self.waypoint.namespace, None, &service.key);
+            let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
             for port in &service.ports {
                 for traffic in VipTraffic::of(port.protocol) {
-                    self.list_port(view, (service, port, *traffic), rule.as_ref(), &patches, &mut listed);
+                    self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut listed);
                 }
             }
         }
@@ -73,15 +73,15 @@ impl WaypointPart {
 
     fn list_port(
         &self,
-        view: &View,
+        ctx: &BuildContext,
         (service, port, traffic): (&Service, &ServicePort, VipTraffic),
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
         patches: &ClusterPatches,
-        listed: &mut Vec<Listed>,
+        listed: &mut Vec<ListedResource>,
     ) {
         let mode = ClusterMode::Vip(traffic);
         let rule = found.map(|(_, rule)| rule);
-        let kinds = Kinds::new(view, service, port, mode, &self.client.socket);
+        let kinds = Kinds::new(ctx, service, port, mode, &self.client.socket);
         let subsets = rule.into_iter().flat_map(|rule| rule::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
             let mut key = OutboundKey {
@@ -97,11 +97,11 @@ impl WaypointPart {
             if !patches.is_empty() {
                 key.patches = patches.concerning(&key.name(), &[]);
             }
-            let endpoints = self.client.endpoints(view, self.place.as_ref(), service, rule, &key);
+            let endpoints = self.client.endpoints(ctx, self.place.as_ref(), service, rule, &key);
             if kinds.inline() {
                 if let Some(endpoints) = endpoints {
                     let ip_mode = self.client.ip_mode;
-                    let inline = Some(InlineClient { ip_mode, endpoints });
+                    let inline = Some(InlineProxyView { ip_mode, endpoints });
                     listed.push(OutboundKey { inline, ..key }.listed());
                 }
                 continue;

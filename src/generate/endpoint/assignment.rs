@@ -4,11 +4,11 @@ use std::{cell::Cell, collections::BTreeMap};
 
 use prost::Message;
 
-use super::{EndpointClient, locality, network};
+use super::{EndpointProxyView, locality, network};
 use crate::{
     base::{Labels, Namespace, NetworkId, Shared, cidr, select},
     generate::{
-        View,
+        BuildContext,
         cluster::{ClusterMode, rule},
         constant::{self, ISTIO_METADATA},
         tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, HBONE_PORT, internal_address},
@@ -125,11 +125,11 @@ impl Group {
 
 impl Target<'_> {
     /// The endpoints that EDS tells.
-    pub(super) fn discovered(&self, view: &View, client: &EndpointClient) -> Vec<Group> {
+    pub(super) fn discovered(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<Group> {
         if let Some(address) = &client.through_waypoint {
-            return self.waypoints(view, client, address);
+            return self.waypoints(ctx, client, address);
         }
-        let Some(row) = view.mesh.endpoints.get(view.cx, &self.service.key) else {
+        let Some(row) = ctx.mesh.endpoints.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
         // Names cannot be told by EDS; a port of 0 means a Unix socket, no address a gateway's.
@@ -140,18 +140,18 @@ impl Target<'_> {
             .endpoints
             .iter()
             .filter(|endpoint| endpoint.port_name == self.port.name);
-        let groups = self.groups(view, client, served.filter(usable));
-        self.balanced(view, client, groups, true)
+        let groups = self.groups(ctx, client, served.filter(usable));
+        self.balanced(ctx, client, groups, true)
     }
 
     /// The endpoints of the waypoint that the service goes through; none if nobody knows where that is.
-    fn waypoints(&self, view: &View, client: &EndpointClient, address: &str) -> Vec<Group> {
+    fn waypoints(&self, ctx: &BuildContext, client: &EndpointProxyView, address: &str) -> Vec<Group> {
         let found = || {
-            let through = view.mesh.service_waypoints.get(view.cx, &self.service.key)?;
-            let waypoint = view.mesh.waypoints.get(view.cx, &through.gateway)?;
-            let service = view.service(waypoint.service.as_ref()?)?;
+            let through = ctx.mesh.service_waypoints.get(ctx.cx, &self.service.key)?;
+            let waypoint = ctx.mesh.waypoints.get(ctx.cx, &through.gateway)?;
+            let service = ctx.service(waypoint.service.as_ref()?)?;
             let port = service.port(HBONE_PORT)?;
-            let endpoints = view.mesh.endpoints.get(view.cx, &service.key)?;
+            let endpoints = ctx.mesh.endpoints.get(ctx.cx, &service.key)?;
             let target = Target {
                 service,
                 port,
@@ -162,27 +162,33 @@ impl Target<'_> {
             };
             let served = endpoints.endpoints.iter();
             let served = served.filter(|endpoint| endpoint.port_name == port.name && !endpoint.address.is_empty());
-            Some(target.groups(view, client, served))
+            Some(target.groups(ctx, client, served))
         };
         found().unwrap_or_default()
     }
 
     /// The endpoints inside a DNS cluster.
-    pub(super) fn inline(&self, view: &View, client: &EndpointClient) -> Vec<Group> {
-        let Some(traits) = view.mesh.endpoint_traits.get(view.cx, &self.service.key) else {
+    pub(super) fn inline(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<Group> {
+        let Some(traits) = ctx.mesh.endpoint_traits.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
         let served = traits.inline.iter().filter(|endpoint| endpoint.serves(self.port));
-        let groups = self.groups(view, client, served);
+        let groups = self.groups(ctx, client, served);
         // Parity: failover priorities do not apply inside other clusters than the default one.
         let by_labels = self.subset.is_empty() && self.mode == ClusterMode::Default;
-        self.balanced(view, client, groups, by_labels)
+        self.balanced(ctx, client, groups, by_labels)
     }
 
-    fn balanced(&self, view: &View, client: &EndpointClient, mut groups: Vec<Group>, by_labels: bool) -> Vec<Group> {
+    fn balanced(
+        &self,
+        ctx: &BuildContext,
+        client: &EndpointProxyView,
+        mut groups: Vec<Group>,
+        by_labels: bool,
+    ) -> Vec<Group> {
         if let Some(locality) = &client.locality
             && !groups.is_empty()
-            && let Some(setting) = locality::locality_setting(view, self.service, self.policy().as_ref())
+            && let Some(setting) = locality::locality_setting(ctx, self.service, self.policy().as_ref())
         {
             let labels = client.labels.as_ref().filter(|_| by_labels);
             groups = setting.apply(groups, locality, labels);
@@ -198,16 +204,16 @@ impl Target<'_> {
     /// The endpoints by locality, network gateways in place of those behind them.
     fn groups<'e>(
         &self,
-        view: &View,
-        client: &EndpointClient,
+        ctx: &BuildContext,
+        client: &EndpointProxyView,
         endpoints: impl Iterator<Item = &'e Endpoint>,
     ) -> Vec<Group> {
         let mut peers = Peers::new(self);
         let mut by_locality: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
-        for endpoint in endpoints.filter(|endpoint| self.admits(view, client, endpoint)) {
-            let mtls = peers.use_mtls(view, endpoint);
-            let tunnelled = self.leads_to.is_some() || !client.no_tunnels && is_tunnelled(view, endpoint);
-            let member = member(view, self, endpoint, mtls, tunnelled);
+        for endpoint in endpoints.filter(|endpoint| self.admits(ctx, client, endpoint)) {
+            let mtls = peers.use_mtls(ctx, endpoint);
+            let tunnelled = self.leads_to.is_some() || !client.no_tunnels && is_tunnelled(ctx, endpoint);
+            let member = member(ctx, self, endpoint, mtls, tunnelled);
             by_locality
                 .entry(endpoint.origin.locality.as_str())
                 .or_default()
@@ -224,7 +230,7 @@ impl Target<'_> {
             group
         });
         let mut groups: Vec<Group> = match &client.network {
-            Some(network) => network::through_gateways(view, self.service, network, groups.collect()),
+            Some(network) => network::through_gateways(ctx, self.service, network, groups.collect()),
             None => groups.collect(),
         };
         if self.mode == ClusterMode::SniDnat {
@@ -237,7 +243,7 @@ impl Target<'_> {
         groups
     }
 
-    fn admits(&self, view: &View, client: &EndpointClient, endpoint: &Endpoint) -> bool {
+    fn admits(&self, ctx: &BuildContext, client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
         self.selects(endpoint)
             && client
                 .node
@@ -245,7 +251,7 @@ impl Target<'_> {
                 .is_none_or(|node| *node == endpoint.origin.node_name)
             && is_for_cluster(client, endpoint)
             && is_in_view(client, endpoint)
-            && self.is_served(view, endpoint)
+            && self.is_served(ctx, endpoint)
             && (!endpoint.address.is_empty() || is_behind_gateway(client, endpoint))
     }
 
@@ -257,9 +263,9 @@ impl Target<'_> {
         })
     }
 
-    fn is_served(&self, view: &View, endpoint: &Endpoint) -> bool {
-        let features = &view.mesh.installation.features;
-        match health(view, endpoint) {
+    fn is_served(&self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
+        let features = &ctx.mesh.installation.features;
+        match health(ctx, endpoint) {
             Health::Terminating => false,
             Health::Draining => {
                 let label = self.service.label(&features.pilot_persistent_session_label);
@@ -276,24 +282,24 @@ impl Target<'_> {
 }
 
 /// True if clients of the client's cluster may use the endpoint. A client that does not name its cluster may be of any.
-fn is_for_cluster(client: &EndpointClient, endpoint: &Endpoint) -> bool {
+fn is_for_cluster(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
     client.cluster.as_ref().is_none_or(|cluster| {
         *cluster == endpoint.origin.cluster || !client.cluster_only && (!endpoint.confined || cluster.is_empty())
     })
 }
 
-fn is_in_view(client: &EndpointClient, endpoint: &Endpoint) -> bool {
-    let view = client.network_view.as_ref();
-    endpoint.origin.network.is_empty() || view.is_none_or(|view| view.contains(&endpoint.origin.network))
+fn is_in_view(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
+    let ctx = client.network_view.as_ref();
+    endpoint.origin.network.is_empty() || ctx.is_none_or(|ctx| ctx.contains(&endpoint.origin.network))
 }
 
-fn is_behind_gateway(client: &EndpointClient, endpoint: &Endpoint) -> bool {
+fn is_behind_gateway(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
     let network = client.network.as_ref();
     network.is_some_and(|client| !endpoint.origin.network.is_empty() && client.network != endpoint.origin.network)
 }
 
-fn health(view: &View, endpoint: &Endpoint) -> Health {
-    let label = &view.mesh.installation.features.pilot_draining_label;
+fn health(ctx: &BuildContext, endpoint: &Endpoint) -> Health {
+    let label = &ctx.mesh.installation.features.pilot_draining_label;
     let marked = !label.is_empty() && endpoint.origin.labels.get(label).is_some_and(|value| !value.is_empty());
     if marked { Health::Draining } else { endpoint.health }
 }
@@ -319,26 +325,26 @@ impl Peers {
         }
     }
 
-    fn use_mtls(&mut self, view: &View, endpoint: &Endpoint) -> bool {
+    fn use_mtls(&mut self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
         if let Some(mode) = self.rule {
             return mode == TlSmode::IstioMutual;
         }
-        endpoint.origin.tls_mode == MTLS && self.demanded(view, endpoint) != MtlsMode::Disable
+        endpoint.origin.tls_mode == MTLS && self.demanded(ctx, endpoint) != MtlsMode::Disable
     }
 
-    fn demanded(&mut self, view: &View, endpoint: &Endpoint) -> MtlsMode {
+    fn demanded(&mut self, ctx: &BuildContext, endpoint: &Endpoint) -> MtlsMode {
         let namespace = &endpoint.origin.namespace;
         if !self.namespaces.contains_key(namespace) {
-            let rows = view.mesh.peer_authentications_by_namespace.get(view.cx, namespace);
+            let rows = ctx.mesh.peer_authentications_by_namespace.get(ctx.cx, namespace);
             let selectors = rows.filter_map(|(_, row)| row.spec.selector.as_ref());
             let differs = selectors
                 .map(|selector| &selector.match_labels)
                 .any(|labels| !labels.is_empty());
-            let mode = (!differs).then(|| authentication::namespace_mode(view.cx, view.mesh, namespace));
+            let mode = (!differs).then(|| authentication::namespace_mode(ctx.cx, ctx.mesh, namespace));
             self.namespaces.insert(namespace.clone(), mode);
         }
         self.namespaces[namespace].unwrap_or_else(|| {
-            authentication::mtls_mode(view.cx, view.mesh, namespace, &endpoint.origin.labels, endpoint.port)
+            authentication::mtls_mode(ctx.cx, ctx.mesh, namespace, &endpoint.origin.labels, endpoint.port)
         })
     }
 }
@@ -350,11 +356,11 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     tls.map(ClientTlsSettings::mode)
 }
 
-fn member(view: &View, target: &Target, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
-    let features = &view.mesh.installation.features;
+fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
+    let features = &ctx.mesh.installation.features;
     let tls_mode =
         Some(endpoint.origin.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
-    let health = match health(view, endpoint) {
+    let health = match health(ctx, endpoint) {
         Health::Unknown | Health::Terminating => HealthStatus::Unknown,
         Health::Healthy => HealthStatus::Healthy,
         Health::Unhealthy => HealthStatus::Unhealthy,
@@ -437,13 +443,13 @@ fn write_address(out: &mut Vec<u8>, address: &str, port: u32) {
 
 /// True if the endpoint is reached by HBONE: it asks for that, or is a waypoint. Those with a sidecar are reached by
 /// mutual TLS all the same, unless HBONE is preferred.
-fn is_tunnelled(view: &View, endpoint: &Endpoint) -> bool {
+fn is_tunnelled(ctx: &BuildContext, endpoint: &Endpoint) -> bool {
     let is_waypoint = endpoint
         .origin
         .labels
         .get(MANAGED_LABEL)
         .is_some_and(|by| by == MESH_CONTROLLER);
-    let has_sidecar = endpoint.origin.tls_mode == MTLS && !view.mesh.installation.features.pilot_prefer_sending_hbone;
+    let has_sidecar = endpoint.origin.tls_mode == MTLS && !ctx.mesh.installation.features.pilot_prefer_sending_hbone;
     (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
 }
 

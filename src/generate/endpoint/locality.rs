@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 use super::assignment::{Group, Member};
 use crate::{
     base::Labels,
-    generate::View,
+    generate::BuildContext,
     model::{
         Service,
         place::{NODE_LABELS, ZONE_LABELS},
@@ -49,12 +49,12 @@ impl Needs {
 }
 
 /// What the endpoints of a service with a policy need to know of a client's place.
-pub fn needs(view: &View, service: &Service, policy: Option<&TrafficPolicy>) -> Needs {
+pub fn needs(ctx: &BuildContext, service: &Service, policy: Option<&TrafficPolicy>) -> Needs {
     let mut needs = Needs {
         node: service.node_local,
         ..Needs::default()
     };
-    if let Some(setting) = locality_setting(view, service, policy) {
+    if let Some(setting) = locality_setting(ctx, service, policy) {
         needs.locality = setting.failover || !setting.setting.distribute.is_empty();
         if setting.setting.distribute.is_empty() && setting.failover {
             let labels = setting.setting.failover_priority.iter();
@@ -66,7 +66,7 @@ pub fn needs(view: &View, service: &Service, policy: Option<&TrafficPolicy>) -> 
 
 /// The setting of the rule, else the service's traffic distribution, else the mesh's; `None` if it is off.
 pub fn locality_setting<'a>(
-    view: &View<'a>,
+    ctx: &BuildContext<'a>,
     service: &Service,
     policy: Option<&'a TrafficPolicy>,
 ) -> Option<LocalityLb<'a>> {
@@ -83,7 +83,7 @@ pub fn locality_setting<'a>(
     }
     let labels: &[&[&str]] = match service.traffic_distribution {
         TrafficDistribution::Any => {
-            return view.mesh_config().locality_lb_setting.as_ref().and_then(enabled);
+            return ctx.mesh_config().locality_lb_setting.as_ref().and_then(enabled);
         }
         TrafficDistribution::PreferSameZone => &[ZONE_LABELS],
         TrafficDistribution::PreferSameNode => &[ZONE_LABELS, NODE_LABELS],

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    NetworkClient,
+    NetworkProxyView,
     assignment::{Group, Member, peer},
 };
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         Labels, Shared,
         cidr::{self, IpMode},
     },
-    generate::View,
+    generate::BuildContext,
     model::{
         Service,
         features::Features,
@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// The gateways that count for a service: as given where the proxy resolves names itself, else those with an address.
-pub(super) fn gateways_for<'a>(view: &View<'a>, service: &Service) -> Option<&'a GatewayIndex> {
-    let networks = view.mesh.networks.get(view.cx, &())?;
+pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<&'a GatewayIndex> {
+    let networks = ctx.mesh.networks.get(ctx.cx, &())?;
     let index = match service.resolution {
         Resolution::DnsLb | Resolution::DnsRoundRobinLb => &networks.unresolved,
         _ => &networks.resolved,
@@ -32,20 +32,20 @@ pub(super) fn gateways_for<'a>(view: &View<'a>, service: &Service) -> Option<&'a
 
 /// Replaces endpoints by gateways. Weights are multiplied, so that they can be divided among the gateways of a network.
 pub(super) fn through_gateways(
-    view: &View,
+    ctx: &BuildContext,
     service: &Service,
-    client: &NetworkClient,
+    client: &NetworkProxyView,
     groups: Vec<Group>,
 ) -> Vec<Group> {
-    let Some(networks) = gateways_for(view, service) else {
+    let Some(networks) = gateways_for(ctx, service) else {
         return groups;
     };
-    let features = &view.mesh.installation.features;
+    let features = &ctx.mesh.installation.features;
     let split = |group| split(features, networks, client, group);
     groups.into_iter().map(split).collect()
 }
 
-fn split(features: &Features, networks: &GatewayIndex, client: &NetworkClient, mut group: Group) -> Group {
+fn split(features: &Features, networks: &GatewayIndex, client: &NetworkProxyView, mut group: Group) -> Group {
     let mut shares: BTreeMap<(&str, u32, &NetworkGateway), u32> = BTreeMap::new();
     let mut kept = Vec::with_capacity(group.endpoints.len());
     for mut member in group.endpoints {
@@ -98,7 +98,7 @@ fn gateways<'a>(networks: &'a GatewayIndex, member: &Member) -> Vec<&'a NetworkG
 }
 
 /// A client of one address family reaches gateways of that family; of which one a host name is, nobody knows.
-fn is_reachable(client: &NetworkClient, gateway: &NetworkGateway) -> bool {
+fn is_reachable(client: &NetworkProxyView, gateway: &NetworkGateway) -> bool {
     client.ip_mode == IpMode::Dual
         || cidr::parse_ip(&gateway.address).is_some_and(|ip| client.ip_mode.serves(&ip.to_canonical()))
 }

@@ -7,7 +7,7 @@ use crate::{
     api::Meta,
     base::ClusterId,
     generate::{
-        EncodedResource, View,
+        BuildContext, EncodedResource,
         group::{Built, Note},
     },
     model::extension::{self, ExtensionId, RESOURCE_PREFIX},
@@ -39,13 +39,13 @@ const PULL_POLICY: &str = "ISTIO_META_WASM_IMAGE_PULL_POLICY";
 const RESOURCE_VERSION: &str = "ISTIO_META_WASM_PLUGIN_RESOURCE_VERSION";
 
 /// The resource of a plugin.
-pub(super) fn wasm(view: &View, id: &ExtensionId, secret_for: Option<&ClusterId>) -> Built {
-    let Some((meta, config)) = id.wasm(view.cx, view.mesh) else {
+pub(super) fn wasm(ctx: &BuildContext, id: &ExtensionId, secret_for: Option<&ClusterId>) -> Built {
+    let Some((meta, config)) = id.wasm(ctx.cx, ctx.mesh) else {
         return Built::none();
     };
     let mut notes = Vec::new();
     let mut environment = environment(&meta, &config);
-    fill_in_secret(view, &mut environment, &meta, &config, secret_for, &mut notes);
+    fill_in_secret(ctx, &mut environment, &meta, &config, secret_for, &mut notes);
     let Some(plugin) = plugin(id, &config, environment) else {
         return Built::none();
     };
@@ -144,7 +144,7 @@ fn environment(meta: &Meta, config: &WasmConfig) -> EnvironmentVariables {
 /// Puts the credentials in the place of the Secret's name; nothing, if they are not there or not for this client. The
 /// name itself is never sent.
 fn fill_in_secret(
-    view: &View,
+    ctx: &BuildContext,
     environment: &mut EnvironmentVariables,
     meta: &Meta,
     config: &WasmConfig,
@@ -161,7 +161,7 @@ fn fill_in_secret(
         value.clear();
         return;
     };
-    let content = pull_secret::docker_config(view, value, cluster);
+    let content = pull_secret::docker_config(ctx, value, cluster);
     if content.is_none() {
         notes.push(Note {
             code: "wasm_pull_secret_missing",

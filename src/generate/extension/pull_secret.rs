@@ -4,12 +4,12 @@
 
 use crate::{
     base::{ClusterId, Namespace, Sensitive},
-    generate::{View, select::Profile},
+    generate::{BuildContext, select::ProxyClass},
     model::credential::{SECRET, Secrets},
 };
 
 /// The cluster that Secrets are looked up for, if the client has shown who it is.
-pub(super) fn reader(profile: &Profile) -> Option<ClusterId> {
+pub(super) fn reader(profile: &ProxyClass) -> Option<ClusterId> {
     let is_known = profile.identity.is_some();
     is_known.then(|| profile.kind.cluster.clone())
 }
@@ -38,9 +38,9 @@ pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<Stri
 }
 
 /// The credentials behind a name of [`resource_name`]: of the client's cluster, else of ours.
-pub(super) fn docker_config(view: &View, resource_name: &str, cluster: &ClusterId) -> Option<Sensitive> {
+pub(super) fn docker_config(ctx: &BuildContext, resource_name: &str, cluster: &ClusterId) -> Option<Sensitive> {
     let (namespace, name) = resource_name.strip_prefix(SECRET)?.split_once('/')?;
-    let secrets = Secrets::of(view.cx, view.mesh, cluster);
+    let secrets = Secrets::of(ctx.cx, ctx.mesh, cluster);
     secrets.docker_config(&Namespace::new(namespace), name).ok()
 }
 

@@ -5,7 +5,7 @@ use smol_str::SmolStr;
 use super::tls;
 use crate::{
     generate::{
-        EncodedResource, View,
+        BuildContext, EncodedResource,
         cluster::{self, rule},
         constant,
         group::Built,
@@ -48,24 +48,24 @@ impl ClusterKey {
         name::outbound_cluster(self.port, &self.subset, &self.service.hostname)
     }
 
-    pub(super) fn build(&self, view: &View) -> Built {
-        let service = view.service(&self.service);
+    pub(super) fn build(&self, ctx: &BuildContext) -> Built {
+        let service = ctx.service(&self.service);
         let Some(service) = service.filter(|service| service.port(self.port).is_some()) else {
             return Built::none();
         };
         let rule = self.rule.as_ref();
-        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+        let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
         let has_subset = rule.as_ref().is_some_and(|rule| rule.subset(&self.subset).is_some());
         if !self.subset.is_empty() && !has_subset {
             return Built::none();
         }
         let mut cluster = self.discovered();
-        if self.subset.is_empty() && cluster::has_persistent_sessions(view, service) {
+        if self.subset.is_empty() && cluster::has_persistent_sessions(ctx, service) {
             let common = cluster.common_lb_config.get_or_insert_default();
             common.override_host_status = Some(cluster::statuses_of_sessions());
         }
         if let Some(policy) = rule.and_then(|rule| rule::policy_of(&rule, self.port, &self.subset)) {
-            apply(&mut cluster, &policy, view, service);
+            apply(&mut cluster, &policy, ctx, service);
         }
         Built::new(EncodedResource::new(cluster.name.as_str(), &cluster))
     }
@@ -86,13 +86,13 @@ impl ClusterKey {
 }
 
 /// Mutual TLS is never assumed: whether the client or the server can speak it is their own code's business.
-fn apply(cluster: &mut Cluster, policy: &TrafficPolicy, view: &View, service: &Service) {
+fn apply(cluster: &mut Cluster, policy: &TrafficPolicy, ctx: &BuildContext, service: &Service) {
     if policy
         .tls
         .as_ref()
         .is_some_and(|tls| tls.mode() == TlSmode::IstioMutual)
     {
-        cluster.transport_socket = Some(tls::client_socket(cluster::identities(view, service)));
+        cluster.transport_socket = Some(tls::client_socket(cluster::identities(ctx, service)));
     }
     if let Some(settings) = &policy.load_balancer {
         balance(cluster, settings);

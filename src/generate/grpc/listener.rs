@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
-use super::{GrpcClient, GrpcKey, tls};
+use super::{GrpcKey, GrpcProxyView, tls};
 use crate::{
     base::{ObjectKey, Shared},
     generate::{
-        EncodedResource, View, VipView, constant,
+        BuildContext, EncodedResource, VipView, constant,
         group::Built,
         listener::{http_filters::filter, outbound_listener::additional_addresses},
         name,
@@ -83,11 +83,16 @@ struct Asked {
 }
 
 /// The listeners that names mean.
-pub(super) fn list(view: &View, scope: &SidecarScope, client: &GrpcClient, names: &BTreeSet<SmolStr>) -> Vec<GrpcKey> {
+pub(super) fn list(
+    ctx: &BuildContext,
+    scope: &SidecarScope,
+    client: &GrpcProxyView,
+    names: &BTreeSet<SmolStr>,
+) -> Vec<GrpcKey> {
     let (inbound, outbound): (Vec<&SmolStr>, Vec<&SmolStr>) = names.iter().partition(|name| name.starts_with(INBOUND));
     let mut keys = Vec::new();
     for (host, asked) in asked_hosts(client, &outbound) {
-        let Some(service) = scope.service(&host).and_then(|key| view.service(key)) else {
+        let Some(service) = scope.service(&host).and_then(|key| ctx.service(key)) else {
             continue;
         };
         // Parity: every name of the host is served on every port that one of them asks for.
@@ -116,7 +121,7 @@ impl Asked {
 }
 
 /// The hosts that are asked for, short names completed too.
-fn asked_hosts(client: &GrpcClient, names: &[&SmolStr]) -> BTreeMap<SmolStr, Asked> {
+fn asked_hosts(client: &GrpcProxyView, names: &[&SmolStr]) -> BTreeMap<SmolStr, Asked> {
     let mut hosts: BTreeMap<SmolStr, Asked> = BTreeMap::new();
     for name in names {
         let (host, port) = match split_host_port(name) {
@@ -161,12 +166,12 @@ fn split_host_port(name: &str) -> Option<(&str, &str)> {
 }
 
 impl OutboundKey {
-    pub(super) fn build(&self, view: &View) -> Built {
-        let Some(service) = view.service(&self.service) else {
+    pub(super) fn build(&self, ctx: &BuildContext) -> Built {
+        let Some(service) = ctx.service(&self.service) else {
             return Built::none();
         };
         let manager = HttpConnectionManager {
-            http_filters: Self::filters(view, service),
+            http_filters: Self::filters(ctx, service),
             route_specifier: Some(RouteSpecifier::Rds(Rds {
                 config_source: Some(constant::plain_ads_source()),
                 route_config_name: name::outbound_cluster(self.port, "", &self.service.hostname),
@@ -190,8 +195,8 @@ impl OutboundKey {
         Built::new(EncodedResource::new(listener.name.as_str(), &listener))
     }
 
-    fn filters(view: &View, service: &Service) -> Vec<HttpFilter> {
-        let session = session(service, &view.mesh.installation.features);
+    fn filters(ctx: &BuildContext, service: &Service) -> Vec<HttpFilter> {
+        let session = session(service, &ctx.mesh.installation.features);
         let session = session.map(|session| filter(STATEFUL_SESSION, Any::pack(&session)));
         let fault = filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
         session.into_iter().chain([fault, router()]).collect()
@@ -200,7 +205,7 @@ impl OutboundKey {
 
 impl InboundKey {
     /// The socket of a name; `None` if the server serves no such port.
-    fn of(client: &GrpcClient, name: &SmolStr) -> Option<Self> {
+    fn of(client: &GrpcProxyView, name: &SmolStr) -> Option<Self> {
         let (address, port) = split_host_port(name.strip_prefix(INBOUND)?)?;
         let port: u32 = port.parse().ok()?;
         let server = &client.server;
@@ -222,10 +227,10 @@ impl InboundKey {
         })
     }
 
-    pub(super) fn build(&self, view: &View) -> Built {
-        let (mut filters, notes) = security::proxyless_filters(view, &self.authorization);
+    pub(super) fn build(&self, ctx: &BuildContext) -> Built {
+        let (mut filters, notes) = security::proxyless_filters(ctx, &self.authorization);
         filters.push(router());
-        let service = view.service(&self.service);
+        let service = ctx.service(&self.service);
         let further = service.map(|service| further_addresses(&self.vip, service, self.port));
         let listener = Listener {
             name: self.name.to_string(),

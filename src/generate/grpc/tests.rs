@@ -5,7 +5,7 @@ use smol_str::SmolStr;
 
 use crate::{
     generate::{
-        Demand, Proxy, ResourceType, fixture,
+        Proxy, RequestedResources, ResourceType, fixture,
         store::{MemberId, Store},
     },
     model::{features::Features, installation::Installation},
@@ -81,7 +81,7 @@ fn ask_with(
         features,
         ..Installation::default()
     };
-    let demand = Demand::new([(resource_type, names.iter().map(SmolStr::new).collect())]);
+    let demand = RequestedResources::new([(resource_type, names.iter().map(SmolStr::new).collect())]);
     let store = fixture::store_on_demand(installation, &files, vec![proxy], &demand);
     all(&store, resource_type)
 }
@@ -540,7 +540,7 @@ spec: {hosts: [echo], resolution: STATIC, ports: [{number: 80, name: http, proto
 #[test]
 fn clients_share_what_they_see_alike() {
     let files = [("mesh.yaml", ""), ("kube.yaml", SERVICES)];
-    let demand = Demand::new([
+    let demand = RequestedResources::new([
         (ResourceType::Listener, [SmolStr::new("echo:80")].into()),
         (
             ResourceType::Cluster,

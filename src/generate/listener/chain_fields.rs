@@ -6,7 +6,7 @@ use prost::Message;
 use super::stack::FilterStack;
 use crate::{
     generate::{
-        EncodedResource, ResourceType, View,
+        BuildContext, EncodedResource, ResourceType,
         group::Built,
         patch::{self, PatchContext},
         wire,
@@ -138,7 +138,7 @@ impl WrittenListener {
     }
 
     /// Patches and encodes it.
-    pub(super) fn finish(self, view: &View, stack: FilterStack, context: PatchContext) -> Built {
+    pub(super) fn finish(self, ctx: &BuildContext, stack: FilterStack, context: PatchContext) -> Built {
         let client = stack.client;
         let mut notes = stack.into_notes();
         let is_patched = !client.listener_patches.is_empty();
@@ -148,7 +148,7 @@ impl WrittenListener {
             let listener = Listener::decode(&*written).expect("because it was written according to the message");
             debug_assert_eq!(listener.encode_to_vec(), written, "fields are written in their order");
             if is_patched {
-                return match patch::listener(view, client, context, listener, &mut notes) {
+                return match patch::listener(ctx, client, context, listener, &mut notes) {
                     Some(listener) => {
                         Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes)
                     }

@@ -8,11 +8,11 @@ use crate::{
     api::Config,
     base::{Hashed, Labels, MessageKey, Namespace, ObjectKey, Shared, duration},
     generate::{
-        View, extension,
+        BuildContext, extension,
         patch::PatchRef,
-        proxy::{Extensions, IstioVersion, Kind, ProxyType, Setting},
+        proxy::{Extensions, IstioVersion, MetadataKey, NodeMetadata, ProxyType},
         security::SecurityPolicies,
-        select::{Profile, Selected},
+        select::{ProxyClass, Selected},
     },
     model::{
         extension::ExtensionId,
@@ -41,7 +41,7 @@ pub enum ListenerClass {
 
 /// The part of a client that its filters depend on, whatever the listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct FilterClient {
+pub struct FilterProxyView {
     /// What it is.
     pub proxy_type: ProxyType,
     /// Its release, for what older ones reject.
@@ -92,9 +92,9 @@ pub struct ServiceTags {
     pub cluster: SmolStr,
 }
 
-impl FilterClient {
+impl FilterProxyView {
     /// What filters depend on of a selected proxy.
-    pub fn of(view: &View, selected: &Selected) -> Hashed<Self> {
+    pub fn of(ctx: &BuildContext, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;
         let subject = &selected.subject;
         Hashed::new(Self {
@@ -103,18 +103,18 @@ impl FilterClient {
             extensions: proxy.extensions.clone(),
             namespace: proxy.namespace.clone(),
             idle_timeout: idle_timeout(proxy),
-            http10: proxy.setting(Setting::Http10) == "1",
+            http10: proxy.setting(MetadataKey::Http10) == "1",
             proxy_headers: MessageKey::new(selected.proxy_config.proxy_headers.clone().unwrap_or_default()),
             tracing: MessageKey::new(selected.proxy_config.tracing.clone().unwrap_or_default()),
             tags: ServiceTags::of(proxy, &selected.labels),
             service_cluster: proxy.node_cluster.clone(),
-            otel_service_name: if names_services_by_conventions(view) {
+            otel_service_name: if names_services_by_conventions(ctx) {
                 otel_service_name(selected.profile)
             } else {
                 SmolStr::default()
             },
-            telemetries: telemetries(view, subject),
-            security: SecurityPolicies::of(view, subject),
+            telemetries: telemetries(ctx, subject),
+            security: SecurityPolicies::of(ctx, subject),
             extension_filters: selected.extensions.clone(),
             listener_patches: selected.patches.listeners.clone(),
             route_patches: selected.patches.routes.clone(),
@@ -122,12 +122,12 @@ impl FilterClient {
     }
 }
 
-impl FilterClient {
+impl FilterProxyView {
     /// What filters depend on where a waypoint takes traffic for one service: policies may refer to it.
-    pub fn for_service(base: &Hashed<Self>, view: &View, subject: &Subject) -> Hashed<Self> {
-        let telemetries = telemetries(view, subject);
-        let security = SecurityPolicies::of(view, subject);
-        let extension_filters = extension::attached(view, subject);
+    pub fn for_service(base: &Hashed<Self>, ctx: &BuildContext, subject: &Subject) -> Hashed<Self> {
+        let telemetries = telemetries(ctx, subject);
+        let security = SecurityPolicies::of(ctx, subject);
+        let extension_filters = extension::attached(ctx, subject);
         if telemetries == base.telemetries && security == base.security && extension_filters == base.extension_filters {
             return base.clone();
         }
@@ -156,16 +156,16 @@ impl FilterClient {
 
 /// The Telemetries for a workload: the oldest general one of the root namespace and of its own, whatever the workload
 /// is, then those of its own that name it. The namespaces of services that a waypoint serves count as its own.
-fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
-    let index = &view.mesh.telemetries_by_namespace;
+fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
+    let index = &ctx.mesh.telemetries_by_namespace;
     let general = |namespace: &Namespace| {
-        let rows = index.get(view.cx, namespace).map(|(_, row)| row);
+        let rows = index.get(ctx.cx, namespace).map(|(_, row)| row);
         let oldest = rows
             .filter(|row| is_general(row))
             .min_by_key(|row| row.meta.age_order());
         oldest.map(|row| row.meta.key.clone())
     };
-    let root = policy::root_namespace(view.cx, view.mesh);
+    let root = policy::root_namespace(ctx.cx, ctx.mesh);
     let of_root = general(&root);
     let mut own = vec![&subject.namespace];
     own.extend(subject.services.iter().map(|service| &service.namespace));
@@ -174,13 +174,13 @@ fn telemetries(view: &View, subject: &Subject) -> Shared<[ObjectKey]> {
         .iter()
         .filter(|namespace| ***namespace != root)
         .filter_map(|namespace| general(namespace));
-    let special = policy::attached(view.cx, view.mesh, index, subject)
+    let special = policy::attached(ctx.cx, ctx.mesh, index, subject)
         .into_iter()
         .filter(|key| own.contains(&&key.namespace))
         .filter(|key| {
-            view.mesh
+            ctx.mesh
                 .telemetries
-                .get(view.cx, key)
+                .get(ctx.cx, key)
                 .is_some_and(|row| !is_general(row))
         });
     let keys: Vec<ObjectKey> = of_root.into_iter().chain(of_own).chain(special).collect();
@@ -194,19 +194,19 @@ fn is_general(row: &Config<Telemetry>) -> bool {
 }
 
 /// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.
-fn idle_timeout(proxy: &Kind) -> Option<Duration> {
-    let text = proxy.setting(Setting::IdleTimeout);
+fn idle_timeout(proxy: &NodeMetadata) -> Option<Duration> {
+    let text = proxy.setting(MetadataKey::IdleTimeout);
     (!text.is_empty()).then(|| duration::parse(&text).ok()).flatten()
 }
 
 impl ServiceTags {
-    fn of(proxy: &Kind, labels: &Labels) -> Self {
+    fn of(proxy: &NodeMetadata, labels: &Labels) -> Self {
         let label = |key: &str, default: &'static str| or(labels.get(key).cloned().unwrap_or_default(), default);
         Self {
             revision: label("service.istio.io/canonical-revision", "latest"),
             service: label("service.istio.io/canonical-name", "unknown"),
             mesh: or(proxy.mesh_id.clone(), "unknown"),
-            namespace: or(proxy.setting(Setting::Namespace), "default"),
+            namespace: or(proxy.setting(MetadataKey::Namespace), "default"),
             cluster: or(SmolStr::new(proxy.cluster.as_str()), "unknown"),
         }
     }
@@ -221,8 +221,8 @@ fn or(text: SmolStr, default: &'static str) -> SmolStr {
 }
 
 /// True if there is a tracing provider that names services by OpenTelemetry's conventions.
-pub fn names_services_by_conventions(view: &View) -> bool {
-    let mut providers = view.mesh_config().extension_providers.iter();
+pub fn names_services_by_conventions(ctx: &BuildContext) -> bool {
+    let mut providers = ctx.mesh_config().extension_providers.iter();
     providers.any(|provider| match &provider.provider {
         Some(Provider::Opentelemetry(otel)) => names_by_conventions(otel),
         _ => false,
@@ -235,9 +235,9 @@ pub fn names_by_conventions(otel: &OpenTelemetryTracingProvider) -> bool {
 }
 
 /// `service.name` as OpenTelemetry's conventions for Kubernetes derive it.
-fn otel_service_name(profile: &Profile) -> SmolStr {
+fn otel_service_name(profile: &ProxyClass) -> SmolStr {
     let (proxy, labels) = (&profile.kind, &profile.labels);
-    let containers = proxy.setting(Setting::AppContainers);
+    let containers = proxy.setting(MetadataKey::AppContainers);
     [
         Some(proxy.otel_service_name.clone()),
         labels.get("app.kubernetes.io/instance").cloned(),

@@ -10,7 +10,7 @@ use prost::Message;
 use crate::{
     base::{Hashed, Labels, MessageKey, ObjectKey, Shared, SmolStr, cidr::IpMode},
     generate::{
-        GatewayView, View, constant, group::Built, labels, name, patch::PatchContext, proxy::Setting,
+        BuildContext, GatewayView, constant, group::Built, labels, name, patch::PatchContext, proxy::MetadataKey,
         route::destination::Target, select::Selected,
     },
     model::{ScopeKey, ServiceKey, features::Features, service::Protocol},
@@ -38,7 +38,7 @@ use crate::{
 use super::{
     access_log::LogPlace,
     chain_fields::{NetworkFilters, WrittenListener},
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     filter_chain::{Chain, max_connections_per_event},
     hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
     inspector,
@@ -57,14 +57,14 @@ pub struct GatewayPart {
     /// What it serves.
     gateways: GatewayView,
     /// The rest that is read of it.
-    client: Hashed<GatewayClient>,
+    client: Hashed<GatewayProxyView>,
 }
 
 /// The part of a router that its listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct GatewayClient {
+pub struct GatewayProxyView {
     /// What filters depend on.
-    filters: Hashed<FilterClient>,
+    filters: Hashed<FilterProxyView>,
     /// Its labels that some rule asks for.
     labels: Shared<Labels>,
     /// Its address families.
@@ -82,20 +82,20 @@ pub struct GatewayClient {
 }
 
 impl GatewayPart {
-    pub(super) fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Self {
+    pub(super) fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Self {
         let proxy = selected.proxy;
         Self {
             scope: selected.scope.clone(),
-            gateways: GatewayView::of(view, selected),
-            client: Hashed::new(GatewayClient {
+            gateways: GatewayView::of(ctx, selected),
+            client: Hashed::new(GatewayProxyView {
                 filters: filters.clone(),
-                labels: labels::asked(view, selected),
+                labels: labels::asked(ctx, selected),
                 ip_mode: proxy.ip_mode,
-                unprivileged: proxy.has(Setting::UnprivilegedPod),
-                exact_balance: proxy.has(Setting::OutboundExactBalance),
+                unprivileged: proxy.has(MetadataKey::UnprivilegedPod),
+                exact_balance: proxy.has(MetadataKey::OutboundExactBalance),
                 topology: MessageKey::new(selected.proxy_config.gateway_topology.unwrap_or_default()),
                 certificates: ServerCertificates::of(proxy),
-                external_socket: proxy.setting(Setting::Credential) == "true",
+                external_socket: proxy.setting(MetadataKey::Credential) == "true",
             }),
         }
     }
@@ -113,7 +113,7 @@ pub enum Transport {
 /// What one listener of a gateway is built from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayKey {
-    client: Hashed<GatewayClient>,
+    client: Hashed<GatewayProxyView>,
     /// Its addresses, the main one first.
     binds: Vec<SmolStr>,
     port: u32,
@@ -189,10 +189,10 @@ impl GatewayKey {
     }
 
     /// Builds the listener; there is none without chains.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let making = Making {
             key: self,
-            stack: FilterStack::new(view, &self.client.filters, ListenerClass::Gateway),
+            stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::Gateway),
         };
         let mut chains = Chains::default();
         making.add_chains(&mut chains);
@@ -200,7 +200,7 @@ impl GatewayKey {
             return Built::none().with_notes(making.stack.into_notes());
         }
         let listener = making.listener(chains);
-        listener.finish(view, making.stack, PatchContext::Gateway)
+        listener.finish(ctx, making.stack, PatchContext::Gateway)
     }
 }
 

@@ -6,11 +6,11 @@ use smol_str::SmolStr;
 use super::{
     ListenerKey,
     access_log::LogPlace,
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     filter_chain::cidr_range,
     hcm::HTTP_CONNECTION_MANAGER,
     http_filters::{self, PeerSide},
-    inbound::{InboundClient, InboundListener},
+    inbound::{InboundListener, InboundProxyView},
     inspector::original_destination,
     outbound_listener::{additional_addresses, exact_balance},
     stack::FilterStack,
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     base::{Hashed, Shared, cidr::IpMode},
     generate::{
-        EncodedResource, View,
+        BuildContext, EncodedResource,
         constant::{self, METADATA_EXCHANGE, wildcards},
         group::Built,
         patch::{self, PatchContext},
@@ -88,7 +88,7 @@ pub struct HbonePart {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OriginateKey {
     /// What filters depend on.
-    pub filters: Hashed<FilterClient>,
+    pub filters: Hashed<FilterProxyView>,
     /// Which way its traffic goes.
     pub class: ListenerClass,
 }
@@ -97,7 +97,7 @@ pub struct OriginateKey {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateKey {
     /// What filters depend on.
-    pub filters: Hashed<FilterClient>,
+    pub filters: Hashed<FilterProxyView>,
     /// The address families that it listens on.
     pub ip_mode: IpMode,
 }
@@ -106,7 +106,7 @@ pub struct TerminateKey {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InternalKey {
     /// The sidecar.
-    pub client: Hashed<InboundClient>,
+    pub client: Hashed<InboundProxyView>,
     /// Its addresses: tunnels to others lead nowhere.
     pub addresses: Shared<[SmolStr]>,
 }
@@ -114,12 +114,12 @@ pub struct InternalKey {
 impl HbonePart {
     /// The HBONE listeners of a sidecar or gateway; `None` if it has none.
     pub fn of(
-        view: &View,
+        ctx: &BuildContext,
         selected: &Selected,
-        filters: &Hashed<FilterClient>,
-        inbound: Option<&Hashed<InboundClient>>,
+        filters: &Hashed<FilterProxyView>,
+        inbound: Option<&Hashed<InboundProxyView>>,
     ) -> Option<Self> {
-        let features = &view.mesh.installation.features;
+        let features = &ctx.mesh.installation.features;
         let class = match inbound {
             Some(_) => ListenerClass::SidecarOutbound,
             None => ListenerClass::Gateway,
@@ -153,8 +153,8 @@ impl HbonePart {
 
 impl OriginateKey {
     /// Builds the listener. Patches do not reach it.
-    pub fn build(&self, view: &View) -> Built {
-        let stack = FilterStack::new(view, &self.filters, self.class);
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let stack = FilterStack::new(ctx, &self.filters, self.class);
         let proxy = TcpProxy {
             tunneling_config: Some(TunnelingConfig {
                 hostname: "%DOWNSTREAM_LOCAL_ADDRESS%".to_owned(),
@@ -179,8 +179,8 @@ impl OriginateKey {
 
 impl TerminateKey {
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
-        let stack = FilterStack::new(view, &self.filters, ListenerClass::SidecarInbound);
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let stack = FilterStack::new(ctx, &self.filters, ListenerClass::SidecarInbound);
         let binds = wildcards(self.ip_mode);
         let listener = Listener {
             name: CONNECT_TERMINATE.to_owned(),
@@ -190,14 +190,14 @@ impl TerminateKey {
             filter_chains: vec![FilterChain {
                 name: "default".to_owned(),
                 filters: vec![stack.terminating_filter()],
-                transport_socket: Some(tunnel_tls(view)),
+                transport_socket: Some(tunnel_tls(ctx)),
                 ..Default::default()
             }],
             access_log: stack.access_logs(LogPlace::Listener),
             ..Default::default()
         };
         let mut notes = stack.into_notes();
-        match patch::listener(view, &self.filters, PatchContext::SidecarInbound, listener, &mut notes) {
+        match patch::listener(ctx, &self.filters, PatchContext::SidecarInbound, listener, &mut notes) {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }
@@ -206,9 +206,9 @@ impl TerminateKey {
 
 impl InternalKey {
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let making = InboundListener {
-            stack: FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound),
+            stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarInbound),
             client: &self.client,
             sockets: Default::default(),
         };
@@ -223,11 +223,11 @@ impl InternalKey {
             access_log: making.stack.access_logs(LogPlace::Listener),
             ..internal(MAIN_INTERNAL)
         };
-        chains.listener.finish(view, making.stack, PatchContext::SidecarInbound)
+        chains.listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
     }
 }
 
-impl FilterClient {
+impl FilterProxyView {
     /// The factory of values that connections are told apart by; upstream Envoy knows a plainer one.
     pub(super) fn hashable_string(&self) -> &'static str {
         if self.version >= HASHABLE_SINCE && self.extensions.has(HASHABLE_STRING) {
@@ -309,9 +309,9 @@ impl FilterStack<'_> {
 }
 
 /// The socket of tunnels with peers of the mesh.
-fn tunnel_tls(view: &View) -> TransportSocket {
+fn tunnel_tls(ctx: &BuildContext) -> TransportSocket {
     let context = DownstreamTlsContext {
-        common_tls_context: Some(tls_context(view, None)),
+        common_tls_context: Some(tls_context(ctx, None)),
         require_client_certificate: Some(true),
         ..Default::default()
     };

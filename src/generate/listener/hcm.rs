@@ -9,7 +9,7 @@ use prost::Message;
 use super::{
     access_log::LogPlace,
     chain_fields::NetworkFilters,
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     stack::FilterStack,
 };
 use crate::{
@@ -210,8 +210,8 @@ impl FilterStack<'_> {
 
     /// The address ranges of meshNetworks, sorted: what Envoy takes for internal.
     fn internal_addresses(&self) -> Option<InternalAddressConfig> {
-        let key = self.view.mesh.installation.mesh_config_key();
-        let networks = self.view.mesh.mesh_networks.get(self.view.cx, &key)?;
+        let key = self.ctx.mesh.installation.mesh_config_key();
+        let networks = self.ctx.mesh.mesh_networks.get(self.ctx.cx, &key)?;
         let mut ranges: Vec<(IpAddr, u8)> = networks
             .spec
             .networks
@@ -290,7 +290,7 @@ fn request_id(use_for_sampling: bool) -> &'static [u8] {
     &FIELDS[usize::from(use_for_sampling)]
 }
 
-impl FilterClient {
+impl FilterProxyView {
     /// Server header and request id, for a connection manager of this direction.
     pub fn apply_headers(&self, class: ListenerClass, manager: &mut HttpConnectionManager) {
         // Envoy's own name stays on outbound traffic.

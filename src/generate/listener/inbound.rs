@@ -9,7 +9,7 @@ use super::{
     ListenerKey,
     access_log::LogPlace,
     chain_fields::{NetworkFilters, WrittenListener, field, write_match},
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     filter_chain::max_connections_per_event,
     gateway::Transport,
     inbound_chain::{ChainForm, chain_forms, terminating_form},
@@ -30,11 +30,11 @@ use crate::{
         cidr::{self, IpMode},
     },
     generate::{
-        View, constant,
+        BuildContext, constant,
         constant::{config_metadata, wildcards},
         group::Built,
         patch::PatchContext,
-        proxy::{InterceptionMode, Setting},
+        proxy::{InterceptionMode, MetadataKey},
         select::{Selected, ServiceTarget},
         wire,
     },
@@ -59,9 +59,9 @@ pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
 /// The part of a sidecar that its inbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InboundClient {
+pub struct InboundProxyView {
     /// What filters depend on.
-    pub filters: Hashed<FilterClient>,
+    pub filters: Hashed<FilterProxyView>,
     /// The service ports that it serves, oldest service first.
     pub targets: Shared<[ServiceTarget]>,
     /// The Sidecar whose ingress listeners replace them, if it has any.
@@ -90,23 +90,23 @@ pub struct InboundClient {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundPart {
     /// What they depend on.
-    pub client: Hashed<InboundClient>,
+    pub client: Hashed<InboundProxyView>,
 }
 
 /// What one inbound listener is built from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundKey {
     /// The sidecar.
-    pub client: Hashed<InboundClient>,
+    pub client: Hashed<InboundProxyView>,
     /// The port of an ingress listener that has a socket of its own; `None`: [`VIRTUAL_INBOUND`].
     pub own_socket: Option<u32>,
 }
 
-impl InboundClient {
+impl InboundProxyView {
     /// What inbound listeners depend on of a selected sidecar.
-    pub fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Hashed<Self> {
+    pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Hashed<Self> {
         let proxy = selected.proxy;
-        let sidecar = ingress_sidecar(view, &selected.scope);
+        let sidecar = ingress_sidecar(ctx, &selected.scope);
         Hashed::new(Self {
             filters: filters.clone(),
             targets: selected.targets.clone(),
@@ -114,14 +114,14 @@ impl InboundClient {
                 .as_ref()
                 .and_then(|_| unicast_address(&selected.profile.addresses)),
             sidecar,
-            peers: authentication::peer_policy(view.cx, view.mesh, &proxy.namespace, &selected.labels),
+            peers: authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels),
             ip_mode: proxy.ip_mode,
             interception: proxy.interception_mode,
-            unprivileged: proxy.has(Setting::UnprivilegedPod),
+            unprivileged: proxy.has(MetadataKey::UnprivilegedPod),
             own_ports: own_ports(proxy),
-            exact_balance: proxy.has(Setting::InboundExactBalance),
+            exact_balance: proxy.has(MetadataKey::InboundExactBalance),
             certificates: ServerCertificates::of(proxy),
-            external_socket: proxy.setting(Setting::Credential) == "true",
+            external_socket: proxy.setting(MetadataKey::Credential) == "true",
         })
     }
 
@@ -138,14 +138,14 @@ impl InboundClient {
         !(at_wildcard && is_own_port(self.own_ports, port))
     }
 
-    fn ingress_row<'a>(&self, view: &View<'a>) -> Option<&'a Shared<Config<Sidecar>>> {
-        view.mesh.sidecars.get(view.cx, self.sidecar.as_ref()?)
+    fn ingress_row<'a>(&self, ctx: &BuildContext<'a>) -> Option<&'a Shared<Config<Sidecar>>> {
+        ctx.mesh.sidecars.get(ctx.cx, self.sidecar.as_ref()?)
     }
 
     /// The ports with chains of their own, by target port.
     fn ports(&self, stack: &FilterStack) -> BTreeMap<u32, InboundPort> {
-        let view = &stack.view;
-        let Some(sidecar) = self.ingress_row(view) else {
+        let ctx = &stack.ctx;
+        let Some(sidecar) = self.ingress_row(ctx) else {
             // Without interception the workload itself listens on these ports.
             if self.interception == InterceptionMode::None {
                 return BTreeMap::new();
@@ -173,7 +173,7 @@ impl InboundClient {
         let bind_to_port = self.interception == InterceptionMode::None;
         let mut ports: BTreeMap<u32, InboundPort> = BTreeMap::new();
         for target in self.targets.iter() {
-            let Some(service) = stack.view.service(&target.service) else {
+            let Some(service) = stack.ctx.service(&target.service) else {
                 continue;
             };
             let Some(port) = service.port(target.port) else {
@@ -260,8 +260,8 @@ impl InboundClient {
     }
 
     /// Ports with a policy of their own that no chain is made for.
-    fn unserved_policy_ports(&self, view: &View) -> Vec<u32> {
-        let served: Vec<u32> = match self.ingress_row(view) {
+    fn unserved_policy_ports(&self, ctx: &BuildContext) -> Vec<u32> {
+        let served: Vec<u32> = match self.ingress_row(ctx) {
             Some(sidecar) => sidecar.spec.ingress.iter().map(port_number).collect(),
             None => self.targets.iter().map(|target| target.target_port).collect(),
         };
@@ -283,11 +283,11 @@ fn sidecar_meta(meta: &Meta, namespace: &Namespace) -> Meta {
     }
 }
 
-fn ingress_sidecar(view: &View, scope: &ScopeKey) -> Option<ObjectKey> {
+fn ingress_sidecar(ctx: &BuildContext, scope: &ScopeKey) -> Option<ObjectKey> {
     let ScopeKey::Sidecar(_, key) = scope else {
         return None;
     };
-    let row = view.mesh.sidecars.get(view.cx, key)?;
+    let row = ctx.mesh.sidecars.get(ctx.cx, key)?;
     (!row.spec.ingress.is_empty()).then(|| key.clone())
 }
 
@@ -307,7 +307,7 @@ fn unicast_address(addresses: &[SmolStr]) -> Option<SmolStr> {
 
 impl InboundPart {
     /// The listeners: the virtual one first.
-    pub fn list(&self, view: &View) -> Vec<ListenerKey> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let key = |own_socket| {
             ListenerKey::Inbound(InboundKey {
                 client: self.client.clone(),
@@ -316,7 +316,7 @@ impl InboundPart {
         };
         let intercepted = self.client.interception != InterceptionMode::None;
         let mut keys: Vec<ListenerKey> = intercepted.then(|| key(None)).into_iter().collect();
-        let stack = FilterStack::new(view, &self.client.filters, ListenerClass::SidecarInbound);
+        let stack = FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarInbound);
         let ports = self.client.ports(&stack);
         let bound = ports.values().filter(|port| port.bind_to_port);
         keys.extend(bound.map(|port| key(Some(port.target_port))));
@@ -326,10 +326,10 @@ impl InboundPart {
 
 impl InboundKey {
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let client = &*self.client;
         let making = InboundListener {
-            stack: FilterStack::new(view, &client.filters, ListenerClass::SidecarInbound),
+            stack: FilterStack::new(ctx, &client.filters, ListenerClass::SidecarInbound),
             client,
             sockets: Default::default(),
         };
@@ -341,7 +341,7 @@ impl InboundKey {
                 None => return Built::none(),
             },
         };
-        listener.finish(view, making.stack, PatchContext::SidecarInbound)
+        listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
     }
 }
 
@@ -350,7 +350,7 @@ pub(super) struct InboundListener<'a> {
     /// Mesh, client, remarks.
     pub(super) stack: FilterStack<'a>,
     /// The sidecar.
-    pub(super) client: &'a InboundClient,
+    pub(super) client: &'a InboundProxyView,
     /// The sockets of mutual TLS once made, encoded, for TCP and for HTTP inside.
     pub(super) sockets: [OnceCell<Vec<u8>>; 2],
 }
@@ -374,7 +374,7 @@ impl InboundListener<'_> {
         let mut chains = Chains::default();
         self.add_black_hole(&mut chains);
         self.add_passthrough(&mut chains, 0, self.client.peers.mode);
-        for port in self.client.unserved_policy_ports(&self.stack.view) {
+        for port in self.client.unserved_policy_ports(&self.stack.ctx) {
             self.add_passthrough(&mut chains, port, self.client.peers.mode_on(port));
         }
         for port in ports.values().filter(|port| !port.bind_to_port) {

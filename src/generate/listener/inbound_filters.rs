@@ -186,7 +186,7 @@ impl FilterStack<'_> {
     pub(super) fn patched_routes(&self, routes: RouteConfiguration) -> RouteConfiguration {
         let patches = &self.client.route_patches;
         let mut notes = Vec::new();
-        let routes = patch::inbound_routes(&self.view, patches, routes, &mut notes);
+        let routes = patch::inbound_routes(&self.ctx, patches, routes, &mut notes);
         for note in notes {
             self.note(note.code, note.detail);
         }

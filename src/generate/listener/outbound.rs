@@ -10,13 +10,13 @@ use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
-    outbound_client::OutboundClient,
+    outbound_client::OutboundProxyView,
     outbound_listener::{ListenPort, Member, MemberKind, OutboundKey},
 };
 use crate::{
     base::{Hashed, Hostname, ObjectKey, cidr, host},
     generate::{
-        View,
+        BuildContext,
         constant::{loopbacks, wildcards},
         proxy::InterceptionMode,
     },
@@ -34,7 +34,7 @@ pub struct OutboundPart {
     /// What they can see.
     pub scope: ScopeKey,
     /// What else listeners depend on.
-    pub client: Hashed<OutboundClient>,
+    pub client: Hashed<OutboundProxyView>,
 }
 
 /// Where a listener stands: first address and port.
@@ -54,8 +54,8 @@ struct Entry {
 
 /// Services of one egress listener on their way into entries.
 struct Lister<'a> {
-    view: &'a View<'a>,
-    client: &'a OutboundClient,
+    ctx: &'a BuildContext<'a>,
+    client: &'a OutboundProxyView,
     scope: &'a SidecarScope,
     wildcards: Vec<SmolStr>,
     entries: BTreeMap<Place, Entry>,
@@ -72,11 +72,11 @@ struct Request<'a> {
 
 impl OutboundPart {
     /// The listeners, by address and port.
-    pub fn list(&self, view: &View) -> Vec<ListenerKey> {
-        let scope = view.scope(&self.scope);
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
+        let scope = ctx.scope(&self.scope);
         let texts = |texts: &[&'static str]| texts.iter().map(|text| SmolStr::new_static(text)).collect();
         let mut lister = Lister {
-            view,
+            ctx,
             client: &self.client,
             scope: &scope,
             wildcards: texts(wildcards(self.client.vips.ip_mode)),
@@ -145,7 +145,7 @@ impl<'a> Lister<'a> {
                 name: port.name.clone(),
                 protocol: Protocol::parse(&port.protocol),
             };
-            if self.client.can_bind(self.view, bind_to_port, binds, &port) {
+            if self.client.can_bind(self.ctx, bind_to_port, binds, &port) {
                 for service in services {
                     self.add(Request {
                         service,
@@ -169,7 +169,7 @@ impl<'a> Lister<'a> {
                     name: port.name.clone(),
                     protocol: port.protocol,
                 };
-                if self.client.can_bind(self.view, bind_to_port, binds, &port) {
+                if self.client.can_bind(self.ctx, bind_to_port, binds, &port) {
                     self.add_service_port(Request {
                         service: &service,
                         port,
@@ -183,7 +183,7 @@ impl<'a> Lister<'a> {
     }
 
     fn service(&self, key: &ServiceKey) -> Option<&'a Service> {
-        self.view.service(key).map(|service| &**service)
+        self.ctx.service(key).map(|service| &**service)
     }
 
     /// True for an HTTP port that others have made a listener for already: one more changes nothing.
@@ -206,7 +206,7 @@ impl<'a> Lister<'a> {
             self.add(request);
             return;
         }
-        let traits = self.view.mesh.endpoint_traits.get(self.view.cx, &service.key);
+        let traits = self.ctx.mesh.endpoint_traits.get(self.ctx.cx, &service.key);
         let addresses = traits.map(|traits| traits.addresses.as_slice()).unwrap_or_default();
         let of_port = addresses
             .iter()
@@ -320,7 +320,7 @@ impl<'a> Lister<'a> {
         member.rule = self.rule(&request.service.key);
         member.virtual_services = self.virtual_services(request.service, request.egress);
         for key in &member.virtual_services {
-            let Some(row) = self.view.mesh.virtual_services.get(self.view.cx, key) else {
+            let Some(row) = self.ctx.mesh.virtual_services.get(self.ctx.cx, key) else {
                 continue;
             };
             for host in &row.destinations {
@@ -339,7 +339,7 @@ impl<'a> Lister<'a> {
     fn rule(&self, service: &ServiceKey) -> Option<RuleRef> {
         let client = &self.client;
         let (namespace, labels) = (&client.filters.namespace, Some(&*client.labels));
-        let found = destination_rule::find(self.view.cx, self.view.mesh, namespace, labels, service);
+        let found = destination_rule::find(self.ctx.cx, self.ctx.mesh, namespace, labels, service);
         found.map(|(rule, _)| rule)
     }
 
@@ -348,7 +348,7 @@ impl<'a> Lister<'a> {
         if egress.virtual_services.is_empty() {
             return Vec::new();
         }
-        let (cx, mesh) = (self.view.cx, self.view.mesh);
+        let (cx, mesh) = (self.ctx.cx, self.ctx.mesh);
         let name = service.key.hostname.as_str();
         if host::is_wildcard(name) {
             let overlaps = |key: &&ObjectKey| {

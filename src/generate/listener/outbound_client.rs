@@ -2,14 +2,14 @@
 
 use smol_str::SmolStr;
 
-use super::client::FilterClient;
+use super::client::FilterProxyView;
 use crate::{
     base::{Hashed, Labels, Namespace, Shared},
     generate::{
-        View,
+        BuildContext,
         constant::wildcards,
         labels,
-        proxy::{InterceptionMode, Kind, Setting},
+        proxy::{InterceptionMode, MetadataKey, NodeMetadata},
         select::Selected,
         vip::VipView,
     },
@@ -19,9 +19,9 @@ use super::outbound_listener::ListenPort;
 
 /// The part of a sidecar that its outbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundClient {
+pub struct OutboundProxyView {
     /// What filters depend on.
-    pub filters: Hashed<FilterClient>,
+    pub filters: Hashed<FilterProxyView>,
     /// How it sees addresses of services.
     pub vips: VipView,
     /// Its labels, as far as routes and rules ask about them.
@@ -42,21 +42,21 @@ pub struct OutboundClient {
     pub http_proxy_port: Option<u32>,
 }
 
-impl OutboundClient {
+impl OutboundProxyView {
     /// What outbound listeners depend on of a selected sidecar.
-    pub fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Hashed<Self> {
+    pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Hashed<Self> {
         let proxy = selected.proxy;
         Hashed::new(Self {
             filters: filters.clone(),
-            vips: VipView::of(proxy, &view.mesh.installation.features),
-            labels: labels::asked(view, selected),
+            vips: VipView::of(proxy, &ctx.mesh.installation.features),
+            labels: labels::asked(ctx, selected),
             dns_domain: proxy.dns_domain.clone(),
             own_address: selected.profile.headless_address.clone(),
             interception: proxy.interception_mode,
-            unprivileged: proxy.has(Setting::UnprivilegedPod),
+            unprivileged: proxy.has(MetadataKey::UnprivilegedPod),
             own_ports: own_ports(proxy),
-            exact_balance: proxy.has(Setting::OutboundExactBalance),
-            http_proxy_port: proxy.setting(Setting::HttpProxyPort).parse().ok(),
+            exact_balance: proxy.has(MetadataKey::OutboundExactBalance),
+            http_proxy_port: proxy.setting(MetadataKey::HttpProxyPort).parse().ok(),
         })
     }
 
@@ -71,7 +71,7 @@ impl OutboundClient {
     /// What listeners depend on that have neither a connection manager nor routes for some clients only.
     pub fn without_routes(&self) -> Self {
         Self {
-            filters: Hashed::new(FilterClient {
+            filters: Hashed::new(FilterProxyView {
                 namespace: Namespace::default(),
                 ..(*self.filters).clone()
             }),
@@ -84,8 +84,8 @@ impl OutboundClient {
 
     /// True if a listener may stand there: the port is not privileged for a pod without privileges, and the wildcard
     /// address with this port is not one of the proxy's own listeners.
-    pub fn can_bind(&self, view: &View, bind_to_port: bool, binds: &[SmolStr], port: &ListenPort) -> bool {
-        let mesh = view.mesh_config();
+    pub fn can_bind(&self, ctx: &BuildContext, bind_to_port: bool, binds: &[SmolStr], port: &ListenPort) -> bool {
+        let mesh = ctx.mesh_config();
         let number = port.number;
         if bind_to_port && self.unprivileged && (1..1024).contains(&number) {
             return false;
@@ -100,8 +100,9 @@ impl OutboundClient {
 }
 
 /// The ports of Envoy's own listeners as the node states them.
-pub fn own_ports(proxy: &Kind) -> [u32; 2] {
-    [Setting::EnvoyStatusPort, Setting::EnvoyPrometheusPort].map(|key| proxy.setting(key).parse().unwrap_or_default())
+pub fn own_ports(proxy: &NodeMetadata) -> [u32; 2] {
+    [MetadataKey::EnvoyStatusPort, MetadataKey::EnvoyPrometheusPort]
+        .map(|key| proxy.setting(key).parse().unwrap_or_default())
 }
 
 /// True if the port is among them.

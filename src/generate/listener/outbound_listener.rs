@@ -11,14 +11,14 @@ use super::{
     hcm::{HttpConnection, HttpRoutes},
     inspector::{http_inspector, tls_inspector},
     outbound::{listener_name, resolves_on_demand},
-    outbound_client::OutboundClient,
+    outbound_client::OutboundProxyView,
     stack::FilterStack,
     tcp::plain_proxy,
 };
 use crate::{
     base::{Hashed, ObjectKey},
     generate::{
-        View,
+        BuildContext,
         constant::{self, wildcards},
         group::Built,
         name,
@@ -39,7 +39,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundKey {
     /// The sidecar.
-    pub client: Hashed<OutboundClient>,
+    pub client: Hashed<OutboundProxyView>,
     /// Its addresses, the main one first.
     pub binds: Vec<SmolStr>,
     /// It is a socket of its own, not one that intercepted connections are handed to.
@@ -116,8 +116,8 @@ pub(super) struct OutboundListener<'a> {
 }
 
 impl Deref for OutboundListener<'_> {
-    type Target = OutboundClient;
-    fn deref(&self) -> &OutboundClient {
+    type Target = OutboundProxyView;
+    fn deref(&self) -> &OutboundProxyView {
         &self.key.client
     }
 }
@@ -129,9 +129,9 @@ impl OutboundKey {
     }
 
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         let making = OutboundListener {
-            stack: FilterStack::new(view, &self.client.filters, ListenerClass::SidecarOutbound),
+            stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarOutbound),
             key: self,
         };
         let mut chains: Vec<Chain> = Vec::new();
@@ -150,14 +150,14 @@ impl OutboundKey {
             }
         }
         let listener = making.listener(chains, |out| making.write_catch_all(out));
-        listener.finish(view, making.stack, PatchContext::SidecarOutbound)
+        listener.finish(ctx, making.stack, PatchContext::SidecarOutbound)
     }
 }
 
 impl OutboundListener<'_> {
     /// The chains of one member.
     fn chains(&self, member: &Member) -> Vec<Chain> {
-        let service = member.service.as_ref().and_then(|key| self.stack.view.service(key));
+        let service = member.service.as_ref().and_then(|key| self.stack.ctx.service(key));
         let on_demand = service
             .filter(|service| resolves_on_demand(service))
             .map(|service| &**service);

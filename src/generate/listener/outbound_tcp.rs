@@ -65,11 +65,11 @@ impl<'m> From<&'m L4MatchAttributes> for Static<'m> {
 impl OutboundListener<'_> {
     /// The chains of a TCP, TLS or undeclared port.
     pub(super) fn tcp_chains(&self, member: &Member, service: &Service) -> Vec<Chain> {
-        let view = &self.stack.view;
+        let ctx = &self.stack.ctx;
         let rows: Vec<_> = member
             .virtual_services
             .iter()
-            .filter_map(|key| view.mesh.virtual_services.get(view.cx, key))
+            .filter_map(|key| ctx.mesh.virtual_services.get(ctx.cx, key))
             .collect();
         if member.port.protocol.is_tls() {
             self.tls_chains(member, service, &rows)
@@ -300,13 +300,13 @@ impl OutboundListener<'_> {
 
     fn destination<'m>(&self, member: &'m Member, host: &str) -> Option<(&Service, Option<&'m RuleRef>)> {
         let (key, rule) = member.destinations.iter().find(|(key, _)| key.hostname == *host)?;
-        let service = self.stack.view.service(key)?;
+        let service = self.stack.ctx.service(key)?;
         Some((&**service, rule.as_ref()))
     }
 
     fn rule(&self, found: Option<&RuleRef>) -> Option<Shared<DestinationRule>> {
-        let view = &self.stack.view;
-        destination_rule::rule(view.cx, view.mesh, found?)
+        let ctx = &self.stack.ctx;
+        destination_rule::rule(ctx.cx, ctx.mesh, found?)
     }
 }
 

@@ -15,13 +15,13 @@ use rustc_hash::FxHashMap;
 
 use super::{
     access_log::LogPlace,
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     hcm::HttpConnection,
     stack::FilterStack,
 };
 use crate::{
     base::Hashed,
-    generate::{GatewayView, View, group::Note, route::DefaultRoutes, security::SecurityFilters},
+    generate::{BuildContext, GatewayView, group::Note, route::DefaultRoutes, security::SecurityFilters},
     model::gateway::MergedGateway,
     proto::{
         Any,
@@ -47,16 +47,16 @@ pub struct Pieces {
 
 impl Pieces {
     /// The routes of services that no VirtualService speaks of.
-    pub(crate) fn default_routes(&self, view: &View) -> Piece<DefaultRoutes> {
-        let make = |cx: &Cx| DefaultRoutes::new(&View { cx, ..*view });
-        self.default_routes.get(view.cx, (), |cx| (make(cx), Vec::new()))
+    pub(crate) fn default_routes(&self, ctx: &BuildContext) -> Piece<DefaultRoutes> {
+        let make = |cx: &Cx| DefaultRoutes::new(&BuildContext { cx, ..*ctx });
+        self.default_routes.get(ctx.cx, (), |cx| (make(cx), Vec::new()))
     }
 
     /// What a router serves.
-    pub fn merged_gateway(&self, view: &View, gateway: &GatewayView) -> Piece<MergedGateway> {
-        let merged = |cx: &Cx| MergedGateway::of(cx, view.mesh, &gateway.gateways, &gateway.exposed);
+    pub fn merged_gateway(&self, ctx: &BuildContext, gateway: &GatewayView) -> Piece<MergedGateway> {
+        let merged = |cx: &Cx| MergedGateway::of(cx, ctx.mesh, &gateway.gateways, &gateway.exposed);
         self.gateways
-            .get(view.cx, gateway.clone(), |cx| (merged(cx), Vec::new()))
+            .get(ctx.cx, gateway.clone(), |cx| (merged(cx), Vec::new()))
     }
 }
 
@@ -91,7 +91,7 @@ struct Made<T> {
     notes: Vec<Note>,
 }
 
-type StackKey = (Hashed<FilterClient>, ListenerClass);
+type StackKey = (Hashed<FilterProxyView>, ListenerClass);
 
 /// All that makes connection managers differ but their statistics and routes.
 #[derive(PartialEq, Eq, Hash)]
@@ -141,8 +141,8 @@ impl FilterStack<'_> {
     }
 
     fn piece<K: Eq + Hash, T>(&self, once: &Once<K, T>, key: K, make: impl FnOnce(&FilterStack) -> T) -> Piece<T> {
-        let piece = once.get(self.view.cx, key, |cx| {
-            let own = FilterStack::new(&View { cx, ..self.view }, self.client, self.class);
+        let piece = once.get(self.ctx.cx, key, |cx| {
+            let own = FilterStack::new(&BuildContext { cx, ..self.ctx }, self.client, self.class);
             (make(&own), own.into_notes())
         });
         for note in &piece.0.notes {
@@ -167,13 +167,13 @@ impl FilterStack<'_> {
             mesh_only_exchange: http.mesh_only_exchange,
             http3: http.http3,
         };
-        let managers = &self.view.pieces.managers;
+        let managers = &self.ctx.pieces.managers;
         self.piece(managers, key, |stack| stack.http_connection_manager(http))
     }
 
     /// The access logs of TCP proxies, encoded as fields of these.
     pub(super) fn tcp_log_piece(&self) -> Piece<Vec<u8>> {
-        self.piece(&self.view.pieces.logs, self.key(), |stack| {
+        self.piece(&self.ctx.pieces.logs, self.key(), |stack| {
             let proxy = TcpProxy {
                 access_log: stack.access_logs(LogPlace::Tcp),
                 ..Default::default()
@@ -184,7 +184,7 @@ impl FilterStack<'_> {
 
     /// The security filters of HTTP chains.
     pub(in crate::generate) fn http_security_piece(&self, tunneled: bool) -> Piece<SecurityFilters<HttpFilter>> {
-        let pieces = &self.view.pieces.http_security;
+        let pieces = &self.ctx.pieces.http_security;
         self.piece(pieces, (self.key(), tunneled), |stack| {
             stack.make_http_security(tunneled)
         })
@@ -192,7 +192,7 @@ impl FilterStack<'_> {
 
     /// The security filters of TCP chains.
     pub(in crate::generate) fn network_security_piece(&self, tunneled: bool) -> Piece<SecurityFilters<Filter>> {
-        let pieces = &self.view.pieces.network_security;
+        let pieces = &self.ctx.pieces.network_security;
         self.piece(pieces, (self.key(), tunneled), |stack| {
             stack.make_network_security(tunneled)
         })
@@ -200,7 +200,7 @@ impl FilterStack<'_> {
 
     /// The configuration of each stats filter: one for each Prometheus provider that measures, by provider name.
     pub fn stats_configs(&self) -> Piece<Vec<Any>> {
-        let pieces = &self.view.pieces.stats;
+        let pieces = &self.ctx.pieces.stats;
         #[allow(
             clippy::redundant_closure_for_method_calls,
             reason = "the method itself is of one lifetime only"

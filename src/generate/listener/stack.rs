@@ -6,12 +6,12 @@ use smol_str::SmolStr;
 
 use super::{
     access_log::LogPlace,
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     telemetry::Telemetries,
 };
 use crate::{
     base::{Hashed, Hostname},
-    generate::{View, group::Note, security::BuiltSecurity},
+    generate::{BuildContext, group::Note, security::BuiltSecurity},
     model::features::Features,
     proto::{envoy::config::accesslog::v3::AccessLog, istio::mesh::v1alpha1::MeshConfig},
 };
@@ -19,9 +19,9 @@ use crate::{
 /// The surroundings of one listener's filters: the mesh, the client, the direction.
 pub struct FilterStack<'a> {
     /// The mesh.
-    pub view: View<'a>,
+    pub ctx: BuildContext<'a>,
     /// The client.
-    pub client: &'a Hashed<FilterClient>,
+    pub client: &'a Hashed<FilterProxyView>,
     /// The direction.
     pub class: ListenerClass,
     /// The mesh config.
@@ -37,13 +37,13 @@ pub struct FilterStack<'a> {
 
 impl<'a> FilterStack<'a> {
     /// Looks up what the filters need.
-    pub fn new(view: &View<'a>, client: &'a Hashed<FilterClient>, class: ListenerClass) -> Self {
+    pub fn new(ctx: &BuildContext<'a>, client: &'a Hashed<FilterProxyView>, class: ListenerClass) -> Self {
         Self {
-            view: *view,
+            ctx: *ctx,
             client,
             class,
-            mesh: view.mesh_config(),
-            telemetries: Telemetries::of(view, &client.telemetries),
+            mesh: ctx.mesh_config(),
+            telemetries: Telemetries::of(ctx, &client.telemetries),
             security: BuiltSecurity::default(),
             logs: RefCell::default(),
             notes: RefCell::default(),
@@ -52,7 +52,7 @@ impl<'a> FilterStack<'a> {
 
     /// The feature variables.
     pub fn features(&self) -> &'a Features {
-        &self.view.mesh.installation.features
+        &self.ctx.mesh.installation.features
     }
 
     /// Notes a remark.
@@ -106,10 +106,10 @@ impl<'a> FilterStack<'a> {
         };
         let host = Hostname::new(host);
         let mut keys = self
-            .view
+            .ctx
             .mesh
             .services_by_host
-            .get(self.view.cx, &host)
+            .get(self.ctx.cx, &host)
             .filter(|(key, _)| namespace.is_none_or(|namespace| key.namespace == *namespace));
         (keys.next().is_some() && keys.next().is_none()).then(|| host.clone())
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::client::ListenerClass;
 use crate::{
     base::{ObjectKey, Shared},
-    generate::View,
+    generate::BuildContext,
     proto::istio::{
         mesh::v1alpha1::{MeshConfig, mesh_config::ExtensionProvider},
         telemetry::v1alpha1::{
@@ -75,10 +75,10 @@ pub struct TracingSpec<'a> {
 
 impl<'a> Telemetries<'a> {
     /// Reads the rows.
-    pub fn of(view: &View<'a>, keys: &[ObjectKey]) -> Self {
-        let rows = keys.iter().filter_map(|key| view.mesh.telemetries.get(view.cx, key));
+    pub fn of(ctx: &BuildContext<'a>, keys: &[ObjectKey]) -> Self {
+        let rows = keys.iter().filter_map(|key| ctx.mesh.telemetries.get(ctx.cx, key));
         Self {
-            mesh: view.mesh_config(),
+            mesh: ctx.mesh_config(),
             specs: rows.map(|row: &'a Shared<_>| &row.spec).collect(),
         }
     }

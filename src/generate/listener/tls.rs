@@ -13,7 +13,7 @@ use crate::{
             DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, file_certificate_name, file_root_name,
             file_secret, socket, workload_secret,
         },
-        proxy::{Kind, Setting},
+        proxy::{MetadataKey, NodeMetadata},
         wire,
     },
     model::features::Features,
@@ -74,11 +74,11 @@ pub struct ServerCertificates {
 
 impl ServerCertificates {
     /// What a node states.
-    pub fn of(proxy: &Kind) -> Self {
+    pub fn of(proxy: &NodeMetadata) -> Self {
         Self {
-            chain: proxy.setting(Setting::TlsServerCertChain),
-            key: proxy.setting(Setting::TlsServerKey),
-            root: proxy.setting(Setting::TlsServerRootCert),
+            chain: proxy.setting(MetadataKey::TlsServerCertChain),
+            key: proxy.setting(MetadataKey::TlsServerKey),
+            root: proxy.setting(MetadataKey::TlsServerRootCert),
             own_server: has_file_socket(proxy),
         }
     }

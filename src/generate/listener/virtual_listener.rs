@@ -8,7 +8,7 @@ use super::{
     client::ListenerClass,
     filter_chain::{Chain, max_connections_per_event},
     hcm::{HttpConnection, HttpRoutes},
-    outbound_client::OutboundClient,
+    outbound_client::OutboundProxyView,
     outbound_listener::{OutboundKey, OutboundListener, additional_addresses},
     stack::FilterStack,
     tcp::{add_black_hole, plain_proxy},
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::{Hashed, cidr::IpMode},
     generate::{
-        View, constant,
+        BuildContext, constant,
         constant::{loopbacks, wildcards},
         group::Built,
         name,
@@ -38,15 +38,15 @@ pub const VIRTUAL_OUTBOUND: &str = "virtualOutbound";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualOutboundKey {
     /// The sidecar.
-    pub client: Hashed<OutboundClient>,
+    pub client: Hashed<OutboundProxyView>,
     /// The cluster of traffic to unknown destinations.
     pub catch_all: SmolStr,
 }
 
 impl VirtualOutboundKey {
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
-        let stack = FilterStack::new(view, &self.client.filters, ListenerClass::SidecarOutbound);
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let stack = FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarOutbound);
         let features = stack.features();
         let port = stack.mesh.proxy_listen_port as u32;
         let mode = self.client.vips.ip_mode;
@@ -87,7 +87,7 @@ impl VirtualOutboundKey {
             access_log: stack.access_logs(LogPlace::Listener),
             ..Default::default()
         };
-        listener.finish(view, stack, PatchContext::SidecarOutbound)
+        listener.finish(ctx, stack, PatchContext::SidecarOutbound)
     }
 }
 
@@ -95,15 +95,15 @@ impl VirtualOutboundKey {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpProxyKey {
     /// The sidecar.
-    pub client: Hashed<OutboundClient>,
+    pub client: Hashed<OutboundProxyView>,
     /// Its port.
     pub port: u32,
 }
 
 impl HttpProxyKey {
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
-        let stack = FilterStack::new(view, &self.client.filters, ListenerClass::SidecarOutbound);
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let stack = FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarOutbound);
         let binds = loopbacks(self.client.vips.ip_mode).iter();
         let key = OutboundKey {
             client: self.client.clone(),
@@ -131,6 +131,6 @@ impl HttpProxyKey {
             ..Default::default()
         };
         let listener = making.listener(vec![chain], |_| {});
-        listener.finish(view, making.stack, PatchContext::SidecarOutbound)
+        listener.finish(ctx, making.stack, PatchContext::SidecarOutbound)
     }
 }

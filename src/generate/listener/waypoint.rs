@@ -16,7 +16,7 @@ use super::{
     ListenerKey,
     access_log::LogPlace,
     chain_fields::{NetworkFilters, WrittenListener, field},
-    client::{FilterClient, ListenerClass},
+    client::{FilterProxyView, ListenerClass},
     filter_chain::plaintext_http_alpns,
     hbone::{OriginateKey, TerminateKey, internal, state_value},
     hcm::{HttpConnection, HttpRoutes},
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     base::{Hashed, NetworkId, cidr::IpMode},
     generate::{
-        EncodedResource, View, VipView,
+        BuildContext, EncodedResource, VipView,
         cluster::{ClusterMode, VipTraffic},
         group::Built,
         name,
@@ -74,9 +74,9 @@ const HBONE_TARGET: &str = "istio.double_hbone.hbone_target_address";
 
 /// What the listeners of a waypoint depend on of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WaypointClient {
+pub struct WaypointProxyView {
     /// What filters depend on where no service is in question.
-    pub filters: Hashed<FilterClient>,
+    pub filters: Hashed<FilterProxyView>,
     /// What policies are matched against.
     pub subject: Subject,
     /// Which services go through it.
@@ -93,33 +93,33 @@ pub struct WaypointClient {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WaypointPart {
     /// What they depend on.
-    pub client: Hashed<WaypointClient>,
+    pub client: Hashed<WaypointProxyView>,
 }
 
 /// What one listener is built from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WaypointKey {
     /// Takes what comes out of tunnels.
-    MainInternal(Hashed<WaypointClient>),
+    MainInternal(Hashed<WaypointProxyView>),
     /// Opens the tunnel within a tunnel.
     Inner {
         /// What filters depend on.
-        filters: Hashed<FilterClient>,
+        filters: Hashed<FilterProxyView>,
         /// The network that connections come from.
         network: NetworkId,
     },
     /// Opens the tunnel around it.
-    Outer(Hashed<FilterClient>),
+    Outer(Hashed<FilterProxyView>),
 }
 
 impl WaypointPart {
     /// The listeners of a selected waypoint.
-    pub fn of(view: &View, selected: &Selected, filters: &Hashed<FilterClient>) -> Self {
-        let client = Hashed::new(WaypointClient {
+    pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Self {
+        let client = Hashed::new(WaypointProxyView {
             filters: filters.clone(),
             subject: selected.subject.clone(),
             waypoint: selected.waypoint_view(),
-            vip: VipView::of(selected.proxy, &view.mesh.installation.features),
+            vip: VipView::of(selected.proxy, &ctx.mesh.installation.features),
             ip_mode: selected.proxy.ip_mode,
             network: selected.network.clone(),
         });
@@ -127,8 +127,8 @@ impl WaypointPart {
     }
 
     /// The listeners.
-    pub fn list(&self, view: &View) -> Vec<ListenerKey> {
-        let features = &view.mesh.installation.features;
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
+        let features = &ctx.mesh.installation.features;
         let client = &self.client;
         let filters = || client.filters.clone();
         let mut keys = vec![
@@ -155,18 +155,18 @@ impl WaypointPart {
 
 impl WaypointKey {
     /// Builds the listener.
-    pub fn build(&self, view: &View) -> Built {
+    pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::MainInternal(client) => main_internal(view, client),
+            Self::MainInternal(client) => main_internal(ctx, client),
             Self::Inner { filters, network } => {
-                let stack = FilterStack::new(view, filters, ListenerClass::SidecarInbound);
+                let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
                 let header = ("x-forwarded-network", network.as_str());
                 let proxy = stack.double_tunnel(INNER_CONNECT_ORIGINATE, header);
                 let chain = vec![stack.endpoint_metadata(), proxy];
                 finished(stack, INNER_CONNECT_ORIGINATE, chain, Vec::new())
             }
             Self::Outer(filters) => {
-                let stack = FilterStack::new(view, filters, ListenerClass::SidecarInbound);
+                let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
                 let proxy = stack.double_tunnel(OUTER_CONNECT_ORIGINATE, ("x-istio-source", "waypoint"));
                 finished(
                     stack,
@@ -239,18 +239,18 @@ fn local_address() -> String {
     format!("{DESTINATION_METADATA}.local_ip")
 }
 
-fn main_internal(view: &View, client: &WaypointClient) -> Built {
+fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
     let making = MainInternal {
-        stack: FilterStack::new(view, &client.filters, ListenerClass::SidecarInbound),
+        stack: FilterStack::new(ctx, &client.filters, ListenerClass::SidecarInbound),
         client,
-        served: Served::of(view, &client.waypoint),
+        served: Served::of(ctx, &client.waypoint),
     };
     let mut listener = WrittenListener::default();
     let mut ports: BTreeMap<u32, Vec<Protocol>> = BTreeMap::new();
     let mut matched = Vec::new();
     for service in &making.served.services {
         let filters = making.filters_for(service);
-        let stack = FilterStack::new(view, &filters, ListenerClass::SidecarInbound);
+        let stack = FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound);
         let mut chains = Vec::new();
         for port in &service.ports {
             let Some(chain) = making.add_port(&mut listener, &stack, service, port) else {
@@ -275,21 +275,21 @@ fn main_internal(view: &View, client: &WaypointClient) -> Built {
         access_log: making.stack.access_logs(LogPlace::Listener),
         ..internal(MAIN_INTERNAL)
     };
-    listener.finish(view, making.stack, PatchContext::SidecarInbound)
+    listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
 }
 
 /// The listener in the making.
 struct MainInternal<'a> {
     stack: FilterStack<'a>,
-    client: &'a WaypointClient,
+    client: &'a WaypointProxyView,
     served: Served<'a>,
 }
 
 impl MainInternal<'_> {
     /// What the filters of a service's chains depend on.
-    fn filters_for(&self, service: &Service) -> Hashed<FilterClient> {
+    fn filters_for(&self, service: &Service) -> Hashed<FilterProxyView> {
         let subject = self.client.subject.clone().with_service(service);
-        FilterClient::for_service(&self.client.filters, &self.stack.view, &subject)
+        FilterProxyView::for_service(&self.client.filters, &self.stack.ctx, &subject)
     }
 
     /// Adds the chains of a service port; nothing for UDP.
@@ -308,7 +308,7 @@ impl MainInternal<'_> {
                     let forwarded = stack.client.proxy_headers.x_forwarded_host.as_ref();
                     let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
                     let target = (service, port.number);
-                    let routes = route::of_port(&stack.view, &self.served, target, &name, forwarded);
+                    let routes = route::of_port(&stack.ctx, &self.served, target, &name, forwarded);
                     http_filters(stack, NetworkFilters::new(), port.protocol, port.number, routes)
                 }
             };
@@ -339,7 +339,7 @@ impl MainInternal<'_> {
                 filters
             }
             VipTraffic::Http => {
-                let routes = route::to_cluster(&self.stack.view, ENCAP, 0, ":0/*");
+                let routes = route::to_cluster(&self.stack.ctx, ENCAP, 0, ":0/*");
                 http_filters(&self.stack, filters, Protocol::Http, 0, routes)
             }
         };

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     base::{Hostname, Shared},
-    generate::{View, group::Note},
+    generate::{BuildContext, group::Note},
     model::envoy_filter::{Operation, Patch},
     proto::{
         Any,
@@ -76,8 +76,8 @@ pub struct ClusterPatches<'a> {
 
 impl<'a> ClusterPatches<'a> {
     /// Sorts the patches of a proxy.
-    pub fn of(view: &View<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
-        let changes = resolve_each(view, refs).filter(|(_, patch)| {
+    pub fn of(ctx: &BuildContext<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
+        let changes = resolve_each(ctx, refs).filter(|(_, patch)| {
             patch.is_for(context) && matches!(patch.operation, Operation::Merge | Operation::Remove)
         });
         let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) = changes.map(|(one, patch)| (one.clone(), patch)).unzip();
@@ -145,13 +145,13 @@ impl<'a> ClusterPatches<'a> {
 /// A transport socket goes its own way, see [`merge_socket`]. A socket of another kind than the one that it should be
 /// merged into ends it all: what came before stays, what comes after is lost.
 pub fn apply(
-    view: &View,
+    ctx: &BuildContext,
     refs: &[PatchRef],
     hosts: &[Hostname],
     mut cluster: Cluster,
     notes: &mut Vec<Note>,
 ) -> Option<Cluster> {
-    for (_, patch) in resolve_each(view, refs) {
+    for (_, patch) in resolve_each(ctx, refs) {
         if !matches(patch.cluster(), &cluster.name, hosts) {
             continue;
         }
@@ -173,15 +173,15 @@ pub fn apply(
 }
 
 /// The patches that add a cluster in a context.
-pub fn additions(view: &View, refs: &[PatchRef], context: PatchContext) -> Vec<PatchRef> {
-    let added = resolve_each(view, refs).filter(|(_, patch)| patch.adds_in(context));
+pub fn additions(ctx: &BuildContext, refs: &[PatchRef], context: PatchContext) -> Vec<PatchRef> {
+    let added = resolve_each(ctx, refs).filter(|(_, patch)| patch.adds_in(context));
     added.map(|(one, _)| one.clone()).collect()
 }
 
 /// The names that Envoy will ask endpoints for because a patch says so.
-pub fn asked_endpoints(view: &View, refs: &[PatchRef]) -> BTreeSet<String> {
+pub fn asked_endpoints(ctx: &BuildContext, refs: &[PatchRef]) -> BTreeSet<String> {
     let wants = |patch: &Patch| sets(patch, "eds_cluster_config") || patch.operation == Operation::Add;
-    let values = resolve_each(view, refs).filter(|(_, patch)| wants(patch));
+    let values = resolve_each(ctx, refs).filter(|(_, patch)| wants(patch));
     let clusters = values.filter_map(|(_, patch)| patch.read::<Cluster>());
     let names = clusters.map(|cluster| {
         let service = cluster.eds_cluster_config.map(|eds| eds.service_name);

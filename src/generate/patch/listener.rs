@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     generate::{
-        View,
+        BuildContext,
         encoded::EncodedResource,
         group::{Built, Note},
-        listener::FilterClient,
+        listener::FilterProxyView,
         proxy::{Extensions, ProxyType},
     },
     model::envoy_filter::{ApplyTo, Operation, Patch},
@@ -34,13 +34,13 @@ use matches::Traits;
 
 /// Applies the patches to a listener; `None` if one removes it.
 pub fn listener(
-    view: &View,
-    client: &FilterClient,
+    ctx: &BuildContext,
+    client: &FilterProxyView,
     context: PatchContext,
     listener: Listener,
     notes: &mut Vec<Note>,
 ) -> Option<Listener> {
-    let set = PatchSet::new(view, &client.listener_patches, context);
+    let set = PatchSet::new(ctx, &client.listener_patches, context);
     if set.is_empty() {
         return Some(listener);
     }
@@ -54,10 +54,10 @@ pub fn listener(
 }
 
 /// The listeners that patches add for a proxy.
-pub fn added(view: &View, proxy_type: ProxyType, patches: &Patches) -> Vec<PatchRef> {
+pub fn added(ctx: &BuildContext, proxy_type: ProxyType, patches: &Patches) -> Vec<PatchRef> {
     let contexts = super::contexts(proxy_type);
     let adds = |one: &&PatchRef| {
-        let patch = resolve(view, std::slice::from_ref(*one));
+        let patch = resolve(ctx, std::slice::from_ref(*one));
         patch
             .iter()
             .any(|patch| patch.apply_to == ApplyTo::Listener && contexts.iter().any(|context| patch.adds_in(*context)))
@@ -76,8 +76,8 @@ pub struct AddedListener {
 
 impl AddedListener {
     /// Reads the listener from the patch. One without a name is none.
-    pub fn build(&self, view: &View) -> Built {
-        let patches = resolve(view, std::slice::from_ref(&self.patch));
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        let patches = resolve(ctx, std::slice::from_ref(&self.patch));
         let Some((patch, listener)) = patches
             .first()
             .and_then(|patch| Some((*patch, patch.read::<Listener>()?)))

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{PatchContext, PatchRef, cluster::ParsedName, merge, resolve_each, set};
 use crate::{
     base::Shared,
-    generate::{View, group::Note},
+    generate::{BuildContext, group::Note},
     model::envoy_filter::{ApplyTo, Operation, Patch},
     proto::{
         envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost, route::Action},
@@ -93,8 +93,8 @@ pub struct RoutePatchList<'a> {
 
 impl<'a> RoutePatchList<'a> {
     /// Sorts the patches of a proxy.
-    pub fn of(view: &View<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
-        let counting = resolve_each(view, refs).filter(|(_, patch)| patch.is_for(context));
+    pub fn of(ctx: &BuildContext<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
+        let counting = resolve_each(ctx, refs).filter(|(_, patch)| patch.is_for(context));
         let (refs, patches): (Vec<PatchRef>, Vec<&Patch>) = counting.map(|(one, patch)| (one.clone(), patch)).unzip();
         let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         let mut rest = Vec::new();
@@ -156,7 +156,7 @@ impl<'a> RoutePatchList<'a> {
 
 /// Applies the patches to a route configuration.
 pub fn apply(
-    view: &View,
+    ctx: &BuildContext,
     patches: &RoutePatches,
     context: PatchContext,
     mut routes: RouteConfiguration,
@@ -168,7 +168,7 @@ pub fn apply(
     let mut patching = Patching {
         context,
         ports: &patches.ports,
-        all: resolve_each(view, &patches.refs).map(|(_, patch)| patch).collect(),
+        all: resolve_each(ctx, &patches.refs).map(|(_, patch)| patch).collect(),
         notes,
     };
     patching.configuration(&mut routes);
@@ -179,7 +179,7 @@ pub fn apply(
 
 /// Applies the patches to the routes that stand in an inbound listener.
 pub fn inbound(
-    view: &View,
+    ctx: &BuildContext,
     refs: &[PatchRef],
     routes: RouteConfiguration,
     notes: &mut Vec<Note>,
@@ -188,8 +188,8 @@ pub fn inbound(
         return routes;
     }
     let context = PatchContext::SidecarInbound;
-    let patches = RoutePatchList::of(view, refs, context).concerning(&routes.name, BTreeSet::new);
-    apply(view, &patches, context, routes, notes)
+    let patches = RoutePatchList::of(ctx, refs, context).concerning(&routes.name, BTreeSet::new);
+    apply(ctx, &patches, context, routes, notes)
 }
 
 /// The state of patching one route configuration.

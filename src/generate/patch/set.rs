@@ -10,7 +10,7 @@ use smol_str::format_smolstr;
 
 use super::{PatchContext, PatchRef, resolve};
 use crate::{
-    generate::{View, group::Note},
+    generate::{BuildContext, group::Note},
     model::{
         MeshSnapshot,
         envoy_filter::{ApplyTo, Patch},
@@ -104,8 +104,8 @@ pub struct PatchSet<'a> {
 
 impl<'a> PatchSet<'a> {
     /// The patches that count in a context.
-    pub fn new(view: &View<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
-        let mut patches = resolve(view, refs);
+    pub fn new(ctx: &BuildContext<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
+        let mut patches = resolve(ctx, refs);
         patches.retain(|patch| patch.is_for(context));
         Self {
             patches,

@@ -1,4 +1,4 @@
-//! `Kind`: what replicas of one workload say of themselves alike.
+//! `NodeMetadata`: what replicas of one workload say of themselves alike.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use smol_str::SmolStr;
 
 use super::{
     Extensions, InterceptionMode, IstioVersion, ProxyType, is_on,
-    setting::{Setting, Settings},
+    setting::{MetadataKey, Settings},
 };
 use crate::{
     base::{ClusterId, MessageKey, Namespace, NetworkId, Shared, cidr::IpMode},
@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// What generation may read of a node as it stands: nothing that names one replica. What it may read besides is in
-/// [`Profile`](crate::generate::select::Profile), where it depends on the mesh.
+/// [`ProxyClass`](crate::generate::select::ProxyClass), where it depends on the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Kind {
+pub struct NodeMetadata {
     /// What it is.
     pub proxy_type: ProxyType,
     /// `node.cluster`.
@@ -55,14 +55,14 @@ pub struct Kind {
     pub(super) settings: Settings,
 }
 
-impl Kind {
+impl NodeMetadata {
     /// A metadata value as text; empty if absent.
-    pub fn setting(&self, setting: Setting) -> SmolStr {
+    pub fn setting(&self, setting: MetadataKey) -> SmolStr {
         self.settings.get(setting)
     }
 
     /// A metadata value as a boolean: `"true"`, `"1"` and the JSON `true` hold.
-    pub fn has(&self, setting: Setting) -> bool {
+    pub fn has(&self, setting: MetadataKey) -> bool {
         is_on(&self.setting(setting))
     }
 

@@ -1,4 +1,4 @@
-//! Kinds, held once however many proxies are of them.
+//! NodeMetadataPool, held once however many proxies are of them.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,7 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::{Kind, Proxy};
+use super::{NodeMetadata, Proxy};
 use crate::base::Hashed;
 
 /// How many values there are before unused ones are looked for.
@@ -16,9 +16,9 @@ const FEW: usize = 64;
 
 /// The kinds of connected proxies, and the lists of extensions that they are built with: an Envoy lists hundreds.
 #[derive(Default)]
-pub struct Kinds(Mutex<(Pool<Kind>, Pool<BTreeSet<SmolStr>>)>);
+pub struct NodeMetadataPool(Mutex<(Pool<NodeMetadata>, Pool<BTreeSet<SmolStr>>)>);
 
-impl Kinds {
+impl NodeMetadataPool {
     /// Lets a proxy have what an equal one holds already.
     pub fn share(&self, proxy: &mut Proxy) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -28,7 +28,7 @@ impl Kinds {
             return;
         }
         if let Some(listed) = &proxy.kind.extensions.listed {
-            let mut kind = Kind::clone(&proxy.kind);
+            let mut kind = NodeMetadata::clone(&proxy.kind);
             kind.extensions.listed = Some(extensions.share(listed));
             proxy.kind = Hashed::new(kind);
         }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn equal_proxies_hold_one_kind_and_builds_one_list() {
-        let kinds = Kinds::default();
+        let kinds = NodeMetadataPool::default();
         let shared = |number, name: &str| {
             let mut proxy = proxy(number, name);
             kinds.share(&mut proxy);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_nobody_holds_is_dropped() {
-        let kinds = Kinds::default();
+        let kinds = NodeMetadataPool::default();
         let mut held = proxy(0, "held");
         kinds.share(&mut held);
         for number in 0..10 * FEW {

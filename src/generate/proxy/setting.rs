@@ -13,11 +13,11 @@ macro_rules! settings {
     ($($(#[$doc:meta])* $setting:ident = $name:literal;)*) => {
         /// A metadata value that generation knows, by its name in the node.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Setting {
+        pub enum MetadataKey {
             $($(#[$doc])* $setting,)*
         }
 
-        impl Setting {
+        impl MetadataKey {
             const ALL: &[Self] = &[$(Self::$setting,)*];
 
             fn name(self) -> &'static str {
@@ -78,15 +78,15 @@ settings! {
 
 /// The settings that a node has, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Settings(Box<[(Setting, SmolStr)]>);
+pub(super) struct Settings(Box<[(MetadataKey, SmolStr)]>);
 
 impl Settings {
     pub(super) fn of(metadata: &BTreeMap<String, Value>) -> Self {
-        let set = |setting: &Setting| Some((*setting, scalar_text(metadata.get(setting.name())?)));
-        Self(Setting::ALL.iter().filter_map(set).collect())
+        let set = |setting: &MetadataKey| Some((*setting, scalar_text(metadata.get(setting.name())?)));
+        Self(MetadataKey::ALL.iter().filter_map(set).collect())
     }
 
-    pub(super) fn get(&self, setting: Setting) -> SmolStr {
+    pub(super) fn get(&self, setting: MetadataKey) -> SmolStr {
         let found = self.0.iter().find(|(own, _)| *own == setting);
         found.map(|(_, text)| text.clone()).unwrap_or_default()
     }

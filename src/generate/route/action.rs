@@ -149,7 +149,7 @@ pub(crate) fn forward(
             Balancing::Free
         }
     };
-    let mesh_default = translation.view.mesh_config().default_http_retry_policy.as_ref();
+    let mesh_default = translation.ctx.mesh_config().default_http_retry_policy.as_ref();
     action.retry_policy = retry::policy(declared.retries.as_ref().or(mesh_default), balancing);
     route.action = Some(Action::Route(action));
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     base::{Hostname, Labels, Namespace, Shared},
-    generate::{View, cluster::ClusterMode},
+    generate::{BuildContext, cluster::ClusterMode},
     model::{
         Service, ServiceKey,
         destination_rule::{self, DestinationRule},
@@ -41,11 +41,11 @@ pub(crate) struct TargetRows {
 pub(crate) type TargetMap = BTreeMap<Hostname, TargetRows>;
 
 /// Reads the rows of targets, for a client in a namespace with these labels.
-pub(crate) fn rows(view: &View, targets: &[Target], client: &Namespace, labels: &Labels) -> TargetMap {
+pub(crate) fn rows(ctx: &BuildContext, targets: &[Target], client: &Namespace, labels: &Labels) -> TargetMap {
     let rows_of = |target: &Target| {
-        let service = target.service.as_ref().and_then(|key| view.service(key)).cloned();
-        let ruled = target.ruled.as_ref().and_then(|key| view.service(key));
-        let rule = ruled.and_then(|ruled| destination_rule::lookup(view.cx, view.mesh, client, labels, ruled));
+        let service = target.service.as_ref().and_then(|key| ctx.service(key)).cloned();
+        let ruled = target.ruled.as_ref().and_then(|key| ctx.service(key));
+        let rule = ruled.and_then(|ruled| destination_rule::lookup(ctx.cx, ctx.mesh, client, labels, ruled));
         let mode = ClusterMode::Default;
         (target.host.clone(), TargetRows { service, rule, mode })
     };

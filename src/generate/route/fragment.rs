@@ -6,7 +6,7 @@ use prost::Message;
 
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
-    generate::{View, cluster::ClusterMode},
+    generate::{BuildContext, cluster::ClusterMode},
     model::{
         ServiceKey,
         destination_rule::{self, RuleRef},
@@ -16,7 +16,7 @@ use crate::{
 };
 
 use super::{
-    RouteClient,
+    RouteProxyView,
     destination::{PortInference, Target, TargetMap, TargetRows},
     hash,
     http::{self, MESH_GATEWAY, Translation},
@@ -29,7 +29,7 @@ pub struct Fragment {
     entrance: Entrance,
     /// Where it leads.
     targets: Vec<Found>,
-    client: RouteClient,
+    client: RouteProxyView,
 }
 
 /// Where the requests come in that routes are for.
@@ -122,14 +122,14 @@ impl Routes {
 impl Fragment {
     /// The routes of a VirtualService for a client. `by_source`: some of its matches ask who the client is.
     pub(super) fn declared(
-        view: &View,
+        ctx: &BuildContext,
         virtual_service: &ObjectKey,
         (entrance, targets): (Entrance, Vec<Target>),
-        client: &RouteClient,
+        client: &RouteProxyView,
         by_source: bool,
     ) -> FragmentKey {
         let found = |target: Target| Found {
-            rule: target.ruled.and_then(|service| rule(view, client, &service)),
+            rule: target.ruled.and_then(|service| rule(ctx, client, &service)),
             host: target.host,
             service: target.service,
         };
@@ -139,27 +139,27 @@ impl Fragment {
             targets: targets.into_iter().map(found).collect(),
             client: if by_source { client.clone() } else { client.anyone() },
         };
-        view.known_fragment(Hashed::new(key))
+        ctx.known_fragment(Hashed::new(key))
     }
 }
 
 /// The rule that a client uses for a service, if it says what requests are hashed by: nothing else of it is read here.
-pub(super) fn rule(view: &View, client: &RouteClient, service: &ServiceKey) -> Option<RuleRef> {
+pub(super) fn rule(ctx: &BuildContext, client: &RouteProxyView, service: &ServiceKey) -> Option<RuleRef> {
     let labels = Some(&*client.labels);
-    let (found, rule) = destination_rule::find(view.cx, view.mesh, &client.namespace, labels, service)?;
+    let (found, rule) = destination_rule::find(ctx.cx, ctx.mesh, &client.namespace, labels, service)?;
     hash::is_used(&rule.spec).then_some(found)
 }
 
 impl Fragment {
     /// Makes the routes.
-    pub fn build(&self, view: &View) -> Routes {
-        let Some(declared) = view.mesh.virtual_services.get(view.cx, &self.virtual_service) else {
+    pub fn build(&self, ctx: &BuildContext) -> Routes {
+        let Some(declared) = ctx.mesh.virtual_services.get(ctx.cx, &self.virtual_service) else {
             return Routes::default();
         };
         let rows = |target: &Found| {
-            let service = target.service.as_ref().and_then(|key| view.service(key)).cloned();
+            let service = target.service.as_ref().and_then(|key| ctx.service(key)).cloned();
             let rule = target.rule.as_ref();
-            let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+            let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
             let mode = ClusterMode::Default;
             (target.host.clone(), TargetRows { service, rule, mode })
         };
@@ -176,7 +176,7 @@ impl Fragment {
             Entrance::Server(server) => (server, PortInference::SolePort),
         };
         let translation = Translation {
-            view,
+            ctx,
             client: &self.client,
             gateway: &server.gateway,
             port: server.port,
@@ -189,7 +189,7 @@ impl Fragment {
     }
 }
 
-impl RouteClient {
+impl RouteProxyView {
     /// The same without who it is.
     fn anyone(&self) -> Self {
         Self {

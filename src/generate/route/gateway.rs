@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{
-        EncodedResource, GatewayView, View,
+        BuildContext, EncodedResource, GatewayView,
         group::Built,
         patch::{
             self, PatchContext, PatchRef,
@@ -50,10 +50,10 @@ pub struct GatewayPart {
 }
 
 impl GatewayPart {
-    pub(super) fn of(view: &View, selected: &Selected, client: Hashed<Client>) -> Self {
+    pub(super) fn of(ctx: &BuildContext, selected: &Selected, client: Hashed<Client>) -> Self {
         Self {
             scope: selected.scope.clone(),
-            gateways: GatewayView::of(view, selected),
+            gateways: GatewayView::of(ctx, selected),
             client,
             patches: selected.patches.routes.clone(),
         }
@@ -61,10 +61,10 @@ impl GatewayPart {
 
     /// All route configurations, by name; also those that only patches know: listeners that are added by patches ask
     /// for them, and what they get is what the patches put in.
-    pub(super) fn list(&self, view: &View) -> Vec<GatewayRoutes> {
-        let scope = view.scope(&self.scope);
-        let merged = self.gateways.merged(view);
-        let patches = RoutePatchList::of(view, &self.patches, PatchContext::Gateway);
+    pub(super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayRoutes> {
+        let scope = ctx.scope(&self.scope);
+        let merged = self.gateways.merged(ctx);
+        let patches = RoutePatchList::of(ctx, &self.patches, PatchContext::Gateway);
         let ports = if patches.is_empty() {
             BTreeMap::new()
         } else {
@@ -79,7 +79,7 @@ impl GatewayPart {
         };
         let mut declared = Declarations {
             part: self,
-            view,
+            ctx,
             scope: &scope,
             by_gateway: FxHashMap::default(),
         };
@@ -109,7 +109,7 @@ impl GatewayPart {
 /// The VirtualServices of Gateways, looked up once for all servers of one.
 struct Declarations<'a> {
     part: &'a GatewayPart,
-    view: &'a View<'a>,
+    ctx: &'a BuildContext<'a>,
     scope: &'a SidecarScope,
     by_gateway: FxHashMap<SmolStr, Vec<Declaration<'a>>>,
 }
@@ -127,11 +127,11 @@ struct Declaration<'a> {
 impl<'a> Declarations<'a> {
     fn server(&mut self, server: &GatewayServer, http3: bool) -> ServerRoutes {
         let gateway = server.gateway.clone();
-        let (part, view, scope) = (self.part, self.view, self.scope);
+        let (part, ctx, scope) = (self.part, self.ctx, self.scope);
         let declared = self.by_gateway.entry(gateway.clone()).or_insert_with(|| {
             let client = &part.client.routes.namespace;
-            let declared = virtual_service::for_gateway(view.cx, view.mesh, client, &gateway);
-            let declaration = |(key, reach): (_, &'a Shared<Reach>)| Declaration::of(part, view, scope, key, reach);
+            let declared = virtual_service::for_gateway(ctx.cx, ctx.mesh, client, &gateway);
+            let declaration = |(key, reach): (_, &'a Shared<Reach>)| Declaration::of(part, ctx, scope, key, reach);
             declared.into_iter().map(declaration).collect()
         });
         let at = Server {
@@ -148,8 +148,8 @@ impl<'a> Declarations<'a> {
             }
             Some(Binding {
                 virtual_service: declaration.key.clone(),
-                routes: declaration.routes(part, view, &at),
-                services: declaration.with_sessions(view, &hosts),
+                routes: declaration.routes(part, ctx, &at),
+                services: declaration.with_sessions(ctx, &hosts),
                 hosts,
             })
         });
@@ -168,11 +168,11 @@ impl<'a> Declarations<'a> {
 }
 
 impl<'a> Declaration<'a> {
-    fn of(part: &GatewayPart, view: &View, scope: &SidecarScope, key: &'a ObjectKey, reach: &'a Reach) -> Self {
+    fn of(part: &GatewayPart, ctx: &BuildContext, scope: &SidecarScope, key: &'a ObjectKey, reach: &'a Reach) -> Self {
         let destinations: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
         let targets = destinations
             .into_iter()
-            .map(|host| part.target(view, scope, host, reach));
+            .map(|host| part.target(ctx, scope, host, reach));
         Self {
             key,
             reach,
@@ -181,11 +181,11 @@ impl<'a> Declaration<'a> {
         }
     }
 
-    fn routes(&mut self, part: &GatewayPart, view: &View, at: &Server) -> FragmentKey {
+    fn routes(&mut self, part: &GatewayPart, ctx: &BuildContext, at: &Server) -> FragmentKey {
         let sole_port = |host: &Hostname| {
             let target = self.targets.iter().find(|target| target.host == *host);
             let service = target.and_then(|target| target.service.as_ref());
-            let row = service.and_then(|key| view.mesh.visibility.get(view.cx, key));
+            let row = service.and_then(|key| ctx.mesh.visibility.get(ctx.cx, key));
             row.is_some_and(|row| row.ports.len() == 1)
         };
         let server = at.clone().reduced(self.reach, sole_port);
@@ -194,14 +194,14 @@ impl<'a> Declaration<'a> {
         }
         let towards = (Entrance::Server(server.clone()), self.targets.clone());
         let client = &part.client.routes;
-        let routes = Fragment::declared(view, self.key, towards, client, self.reach.by_source);
+        let routes = Fragment::declared(ctx, self.key, towards, client, self.reach.by_source);
         self.routes.push((server, routes.clone()));
         routes
     }
 
     /// The destinations that are hosts of a server as well and may ask for sessions.
-    fn with_sessions(&self, view: &View, hosts: &[Hostname]) -> Vec<(Hostname, ServiceKey)> {
-        if !view.mesh.installation.features.pilot_enable_persistent_session_filter {
+    fn with_sessions(&self, ctx: &BuildContext, hosts: &[Hostname]) -> Vec<(Hostname, ServiceKey)> {
+        if !ctx.mesh.installation.features.pilot_enable_persistent_session_filter {
             return Vec::new();
         }
         let own = self.targets.iter().filter(|target| hosts.contains(&target.host));
@@ -212,12 +212,12 @@ impl<'a> Declaration<'a> {
 
 impl GatewayPart {
     /// A service of the VirtualService's own namespace is preferred, if the gateway may see it.
-    fn target(&self, view: &View, scope: &SidecarScope, host: &Hostname, reach: &Reach) -> Target {
+    fn target(&self, ctx: &BuildContext, scope: &SidecarScope, host: &Hostname, reach: &Reach) -> Target {
         let own = ServiceKey {
             hostname: host.clone(),
             namespace: reach.meta.namespace().clone(),
         };
-        let visibility = view.mesh.visibility.get(view.cx, &own);
+        let visibility = ctx.mesh.visibility.get(ctx.cx, &own);
         let is_visible = visibility.is_some_and(|row| row.export_to.visible_to(&self.client.routes.namespace));
         let ruled = scope.by_host.get(host).cloned();
         Target {
@@ -327,21 +327,21 @@ impl Sequences {
 
 impl GatewayRoutes {
     /// Builds the route configuration.
-    pub(super) fn build(&self, view: &View) -> Built {
+    pub(super) fn build(&self, ctx: &BuildContext) -> Built {
         if self.servers.is_empty() {
-            return self.patched(view, empty_configuration(&self.name));
+            return self.patched(ctx, empty_configuration(&self.name));
         }
-        let hosts = self.hosts(view);
+        let hosts = self.hosts(ctx);
         if self.patches.is_empty() {
             return Built::new(assembly::assembled(&self.name, &hosts));
         }
         let hosts = hosts.into_iter().map(Host::message).collect();
-        self.patched(view, configuration(&self.name, hosts))
+        self.patched(ctx, configuration(&self.name, hosts))
     }
 
-    fn patched(&self, view: &View, routes: RouteConfiguration) -> Built {
+    fn patched(&self, ctx: &BuildContext, routes: RouteConfiguration) -> Built {
         let mut notes = Vec::new();
-        let routes = patch::route::apply(view, &self.patches, PatchContext::Gateway, routes, &mut notes);
+        let routes = patch::route::apply(ctx, &self.patches, PatchContext::Gateway, routes, &mut notes);
         Built::new(EncodedResource::new(self.name.as_str(), &routes)).with_notes(notes)
     }
 
@@ -351,15 +351,15 @@ impl GatewayRoutes {
         bindings.map(|binding| &binding.routes)
     }
 
-    fn hosts(&self, view: &View) -> Vec<Host> {
+    fn hosts(&self, ctx: &BuildContext) -> Vec<Host> {
         let mut drafts = Drafts::default();
         for server in &self.servers {
-            drafts.add_server(view, server);
+            drafts.add_server(ctx, server);
         }
         if drafts.all.is_empty() {
             return vec![Host::whole(self.black_hole())];
         }
-        let collapse = view.mesh.installation.features.pilot_enable_route_collapse_optimization;
+        let collapse = ctx.mesh.installation.features.pilot_enable_route_collapse_optimization;
         let mut hosts = self.virtual_hosts(drafts, collapse);
         hosts.sort_by(|a, b| a.name.cmp(&b.name));
         hosts
@@ -422,14 +422,14 @@ impl GatewayRoutes {
 }
 
 impl<'a> Drafts<'a> {
-    fn add_server(&mut self, view: &View, server: &'a ServerRoutes) {
+    fn add_server(&mut self, ctx: &BuildContext, server: &'a ServerRoutes) {
         for binding in &server.bindings {
             let list = (&server.gateway, &binding.virtual_service);
             // A server without routes does not speak for the next, whose port may be another.
             let routes = match self.known_lists.get(&list) {
                 Some(known) => *known,
                 None => {
-                    let routes = view.routes(&binding.routes);
+                    let routes = ctx.routes(&binding.routes);
                     if routes.is_empty() {
                         continue;
                     }
@@ -439,7 +439,7 @@ impl<'a> Drafts<'a> {
                 }
             };
             for host in &binding.hosts {
-                let position = self.host(host, server.port, || binding.session(view, host));
+                let position = self.host(host, server.port, || binding.session(ctx, host));
                 let draft = &mut self.all[position];
                 draft.routes = self.sequences.with(draft.routes, routes);
                 draft.https_only |= server.redirected.is_some();
@@ -470,9 +470,9 @@ impl<'a> Drafts<'a> {
 
 impl Binding {
     /// What a host of it asks for as a service.
-    fn session(&self, view: &View, host: &Hostname) -> Option<Any> {
+    fn session(&self, ctx: &BuildContext, host: &Hostname) -> Option<Any> {
         let (_, service) = self.services.iter().find(|(own, _)| own == host)?;
-        filters::stateful_session(view.service(service)?, &view.mesh.installation.features)
+        filters::stateful_session(ctx.service(service)?, &ctx.mesh.installation.features)
     }
 }
 

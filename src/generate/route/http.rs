@@ -7,7 +7,7 @@ use prost::Message;
 use crate::{
     api::Meta,
     base::{Shared, select},
-    generate::{View, constant, wire},
+    generate::{BuildContext, constant, wire},
     model::{
         Service,
         features::Features,
@@ -28,7 +28,7 @@ use crate::{
 };
 
 use super::{
-    RouteClient, action,
+    RouteProxyView, action,
     destination::{self, PortInference, TargetMap},
     filters,
     fragment::Routes,
@@ -42,9 +42,9 @@ pub(crate) const MESH_GATEWAY: &str = "mesh";
 /// What routes are translated for.
 pub(crate) struct Translation<'a> {
     /// The mesh.
-    pub(crate) view: &'a View<'a>,
+    pub(crate) ctx: &'a BuildContext<'a>,
     /// The client.
-    pub(crate) client: &'a RouteClient,
+    pub(crate) client: &'a RouteProxyView,
     /// [`MESH_GATEWAY`], or `namespace/name` of the Gateway.
     pub(crate) gateway: &'a str,
     /// The port of the listener, on gateways that of the server; 0 for route configurations of all ports.
@@ -62,7 +62,7 @@ pub(crate) struct Translation<'a> {
 impl<'a> Translation<'a> {
     /// The feature variables.
     pub(crate) fn features(&self) -> &'a Features {
-        &self.view.mesh.installation.features
+        &self.ctx.mesh.installation.features
     }
 }
 
@@ -110,8 +110,8 @@ pub(crate) struct DefaultRoutes {
 
 impl DefaultRoutes {
     /// Reads what they have in common.
-    pub(crate) fn new(view: &View) -> Self {
-        let retry_policy = view.mesh_config().default_http_retry_policy.as_ref();
+    pub(crate) fn new(ctx: &BuildContext) -> Self {
+        let retry_policy = ctx.mesh_config().default_http_retry_policy.as_ref();
         let before = Route {
             r#match: Some(matches::route_match(None, Semantics::Istio)),
             ..Default::default()

@@ -13,11 +13,11 @@ use bytes::Bytes;
 use crate::{
     base::{Hashed, Hostname, Shared, SmolStr},
     generate::{
-        EncodedResource, View,
+        BuildContext, EncodedResource,
         group::Built,
         name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
-        proxy::{InterceptionMode, Setting},
+        proxy::{InterceptionMode, MetadataKey},
         select::Selected,
     },
     model::{
@@ -57,7 +57,7 @@ pub struct SidecarPart {
 
 impl SidecarPart {
     pub(super) fn of(selected: &Selected, client: Hashed<Client>) -> Self {
-        let port = selected.proxy.setting(Setting::HttpProxyPort);
+        let port = selected.proxy.setting(MetadataKey::HttpProxyPort);
         Self {
             scope: selected.scope.clone(),
             client,
@@ -125,8 +125,8 @@ fn is_routed(protocol: Protocol) -> bool {
 
 impl SidecarRoutes {
     /// Builds the route configuration.
-    pub(super) fn build(&self, view: &View) -> Built {
-        let groups = self.groups(view);
+    pub(super) fn build(&self, ctx: &BuildContext) -> Built {
+        let groups = self.groups(ctx);
         let mut known = Known::default();
         known.reserve(groups.len());
         for group in &groups {
@@ -138,7 +138,7 @@ impl SidecarRoutes {
         if let Some(single) = single {
             single.add_known(&mut known);
         }
-        let mut collection = VirtualHosts::new(view, &self.client, known);
+        let mut collection = VirtualHosts::new(ctx, &self.client, known);
         let mut by_port: BTreeMap<u32, Vec<Host>> = BTreeMap::new();
         for group in &groups {
             let forms = if self.port == 0 || self.client.routes.proxyless {
@@ -175,7 +175,7 @@ impl SidecarRoutes {
             return Built::new(assembly::assembled(&self.name, &hosts)).with_notes(notes);
         }
         let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
-        let routes = patch::route::apply(view, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
+        let routes = patch::route::apply(ctx, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
         Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
     }
 
@@ -210,15 +210,15 @@ impl SidecarRoutes {
     }
 
     /// VirtualServices first, in their order; then the services that none of them took.
-    fn groups(&self, view: &View) -> Vec<Group> {
+    fn groups(&self, ctx: &BuildContext) -> Vec<Group> {
         let mut groups = Vec::new();
         let mut taken = BTreeSet::new();
         for binding in &self.bindings {
-            let routes = view.routes(&binding.routes);
+            let routes = ctx.routes(&binding.routes);
             if routes.is_empty() {
                 continue;
             }
-            let services = binding.services.iter().filter_map(|key| view.service(key));
+            let services = binding.services.iter().filter_map(|key| ctx.service(key));
             let mut by_port: BTreeMap<u32, Vec<Shared<Service>>> = BTreeMap::new();
             for service in services {
                 for port in self.routed_ports(service) {
@@ -236,10 +236,10 @@ impl SidecarRoutes {
                 routes: routes.field().clone(),
             }));
         }
-        let routes = LazyCell::new(|| view.pieces.default_routes(view));
+        let routes = LazyCell::new(|| ctx.pieces.default_routes(ctx));
         let rest = self.services.iter().filter(|host| !taken.contains(&host.service));
         for host in rest {
-            let service = view.service(&host.service);
+            let service = ctx.service(&host.service);
             groups.extend(
                 service
                     .filter(|service| self.is_routed(service, host.port))
@@ -247,7 +247,7 @@ impl SidecarRoutes {
                         port: host.port,
                         services: vec![service.clone()],
                         hosts: Vec::new(),
-                        routes: host.routes(view, &routes).field().clone(),
+                        routes: host.routes(ctx, &routes).field().clone(),
                     }),
             );
         }
@@ -274,10 +274,10 @@ impl SidecarRoutes {
 }
 
 impl DefaultHost {
-    fn routes(&self, view: &View, routes: &http::DefaultRoutes) -> Routes {
+    fn routes(&self, ctx: &BuildContext, routes: &http::DefaultRoutes) -> Routes {
         let host = lower_case(&self.service.hostname);
         let rule = self.rule.as_ref();
-        let rule = rule.and_then(|found| destination_rule::rule(view.cx, view.mesh, found));
+        let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
         let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
         let cluster = name::outbound_cluster(self.port, "", &host);
         let operation = [&host, ":", itoa::Buffer::new().format(self.port), "/*"].concat();

@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
     base::SmolStr,
-    generate::{View, group::Note},
+    generate::{BuildContext, group::Note},
     model::Service,
     proto::envoy::config::route::v3::{
         DirectResponseAction, Route, RouteAction, RouteMatch, VirtualHost, route::Action,
@@ -65,7 +65,7 @@ impl Known {
 
 /// Collects the virtual hosts of one route configuration, without their routes.
 pub(crate) struct VirtualHosts<'a> {
-    view: &'a View<'a>,
+    ctx: &'a BuildContext<'a>,
     client: &'a Client,
     known: Known,
     /// The hosts and ports that have one.
@@ -77,10 +77,10 @@ pub(crate) struct VirtualHosts<'a> {
 
 impl<'a> VirtualHosts<'a> {
     /// An empty collection; `known` are the full names of all its services.
-    pub(crate) fn new(view: &'a View<'a>, client: &'a Client, known: Known) -> Self {
+    pub(crate) fn new(ctx: &'a BuildContext<'a>, client: &'a Client, known: Known) -> Self {
         let count = known.0.len();
         Self {
-            view,
+            ctx,
             client,
             known,
             named: FxHashSet::with_capacity_and_hasher(count, Default::default()),
@@ -91,7 +91,7 @@ impl<'a> VirtualHosts<'a> {
 
     /// The virtual host of a service port, unless there is one already or none of its names is left.
     pub(super) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms) -> Option<Host> {
-        let features = &self.view.mesh.installation.features;
+        let features = &self.ctx.mesh.installation.features;
         let names = NameSpace {
             dns_domain: &self.client.dns_domain,
             absolute: features.pilot_enable_absolute_fqdn_vhost_domain,

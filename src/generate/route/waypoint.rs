@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use prost::Message;
 
 use super::{
-    RouteClient,
+    RouteProxyView,
     destination::{PortInference, TargetMap, TargetRows},
     fragment::Routes,
     http::{self, MESH_GATEWAY, Translation},
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     base::{Labels, Shared},
     generate::{
-        View,
+        BuildContext,
         cluster::{ClusterMode, VipTraffic},
         waypoint::Served,
         wire,
@@ -35,28 +35,28 @@ mod field {
 /// The routes of a service port, encoded: by its VirtualService, else all to its cluster. `name` is that of the
 /// cluster.
 pub(crate) fn of_port(
-    view: &View,
+    ctx: &BuildContext,
     served: &Served,
     (service, port): (&Service, u32),
     name: &str,
     append_forwarded_host: bool,
 ) -> Vec<u8> {
     let routed = served.routes(&service.key);
-    let declared = routed.and_then(|(key, _)| view.mesh.virtual_services.get(view.cx, key));
+    let declared = routed.and_then(|(key, _)| ctx.mesh.virtual_services.get(ctx.cx, key));
     let Some(declared) = declared else {
         let operation = format!("{}:{port}/*", service.key.hostname);
-        return to_cluster(view, name, port, &operation);
+        return to_cluster(ctx, name, port, &operation);
     };
-    let client = RouteClient {
+    let client = RouteProxyView {
         namespace: served.namespace().clone(),
         // Who calls is not known by its labels.
         labels: Shared::new(Labels::new()),
         append_forwarded_host,
         proxyless: false,
     };
-    let targets = targets(view, served, declared);
+    let targets = targets(ctx, served, declared);
     let translation = Translation {
-        view,
+        ctx,
         client: &client,
         gateway: MESH_GATEWAY,
         port,
@@ -69,18 +69,18 @@ pub(crate) fn of_port(
 }
 
 /// Every request to one cluster, encoded.
-pub(crate) fn to_cluster(view: &View, cluster: &str, port: u32, operation: &str) -> Vec<u8> {
-    let routes = view.pieces.default_routes(view).route(cluster, operation, None);
+pub(crate) fn to_cluster(ctx: &BuildContext, cluster: &str, port: u32, operation: &str) -> Vec<u8> {
+    let routes = ctx.pieces.default_routes(ctx).route(cluster, operation, None);
     configuration(cluster, port, &routes, true)
 }
 
 /// Where a VirtualService leads: through the waypoint itself where that serves the host.
-fn targets(view: &View, served: &Served, declared: &VirtualService) -> TargetMap {
+fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> TargetMap {
     let namespace = declared.meta.namespace();
     let rows = declared.destinations.iter().map(|host| {
         let elsewhere = || {
-            let scope = view.scope(&ScopeKey::Gateway(served.namespace().clone()));
-            view.service(&scope.service_for(view.cx, view.mesh, host, namespace)?)
+            let scope = ctx.scope(&ScopeKey::Gateway(served.namespace().clone()));
+            ctx.service(&scope.service_for(ctx.cx, ctx.mesh, host, namespace)?)
         };
         let (service, mode) = match served.service(host) {
             Some(service) => (Some(service), ClusterMode::Vip(VipTraffic::Http)),

@@ -8,9 +8,9 @@ use smol_str::SmolStr;
 use crate::{
     base::select,
     generate::{
-        ProxyType, View,
+        BuildContext, ProxyType,
         constant::{CredentialSource, credential_source},
-        proxy::Setting,
+        proxy::MetadataKey,
         select::Selected,
     },
     model::{
@@ -27,23 +27,23 @@ use crate::{
 };
 
 /// The names, sorted.
-pub(super) fn names(view: &View, selected: &Selected) -> BTreeSet<SmolStr> {
+pub(super) fn names(ctx: &BuildContext, selected: &Selected) -> BTreeSet<SmolStr> {
     let mut names = Names {
-        has_socket: selected.proxy.setting(Setting::Credential) == "true",
+        has_socket: selected.proxy.setting(MetadataKey::Credential) == "true",
         names: BTreeSet::new(),
     };
     match selected.proxy.proxy_type {
         ProxyType::Router | ProxyType::Waypoint => {
-            names.of_gateways(view, selected);
-            names.of_rules(view, selected, &Clients::Gateways);
+            names.of_gateways(ctx, selected);
+            names.of_rules(ctx, selected, &Clients::Gateways);
         }
         _ => {
-            names.of_sidecar(view, selected);
-            names.of_rules(view, selected, &Clients::Selected(selected.proxy.namespace.clone()));
-            names.of_rules(view, selected, &Clients::Everyone);
+            names.of_sidecar(ctx, selected);
+            names.of_rules(ctx, selected, &Clients::Selected(selected.proxy.namespace.clone()));
+            names.of_rules(ctx, selected, &Clients::Everyone);
         }
     }
-    names.of_filters(view, selected);
+    names.of_filters(ctx, selected);
     names.names
 }
 
@@ -67,9 +67,9 @@ impl Names {
         }
     }
 
-    fn of_gateways(&mut self, view: &View, selected: &Selected) {
+    fn of_gateways(&mut self, ctx: &BuildContext, selected: &Selected) {
         for key in &*selected.gateways {
-            let gateway = view.mesh.gateways.get(view.cx, key);
+            let gateway = ctx.mesh.gateways.get(ctx.cx, key);
             let servers = gateway.into_iter().flat_map(|gateway| &gateway.spec.servers);
             servers
                 .filter_map(|server| server.tls.as_ref())
@@ -78,9 +78,9 @@ impl Names {
     }
 
     /// Sidecars terminate TLS where their ingress listeners say so.
-    fn of_sidecar(&mut self, view: &View, selected: &Selected) {
+    fn of_sidecar(&mut self, ctx: &BuildContext, selected: &Selected) {
         let key = selected.scope.sidecar();
-        let sidecar = key.and_then(|key| view.mesh.sidecars.get(view.cx, key));
+        let sidecar = key.and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let listeners = sidecar.into_iter().flat_map(|sidecar| &sidecar.spec.ingress);
         listeners
             .filter_map(|listener| listener.tls.as_ref())
@@ -115,10 +115,10 @@ impl Names {
         }
     }
 
-    fn of_rules(&mut self, view: &View, selected: &Selected, clients: &Clients) {
-        let default = &view.mesh_config().default_destination_rule_export_to;
+    fn of_rules(&mut self, ctx: &BuildContext, selected: &Selected, clients: &Clients) {
+        let default = &ctx.mesh_config().default_destination_rule_export_to;
         let namespace = &selected.proxy.namespace;
-        for (_, rule) in view.mesh.credential_rules.get(view.cx, clients) {
+        for (_, rule) in ctx.mesh.credential_rules.get(ctx.cx, clients) {
             if !export::read(&rule.spec.export_to, default, rule.meta.namespace()).visible_to(namespace) {
                 continue;
             }
@@ -140,7 +140,7 @@ impl Names {
         }
     }
 
-    fn of_filters(&mut self, view: &View, selected: &Selected) {
+    fn of_filters(&mut self, ctx: &BuildContext, selected: &Selected) {
         let patches = &selected.patches;
         let lists = [
             &patches.clusters,
@@ -153,7 +153,7 @@ impl Names {
             .flat_map(|list| list.iter().map(|patch| &patch.filter))
             .collect();
         for key in filters {
-            let found = view.mesh.filter_credentials.get(view.cx, key);
+            let found = ctx.mesh.filter_credentials.get(ctx.cx, key);
             self.names
                 .extend(found.into_iter().flat_map(|names| names.iter().cloned()));
         }

@@ -8,7 +8,7 @@ use smol_str::SmolStr;
 use crate::{
     api::{Config, gateway_api::common::GROUP},
     base::{Namespace, ObjectKey},
-    generate::{View, proxy::Identity},
+    generate::{BuildContext, proxy::Identity},
     model::{
         credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
         gateway::PARENT_NAMESPACE_ANNOTATION,
@@ -25,10 +25,10 @@ const LISTENER_SET: &str = "ListenerSet";
 const GATEWAY: &str = "Gateway";
 
 /// The names of resources that a client with this identity may read on account of its Gateways.
-pub(super) fn references(view: &View, gateways: &[ObjectKey], identity: &Identity) -> BTreeSet<SmolStr> {
+pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &Identity) -> BTreeSet<SmolStr> {
     let mut found = BTreeSet::new();
     for key in gateways {
-        let Some(gateway) = view.mesh.gateways.get(view.cx, key) else {
+        let Some(gateway) = ctx.mesh.gateways.get(ctx.cx, key) else {
             continue;
         };
         if !has_identity(gateway, identity) {
@@ -37,7 +37,7 @@ pub(super) fn references(view: &View, gateways: &[ObjectKey], identity: &Identit
         for tls in gateway.spec.servers.iter().filter_map(|server| server.tls.as_ref()) {
             for credential in credentials(tls) {
                 let name = resource_name(credential);
-                if is_allowed(view, gateway, identity, &name) {
+                if is_allowed(ctx, gateway, identity, &name) {
                     if tls.mode() == TlSmode::Mutual {
                         found.insert(SmolStr::from(format!("{name}{AUTHORITY_SUFFIX}")));
                     }
@@ -67,7 +67,7 @@ fn credentials(tls: &ServerTlsSettings) -> impl Iterator<Item = &String> {
     all.filter(|credential| !credential.is_empty() && !credential.starts_with(BUILTIN))
 }
 
-fn is_allowed(view: &View, gateway: &Config<Gateway>, identity: &Identity, name: &str) -> bool {
+fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity, name: &str) -> bool {
     let of_set = annotation(gateway, PARENTS).is_some_and(|parents| {
         let kind = parents.strip_prefix(LISTENER_SET);
         kind.is_some_and(|rest| rest.starts_with('/'))
@@ -82,11 +82,11 @@ fn is_allowed(view: &View, gateway: &Config<Gateway>, identity: &Identity, name:
     let Ok(reference) = Reference::parse(name, &identity.namespace) else {
         return false;
     };
-    (of_set || *own == identity.namespace) && reference.namespace == *looks_in || is_granted(view, kind, looks_in, name)
+    (of_set || *own == identity.namespace) && reference.namespace == *looks_in || is_granted(ctx, kind, looks_in, name)
 }
 
 /// True if a ReferenceGrant permits it.
-fn is_granted(view: &View, kind: &str, from: &Namespace, name: &str) -> bool {
+fn is_granted(ctx: &BuildContext, kind: &str, from: &Namespace, name: &str) -> bool {
     // A name without a namespace is in none that anybody could grant.
     let Ok(reference) = Reference::parse(name, &Namespace::default()) else {
         return false;
@@ -95,10 +95,7 @@ fn is_granted(view: &View, kind: &str, from: &Namespace, name: &str) -> bool {
         Store::Secret | Store::GatewaySecret => "Secret",
         Store::ConfigMap => "ConfigMap",
     };
-    let mut grants = view
-        .mesh
-        .reference_grants_by_namespace
-        .get(view.cx, &reference.namespace);
+    let mut grants = ctx.mesh.reference_grants_by_namespace.get(ctx.cx, &reference.namespace);
     grants.any(|(_, grant)| {
         let is_from = grant
             .spec

@@ -53,7 +53,7 @@ const SPACE_DELIMITED: [&str; 2] = ["permission", "scope"];
 /// The filter, if there are rules.
 pub(super) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
     let keys = stack.client.security.request_authentication.iter();
-    let policies = keys.filter_map(|key| Some((key, stack.view.mesh.request_authentications.get(stack.view.cx, key)?)));
+    let policies = keys.filter_map(|key| Some((key, stack.ctx.mesh.request_authentications.get(stack.ctx.cx, key)?)));
     let mut rules: Vec<(&ObjectKey, &JwtRule)> = policies
         .flat_map(|(key, policy)| policy.spec.jwt_rules.iter().map(move |rule| (key, rule)))
         .collect();
@@ -170,9 +170,9 @@ fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> Strin
     let Some(source) = KeySource::of(rule) else {
         return rule.jwks.clone();
     };
-    let mesh = stack.view.mesh;
+    let mesh = stack.ctx.mesh;
     let key = FetchedKeys::key(&mesh.installation.cluster, &source);
-    match mesh.fetched_keys.get(stack.view.cx, &key) {
+    match mesh.fetched_keys.get(stack.ctx.cx, &key) {
         Some(fetched) if !fetched.keys.is_empty() => fetched.keys.to_string(),
         _ => {
             let (namespace, name) = (&policy.namespace, &policy.name);

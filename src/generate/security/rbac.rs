@@ -12,7 +12,7 @@ use crate::{
     api::Config,
     base::ObjectKey,
     generate::{
-        View,
+        BuildContext,
         group::Note,
         listener::{FilterStack, http_filters::filter as http_filter, tcp::filter as network_filter},
     },
@@ -87,11 +87,11 @@ pub(super) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter
 ///
 /// Such servers know `DENY` and `ALLOW` alone and no shadow rules. Parity: policies that are only tried are enforced, one
 /// without rules does nothing, and trust domains have no aliases.
-pub fn proxyless_filters(view: &View, policies: &[ObjectKey]) -> (Vec<HttpFilter>, Vec<Note>) {
+pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<HttpFilter>, Vec<Note>) {
     let (mut filters, mut notes) = (Vec::new(), Vec::new());
     let rows = policies
         .iter()
-        .filter_map(|key| view.mesh.authorization_policies.get(view.cx, key));
+        .filter_map(|key| ctx.mesh.authorization_policies.get(ctx.cx, key));
     let rows: Vec<_> = rows.collect();
     let actions = [
         (Action::Deny, EnvoyAction::Deny, "envoy.filters.http.rbac.DENY"),

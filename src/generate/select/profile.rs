@@ -8,9 +8,9 @@ use super::{ServiceTarget, targets, workload};
 use crate::{
     base::{Hashed, Labels, Shared},
     generate::{
-        Demand, View,
+        BuildContext, RequestedResources,
         listener::client::names_services_by_conventions,
-        proxy::{Identity, Kind, Proxy, ProxyType, Setting},
+        proxy::{Identity, MetadataKey, NodeMetadata, Proxy, ProxyType},
     },
     model::{
         individual::{IndividualNeeds, REPLICA_LABELS},
@@ -21,9 +21,9 @@ use crate::{
 /// What a proxy says and what the registry says of it, as far as it can decide what the proxy is sent. What replicas do
 /// not have in common stands here only where the mesh asks for it; otherwise it is empty.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Profile {
+pub struct ProxyClass {
     /// What it says of itself.
-    pub kind: Hashed<Kind>,
+    pub kind: Hashed<NodeMetadata>,
     /// Labels of the registry's pod or WorkloadEntry where known, else those of the node; with cluster, network,
     /// locality and node name laid over. Those of [`REPLICA_LABELS`] only where something asks for them.
     pub labels: Shared<Labels>,
@@ -32,7 +32,7 @@ pub struct Profile {
     /// Who it has proved to be.
     pub identity: Option<Identity>,
     /// What it asks for, if it is sent nothing else.
-    pub demand: Option<Shared<Demand>>,
+    pub demand: Option<Shared<RequestedResources>>,
     /// `region/zone/subzone`, from the registry, labels or node; where it matters to some service.
     pub locality: SmolStr,
     /// Its node; where some service is node-local.
@@ -48,25 +48,25 @@ pub struct Profile {
 }
 
 /// A profile that is held once: hashed once, cheap to compare.
-pub type ProfileKey = Hashed<Profile>;
+pub type ProxyClassKey = Hashed<ProxyClass>;
 
-impl fmt::Debug for Profile {
+impl fmt::Debug for ProxyClass {
     /// Enough to find it. Metadata may be anything.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Kind {
+        let NodeMetadata {
             proxy_type, namespace, ..
         } = &*self.kind;
         write!(f, "{proxy_type:?} of {namespace} with labels {:?}", self.labels)
     }
 }
 
-impl Profile {
+impl ProxyClass {
     /// Looks a proxy up. Nothing else sees a proxy by itself.
-    pub fn of(view: &View, proxy: &Proxy, demand: &Shared<Demand>) -> Self {
-        let pod = workload::pod(view, proxy);
-        let found = targets::targets(view, proxy, pod);
-        let (labels, locality) = workload::labels_and_locality(view, proxy, pod, found.entry_labels);
-        let needs = view.mesh.individual_needs.get(view.cx, &());
+    pub fn of(ctx: &BuildContext, proxy: &Proxy, demand: &Shared<RequestedResources>) -> Self {
+        let pod = workload::pod(ctx, proxy);
+        let found = targets::targets(ctx, proxy, pod);
+        let (labels, locality) = workload::labels_and_locality(ctx, proxy, pod, found.entry_labels);
+        let needs = ctx.mesh.individual_needs.get(ctx.cx, &());
         let needs = needs.map(|needs| &**needs);
         let where_needed = |needed: bool, text: &SmolStr| if needed { text.clone() } else { SmolStr::default() };
         Self {
@@ -78,9 +78,9 @@ impl Profile {
             locality: where_needed(needs.is_some_and(|needs| needs.locality), &locality),
             node: where_needed(needs.is_some_and(|needs| needs.node), &proxy.node_name),
             metadata: needs.map(|needs| metadata(needs, proxy)).unwrap_or_default(),
-            addresses: addresses(view, needs, proxy),
-            headless_address: headless_address(view, proxy),
-            pod: named_pod(view, proxy),
+            addresses: addresses(ctx, needs, proxy),
+            headless_address: headless_address(ctx, proxy),
+            pod: named_pod(ctx, proxy),
         }
     }
 }
@@ -105,33 +105,33 @@ fn metadata(needs: &IndividualNeeds, proxy: &Proxy) -> Labels {
 }
 
 /// The addresses of a sidecar that takes HBONE, or whose Sidecar may have listeners.
-fn addresses(view: &View, needs: Option<&IndividualNeeds>, proxy: &Proxy) -> Shared<[SmolStr]> {
-    let features = &view.mesh.installation.features;
-    let in_tunnels = features.pilot_enable_sidecar_listening_hbone && proxy.has(Setting::EnableHbone);
+fn addresses(ctx: &BuildContext, needs: Option<&IndividualNeeds>, proxy: &Proxy) -> Shared<[SmolStr]> {
+    let features = &ctx.mesh.installation.features;
+    let in_tunnels = features.pilot_enable_sidecar_listening_hbone && proxy.has(MetadataKey::EnableHbone);
     let in_listeners = needs.is_some_and(|needs| needs.addresses(&proxy.namespace));
     let wanted = proxy.proxy_type == ProxyType::Sidecar && (in_tunnels || in_listeners);
     let addresses = wanted.then(|| proxy.addresses.clone());
     addresses.unwrap_or_default().into()
 }
 
-fn headless_address(view: &View, proxy: &Proxy) -> Option<SmolStr> {
+fn headless_address(ctx: &BuildContext, proxy: &Proxy) -> Option<SmolStr> {
     if proxy.proxy_type != ProxyType::Sidecar || !proxy.generator.is_empty() {
         return None;
     }
     let address = proxy.addresses.first()?;
-    let mut serving = view.mesh.services_by_endpoint_address.get(view.cx, address);
+    let mut serving = ctx.mesh.services_by_endpoint_address.get(ctx.cx, address);
     let headless = serving.any(|(key, _)| {
-        let service = view.service(key);
+        let service = ctx.service(key);
         service.is_some_and(|service| service.resolution == Resolution::Passthrough)
     });
     headless.then(|| address.clone())
 }
 
 /// The pod that a node names, where nothing better may name its service in traces.
-fn named_pod(view: &View, proxy: &Proxy) -> SmolStr {
+fn named_pod(ctx: &BuildContext, proxy: &Proxy) -> SmolStr {
     let has_name = !proxy.workload_name.is_empty() || !proxy.otel_service_name.is_empty();
     match proxy.id.split_once('.') {
-        Some((pod, _)) if !has_name && names_services_by_conventions(view) => SmolStr::new(pod),
+        Some((pod, _)) if !has_name && names_services_by_conventions(ctx) => SmolStr::new(pod),
         _ => SmolStr::default(),
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         },
     },
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, Shared, select},
-    generate::{Proxy, View},
+    generate::{BuildContext, Proxy},
     model::{
         Service, ServiceKey, mcs,
         service::{Protocol, Resolution},
@@ -33,9 +33,9 @@ pub(super) struct Targets {
 }
 
 /// Everything the proxy with this pod serves, by age and host of the services.
-pub(super) fn targets(view: &View, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Targets {
-    let mut found = kube_targets(view, proxy, pod);
-    let entry_labels = entry_targets(view, proxy, &mut found);
+pub(super) fn targets(ctx: &BuildContext, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Targets {
+    let mut found = kube_targets(ctx, proxy, pod);
+    let entry_labels = entry_targets(ctx, proxy, &mut found);
     found.sort_by(|(a, _), (b, _)| (a.creation, &a.key.hostname).cmp(&(b.creation, &b.key.hostname)));
     Targets {
         list: found.into_iter().map(|(_, target)| target).collect(),
@@ -54,34 +54,34 @@ fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Se
     (service, target)
 }
 
-fn kube_targets<'a>(view: &View<'a>, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found<'a> {
-    let cluster = workload::cluster(view, proxy);
-    if let Some(entry) = workload::entry(view, proxy) {
-        return selecting(view, &cluster, &entry.origin.namespace, &entry.origin.labels)
-            .flat_map(|service| by_entry(view, service, entry))
+fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found<'a> {
+    let cluster = workload::cluster(ctx, proxy);
+    if let Some(entry) = workload::entry(ctx, proxy) {
+        return selecting(ctx, &cluster, &entry.origin.namespace, &entry.origin.labels)
+            .flat_map(|service| by_entry(ctx, service, entry))
             .collect();
     }
     let Some(pod) = pod else {
         // Parity: what the node says of its labels and ports is not looked at when it connects.
         return Vec::new();
     };
-    let mut services = selecting(view, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();
+    let mut services = selecting(ctx, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();
     if services.peek().is_none() {
-        return by_address(view, proxy, &cluster);
+        return by_address(ctx, proxy, &cluster);
     }
     services
-        .flat_map(|service| by_ports(view, service, |port| port_of_pod(pod, port)))
+        .flat_map(|service| by_ports(ctx, service, |port| port_of_pod(pod, port)))
         .collect()
 }
 
 /// The Kubernetes Services of a namespace whose selector picks the labels. One without a selector picks nothing.
 fn selecting<'a>(
-    view: &View<'a>,
+    ctx: &BuildContext<'a>,
     cluster: &ClusterId,
     namespace: &Namespace,
     labels: &Labels,
 ) -> impl Iterator<Item = &'a Shared<kube::Service>> + use<'a> {
-    let rows = view.mesh.kube_services_by_namespace.get(view.cx, namespace);
+    let rows = ctx.mesh.kube_services_by_namespace.get(ctx.cx, namespace);
     let (cluster, labels) = (cluster.clone(), labels.clone());
     rows.filter(move |(key, service)| {
         key.cluster == cluster && !service.selector.is_empty() && select::subset(&service.selector, &labels)
@@ -90,20 +90,20 @@ fn selecting<'a>(
 }
 
 /// The rows of the model that a Kubernetes Service stands for.
-fn rows<'a>(view: &View<'a>, service: &kube::Service) -> impl Iterator<Item = &'a Shared<Service>> + use<'a> {
+fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<Item = &'a Shared<Service>> + use<'a> {
     let (name, namespace) = (service.meta.name(), service.meta.namespace());
-    let installation = &view.mesh.installation;
+    let installation = &ctx.mesh.installation;
     let own = format!("{name}.{namespace}.svc.{}", installation.domain);
     // The cluster knows it by the other host too if it imports it.
-    let is_imported = !mcs::vips(view.cx, view.mesh, &service.meta.key).is_empty();
+    let is_imported = !mcs::vips(ctx.cx, ctx.mesh, &service.meta.key).is_empty();
     let imported = is_imported.then(|| mcs::hostname(name, namespace));
     let namespace = namespace.clone();
-    let view = *view;
+    let ctx = *ctx;
     [Some(Hostname::from(own)), imported]
         .into_iter()
         .flatten()
         .filter_map(move |hostname| {
-            view.service(&ServiceKey {
+            ctx.service(&ServiceKey {
                 hostname,
                 namespace: namespace.clone(),
             })
@@ -111,9 +111,9 @@ fn rows<'a>(view: &View<'a>, service: &kube::Service) -> impl Iterator<Item = &'
 }
 
 /// The targets of a Service whose ports resolve: two ports with the same target and protocol make one.
-fn by_ports<'a>(view: &View<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
+fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
     let mut found = Vec::new();
-    for row in rows(view, service) {
+    for row in rows(ctx, service) {
         let mut seen: BTreeSet<(u32, Protocol)> = BTreeSet::new();
         for port in &service.ports {
             let Some(declared) = row.ports.iter().find(|declared| declared.name == port.name) else {
@@ -139,8 +139,8 @@ fn port_of_pod(pod: &Pod, port: &Port) -> Option<u32> {
 }
 
 /// The targets of a Service on a WorkloadEntry, whose own port map goes by the name of the target port.
-fn by_entry<'a>(view: &View<'a>, service: &kube::Service, entry: &Workload) -> Found<'a> {
-    let Some(row) = rows(view, service)
+fn by_entry<'a>(ctx: &BuildContext<'a>, service: &kube::Service, entry: &Workload) -> Found<'a> {
+    let Some(row) = rows(ctx, service)
         .next()
         .filter(|row| row.resolution == Resolution::ClientSideLb)
     else {
@@ -172,18 +172,18 @@ fn by_entry<'a>(view: &View<'a>, service: &kube::Service, entry: &Workload) -> F
 }
 
 /// The targets of Services without a selector, whose slices list the proxy's first address.
-fn by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<'a> {
+fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<'a> {
     let Some(address) = proxy.addresses.first() else {
         return Vec::new();
     };
     let mut found = Vec::new();
-    for (key, endpoints) in view.mesh.services_by_endpoint_address.get(view.cx, address) {
+    for (key, endpoints) in ctx.mesh.services_by_endpoint_address.get(ctx.cx, address) {
         if !workload::is_of_namespace(proxy, &key.namespace) {
             continue;
         }
         let known =
-            |row: &&Shared<Service>| row.service_entry.is_none() && mcs::is_known(view.cx, view.mesh, row, cluster);
-        let Some(row) = view.service(key).filter(known) else {
+            |row: &&Shared<Service>| row.service_entry.is_none() && mcs::is_known(ctx.cx, ctx.mesh, row, cluster);
+        let Some(row) = ctx.service(key).filter(known) else {
             continue;
         };
         for endpoint in &*endpoints.endpoints {
@@ -199,11 +199,11 @@ fn by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<
 }
 
 /// Adds the targets of ServiceEntries at the proxy's addresses; the labels of the first endpoint.
-fn entry_targets<'a>(view: &View<'a>, proxy: &Proxy, found: &mut Found<'a>) -> Option<Labels> {
+fn entry_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, found: &mut Found<'a>) -> Option<Labels> {
     let mut labels = None;
     for address in &proxy.addresses {
-        inline_targets(view, proxy, address, found, &mut labels);
-        selected_targets(view, proxy, address, found, &mut labels);
+        inline_targets(ctx, proxy, address, found, &mut labels);
+        selected_targets(ctx, proxy, address, found, &mut labels);
     }
     labels
 }
@@ -211,13 +211,13 @@ fn entry_targets<'a>(view: &View<'a>, proxy: &Proxy, found: &mut Found<'a>) -> O
 type Entry = Config<networking::ServiceEntry>;
 
 fn inline_targets<'a>(
-    view: &View<'a>,
+    ctx: &BuildContext<'a>,
     proxy: &Proxy,
     address: &SmolStr,
     found: &mut Found<'a>,
     labels: &mut Option<Labels>,
 ) {
-    for (key, entry) in view.mesh.service_entries_by_endpoint_address.get(view.cx, address) {
+    for (key, entry) in ctx.mesh.service_entries_by_endpoint_address.get(ctx.cx, address) {
         // Selected workloads take the place of endpoints.
         if entry.spec.workload_selector.is_some() || !workload::is_of_namespace(proxy, &key.namespace) {
             continue;
@@ -228,7 +228,7 @@ fn inline_targets<'a>(
             .iter()
             .filter(|endpoint| endpoint.address == *address)
         {
-            add_entry(view, entry, |name| endpoint.ports.get(name).copied(), found);
+            add_entry(ctx, entry, |name| endpoint.ports.get(name).copied(), found);
             labels.get_or_insert_with(|| {
                 let own = endpoint.labels.iter().map(|(k, v)| (SmolStr::new(k), SmolStr::new(v)));
                 let network = NetworkId::new(&endpoint.network);
@@ -239,22 +239,22 @@ fn inline_targets<'a>(
 }
 
 fn selected_targets<'a>(
-    view: &View<'a>,
+    ctx: &BuildContext<'a>,
     proxy: &Proxy,
     address: &SmolStr,
     found: &mut Found<'a>,
     labels: &mut Option<Labels>,
 ) {
-    let select_pods = view.mesh.installation.features.pilot_enable_serviceentry_select_pods;
-    for (key, row) in view.mesh.workloads_by_address.get(view.cx, address) {
+    let select_pods = ctx.mesh.installation.features.pilot_enable_serviceentry_select_pods;
+    for (key, row) in ctx.mesh.workloads_by_address.get(ctx.cx, address) {
         let counts = select_pods || key.source == WorkloadSource::WorkloadEntry;
         if !counts || !row.ready || !workload::is_of_namespace(proxy, &row.key.object.namespace) {
             continue;
         }
-        for (_, entry) in view
+        for (_, entry) in ctx
             .mesh
             .selecting_entries_by_namespace
-            .get(view.cx, &row.key.object.namespace)
+            .get(ctx.cx, &row.key.object.namespace)
         {
             let Some(selector) = &entry.spec.workload_selector else {
                 continue;
@@ -263,7 +263,7 @@ fn selected_targets<'a>(
             if !select::matches(pairs, &row.origin.labels) {
                 continue;
             }
-            add_entry(view, entry, |name| row.named_ports.get(name).copied(), found);
+            add_entry(ctx, entry, |name| row.named_ports.get(name).copied(), found);
             labels.get_or_insert_with(|| Labels::clone(&row.origin.labels));
         }
     }
@@ -271,13 +271,13 @@ fn selected_targets<'a>(
 
 /// Adds every port of every host of a ServiceEntry: on the endpoint's own port of that name, else the target port, else
 /// the number itself.
-fn add_entry<'a>(view: &View<'a>, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found<'a>) {
+fn add_entry<'a>(ctx: &BuildContext<'a>, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found<'a>) {
     for host in &entry.spec.hosts {
         let key = ServiceKey {
             hostname: Hostname::new(host),
             namespace: entry.meta.namespace().clone(),
         };
-        let Some(row) = view.service(&key) else { continue };
+        let Some(row) = ctx.service(&key) else { continue };
         for port in &entry.spec.ports {
             if row.port(port.number).is_none() {
                 continue;

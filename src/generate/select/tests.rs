@@ -76,9 +76,9 @@ fn router(namespace: &str) -> Proxy {
     )
 }
 
-fn with<T>(world: &World, read: impl FnOnce(&View) -> T) -> T {
+fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
     let (cx, mesh, scopes) = (Cx::untracked(), world.snapshot(), Table::new(RelationId(u32::MAX)));
-    read(&View {
+    read(&BuildContext {
         cx: &cx,
         mesh: &mesh,
         scopes: &scopes,
@@ -87,8 +87,8 @@ fn with<T>(world: &World, read: impl FnOnce(&View) -> T) -> T {
     })
 }
 
-fn profile(view: &View, proxy: &Proxy) -> Profile {
-    Profile::of(view, proxy, &Shared::default())
+fn profile(ctx: &BuildContext, proxy: &Proxy) -> ProxyClass {
+    ProxyClass::of(ctx, proxy, &Shared::default())
 }
 
 fn targets_of(selected: &Selected) -> Vec<String> {
@@ -99,9 +99,9 @@ fn targets_of(selected: &Selected) -> Vec<String> {
 #[test]
 fn a_pod_serves_what_selects_it() {
     let (world, proxy) = (world(""), web());
-    with(&world, |view| {
-        let profile = profile(view, &proxy);
-        let selected = Selected::of(view, &profile);
+    with(&world, |ctx| {
+        let profile = profile(ctx, &proxy);
+        let selected = Selected::of(ctx, &profile);
         let expected = [
             "inline.example.com:443->8443",
             "selecting.example.com:7000->7000",
@@ -121,9 +121,9 @@ fn a_pod_serves_what_selects_it() {
 fn an_unknown_workload_has_the_labels_that_it_says_and_serves_nothing() {
     let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
     let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
-    with(&world(""), |view| {
-        let profile = profile(view, &proxy);
-        let selected = Selected::of(view, &profile);
+    with(&world(""), |ctx| {
+        let profile = profile(ctx, &proxy);
+        let selected = Selected::of(ctx, &profile);
         assert_eq!(targets_of(&selected), [""; 0]);
         assert_eq!(selected.labels.get("topology.kubernetes.io/zone").unwrap(), "z9");
         assert_eq!(selected.labels.get("app").unwrap(), "web");
@@ -145,14 +145,14 @@ spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
         "sidecar~10.2.0.1~vm.shop~shop.svc.cluster.local",
         json!({"NAMESPACE": "shop"}),
     );
-    with(&world, |view| {
+    with(&world, |ctx| {
         let expected = [
             "selecting.example.com:7000->7000",
             "web.shop.svc.cluster.local:80->1234",
             "web.shop.svc.cluster.local:81->8080",
             "web.shop.svc.cluster.local:90->9090",
         ];
-        assert_eq!(targets_of(&Selected::of(view, &profile(view, &proxy))), expected);
+        assert_eq!(targets_of(&Selected::of(ctx, &profile(ctx, &proxy))), expected);
     });
 }
 
@@ -171,8 +171,8 @@ metadata: {name: picky, namespace: shop}
 spec: {workloadSelector: {labels: {app: web}}, egress: [{hosts: ['*/*']}]}
 ",
     );
-    with(&world, |view| {
-        let scope_of = |proxy: &Proxy| Selected::of(view, &profile(view, proxy)).scope;
+    with(&world, |ctx| {
+        let scope_of = |proxy: &Proxy| Selected::of(ctx, &profile(ctx, proxy)).scope;
         let key = crate::model::fixture::key;
         assert_eq!(scope_of(&web()), ScopeKey::Sidecar("shop".into(), key("shop/picky")));
         let other = proxy(
@@ -224,9 +224,9 @@ spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name
 ",
     );
     let proxy = router("edge");
-    with(&world, |view| {
-        let profile = profile(view, &proxy);
-        let selected = Selected::of(view, &profile);
+    with(&world, |ctx| {
+        let profile = profile(ctx, &proxy);
+        let selected = Selected::of(ctx, &profile);
         let named = |one: &PatchRef| format!("{}[{}]", one.filter, one.index);
         let patches: Vec<_> = selected.patches.clusters.iter().map(named).collect();
         assert_eq!(patches, ["istio-system/root[2]", "edge/own[0]", "istio-system/late[0]"]);

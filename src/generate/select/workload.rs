@@ -6,8 +6,8 @@ use crate::{
     api::kube::Pod,
     base::{ClusterId, Labels, Namespace, ObjectKey, Shared},
     generate::{
-        Proxy, View,
-        proxy::{Setting, locality_text},
+        BuildContext, Proxy,
+        proxy::{MetadataKey, locality_text},
     },
     model::workload::{self, Workload, WorkloadKey, WorkloadSource},
 };
@@ -16,9 +16,9 @@ use crate::{
 const TEST_VM_LABEL: &str = "istio.io/test-vm";
 
 /// The cluster of a proxy: its own, else that of the control plane.
-pub(super) fn cluster(view: &View, proxy: &Proxy) -> ClusterId {
+pub(super) fn cluster(ctx: &BuildContext, proxy: &Proxy) -> ClusterId {
     if proxy.cluster.is_empty() {
-        view.mesh.installation.cluster.clone()
+        ctx.mesh.installation.cluster.clone()
     } else {
         proxy.cluster.clone()
     }
@@ -34,26 +34,26 @@ fn is_test_vm(proxy: &Proxy) -> bool {
 
 /// The proxy's pod, if that counts: named by the node id where that agrees with the metadata, else found by address if
 /// that is asked for.
-pub(super) fn pod<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Pod>> {
+pub(super) fn pod<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Shared<Pod>> {
     if is_test_vm(proxy) {
         return None;
     }
-    let cluster = cluster(view, proxy);
+    let cluster = cluster(ctx, proxy);
     let named = match proxy.id.split_once('.') {
-        Some((name, namespace)) if !namespace.contains('.') && proxy.setting(Setting::Namespace) == namespace => {
-            view.mesh.pods.get(view.cx, &ObjectKey::new(&cluster, namespace, name))
+        Some((name, namespace)) if !namespace.contains('.') && proxy.setting(MetadataKey::Namespace) == namespace => {
+            ctx.mesh.pods.get(ctx.cx, &ObjectKey::new(&cluster, namespace, name))
         }
         _ => None,
     };
     named.or_else(|| {
-        let by_address = view.mesh.installation.features.enable_proxy_find_pod_by_ip;
-        by_address.then(|| pod_by_address(view, proxy, cluster)).flatten()
+        let by_address = ctx.mesh.installation.features.enable_proxy_find_pod_by_ip;
+        by_address.then(|| pod_by_address(ctx, proxy, cluster)).flatten()
     })
 }
 
-fn pod_by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: ClusterId) -> Option<&'a Shared<Pod>> {
+fn pod_by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: ClusterId) -> Option<&'a Shared<Pod>> {
     let address = proxy.addresses.first()?;
-    let pods = view.mesh.pods_by_address.get(view.cx, &(cluster, address.clone()));
+    let pods = ctx.mesh.pods_by_address.get(ctx.cx, &(cluster, address.clone()));
     let pods: Vec<_> = pods.map(|(_, pod)| pod).filter(|pod| pod.is_serving()).collect();
     match pods.as_slice() {
         [only] => Some(only),
@@ -65,9 +65,9 @@ fn pod_by_address<'a>(view: &View<'a>, proxy: &Proxy, cluster: ClusterId) -> Opt
 }
 
 /// The WorkloadEntry at the proxy's first address, if it is healthy; of several, that of its name, else one of its namespace, else the first.
-pub(super) fn entry<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
+pub(super) fn entry<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
     let address = proxy.addresses.first()?;
-    let rows = view.mesh.workloads_by_address.get(view.cx, address);
+    let rows = ctx.mesh.workloads_by_address.get(ctx.cx, address);
     let entries: Vec<_> = rows
         .filter(|(key, row)| key.source == WorkloadSource::WorkloadEntry && row.ready)
         .map(|(_, row)| row)
@@ -84,7 +84,7 @@ pub(super) fn entry<'a>(view: &View<'a>, proxy: &Proxy) -> Option<&'a Shared<Wor
 
 /// True if a registry object of this namespace may be meant for the proxy.
 pub(super) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
-    let own = proxy.setting(Setting::Namespace);
+    let own = proxy.setting(MetadataKey::Namespace);
     own.is_empty() || *namespace == own.as_str()
 }
 
@@ -92,13 +92,13 @@ pub(super) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
 /// `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. And the locality, that
 /// of the labels before that of the node.
 pub(super) fn labels_and_locality(
-    view: &View,
+    ctx: &BuildContext,
     proxy: &Proxy,
     pod: Option<&Shared<Pod>>,
     of_entry: Option<Labels>,
 ) -> (Labels, SmolStr) {
     let of_entry = of_entry.filter(|_| !is_test_vm(proxy));
-    let registered = pod.and_then(|pod| labels_of_pod(view, proxy, pod)).or(of_entry);
+    let registered = pod.and_then(|pod| labels_of_pod(ctx, proxy, pod)).or(of_entry);
     let mut labels = match registered {
         Some(registered) if proxy.static_labels.is_empty() => registered,
         Some(registered) => {
@@ -113,12 +113,12 @@ pub(super) fn labels_and_locality(
     (labels, locality)
 }
 
-fn labels_of_pod(view: &View, proxy: &Proxy, pod: &Pod) -> Option<Labels> {
+fn labels_of_pod(ctx: &BuildContext, proxy: &Proxy, pod: &Pod) -> Option<Labels> {
     let key = WorkloadKey {
         source: WorkloadSource::Pod,
         object: pod.meta.key.clone(),
     };
-    let row = view.mesh.workloads.get(view.cx, &key)?;
+    let row = ctx.mesh.workloads.get(ctx.cx, &key)?;
     let locality = &row.origin.locality;
     Some(workload::augmented(
         &row.labels,

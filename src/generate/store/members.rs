@@ -12,8 +12,8 @@ use super::{Executor, MemberId, Membership, Source, Update, evaluate};
 use crate::{
     base::Shared,
     generate::{
-        Demand, Proxy, ProxyGroupKey,
-        select::{self, Profile, ProfileKey},
+        Proxy, ProxyGroupKey, RequestedResources,
+        select::{self, ProxyClass, ProxyClassKey},
     },
     table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Transaction},
 };
@@ -23,17 +23,17 @@ pub(super) struct Members {
     all: FxHashMap<MemberId, Member>,
     /// What the profiles were looked up in.
     reads: Reads<MemberId>,
-    selections: Derived<ProfileKey, ProxyGroupKey>,
-    users: FxHashMap<ProfileKey, FxHashSet<MemberId>>,
+    selections: Derived<ProxyClassKey, ProxyGroupKey>,
+    users: FxHashMap<ProxyClassKey, FxHashSet<MemberId>>,
     /// What members ask for that have not said so.
-    nothing: Shared<Demand>,
+    nothing: Shared<RequestedResources>,
 }
 
 struct Member {
     proxy: Arc<Proxy>,
-    demand: Shared<Demand>,
+    demand: Shared<RequestedResources>,
     /// None until the first look-up has succeeded.
-    profile: Option<ProfileKey>,
+    profile: Option<ProxyClassKey>,
     /// None until the first selection has succeeded.
     group: Option<ProxyGroupKey>,
 }
@@ -87,7 +87,7 @@ impl Members {
         let (mut abandoned, mut left) = (Vec::new(), Vec::new());
         let candidates = self.admit(membership, &mut abandoned, &mut left);
         let (new, mut moved) = self.look_up(tx, source, &candidates, executor, update, &mut left);
-        let select = |cx: &Cx, profile: &ProfileKey| Some(select::select(&source.view(cx), profile));
+        let select = |cx: &Cx, profile: &ProxyClassKey| Some(select::select(&source.ctx(cx), profile));
         evaluate(&mut self.selections, tx, &new, executor, &mut update.panics, select);
         for (profile, ..) in self.selections.writer().changes() {
             moved.extend(self.users.get(profile).into_iter().flatten());
@@ -110,7 +110,7 @@ impl Members {
         &mut self,
         membership: Membership,
         abandoned: &mut Vec<ProxyGroupKey>,
-        left: &mut Vec<ProfileKey>,
+        left: &mut Vec<ProxyClassKey>,
     ) -> Vec<MemberId> {
         for id in membership.left {
             let Some(member) = self.all.remove(&id) else { continue };
@@ -149,16 +149,16 @@ impl Members {
         candidates: &[MemberId],
         executor: &impl Executor,
         update: &mut Update,
-        left: &mut Vec<ProfileKey>,
-    ) -> (Vec<ProfileKey>, Vec<MemberId>) {
+        left: &mut Vec<ProxyClassKey>,
+    ) -> (Vec<ProxyClassKey>, Vec<MemberId>) {
         let (mut new, mut changed) = (Vec::new(), Vec::new());
         let dirty = self.reads.dirty(tx, candidates);
         self.reads.reserve(candidates.len());
         let all = &self.all;
         let look_up = |cx: &Cx, id: &MemberId| {
             let member = all.get(id)?;
-            let profile = Profile::of(&source.view(cx), &member.proxy, &member.demand);
-            Some(ProfileKey::new(profile))
+            let profile = ProxyClass::of(&source.ctx(cx), &member.proxy, &member.demand);
+            Some(ProxyClassKey::new(profile))
         };
         for evaluated in executor.map(dirty, |id| Evaluated::guarded(id, look_up)) {
             let (id, outcome) = self.reads.apply(evaluated);
@@ -191,7 +191,7 @@ impl Members {
     }
 
     /// Takes a profile from a member; `left` are those that may have no other.
-    fn leave(&mut self, id: MemberId, profile: ProfileKey, left: &mut Vec<ProfileKey>) {
+    fn leave(&mut self, id: MemberId, profile: ProxyClassKey, left: &mut Vec<ProxyClassKey>) {
         if super::remove_user(&mut self.users, &profile, &id) {
             left.push(profile);
         }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::Kind,
-    generate::{fixture, select::ProfileKey},
+    generate::{fixture, select::ProxyClassKey},
     model::{Batch, Change, Installation, World, fixture as model},
 };
 
@@ -176,20 +176,24 @@ fn replicas() -> Bed {
 fn replicas_are_selected_once() {
     let mut bed = replicas();
     assert_eq!(
-        (bed.evaluated.of::<MemberId>(), bed.evaluated.of::<ProfileKey>()),
+        (bed.evaluated.of::<MemberId>(), bed.evaluated.of::<ProxyClassKey>()),
         (1, 0)
     );
     assert_eq!((bed.moved.as_slice(), bed.store.size().profiles), (&[2][..], 1));
     let everywhere = SIDECAR.replace("workloadSelector: {labels: {kubernetes.io/hostname: n1}}, ", "");
     bed.commit(rows(&everywhere));
     assert_eq!(
-        (bed.evaluated.of::<MemberId>(), bed.evaluated.of::<ProfileKey>()),
+        (bed.evaluated.of::<MemberId>(), bed.evaluated.of::<ProxyClassKey>()),
         (0, 1)
     );
     assert_eq!(bed.moved, [1, 2], "both go where the one evaluation leads");
 
     bed.joins_with(3, "default", &json!({"LABELS": {"app": "other"}}));
-    assert_eq!(bed.evaluated.of::<ProfileKey>(), 1, "other labels are another profile");
+    assert_eq!(
+        bed.evaluated.of::<ProxyClassKey>(),
+        1,
+        "other labels are another profile"
+    );
     assert_eq!(bed.store.size().profiles, 2);
     bed.leaves(3);
     assert_eq!(bed.store.size().profiles, 1);

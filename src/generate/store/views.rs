@@ -8,18 +8,18 @@ use crate::{
     base::Shared,
     generate::{
         encoded::ResourceType,
-        group::{Built, Listed, PartView, ResourceKey},
+        group::{Built, ListedResource, PartResources, ResourceKey},
     },
     table::{Cx, Table},
 };
 
 /// One map for each type.
-pub(super) type PartViews = [Arc<PartView>; ResourceType::ALL.len()];
+pub(super) type PartResourceMaps = [Arc<PartResources>; ResourceType::ALL.len()];
 
 /// The maps of a whole list; the first resource of a name wins.
-pub(super) fn whole_views(list: &[Listed], resources: &Table<ResourceKey, Built>) -> PartViews {
+pub(super) fn whole_views(list: &[ListedResource], resources: &Table<ResourceKey, Built>) -> PartResourceMaps {
     let cx = Cx::untracked();
-    let mut maps: Vec<PartView> = ResourceType::ALL.iter().map(|_| PartView::default()).collect();
+    let mut maps: Vec<PartResources> = ResourceType::ALL.iter().map(|_| PartResources::default()).collect();
     for listed in list {
         let Some(resource) = resources
             .get(&cx, &listed.key)
@@ -27,11 +27,11 @@ pub(super) fn whole_views(list: &[Listed], resources: &Table<ResourceKey, Built>
         else {
             continue;
         };
-        let view = &mut maps[listed.resource_type as usize];
-        match view.resources.insert(resource.name.clone(), resource.clone()) {
-            None => view.digest = view.digest.wrapping_add(resource.version.value()),
+        let ctx = &mut maps[listed.resource_type as usize];
+        match ctx.resources.insert(resource.name.clone(), resource.clone()) {
+            None => ctx.digest = ctx.digest.wrapping_add(resource.version.value()),
             Some(first) => {
-                view.resources.insert(first.name.clone(), first);
+                ctx.resources.insert(first.name.clone(), first);
             }
         }
     }
@@ -41,8 +41,8 @@ pub(super) fn whole_views(list: &[Listed], resources: &Table<ResourceKey, Built>
 
 /// Replaces single resources; false if names collide, so that the whole list has to decide.
 pub(super) fn patch_views<'a>(
-    views: &mut PartViews,
-    listed: impl Iterator<Item = &'a Listed>,
+    views: &mut PartResourceMaps,
+    listed: impl Iterator<Item = &'a ListedResource>,
     old: &FxHashMap<&ResourceKey, Option<&Shared<Built>>>,
     resources: &Table<ResourceKey, Built>,
 ) -> bool {
@@ -54,21 +54,21 @@ pub(super) fn patch_views<'a>(
             .flatten()
             .and_then(|built| built.resource.clone());
         let after = resources.get(&cx, &listed.key).and_then(|built| built.resource.clone());
-        let view = Arc::make_mut(&mut views[listed.resource_type as usize]);
+        let ctx = Arc::make_mut(&mut views[listed.resource_type as usize]);
         if let Some(before) = before {
-            match view.resources.get(&before.name) {
+            match ctx.resources.get(&before.name) {
                 Some(held) if Arc::ptr_eq(held, &before) => {}
                 _ => return false,
             }
-            view.resources.remove(&before.name);
-            view.digest = view.digest.wrapping_sub(before.version.value());
+            ctx.resources.remove(&before.name);
+            ctx.digest = ctx.digest.wrapping_sub(before.version.value());
         }
         if let Some(after) = after {
-            if view.resources.contains_key(&after.name) {
+            if ctx.resources.contains_key(&after.name) {
                 return false;
             }
-            view.digest = view.digest.wrapping_add(after.version.value());
-            view.resources.insert(after.name.clone(), after);
+            ctx.digest = ctx.digest.wrapping_add(after.version.value());
+            ctx.resources.insert(after.name.clone(), after);
         }
     }
     true

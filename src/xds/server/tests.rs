@@ -23,7 +23,7 @@ use super::*;
 use crate::{
     generate::{
         EncodedResource, ResourceSnapshot, ResourceType,
-        group::{PartView, TypeView},
+        group::{PartResources, TypeResources},
     },
     model::Revision,
     proto::{
@@ -151,13 +151,13 @@ fn cluster(name: &str, text: &str) -> Arc<EncodedResource> {
 
 fn snapshot(revision: u64, content: &[(ResourceType, &str, &str)]) -> Arc<ResourceSnapshot> {
     let views = ResourceType::ALL.iter().map(|resource_type| {
-        let mut part = PartView::default();
+        let mut part = PartResources::default();
         for (_, name, text) in content.iter().filter(|(of, _, _)| of == resource_type) {
             let resource = cluster(name, text);
             part.digest = part.digest.wrapping_add(resource.version.value());
             part.resources.insert(SmolStr::new(name), resource);
         }
-        TypeView {
+        TypeResources {
             parts: [Arc::new(part)].into(),
         }
     });

@@ -10,7 +10,7 @@ use istiod::{
     environment::Environment,
     generate::{
         EncodedResource, Proxy, ResourceSnapshot, ResourceType,
-        group::{PartView, TypeView},
+        group::{PartResources, TypeResources},
         proxy::Extensions,
     },
     model::Revision,
@@ -157,13 +157,13 @@ impl Bed {
 
 fn mesh() -> ResourceSnapshot {
     let views = ResourceType::ALL.iter().map(|resource_type| {
-        let mut part = PartView::default();
+        let mut part = PartResources::default();
         if *resource_type == ResourceType::Cluster {
             let resource = EncodedResource::new("a", &Cluster::default());
             part.digest = resource.version.value();
             part.resources.insert("a".into(), Arc::new(resource));
         }
-        TypeView {
+        TypeResources {
             parts: [Arc::new(part)].into(),
         }
     });

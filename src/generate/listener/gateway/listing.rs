@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     base::{Hostname, SmolStr, host},
-    generate::{View, constant::wildcards, route::destination::Target},
+    generate::{BuildContext, constant::wildcards, route::destination::Target},
     model::{
         ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
@@ -20,20 +20,20 @@ const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
 
 impl GatewayPart {
     /// The listeners, in the order in which servers open them.
-    pub(in super::super) fn list(&self, view: &View) -> Vec<GatewayKey> {
-        let merged = self.gateways.merged(view);
-        let scope = view.scope(&self.scope);
+    pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayKey> {
+        let merged = self.gateways.merged(ctx);
+        let scope = ctx.scope(&self.scope);
         let mut listeners: Vec<GatewayKey> = Vec::new();
         for (port, servers) in &merged.ports {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
                 continue;
             }
-            let chains = self.tcp_server_chains(view, &scope, &merged, port, servers);
-            self.add(view, &mut listeners, port, Transport::Tcp, chains);
+            let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers);
+            self.add(ctx, &mut listeners, port, Transport::Tcp, chains);
             let quic = servers.quic.iter().map(|index| https_chain(&merged.servers[*index]));
             let quic: Vec<_> = quic.collect();
             if !quic.is_empty() {
-                self.add(view, &mut listeners, port, Transport::Quic, quic);
+                self.add(ctx, &mut listeners, port, Transport::Quic, quic);
             }
         }
         listeners
@@ -42,13 +42,13 @@ impl GatewayPart {
     /// Adds chains to the listener of an address and port. Ports with different protocols may share it.
     fn add(
         &self,
-        view: &View,
+        ctx: &BuildContext,
         listeners: &mut Vec<GatewayKey>,
         port: &ServerPort,
         transport: Transport,
         chains: Vec<ServerChain>,
     ) {
-        let binds = self.binds(view, port);
+        let binds = self.binds(ctx, port);
         let same = |listener: &&mut GatewayKey| {
             (&listener.binds[0], listener.port, listener.transport) == (&binds[0], port.number, transport)
         };
@@ -64,12 +64,12 @@ impl GatewayPart {
         }
     }
 
-    fn binds(&self, view: &View, port: &ServerPort) -> Vec<SmolStr> {
+    fn binds(&self, ctx: &BuildContext, port: &ServerPort) -> Vec<SmolStr> {
         if !port.bind.is_empty() {
             return vec![port.bind.clone()];
         }
         let wildcards = wildcards(self.client.ip_mode);
-        let count = if view.mesh.installation.features.istio_dual_stack {
+        let count = if ctx.mesh.installation.features.istio_dual_stack {
             wildcards.len()
         } else {
             1
@@ -82,7 +82,7 @@ impl GatewayPart {
 
     fn tcp_server_chains(
         &self,
-        view: &View,
+        ctx: &BuildContext,
         scope: &SidecarScope,
         merged: &MergedGateway,
         port: &ServerPort,
@@ -103,19 +103,19 @@ impl GatewayPart {
                 }
                 match server.tls().map(ServerTlsSettings::mode) {
                     Some(TlSmode::AutoPassthrough) => ServerChain::AutoPassthrough {
-                        services: reachable(view, scope, server),
+                        services: reachable(ctx, scope, server),
                     },
-                    Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(view, scope, server)),
-                    _ => ServerChain::Tcp(self.tcp_server(view, scope, server)),
+                    Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(ctx, scope, server)),
+                    _ => ServerChain::Tcp(self.tcp_server(ctx, scope, server)),
                 }
             })
             .collect()
     }
 
-    fn tcp_server(&self, view: &View, scope: &SidecarScope, server: &GatewayServer) -> TcpServer {
+    fn tcp_server(&self, ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> TcpServer {
         let gateway = &server.gateway;
         let namespace = &self.client.filters.namespace;
-        let rows = virtual_service::for_gateway(view.cx, view.mesh, namespace, gateway);
+        let rows = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, gateway);
         let serves = |reach: &Reach| {
             let offered = server.hosts_for(reach.meta.namespace());
             let wanted = |offered: &&str| reach.hosts.iter().any(|wanted| host::overlaps(offered, wanted));
@@ -158,8 +158,8 @@ fn targets(scope: &SidecarScope, reach: &Reach) -> Vec<Target> {
 }
 
 /// The services inside the mesh whose host a server covers.
-fn reachable(view: &View, scope: &SidecarScope, server: &GatewayServer) -> Vec<ServiceKey> {
+fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ServiceKey> {
     let covered = |key: &&ServiceKey| server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
-    let inside = |key: &&ServiceKey| view.service(key).is_some_and(|service| !service.mesh_external);
+    let inside = |key: &&ServiceKey| ctx.service(key).is_some_and(|service| !service.mesh_external);
     scope.services.iter().filter(covered).filter(inside).cloned().collect()
 }

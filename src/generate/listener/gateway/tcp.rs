@@ -53,8 +53,8 @@ impl Making<'_> {
     /// The chain of a server with a TCP route; none without one.
     pub(super) fn tcp_chain(&self, server: &TcpServer) -> Option<Chain> {
         let filters = server.routes.iter().find_map(|binding| {
-            let view = &self.stack.view;
-            let declared = view.mesh.virtual_services.get(view.cx, &binding.virtual_service)?;
+            let ctx = &self.stack.ctx;
+            let declared = ctx.mesh.virtual_services.get(ctx.cx, &binding.virtual_service)?;
             let route = terminating_route(server, declared)?;
             Some(self.route_filters(server, declared, &self.targets(&binding.targets), route))
         });
@@ -75,8 +75,8 @@ impl Making<'_> {
     pub(super) fn passthrough_chains(&self, server: &TcpServer, taken: &mut TakenNames) -> Vec<Chain> {
         let mut chains = Vec::new();
         for binding in &server.routes {
-            let view = &self.stack.view;
-            let Some(declared) = view.mesh.virtual_services.get(view.cx, &binding.virtual_service) else {
+            let ctx = &self.stack.ctx;
+            let Some(declared) = ctx.mesh.virtual_services.get(ctx.cx, &binding.virtual_service) else {
                 continue;
             };
             let targets = self.targets(&binding.targets);
@@ -102,12 +102,12 @@ impl Making<'_> {
 
     /// A chain for each port and subset of each service, which leads to the cluster named like the server name.
     pub(super) fn auto_passthrough_chains(&self, services: &[ServiceKey]) -> Vec<Chain> {
-        let view = &self.stack.view;
+        let ctx = &self.stack.ctx;
         let client = &self.key.client;
         let mut chains = Vec::new();
-        for service in services.iter().filter_map(|key| view.service(key)) {
+        for service in services.iter().filter_map(|key| ctx.service(key)) {
             let namespace = &client.filters.namespace;
-            let rule = destination_rule::lookup(view.cx, view.mesh, namespace, &client.labels, service);
+            let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, service);
             let spec = rule.as_ref().map(|rule| &rule.spec);
             let host = &service.key.hostname;
             for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
@@ -149,7 +149,7 @@ impl Making<'_> {
 
     fn targets(&self, targets: &[destination::Target]) -> TargetMap {
         let client = &self.key.client;
-        destination::rows(&self.stack.view, targets, &client.filters.namespace, &client.labels)
+        destination::rows(&self.stack.ctx, targets, &client.filters.namespace, &client.labels)
     }
 
     /// The filters to the destinations of a route; none if all of them have weight 0.

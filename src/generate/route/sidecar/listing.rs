@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
     generate::{
-        View,
+        BuildContext,
         constant::wildcards,
         patch::{
             PatchContext,
@@ -28,7 +28,7 @@ use crate::{
 
 use super::{
     super::{
-        RouteClient,
+        RouteProxyView,
         destination::Target,
         fragment::{self, Entrance, Fragment},
     },
@@ -59,18 +59,18 @@ enum Extent {
 
 impl SidecarPart {
     /// All route configurations, by name. The first egress listener that answers to a name makes it.
-    pub(in super::super) fn list(&self, view: &View) -> Vec<SidecarRoutes> {
-        let scope = view.scope(&self.scope);
+    pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<SidecarRoutes> {
+        let scope = ctx.scope(&self.scope);
         let mut result: BTreeMap<SmolStr, SidecarRoutes> = BTreeMap::new();
         let catch_all = catch_all(&scope);
-        let patches = RoutePatchList::of(view, &self.patches, PatchContext::SidecarOutbound);
+        let patches = RoutePatchList::of(ctx, &self.patches, PatchContext::SidecarOutbound);
         let listeners: Vec<Visible> = scope
             .egress
             .iter()
-            .map(|egress| Visible::of(view, &scope, egress))
+            .map(|egress| Visible::of(ctx, &scope, egress))
             .collect();
         for visible in &listeners {
-            for (name, port, extent) in self.names(view, visible) {
+            for (name, port, extent) in self.names(ctx, visible) {
                 // The listener that asks may be another than the one that answers: a declared port comes first.
                 let Some(answering) = answering(&listeners, port, &name) else {
                     continue;
@@ -100,9 +100,9 @@ impl SidecarPart {
     }
 
     /// The names that the listeners of an egress listener use, with the port in them.
-    fn names(&self, view: &View, visible: &Visible) -> Vec<(SmolStr, u32, Extent)> {
+    fn names(&self, ctx: &BuildContext, visible: &Visible) -> Vec<(SmolStr, u32, Extent)> {
         let mut names = Vec::new();
-        if self.http_proxy || view.mesh_config().proxy_http_port != 0 {
+        if self.http_proxy || ctx.mesh_config().proxy_http_port != 0 {
             names.push((SmolStr::new_static(HTTP_PROXY), 0, Extent::Port(0)));
         }
         let Some(declared) = &visible.egress.port else {
@@ -255,7 +255,7 @@ fn answering<'a, 'v>(listeners: &'a [Visible<'v>], port: u32, name: &str) -> Opt
 
 /// What one egress listener reaches, with the relations between hosts of services and of VirtualServices.
 pub(super) struct Visible<'a> {
-    view: View<'a>,
+    ctx: BuildContext<'a>,
     egress: &'a EgressListener,
     scope: &'a SidecarScope,
     services: Vec<&'a Shared<Service>>,
@@ -279,7 +279,7 @@ pub(super) struct Visible<'a> {
 /// Services of an egress listener that were not looked at.
 pub(super) struct Others<'a> {
     /// To read one of them after all.
-    pub(super) view: View<'a>,
+    pub(super) ctx: BuildContext<'a>,
     /// All services of the listener by host in lower case.
     pub(super) by_host: &'a BTreeMap<String, &'a ServiceKey>,
 }
@@ -288,7 +288,7 @@ impl<'a> Others<'a> {
     /// The service of a host, if it has the port; 0: any.
     pub(super) fn with_port(&self, host: &str, port: u32) -> Option<&'a ServiceKey> {
         let key = *self.by_host.get(host)?;
-        let row = self.view.mesh.visibility.get(self.view.cx, key)?;
+        let row = self.ctx.mesh.visibility.get(self.ctx.cx, key)?;
         (port == 0 || row.ports.contains(&port)).then_some(key)
     }
 
@@ -311,14 +311,14 @@ struct Declared<'a> {
 }
 
 impl<'a> Visible<'a> {
-    fn of(view: &View<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
-        let services = egress.services.iter().filter_map(|key| view.service(key)).collect();
-        Self::narrowed(view, scope, egress, services, egress.virtual_services.iter(), None)
+    fn of(ctx: &BuildContext<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
+        let services = egress.services.iter().filter_map(|key| ctx.service(key)).collect();
+        Self::narrowed(ctx, scope, egress, services, egress.virtual_services.iter(), None)
     }
 
     /// Reduced to some services and VirtualServices; `others` are for where the rest matters.
     pub(super) fn narrowed(
-        view: &View<'a>,
+        ctx: &BuildContext<'a>,
         scope: &'a SidecarScope,
         egress: &'a EgressListener,
         services: Vec<&'a Shared<Service>>,
@@ -335,7 +335,7 @@ impl<'a> Visible<'a> {
             .filter(|(name, _)| host::is_wildcard(name))
             .map(|(_, index)| *index)
             .collect();
-        let rows = virtual_services.filter_map(|key| Some((key, view.mesh.virtual_service_reach.get(view.cx, key)?)));
+        let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_reach.get(ctx.cx, key)?)));
         let virtual_services: Vec<_> = rows
             .map(|(key, reach)| Declared::of(key, reach, &services, &by_host, &wildcards))
             .collect();
@@ -366,7 +366,7 @@ impl<'a> Visible<'a> {
         }
         let most_specific = most_specific(&services, &virtual_services);
         Self {
-            view: *view,
+            ctx: *ctx,
             egress,
             scope,
             services,
@@ -400,7 +400,12 @@ impl<'a> Visible<'a> {
     }
 
     /// The services that have routes of their own, by host, but for those that are `taken`.
-    pub(super) fn default_hosts(&self, port: u32, client: &RouteClient, taken: &BTreeSet<usize>) -> Vec<DefaultHost> {
+    pub(super) fn default_hosts(
+        &self,
+        port: u32,
+        client: &RouteProxyView,
+        taken: &BTreeSet<usize>,
+    ) -> Vec<DefaultHost> {
         let routed = self.routed.get(&port).into_iter().flatten().copied();
         // An alias is served under the service that it stands for.
         let own = routed.filter(|index| self.services[*index].resolution != Resolution::Alias);
@@ -408,10 +413,10 @@ impl<'a> Visible<'a> {
     }
 
     /// The rule of a service, if it says what requests are hashed by: the same for all ports.
-    fn rule(&self, index: usize, client: &RouteClient) -> Option<RuleRef> {
+    fn rule(&self, index: usize, client: &RouteProxyView) -> Option<RuleRef> {
         let mut rules = self.rules.borrow_mut();
         let rule = rules.entry(index);
-        rule.or_insert_with(|| fragment::rule(&self.view, client, &self.services[index].key))
+        rule.or_insert_with(|| fragment::rule(&self.ctx, client, &self.services[index].key))
             .clone()
     }
 
@@ -419,7 +424,7 @@ impl<'a> Visible<'a> {
         &self,
         services: impl Iterator<Item = usize>,
         port: u32,
-        client: &RouteClient,
+        client: &RouteProxyView,
         taken: &BTreeSet<usize>,
     ) -> Vec<DefaultHost> {
         let services = services.filter(|index| !taken.contains(index));
@@ -442,7 +447,7 @@ impl<'a> Visible<'a> {
 
     /// The VirtualServices of a port, and the services that they are sure to take. Only on port 80 one counts that has no
     /// service.
-    pub(super) fn bindings(&self, port: u32, client: &RouteClient) -> (Vec<Binding>, BTreeSet<usize>) {
+    pub(super) fn bindings(&self, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
         let all = 0..self.virtual_services.len();
         let concerned = self.by_port.get(&port).into_iter().flatten().copied();
@@ -460,7 +465,7 @@ impl<'a> Visible<'a> {
     }
 
     /// The VirtualServices of one service on a port, reduced to it; and the service, if they are sure to take it.
-    fn bindings_of(&self, index: usize, port: u32, client: &RouteClient) -> (Vec<Binding>, BTreeSet<usize>) {
+    fn bindings_of(&self, index: usize, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
         let only = &self.services[index].key;
         let reduced = |position: &usize| {
@@ -487,14 +492,14 @@ impl<'a> Visible<'a> {
         &self,
         position: usize,
         port: u32,
-        client: &RouteClient,
+        client: &RouteProxyView,
         services: Vec<usize>,
         hosts: Vec<Hostname>,
     ) -> Binding {
         let declared = &self.virtual_services[position];
         let towards = (Entrance::Mesh(port), self.targets(declared, port));
         Binding {
-            routes: Fragment::declared(&self.view, declared.key, towards, client, declared.reach.by_source),
+            routes: Fragment::declared(&self.ctx, declared.key, towards, client, declared.reach.by_source),
             services: services
                 .into_iter()
                 .map(|index| self.services[index].key.clone())

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     base::{Hashed, ObjectKey, Shared, SmolStr, host},
-    generate::{View, name, patch::route::RoutePatches},
+    generate::{BuildContext, name, patch::route::RoutePatches},
     model::{Service, ServiceKey, SidecarScope, service::Resolution, sidecar_scope::EgressListener},
 };
 
@@ -58,7 +58,7 @@ impl Single {
 
 /// The route configurations of these names; those that are not names of clusters have none.
 pub(crate) fn list<'n>(
-    view: &View,
+    ctx: &BuildContext,
     scope: &SidecarScope,
     client: &Hashed<Client>,
     names: impl Iterator<Item = &'n SmolStr>,
@@ -85,8 +85,8 @@ pub(crate) fn list<'n>(
         if let Some(position) = scope.egress.iter().position(answers) {
             let catalogue = catalogues
                 .entry(position)
-                .or_insert_with(|| Catalogue::of(view, &scope.egress[position]));
-            rivals = catalogue.fill(&mut routes, view, scope, &host);
+                .or_insert_with(|| Catalogue::of(ctx, &scope.egress[position]));
+            rivals = catalogue.fill(&mut routes, ctx, scope, &host);
         }
         routes.single = Some(Single {
             host,
@@ -110,11 +110,11 @@ struct Catalogue<'a> {
 }
 
 impl<'a> Catalogue<'a> {
-    fn of(view: &View, egress: &'a EgressListener) -> Self {
+    fn of(ctx: &BuildContext, egress: &'a EgressListener) -> Self {
         let services = egress.services.iter();
         let by_host = services.map(|key| (key.hostname.to_ascii_lowercase(), key)).collect();
         let hosts_of = |key: &ObjectKey| {
-            let reach = view.mesh.virtual_service_reach.get(view.cx, key);
+            let reach = ctx.mesh.virtual_service_reach.get(ctx.cx, key);
             let hosts = reach.iter().flat_map(|reach| &reach.hosts);
             hosts.map(|host| host.to_ascii_lowercase()).collect()
         };
@@ -134,24 +134,24 @@ impl<'a> Catalogue<'a> {
     }
 
     /// Finds out what a route configuration is made of; returns the names that are other services' own.
-    fn fill(&self, routes: &mut SidecarRoutes, view: &View, scope: &SidecarScope, host: &str) -> Vec<SmolStr> {
-        let mut hosts = self.related(view, &routes.client, host);
+    fn fill(&self, routes: &mut SidecarRoutes, ctx: &BuildContext, scope: &SidecarScope, host: &str) -> Vec<SmolStr> {
+        let mut hosts = self.related(ctx, &routes.client, host);
         let virtual_services = self.speaking_of(hosts.iter().copied().chain([host]));
         // Away from port 80 a VirtualService counts for all its hosts if it counts for one.
         let direct = self.speaking_of([host].into_iter());
         let allies = direct.iter().flat_map(|position| &self.spoken_of[*position]);
         hosts.extend(allies.filter_map(|host| self.by_host.get_key_value(host).map(|(host, _)| host.as_str())));
-        let services = hosts.iter().filter_map(|host| view.service(self.by_host.get(*host)?));
+        let services = hosts.iter().filter_map(|host| ctx.service(self.by_host.get(*host)?));
         let services: Vec<&Shared<Service>> = services.collect();
         let own_names = services.clone();
         let keys = virtual_services
             .iter()
             .map(|position| &self.egress.virtual_services[*position]);
         let others = Others {
-            view: *view,
+            ctx: *ctx,
             by_host: &self.by_host,
         };
-        let visible = Visible::narrowed(view, scope, self.egress, services, keys, Some(others));
+        let visible = Visible::narrowed(ctx, scope, self.egress, services, keys, Some(others));
         if visible.is_http_proxy() {
             routes.port = 0;
         }
@@ -165,11 +165,11 @@ impl<'a> Catalogue<'a> {
         routes
             .bindings
             .retain(|binding| !binding.services.is_empty() || !binding.hosts.is_empty());
-        self.rivals(view, routes, &own_names)
+        self.rivals(ctx, routes, &own_names)
     }
 
     /// The hosts of the services that may have a name that the host means.
-    fn related(&self, view: &View, client: &Client, host: &str) -> BTreeSet<&str> {
+    fn related(&self, ctx: &BuildContext, client: &Client, host: &str) -> BTreeSet<&str> {
         let mut names = vec![host.to_owned()];
         // A pod of a headless service.
         names.extend(host.split_once('.').map(|(_, parent)| parent.to_owned()));
@@ -186,7 +186,7 @@ impl<'a> Catalogue<'a> {
         for (name, key) in found.chain(wildcards) {
             related.insert(name);
             // An alias is served under the service that it stands for.
-            let service = view
+            let service = ctx
                 .service(key)
                 .filter(|service| service.resolution == Resolution::Alias);
             let target = service.map(|service| service.external_name.to_ascii_lowercase());
@@ -212,7 +212,7 @@ impl<'a> Catalogue<'a> {
         positions
     }
 
-    fn rivals(&self, view: &View, routes: &SidecarRoutes, services: &[&Shared<Service>]) -> Vec<SmolStr> {
+    fn rivals(&self, ctx: &BuildContext, routes: &SidecarRoutes, services: &[&Shared<Service>]) -> Vec<SmolStr> {
         let names = NameSpace {
             dns_domain: &routes.client.dns_domain,
             absolute: false,
@@ -223,7 +223,7 @@ impl<'a> Catalogue<'a> {
         });
         let forms = hosts.flat_map(|host| domains::alternatives(host, names, PortForms::Ignored));
         let others = Others {
-            view: *view,
+            ctx: *ctx,
             by_host: &self.by_host,
         };
         let rivals: BTreeSet<SmolStr> = forms
