@@ -64,7 +64,7 @@ struct GrpcProxyView {
     /// Where it is, if that matters to endpoints.
     place: Option<Place>,
     /// What routes depend on.
-    routes: Hashed<route::Client>,
+    routes: Hashed<route::RouteConfigProxyView>,
     /// What its own listeners depend on.
     server: Server,
 }
@@ -116,7 +116,7 @@ impl GrpcProxyView {
             vip: VipView::of(proxy, &ctx.mesh.installation.features),
             outbound: OutboundProxyView::of(ctx, selected),
             place: Place::of(ctx, selected),
-            routes: Hashed::new(route::Client::of(ctx, selected)),
+            routes: Hashed::new(route::RouteConfigProxyView::of(ctx, selected)),
             server: Server {
                 targets: selected.targets.clone(),
                 peers: authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels),

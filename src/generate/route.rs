@@ -1,8 +1,8 @@
 //! Route configurations.
 //!
-//! A part finds out which route configurations there are and which services and VirtualServices each of them is made
-//! of; a key then names just these, so that building one reads few rows. What one would get wrong: the key of a
-//! sidecar's route does not hold routes, only the rows that they come from.
+//! A part lists the route configurations, with the services and VirtualServices that each consists of. A key contains
+//! only references to these rows, so building one configuration reads few rows. Note: the key of a sidecar's route
+//! configuration contains no routes, only the rows that they come from.
 
 mod action;
 mod assembly;
@@ -35,52 +35,52 @@ use crate::{
     proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
 };
 
-/// What a part of this kind is selected by.
+/// Inputs of the selection of a route part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RoutePart {
-    /// The outbound routes of a sidecar.
+    /// Outbound routes of a sidecar.
     Sidecar(sidecar::SidecarPart),
-    /// The routes of a gateway.
+    /// Routes of a gateway.
     Gateway(gateway::GatewayPart),
 }
 
-/// What one route configuration is built from, besides what it reads.
+/// Inputs of one route configuration, besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RouteKey {
-    /// A sidecar's.
+    /// Route configuration of a sidecar.
     Sidecar(sidecar::SidecarRoutes),
-    /// A gateway's.
+    /// Route configuration of a gateway.
     Gateway(gateway::GatewayRoutes),
 }
 
-/// What route configurations depend on of a client.
+/// Attributes of a proxy that route configurations depend on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Client {
-    /// What the routes in them depend on.
+pub struct RouteConfigProxyView {
+    /// Attributes that single routes depend on.
     routes: RouteProxyView,
-    /// `<namespace>.svc.<suffix>`: decides about short names.
+    /// `<namespace>.svc.<suffix>`, which decides the short names.
     dns_domain: SmolStr,
-    /// How it sees addresses.
+    /// Visibility of service addresses.
     vip: VipView,
-    /// Upstreams are told how often a request was tried.
+    /// Whether upstream requests carry the attempt count.
     include_attempt_count: bool,
 }
 
-/// What single routes depend on of a client.
+/// Attributes of a proxy that single routes depend on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RouteProxyView {
-    /// Its namespace.
+    /// Namespace of the proxy.
     namespace: Namespace,
-    /// Its labels that some rule asks for.
+    /// Labels of the proxy that some rule selects by.
     labels: Shared<Labels>,
-    /// A rewritten host is kept in `x-forwarded-host`.
+    /// Whether a rewritten host is kept in `x-forwarded-host`.
     append_forwarded_host: bool,
-    /// It is a gRPC client without a proxy: it tells ports apart in `Host`, and knows time limits by another name.
+    /// Whether it is a proxyless gRPC client, which distinguishes ports in `Host` and has another field for timeouts.
     proxyless: bool,
 }
 
-impl Client {
-    /// What routes depend on of a selected proxy.
+impl RouteConfigProxyView {
+    /// Returns the view of a selected proxy.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let headers = selected.proxy_config.proxy_headers.as_ref();
         let attempts = headers.and_then(|headers| headers.attempt_count.as_ref());
@@ -99,9 +99,9 @@ impl Client {
     }
 }
 
-/// The parts of this kind that a proxy gets.
+/// Returns the route parts of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<RoutePart> {
-    let client = Hashed::new(Client::of(ctx, selected));
+    let client = Hashed::new(RouteConfigProxyView::of(ctx, selected));
     match selected.proxy.proxy_type {
         ProxyType::Sidecar => vec![RoutePart::Sidecar(sidecar::SidecarPart::of(selected, client))],
         ProxyType::Router => vec![RoutePart::Gateway(gateway::GatewayPart::of(ctx, selected, client))],
@@ -110,7 +110,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<RoutePart> {
 }
 
 impl RoutePart {
-    /// The resources of the part, in order.
+    /// Lists the resources of the part, in order.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         let keys = match self {
             Self::Sidecar(part) => part.list(ctx).into_iter().map(RouteKey::Sidecar).collect::<Vec<_>>(),
@@ -123,7 +123,7 @@ impl RoutePart {
 }
 
 impl RouteKey {
-    /// The fragments that the resource is made of.
+    /// Returns the fragments that the resource consists of.
     pub fn fragments(&self) -> impl Iterator<Item = &fragment::FragmentKey> {
         let (sidecar, gateway) = match self {
             Self::Sidecar(routes) => (Some(routes), None),
@@ -144,7 +144,7 @@ impl RouteKey {
 
 const MAX_DIRECT_RESPONSE_BYTES: u32 = 1024 * 1024;
 
-/// The route configuration of one host, for a gRPC client without a proxy.
+/// Returns the route configuration of one host for a proxyless gRPC client.
 fn plain_configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedResource {
     let message = RouteConfiguration {
         name: name.to_owned(),
@@ -154,7 +154,7 @@ fn plain_configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> EncodedRe
     EncodedResource::new(name, &message)
 }
 
-/// A route configuration for outbound traffic.
+/// Returns a route configuration for outbound traffic.
 fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> RouteConfiguration {
     RouteConfiguration {
         name: name.to_owned(),
@@ -166,7 +166,7 @@ fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> RouteConfigurat
     }
 }
 
-/// What gateways are sent for a name that no server has.
+/// Returns the configuration that gateways get for a name without a server.
 pub(super) fn empty_configuration(name: &str) -> RouteConfiguration {
     RouteConfiguration {
         name: name.to_owned(),

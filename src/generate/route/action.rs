@@ -1,4 +1,4 @@
-//! What a route does: forward, redirect or answer itself.
+//! Actions of routes: forward, redirect, direct response.
 
 use crate::{
     base::Shared,
@@ -39,7 +39,7 @@ use super::{
     retry::{self, Balancing},
 };
 
-/// A redirect; `None` for codes that Envoy does not know.
+/// Returns a redirect, or `None` for codes that Envoy does not know.
 pub(crate) fn redirect(declared: &HttpRedirect, translation: &Translation, semantics: Semantics) -> Option<Action> {
     let response_code = match declared.redirect_code {
         0 | 301 => RedirectResponseCode::MovedPermanently,
@@ -65,12 +65,12 @@ pub(crate) fn redirect(declared: &HttpRedirect, translation: &Translation, seman
     }))
 }
 
-/// The port to redirect to; 0 where it is the default of the scheme.
+/// Returns the port to redirect to; 0 means the default port of the scheme.
 fn redirect_port(declared: &HttpRedirect, translation: &Translation) -> u32 {
     let port = match declared.redirect_port {
         None => return 0,
         Some(RedirectPort::Port(port)) => port,
-        // Envoy cannot derive it, but the routes are made for one port anyway.
+        // Envoy cannot derive the port, but the routes are built for one port anyway.
         Some(RedirectPort::DerivePort(selection)) if selection == RedirectPortSelection::FromRequestPort as i32 => {
             translation.port
         }
@@ -87,7 +87,7 @@ fn redirect_port(declared: &HttpRedirect, translation: &Translation) -> u32 {
     }
 }
 
-/// A response without any backend.
+/// Returns a response without a backend.
 pub(crate) fn direct_response(declared: &HttpDirectResponse) -> Action {
     let specifier = declared.body.as_ref().and_then(|body| body.specifier.as_ref());
     let body = specifier.map(|specifier| match specifier {
@@ -104,9 +104,8 @@ pub(crate) fn direct_response(declared: &HttpDirectResponse) -> Action {
     })
 }
 
-/// Makes a route forward to its destinations; `authority` is what its headers set the host to, `matched` its
-/// match. Returns the services
-/// that it leads to, in order.
+/// Makes a route forward to its destinations. `authority` is the host that its header operations set, `matched` its
+/// match. Returns the destination services in order.
 pub(crate) fn forward(
     route: &mut Route,
     declared: &HttpRoute,
@@ -172,7 +171,7 @@ fn rewrite(action: &mut RouteAction, declared: &HttpRewrite, matched: &RouteMatc
     if let Some(declared) = &declared.uri_regex_rewrite {
         action.regex_rewrite = Some(substitution(&declared.r#match, &declared.rewrite));
     } else if declared.uri == "/" && semantics == Semantics::Gateway {
-        // Removing a prefix must leave a slash even if the whole path goes.
+        // Removing a prefix must leave a slash even if nothing else of the path remains.
         let prefix = match &matched.path_specifier {
             Some(PathSpecifier::PathSeparatedPrefix(prefix)) => prefix.as_str(),
             _ => "",
@@ -190,7 +189,7 @@ fn substitution(pattern: &str, replacement: &str) -> RegexMatchAndSubstitute {
     }
 }
 
-/// A text as a regular expression that matches just it, escaped as Go's `regexp.QuoteMeta` does.
+/// Returns a regular expression that matches exactly this text, escaped as Go's `regexp.QuoteMeta` does.
 fn quoted(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     for c in text.chars() {
@@ -220,7 +219,7 @@ fn mirrors(declared: &HttpRoute, translation: &Translation) -> Vec<RequestMirror
     policies
 }
 
-/// The mirrored part: all when nothing is said, `None` for an explicit zero.
+/// Returns the mirrored share: all requests by default, `None` for an explicit zero.
 fn mirrored(percentage: Option<Percent>) -> Option<crate::proto::envoy::r#type::v3::FractionalPercent> {
     match percentage {
         None => Some(filters::whole_percent(100)),
@@ -257,7 +256,7 @@ fn consistent_hash<'a>(destination: &Destination, translation: &'a Translation) 
     hash::of_destination(&rows.rule.as_ref()?.spec, destination)
 }
 
-/// The only destination: its headers are those of the route.
+/// Adds the only destination; its header operations become those of the route.
 fn one_destination(
     route: &mut Route,
     action: &mut RouteAction,
@@ -284,7 +283,7 @@ fn one_destination(
     }
 }
 
-/// Several destinations; those without weight get nothing and are left out.
+/// Adds several destinations; those without weight are omitted.
 fn weighted_destinations(action: &mut RouteAction, declared: &[HttpRouteDestination], translation: &Translation) {
     let mut clusters = Vec::new();
     let none = Destination::default();

@@ -1,4 +1,4 @@
-//! Route configurations laid together from bytes: the same as if they were encoded as a whole.
+//! Assembles route configurations from encoded fields. The bytes equal those of encoding the whole message.
 
 use std::sync::LazyLock;
 
@@ -12,32 +12,32 @@ use crate::{
     proto::envoy::config::route::v3::VirtualHost,
 };
 
-/// Fields in the order in which they are written.
+/// Field numbers, in the order of encoding.
 mod field {
-    /// Of a route configuration.
+    /// Name of a route configuration.
     pub(super) const CONFIGURATION_NAME: u32 = 1;
-    /// Of a route configuration.
+    /// Virtual hosts of a route configuration.
     pub(super) const VIRTUAL_HOSTS: u32 = 2;
-    /// Of a virtual host.
+    /// Name of a virtual host.
     pub(super) const NAME: u32 = 1;
-    /// Of a virtual host.
+    /// Domains of a virtual host.
     pub(super) const DOMAINS: u32 = 2;
 }
 
-/// A virtual host whose fields stand beside each other.
+/// A virtual host with its fields partly encoded.
 pub(super) struct Host {
-    /// Its name.
+    /// Name.
     pub(super) name: String,
-    /// Its domains.
+    /// Domains.
     pub(super) domains: Vec<String>,
-    /// The field `routes`, with tags and lengths, in pieces.
+    /// Field `routes` in several buffers, with tags and lengths.
     pub(super) routes: Vec<Bytes>,
-    /// What comes behind the routes, as fields.
+    /// Encoded fields after the routes.
     rest: Bytes,
 }
 
 impl Host {
-    /// A virtual host that is a message; routes in it come behind those that are added.
+    /// Wraps a message; its own routes follow those that are added.
     pub(super) fn whole(mut head: VirtualHost) -> Self {
         let (name, domains) = (std::mem::take(&mut head.name), std::mem::take(&mut head.domains));
         Self {
@@ -48,7 +48,7 @@ impl Host {
         }
     }
 
-    /// A virtual host of which nothing else is said than whether upstreams are told how often a request was tried.
+    /// Returns a virtual host without settings except the attempt count.
     pub(super) fn plain(name: String, domains: Vec<String>, include_attempt_count: bool) -> Self {
         static COUNTED: LazyLock<Bytes> = LazyLock::new(|| {
             let counted = VirtualHost {
@@ -69,7 +69,7 @@ impl Host {
         }
     }
 
-    /// The virtual host as a message.
+    /// Returns the virtual host as a message.
     pub(super) fn message(self) -> VirtualHost {
         let mut written = Vec::with_capacity(self.len());
         self.write(&mut written);
@@ -94,16 +94,16 @@ impl Host {
     }
 }
 
-/// A text as a field whose key is a single byte.
+/// Returns the encoded length of a text field whose key is one byte.
 fn text_len(text: &str) -> usize {
     1 + encoding::encoded_len_varint(text.len() as u64) + text.len()
 }
 
-/// The route configuration of these virtual hosts, in this order.
+/// Assembles the route configuration of these virtual hosts, in this order.
 pub(super) fn assembled(name: &SmolStr, hosts: &[Host]) -> EncodedResource {
     static REST: LazyLock<Vec<u8>> = LazyLock::new(|| configuration("", Vec::new()).encode_to_vec());
     let lens: Vec<usize> = hosts.iter().map(Host::len).collect();
-    // A key and a length for each.
+    // Key and length of each virtual host take at most 11 bytes.
     let len = text_len(name) + lens.iter().map(|len| len + 11).sum::<usize>() + REST.len();
     EncodedResource::framed(name.clone(), ResourceType::Route.url(), len, |value| {
         wire::text(value, field::CONFIGURATION_NAME, name);

@@ -1,4 +1,4 @@
-//! Where routes lead: destinations resolved to rows, and the names of their clusters.
+//! Destinations of routes: their rows and the names of their clusters.
 
 use std::collections::BTreeMap;
 
@@ -12,35 +12,35 @@ use crate::{
     proto::istio::networking::v1alpha3::Destination,
 };
 
-/// The cluster of destinations that must not be reached.
+/// Cluster of destinations that must not be reached.
 pub(crate) const UNKNOWN_SERVICE: &str = "UnknownService";
 
-/// A destination host of a VirtualService with the keys that it was resolved to.
+/// A destination host of a VirtualService with the services that it resolves to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Target {
-    /// The host as it stands in the VirtualService.
+    /// Host as written in the VirtualService.
     pub(crate) host: Hostname,
-    /// The service that the route configuration knows by that host.
+    /// Service that the route configuration has under that host.
     pub(crate) service: Option<ServiceKey>,
-    /// The service of the scope by that host: its DestinationRule counts even where the service has not the port.
+    /// Service that the scope has under that host. Its DestinationRule applies even if the service lacks the port.
     pub(crate) ruled: Option<ServiceKey>,
 }
 
-/// The rows of a [`Target`].
+/// Rows of a [`Target`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TargetRows {
-    /// The service.
+    /// Service.
     pub(crate) service: Option<Shared<Service>>,
-    /// The DestinationRule.
+    /// DestinationRule.
     pub(crate) rule: Option<Shared<DestinationRule>>,
-    /// Which of its clusters are meant.
+    /// Mode of the service's clusters.
     pub(crate) mode: ClusterMode,
 }
 
-/// The rows of every destination host.
+/// Rows of each destination host.
 pub(crate) type TargetMap = BTreeMap<Hostname, TargetRows>;
 
-/// Reads the rows of targets, for a client in a namespace with these labels.
+/// Reads the rows of targets, for a proxy in a namespace with these labels.
 pub(crate) fn rows(ctx: &BuildContext, targets: &[Target], client: &Namespace, labels: &Labels) -> TargetMap {
     let rows_of = |target: &Target| {
         let service = target.service.as_ref().and_then(|key| ctx.service(key)).cloned();
@@ -52,16 +52,16 @@ pub(crate) fn rows(ctx: &BuildContext, targets: &[Target], client: &Namespace, l
     targets.iter().map(rows_of).collect()
 }
 
-/// How the port of a destination without one is found.
+/// Port of a destination that has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortInference {
-    /// The port of the listener: sidecar routes of one port, where services are seen with that port only.
+    /// The listener's port, for sidecar routes of one port: services are seen with that port only.
     Listener,
-    /// The only port of the service, else that of the listener.
+    /// The only port of the service, or else the listener's port.
     SolePort,
 }
 
-/// The cluster that a destination means, for a route on a listener port.
+/// Returns the cluster of a destination, for a route on a listener port.
 pub(crate) fn cluster(
     destination: &Destination,
     service: Option<&Service>,
@@ -85,7 +85,7 @@ pub(crate) fn cluster(
     mode.cluster_name(port, &destination.subset, host)
 }
 
-/// Host and port that the name of a cluster tells; `None` if it is not of that form.
+/// Parses host and port of a cluster name; `None` if it does not have that form.
 pub(crate) fn host_and_port(cluster: &str) -> Option<(&str, u32)> {
     let mut parts = cluster.split('|');
     let (_, port, _, host) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

@@ -1,4 +1,4 @@
-//! Domains of virtual hosts: every name by which a client may call a service.
+//! Domains of virtual hosts: all names under which a client may request a service.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Whether domains are repeated with the port behind them.
+/// Whether domains are repeated with the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortForms {
     /// The route configuration ignores ports.
@@ -20,33 +20,33 @@ pub(crate) enum PortForms {
     With(u32),
 }
 
-/// The domains of one virtual host.
+/// Domains of one virtual host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Domains {
-    /// In order, with repetitions.
+    /// All domains in order, possibly repeated.
     pub(crate) all: Vec<String>,
-    /// Where those stand that are short or absolute forms; another host's full name takes precedence over them.
+    /// Positions of short and absolute forms. The full name of another host takes precedence over these.
     pub(crate) alternative: Vec<Range<usize>>,
 }
 
 impl Domains {
-    /// True for a short or absolute form.
+    /// Returns true for a short or absolute form.
     pub(crate) fn is_alternative(&self, domain: &str) -> bool {
         let mut alternative = self.alternative.iter().flat_map(|range| &self.all[range.clone()]);
         alternative.any(|one| one == domain)
     }
 }
 
-/// What names the client's resolver completes.
+/// Name resolution of the client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NameSpace<'a> {
-    /// The client's DNS domain, `<namespace>.svc.<suffix>` in Kubernetes.
+    /// DNS domain of the client, `<namespace>.svc.<suffix>` in Kubernetes.
     pub(crate) dns_domain: &'a str,
-    /// Names with a final dot are served too.
+    /// Whether names with a trailing dot are served too.
     pub(crate) absolute: bool,
 }
 
-/// The domains of a service.
+/// Returns the domains of a service.
 pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, ports: PortForms) -> Domains {
     let mut domains = Domains::default();
     let aliases = service.aliases.iter().map(|alias| alias.hostname.as_str());
@@ -72,7 +72,7 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
     domains
 }
 
-/// `host:port`, IPv6 addresses in brackets.
+/// Returns `host:port`, with IPv6 addresses in brackets.
 pub(crate) fn host_port(host: &str, port: u32) -> String {
     let mut digits = itoa::Buffer::new();
     let port = digits.format(port);
@@ -83,7 +83,7 @@ pub(crate) fn host_port(host: &str, port: u32) -> String {
     }
 }
 
-/// A host as a domain: IPv6 addresses in brackets.
+/// Returns a host as a domain, with IPv6 addresses in brackets.
 pub(crate) fn bracketed(host: &str) -> String {
     if host.contains(':') {
         format!("[{host}]")
@@ -99,7 +99,7 @@ fn push(domains: &mut Vec<String>, domain: &str, ports: PortForms) {
     }
 }
 
-/// Short and absolute forms of a host.
+/// Returns short and absolute forms of a host.
 pub(crate) fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Vec<String> {
     let mut result = Vec::new();
     if names.absolute {
@@ -112,7 +112,7 @@ pub(crate) fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Ve
         }
     }
     if let Some((namespace, suffix)) = names.dns_domain.split_once(".svc.") {
-        // Hosts outside of the cluster's domain are not shortened: they could hide a service of that name.
+        // Hosts outside the cluster's domain are not shortened: the short form could hide a service of that name.
         if host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc.")) {
             for form in kubernetes_forms(host, namespace) {
                 push(&mut result, &form, ports);
@@ -126,7 +126,7 @@ pub(crate) fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Ve
     result
 }
 
-/// `svc`, `svc.ns.svc` and `svc.ns`, as far as they are unique in the client's namespace.
+/// Returns `svc`, `svc.ns.svc` and `svc.ns`, as far as they are unique in the client's namespace.
 fn kubernetes_forms(host: &str, client_namespace: &str) -> Vec<String> {
     let Some((qualified, _)) = host.split_once(".svc.") else {
         return Vec::new();
@@ -142,7 +142,7 @@ fn kubernetes_forms(host: &str, client_namespace: &str) -> Vec<String> {
     }
 }
 
-/// Outside Kubernetes: the host without what it shares with the client's domain.
+/// Returns the host without the suffix that it shares with the client's domain, for domains outside Kubernetes.
 fn shared_suffix_forms(host: &str, dns_domain: &str) -> Vec<String> {
     let labels: Vec<&str> = host.split('.').collect();
     let shared = labels

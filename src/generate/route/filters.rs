@@ -1,4 +1,4 @@
-//! Per-route configuration of HTTP filters: fault, CORS, stateful session.
+//! Per-route configuration of HTTP filters: fault injection, CORS, stateful session.
 
 use crate::{
     model::{Service, features::Features},
@@ -35,17 +35,17 @@ use crate::{
 
 use super::matches;
 
-/// The name of the fault filter.
+/// Name of the fault filter.
 pub(crate) const FAULT: &str = "envoy.filters.http.fault";
-/// The name of the CORS filter.
+/// Name of the CORS filter.
 pub(crate) const CORS: &str = "envoy.filters.http.cors";
-/// The name of the session filter.
+/// Name of the stateful session filter.
 pub(crate) const STATEFUL_SESSION: &str = "envoy.filters.http.stateful_session";
 
-/// A percentage with four decimals, cut off as Envoy's millionths.
+/// Returns a percentage in Envoy's millionths; more than four decimals are cut off.
 pub(crate) fn percent(declared: Percent) -> FractionalPercent {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    // Validated to lie between 0 and 100; the cast saturates.
+    // Validation limits the value to 0 to 100; the cast saturates.
     let numerator = (declared.value * 10_000.0) as u32;
     FractionalPercent {
         numerator,
@@ -53,7 +53,7 @@ pub(crate) fn percent(declared: Percent) -> FractionalPercent {
     }
 }
 
-/// Whole percents.
+/// Returns a whole percentage.
 pub(crate) fn whole_percent(numerator: u32) -> FractionalPercent {
     FractionalPercent {
         numerator,
@@ -61,7 +61,7 @@ pub(crate) fn whole_percent(numerator: u32) -> FractionalPercent {
     }
 }
 
-/// Fault injection.
+/// Returns the configuration of fault injection.
 pub(crate) fn fault(declared: &HttpFaultInjection) -> Any {
     Any::pack(&HttpFault {
         delay: declared.delay.as_ref().and_then(fault_delay),
@@ -70,7 +70,7 @@ pub(crate) fn fault(declared: &HttpFaultInjection) -> Any {
     })
 }
 
-/// A fixed delay; others are not supported by Envoy and left out.
+/// Returns a fixed delay; Envoy does not support other delays.
 fn fault_delay(declared: &Delay) -> Option<FaultDelay> {
     let Some(delay::HttpDelayType::FixedDelay(fixed)) = declared.http_delay_type else {
         return None;
@@ -96,7 +96,7 @@ fn fault_abort(declared: &Abort) -> Option<FaultAbort> {
     })
 }
 
-/// The number of a gRPC status name; unknown names (refused by validation) are 0.
+/// Returns the number of a gRPC status name; 0 for unknown names, which validation refuses.
 fn grpc_status(name: &str) -> u32 {
     const NAMES: [&str; 17] = [
         "OK",
@@ -121,7 +121,7 @@ fn grpc_status(name: &str) -> u32 {
     u32::try_from(position).expect("because there are 17 names")
 }
 
-/// A CORS policy.
+/// Returns a CORS policy.
 pub(crate) fn cors(declared: &CorsPolicy) -> Any {
     let exact = |origin: &String| StringMatcher {
         match_pattern: Some(MatchPattern::Exact(origin.clone())),
@@ -153,7 +153,7 @@ pub(crate) fn cors(declared: &CorsPolicy) -> Any {
     })
 }
 
-/// The session configuration that a service's labels ask for, as routes have it.
+/// Returns the per-route session configuration that the labels of a service request.
 pub(crate) fn stateful_session(service: &Service, features: &Features) -> Option<Any> {
     let session = session(service, features)?;
     Some(Any::pack(&StatefulSessionPerRoute {
@@ -161,7 +161,7 @@ pub(crate) fn stateful_session(service: &Service, features: &Features) -> Option
     }))
 }
 
-/// The session configuration that a service's labels ask for.
+/// Returns the session configuration that the labels of a service request.
 pub(crate) fn session(service: &Service, features: &Features) -> Option<StatefulSession> {
     if !features.pilot_enable_persistent_session_filter {
         return None;

@@ -1,5 +1,5 @@
-//! The routes of one VirtualService as they stand in each virtual host: made once for all route configurations that hold
-//! them, since clients differ in far less than they have in common.
+//! Encoded routes of one VirtualService, shared by all virtual hosts and route configurations that contain them.
+//! Proxies differ in few attributes that routes depend on, so most fragments have many users.
 
 use bytes::Bytes;
 use prost::Message;
@@ -22,41 +22,41 @@ use super::{
     http::{self, MESH_GATEWAY, Translation},
 };
 
-/// What the HTTP routes of a VirtualService are made from, besides what they read.
+/// Inputs of the HTTP routes of a VirtualService, besides the rows that they read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fragment {
     virtual_service: ObjectKey,
-    entrance: Entrance,
-    /// Where it leads.
-    targets: Vec<Found>,
+    origin: TrafficOrigin,
+    /// Destinations.
+    targets: Vec<ResolvedTarget>,
     client: RouteProxyView,
 }
 
-/// Where the requests come in that routes are for.
+/// Origin of the requests that routes are for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Entrance {
-    /// At a listener of sidecars with this port; 0: every port.
+pub(super) enum TrafficOrigin {
+    /// A sidecar listener with this port; 0 means every port.
     Mesh(u32),
-    /// At a server of a Gateway.
+    /// A server of a Gateway.
     Server(Server),
 }
 
-/// What routes depend on of a server.
+/// Attributes of a server that routes depend on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Server {
-    /// `namespace/name` of the Gateway; empty if no match asks for it.
+    /// `namespace/name` of the Gateway; empty if no match refers to it.
     pub(super) gateway: SmolStr,
-    /// The port as declared; 0 if nothing in the routes follows from it.
+    /// Declared port; 0 if the routes do not depend on it.
     pub(super) port: u32,
-    /// It has TLS settings; false where only the port would make a difference of it.
+    /// Whether the server has TLS settings; false if the routes depend on it only through the port.
     pub(super) tls: bool,
-    /// Responses advertise HTTP/3.
+    /// Whether responses advertise HTTP/3.
     pub(super) http3: bool,
 }
 
 impl Server {
-    /// The same without what makes no difference to the routes of a VirtualService: so those of many servers are one.
-    /// `sole_port`: true for services of a single port.
+    /// Removes the attributes that make no difference to the routes of a VirtualService, so that many servers share
+    /// them. `sole_port` returns true for services with a single port.
     pub(super) fn reduced(mut self, reach: &Reach, sole_port: impl Fn(&Hostname) -> bool) -> Self {
         if !reach.by_gateway {
             self.gateway = SmolStr::default();
@@ -70,28 +70,40 @@ impl Server {
     }
 }
 
-/// A [`Target`] with what the client makes of it.
+/// HTTP routes of a VirtualService at one origin of traffic.
+pub(super) struct DeclaredRoutes<'a> {
+    /// VirtualService.
+    pub(super) virtual_service: &'a ObjectKey,
+    /// Origin of the requests.
+    pub(super) origin: TrafficOrigin,
+    /// Destinations.
+    pub(super) targets: Vec<Target>,
+    /// Whether a match depends on the proxy's labels or namespace.
+    pub(super) by_source: bool,
+}
+
+/// A [`Target`] with the rule that applies to the proxy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Found {
+struct ResolvedTarget {
     host: Hostname,
     service: Option<ServiceKey>,
-    /// The DestinationRule, if it says what requests are hashed by.
+    /// DestinationRule, if it has a consistent hash.
     rule: Option<RuleRef>,
 }
 
-/// A fragment's key: hashed once, cheap to compare.
+/// Key of a fragment, hashed once and cheap to compare.
 pub type FragmentKey = Hashed<Fragment>;
 
-/// Routes as bytes.
+/// Encoded routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
     field: Bytes,
-    /// Where the route for every request begins, which can only be the last; else the end.
+    /// Offset of the catch-all route, which can only be the last; otherwise the length.
     catch_all: usize,
 }
 
 impl Routes {
-    /// Routes that are encoded already; `catch_all`: where the one for every request begins.
+    /// Wraps encoded routes; `catch_all` is the offset of the catch-all route.
     pub(super) fn of_bytes(field: Vec<u8>, catch_all: Option<usize>) -> Self {
         debug_assert!(
             VirtualHost::decode(&*field).is_ok_and(|holder| holder.encode_to_vec() == field),
@@ -103,47 +115,51 @@ impl Routes {
         }
     }
 
-    /// True without routes.
+    /// Returns true without routes.
     pub fn is_empty(&self) -> bool {
         self.field.is_empty()
     }
 
-    /// The field `routes` of a virtual host, with tags and lengths.
+    /// Returns the field `routes` of a virtual host, with tags and lengths.
     pub fn field(&self) -> &Bytes {
         &self.field
     }
 
-    /// The same apart: the routes that ask for something, and the one for every request.
+    /// Returns the conditional routes and the catch-all route separately.
     pub fn parts(&self) -> (Bytes, Bytes) {
         (self.field.slice(..self.catch_all), self.field.slice(self.catch_all..))
     }
 }
 
 impl Fragment {
-    /// The routes of a VirtualService for a client. `by_source`: some of its matches ask who the client is.
-    pub(super) fn declared(
-        ctx: &BuildContext,
-        virtual_service: &ObjectKey,
-        (entrance, targets): (Entrance, Vec<Target>),
-        client: &RouteProxyView,
-        by_source: bool,
-    ) -> FragmentKey {
-        let found = |target: Target| Found {
+    /// Returns the key of the routes of a VirtualService for a proxy.
+    pub(super) fn declared(ctx: &BuildContext, routes: DeclaredRoutes, client: &RouteProxyView) -> FragmentKey {
+        let DeclaredRoutes {
+            virtual_service,
+            origin,
+            targets,
+            by_source,
+        } = routes;
+        let found = |target: Target| ResolvedTarget {
             rule: target.ruled.and_then(|service| rule(ctx, client, &service)),
             host: target.host,
             service: target.service,
         };
         let key = Self {
             virtual_service: virtual_service.clone(),
-            entrance,
+            origin,
             targets: targets.into_iter().map(found).collect(),
-            client: if by_source { client.clone() } else { client.anyone() },
+            client: if by_source {
+                client.clone()
+            } else {
+                client.without_source()
+            },
         };
         ctx.known_fragment(Hashed::new(key))
     }
 }
 
-/// The rule that a client uses for a service, if it says what requests are hashed by: nothing else of it is read here.
+/// Returns the rule of a proxy for a service, if the rule has a consistent hash: the fragment reads nothing else of it.
 pub(super) fn rule(ctx: &BuildContext, client: &RouteProxyView, service: &ServiceKey) -> Option<RuleRef> {
     let labels = Some(&*client.labels);
     let (found, rule) = destination_rule::find(ctx.cx, ctx.mesh, &client.namespace, labels, service)?;
@@ -151,12 +167,12 @@ pub(super) fn rule(ctx: &BuildContext, client: &RouteProxyView, service: &Servic
 }
 
 impl Fragment {
-    /// Makes the routes.
+    /// Builds the routes.
     pub fn build(&self, ctx: &BuildContext) -> Routes {
         let Some(declared) = ctx.mesh.virtual_services.get(ctx.cx, &self.virtual_service) else {
             return Routes::default();
         };
-        let rows = |target: &Found| {
+        let rows = |target: &ResolvedTarget| {
             let service = target.service.as_ref().and_then(|key| ctx.service(key)).cloned();
             let rule = target.rule.as_ref();
             let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
@@ -170,10 +186,10 @@ impl Fragment {
             tls: false,
             http3: false,
         };
-        let (server, inference) = match &self.entrance {
-            Entrance::Mesh(0) => (&sidecars(0), PortInference::SolePort),
-            Entrance::Mesh(port) => (&sidecars(*port), PortInference::Listener),
-            Entrance::Server(server) => (server, PortInference::SolePort),
+        let (server, inference) = match &self.origin {
+            TrafficOrigin::Mesh(0) => (&sidecars(0), PortInference::SolePort),
+            TrafficOrigin::Mesh(port) => (&sidecars(*port), PortInference::Listener),
+            TrafficOrigin::Server(server) => (server, PortInference::SolePort),
         };
         let translation = Translation {
             ctx,
@@ -190,8 +206,8 @@ impl Fragment {
 }
 
 impl RouteProxyView {
-    /// The same without who it is.
-    fn anyone(&self) -> Self {
+    /// Returns the view without labels and namespace.
+    fn without_source(&self) -> Self {
         Self {
             namespace: crate::base::Namespace::default(),
             labels: Shared::default(),

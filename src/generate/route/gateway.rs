@@ -1,4 +1,4 @@
-//! Routes of gateways: virtual hosts of the VirtualServices that are bound to a server of the route configuration.
+//! Routes of gateways: virtual hosts of the VirtualServices bound to the servers of a route configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,29 +28,29 @@ use crate::{
 };
 
 use super::{
-    Client,
+    RouteConfigProxyView,
     assembly::{self, Host},
     configuration,
     destination::Target,
     domains, empty_configuration, filters,
-    fragment::{Entrance, Fragment, FragmentKey, Routes, Server},
+    fragment::{DeclaredRoutes, Fragment, FragmentKey, Routes, Server, TrafficOrigin},
 };
 
-/// What the routes of a gateway are selected by.
+/// Inputs of the selection of a gateway's routes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayPart {
-    /// What it can see.
+    /// Visible services.
     scope: ScopeKey,
-    /// What it serves.
+    /// Gateways that the proxy serves.
     gateways: GatewayView,
-    /// The rest that is read of it.
-    client: Hashed<Client>,
+    /// Attributes of the proxy.
+    client: Hashed<RouteConfigProxyView>,
     /// EnvoyFilter patches of routes that apply, in order.
     patches: Shared<[PatchRef]>,
 }
 
 impl GatewayPart {
-    pub(super) fn of(ctx: &BuildContext, selected: &Selected, client: Hashed<Client>) -> Self {
+    pub(super) fn of(ctx: &BuildContext, selected: &Selected, client: Hashed<RouteConfigProxyView>) -> Self {
         Self {
             scope: selected.scope.clone(),
             gateways: GatewayView::of(ctx, selected),
@@ -59,8 +59,8 @@ impl GatewayPart {
         }
     }
 
-    /// All route configurations, by name; also those that only patches know: listeners that are added by patches ask
-    /// for them, and what they get is what the patches put in.
+    /// Lists all route configurations by name. This includes names that only patches know: listeners that a patch adds
+    /// request them, and they consist of the patch's content.
     pub(super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayRoutes> {
         let scope = ctx.scope(&self.scope);
         let merged = self.gateways.merged(ctx);
@@ -77,7 +77,7 @@ impl GatewayPart {
             let port = GatewayRouteName::of(name).port;
             patches.concerning(name, || ports.get(&port).cloned().unwrap_or_default())
         };
-        let mut declared = Declarations {
+        let mut declared = GatewayVirtualServices {
             part: self,
             ctx,
             scope: &scope,
@@ -106,32 +106,33 @@ impl GatewayPart {
     }
 }
 
-/// The VirtualServices of Gateways, looked up once for all servers of one.
-struct Declarations<'a> {
+/// VirtualServices of Gateways, looked up once for all servers of a Gateway.
+struct GatewayVirtualServices<'a> {
     part: &'a GatewayPart,
     ctx: &'a BuildContext<'a>,
     scope: &'a SidecarScope,
-    by_gateway: FxHashMap<SmolStr, Vec<Declaration<'a>>>,
+    by_gateway: FxHashMap<SmolStr, Vec<GatewayVirtualService<'a>>>,
 }
 
 /// A VirtualService of a Gateway.
-struct Declaration<'a> {
+struct GatewayVirtualService<'a> {
     key: &'a ObjectKey,
     reach: &'a Reach,
-    /// Where it leads.
+    /// Destinations.
     targets: Vec<Target>,
-    /// Its routes, by what they depend on of a server: most are the same at all.
+    /// Routes by the server attributes that they depend on; most servers share them.
     routes: Vec<(Server, FragmentKey)>,
 }
 
-impl<'a> Declarations<'a> {
+impl<'a> GatewayVirtualServices<'a> {
     fn server(&mut self, server: &GatewayServer, http3: bool) -> ServerRoutes {
         let gateway = server.gateway.clone();
         let (part, ctx, scope) = (self.part, self.ctx, self.scope);
         let declared = self.by_gateway.entry(gateway.clone()).or_insert_with(|| {
             let client = &part.client.routes.namespace;
             let declared = virtual_service::for_gateway(ctx.cx, ctx.mesh, client, &gateway);
-            let declaration = |(key, reach): (_, &'a Shared<Reach>)| Declaration::of(part, ctx, scope, key, reach);
+            let declaration =
+                |(key, reach): (_, &'a Shared<Reach>)| GatewayVirtualService::of(part, ctx, scope, key, reach);
             declared.into_iter().map(declaration).collect()
         });
         let at = Server {
@@ -167,7 +168,7 @@ impl<'a> Declarations<'a> {
     }
 }
 
-impl<'a> Declaration<'a> {
+impl<'a> GatewayVirtualService<'a> {
     fn of(part: &GatewayPart, ctx: &BuildContext, scope: &SidecarScope, key: &'a ObjectKey, reach: &'a Reach) -> Self {
         let destinations: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
         let targets = destinations
@@ -192,14 +193,18 @@ impl<'a> Declaration<'a> {
         if let Some((_, known)) = self.routes.iter().find(|(known, _)| *known == server) {
             return known.clone();
         }
-        let towards = (Entrance::Server(server.clone()), self.targets.clone());
-        let client = &part.client.routes;
-        let routes = Fragment::declared(ctx, self.key, towards, client, self.reach.by_source);
+        let declared = DeclaredRoutes {
+            virtual_service: self.key,
+            origin: TrafficOrigin::Server(server.clone()),
+            targets: self.targets.clone(),
+            by_source: self.reach.by_source,
+        };
+        let routes = Fragment::declared(ctx, declared, &part.client.routes);
         self.routes.push((server, routes.clone()));
         routes
     }
 
-    /// The destinations that are hosts of a server as well and may ask for sessions.
+    /// Returns the destinations that are also hosts of a server and may use sessions.
     fn with_sessions(&self, ctx: &BuildContext, hosts: &[Hostname]) -> Vec<(Hostname, ServiceKey)> {
         if !ctx.mesh.installation.features.pilot_enable_persistent_session_filter {
             return Vec::new();
@@ -211,7 +216,7 @@ impl<'a> Declaration<'a> {
 }
 
 impl GatewayPart {
-    /// A service of the VirtualService's own namespace is preferred, if the gateway may see it.
+    /// Resolves a host. A service of the VirtualService's own namespace is preferred if the gateway may see it.
     fn target(&self, ctx: &BuildContext, scope: &SidecarScope, host: &Hostname, reach: &Reach) -> Target {
         let own = ServiceKey {
             hostname: host.clone(),
@@ -231,24 +236,24 @@ impl GatewayPart {
 /// One route configuration of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatewayRoutes {
-    /// The resource name.
+    /// Resource name.
     name: SmolStr,
-    /// The client.
-    client: Hashed<Client>,
-    /// The servers, in the order of merging.
+    /// Attributes of the proxy.
+    client: Hashed<RouteConfigProxyView>,
+    /// Servers, in merge order.
     servers: Vec<ServerRoutes>,
-    /// EnvoyFilter patches that concern it.
+    /// EnvoyFilter patches that apply.
     patches: RoutePatches,
 }
 
-/// What one server contributes.
+/// Contribution of one server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct ServerRoutes {
     /// `namespace/name` of the Gateway.
     gateway: SmolStr,
-    /// The port as declared.
+    /// Declared port.
     port: u32,
-    /// `httpsRedirect`: the hosts of the server in lower case, all of which must be called by HTTPS.
+    /// Hosts of a server with `httpsRedirect`, in lower case; all of them require HTTPS.
     redirected: Option<Vec<Hostname>>,
     /// VirtualServices in order.
     bindings: Vec<Binding>,
@@ -258,20 +263,20 @@ struct ServerRoutes {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Binding {
     virtual_service: ObjectKey,
-    /// What its hosts and those of the server have in common, in lower case.
+    /// Intersection of its hosts and the server's, in lower case.
     hosts: Vec<Hostname>,
-    /// What it has for requests at the server.
+    /// Routes for requests at the server.
     routes: FragmentKey,
-    /// Those of the hosts that are services which may ask for sessions.
+    /// Hosts that are services which may use sessions.
     services: Vec<(Hostname, ServiceKey)>,
 }
 
-/// A virtual host that is being put together.
-struct Draft<'a> {
+/// A virtual host under construction.
+struct VirtualHostBuilder<'a> {
     host: &'a Hostname,
     /// Other hosts with the same routes.
     others: Vec<&'a Hostname>,
-    /// The port of the first server that has it: it stands in the name.
+    /// Port of the first server that has the host; part of the name.
     port: u32,
     routes: SequenceId,
     https_only: bool,
@@ -280,28 +285,28 @@ struct Draft<'a> {
 
 /// Virtual hosts by host.
 #[derive(Default)]
-struct Drafts<'a> {
-    all: Vec<Draft<'a>>,
+struct VirtualHostBuilders<'a> {
+    all: Vec<VirtualHostBuilder<'a>>,
     by_host: FxHashMap<&'a Hostname, usize>,
-    /// The routes of each VirtualService on each Gateway.
+    /// Routes of each VirtualService on each Gateway.
     route_lists: Vec<Shared<Routes>>,
     known_lists: FxHashMap<(&'a SmolStr, &'a ObjectKey), usize>,
     sequences: Sequences,
 }
 
-/// Names a sequence of lists of routes; 0: the empty one.
+/// Number of a sequence of route lists; 0 is the empty sequence.
 type SequenceId = usize;
 
-/// Sequences of lists of routes: hosts of one sequence have one number, however long it is.
+/// Sequences of route lists. Hosts with the same sequence share a number, however long the sequence is.
 #[derive(Default)]
 struct Sequences {
-    /// What each is without its last list, and that list; the first stands under 1.
+    /// Each sequence as its prefix and last list. The first has number 1.
     known: Vec<(SequenceId, usize)>,
     longer: FxHashMap<(SequenceId, usize), SequenceId>,
 }
 
 impl Sequences {
-    /// The sequence with a list behind it.
+    /// Returns the sequence extended by a list.
     fn with(&mut self, sequence: SequenceId, list: usize) -> SequenceId {
         let next = self.known.len() + 1;
         let id = *self.longer.entry((sequence, list)).or_insert(next);
@@ -311,7 +316,7 @@ impl Sequences {
         id
     }
 
-    /// The lists of a sequence in order.
+    /// Returns the lists of a sequence in order.
     fn lists(&self, sequence: SequenceId) -> Vec<usize> {
         let mut lists = Vec::new();
         let mut rest = sequence;
@@ -345,50 +350,50 @@ impl GatewayRoutes {
         Built::new(EncodedResource::new(self.name.as_str(), &routes)).with_notes(notes)
     }
 
-    /// The fragments that it is made of.
+    /// Returns the fragments that it consists of.
     pub(super) fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
         let bindings = self.servers.iter().flat_map(|server| &server.bindings);
         bindings.map(|binding| &binding.routes)
     }
 
     fn hosts(&self, ctx: &BuildContext) -> Vec<Host> {
-        let mut drafts = Drafts::default();
+        let mut builders = VirtualHostBuilders::default();
         for server in &self.servers {
-            drafts.add_server(ctx, server);
+            builders.add_server(ctx, server);
         }
-        if drafts.all.is_empty() {
+        if builders.all.is_empty() {
             return vec![Host::whole(self.black_hole())];
         }
         let collapse = ctx.mesh.installation.features.pilot_enable_route_collapse_optimization;
-        let mut hosts = self.virtual_hosts(drafts, collapse);
+        let mut hosts = self.virtual_hosts(builders, collapse);
         hosts.sort_by(|a, b| a.name.cmp(&b.name));
         hosts
     }
 
-    fn virtual_hosts(&self, drafts: Drafts, collapse: bool) -> Vec<Host> {
-        let Drafts {
+    fn virtual_hosts(&self, builders: VirtualHostBuilders, collapse: bool) -> Vec<Host> {
+        let VirtualHostBuilders {
             mut all,
             route_lists,
             sequences,
             ..
-        } = drafts;
+        } = builders;
         let parts: Vec<(Bytes, Bytes)> = route_lists.iter().map(|routes| routes.parts()).collect();
-        let finish = |draft: Draft| {
-            let lists = sequences.lists(draft.routes);
-            // A route for everything must not hide those of VirtualServices that come later.
+        let finish = |builder: VirtualHostBuilder| {
+            let lists = sequences.lists(builder.routes);
+            // A catch-all route must not hide the routes of later VirtualServices.
             let conditional = lists.iter().map(|list| &parts[*list].0);
             let routes = conditional.chain(lists.iter().map(|list| &parts[*list].1));
-            let hosts = std::iter::once(draft.host).chain(draft.others);
-            let name = domains::host_port(draft.host, draft.port);
+            let hosts = std::iter::once(builder.host).chain(builder.others);
+            let name = domains::host_port(builder.host, builder.port);
             let domains = hosts.map(|host| host.as_str().to_owned()).collect();
             let include_attempt_count = self.client.include_attempt_count;
-            let mut host = if draft.https_only || draft.session.is_some() {
-                let require_tls = if draft.https_only {
+            let mut host = if builder.https_only || builder.session.is_some() {
+                let require_tls = if builder.https_only {
                     TlsRequirementType::All
                 } else {
                     TlsRequirementType::None
                 };
-                let session = draft.session.into_iter();
+                let session = builder.session.into_iter();
                 Host::whole(VirtualHost {
                     name,
                     domains,
@@ -406,11 +411,11 @@ impl GatewayRoutes {
             host
         };
         all.sort_by(|a, b| host::more_specific(a.host, b.host));
-        let drafts = if collapse { collapsed(all) } else { all };
-        drafts.into_iter().map(finish).collect()
+        let builders = if collapse { collapsed(all) } else { all };
+        builders.into_iter().map(finish).collect()
     }
 
-    /// Without any virtual host all requests get 404.
+    /// Returns a virtual host that answers 404: without any virtual host all requests get 404.
     fn black_hole(&self) -> VirtualHost {
         let port = self.servers.first().map_or(0, |server| server.port);
         VirtualHost {
@@ -421,11 +426,11 @@ impl GatewayRoutes {
     }
 }
 
-impl<'a> Drafts<'a> {
+impl<'a> VirtualHostBuilders<'a> {
     fn add_server(&mut self, ctx: &BuildContext, server: &'a ServerRoutes) {
         for binding in &server.bindings {
             let list = (&server.gateway, &binding.virtual_service);
-            // A server without routes does not speak for the next, whose port may be another.
+            // The routes of a server without VirtualServices do not count for the next server, whose port may differ.
             let routes = match self.known_lists.get(&list) {
                 Some(known) => *known,
                 None => {
@@ -440,9 +445,9 @@ impl<'a> Drafts<'a> {
             };
             for host in &binding.hosts {
                 let position = self.host(host, server.port, || binding.session(ctx, host));
-                let draft = &mut self.all[position];
-                draft.routes = self.sequences.with(draft.routes, routes);
-                draft.https_only |= server.redirected.is_some();
+                let builder = &mut self.all[position];
+                builder.routes = self.sequences.with(builder.routes, routes);
+                builder.https_only |= server.redirected.is_some();
             }
         }
         for host in server.redirected.iter().flatten() {
@@ -451,11 +456,11 @@ impl<'a> Drafts<'a> {
         }
     }
 
-    /// The position of a host's virtual host; the first server that has it names it.
+    /// Returns the position of a host's virtual host; the first server with the host names it.
     fn host(&mut self, host: &'a Hostname, port: u32, session: impl FnOnce() -> Option<Any>) -> usize {
         let position = *self.by_host.entry(host).or_insert(self.all.len());
         if position == self.all.len() {
-            self.all.push(Draft {
+            self.all.push(VirtualHostBuilder {
                 host,
                 others: Vec::new(),
                 port,
@@ -469,31 +474,31 @@ impl<'a> Drafts<'a> {
 }
 
 impl Binding {
-    /// What a host of it asks for as a service.
+    /// Returns the session configuration of a host that is a service.
     fn session(&self, ctx: &BuildContext, host: &Hostname) -> Option<Any> {
         let (_, service) = self.services.iter().find(|(own, _)| own == host)?;
         filters::stateful_session(ctx.service(service)?, &ctx.mesh.installation.features)
     }
 }
 
-/// Joins hosts with the same routes into one virtual host, named after the first of them.
-fn collapsed(drafts: Vec<Draft>) -> Vec<Draft> {
-    let mut result: Vec<Draft> = Vec::new();
+/// Joins hosts with the same routes into one virtual host, named after the first.
+fn collapsed(builders: Vec<VirtualHostBuilder>) -> Vec<VirtualHostBuilder> {
+    let mut result: Vec<VirtualHostBuilder> = Vec::new();
     let mut by_routes: FxHashMap<SequenceId, usize> = FxHashMap::default();
-    for draft in drafts {
-        let same = by_routes.get(&draft.routes).copied();
-        match same.filter(|position| result[*position].https_only == draft.https_only) {
-            Some(position) => result[position].others.push(draft.host),
+    for builder in builders {
+        let same = by_routes.get(&builder.routes).copied();
+        match same.filter(|position| result[*position].https_only == builder.https_only) {
+            Some(position) => result[position].others.push(builder.host),
             None => {
-                by_routes.insert(draft.routes, result.len());
-                result.push(draft);
+                by_routes.insert(builder.routes, result.len());
+                result.push(builder);
             }
         }
     }
     result
 }
 
-/// The ports that servers declare, by the port in the name of their route configuration.
+/// Returns the ports that servers declare, by the port in the name of their route configuration.
 fn declared_ports(merged: &MergedGateway) -> BTreeMap<u32, BTreeSet<u32>> {
     let mut ports: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     for (name, servers) in &merged.routes {
@@ -510,7 +515,7 @@ fn lower_case(host: &str) -> Hostname {
     Hostname::from(host.to_ascii_lowercase())
 }
 
-/// The same, in its allocation if it is in lower case already.
+/// Returns the host in lower case, in the same allocation if it already is.
 fn lower_cased(host: &Hostname) -> Hostname {
     if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
         lower_case(host)
@@ -519,14 +524,14 @@ fn lower_cased(host: &Hostname) -> Hostname {
     }
 }
 
-/// What two lists of hosts have in common, in lower case: of each overlapping pair the more specific host.
+/// Returns the intersection of two host lists in lower case: the more specific host of each overlapping pair.
 fn intersection(offered: &[&str], wanted: &[Hostname]) -> Vec<Hostname> {
     let mut result = Vec::with_capacity(wanted.len());
     let mut known = Vec::with_capacity(wanted.len());
     for offered in offered {
         for wanted in wanted {
             let (common, lower) = if wanted.as_str() == *offered {
-                // As VirtualServices have it, in one allocation for all servers.
+                // The VirtualService's spelling, which is one allocation for all servers.
                 (wanted.as_str(), lower_cased(wanted))
             } else if host::subset_of(offered, wanted) {
                 (*offered, lower_case(offered))

@@ -1,4 +1,4 @@
-//! Hash policies: how a consistent-hash DestinationRule finds the key in a request.
+//! Hash policies: the key of a request for a DestinationRule with a consistent hash.
 
 use crate::proto::{
     envoy::config::route::v3::route_action::{
@@ -11,7 +11,7 @@ use crate::proto::{
     },
 };
 
-/// The consistent hash that a rule sets for a destination: subset port, subset, port, rule, the first that has one.
+/// Returns the consistent hash of a destination: the first of subset port, subset, port and rule that has one.
 pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destination) -> Option<&'a ConsistentHashLb> {
     let port = destination.port.map(|port| port.number);
     let of_port = |policy: Option<&'a TrafficPolicy>| port.and_then(|port| of_port_settings(policy, port));
@@ -24,13 +24,13 @@ pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destin
         .or_else(|| of_policy(whole))
 }
 
-/// The consistent hash that a rule sets for a service port: port, rule, the first that has one.
+/// Returns the consistent hash of a service port: the first of port and rule that has one.
 pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
     let whole = rule.traffic_policy.as_ref();
     of_port_settings(whole, port).or_else(|| of_policy(whole))
 }
 
-/// True if a rule has a consistent hash anywhere.
+/// Returns true if any part of a rule has a consistent hash.
 pub(crate) fn is_used(rule: &DestinationRule) -> bool {
     let subsets = rule.subsets.iter().map(|subset| subset.traffic_policy.as_ref());
     subsets.chain([rule.traffic_policy.as_ref()]).any(|policy| {
@@ -46,7 +46,7 @@ fn of_policy(policy: Option<&TrafficPolicy>) -> Option<&ConsistentHashLb> {
     of_load_balancer(policy?.load_balancer.as_ref())
 }
 
-/// Only the first entry for a port counts.
+/// Only the first entry of a port counts.
 fn of_port_settings(policy: Option<&TrafficPolicy>, port: u32) -> Option<&ConsistentHashLb> {
     let mut settings = policy?.port_level_settings.iter();
     let setting = settings.find(|setting| setting.port.is_some_and(|selector| selector.number == port))?;
@@ -60,7 +60,7 @@ fn of_load_balancer(settings: Option<&LoadBalancerSettings>) -> Option<&Consiste
     }
 }
 
-/// The policy of a consistent hash; `None` if it names no key.
+/// Returns the policy of a consistent hash, or `None` if it names no key.
 pub(crate) fn policy(hash: &ConsistentHashLb) -> Option<HashPolicy> {
     let specifier = match hash.hash_key.as_ref()? {
         HashKey::HttpHeaderName(name) => PolicySpecifier::Header(Header {

@@ -8,15 +8,15 @@ use crate::proto::{
 /// Header operations in Envoy's form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HeaderChanges {
-    /// Set, then added.
+    /// Headers to set, followed by headers to add.
     pub(crate) request_add: Vec<HeaderValueOption>,
-    /// Removed.
+    /// Headers to remove.
     pub(crate) request_remove: Vec<String>,
-    /// Set, then added.
+    /// Headers to set, followed by headers to add.
     pub(crate) response_add: Vec<HeaderValueOption>,
-    /// Removed.
+    /// Headers to remove.
     pub(crate) response_remove: Vec<String>,
-    /// What `host` or `:authority` is set to: a rewrite of the host, not a header.
+    /// Value of `host` or `:authority`: a rewrite of the host, not a header operation.
     pub(crate) authority: Option<String>,
 }
 
@@ -36,7 +36,7 @@ impl HeaderChanges {
     }
 }
 
-/// A header that is set or added.
+/// Returns a header to set or add.
 pub(crate) fn header(key: &str, value: &str, action: HeaderAppendAction) -> HeaderValueOption {
     HeaderValueOption {
         header: Some(HeaderValue {
@@ -49,7 +49,7 @@ pub(crate) fn header(key: &str, value: &str, action: HeaderAppendAction) -> Head
     }
 }
 
-/// Headers that are set come before those that are added, each sorted by key.
+/// Returns headers to set, then headers to add, each sorted by key.
 fn additions(operations: &HeaderOperations) -> Vec<HeaderValueOption> {
     let set = operations
         .set
@@ -82,7 +82,7 @@ fn authority(operations: &HeaderOperations) -> Option<String> {
     find(&operations.set).or_else(|| find(&operations.add))
 }
 
-/// Pseudo headers and `host`: Envoy refuses operations on them.
+/// Returns true for pseudo headers and `host`: Envoy refuses operations on them.
 fn is_internal(key: &str) -> bool {
     key.starts_with(':') || key.eq_ignore_ascii_case("host")
 }

@@ -1,4 +1,4 @@
-//! The HTTP routes of a VirtualService, in order, for one listener port and one kind of client.
+//! HTTP routes of a VirtualService, in order, for one listener port and one proxy view.
 
 use std::borrow::Cow;
 
@@ -36,42 +36,42 @@ use super::{
     matches, retry,
 };
 
-/// The gateway name that means sidecars.
+/// Gateway name that refers to sidecars.
 pub(crate) const MESH_GATEWAY: &str = "mesh";
 
-/// What routes are translated for.
+/// Context of a translation.
 pub(crate) struct Translation<'a> {
     /// The mesh.
     pub(crate) ctx: &'a BuildContext<'a>,
-    /// The client.
+    /// Attributes of the proxy.
     pub(crate) client: &'a RouteProxyView,
     /// [`MESH_GATEWAY`], or `namespace/name` of the Gateway.
     pub(crate) gateway: &'a str,
-    /// The port of the listener, on gateways that of the server; 0 for route configurations of all ports.
+    /// Port of the listener, or of the server on gateways; 0 for route configurations of all ports.
     pub(crate) port: u32,
-    /// The server terminates TLS.
+    /// Whether the server terminates TLS.
     pub(crate) tls: bool,
-    /// Responses advertise HTTP/3.
+    /// Whether responses advertise HTTP/3.
     pub(crate) advertise_http3: bool,
-    /// How destinations without a port are understood.
+    /// Port of destinations that have none.
     pub(crate) inference: PortInference,
-    /// The rows of the destinations.
+    /// Rows of the destinations.
     pub(crate) targets: &'a TargetMap,
 }
 
 impl<'a> Translation<'a> {
-    /// The feature variables.
+    /// Returns the feature variables.
     pub(crate) fn features(&self) -> &'a Features {
         &self.ctx.mesh.installation.features
     }
 }
 
-/// Translates all routes that apply; none if no match concerns the client.
+/// Translates all routes that apply; none if no match applies to the proxy.
 pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {
-    let mut writer = Writer::new(&declared.meta);
+    let mut writer = RouteWriter::new(&declared.meta);
     for http in &declared.spec.http {
         if http.r#match.is_empty() {
-            Rest::of(translation, declared, http, None).write(&mut writer, None);
+            RouteTemplate::of(translation, declared, http, None).write(&mut writer, None);
             break;
         }
         let conditions = http.r#match.iter();
@@ -79,14 +79,14 @@ pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Ro
             .filter(|condition| applies(translation, condition))
             .peekable();
         let Some(first) = conditions.peek() else { continue };
-        let mut rest = Rest::of(translation, declared, http, Some(first));
+        let mut template = RouteTemplate::of(translation, declared, http, Some(first));
         let mut ended = false;
         for (position, condition) in conditions.enumerate() {
             if position > 0 && http.rewrite.is_some() && declared.semantics == Semantics::Gateway {
-                // What a path is rewritten to may follow from how it is matched.
-                rest = Rest::of(translation, declared, http, Some(condition));
+                // A rewritten path may depend on the match.
+                template = RouteTemplate::of(translation, declared, http, Some(condition));
             }
-            ended = rest.write(&mut writer, Some(condition));
+            ended = template.write(&mut writer, Some(condition));
             if ended {
                 break;
             }
@@ -98,18 +98,18 @@ pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Ro
     writer.finish()
 }
 
-/// The routes of services that no VirtualService speaks of: encoded once but for what tells them apart.
+/// Routes of services without a VirtualService: encoded once, except for the fields that differ between them.
 pub(crate) struct DefaultRoutes {
-    /// Fields of a route: the match.
+    /// Encoded fields of a route before the action: the match.
     before: Vec<u8>,
-    /// Fields of its action: what comes behind the cluster.
+    /// Encoded fields of the action after the cluster.
     action: Vec<u8>,
-    /// Fields of a route: what comes behind action and decorator.
+    /// Encoded fields of a route after action and decorator.
     after: Vec<u8>,
 }
 
 impl DefaultRoutes {
-    /// Reads what they have in common.
+    /// Encodes the common fields.
     pub(crate) fn new(ctx: &BuildContext) -> Self {
         let retry_policy = ctx.mesh_config().default_http_retry_policy.as_ref();
         let before = Route {
@@ -133,7 +133,7 @@ impl DefaultRoutes {
         }
     }
 
-    /// The route to a cluster.
+    /// Returns the route to a cluster.
     pub(crate) fn route(&self, cluster: &str, operation: &str, hashed_by: Option<HashPolicy>) -> Routes {
         let hashed = hashed_by.map(|policy| RouteAction {
             hash_policy: vec![policy],
@@ -156,22 +156,22 @@ impl DefaultRoutes {
     }
 }
 
-/// What an action takes on the wire, about.
+/// Typical size of an encoded action, in bytes.
 const USUAL_ACTION: usize = 384;
 
-/// All of a declared route but what its matches tell apart.
-struct Rest<'a> {
+/// A declared route without its matches, encoded once for all of them.
+struct RouteTemplate<'a> {
     declared: &'a HttpRoute,
     semantics: Semantics,
-    /// The field of the action.
+    /// Encoded action field.
     action: Vec<u8>,
-    /// The fields of headers and filters.
+    /// Encoded fields of header operations and filters.
     changes: Vec<u8>,
-    /// What traces call it, without the path.
+    /// Operation name for traces, without the path.
     operation: String,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> RouteTemplate<'a> {
     fn of(
         translation: &Translation,
         virtual_service: &VirtualService,
@@ -226,8 +226,8 @@ impl<'a> Rest<'a> {
         }
     }
 
-    /// Writes the route for one match; true if it is for every request.
-    fn write(&self, writer: &mut Writer, condition: Option<&HttpMatchRequest>) -> bool {
+    /// Writes the route for one match; returns true for a catch-all route.
+    fn write(&self, writer: &mut RouteWriter, condition: Option<&HttpMatchRequest>) -> bool {
         let matched = matches::route_match(condition, self.semantics);
         let is_catch_all = matches::is_catch_all(&matched);
         if is_catch_all {
@@ -238,9 +238,9 @@ impl<'a> Rest<'a> {
             wire::nested(out, field::MATCH, |out| matched.encode_raw(out));
             out.extend_from_slice(&self.action);
             out.extend_from_slice(metadata);
-            let [path, rest] = operation_path(&matched);
+            let [path, suffix] = operation_path(&matched);
             wire::nested(out, field::DECORATOR, |out| {
-                wire::joined(out, 1, &[&self.operation, path, rest]);
+                wire::joined(out, 1, &[&self.operation, path, suffix]);
             });
             out.extend_from_slice(&self.changes);
             wire::text(out, field::NAME, &route_name(self.declared, condition));
@@ -254,33 +254,33 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// Fields of virtual hosts and routes, which are written in the order of their numbers.
+/// Field numbers of virtual hosts and routes, in the order of encoding.
 mod field {
-    /// Of a virtual host: its routes.
+    /// Routes of a virtual host.
     pub(super) const ROUTES: u32 = 3;
-    /// Of a route: comes first, before the action and the metadata.
+    /// Match of a route; precedes the action and the metadata.
     pub(super) const MATCH: u32 = 1;
-    /// Of a route: an action that forwards.
+    /// Forwarding action of a route.
     pub(super) const FORWARD: u32 = 2;
-    /// Of an action that forwards: comes first.
+    /// Cluster of a forwarding action; its first field.
     pub(super) const CLUSTER: u32 = 1;
-    /// Of a route: comes after these; behind it are headers, filters, the name and the prefix of statistics.
+    /// Decorator of a route; header operations, filters, the name and the statistics prefix follow.
     pub(super) const DECORATOR: u32 = 5;
-    /// Of a route.
+    /// Name of a route.
     pub(super) const NAME: u32 = 14;
-    /// Of a route.
+    /// Statistics prefix of a route.
     pub(super) const STAT_PREFIX: u32 = 19;
 }
 
-/// Routes as they are written, see [`Routes`].
-struct Writer {
+/// Routes under construction, see [`Routes`].
+struct RouteWriter {
     bytes: Vec<u8>,
-    /// The field that says where the routes come from.
+    /// Encoded metadata field with the origin of the routes.
     metadata: Vec<u8>,
     catch_all: Option<usize>,
 }
 
-impl Writer {
+impl RouteWriter {
     fn new(meta: &Meta) -> Self {
         let metadata = metadata(&meta.config_path());
         debug_assert!(
@@ -304,7 +304,7 @@ impl Writer {
     }
 }
 
-/// The field of [`constant::config_metadata`]: nothing in it differs but the path.
+/// Encodes the field of [`constant::config_metadata`], which differs only in the path.
 fn metadata(path: &str) -> Vec<u8> {
     const METADATA: u32 = 4;
     let (outer, inner) = constant::CONFIG_METADATA;
@@ -322,7 +322,7 @@ fn route_name<'a>(declared: &'a HttpRoute, condition: Option<&HttpMatchRequest>)
     }
 }
 
-/// True if a match concerns this port, gateway and client.
+/// Returns true if a match applies to this port, gateway and proxy.
 fn applies(translation: &Translation, condition: &HttpMatchRequest) -> bool {
     if condition.port != 0 && condition.port != translation.port {
         return false;
@@ -348,11 +348,12 @@ fn add_filters(route: &mut Route, declared: &HttpRoute) {
     }
 }
 
-/// Of several destinations with sessions the first one's counts; one without sessions after it clears it.
+/// Returns the session of the first destination that has one; a following destination without one clears it.
 fn pick_session<T>(sessions: impl Iterator<Item = Option<T>>) -> Option<T> {
     let mut picked = None;
     for session in sessions {
-        // Parity: the search ends at the second session, but a destination without one resets it.
+        // Parity (pilot/pkg/networking/core/route/route.go): the search ends at the second session, but a destination
+        // without a session resets it.
         if session.is_some() && picked.is_some() {
             break;
         }
@@ -361,7 +362,8 @@ fn pick_session<T>(sessions: impl Iterator<Item = Option<T>>) -> Option<T> {
     picked
 }
 
-/// What traces call a route, without the path: the destination if there is one, else the VirtualService.
+/// Returns the operation name for traces, without the path: the destination if there is one, or else the
+/// VirtualService.
 fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
     if let Some(Action::Route(action)) = &route.action
         && let Some(ClusterSpecifier::Cluster(cluster)) = &action.cluster_specifier
@@ -372,7 +374,7 @@ fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
     [virtual_service, ":", itoa::Buffer::new().format(port)].concat()
 }
 
-/// The path in two parts.
+/// Returns the path in two parts.
 fn operation_path(declared: &RouteMatch) -> [&str; 2] {
     match &declared.path_specifier {
         Some(PathSpecifier::Prefix(prefix)) => [prefix, "*"],

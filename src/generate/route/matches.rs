@@ -21,11 +21,11 @@ use crate::{
     },
 };
 
-/// The prefix of header names that mean claims of a validated JWT.
+/// Prefix of header names that refer to claims of a validated JWT.
 const CLAIMS: &str = "@request.auth.claims";
 const JWT_FILTER: &str = "envoy.filters.http.jwt_authn";
 
-/// The match of a route; without conditions every path.
+/// Returns the match of a route; without conditions it matches every path.
 pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semantics) -> RouteMatch {
     let uri = declared.and_then(|declared| declared.uri.as_ref());
     let path = uri.and_then(|uri| path(uri, semantics));
@@ -58,7 +58,7 @@ pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semant
     result
 }
 
-/// True if a request of any path matches and nothing else is asked: later routes are never reached.
+/// Returns true if the match accepts every request, so that later routes are unreachable.
 pub(crate) fn is_catch_all(declared: &RouteMatch) -> bool {
     let any_path = match &declared.path_specifier {
         Some(PathSpecifier::Prefix(prefix) | PathSpecifier::PathSeparatedPrefix(prefix)) => prefix == "/",
@@ -71,7 +71,7 @@ pub(crate) fn is_catch_all(declared: &RouteMatch) -> bool {
         && declared.dynamic_metadata.is_empty()
 }
 
-/// A string condition in Envoy's form; `None` if it says nothing.
+/// Returns a string condition in Envoy's form; `None` for an empty condition.
 pub(crate) fn string_matcher(condition: &StringMatch) -> Option<StringMatcher> {
     let pattern = match condition.match_type.as_ref()? {
         MatchType::Exact(text) => MatchPattern::Exact(text.clone()),
@@ -84,7 +84,7 @@ pub(crate) fn string_matcher(condition: &StringMatch) -> Option<StringMatcher> {
     })
 }
 
-/// A regular expression.
+/// Returns a regular expression.
 pub(crate) fn regex(text: &str) -> RegexMatcher {
     RegexMatcher {
         regex: text.to_owned(),
@@ -119,7 +119,7 @@ fn add_headers(result: &mut RouteMatch, conditions: &BTreeMap<String, StringMatc
             let mut matcher = header(name, condition);
             if sense == Sense::Absent {
                 matcher.invert_match = true;
-                // Envoy refuses it together with a match on presence.
+                // Envoy refuses this field in a match on presence.
                 matcher.treat_missing_header_as_empty = !is_presence(condition);
             }
             result.headers.push(matcher);
@@ -150,7 +150,7 @@ fn query_parameter(name: &str, condition: &StringMatch) -> QueryParameterMatcher
     }
 }
 
-/// Nothing asked, or the regex `*`, which is no RE2 but has always meant "is there".
+/// Returns true for an empty condition or the regex `*`, which is not valid RE2 but has always meant presence.
 fn is_presence(condition: &StringMatch) -> bool {
     match &condition.match_type {
         None => true,
@@ -159,7 +159,7 @@ fn is_presence(condition: &StringMatch) -> bool {
     }
 }
 
-/// The claims that a header name means: `@request.auth.claims.group.id` or `@request.auth.claims[group][id]`.
+/// Returns the claims of a header name: `@request.auth.claims.group.id` or `@request.auth.claims[group][id]`.
 fn claim_path(name: &str) -> Option<Vec<&str>> {
     let head = name.get(..CLAIMS.len())?;
     if !head.eq_ignore_ascii_case(CLAIMS) {
@@ -173,7 +173,7 @@ fn claim_path(name: &str) -> Option<Vec<&str>> {
     (!bracketed.is_empty()).then(|| bracketed.split("][").collect())
 }
 
-/// A claim may be a text or a list of texts.
+/// Matches a claim that is a string or a list of strings.
 fn claim_matcher(claim: &[&str], condition: &StringMatch) -> MetadataMatcher {
     let segment = |key: &str| PathSegment {
         segment: Some(Segment::Key(key.to_owned())),

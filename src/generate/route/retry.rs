@@ -19,16 +19,16 @@ const DEFAULT_ATTEMPTS: u32 = 2;
 const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes";
 const RETRIABLE_STATUS_CODES: &str = "retriable-status-codes";
 
-/// Whether a destination's load balancing pins a request to a host.
+/// Whether the destination's load balancing pins a request to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Balancing {
-    /// Any host will do, so a retry goes to another one.
+    /// Any host is suitable, so a retry goes to another one.
     Free,
-    /// Consistent hash: a retry must stay where the request belongs.
+    /// Consistent hash: a retry must stay on the hashed host.
     ConsistentHash,
 }
 
-/// The policy for what a VirtualService (else the mesh) says; `None` if retries are turned off.
+/// Returns the policy of a VirtualService, or else of the mesh; `None` if retries are disabled.
 pub(crate) fn policy(declared: Option<&HttpRetry>, balancing: Balancing) -> Option<RetryPolicy> {
     let mut policy = RetryPolicy {
         num_retries: Some(DEFAULT_ATTEMPTS),
@@ -75,14 +75,14 @@ fn conditions(retry_on: &str) -> (String, Vec<u32>) {
     }
     let mut joined = names.join(",");
     if !codes.is_empty() && !joined.contains(RETRIABLE_STATUS_CODES) {
-        // Parity: a list of codes alone keeps its leading comma.
+        // Parity (pilot/pkg/networking/core/route/retry/retry.go): a list of codes alone keeps its leading comma.
         joined.push(',');
         joined.push_str(RETRIABLE_STATUS_CODES);
     }
     (joined, codes)
 }
 
-/// True for the status codes that HTTP has names for.
+/// Returns true for the status codes that HTTP defines.
 fn is_status(code: u32) -> bool {
     matches!(code,
         100..=103 | 200..=208 | 226 | 300..=305 | 307 | 308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 500..=508

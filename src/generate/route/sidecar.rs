@@ -1,4 +1,4 @@
-//! Outbound routes of sidecars: which route configurations there are, and building one.
+//! Outbound routes of sidecars: the list of route configurations, and the building of one.
 
 mod listing;
 pub(crate) mod single;
@@ -28,35 +28,35 @@ use crate::{
 };
 
 use super::{
-    Client,
+    RouteConfigProxyView,
     assembly::{self, Host},
     configuration,
     domains::{self, PortForms},
     fragment::{FragmentKey, Routes},
     hash, http,
-    virtual_host::{self, CatchAll, Known, VirtualHosts},
+    virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
 
-/// The port whose names need no port in `Host`.
+/// Port whose hosts need no port in the `Host` header.
 const HTTP_PORT: u32 = 80;
 
-/// What the routes of a sidecar are selected by.
+/// Inputs of the selection of a sidecar's routes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SidecarPart {
-    /// What it can see.
+    /// EgressView services.
     scope: ScopeKey,
-    /// The rest that is read of it.
-    client: Hashed<Client>,
-    /// It has an HTTP proxy listener by its own metadata (`HTTP_PROXY_PORT`).
+    /// Attributes of the proxy.
+    client: Hashed<RouteConfigProxyView>,
+    /// Whether its own metadata enables an HTTP proxy listener (`HTTP_PROXY_PORT`).
     http_proxy: bool,
-    /// Its listeners have sockets of their own: connections are not intercepted.
+    /// Whether its listeners bind their own sockets because connections are not intercepted.
     own_sockets: bool,
     /// EnvoyFilter patches of routes that apply, in order.
     patches: Shared<[PatchRef]>,
 }
 
 impl SidecarPart {
-    pub(super) fn of(selected: &Selected, client: Hashed<Client>) -> Self {
+    pub(super) fn of(selected: &Selected, client: Hashed<RouteConfigProxyView>) -> Self {
         let port = selected.proxy.setting(MetadataKey::HttpProxyPort);
         Self {
             scope: selected.scope.clone(),
@@ -71,54 +71,54 @@ impl SidecarPart {
 /// One route configuration of a sidecar.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SidecarRoutes {
-    /// The resource name.
+    /// Resource name.
     name: SmolStr,
-    /// The port of the listener; 0: every port of the services (HTTP proxies and Unix sockets).
+    /// Port of the listener; 0 means every port of the services (HTTP proxies and Unix sockets).
     port: u32,
-    /// The client.
-    client: Hashed<Client>,
-    /// What the last virtual host does; `None` for routes of a single sniffed host, which gets all domains.
+    /// Attributes of the proxy.
+    client: Hashed<RouteConfigProxyView>,
+    /// Last virtual host; `None` for routes of a single sniffed host, which gets all domains.
     catch_all: Option<CatchAll>,
     /// VirtualServices in order.
     bindings: Vec<Binding>,
-    /// The HTTP services of the port, by host, that some VirtualService does not take for sure; they get a default route
-    /// if none does.
+    /// HTTP services of the port by host, except those that a VirtualService takes unconditionally. They get a default
+    /// route if no VirtualService takes them.
     services: Vec<DefaultHost>,
-    /// For one host only: a client without a proxy asks for each host by itself.
+    /// Set for a single host: a proxyless client subscribes to each host separately.
     single: Option<single::Single>,
-    /// EnvoyFilter patches that concern it.
+    /// EnvoyFilter patches that apply.
     patches: RoutePatches,
 }
 
-/// A VirtualService and what it is for in one route configuration.
+/// A VirtualService and its hosts in one route configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Binding {
     routes: FragmentKey,
-    /// Its hosts that are services.
+    /// Hosts that are services.
     services: Vec<ServiceKey>,
-    /// Its other hosts, in lower case.
+    /// Other hosts, in lower case.
     hosts: Vec<Hostname>,
 }
 
-/// A port of a service with a route of its own.
+/// A service port with a default route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct DefaultHost {
     service: ServiceKey,
     port: u32,
-    /// The DestinationRule, if it says what requests are hashed by.
+    /// DestinationRule, if it has a consistent hash.
     rule: Option<RuleRef>,
 }
 
 /// Virtual hosts of one port that share their routes.
-struct Group {
+struct HostGroup {
     port: u32,
     services: Vec<Shared<Service>>,
     hosts: Vec<Hostname>,
-    /// The field of a virtual host.
+    /// Encoded field `routes` of a virtual host.
     routes: Bytes,
 }
 
-/// Protocols whose routes are sent: HTTP, and what may turn out to be.
+/// Returns true for protocols with routes: HTTP, and protocols that sniffing may find to be HTTP.
 fn is_routed(protocol: Protocol) -> bool {
     protocol.is_http() || protocol.is_unsupported()
 }
@@ -127,7 +127,7 @@ impl SidecarRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
         let groups = self.groups(ctx);
-        let mut known = Known::default();
+        let mut known = ServiceNames::default();
         known.reserve(groups.len());
         for group in &groups {
             for service in &group.services {
@@ -179,12 +179,12 @@ impl SidecarRoutes {
         Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
     }
 
-    /// The fragments that it is made of.
+    /// Returns the fragments that it consists of.
     pub(super) fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
         self.bindings.iter().map(|binding| &binding.routes)
     }
 
-    /// Joins the ports. Where all ports stand in one route configuration, names without port mean port 80.
+    /// Joins the ports. If one route configuration has all ports, names without a port mean port 80.
     fn merged(&self, by_port: BTreeMap<u32, Vec<Host>>) -> Vec<Host> {
         let mut result = Vec::new();
         for (port, mut hosts) in by_port {
@@ -199,7 +199,7 @@ impl SidecarRoutes {
         result
     }
 
-    /// The listener has one host only, so whatever comes in is for it.
+    /// Keeps only the sniffed host. The listener serves just this host, so it gets all requests.
     fn keep_sniffed(&self, hosts: &mut Vec<Host>) {
         let name = self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host);
         let is_meant = |domain: &String| *domain == self.name || domain == name;
@@ -209,8 +209,8 @@ impl SidecarRoutes {
         }
     }
 
-    /// VirtualServices first, in their order; then the services that none of them took.
-    fn groups(&self, ctx: &BuildContext) -> Vec<Group> {
+    /// Returns the virtual hosts of VirtualServices in their order, then of the services that none of them took.
+    fn groups(&self, ctx: &BuildContext) -> Vec<HostGroup> {
         let mut groups = Vec::new();
         let mut taken = BTreeSet::new();
         for binding in &self.bindings {
@@ -229,7 +229,7 @@ impl SidecarRoutes {
             if by_port.is_empty() && self.port == HTTP_PORT {
                 by_port.insert(HTTP_PORT, Vec::new());
             }
-            groups.extend(by_port.into_iter().map(|(port, services)| Group {
+            groups.extend(by_port.into_iter().map(|(port, services)| HostGroup {
                 port,
                 services,
                 hosts: binding.hosts.clone(),
@@ -243,7 +243,7 @@ impl SidecarRoutes {
             groups.extend(
                 service
                     .filter(|service| self.is_routed(service, host.port))
-                    .map(|service| Group {
+                    .map(|service| HostGroup {
                         port: host.port,
                         services: vec![service.clone()],
                         hosts: Vec::new(),
@@ -254,7 +254,7 @@ impl SidecarRoutes {
         groups
     }
 
-    /// True if this route configuration is about a port of the service with this number.
+    /// Returns true if this route configuration includes the service port with this number.
     fn is_routed(&self, service: &Service, number: u32) -> bool {
         let is_routed = |port: &ServicePort| port.number == number && is_routed(port.protocol);
         match self.port {
@@ -263,7 +263,7 @@ impl SidecarRoutes {
         }
     }
 
-    /// The ports of a service that this route configuration is about.
+    /// Returns the ports of a service that this route configuration includes.
     fn routed_ports<'s>(&self, service: &'s Service) -> Vec<&'s ServicePort> {
         let ports: Vec<_> = match self.port {
             0 => service.ports.iter().collect(),
@@ -285,7 +285,7 @@ impl DefaultHost {
     }
 }
 
-/// A host in lower case, in its allocation if it is so already.
+/// Returns the host in lower case, in its allocation if it already is.
 pub(super) fn lower_case(host: &Hostname) -> SmolStr {
     if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
         SmolStr::from(host.to_ascii_lowercase())

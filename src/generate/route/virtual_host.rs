@@ -1,4 +1,4 @@
-//! Virtual hosts of sidecars: one for each host, no domain twice.
+//! Virtual hosts of sidecars: one per host, with no domain twice.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -13,30 +13,30 @@ use crate::{
 };
 
 use super::{
-    Client,
+    RouteConfigProxyView,
     assembly::Host,
     domains::{self, Domains, NameSpace, PortForms},
     filters,
 };
 
-/// The status of requests to hosts that the mesh does not know, where these are not allowed.
+/// Status of requests to unknown hosts where these are blocked.
 const BLOCKED_STATUS: u32 = 502;
 
-/// What happens with requests that no other virtual host is for.
+/// Treatment of requests that no other virtual host matches.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum CatchAll {
-    /// They go to this cluster.
+    /// Forward to this cluster.
     AllowAny(SmolStr),
-    /// They are refused.
+    /// Refuse.
     BlockAll,
 }
 
-/// Full names of all services of a route configuration, alone and with the ports behind them.
+/// Full names of all services of a route configuration, with their ports.
 #[derive(Default)]
-pub(crate) struct Known(FxHashMap<SmolStr, Vec<u32>>);
+pub(crate) struct ServiceNames(FxHashMap<SmolStr, Vec<u32>>);
 
-impl Known {
-    /// Makes room for so many names.
+impl ServiceNames {
+    /// Reserves capacity for this number of names.
     pub(crate) fn reserve(&mut self, names: usize) {
         self.0.reserve(names);
     }
@@ -66,9 +66,9 @@ impl Known {
 /// Collects the virtual hosts of one route configuration, without their routes.
 pub(crate) struct VirtualHosts<'a> {
     ctx: &'a BuildContext<'a>,
-    client: &'a Client,
-    known: Known,
-    /// The hosts and ports that have one.
+    client: &'a RouteConfigProxyView,
+    known: ServiceNames,
+    /// Hosts and ports that have a virtual host.
     named: FxHashSet<(SmolStr, u32)>,
     domains: FxHashSet<String>,
     /// Duplicates, for the notes of the resource.
@@ -76,8 +76,8 @@ pub(crate) struct VirtualHosts<'a> {
 }
 
 impl<'a> VirtualHosts<'a> {
-    /// An empty collection; `known` are the full names of all its services.
-    pub(crate) fn new(ctx: &'a BuildContext<'a>, client: &'a Client, known: Known) -> Self {
+    /// Returns an empty collection; `known` has the full names of all its services.
+    pub(crate) fn new(ctx: &'a BuildContext<'a>, client: &'a RouteConfigProxyView, known: ServiceNames) -> Self {
         let count = known.0.len();
         Self {
             ctx,
@@ -89,7 +89,7 @@ impl<'a> VirtualHosts<'a> {
         }
     }
 
-    /// The virtual host of a service port, unless there is one already or none of its names is left.
+    /// Returns the virtual host of a service port, unless it exists already or all its names are taken.
     pub(super) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms) -> Option<Host> {
         let features = &self.ctx.mesh.installation.features;
         let names = NameSpace {
@@ -112,7 +112,7 @@ impl<'a> VirtualHosts<'a> {
         })
     }
 
-    /// The virtual host of a host that only a VirtualService knows.
+    /// Returns the virtual host of a host that only a VirtualService has.
     pub(super) fn of_host(&mut self, host: &SmolStr, port: u32) -> Option<Host> {
         let mut all = vec![domains::bracketed(host)];
         if self.client.routes.proxyless {
@@ -126,7 +126,7 @@ impl<'a> VirtualHosts<'a> {
         Some(Host::plain(name, domains, self.client.include_attempt_count))
     }
 
-    /// The name and the domains that are left for it, unless there is such a virtual host or nothing is left.
+    /// Returns the name and the free domains, unless such a virtual host exists or no domain is free.
     fn named(&mut self, host: &SmolStr, port: u32, domains: Domains) -> Option<(String, Vec<String>)> {
         let name = domains::host_port(host, port);
         if !self.named.insert((host.clone(), port)) {
@@ -134,7 +134,7 @@ impl<'a> VirtualHosts<'a> {
             return None;
         }
         let count = domains.all.len();
-        // The full name of another service wins over a short form.
+        // The full name of another service takes precedence over a short form.
         let is_foreign = |domain: &&String| self.known.contains(domain) && domains.is_alternative(domain);
         let foreign: Vec<String> = domains.all.iter().filter(is_foreign).cloned().collect();
         let mut left = domains.all;
@@ -153,8 +153,8 @@ impl<'a> VirtualHosts<'a> {
     }
 }
 
-/// The last virtual host.
-pub(crate) fn catch_all(kind: &CatchAll, client: &Client) -> VirtualHost {
+/// Returns the last virtual host.
+pub(crate) fn catch_all(kind: &CatchAll, client: &RouteConfigProxyView) -> VirtualHost {
     let (name, action) = match kind {
         CatchAll::AllowAny(cluster) => (
             "allow_any",

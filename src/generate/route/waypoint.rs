@@ -1,4 +1,5 @@
-//! Routes behind waypoints: of one service port each, for every host, since the address has told the service already.
+//! Routes of waypoints. Each serves one service port and accepts every host, because the address has already determined
+//! the service.
 
 use std::sync::LazyLock;
 
@@ -22,18 +23,18 @@ use crate::{
     proto::envoy::config::route::v3::RouteConfiguration,
 };
 
-/// How large a response may be that a route itself gives, in bytes.
+/// Largest direct response of a route, in bytes.
 const MAX_DIRECT_RESPONSE: u32 = 1 << 20;
 
-/// Fields of route configurations and virtual hosts.
+/// Field numbers of route configurations and virtual hosts.
 mod field {
     pub(super) const NAME: u32 = 1;
     pub(super) const VIRTUAL_HOSTS: u32 = 2;
     pub(super) const HOST_DOMAINS: u32 = 2;
 }
 
-/// The routes of a service port, encoded: by its VirtualService, else all to its cluster. `name` is that of the
-/// cluster.
+/// Encodes the routes of a service port: those of its VirtualService, or else one route to its cluster. `name` is that
+/// of the cluster.
 pub(crate) fn of_port(
     ctx: &BuildContext,
     served: &Served,
@@ -49,7 +50,7 @@ pub(crate) fn of_port(
     };
     let client = RouteProxyView {
         namespace: served.namespace().clone(),
-        // Who calls is not known by its labels.
+        // The caller's labels are unknown to a waypoint.
         labels: Shared::new(Labels::new()),
         append_forwarded_host,
         proxyless: false,
@@ -68,13 +69,13 @@ pub(crate) fn of_port(
     configuration(name, port, &http::routes(&translation, declared), false)
 }
 
-/// Every request to one cluster, encoded.
+/// Encodes routes that send every request to one cluster.
 pub(crate) fn to_cluster(ctx: &BuildContext, cluster: &str, port: u32, operation: &str) -> Vec<u8> {
     let routes = ctx.pieces.default_routes(ctx).route(cluster, operation, None);
     configuration(cluster, port, &routes, true)
 }
 
-/// Where a VirtualService leads: through the waypoint itself where that serves the host.
+/// Resolves the destinations of a VirtualService: through the waypoint itself if it serves the host.
 fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> TargetMap {
     let namespace = declared.meta.namespace();
     let rows = declared.destinations.iter().map(|host| {

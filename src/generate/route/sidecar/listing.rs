@@ -1,4 +1,4 @@
-//! Which route configurations a sidecar may ask for, and the rows that each is made of.
+//! Lists the route configurations that a sidecar may request, with the rows that each consists of.
 
 use std::{
     cell::RefCell,
@@ -30,67 +30,66 @@ use super::{
     super::{
         RouteProxyView,
         destination::Target,
-        fragment::{self, Entrance, Fragment},
+        fragment::{self, DeclaredRoutes, Fragment, TrafficOrigin},
     },
     Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed, lower_case,
 };
 
-/// The route configuration of HTTP proxy listeners.
+/// Route configuration of HTTP proxy listeners.
 const HTTP_PROXY: &str = "http_proxy";
 const PASSTHROUGH_CLUSTER: &str = "PassthroughCluster";
 
-/// By which names listeners ask for routes.
+/// Names under which listeners request the routes of a service port.
 #[derive(Clone, Copy, Default)]
-struct Asked {
-    /// By that of the service.
-    alone: bool,
-    /// By the number of the port.
-    together: bool,
+struct RequestedNames {
+    /// The name of the service with the port.
+    by_service: bool,
+    /// The port number.
+    by_port: bool,
 }
 
-/// The services of one route configuration.
+/// Services of one route configuration.
 #[derive(Clone, Copy)]
-enum Extent {
-    /// All that have the port; 0: all.
+enum RdsScope {
+    /// All services with the port; 0 means all services.
     Port(u32),
     /// The service at this position, on this port.
     Sniffed(usize, u32),
 }
 
 impl SidecarPart {
-    /// All route configurations, by name. The first egress listener that answers to a name makes it.
+    /// Lists all route configurations by name. The first egress listener that serves a name builds it.
     pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<SidecarRoutes> {
         let scope = ctx.scope(&self.scope);
         let mut result: BTreeMap<SmolStr, SidecarRoutes> = BTreeMap::new();
         let catch_all = catch_all(&scope);
         let patches = RoutePatchList::of(ctx, &self.patches, PatchContext::SidecarOutbound);
-        let listeners: Vec<Visible> = scope
+        let listeners: Vec<EgressView> = scope
             .egress
             .iter()
-            .map(|egress| Visible::of(ctx, &scope, egress))
+            .map(|egress| EgressView::of(ctx, &scope, egress))
             .collect();
         for visible in &listeners {
-            for (name, port, extent) in self.names(ctx, visible) {
-                // The listener that asks may be another than the one that answers: a declared port comes first.
-                let Some(answering) = answering(&listeners, port, &name) else {
+            for (name, port, rds_scope) in self.names(ctx, visible) {
+                // The requesting listener may differ from the serving one: a declared port takes precedence.
+                let Some(serving) = serving(&listeners, port, &name) else {
                     continue;
                 };
-                let Some(extent) = extent.within(visible, answering) else {
+                let Some(rds_scope) = rds_scope.within(visible, serving) else {
                     continue;
                 };
                 if let Entry::Vacant(entry) = result.entry(name) {
-                    let routes = self.routes(entry.key().clone(), answering, extent, &catch_all);
+                    let routes = self.routes(entry.key().clone(), serving, rds_scope, &catch_all);
                     entry.insert(routes);
                 }
             }
         }
-        // Listeners that patches add may ask for any port; those that are known here are the ones that are patched.
+        // Listeners added by patches may request any port. The patched route names are the ones that are known here.
         let asked = patches.names().filter_map(|name| Some((name, name.parse().ok()?)));
         for (name, port) in asked {
-            if let (Entry::Vacant(entry), Some(answering)) =
-                (result.entry(name.into()), answering(&listeners, port, name))
+            if let (Entry::Vacant(entry), Some(serving)) = (result.entry(name.into()), serving(&listeners, port, name))
             {
-                entry.insert(self.routes(name.into(), answering, Extent::Port(port), &catch_all));
+                entry.insert(self.routes(name.into(), serving, RdsScope::Port(port), &catch_all));
             }
         }
         for (name, routes) in &mut result {
@@ -99,11 +98,11 @@ impl SidecarPart {
         result.into_values().collect()
     }
 
-    /// The names that the listeners of an egress listener use, with the port in them.
-    fn names(&self, ctx: &BuildContext, visible: &Visible) -> Vec<(SmolStr, u32, Extent)> {
+    /// Returns the names that the listeners of an egress listener request, with their ports.
+    fn names(&self, ctx: &BuildContext, visible: &EgressView) -> Vec<(SmolStr, u32, RdsScope)> {
         let mut names = Vec::new();
         if self.http_proxy || ctx.mesh_config().proxy_http_port != 0 {
-            names.push((SmolStr::new_static(HTTP_PROXY), 0, Extent::Port(0)));
+            names.push((SmolStr::new_static(HTTP_PROXY), 0, RdsScope::Port(0)));
         }
         let Some(declared) = &visible.egress.port else {
             let mut numbers = BTreeSet::new();
@@ -111,11 +110,11 @@ impl SidecarPart {
                 for port in &service.ports {
                     let number = port.number;
                     let asked = self.asked(service, port, visible.egress);
-                    if asked.alone {
-                        names.push((sniffed_name(service, number), number, Extent::Sniffed(index, number)));
+                    if asked.by_service {
+                        names.push((sniffed_name(service, number), number, RdsScope::Sniffed(index, number)));
                     }
-                    if asked.together && numbers.insert(number) {
-                        names.push((number_name(number), number, Extent::Port(number)));
+                    if asked.by_port && numbers.insert(number) {
+                        names.push((number_name(number), number, RdsScope::Port(number)));
                     }
                 }
             }
@@ -127,47 +126,48 @@ impl SidecarPart {
             return names;
         }
         if number == 0 {
-            names.push((visible.egress.bind.clone(), 0, Extent::Port(0)));
+            names.push((visible.egress.bind.clone(), 0, RdsScope::Port(0)));
             return names;
         }
-        names.push((number_name(number), number, Extent::Port(number)));
+        names.push((number_name(number), number, RdsScope::Port(number)));
         if protocol.is_unsupported() {
             let sniffed = visible.services.iter().enumerate();
             names.extend(
-                sniffed.map(|(index, service)| (sniffed_name(service, number), number, Extent::Sniffed(index, number))),
+                sniffed
+                    .map(|(index, service)| (sniffed_name(service, number), number, RdsScope::Sniffed(index, number))),
             );
         }
         names
     }
 
-    /// How listeners of a catch-all egress listener ask for the routes of a service port.
-    fn asked(&self, service: &Service, port: &ServicePort, egress: &EgressListener) -> Asked {
+    /// Returns how the listeners of a catch-all egress listener request the routes of a service port.
+    fn asked(&self, service: &Service, port: &ServicePort, egress: &EgressListener) -> RequestedNames {
         if port.protocol.is_http() {
-            return Asked {
-                alone: false,
-                together: true,
+            return RequestedNames {
+                by_service: false,
+                by_port: true,
             };
         }
         if !port.protocol.is_unsupported() || service.resolution == Resolution::Alias {
-            return Asked::default();
+            return RequestedNames::default();
         }
         let address = self.client.vip.address(service);
         let is_wildcard =
             address.is_empty() || address == UNSPECIFIED_IP || cidr::is_range(&address) || !egress.bind.is_empty();
-        Asked {
-            alone: self.stands_apart(service, egress),
-            together: is_wildcard || service.resolution == Resolution::Passthrough,
+        RequestedNames {
+            by_service: self.has_own_listener(service, egress),
+            by_port: is_wildcard || service.resolution == Resolution::Passthrough,
         }
     }
 
-    /// True if a sniffing listener for the service may stand elsewhere than at the wildcard address, where it would ask
-    /// for the routes of the whole port.
-    fn stands_apart(&self, service: &Service, egress: &EgressListener) -> bool {
+    /// Returns true if the service may have a sniffing listener at an address other than the wildcard. A listener at
+    /// the wildcard address requests the routes of the whole port.
+    fn has_own_listener(&self, service: &Service, egress: &EgressListener) -> bool {
         let wildcard = wildcards(self.client.vip.ip_mode)[0];
         if !egress.bind.is_empty() {
             return egress.bind != wildcard;
         }
-        // Headless services may have a listener for each endpoint.
+        // Headless services may have a listener per endpoint.
         if self.own_sockets || egress.capture_none || service.resolution == Resolution::Passthrough {
             return true;
         }
@@ -178,16 +178,16 @@ impl SidecarPart {
         })
     }
 
-    fn routes(&self, name: SmolStr, visible: &Visible, extent: Extent, catch_all: &CatchAll) -> SidecarRoutes {
-        // HTTP proxies choose among all services and ports.
-        let port = if visible.is_http_proxy() { 0 } else { extent.port() };
+    fn routes(&self, name: SmolStr, visible: &EgressView, rds_scope: RdsScope, catch_all: &CatchAll) -> SidecarRoutes {
+        // HTTP proxies route to all services and ports.
+        let port = if visible.is_http_proxy() { 0 } else { rds_scope.port() };
         let client = &self.client.routes;
-        let (bindings, services) = match extent {
-            Extent::Port(_) => {
+        let (bindings, services) = match rds_scope {
+            RdsScope::Port(_) => {
                 let (bindings, taken) = visible.bindings(port, client);
                 (bindings, visible.default_hosts(port, client, &taken))
             }
-            Extent::Sniffed(index, _) => {
+            RdsScope::Sniffed(index, _) => {
                 let (bindings, taken) = visible.bindings_of(index, port, client);
                 let only = std::iter::once(index);
                 (bindings, visible.hosts_with_routes(only, port, client, &taken))
@@ -197,7 +197,7 @@ impl SidecarPart {
             name,
             port,
             client: self.client.clone(),
-            catch_all: matches!(extent, Extent::Port(_)).then(|| catch_all.clone()),
+            catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
             bindings,
             services,
             single: None,
@@ -206,19 +206,19 @@ impl SidecarPart {
     }
 }
 
-impl Extent {
+impl RdsScope {
     fn port(self) -> u32 {
         match self {
             Self::Port(port) | Self::Sniffed(_, port) => port,
         }
     }
 
-    /// The same extent in the terms of another listener; `None` if that one does not see the service.
-    fn within(self, asking: &Visible, answering: &Visible) -> Option<Self> {
+    /// Translates the scope to the positions of another listener; `None` if that listener does not see the service.
+    fn within(self, requesting: &EgressView, serving: &EgressView) -> Option<Self> {
         match self {
             Self::Sniffed(index, port) => {
-                let host = lower_case(&asking.services[index].key.hostname);
-                answering.by_host.get(&host).map(|index| Self::Sniffed(*index, port))
+                let host = lower_case(&requesting.services[index].key.hostname);
+                serving.by_host.get(&host).map(|index| Self::Sniffed(*index, port))
             }
             port @ Self::Port(_) => Some(port),
         }
@@ -245,54 +245,54 @@ fn catch_all(scope: &SidecarScope) -> CatchAll {
     }
 }
 
-/// The listener whose services and VirtualServices a name is answered from.
-fn answering<'a, 'v>(listeners: &'a [Visible<'v>], port: u32, name: &str) -> Option<&'a Visible<'v>> {
+/// Returns the egress listener whose services and VirtualServices serve a name.
+fn serving<'a, 'v>(listeners: &'a [EgressView<'v>], port: u32, name: &str) -> Option<&'a EgressView<'v>> {
     listeners.iter().find(|visible| match &visible.egress.port {
         None => true,
         Some(declared) => declared.number == port && (port != 0 || visible.egress.bind == name),
     })
 }
 
-/// What one egress listener reaches, with the relations between hosts of services and of VirtualServices.
-pub(super) struct Visible<'a> {
+/// Services and VirtualServices of one egress listener, with the relations between their hosts.
+pub(super) struct EgressView<'a> {
     ctx: BuildContext<'a>,
     egress: &'a EgressListener,
     scope: &'a SidecarScope,
     services: Vec<&'a Shared<Service>>,
-    /// Position by host in lower case.
+    /// Position of each service, by host in lower case.
     by_host: BTreeMap<SmolStr, usize>,
-    virtual_services: Vec<Declared<'a>>,
-    /// Positions of the services that speak HTTP, or may, on a port; 0: on any. By host.
+    virtual_services: Vec<VisibleVirtualService<'a>>,
+    /// Positions of the services that have HTTP routes, by port and then by host; port 0 is any port.
     routed: BTreeMap<u32, Vec<usize>>,
-    /// Positions of the VirtualServices that concern some service of a port.
+    /// Positions of the VirtualServices that apply to a service of a port.
     by_port: BTreeMap<u32, BTreeSet<usize>>,
-    /// Positions of the VirtualServices that concern a service, by position of the service.
+    /// Positions of the VirtualServices that apply to a service, by position of the service.
     by_service: Vec<Vec<usize>>,
-    /// Position of the VirtualService that speaks most specifically of a service, by position of the service.
+    /// Position of the most specific VirtualService of a service, by position of the service.
     most_specific: Vec<Option<usize>>,
-    /// The rules of services that were asked for, see [`Visible::rule`]; one client alone asks.
+    /// Cached rules of services, see [`EgressView::rule`], for the one proxy view that uses this value.
     rules: RefCell<FxHashMap<usize, Option<RuleRef>>>,
-    /// The services that it leaves out, if it was narrowed to some.
-    others: Option<Others<'a>>,
+    /// Services that are left out, if the view is restricted to some services.
+    others: Option<OmittedServices<'a>>,
 }
 
-/// Services of an egress listener that were not looked at.
-pub(super) struct Others<'a> {
-    /// To read one of them after all.
+/// Services of an egress listener that a restricted view leaves out.
+pub(super) struct OmittedServices<'a> {
+    /// Context for reading one of them when needed.
     pub(super) ctx: BuildContext<'a>,
     /// All services of the listener by host in lower case.
     pub(super) by_host: &'a BTreeMap<String, &'a ServiceKey>,
 }
 
-impl<'a> Others<'a> {
-    /// The service of a host, if it has the port; 0: any.
+impl<'a> OmittedServices<'a> {
+    /// Returns the service of a host if it has the port; 0 means any port.
     pub(super) fn with_port(&self, host: &str, port: u32) -> Option<&'a ServiceKey> {
         let key = *self.by_host.get(host)?;
         let row = self.ctx.mesh.visibility.get(self.ctx.cx, key)?;
         (port == 0 || row.ports.contains(&port)).then_some(key)
     }
 
-    /// True if a wildcard covers a service with the port.
+    /// Returns true if a wildcard covers a service with the port.
     fn overlaps(&self, wildcard: &str, port: u32) -> bool {
         let hosts = self.by_host.keys().filter(|name| host::overlaps(wildcard, name));
         let mut with_port = hosts.filter_map(|name| self.with_port(name, port));
@@ -300,30 +300,30 @@ impl<'a> Others<'a> {
     }
 }
 
-/// A VirtualService with its hosts related to the services.
-struct Declared<'a> {
+/// A VirtualService with the relations of its hosts to the services.
+struct VisibleVirtualService<'a> {
     key: &'a ObjectKey,
     reach: &'a Shared<Reach>,
     /// Hosts in lower case.
     hosts: Vec<Hostname>,
-    /// For each host the services that it overlaps with.
+    /// Positions of the services that each host overlaps.
     overlapping: Vec<Vec<usize>>,
 }
 
-impl<'a> Visible<'a> {
+impl<'a> EgressView<'a> {
     fn of(ctx: &BuildContext<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
         let services = egress.services.iter().filter_map(|key| ctx.service(key)).collect();
         Self::narrowed(ctx, scope, egress, services, egress.virtual_services.iter(), None)
     }
 
-    /// Reduced to some services and VirtualServices; `others` are for where the rest matters.
+    /// Returns a view of some services and VirtualServices. `others` resolves the rest where it matters.
     pub(super) fn narrowed(
         ctx: &BuildContext<'a>,
         scope: &'a SidecarScope,
         egress: &'a EgressListener,
         services: Vec<&'a Shared<Service>>,
         virtual_services: impl Iterator<Item = &'a ObjectKey>,
-        others: Option<Others<'a>>,
+        others: Option<OmittedServices<'a>>,
     ) -> Self {
         let by_host: BTreeMap<_, _> = services
             .iter()
@@ -337,7 +337,7 @@ impl<'a> Visible<'a> {
             .collect();
         let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_reach.get(ctx.cx, key)?)));
         let virtual_services: Vec<_> = rows
-            .map(|(key, reach)| Declared::of(key, reach, &services, &by_host, &wildcards))
+            .map(|(key, reach)| VisibleVirtualService::of(key, reach, &services, &by_host, &wildcards))
             .collect();
         let mut by_port: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
         let mut by_service = vec![Vec::new(); services.len()];
@@ -390,7 +390,7 @@ impl<'a> Visible<'a> {
         port == 0 || self.services[index].port(port).is_some()
     }
 
-    /// True if the service speaks HTTP, or may, on the port.
+    /// Returns true if the service has HTTP routes on the port.
     fn is_routed(&self, index: usize, port: u32) -> bool {
         let service = self.services[index];
         match port {
@@ -399,7 +399,7 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// The services that have routes of their own, by host, but for those that are `taken`.
+    /// Returns the services with default routes, by host, except those that are `taken`.
     pub(super) fn default_hosts(
         &self,
         port: u32,
@@ -407,12 +407,12 @@ impl<'a> Visible<'a> {
         taken: &BTreeSet<usize>,
     ) -> Vec<DefaultHost> {
         let routed = self.routed.get(&port).into_iter().flatten().copied();
-        // An alias is served under the service that it stands for.
+        // An alias is served under the service that it refers to.
         let own = routed.filter(|index| self.services[*index].resolution != Resolution::Alias);
         self.hosts_with_routes(own, port, client, taken)
     }
 
-    /// The rule of a service, if it says what requests are hashed by: the same for all ports.
+    /// Returns the rule of a service if it has a consistent hash; it is the same for all ports.
     fn rule(&self, index: usize, client: &RouteProxyView) -> Option<RuleRef> {
         let mut rules = self.rules.borrow_mut();
         let rule = rules.entry(index);
@@ -432,7 +432,7 @@ impl<'a> Visible<'a> {
             .flat_map(|index| {
                 let service = self.services[index];
                 let ports = service.ports.iter().filter(move |one| port == 0 || one.number == port);
-                // Of several ports with a number the first one counts.
+                // The first of several ports with the same number counts.
                 let ports = ports.take(if port == 0 { usize::MAX } else { 1 });
                 ports
                     .filter(|port| is_routed(port.protocol))
@@ -445,8 +445,8 @@ impl<'a> Visible<'a> {
             .collect()
     }
 
-    /// The VirtualServices of a port, and the services that they are sure to take. Only on port 80 one counts that has no
-    /// service.
+    /// Returns the VirtualServices of a port, and the services that they take unconditionally. VirtualServices without
+    /// a service count on port 80 only.
     pub(super) fn bindings(&self, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
         let all = 0..self.virtual_services.len();
@@ -464,7 +464,8 @@ impl<'a> Visible<'a> {
         (bindings.collect(), taken)
     }
 
-    /// The VirtualServices of one service on a port, reduced to it; and the service, if they are sure to take it.
+    /// Returns the VirtualServices of one service on a port, restricted to that service, and the service if they take
+    /// it unconditionally.
     fn bindings_of(&self, index: usize, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
         let only = &self.services[index].key;
@@ -481,7 +482,7 @@ impl<'a> Visible<'a> {
         (bindings, taken)
     }
 
-    /// Notes the services that the VirtualService takes whatever the client is.
+    /// Records the services that the VirtualService takes for every proxy.
     fn take(&self, position: usize, services: &[usize], taken: &mut BTreeSet<usize>) {
         if self.virtual_services[position].reach.unconditional {
             taken.extend(services);
@@ -497,9 +498,14 @@ impl<'a> Visible<'a> {
         hosts: Vec<Hostname>,
     ) -> Binding {
         let declared = &self.virtual_services[position];
-        let towards = (Entrance::Mesh(port), self.targets(declared, port));
+        let routes = DeclaredRoutes {
+            virtual_service: declared.key,
+            origin: TrafficOrigin::Mesh(port),
+            targets: self.targets(declared, port),
+            by_source: declared.reach.by_source,
+        };
         Binding {
-            routes: Fragment::declared(&self.ctx, declared.key, towards, client, declared.reach.by_source),
+            routes: Fragment::declared(&self.ctx, routes, client),
             services: services
                 .into_iter()
                 .map(|index| self.services[index].key.clone())
@@ -508,7 +514,7 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// The services and other hosts that a VirtualService is for on a port.
+    /// Returns the services and other hosts that a VirtualService applies to on a port.
     fn bound(&self, position: usize, port: u32, client: &str) -> Option<(Vec<usize>, Vec<Hostname>)> {
         let declared = &self.virtual_services[position];
         let mut services: Vec<usize> = Vec::new();
@@ -548,15 +554,15 @@ impl<'a> Visible<'a> {
         Some((services, hosts))
     }
 
-    /// Routes of the Gateway API come from the namespace of the client or of the service.
-    fn is_allowed(&self, declared: &Declared, services: &[usize], client: &str) -> bool {
+    /// Gateway API routes must come from the namespace of the proxy or of the service.
+    fn is_allowed(&self, declared: &VisibleVirtualService, services: &[usize], client: &str) -> bool {
         let namespace = declared.reach.meta.namespace();
         services
             .iter()
             .any(|index| self.services[*index].key.namespace == *namespace || *namespace == client)
     }
 
-    fn targets(&self, declared: &Declared, port: u32) -> Vec<Target> {
+    fn targets(&self, declared: &VisibleVirtualService, port: u32) -> Vec<Target> {
         let hosts: BTreeSet<&Hostname> = declared.reach.destinations.iter().map(|one| &one.host).collect();
         hosts
             .into_iter()
@@ -578,7 +584,7 @@ impl<'a> Visible<'a> {
     }
 }
 
-impl<'a> Declared<'a> {
+impl<'a> VisibleVirtualService<'a> {
     fn of(
         key: &'a ObjectKey,
         reach: &'a Shared<Reach>,
@@ -613,9 +619,9 @@ impl<'a> Declared<'a> {
     }
 }
 
-/// For each service the VirtualService that names its host, else the one with the longest wildcard that covers it; the
-/// first of those with the same host.
-fn most_specific(services: &[&Shared<Service>], virtual_services: &[Declared]) -> Vec<Option<usize>> {
+/// Returns the VirtualService of each service: the one that names its host, or else the one with the longest wildcard
+/// that covers it. Among equal hosts the first counts.
+fn most_specific(services: &[&Shared<Service>], virtual_services: &[VisibleVirtualService]) -> Vec<Option<usize>> {
     if virtual_services.is_empty() {
         return vec![None; services.len()];
     }

@@ -1,8 +1,8 @@
-//! The route configuration of one host: what a gRPC client without a proxy asks for, by the name of a cluster.
+//! Route configuration of a single host. A proxyless gRPC client requests it by the name of a cluster.
 //!
-//! It holds the virtual hosts of the port that are meant by the host, and of these there is seldom more than one; so
-//! only those services and VirtualServices are looked at that may have to do with the host. What one would get wrong:
-//! the others still count where a destination leads to them, and where a full name stands in the way of a short one.
+//! It contains the virtual hosts of the port that match the host, seldom more than one. So only services and
+//! VirtualServices that may concern the host are read. Note: the others still count if a destination refers to them, or
+//! if a full name takes precedence over a short one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,31 +13,31 @@ use crate::{
 };
 
 use super::{
-    Client, Known, SidecarRoutes,
+    RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms},
-    listing::{Others, Visible},
+    listing::{EgressView, OmittedServices},
 };
 
-/// The one host of a route configuration.
+/// The host of a single-host route configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Single {
-    /// The host in lower case.
+    /// Host in lower case.
     host: SmolStr,
-    /// The port that is asked for.
+    /// Requested port.
     port: u32,
-    /// Full names of other services that are short names of those in the route configuration.
-    rivals: Vec<SmolStr>,
+    /// Full names of other services that equal short names in the route configuration.
+    conflicting_names: Vec<SmolStr>,
 }
 
 impl Single {
-    /// Adds the full names that take precedence over short ones.
-    pub(super) fn add_known(&self, known: &mut Known) {
-        for rival in &self.rivals {
+    /// Adds the full names that take precedence over short names.
+    pub(super) fn add_known(&self, known: &mut ServiceNames) {
+        for rival in &self.conflicting_names {
             known.add(rival.clone(), self.port);
         }
     }
 
-    /// True if a virtual host with these domains is meant by the host.
+    /// Returns true if a virtual host with these domains matches the host.
     pub(super) fn answers(&self, domains: &[String]) -> bool {
         domains.iter().any(|domain| self.is_meant(&domain.to_ascii_lowercase()))
     }
@@ -56,14 +56,14 @@ impl Single {
     }
 }
 
-/// The route configurations of these names; those that are not names of clusters have none.
+/// Lists the route configurations of these names; names that are not cluster names have none.
 pub(crate) fn list<'n>(
     ctx: &BuildContext,
     scope: &SidecarScope,
-    client: &Hashed<Client>,
+    client: &Hashed<RouteConfigProxyView>,
     names: impl Iterator<Item = &'n SmolStr>,
 ) -> Vec<SidecarRoutes> {
-    let mut catalogues: BTreeMap<usize, Catalogue> = BTreeMap::new();
+    let mut catalogues: BTreeMap<usize, HostIndex> = BTreeMap::new();
     let mut listed = Vec::new();
     for asked in names {
         let Some(cluster) = name::parse_outbound(asked) else {
@@ -81,35 +81,35 @@ pub(crate) fn list<'n>(
             single: None,
             patches: RoutePatches::default(),
         };
-        let mut rivals = Vec::new();
+        let mut conflicting_names = Vec::new();
         if let Some(position) = scope.egress.iter().position(answers) {
             let catalogue = catalogues
                 .entry(position)
-                .or_insert_with(|| Catalogue::of(ctx, &scope.egress[position]));
-            rivals = catalogue.fill(&mut routes, ctx, scope, &host);
+                .or_insert_with(|| HostIndex::of(ctx, &scope.egress[position]));
+            conflicting_names = catalogue.fill(&mut routes, ctx, scope, &host);
         }
         routes.single = Some(Single {
             host,
             port: cluster.port,
-            rivals,
+            conflicting_names,
         });
         listed.push(routes);
     }
     listed
 }
 
-/// The hosts that one egress listener knows.
-struct Catalogue<'a> {
+/// Hosts of one egress listener.
+struct HostIndex<'a> {
     egress: &'a EgressListener,
     /// Services by host in lower case.
     by_host: BTreeMap<String, &'a ServiceKey>,
     /// Positions of the VirtualServices that name a host, by the host in lower case.
-    speakers: BTreeMap<String, BTreeSet<usize>>,
-    /// The hosts of each VirtualService in lower case.
-    spoken_of: Vec<Vec<String>>,
+    by_route_host: BTreeMap<String, BTreeSet<usize>>,
+    /// Hosts of each VirtualService in lower case.
+    route_hosts: Vec<Vec<String>>,
 }
 
-impl<'a> Catalogue<'a> {
+impl<'a> HostIndex<'a> {
     fn of(ctx: &BuildContext, egress: &'a EgressListener) -> Self {
         let services = egress.services.iter();
         let by_host = services.map(|key| (key.hostname.to_ascii_lowercase(), key)).collect();
@@ -118,40 +118,40 @@ impl<'a> Catalogue<'a> {
             let hosts = reach.iter().flat_map(|reach| &reach.hosts);
             hosts.map(|host| host.to_ascii_lowercase()).collect()
         };
-        let spoken_of: Vec<Vec<String>> = egress.virtual_services.iter().map(hosts_of).collect();
-        let mut speakers: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
-        for (position, hosts) in spoken_of.iter().enumerate() {
+        let route_hosts: Vec<Vec<String>> = egress.virtual_services.iter().map(hosts_of).collect();
+        let mut by_route_host: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+        for (position, hosts) in route_hosts.iter().enumerate() {
             for host in hosts {
-                speakers.entry(host.clone()).or_default().insert(position);
+                by_route_host.entry(host.clone()).or_default().insert(position);
             }
         }
         Self {
             egress,
             by_host,
-            speakers,
-            spoken_of,
+            by_route_host,
+            route_hosts,
         }
     }
 
-    /// Finds out what a route configuration is made of; returns the names that are other services' own.
+    /// Fills in the inputs of a route configuration, and returns the full names of other services that take precedence.
     fn fill(&self, routes: &mut SidecarRoutes, ctx: &BuildContext, scope: &SidecarScope, host: &str) -> Vec<SmolStr> {
         let mut hosts = self.related(ctx, &routes.client, host);
-        let virtual_services = self.speaking_of(hosts.iter().copied().chain([host]));
-        // Away from port 80 a VirtualService counts for all its hosts if it counts for one.
-        let direct = self.speaking_of([host].into_iter());
-        let allies = direct.iter().flat_map(|position| &self.spoken_of[*position]);
-        hosts.extend(allies.filter_map(|host| self.by_host.get_key_value(host).map(|(host, _)| host.as_str())));
+        let virtual_services = self.virtual_services_of(hosts.iter().copied().chain([host]));
+        // On ports other than 80, a VirtualService applies to all its hosts if it applies to one.
+        let direct = self.virtual_services_of([host].into_iter());
+        let related_hosts = direct.iter().flat_map(|position| &self.route_hosts[*position]);
+        hosts.extend(related_hosts.filter_map(|host| self.by_host.get_key_value(host).map(|(host, _)| host.as_str())));
         let services = hosts.iter().filter_map(|host| ctx.service(self.by_host.get(*host)?));
         let services: Vec<&Shared<Service>> = services.collect();
         let own_names = services.clone();
         let keys = virtual_services
             .iter()
             .map(|position| &self.egress.virtual_services[*position]);
-        let others = Others {
+        let others = OmittedServices {
             ctx: *ctx,
             by_host: &self.by_host,
         };
-        let visible = Visible::narrowed(ctx, scope, self.egress, services, keys, Some(others));
+        let visible = EgressView::narrowed(ctx, scope, self.egress, services, keys, Some(others));
         if visible.is_http_proxy() {
             routes.port = 0;
         }
@@ -165,15 +165,15 @@ impl<'a> Catalogue<'a> {
         routes
             .bindings
             .retain(|binding| !binding.services.is_empty() || !binding.hosts.is_empty());
-        self.rivals(ctx, routes, &own_names)
+        self.conflicting_names(ctx, routes, &own_names)
     }
 
-    /// The hosts of the services that may have a name that the host means.
-    fn related(&self, ctx: &BuildContext, client: &Client, host: &str) -> BTreeSet<&str> {
+    /// Returns the hosts of the services that may have a name which the host matches.
+    fn related(&self, ctx: &BuildContext, client: &RouteConfigProxyView, host: &str) -> BTreeSet<&str> {
         let mut names = vec![host.to_owned()];
-        // A pod of a headless service.
+        // The host may be a pod of a headless service.
         names.extend(host.split_once('.').map(|(_, parent)| parent.to_owned()));
-        // Short names.
+        // The host may be a short name.
         let mut suffix = client.dns_domain.as_str();
         while !suffix.is_empty() {
             names.push(format!("{host}.{suffix}"));
@@ -185,7 +185,7 @@ impl<'a> Catalogue<'a> {
         let mut related: BTreeSet<&str> = BTreeSet::new();
         for (name, key) in found.chain(wildcards) {
             related.insert(name);
-            // An alias is served under the service that it stands for.
+            // An alias is served under the service that it refers to.
             let service = ctx
                 .service(key)
                 .filter(|service| service.resolution == Resolution::Alias);
@@ -196,15 +196,15 @@ impl<'a> Catalogue<'a> {
         related
     }
 
-    /// The VirtualServices that name one of these hosts, or a wildcard with some of them in it.
-    fn speaking_of<'h>(&self, hosts: impl Iterator<Item = &'h str>) -> BTreeSet<usize> {
+    /// Returns the VirtualServices that name one of these hosts, or a wildcard that covers one of them.
+    fn virtual_services_of<'h>(&self, hosts: impl Iterator<Item = &'h str>) -> BTreeSet<usize> {
         let mut positions = BTreeSet::new();
         for host in hosts {
             let range = if host::is_wildcard(host) {
-                self.speakers.range::<str, _>(..)
+                self.by_route_host.range::<str, _>(..)
             } else {
-                positions.extend(self.speakers.get(host).into_iter().flatten());
-                self.speakers.range("*".to_owned().."+".to_owned())
+                positions.extend(self.by_route_host.get(host).into_iter().flatten());
+                self.by_route_host.range("*".to_owned().."+".to_owned())
             };
             let overlapping = range.filter(|(name, _)| host::overlaps(name, host));
             positions.extend(overlapping.flat_map(|(_, positions)| positions));
@@ -212,7 +212,12 @@ impl<'a> Catalogue<'a> {
         positions
     }
 
-    fn rivals(&self, ctx: &BuildContext, routes: &SidecarRoutes, services: &[&Shared<Service>]) -> Vec<SmolStr> {
+    fn conflicting_names(
+        &self,
+        ctx: &BuildContext,
+        routes: &SidecarRoutes,
+        services: &[&Shared<Service>],
+    ) -> Vec<SmolStr> {
         let names = NameSpace {
             dns_domain: &routes.client.dns_domain,
             absolute: false,
@@ -222,15 +227,15 @@ impl<'a> Catalogue<'a> {
             std::iter::once(&service.key.hostname).chain(aliases)
         });
         let forms = hosts.flat_map(|host| domains::alternatives(host, names, PortForms::Ignored));
-        let others = Others {
+        let others = OmittedServices {
             ctx: *ctx,
             by_host: &self.by_host,
         };
-        let rivals: BTreeSet<SmolStr> = forms
+        let conflicting_names: BTreeSet<SmolStr> = forms
             .filter(|form| others.with_port(form, routes.port).is_some())
             .map(SmolStr::from)
             .collect();
-        rivals.into_iter().collect()
+        conflicting_names.into_iter().collect()
     }
 }
 
@@ -242,7 +247,7 @@ mod tests {
         Single {
             host: host.into(),
             port,
-            rivals: Vec::new(),
+            conflicting_names: Vec::new(),
         }
     }
 
