@@ -1,45 +1,51 @@
 //! From a snapshot to Envoy's configuration.
 //!
-//! Four steps, each with recorded reads: [`select`] finds the profile of a proxy, and reduces a profile to a
+//! Four steps, each with recorded reads: [`plan::select`] finds the profile of a proxy, and reduces a profile to a
 //! [`ProxyGroupKey`], a list of parts; a part lists resources by key; a resource key is built into bytes. A key holds everything about the client that its
 //! result depends on, the rest is read through a [`BuildContext`]; so equal keys share one result, whoever asks.
 
+pub mod build_context;
 pub mod cluster;
 pub mod constant;
-pub mod demand;
 pub mod encoded;
 pub mod endpoint;
 pub mod extension;
+pub mod filter;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod gateway;
-pub mod group;
 pub mod grpc;
 pub mod labels;
 pub mod listener;
 pub mod name;
 pub mod name_table;
 pub mod patch;
+pub mod plan;
 pub mod proxy;
+pub mod proxy_class;
+pub mod proxy_view;
+pub mod requested;
+pub mod resource;
 pub mod route;
 pub mod secret;
-pub mod security;
-pub mod select;
+pub mod selected;
 pub mod store;
+pub mod tls;
+pub mod traffic_policy;
 pub mod tunnel;
-pub mod view;
 pub mod vip;
 pub mod waypoint;
 pub mod wire;
 
 use crate::{api::Kind, model::MeshSnapshot};
 
-pub use demand::RequestedResources;
+pub use build_context::BuildContext;
 pub use encoded::{EncodedResource, ResourceType};
 pub use gateway::GatewayView;
-pub use group::{PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot};
+pub use plan::{PartKey, ProxyGroupKey, ResourceKey};
 pub use proxy::{Proxy, ProxyType};
-pub use view::BuildContext;
+pub use requested::RequestedResources;
+pub use resource::ResourceSnapshot;
 pub use vip::VipView;
 
 /// Objects that are read and checked but have no effect on what is generated, by kind. Whoever serves or renders tells it, so that nobody relies on them.

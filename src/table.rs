@@ -7,6 +7,7 @@
 
 mod derive;
 mod index;
+mod memo;
 mod reads;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use std::{
 
 pub use derive::{Derived, Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
+pub use memo::{Memo, Memoized};
 pub use reads::Reads;
 pub use transaction::{ChangeSet, Transaction};
 

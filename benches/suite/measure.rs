@@ -10,8 +10,8 @@ use std::{
 use istiod::{
     generate::{
         PartKey, Proxy, ResourceKey, ResourceType,
-        group::{Part, Resource},
-        select::ProfileKey,
+        plan::{Part, Resource},
+        proxy_class::ProxyClassKey,
         store::{Executor, MemberId, Membership, Serial, Store, Update},
     },
     model::{Change, Installation, MeshSnapshot, ScopeKey, World},
@@ -97,7 +97,7 @@ fn tick() -> f64 {
 
 /// What is evaluated for that key; none: profiles, selections and scopes.
 fn resource_type(key: &dyn Any) -> Option<ResourceType> {
-    if key.is::<MemberId>() || key.is::<ProfileKey>() || key.is::<ScopeKey>() {
+    if key.is::<MemberId>() || key.is::<ProxyClassKey>() || key.is::<ScopeKey>() {
         return None;
     }
     if let Some(part) = key.downcast_ref::<PartKey>() {

@@ -10,7 +10,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Int
 
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, group::Note, patch::set, secret, store::Size},
+    generate::{self, patch::set, resource::Note, secret, store::Size},
     model::reference,
     push::pump::{Observer, PushReport},
     table::Cx,

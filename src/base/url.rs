@@ -153,6 +153,21 @@ fn escaped(path: &str) -> String {
     text
 }
 
+/// The host and port of an HTTP URL; `None` if it is none.
+pub fn authority(uri: &str) -> Option<(&str, u32)> {
+    let (default_port, rest) = match uri.split_once("://")? {
+        ("http", rest) => (80, rest),
+        ("https", rest) => (443, rest),
+        _ => return None,
+    };
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => Some((host, port.parse().ok()?)),
+        _ => Some((authority, default_port)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,10 +24,10 @@ use crate::{
     },
     generate::{
         self, EncodedResource, Proxy, ResourceSnapshot, ResourceType,
-        demand::ON_DEMAND,
-        group::Note,
         patch::set,
         proxy::{Extensions, Identity, NodeError, locality_text},
+        requested::ON_DEMAND,
+        resource::Note,
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, Installation, World, features::Features, reference},

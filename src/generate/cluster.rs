@@ -5,7 +5,6 @@
 //! (DNS clusters without endpoints do not) is known only when it is built.
 
 mod added;
-pub mod client;
 mod connection_pool;
 mod discovery;
 mod draft;
@@ -15,7 +14,6 @@ mod limit;
 mod load_balancer;
 mod outbound;
 mod outlier;
-pub mod rule;
 mod service;
 mod static_clusters;
 mod tls;
@@ -25,7 +23,7 @@ mod waypoint;
 pub use added::{AddedKey, AddedPart};
 pub use inbound::{InboundKey, InboundPart};
 pub(super) use load_balancer::consistent_hash;
-pub use outbound::{ClusterMode, OutboundKey, OutboundPart, VipTraffic};
+pub use outbound::{OutboundKey, OutboundPart};
 pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessions};
 pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
 pub use tunnel::TunnelCluster;
@@ -33,10 +31,11 @@ pub use waypoint::WaypointPart;
 
 use super::{
     BuildContext, EncodedResource,
-    group::{Built, ListedResource, Note},
+    endpoint::EndpointKey,
     patch::{self, PatchContext, PatchRef},
     proxy::ProxyType,
-    select::Selected,
+    resource::{Built, Note},
+    selected::Selected,
 };
 use crate::base::Hostname;
 use draft::Finished;
@@ -69,6 +68,19 @@ pub enum ClusterKey {
     Added(AddedKey),
 }
 
+/// A resource that a part lists: a cluster, or the endpoints of one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ClusterResource {
+    /// A cluster.
+    Cluster(ClusterKey),
+    /// The load assignment of a cluster that uses EDS.
+    Endpoint(EndpointKey),
+}
+
+fn clusters(keys: impl IntoIterator<Item = ClusterKey>) -> Vec<ClusterResource> {
+    keys.into_iter().map(ClusterResource::Cluster).collect()
+}
+
 /// The parts of this kind that a proxy gets.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
     let outbound = OutboundPart::select(ctx, selected)
@@ -98,13 +110,13 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
 
 impl ClusterPart {
     /// The resources of the part, in order.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
         match self {
             Self::Outbound(part) => part.list(ctx),
-            Self::Inbound(part) => part.list(ctx),
             Self::Waypoint(part) => part.list(ctx),
-            Self::Static(part) => part.list(ctx),
-            Self::Added(part) => part.list(),
+            Self::Inbound(part) => clusters(part.list(ctx)),
+            Self::Static(part) => clusters(part.list(ctx)),
+            Self::Added(part) => clusters(part.list()),
         }
     }
 }

@@ -12,15 +12,18 @@ use crate::{
     proto::{
         Any,
         envoy::{
-            config::core::v3::{
-                Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, ConfigSource, GrpcService, Metadata,
-                Pipe, SocketAddress, TransportSocket, TypedExtensionConfig, address,
-                api_config_source::ApiType,
-                config_source::ConfigSourceSpecifier,
-                grpc_service::{EnvoyGrpc, TargetSpecifier},
-                http1_protocol_options::{HeaderKeyFormat, header_key_format::HeaderFormat},
-                socket_address::PortSpecifier,
-                transport_socket::ConfigType,
+            config::{
+                core::v3::{
+                    Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, ConfigSource, GrpcService, Metadata,
+                    Pipe, SocketAddress, TransportSocket, TypedExtensionConfig, address,
+                    api_config_source::ApiType,
+                    config_source::ConfigSourceSpecifier,
+                    grpc_service::{EnvoyGrpc, TargetSpecifier},
+                    http1_protocol_options::{HeaderKeyFormat, header_key_format::HeaderFormat},
+                    socket_address::PortSpecifier,
+                    transport_socket::ConfigType,
+                },
+                route::v3::RouteConfiguration,
             },
             extensions::{
                 http::header_formatters::preserve_case::v3::PreserveCaseFormatterConfig,
@@ -31,6 +34,8 @@ use crate::{
     },
 };
 
+/// The name of the filter.
+pub const HTTP_CONNECTION_MANAGER: &str = "envoy.filters.network.http_connection_manager";
 /// The TCP metadata exchange, as a filter of clusters and of listeners, and as an extension.
 pub const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
 /// The HTTP filter that chooses the ALPN of upstream connections, and the extension.
@@ -326,5 +331,14 @@ pub fn passthrough_sources(mode: IpMode) -> &'static [&'static str] {
         IpMode::V4 => &["127.0.0.6"],
         IpMode::V6 => &["::6"],
         IpMode::Dual => &["127.0.0.6", "::6"],
+    }
+}
+
+/// What gateways are sent for a name that no server has.
+pub fn empty_route_configuration(name: &str) -> RouteConfiguration {
+    RouteConfiguration {
+        name: name.to_owned(),
+        validate_clusters: Some(false),
+        ..Default::default()
     }
 }

@@ -12,17 +12,11 @@ use std::collections::BTreeSet;
 use prost::Message;
 use smol_str::SmolStr;
 
-use assignment::Group;
-pub use assignment::Target;
-pub use locality::{LocalityLb, Needs, locality_setting, needs};
-
 use super::{
     BuildContext, EncodedResource, ResourceType,
-    cluster::{
-        ClusterMode,
-        client::{OutboundProxyView, Place},
-    },
-    group::Built,
+    name::ClusterMode,
+    proxy_view::{OutboundProxyView, Place},
+    resource::Built,
     wire,
 };
 use crate::{
@@ -34,6 +28,9 @@ use crate::{
     },
     proto::envoy::config::endpoint::v3::ClusterLoadAssignment,
 };
+use assignment::Group;
+pub use assignment::Target;
+pub use locality::{LocalityLb, Needs, locality_setting, needs};
 
 /// What one resource is built from, besides what it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

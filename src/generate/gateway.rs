@@ -1,12 +1,13 @@
 //! What the configuration of a router is merged from: the part of keys that clusters, listeners and routes share.
 
-use super::{BuildContext, listener::Piece, select::Selected};
+use super::{BuildContext, selected::Selected};
 use crate::{
     base::{ObjectKey, Shared},
     model::{
         gateway::{ExposedPort, MergedGateway, NO_TRANSLATION_LABEL},
         service::Protocol,
     },
+    table::{Memo, Memoized},
 };
 
 /// The Gateways of a router and the ports of its services.
@@ -17,6 +18,9 @@ pub struct GatewayView {
     /// The ports that its services expose, in the order in which they are looked up.
     pub exposed: Shared<[ExposedPort]>,
 }
+
+/// The merged configuration of each router, for the time of one update.
+pub type GatewayMemo = Memo<GatewayView, MergedGateway>;
 
 impl GatewayView {
     /// The view of a selected router.
@@ -40,7 +44,10 @@ impl GatewayView {
     }
 
     /// What the router serves.
-    pub fn merged(&self, ctx: &BuildContext) -> Piece<MergedGateway> {
-        ctx.pieces.merged_gateway(ctx, self)
+    pub fn merged(&self, ctx: &BuildContext) -> Memoized<MergedGateway> {
+        let memo: &GatewayMemo = ctx.memo.get();
+        memo.get(ctx.cx, self.clone(), |cx| {
+            MergedGateway::of(cx, ctx.mesh, &self.gateways, &self.exposed)
+        })
     }
 }

@@ -16,19 +16,17 @@ use smol_str::SmolStr;
 
 use super::{
     BuildContext, RequestedResources, ResourceType, VipView,
-    cluster::{
-        ClusterMode,
-        client::{OutboundProxyView, Place},
-        rule,
-    },
-    demand::Names,
     endpoint::{self, EndpointKey, EndpointProxyView},
-    group::{Built, ListedResource, Resource},
-    name,
+    filter::security::SecurityPolicies,
+    name::{self, ClusterMode},
     proxy::MetadataKey,
+    proxy_class::ServiceTarget,
+    proxy_view::{OutboundProxyView, Place},
+    requested::Names,
+    resource::Built,
     route::{self, RouteKey, sidecar},
-    security::SecurityPolicies,
-    select::{Selected, ServiceTarget},
+    selected::Selected,
+    traffic_policy,
 };
 use crate::{
     base::{Hashed, Labels, ObjectKey, Shared},
@@ -93,6 +91,18 @@ pub enum GrpcKey {
     Cluster(cluster::ClusterKey),
 }
 
+/// A resource that a part lists.
+pub enum GrpcResource {
+    /// A listener.
+    Listener(GrpcKey),
+    /// A route configuration.
+    Route(RouteKey),
+    /// A cluster.
+    Cluster(GrpcKey),
+    /// A load assignment.
+    Endpoint(EndpointKey),
+}
+
 /// The parts of a client: one for each type that it asks for.
 pub fn select(ctx: &BuildContext, selected: &Selected, demand: &RequestedResources) -> Vec<GrpcPart> {
     let client = Hashed::new(GrpcProxyView::of(ctx, selected));
@@ -129,28 +139,27 @@ impl GrpcProxyView {
 
 impl GrpcPart {
     /// The resources that the names mean; unknown names have none.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<GrpcResource> {
         let scope = ctx.scope(&self.client.scope);
         match self.resource_type {
             ResourceType::Listener => {
                 let keys = listener::list(ctx, &scope, &self.client, &self.names);
-                let listed = |key| ListedResource::new(ResourceType::Listener, Resource::Grpc(key));
-                keys.into_iter().map(listed).collect()
+                keys.into_iter().map(GrpcResource::Listener).collect()
             }
             ResourceType::Route => {
                 let keys = sidecar::single::list(ctx, &scope, &self.client.routes, self.names.iter());
-                let listed = |key| ListedResource::new(ResourceType::Route, Resource::Route(RouteKey::Sidecar(key)));
-                keys.into_iter().map(listed).collect()
+                keys.into_iter()
+                    .map(RouteKey::Sidecar)
+                    .map(GrpcResource::Route)
+                    .collect()
             }
             ResourceType::Cluster => {
                 let keys = self.names.iter().filter_map(|name| self.cluster(ctx, &scope, name));
-                let listed = |key| ListedResource::new(ResourceType::Cluster, Resource::Grpc(GrpcKey::Cluster(key)));
-                keys.map(listed).collect()
+                keys.map(GrpcKey::Cluster).map(GrpcResource::Cluster).collect()
             }
             ResourceType::Endpoint => {
                 let keys = self.names.iter().filter_map(|name| self.endpoints(ctx, &scope, name));
-                let listed = |key| ListedResource::new(ResourceType::Endpoint, Resource::Endpoint(key));
-                keys.map(listed).collect()
+                keys.map(GrpcResource::Endpoint).collect()
             }
             _ => Vec::new(),
         }
@@ -179,7 +188,7 @@ impl GrpcPart {
         let found = self.rule(ctx, scope, &service.key);
         let policy = found
             .as_ref()
-            .and_then(|(_, rule)| rule::policy_of(rule, name.port, name.subset));
+            .and_then(|(_, rule)| traffic_policy::policy_of(rule, name.port, name.subset));
         let needs = endpoint::needs(ctx, service, policy.as_ref());
         let place = self.client.place.as_ref().filter(|_| needs.any());
         let key = EndpointKey {

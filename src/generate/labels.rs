@@ -1,6 +1,6 @@
 //! The labels of a client that some rule asks for: what is left of them in keys.
 
-use super::{BuildContext, select::Selected};
+use super::{BuildContext, selected::Selected};
 use crate::base::{Labels, Shared};
 
 /// The client's labels as far as they can decide about it: those that `sourceLabels` of a VirtualService or

@@ -4,14 +4,9 @@
 //! that serve the same ports. A gateway has one. What one would get wrong: a listener is named by address and port, and
 //! which services stand behind it is decided when the part is listed ([`outbound`]), not when it is built.
 
-pub mod access_log;
-mod chain_fields;
-pub mod client;
 pub mod filter_chain;
 pub mod gateway;
 pub mod hbone;
-pub mod hcm;
-pub mod http_filters;
 pub mod inbound;
 pub mod inbound_chain;
 mod inbound_filters;
@@ -20,24 +15,21 @@ pub mod outbound;
 pub mod outbound_client;
 pub mod outbound_listener;
 mod outbound_tcp;
-mod pieces;
-pub mod stack;
-pub mod stats;
-pub mod tcp;
-pub mod telemetry;
 mod termination;
 #[cfg(test)]
 mod tests;
-pub mod tls;
-pub mod tracing;
 pub mod virtual_listener;
 pub mod waypoint;
 
-pub use chain_fields::NetworkFilters;
-pub use client::{FilterProxyView, ListenerClass};
-pub use pieces::{Piece, Pieces};
-pub use stack::FilterStack;
-
+use super::{
+    BuildContext,
+    filter::FilterProxyView,
+    patch::{self, AddedListener},
+    proxy::{InterceptionMode, ProxyType},
+    resource::Built,
+    selected::Selected,
+};
+use crate::base::Hashed;
 use gateway::{GatewayKey, GatewayPart};
 use hbone::{HbonePart, InternalKey, OriginateKey, TerminateKey};
 use inbound::{InboundKey, InboundPart, InboundProxyView};
@@ -46,16 +38,6 @@ use outbound_client::OutboundProxyView;
 use outbound_listener::OutboundKey;
 use virtual_listener::{HttpProxyKey, VirtualOutboundKey};
 use waypoint::{WaypointKey, WaypointPart};
-
-use super::{
-    BuildContext,
-    encoded::ResourceType,
-    group::{Built, ListedResource, Resource},
-    patch::{self, AddedListener},
-    proxy::{InterceptionMode, ProxyType},
-    select::Selected,
-};
-use crate::base::Hashed;
 
 /// What a part of this kind is selected by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -147,8 +129,8 @@ fn sidecar(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxy
 
 impl ListenerPart {
     /// The resources of the part, in order.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
-        let keys = match self {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
+        match self {
             Self::Outbound(part) => {
                 let mut keys = part.list(ctx);
                 keys.extend(static_listeners(ctx, part));
@@ -159,10 +141,7 @@ impl ListenerPart {
             Self::Waypoint(part) => part.list(ctx),
             Self::Hbone(part) => part.list(),
             Self::Added(added) => added.iter().cloned().map(ListenerKey::Added).collect(),
-        };
-        keys.into_iter()
-            .map(|key| ListedResource::new(ResourceType::Listener, Resource::Listener(key)))
-            .collect()
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Names that other resources and the proxies' extensions parse: clusters, SNI, statistics.
 
+use std::borrow::Cow;
+
 use crate::model::{
     Service,
-    service::{Registry, ServicePort},
+    service::{Protocol, Registry, ServicePort},
 };
 
 /// The cluster of a service port or of a subset: `outbound|80|v1|host`.
@@ -92,6 +94,67 @@ pub fn stat_prefix(
         .replace("%TARGET_PORT%", &target_port.to_string())
         .replace("%SERVICE_PORT%", &port.number.to_string())
         .replace("%SERVICE_PORT_NAME%", &port.name)
+}
+
+/// What outbound clusters are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ClusterMode {
+    /// For connections that the client makes.
+    #[default]
+    Default,
+    /// For mutual TLS that a gateway passes through to the service named by the SNI.
+    SniDnat,
+    /// For what came to a waypoint at the service's own address.
+    Vip(VipTraffic),
+}
+
+/// What a waypoint takes connections for: it has chains and clusters of their own for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum VipTraffic {
+    /// Bytes.
+    Tcp,
+    /// Requests.
+    Http,
+}
+
+impl VipTraffic {
+    /// What a port of this protocol may carry, TCP first; nothing for ports that are not served.
+    pub fn of(protocol: Protocol) -> &'static [Self] {
+        match protocol {
+            Protocol::Udp => &[],
+            protocol if protocol.is_http() => &[Self::Http],
+            protocol if protocol.is_tcp() => &[Self::Tcp],
+            _ => &[Self::Tcp, Self::Http],
+        }
+    }
+
+    /// What stands in names in place of the subset.
+    pub fn label(self, subset: &str) -> Cow<'static, str> {
+        let own = match self {
+            Self::Tcp => "tcp",
+            Self::Http => "http",
+        };
+        match subset {
+            "" => Cow::Borrowed(own),
+            subset => Cow::Owned([own, "/", subset].concat()),
+        }
+    }
+}
+
+impl ClusterMode {
+    /// The name of the cluster of a service port; `subset` is empty for the default one.
+    pub fn cluster_name(self, port: u32, subset: &str, host: &str) -> String {
+        match self {
+            Self::Default => outbound_cluster(port, subset, host),
+            Self::SniDnat => sni_cluster(port, subset, host),
+            Self::Vip(traffic) => vip_cluster(port, &traffic.label(subset), host),
+        }
+    }
+
+    /// True for clusters behind a waypoint.
+    pub fn is_vip(self) -> bool {
+        matches!(self, Self::Vip(_))
+    }
 }
 
 #[cfg(test)]

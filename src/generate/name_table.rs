@@ -7,11 +7,7 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    BuildContext, EncodedResource, ProxyType,
-    encoded::ResourceType,
-    group::{Built, ListedResource, Resource},
-    select::Selected,
-    vip::VipView,
+    BuildContext, EncodedResource, ProxyType, encoded::ResourceType, resource::Built, selected::Selected, vip::VipView,
     wire,
 };
 use crate::{
@@ -108,14 +104,6 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
 }
 
 impl NameTableKey {
-    /// The one resource.
-    pub fn list(&self) -> Vec<ListedResource> {
-        vec![ListedResource::new(
-            ResourceType::NameTable,
-            Resource::NameTable(self.clone()),
-        )]
-    }
-
     /// Builds the table.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let scope = ctx.scope(&self.scope);

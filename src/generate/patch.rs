@@ -18,7 +18,7 @@ pub use route::inbound as inbound_routes;
 
 use std::collections::BTreeSet;
 
-use super::{BuildContext, proxy::ProxyType, select::ProxyClass};
+use super::{BuildContext, proxy::ProxyType, proxy_class::ProxyClass};
 use crate::{
     base::{ObjectKey, Shared, SmolStr},
     model::envoy_filter::{Patch, PatchClass, ReferencedService},

@@ -1,8 +1,8 @@
 //! `Proxy`: a client, parsed once from its node. The node itself is not kept.
 
-mod kind;
-mod kinds;
-mod setting;
+mod metadata_key;
+mod node_metadata;
+mod node_metadata_pool;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,11 +13,6 @@ use std::{
 use serde_json::Value;
 use smol_str::SmolStr;
 
-pub use kind::NodeMetadata;
-pub use kinds::NodeMetadataPool;
-pub use setting::MetadataKey;
-use setting::Settings;
-
 use crate::{
     api::mesh_config,
     base::{
@@ -26,6 +21,10 @@ use crate::{
     },
     proto::envoy::config::core::v3 as core,
 };
+pub use metadata_key::MetadataKey;
+use metadata_key::Settings;
+pub use node_metadata::NodeMetadata;
+pub use node_metadata_pool::NodeMetadataPool;
 
 /// The annotation that names a service in traces.
 const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";

@@ -22,14 +22,9 @@ mod tests;
 mod virtual_host;
 pub(crate) mod waypoint;
 
-pub(super) use http::DefaultRoutes;
+pub(super) use http::DefaultRoutesMemo;
 
-use super::{
-    BuildContext, EncodedResource, ProxyType, ResourceType, VipView,
-    group::{Built, ListedResource, Resource},
-    labels,
-    select::Selected,
-};
+use super::{BuildContext, EncodedResource, ProxyType, VipView, labels, resource::Built, selected::Selected};
 use crate::{
     base::{Hashed, Labels, Namespace, Shared, SmolStr},
     proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
@@ -111,14 +106,11 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<RoutePart> {
 
 impl RoutePart {
     /// Lists the resources of the part, in order.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
-        let keys = match self {
-            Self::Sidecar(part) => part.list(ctx).into_iter().map(RouteKey::Sidecar).collect::<Vec<_>>(),
+    pub fn list(&self, ctx: &BuildContext) -> Vec<RouteKey> {
+        match self {
+            Self::Sidecar(part) => part.list(ctx).into_iter().map(RouteKey::Sidecar).collect(),
             Self::Gateway(part) => part.list(ctx).into_iter().map(RouteKey::Gateway).collect(),
-        };
-        keys.into_iter()
-            .map(|key| ListedResource::new(ResourceType::Route, Resource::Route(key)))
-            .collect()
+        }
     }
 }
 
@@ -162,15 +154,6 @@ fn configuration(name: &str, virtual_hosts: Vec<VirtualHost>) -> RouteConfigurat
         validate_clusters: Some(false),
         max_direct_response_body_size_bytes: Some(MAX_DIRECT_RESPONSE_BYTES),
         ignore_port_in_host_matching: true,
-        ..Default::default()
-    }
-}
-
-/// Returns the configuration that gateways get for a name without a server.
-pub(super) fn empty_configuration(name: &str) -> RouteConfiguration {
-    RouteConfiguration {
-        name: name.to_owned(),
-        validate_clusters: Some(false),
         ..Default::default()
     }
 }

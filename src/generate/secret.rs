@@ -14,9 +14,8 @@ use smol_str::SmolStr;
 
 use super::{
     BuildContext, EncodedResource,
-    encoded::ResourceType,
-    group::{Built, ListedResource, Note, Resource},
-    select::Selected,
+    resource::{Built, Note},
+    selected::Selected,
 };
 use crate::{
     api::access_review::{Access, AccessReview, Subject},
@@ -107,10 +106,8 @@ impl SecretPart {
     }
 
     /// The secrets that the client may ask for.
-    pub fn list(&self) -> Vec<ListedResource> {
-        let keys = self.keys.iter().cloned();
-        keys.map(|key| ListedResource::new(ResourceType::Secret, Resource::Secret(key)))
-            .collect()
+    pub fn list(&self) -> impl Iterator<Item = SecretKey> {
+        self.keys.iter().cloned()
     }
 }
 

@@ -16,15 +16,13 @@ use std::{collections::BTreeSet, sync::Arc};
 use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use members::Members;
-use views::{PartResourceMaps, patch_views, whole_views};
-
 use super::{
     BuildContext, RequestedResources,
+    build_context::PushMemo,
     encoded::ResourceType,
-    group::{Built, ListedResource, Note, PartKey, ProxyGroupKey, ResourceKey, ResourceSnapshot, TypeResources},
-    listener::Pieces,
+    plan::{self, ListedResource, PartKey, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
+    resource::{Built, Note, ResourceSnapshot, TypeResources},
     route::fragment::{FragmentKey, Routes},
 };
 use crate::{
@@ -33,6 +31,8 @@ use crate::{
     model::{MeshSnapshot, ScopeKey, SidecarScope, sidecar_scope},
     table::{ChangeSet, Cx, Derived, Evaluated, Key, RelationId, Table, Transaction},
 };
+use members::Members;
+use views::{PartResourceMaps, patch_views, whole_views};
 
 /// A connected proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -202,13 +202,12 @@ impl Store {
         let mut update = Update::default();
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
-        let (scopes, fragments) = (self.scopes.table().clone(), self.fragments.table().clone());
-        let pieces = Pieces::default();
+        let scopes = self.scopes.table().clone();
+        let memo = plan::push_memo(self.fragments.table().clone());
         let source = Source {
             mesh,
             scopes: &scopes,
-            fragments: &fragments,
-            pieces: &pieces,
+            memo: &memo,
         };
         let members = &mut self.members;
         let abandoned = members.update(&mut tx, source, membership, executor, &mut update);
@@ -274,11 +273,8 @@ impl Store {
             &mut update.panics,
             build,
         );
-        let fragments = self.fragments.table().clone();
-        let source = Source {
-            fragments: &fragments,
-            ..source
-        };
+        let memo = source.memo.clone().with(self.fragments.table().clone());
+        let source = Source { memo: &memo, ..source };
         let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&source.ctx(cx)));
         update.built = evaluate(
             &mut self.resources,
@@ -574,8 +570,7 @@ impl Store {
 struct Source<'a> {
     mesh: &'a MeshSnapshot,
     scopes: &'a Table<ScopeKey, SidecarScope>,
-    fragments: &'a Table<FragmentKey, Routes>,
-    pieces: &'a Pieces,
+    memo: &'a PushMemo,
 }
 
 impl<'a> Source<'a> {
@@ -587,8 +582,7 @@ impl<'a> Source<'a> {
             cx,
             mesh: self.mesh,
             scopes: self.scopes,
-            fragments: self.fragments,
-            pieces: self.pieces,
+            memo: self.memo,
         }
     }
 }

@@ -1,12 +1,12 @@
 //! HBONE: what both ends of tunnels have in common, listeners and clusters.
 
+use super::{
+    BuildContext,
+    constant::{DEFAULT_SECRET, ROOT_SECRET, workload_secret},
+    proxy::{MetadataKey, NodeMetadata},
+    tls::{enforce_compliance, trust_domain_matchers},
+};
 use crate::{
-    generate::{
-        BuildContext,
-        constant::{DEFAULT_SECRET, ROOT_SECRET, workload_secret},
-        listener::tls::{enforce_compliance, trust_domain_matchers},
-        proxy::{MetadataKey, NodeMetadata},
-    },
     model::features::Features,
     proto::envoy::{
         config::core::v3::{

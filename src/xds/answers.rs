@@ -15,7 +15,7 @@ use super::{
     laid::{Laid, Shelf, lock},
     names::Names,
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeResources};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
 
 /// So many answers are kept, those that were asked for last; proxies that connect at a time are of few kinds.
 const KEPT: usize = 32;
@@ -141,7 +141,7 @@ fn named(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{generate::group::PartResources, model::Revision, proto::envoy::config::cluster::v3::Cluster};
+    use crate::{generate::resource::PartResources, model::Revision, proto::envoy::config::cluster::v3::Cluster};
 
     /// A snapshot of which an answer is kept.
     pub(in crate::xds) fn long_snapshot() -> ResourceSnapshot {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     base::Version,
-    generate::{EncodedResource, RequestedResources, ResourceSnapshot, ResourceType, demand::ON_DEMAND},
+    generate::{EncodedResource, RequestedResources, ResourceSnapshot, ResourceType, requested::ON_DEMAND},
 };
 
 /// The most names that a connection may subscribe to, over all types.

@@ -12,7 +12,7 @@ use super::{
     order,
     watched::{InFlight, WatchedResource},
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, group::TypeResources};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
 
 /// What is to be sent now, if anything. Afterwards the view counts as sent; removals that must wait are noted.
 pub(super) fn content(

@@ -15,8 +15,8 @@ use crate::{
     base::Shared,
     generate::{
         EncodedResource, RequestedResources, ResourceSnapshot, ResourceType,
-        demand::ON_DEMAND,
-        group::{PartResources, TypeResources},
+        requested::ON_DEMAND,
+        resource::{PartResources, TypeResources},
     },
     model::Revision,
     proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},

@@ -6,7 +6,7 @@ use imbl::OrdSet;
 use smol_str::SmolStr;
 
 use super::{claims::Claims, laid::Laid, names::Names};
-use crate::generate::{EncodedResource, group::TypeResources};
+use crate::generate::{EncodedResource, resource::TypeResources};
 
 /// One type on one connection.
 ///

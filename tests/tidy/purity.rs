@@ -39,8 +39,7 @@ const IMPURE: &[(&str, &str)] = &[
 const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
 
 /// What remembers in generation is looked up by key and never walked in order; what leaves it is ordered.
-const MEMOS: [&str; 7] = [
-    "src/generate/listener/pieces.rs",
+const MEMOS: [&str; 6] = [
     "src/generate/route/gateway.rs",
     "src/generate/route/sidecar/listing.rs",
     "src/generate/route/virtual_host.rs",

@@ -11,7 +11,7 @@ use crate::{
     base::Shared,
     generate::{
         RequestedResources, ResourceSnapshot, ResourceType,
-        demand::ON_DEMAND,
+        requested::ON_DEMAND,
         store::{MemberId, Membership, Serial, Store},
     },
     model::MeshSnapshot,

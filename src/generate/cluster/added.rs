@@ -4,10 +4,10 @@ use super::ClusterKey;
 use crate::{
     base::Shared,
     generate::{
-        BuildContext, EncodedResource, ResourceType,
-        group::{Built, ListedResource, Resource},
+        BuildContext, EncodedResource,
         patch::{self, PatchContext, PatchRef, set},
-        select::Selected,
+        resource::Built,
+        selected::Selected,
     },
     proto::envoy::config::cluster::v3::Cluster,
 };
@@ -36,12 +36,9 @@ impl AddedPart {
     }
 
     /// The clusters of the part.
-    pub fn list(&self) -> Vec<ListedResource> {
+    pub fn list(&self) -> impl Iterator<Item = ClusterKey> {
         let keys = self.patches.iter().map(|patch| AddedKey { patch: patch.clone() });
-        let resources = keys.map(|key| Resource::Cluster(ClusterKey::Added(key)));
-        resources
-            .map(|resource| ListedResource::new(ResourceType::Cluster, resource))
-            .collect()
+        keys.map(ClusterKey::Added)
     }
 }
 

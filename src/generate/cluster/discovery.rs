@@ -1,9 +1,9 @@
 //! How Envoy finds the endpoints of a service's clusters.
 
-use super::{client::SocketProxyView, dynamic, load_balancer, outbound::ClusterMode, rule};
+use super::{dynamic, load_balancer};
 use crate::{
     base::Shared,
-    generate::BuildContext,
+    generate::{BuildContext, name::ClusterMode, proxy_view::SocketProxyView, traffic_policy},
     model::{
         Service,
         destination_rule::DestinationRule,
@@ -77,7 +77,7 @@ impl Kinds {
     }
 
     fn ended(&self, begun: DiscoveryType, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
-        let policy = rule.and_then(|rule| rule::policy_of(rule, self.port, subset));
+        let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, self.port, subset));
         let simple = load_balancer::simple(policy.as_ref().and_then(|policy| policy.load_balancer.as_ref()));
         if simple == SimpleLb::Passthrough && !self.fixed_policy {
             DiscoveryType::OriginalDst

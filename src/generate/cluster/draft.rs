@@ -5,12 +5,11 @@ use std::{borrow::Cow, sync::LazyLock};
 
 use prost::Message;
 
-use super::rule;
 use crate::{
     generate::{
         EncodedResource, ResourceType,
         constant::{self, ISTIO_METADATA, METADATA_EXCHANGE},
-        name, wire,
+        name, traffic_policy, wire,
     },
     model::Service,
     proto::envoy::{
@@ -232,7 +231,7 @@ impl Draft {
         self.set_metadata(SERVICES, |out| {
             wire::list_field(out, SERVICES, services, |out, service: &Service| {
                 wire::text_field(out, "host", &service.key.hostname);
-                wire::text_field(out, "name", rule::service_name(service));
+                wire::text_field(out, "name", traffic_policy::service_name(service));
                 wire::text_field(out, "namespace", &service.key.namespace);
             });
         });

@@ -1,8 +1,9 @@
 //! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
 
-use super::{draft::Draft, outbound::ClusterMode, service::Context};
+use super::{draft::Draft, service::Context};
 use crate::{
     base::host,
+    generate::name::ClusterMode,
     model::{
         Service,
         envoy_filter::ReferencedService,

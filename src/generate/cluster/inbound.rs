@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    ClusterKey, client, connection_pool,
+    ClusterKey, connection_pool,
     draft::{Draft, Finished},
-    finished, rule,
+    finished,
     service::{set_port_override, set_protocol},
     static_clusters::{bind_config, fixed_endpoint},
 };
@@ -15,13 +15,16 @@ use crate::{
     api::kube::service::TargetPort,
     base::{Hostname, Namespace, ObjectKey, Shared, cidr::IpMode},
     generate::{
-        BuildContext, ResourceType,
+        BuildContext,
         constant::loopbacks,
-        group::{Built, ListedResource, Resource},
         name,
         patch::{PatchContext, PatchRef, cluster::ClusterPatches},
         proxy::InterceptionMode,
-        select::{Selected, ServiceTarget},
+        proxy_class::ServiceTarget,
+        proxy_view,
+        resource::Built,
+        selected::Selected,
+        traffic_policy,
     },
     model::{
         ScopeKey, Service, ServiceKey,
@@ -104,14 +107,14 @@ impl InboundPart {
             bound_ports: proxy.interception_mode == InterceptionMode::None,
             instance_v4,
             instance_v6,
-            keeps_header_case: client::keeps_header_case(selected),
+            keeps_header_case: proxy_view::keeps_header_case(selected),
             patches: selected.patches.clusters.clone(),
         };
         (part.sidecar.is_some() || !part.targets.is_empty()).then_some(part)
     }
 
     /// The clusters of the part.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterKey> {
         let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let ingress = sidecar.map_or(&[][..], |sidecar| &sidecar.spec.ingress);
         let mut keys = Vec::new();
@@ -134,10 +137,7 @@ impl InboundPart {
         for key in &mut keys {
             key.patches = patches.concerning(&name::inbound_cluster(key.port), &key.hosts());
         }
-        let resources = keys.into_iter().map(|key| Resource::Cluster(ClusterKey::Inbound(key)));
-        resources
-            .map(|resource| ListedResource::new(ResourceType::Cluster, resource))
-            .collect()
+        keys.into_iter().map(ClusterKey::Inbound).collect()
     }
 
     /// One for each port of the workload that services lead to, unless a listener of the Sidecar has it.
@@ -384,7 +384,7 @@ impl InboundKey {
         {
             draft.set_text("config", &rule.meta.config_path());
         }
-        let policy = policy.and_then(|rule| rule::policy_of(&rule, port, ""));
+        let policy = policy.and_then(|rule| traffic_policy::policy_of(&rule, port, ""));
         let of_listener = |sidecar: &Sidecar| {
             let mut listeners = sidecar.ingress.iter().filter(|listener| port_of(listener) == self.port);
             listeners.find_map(|listener| listener.connection_pool)

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 
 use super::dynamic;
 use crate::{
-    base::{Hostname, Namespace, ObjectKey, Shared},
+    base::{Hostname, Namespace, ObjectKey, Shared, url},
     generate::{
         BuildContext,
         proxy::ProxyType,
-        security::jwt,
-        select::Selected,
+        selected::Selected,
         waypoint::{Served, WaypointView},
     },
     model::{ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
@@ -127,6 +126,6 @@ fn key_servers(ctx: &BuildContext, selected: &Selected) -> Vec<ReferencedService
         .iter()
         .filter_map(|key| ctx.mesh.request_authentications.get(ctx.cx, key));
     let rules = rows.flat_map(|row| &row.spec.jwt_rules);
-    let hosts = rules.filter_map(|rule| jwt::authority(&rule.jwks_uri));
+    let hosts = rules.filter_map(|rule| url::authority(&rule.jwks_uri));
     hosts.map(|(host, _)| by_host(Hostname::new(host))).collect()
 }

@@ -1,32 +1,32 @@
 //! Outbound clusters: one for each service port that a scope sees, and for each subset of its DestinationRule; on
 //! gateways that pass mutual TLS through, the same once more without TLS.
 
-use std::{borrow::Cow, cell::OnceCell, collections::BTreeSet};
+use std::{cell::OnceCell, collections::BTreeSet};
 
 use smol_str::SmolStr;
 
 use super::{
-    ClusterKey,
-    client::{OutboundProxyView, Place, SocketProxyView},
+    ClusterKey, ClusterResource,
     discovery::Kinds,
     dynamic, finished,
     limit::{Limit, Wanted},
-    rule,
     service::Context,
 };
 use crate::{
     base::{Hashed, ObjectKey, Shared, cidr::IpMode},
     generate::{
-        BuildContext, ResourceType,
+        BuildContext,
         endpoint::{self, EndpointKey, EndpointProxyView},
-        group::{Built, ListedResource, Note, Resource},
-        name,
+        name::ClusterMode,
         patch::{
             self, PatchContext, PatchRef,
             cluster::{ClusterPatches, ParsedName},
         },
         proxy::ProxyType,
-        select::Selected,
+        proxy_view::{OutboundProxyView, Place, SocketProxyView},
+        resource::{Built, Note},
+        selected::Selected,
+        traffic_policy,
     },
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
@@ -49,67 +49,6 @@ pub struct OutboundPart {
     pub place: Option<Place>,
     /// What limits the services, where only those are wanted that something leads to.
     pub limit: Option<Limit>,
-}
-
-/// What outbound clusters are for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ClusterMode {
-    /// For connections that the client makes.
-    #[default]
-    Default,
-    /// For mutual TLS that a gateway passes through to the service named by the SNI.
-    SniDnat,
-    /// For what came to a waypoint at the service's own address.
-    Vip(VipTraffic),
-}
-
-/// What a waypoint takes connections for: it has chains and clusters of their own for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum VipTraffic {
-    /// Bytes.
-    Tcp,
-    /// Requests.
-    Http,
-}
-
-impl VipTraffic {
-    /// What a port of this protocol may carry, TCP first; nothing for ports that are not served.
-    pub fn of(protocol: Protocol) -> &'static [Self] {
-        match protocol {
-            Protocol::Udp => &[],
-            protocol if protocol.is_http() => &[Self::Http],
-            protocol if protocol.is_tcp() => &[Self::Tcp],
-            _ => &[Self::Tcp, Self::Http],
-        }
-    }
-
-    /// What stands in names in place of the subset.
-    pub fn label(self, subset: &str) -> Cow<'static, str> {
-        let own = match self {
-            Self::Tcp => "tcp",
-            Self::Http => "http",
-        };
-        match subset {
-            "" => Cow::Borrowed(own),
-            subset => Cow::Owned([own, "/", subset].concat()),
-        }
-    }
-}
-
-impl ClusterMode {
-    /// The name of the cluster of a service port; `subset` is empty for the default one.
-    pub fn cluster_name(self, port: u32, subset: &str, host: &str) -> String {
-        match self {
-            Self::Default => name::outbound_cluster(port, subset, host),
-            Self::SniDnat => name::sni_cluster(port, subset, host),
-            Self::Vip(traffic) => name::vip_cluster(port, &traffic.label(subset), host),
-        }
-    }
-
-    /// True for clusters behind a waypoint.
-    pub fn is_vip(self) -> bool {
-        matches!(self, Self::Vip(_))
-    }
 }
 
 /// One outbound cluster.
@@ -173,7 +112,7 @@ impl OutboundPart {
     }
 
     /// Clusters, and for those that use EDS the endpoints.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
         let limit = self.limit.as_ref();
         let wanted = limit.map(|limit| limit.wanted(ctx, self.scope.namespace()));
         if wanted.as_ref().is_some_and(Wanted::is_empty) && self.client.patches.is_empty() {
@@ -217,7 +156,7 @@ impl OutboundProxyView {
         rule: Option<&Shared<DestinationRule>>,
         key: &OutboundKey,
     ) -> Option<EndpointProxyView> {
-        let policy = rule.and_then(|rule| rule::policy_of(rule, key.port, &key.subset));
+        let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, key.port, &key.subset));
         let needs = endpoint::needs(ctx, service, policy.as_ref());
         match (place, needs.any()) {
             (None, false) => Some(EndpointProxyView::of(ctx, service, self, None)),
@@ -235,7 +174,7 @@ struct Listing<'a> {
     patches: ClusterPatches<'a>,
     /// Names that endpoints are asked for because of patches, and that are not listed yet.
     asked: BTreeSet<String>,
-    listed: Vec<ListedResource>,
+    listed: Vec<ClusterResource>,
 }
 
 impl<'a> Listing<'a> {
@@ -290,7 +229,7 @@ impl<'a> Listing<'a> {
         let subsets = rule
             .filter(|_| !dynamic)
             .into_iter()
-            .flat_map(|rule| rule::subset_names(rule));
+            .flat_map(|rule| traffic_policy::subset_names(rule));
         let kinds = Kinds::new(ctx, service, port, part.mode, &part.client.socket);
         for subset in std::iter::once("").chain(subsets) {
             let kind = kinds.of(rule, subset);
@@ -381,12 +320,12 @@ impl OutboundKey {
         self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
     }
 
-    pub(super) fn listed(self) -> ListedResource {
-        ListedResource::new(ResourceType::Cluster, Resource::Cluster(ClusterKey::Outbound(self)))
+    pub(super) fn listed(self) -> ClusterResource {
+        ClusterResource::Cluster(ClusterKey::Outbound(self))
     }
 
     /// The load assignment of an EDS cluster.
-    pub(super) fn endpoints(&self, client: EndpointProxyView) -> ListedResource {
+    pub(super) fn endpoints(&self, client: EndpointProxyView) -> ClusterResource {
         let key = EndpointKey {
             service: self.service.clone(),
             port: self.port,
@@ -395,7 +334,7 @@ impl OutboundKey {
             rule: self.rule.clone(),
             client,
         };
-        ListedResource::new(ResourceType::Endpoint, Resource::Endpoint(key))
+        ClusterResource::Endpoint(key)
     }
 
     /// Builds the cluster. Nothing if the service or port is gone, or a DNS cluster has no endpoints.
@@ -416,7 +355,7 @@ impl OutboundKey {
             rule: rule.as_ref(),
             policy: rule
                 .as_ref()
-                .and_then(|rule| rule::policy_of(rule, self.port, &self.subset)),
+                .and_then(|rule| traffic_policy::policy_of(rule, self.port, &self.subset)),
             known: OnceCell::new(),
         };
         match context.cluster() {

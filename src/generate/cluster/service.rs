@@ -7,7 +7,7 @@ use super::{
     discovery::{self, Kinds},
     draft::{Draft, Finished},
     dynamic, load_balancer,
-    outbound::{ClusterMode, OutboundKey},
+    outbound::OutboundKey,
     outlier,
     tls::{self, TlsInputs},
     tunnel,
@@ -15,7 +15,10 @@ use super::{
 use crate::{
     api::kube::service::TargetPort,
     base::{Shared, cidr::IpMode},
-    generate::{BuildContext, constant, endpoint, name},
+    generate::{
+        BuildContext, constant, endpoint,
+        name::{self, ClusterMode},
+    },
     model::{
         EndpointTraits, Service,
         authentication::{self, MtlsMode},

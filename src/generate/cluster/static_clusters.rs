@@ -1,15 +1,16 @@
 //! Clusters that do not depend on services: where traffic goes that belongs to none.
 
-use super::{ClusterKey, TunnelCluster, client, connection_pool, draft::Draft, finished};
+use super::{ClusterKey, TunnelCluster, connection_pool, draft::Draft, finished};
 use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
-        BuildContext, ResourceType,
+        BuildContext,
         constant::{self, METADATA_EXCHANGE, passthrough_sources, socket_address},
-        group::{Built, ListedResource, Note, Resource},
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::ProxyType,
-        select::Selected,
+        proxy_view,
+        resource::{Built, Note},
+        selected::Selected,
         tunnel,
     },
     proto::envoy::config::{
@@ -100,7 +101,7 @@ impl StaticPart {
             ProxyType::Waypoint => (of_waypoint(ctx, selected), PatchContext::SidecarOutbound),
             _ => (of_gateway(ctx), PatchContext::Gateway),
         };
-        let socket = client::has_credential_socket(selected.proxy).then_some(StaticCluster::ExternalSds);
+        let socket = proxy_view::has_credential_socket(selected.proxy).then_some(StaticCluster::ExternalSds);
         Self {
             kinds: kinds.into_iter().chain(socket).collect(),
             outward,
@@ -110,7 +111,7 @@ impl StaticPart {
     }
 
     /// The clusters of the part.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterKey> {
         let outward = ClusterPatches::of(ctx, &self.patches, self.outward);
         let inward = ClusterPatches::of(ctx, &self.patches, PatchContext::SidecarInbound);
         let keys = self.kinds.iter().enumerate().map(|(at, kind)| {
@@ -130,14 +131,13 @@ impl StaticPart {
                 },
             })
         });
-        keys.map(|key| ListedResource::new(ResourceType::Cluster, Resource::Cluster(key)))
-            .collect()
+        keys.collect()
     }
 }
 
 fn of_sidecar(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
     let (proxy, features) = (selected.proxy, &ctx.mesh.installation.features);
-    let keeps_header_case = client::keeps_header_case(selected);
+    let keeps_header_case = proxy_view::keeps_header_case(selected);
     let mut kinds = vec![
         StaticCluster::BlackHole,
         StaticCluster::Passthrough {

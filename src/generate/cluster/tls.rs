@@ -4,14 +4,17 @@ use std::sync::LazyLock;
 
 use prost::{Message, Name};
 
-use super::{client::SocketProxyView, draft::Draft};
+use super::draft::Draft;
 use crate::{
-    generate::constant::{
-        DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, SecretProvider, TLS_SOCKET, credential_secret,
-        file_certificate_name, file_root_name, file_secret, raw_buffer, socket, structure, text, workload_secret,
+    generate::{
+        constant::{
+            DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, SecretProvider, TLS_SOCKET, credential_secret,
+            file_certificate_name, file_root_name, file_secret, raw_buffer, socket, structure, text, workload_secret,
+        },
+        proxy_view::SocketProxyView,
+        tls::enforce_compliance,
+        wire,
     },
-    generate::listener::tls::enforce_compliance,
-    generate::wire,
     model::{credential::AUTHORITY_SUFFIX, features::Features, service::Registry},
     proto::{
         Any,

@@ -2,19 +2,19 @@
 //! once for what it carries.
 
 use super::{
-    ClusterMode,
-    client::{OutboundProxyView, Place},
+    ClusterResource,
     discovery::Kinds,
-    outbound::{InlineProxyView, OutboundKey, VipTraffic},
-    rule,
+    outbound::{InlineProxyView, OutboundKey},
 };
 use crate::{
     base::{Hashed, Shared},
     generate::{
         BuildContext,
-        group::ListedResource,
+        name::{ClusterMode, VipTraffic},
         patch::{PatchContext, cluster::ClusterPatches},
-        select::Selected,
+        proxy_view::{OutboundProxyView, Place},
+        selected::Selected,
+        traffic_policy,
         waypoint::WaypointView,
     },
     model::{
@@ -53,7 +53,7 @@ impl WaypointPart {
     }
 
     /// Clusters, and for those that use EDS the endpoints.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
         let patches = ClusterPatches::of(ctx, &self.client.patches, PatchContext::SidecarInbound);
         let mut listed = Vec::new();
         for service in waypoint::served(ctx.cx, ctx.mesh, &self.waypoint.gateways) {
@@ -77,12 +77,12 @@ impl WaypointPart {
         (service, port, traffic): (&Service, &ServicePort, VipTraffic),
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
         patches: &ClusterPatches,
-        listed: &mut Vec<ListedResource>,
+        listed: &mut Vec<ClusterResource>,
     ) {
         let mode = ClusterMode::Vip(traffic);
         let rule = found.map(|(_, rule)| rule);
         let kinds = Kinds::new(ctx, service, port, mode, &self.client.socket);
-        let subsets = rule.into_iter().flat_map(|rule| rule::subset_names(rule));
+        let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
             let mut key = OutboundKey {
                 service: service.key.clone(),

@@ -9,8 +9,9 @@ use crate::{
     base::{Labels, Namespace, NetworkId, Shared, cidr, select},
     generate::{
         BuildContext,
-        cluster::{ClusterMode, rule},
         constant::{self, ISTIO_METADATA},
+        name::ClusterMode,
+        traffic_policy,
         tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, HBONE_PORT, internal_address},
         wire,
     },
@@ -198,7 +199,7 @@ impl Target<'_> {
 
     fn policy(&self) -> Option<TrafficPolicy> {
         self.rule
-            .and_then(|rule| rule::policy_of(rule, self.port.number, self.subset))
+            .and_then(|rule| traffic_policy::policy_of(rule, self.port.number, self.subset))
     }
 
     /// The endpoints by locality, network gateways in place of those behind them.

@@ -8,7 +8,7 @@ use crate::{
     base::ClusterId,
     generate::{
         BuildContext, EncodedResource,
-        group::{Built, Note},
+        resource::{Built, Note},
     },
     model::extension::{self, ExtensionId, RESOURCE_PREFIX},
     proto::{

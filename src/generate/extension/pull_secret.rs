@@ -4,7 +4,7 @@
 
 use crate::{
     base::{ClusterId, Namespace, Sensitive},
-    generate::{BuildContext, select::ProxyClass},
+    generate::{BuildContext, proxy_class::ProxyClass},
     model::credential::{SECRET, Secrets},
 };
 

@@ -4,13 +4,7 @@ use smol_str::SmolStr;
 
 use super::tls;
 use crate::{
-    generate::{
-        BuildContext, EncodedResource,
-        cluster::{self, rule},
-        constant,
-        group::Built,
-        name,
-    },
+    generate::{BuildContext, EncodedResource, cluster, constant, name, resource::Built, traffic_policy},
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
@@ -64,7 +58,7 @@ impl ClusterKey {
             let common = cluster.common_lb_config.get_or_insert_default();
             common.override_host_status = Some(cluster::statuses_of_sessions());
         }
-        if let Some(policy) = rule.and_then(|rule| rule::policy_of(&rule, self.port, &self.subset)) {
+        if let Some(policy) = rule.and_then(|rule| traffic_policy::policy_of(&rule, self.port, &self.subset)) {
             apply(&mut cluster, &policy, ctx, service);
         }
         Built::new(EncodedResource::new(cluster.name.as_str(), &cluster))

@@ -9,11 +9,11 @@ use crate::{
     base::{ObjectKey, Shared},
     generate::{
         BuildContext, EncodedResource, VipView, constant,
-        group::Built,
-        listener::{http_filters::filter, outbound_listener::additional_addresses},
+        filter::{http_filters::filter, security},
+        listener::outbound_listener::additional_addresses,
         name,
+        resource::Built,
         route::filters::{STATEFUL_SESSION, session},
-        security,
     },
     model::{Service, ServiceKey, SidecarScope, authentication::MtlsMode},
     proto::{

@@ -6,10 +6,13 @@ use bytes::Bytes;
 use ipnet::IpNet;
 use prost::Message;
 
-use super::chain_fields::{NetworkFilters, field, write_match};
 use crate::{
     base::cidr,
-    generate::{constant::duration, wire},
+    generate::{
+        constant::duration,
+        filter::chain_fields::{NetworkFilters, field, write_match},
+        wire,
+    },
     model::{features::Features, service::UNSPECIFIED_IP},
     proto::envoy::config::{
         core::v3::{CidrRange, Metadata},

@@ -7,11 +7,31 @@ mod tcp;
 use bytes::Bytes;
 use prost::Message;
 
+use super::{
+    filter_chain::{Chain, max_connections_per_event},
+    inspector,
+    outbound::listener_name,
+    outbound_listener::{additional_addresses, exact_balance},
+    termination,
+};
 use crate::{
     base::{Hashed, Labels, MessageKey, ObjectKey, Shared, SmolStr, cidr::IpMode},
     generate::{
-        BuildContext, GatewayView, constant, group::Built, labels, name, patch::PatchContext, proxy::MetadataKey,
-        route::destination::Target, select::Selected,
+        BuildContext, GatewayView, constant,
+        filter::{
+            access_log::LogPlace,
+            chain_fields::{NetworkFilters, WrittenListener},
+            hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
+            proxy_view::{FilterProxyView, ListenerClass},
+            stack::FilterStack,
+            tls::{Inside, ServerCertificates},
+        },
+        labels, name,
+        patch::PatchContext,
+        proxy::MetadataKey,
+        resource::Built,
+        route::destination::Target,
+        selected::Selected,
     },
     model::{ScopeKey, ServiceKey, features::Features, service::Protocol},
     proto::{
@@ -33,20 +53,6 @@ use crate::{
             networking::v1alpha3 as networking,
         },
     },
-};
-
-use super::{
-    access_log::LogPlace,
-    chain_fields::{NetworkFilters, WrittenListener},
-    client::{FilterProxyView, ListenerClass},
-    filter_chain::{Chain, max_connections_per_event},
-    hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
-    inspector,
-    outbound::listener_name,
-    outbound_listener::{additional_addresses, exact_balance},
-    stack::FilterStack,
-    termination,
-    tls::{Inside, ServerCertificates},
 };
 
 /// What the listeners of a gateway are selected by.

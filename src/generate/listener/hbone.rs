@@ -5,26 +5,27 @@ use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
-    access_log::LogPlace,
-    client::{FilterProxyView, ListenerClass},
     filter_chain::cidr_range,
-    hcm::HTTP_CONNECTION_MANAGER,
-    http_filters::{self, PeerSide},
     inbound::{InboundListener, InboundProxyView},
     inspector::original_destination,
     outbound_listener::{additional_addresses, exact_balance},
-    stack::FilterStack,
-    tcp::{self, TCP_PROXY, plain_proxy},
 };
 use crate::{
     base::{Hashed, Shared, cidr::IpMode},
     generate::{
         BuildContext, EncodedResource,
-        constant::{self, METADATA_EXCHANGE, wildcards},
-        group::Built,
+        constant::{self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, wildcards},
+        filter::{
+            access_log::LogPlace,
+            http_filters::{self, PeerSide},
+            proxy_view::{FilterProxyView, ListenerClass},
+            stack::FilterStack,
+            tcp::{self, TCP_PROXY, plain_proxy},
+        },
         patch::{self, PatchContext},
         proxy::IstioVersion,
-        select::Selected,
+        resource::Built,
+        selected::Selected,
         tunnel::{self, CONNECT_ORIGINATE, CONNECT_TERMINATE, HBONE_PORT, MAIN_INTERNAL, tls_context},
     },
     proto::{
@@ -197,7 +198,8 @@ impl TerminateKey {
             ..Default::default()
         };
         let mut notes = stack.into_notes();
-        match patch::listener(ctx, &self.filters, PatchContext::SidecarInbound, listener, &mut notes) {
+        let patches = (&*self.filters.listener_patches, &self.filters.extensions);
+        match patch::listener(ctx, patches, PatchContext::SidecarInbound, listener, &mut notes) {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }

@@ -7,9 +7,6 @@ use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
-    access_log::LogPlace,
-    chain_fields::{NetworkFilters, WrittenListener, field, write_match},
-    client::{FilterProxyView, ListenerClass},
     filter_chain::max_connections_per_event,
     gateway::Transport,
     inbound_chain::{ChainForm, chain_forms, terminating_form},
@@ -18,10 +15,7 @@ use super::{
     outbound::listener_name,
     outbound_client::{is_own_port, own_ports},
     outbound_listener::{MemberKind, additional_addresses, exact_balance},
-    stack::FilterStack,
-    tcp::add_black_hole,
     termination,
-    tls::{Inside, ServerCertificates},
 };
 use crate::{
     api::{Config, Kind, Meta},
@@ -30,12 +24,21 @@ use crate::{
         cidr::{self, IpMode},
     },
     generate::{
-        BuildContext, constant,
-        constant::{config_metadata, wildcards},
-        group::Built,
+        BuildContext,
+        constant::{self, config_metadata, wildcards},
+        filter::{
+            access_log::LogPlace,
+            chain_fields::{NetworkFilters, WrittenListener, field, write_match},
+            proxy_view::{FilterProxyView, ListenerClass},
+            stack::FilterStack,
+            tcp::add_black_hole,
+            tls::{Inside, ServerCertificates},
+        },
         patch::PatchContext,
         proxy::{InterceptionMode, MetadataKey},
-        select::{Selected, ServiceTarget},
+        proxy_class::ServiceTarget,
+        resource::Built,
+        selected::Selected,
         wire,
     },
     model::{

@@ -3,18 +3,22 @@
 use smol_str::SmolStr;
 
 use super::{
-    chain_fields::NetworkFilters,
-    client::ListenerClass,
-    hcm::{HttpConnection, HttpRoutes},
     inbound::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND},
     outbound::listener_name,
-    stack::FilterStack,
-    tcp::{TcpChain, plain_proxy},
 };
 use crate::{
     api::kube::service::TargetPort,
     base::Shared,
-    generate::{name, patch},
+    generate::{
+        filter::{
+            chain_fields::NetworkFilters,
+            hcm::{HttpConnection, HttpRoutes},
+            proxy_view::ListenerClass,
+            stack::FilterStack,
+            tcp::{TcpChain, plain_proxy},
+        },
+        name, patch,
+    },
     model::{
         Service,
         service::{Protocol, ServicePort},

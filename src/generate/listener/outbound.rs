@@ -124,7 +124,7 @@ impl OutboundPart {
 /// The cluster of traffic to unknown destinations.
 pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
     if scope.registry_only {
-        SmolStr::new_static(super::tcp::BLACK_HOLE)
+        SmolStr::new_static(crate::generate::filter::tcp::BLACK_HOLE)
     } else if scope.egress_proxy.is_empty() {
         SmolStr::new_static("PassthroughCluster")
     } else {

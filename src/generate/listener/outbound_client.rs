@@ -2,20 +2,19 @@
 
 use smol_str::SmolStr;
 
-use super::client::FilterProxyView;
+use super::outbound_listener::ListenPort;
 use crate::{
     base::{Hashed, Labels, Namespace, Shared},
     generate::{
         BuildContext,
         constant::wildcards,
+        filter::proxy_view::FilterProxyView,
         labels,
         proxy::{InterceptionMode, MetadataKey, NodeMetadata},
-        select::Selected,
+        selected::Selected,
         vip::VipView,
     },
 };
-
-use super::outbound_listener::ListenPort;
 
 /// The part of a sidecar that its outbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -5,24 +5,26 @@ use std::{collections::BTreeSet, ops::Deref};
 use smol_str::SmolStr;
 
 use super::{
-    chain_fields::{NetworkFilters, WrittenListener, field, write_match},
-    client::ListenerClass,
     filter_chain::{Chain, RAW_BUFFER, max_connections_per_event, plaintext_http_alpns},
-    hcm::{HttpConnection, HttpRoutes},
     inspector::{http_inspector, tls_inspector},
     outbound::{listener_name, resolves_on_demand},
     outbound_client::OutboundProxyView,
-    stack::FilterStack,
-    tcp::plain_proxy,
 };
 use crate::{
     base::{Hashed, ObjectKey},
     generate::{
         BuildContext,
         constant::{self, wildcards},
-        group::Built,
+        filter::{
+            chain_fields::{NetworkFilters, WrittenListener, field, write_match},
+            hcm::{HttpConnection, HttpRoutes},
+            proxy_view::ListenerClass,
+            stack::FilterStack,
+            tcp::plain_proxy,
+        },
         name,
         patch::PatchContext,
+        resource::Built,
         wire,
     },
     model::{Service, ServiceKey, destination_rule::RuleRef, service::Protocol},

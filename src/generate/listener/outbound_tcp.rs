@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    chain_fields::NetworkFilters,
     filter_chain::Chain,
     outbound::resolves_on_demand,
     outbound_listener::{ListenPort, Member, OutboundListener},
-    tcp::{TcpChain, TcpClusters, TcpUpstream},
 };
 use crate::{
     api::kube::service::TargetPort,
     base::{Shared, cidr::IpMode, select},
     generate::{
-        cluster::ClusterMode,
         constant::{config_metadata, wildcards},
-        name::{self, outbound_cluster},
+        filter::{
+            chain_fields::NetworkFilters,
+            tcp::{TcpChain, TcpClusters, TcpUpstream},
+        },
+        name::{self, ClusterMode, outbound_cluster},
         route::{
             destination::{self, PortInference},
             domains::{self, NameSpace, PortForms},

@@ -1,7 +1,15 @@
 //! TLS that a proxy terminates as a server's settings say: on gateways and on ingress listeners of Sidecars.
 
+use super::gateway::Transport;
 use crate::{
-    generate::constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
+    generate::{
+        constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
+        filter::{
+            stack::FilterStack,
+            tls::{Inside, ServerCertificates},
+        },
+        tls::enforce_compliance,
+    },
     model::credential::AUTHORITY_SUFFIX,
     proto::{
         Any,
@@ -22,12 +30,6 @@ use crate::{
             networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
         },
     },
-};
-
-use super::{
-    gateway::Transport,
-    stack::FilterStack,
-    tls::{Inside, ServerCertificates, enforce_compliance},
 };
 
 /// The cipher suites of Envoy; it refuses a listener with others.

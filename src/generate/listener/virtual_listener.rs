@@ -3,25 +3,27 @@
 use smol_str::SmolStr;
 
 use super::{
-    access_log::LogPlace,
-    chain_fields::{NetworkFilters, WrittenListener, field, write_match},
-    client::ListenerClass,
     filter_chain::{Chain, max_connections_per_event},
-    hcm::{HttpConnection, HttpRoutes},
     outbound_client::OutboundProxyView,
     outbound_listener::{OutboundKey, OutboundListener, additional_addresses},
-    stack::FilterStack,
-    tcp::{add_black_hole, plain_proxy},
 };
 use crate::{
     base::{Hashed, cidr::IpMode},
     generate::{
-        BuildContext, constant,
-        constant::{loopbacks, wildcards},
-        group::Built,
+        BuildContext,
+        constant::{self, loopbacks, wildcards},
+        filter::{
+            access_log::LogPlace,
+            chain_fields::{NetworkFilters, WrittenListener, field, write_match},
+            hcm::{HttpConnection, HttpRoutes},
+            proxy_view::ListenerClass,
+            stack::FilterStack,
+            tcp::{add_black_hole, plain_proxy},
+        },
         name,
         patch::PatchContext,
         proxy::InterceptionMode,
+        resource::Built,
         wire,
     },
     model::service::Protocol,

@@ -14,27 +14,28 @@ use prost::Message;
 
 use super::{
     ListenerKey,
-    access_log::LogPlace,
-    chain_fields::{NetworkFilters, WrittenListener, field},
-    client::{FilterProxyView, ListenerClass},
     filter_chain::plaintext_http_alpns,
     hbone::{OriginateKey, TerminateKey, internal, state_value},
-    hcm::{HttpConnection, HttpRoutes},
     inspector::{self, original_destination},
     outbound_listener::MemberKind,
-    stack::FilterStack,
-    tcp::{self, TCP_PROXY, TcpChain, plain_proxy},
 };
 use crate::{
     base::{Hashed, NetworkId, cidr::IpMode},
     generate::{
         BuildContext, EncodedResource, VipView,
-        cluster::{ClusterMode, VipTraffic},
-        group::Built,
-        name,
+        filter::{
+            access_log::LogPlace,
+            chain_fields::{NetworkFilters, WrittenListener, field},
+            hcm::{HttpConnection, HttpRoutes},
+            proxy_view::{FilterProxyView, ListenerClass},
+            stack::FilterStack,
+            tcp::{self, TCP_PROXY, TcpChain, plain_proxy},
+        },
+        name::{self, ClusterMode, VipTraffic},
         patch::PatchContext,
+        resource::Built,
         route::waypoint as route,
-        select::Selected,
+        selected::Selected,
         tunnel::{DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE},
         waypoint::{Served, WaypointView},
         wire,

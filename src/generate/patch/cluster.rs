@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     base::{Hostname, Shared},
-    generate::{BuildContext, group::Note},
+    generate::{BuildContext, resource::Note},
     model::envoy_filter::{Operation, Patch},
     proto::{
         Any,

@@ -19,9 +19,8 @@ use crate::{
     generate::{
         BuildContext,
         encoded::EncodedResource,
-        group::{Built, Note},
-        listener::FilterProxyView,
         proxy::{Extensions, ProxyType},
+        resource::{Built, Note},
     },
     model::envoy_filter::{ApplyTo, Operation, Patch},
     proto::envoy::{
@@ -29,25 +28,21 @@ use crate::{
         extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
     },
 };
-
 use matches::Traits;
 
 /// Applies the patches to a listener; `None` if one removes it.
 pub fn listener(
     ctx: &BuildContext,
-    client: &FilterProxyView,
+    (patches, extensions): (&[PatchRef], &Extensions),
     context: PatchContext,
     listener: Listener,
     notes: &mut Vec<Note>,
 ) -> Option<Listener> {
-    let set = PatchSet::new(ctx, &client.listener_patches, context);
+    let set = PatchSet::new(ctx, patches, context);
     if set.is_empty() {
         return Some(listener);
     }
-    let patching = Patching {
-        set,
-        extensions: &client.extensions,
-    };
+    let patching = Patching { set, extensions };
     let patched = patching.listener(listener);
     patching.set.into_notes(notes);
     patched

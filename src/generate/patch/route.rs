@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{PatchContext, PatchRef, cluster::ParsedName, merge, resolve_each, set};
 use crate::{
     base::Shared,
-    generate::{BuildContext, group::Note},
+    generate::{BuildContext, resource::Note},
     model::envoy_filter::{ApplyTo, Operation, Patch},
     proto::{
         envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost, route::Action},

@@ -10,7 +10,7 @@ use smol_str::format_smolstr;
 
 use super::{PatchContext, PatchRef, resolve};
 use crate::{
-    generate::{BuildContext, group::Note},
+    generate::{BuildContext, resource::Note},
     model::{
         MeshSnapshot,
         envoy_filter::{ApplyTo, Patch},

@@ -1,8 +1,15 @@
 //! Actions of routes: forward, redirect, direct response.
 
+use super::{
+    destination, filters, hash,
+    headers::HeaderChanges,
+    http::Translation,
+    matches,
+    retry::{self, Balancing},
+};
 use crate::{
     base::Shared,
-    generate::cluster::ClusterMode,
+    generate::name::ClusterMode,
     model::{Service, virtual_service::Semantics},
     proto::{
         envoy::{
@@ -29,14 +36,6 @@ use crate::{
             load_balancer_settings::ConsistentHashLb,
         },
     },
-};
-
-use super::{
-    destination, filters, hash,
-    headers::HeaderChanges,
-    http::Translation,
-    matches,
-    retry::{self, Balancing},
 };
 
 /// Returns a redirect, or `None` for codes that Envoy does not know.

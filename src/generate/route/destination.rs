@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     base::{Hostname, Labels, Namespace, Shared},
-    generate::{BuildContext, cluster::ClusterMode},
+    generate::{BuildContext, name::ClusterMode},
     model::{
         Service, ServiceKey,
         destination_rule::{self, DestinationRule},

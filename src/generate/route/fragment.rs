@@ -4,22 +4,22 @@
 use bytes::Bytes;
 use prost::Message;
 
+use super::{
+    RouteProxyView,
+    destination::{PortInference, Target, TargetMap, TargetRows},
+    hash,
+    http::{self, MESH_GATEWAY, Translation},
+};
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
-    generate::{BuildContext, cluster::ClusterMode},
+    generate::{BuildContext, name::ClusterMode},
     model::{
         ServiceKey,
         destination_rule::{self, RuleRef},
         virtual_service::Reach,
     },
     proto::envoy::config::route::v3::VirtualHost,
-};
-
-use super::{
-    RouteProxyView,
-    destination::{PortInference, Target, TargetMap, TargetRows},
-    hash,
-    http::{self, MESH_GATEWAY, Translation},
+    table::{Cx, Table},
 };
 
 /// Inputs of the HTTP routes of a VirtualService, besides the rows that they read.
@@ -94,6 +94,21 @@ struct ResolvedTarget {
 /// Key of a fragment, hashed once and cheap to compare.
 pub type FragmentKey = Hashed<Fragment>;
 
+/// The fragments that live resources use; the store keeps them up to date.
+pub type Fragments = Table<FragmentKey, Routes>;
+
+/// Returns the routes of a fragment that a resource lists.
+pub(super) fn routes<'a>(ctx: &BuildContext<'a>, key: &FragmentKey) -> &'a Shared<Routes> {
+    let routes = ctx.memo.get::<Fragments>().get(ctx.cx, key);
+    routes.expect("because the fragments of a resource are built before it")
+}
+
+/// Returns an equal key that is in use already, if there is one, to share its allocation.
+fn known(ctx: &BuildContext, key: FragmentKey) -> FragmentKey {
+    let known = ctx.memo.get::<Fragments>().get_key_value(&Cx::untracked(), &key);
+    known.map_or(key, |(known, _)| known.clone())
+}
+
 /// Encoded routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
@@ -155,7 +170,7 @@ impl Fragment {
                 client.without_source()
             },
         };
-        ctx.known_fragment(Hashed::new(key))
+        known(ctx, Hashed::new(key))
     }
 }
 

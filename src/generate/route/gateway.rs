@@ -5,16 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
+use super::{
+    RouteConfigProxyView,
+    assembly::{self, Host},
+    configuration,
+    destination::Target,
+    domains, filters,
+    fragment::{self, DeclaredRoutes, Fragment, FragmentKey, Routes, Server, TrafficOrigin},
+};
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{
         BuildContext, EncodedResource, GatewayView,
-        group::Built,
+        constant::empty_route_configuration,
         patch::{
             self, PatchContext, PatchRef,
             route::{GatewayRouteName, RoutePatchList, RoutePatches},
         },
-        select::Selected,
+        resource::Built,
+        selected::Selected,
     },
     model::{
         ScopeKey, ServiceKey, SidecarScope,
@@ -25,15 +34,6 @@ use crate::{
         Any,
         envoy::config::route::v3::{RouteConfiguration, VirtualHost, virtual_host::TlsRequirementType},
     },
-};
-
-use super::{
-    RouteConfigProxyView,
-    assembly::{self, Host},
-    configuration,
-    destination::Target,
-    domains, empty_configuration, filters,
-    fragment::{DeclaredRoutes, Fragment, FragmentKey, Routes, Server, TrafficOrigin},
 };
 
 /// Inputs of the selection of a gateway's routes.
@@ -334,7 +334,7 @@ impl GatewayRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
         if self.servers.is_empty() {
-            return self.patched(ctx, empty_configuration(&self.name));
+            return self.patched(ctx, empty_route_configuration(&self.name));
         }
         let hosts = self.hosts(ctx);
         if self.patches.is_empty() {
@@ -434,7 +434,7 @@ impl<'a> VirtualHostBuilders<'a> {
             let routes = match self.known_lists.get(&list) {
                 Some(known) => *known,
                 None => {
-                    let routes = ctx.routes(&binding.routes);
+                    let routes = fragment::routes(ctx, &binding.routes);
                     if routes.is_empty() {
                         continue;
                     }

@@ -4,6 +4,14 @@ use std::borrow::Cow;
 
 use prost::Message;
 
+use super::{
+    RouteProxyView, action,
+    destination::{self, PortInference, TargetMap},
+    filters,
+    fragment::Routes,
+    headers::{self, HeaderChanges},
+    matches, retry,
+};
 use crate::{
     api::Meta,
     base::{Shared, select},
@@ -25,15 +33,7 @@ use crate::{
         },
         istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute},
     },
-};
-
-use super::{
-    RouteProxyView, action,
-    destination::{self, PortInference, TargetMap},
-    filters,
-    fragment::Routes,
-    headers::{self, HeaderChanges},
-    matches, retry,
+    table::{Memo, Memoized},
 };
 
 /// Gateway name that refers to sidecars.
@@ -98,6 +98,9 @@ pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Ro
     writer.finish()
 }
 
+/// The default routes, built once in an update.
+pub(crate) type DefaultRoutesMemo = Memo<(), DefaultRoutes>;
+
 /// Routes of services without a VirtualService: encoded once, except for the fields that differ between them.
 pub(crate) struct DefaultRoutes {
     /// Encoded fields of a route before the action: the match.
@@ -109,6 +112,12 @@ pub(crate) struct DefaultRoutes {
 }
 
 impl DefaultRoutes {
+    /// Returns the default routes that this update shares.
+    pub(crate) fn shared(ctx: &BuildContext) -> Memoized<Self> {
+        let memo: &DefaultRoutesMemo = ctx.memo.get();
+        memo.get(ctx.cx, (), |cx| Self::new(&BuildContext { cx, ..*ctx }))
+    }
+
     /// Encodes the common fields.
     pub(crate) fn new(ctx: &BuildContext) -> Self {
         let retry_policy = ctx.mesh_config().default_http_retry_policy.as_ref();

@@ -10,31 +10,29 @@ use std::{
 
 use bytes::Bytes;
 
+use super::{
+    RouteConfigProxyView,
+    assembly::{self, Host},
+    configuration,
+    domains::{self, PortForms},
+    fragment::{self, FragmentKey, Routes},
+    hash, http,
+    virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
+};
 use crate::{
     base::{Hashed, Hostname, Shared, SmolStr},
     generate::{
-        BuildContext, EncodedResource,
-        group::Built,
-        name,
+        BuildContext, EncodedResource, name,
         patch::{self, PatchContext, PatchRef, route::RoutePatches},
         proxy::{InterceptionMode, MetadataKey},
-        select::Selected,
+        resource::Built,
+        selected::Selected,
     },
     model::{
         ScopeKey, Service, ServiceKey,
         destination_rule::{self, RuleRef},
         service::{Protocol, ServicePort},
     },
-};
-
-use super::{
-    RouteConfigProxyView,
-    assembly::{self, Host},
-    configuration,
-    domains::{self, PortForms},
-    fragment::{FragmentKey, Routes},
-    hash, http,
-    virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
 
 /// Port whose hosts need no port in the `Host` header.
@@ -214,7 +212,7 @@ impl SidecarRoutes {
         let mut groups = Vec::new();
         let mut taken = BTreeSet::new();
         for binding in &self.bindings {
-            let routes = ctx.routes(&binding.routes);
+            let routes = fragment::routes(ctx, &binding.routes);
             if routes.is_empty() {
                 continue;
             }
@@ -236,7 +234,7 @@ impl SidecarRoutes {
                 routes: routes.field().clone(),
             }));
         }
-        let routes = LazyCell::new(|| ctx.pieces.default_routes(ctx));
+        let routes = LazyCell::new(|| http::DefaultRoutes::shared(ctx));
         let rest = self.services.iter().filter(|host| !taken.contains(&host.service));
         for host in rest {
             let service = ctx.service(&host.service);

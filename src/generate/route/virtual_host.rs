@@ -2,21 +2,20 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::{
-    base::SmolStr,
-    generate::{BuildContext, group::Note},
-    model::Service,
-    proto::envoy::config::route::v3::{
-        DirectResponseAction, Route, RouteAction, RouteMatch, VirtualHost, route::Action,
-        route_action::ClusterSpecifier, route_match::PathSpecifier,
-    },
-};
-
 use super::{
     RouteConfigProxyView,
     assembly::Host,
     domains::{self, Domains, NameSpace, PortForms},
     filters,
+};
+use crate::{
+    base::SmolStr,
+    generate::{BuildContext, resource::Note},
+    model::Service,
+    proto::envoy::config::route::v3::{
+        DirectResponseAction, Route, RouteAction, RouteMatch, VirtualHost, route::Action,
+        route_action::ClusterSpecifier, route_match::PathSpecifier,
+    },
 };
 
 /// Status of requests to unknown hosts where these are blocked.

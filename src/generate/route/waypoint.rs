@@ -9,13 +9,13 @@ use super::{
     RouteProxyView,
     destination::{PortInference, TargetMap, TargetRows},
     fragment::Routes,
-    http::{self, MESH_GATEWAY, Translation},
+    http::{self, DefaultRoutes, MESH_GATEWAY, Translation},
 };
 use crate::{
     base::{Labels, Shared},
     generate::{
         BuildContext,
-        cluster::{ClusterMode, VipTraffic},
+        name::{ClusterMode, VipTraffic},
         waypoint::Served,
         wire,
     },
@@ -71,7 +71,7 @@ pub(crate) fn of_port(
 
 /// Encodes routes that send every request to one cluster.
 pub(crate) fn to_cluster(ctx: &BuildContext, cluster: &str, port: u32, operation: &str) -> Vec<u8> {
-    let routes = ctx.pieces.default_routes(ctx).route(cluster, operation, None);
+    let routes = DefaultRoutes::shared(ctx).route(cluster, operation, None);
     configuration(cluster, port, &routes, true)
 }
 

@@ -11,7 +11,7 @@ use crate::{
         BuildContext, ProxyType,
         constant::{CredentialSource, credential_source},
         proxy::MetadataKey,
-        select::Selected,
+        selected::Selected,
     },
     model::{
         credential::{

@@ -13,7 +13,7 @@ use crate::{
     base::Shared,
     generate::{
         Proxy, ProxyGroupKey, RequestedResources,
-        select::{self, ProxyClass, ProxyClassKey},
+        proxy_class::{ProxyClass, ProxyClassKey},
     },
     table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Transaction},
 };
@@ -87,7 +87,7 @@ impl Members {
         let (mut abandoned, mut left) = (Vec::new(), Vec::new());
         let candidates = self.admit(membership, &mut abandoned, &mut left);
         let (new, mut moved) = self.look_up(tx, source, &candidates, executor, update, &mut left);
-        let select = |cx: &Cx, profile: &ProxyClassKey| Some(select::select(&source.ctx(cx), profile));
+        let select = |cx: &Cx, profile: &ProxyClassKey| Some(crate::generate::plan::select(&source.ctx(cx), profile));
         evaluate(&mut self.selections, tx, &new, executor, &mut update.panics, select);
         for (profile, ..) in self.selections.writer().changes() {
             moved.extend(self.users.get(profile).into_iter().flatten());

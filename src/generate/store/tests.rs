@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::Kind,
-    generate::{fixture, select::ProxyClassKey},
+    generate::{fixture, proxy_class::ProxyClassKey},
     model::{Batch, Change, Installation, World, fixture as model},
 };
 

@@ -8,7 +8,8 @@ use crate::{
     base::Shared,
     generate::{
         encoded::ResourceType,
-        group::{Built, ListedResource, PartResources, ResourceKey},
+        plan::{ListedResource, ResourceKey},
+        resource::{Built, PartResources},
     },
     table::{Cx, Table},
 };

@@ -23,7 +23,7 @@ use super::*;
 use crate::{
     generate::{
         EncodedResource, ResourceSnapshot, ResourceType,
-        group::{PartResources, TypeResources},
+        resource::{PartResources, TypeResources},
     },
     model::Revision,
     proto::{

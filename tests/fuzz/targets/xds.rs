@@ -10,8 +10,8 @@ use istiod::{
     environment::Environment,
     generate::{
         EncodedResource, Proxy, ResourceSnapshot, ResourceType,
-        group::{PartResources, TypeResources},
         proxy::Extensions,
+        resource::{PartResources, TypeResources},
     },
     model::Revision,
     proto::envoy::config::{cluster::v3::Cluster, core::v3::Node},

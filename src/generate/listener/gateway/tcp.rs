@@ -2,10 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use super::{Making, TcpServer};
 use crate::{
     generate::{
-        cluster::ClusterMode,
-        name,
+        filter::{
+            chain_fields::NetworkFilters,
+            tcp::{TcpChain, TcpClusters, TcpUpstream},
+        },
+        listener::filter_chain::Chain,
+        name::{self, ClusterMode},
         route::destination::{self, PortInference, TargetMap},
     },
     model::{
@@ -14,15 +19,6 @@ use crate::{
         virtual_service::{Semantics, VirtualService},
     },
     proto::istio::networking::v1alpha3::{self as networking, RouteDestination, server_tls_settings::TlSmode},
-};
-
-use super::{
-    super::{
-        chain_fields::NetworkFilters,
-        filter_chain::Chain,
-        tcp::{TcpChain, TcpClusters, TcpUpstream},
-    },
-    Making, TcpServer,
 };
 
 /// What proxies of the mesh offer each other in TLS.

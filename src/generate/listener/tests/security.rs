@@ -8,8 +8,9 @@ use super::{Bed, HTTP, Value, WORKLOAD, json, names_of, sidecar};
 use crate::{
     api::fetched_keys::{FetchedKeys, KeySource},
     generate::{
-        ResourceType, fixture,
-        security::JWT_FILTER,
+        ResourceType,
+        filter::security::JWT_FILTER,
+        fixture,
         store::{MemberId, Membership, Serial, Store},
     },
     model::{Change, fixture::folder_world, installation::Installation},

@@ -1,9 +1,12 @@
 //! Patches of one filter chain and of the network filters in it.
 
-use super::{Patching, matches, matches::Traits};
+use super::{
+    Patching,
+    matches::{self, Traits},
+};
 use crate::{
     generate::{
-        listener::hcm::HTTP_CONNECTION_MANAGER,
+        constant::HTTP_CONNECTION_MANAGER,
         patch::{
             filters::{Naming, Patched, merge_filter},
             merge::{MergeError, merge_any},

@@ -1,0 +1,70 @@
+//! Access to the mesh for generators: a snapshot, the scopes and the shared values of one update, with recorded reads.
+
+use std::{
+    any::{Any, TypeId},
+    sync::Arc,
+};
+
+use crate::{
+    base::Shared,
+    model::{MeshSnapshot, ScopeKey, Service, ServiceKey, SidecarScope},
+    proto::istio::mesh::v1alpha1::MeshConfig,
+    table::{Cx, Table},
+};
+
+/// A generator's only access to the mesh.
+#[derive(Clone, Copy)]
+#[doc(alias = "PushContext")]
+pub struct BuildContext<'a> {
+    /// Records the reads; passed to every table access.
+    pub cx: &'a Cx,
+    /// All tables of one revision.
+    pub mesh: &'a MeshSnapshot,
+    /// The scopes that live groups use.
+    pub scopes: &'a Table<ScopeKey, SidecarScope>,
+    /// Values that resources share during one update.
+    pub memo: &'a PushMemo,
+}
+
+impl<'a> BuildContext<'a> {
+    /// Returns the mesh config, merged onto the defaults.
+    pub fn mesh_config(&self) -> &'a MeshConfig {
+        self.mesh.mesh_config(self.cx)
+    }
+
+    /// Returns a service.
+    pub fn service(&self, key: &ServiceKey) -> Option<&'a Shared<Service>> {
+        self.mesh.services.get(self.cx, key)
+    }
+
+    /// Returns a scope. Selected scopes exist; an empty one replaces a Sidecar that this revision removed.
+    pub fn scope(&self, key: &ScopeKey) -> Shared<SidecarScope> {
+        self.scopes
+            .get(self.cx, key)
+            .cloned()
+            .unwrap_or_else(|| Shared::new(SidecarScope::empty(key.clone())))
+    }
+}
+
+/// Values of one update, one of each type. Modules above this one put in and read their own types.
+///
+/// A slot is found by comparing a handful of type ids, without hashing.
+#[derive(Clone, Default)]
+pub struct PushMemo(Vec<(TypeId, Arc<dyn Any + Send + Sync>)>);
+
+impl PushMemo {
+    /// Adds a value, in place of an earlier one of its type.
+    pub fn with<T: Any + Send + Sync>(mut self, value: T) -> Self {
+        let id = TypeId::of::<T>();
+        self.0.retain(|(held, _)| *held != id);
+        self.0.push((id, Arc::new(value)));
+        self
+    }
+
+    /// Returns the value of a type. The store adds every type before an update.
+    pub fn get<T: Any>(&self) -> &T {
+        let slot = self.0.iter().find(|(id, _)| *id == TypeId::of::<T>());
+        slot.and_then(|(_, value)| value.downcast_ref())
+            .expect("because the store adds every slot before it evaluates anything")
+    }
+}

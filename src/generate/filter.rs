@@ -1,0 +1,24 @@
+//! The contents of filter chains: HTTP connection managers with their filters, TCP proxies, TLS, access logs, tracing,
+//! telemetry, security and extensions.
+//!
+//! Note: nothing here knows which listener a chain belongs to. A [`FilterStack`] carries what the filters depend on.
+
+pub mod access_log;
+pub mod chain_fields;
+pub mod extension;
+pub mod hcm;
+pub mod http_filters;
+mod memo;
+pub mod proxy_view;
+pub mod security;
+pub mod stack;
+pub mod stats;
+pub mod tcp;
+pub mod telemetry;
+pub mod tls;
+pub mod tracing;
+
+pub use chain_fields::NetworkFilters;
+pub use memo::FilterMemo;
+pub use proxy_view::{FilterProxyView, ListenerClass};
+pub use stack::FilterStack;

@@ -1,0 +1,362 @@
+//! HTTP connection managers, for listeners of every kind.
+
+mod template;
+
+use std::{net::IpAddr, sync::LazyLock};
+
+use prost::Message;
+
+use super::{
+    access_log::LogPlace,
+    chain_fields::NetworkFilters,
+    extension,
+    proxy_view::{FilterProxyView, ListenerClass},
+    security,
+    stack::FilterStack,
+};
+use crate::{
+    base::{Hostname, cidr},
+    generate::{
+        constant::{HTTP_CONNECTION_MANAGER, ads_source, keep_header_case},
+        wire,
+    },
+    model::{extension::ExtensionLayer, service::Protocol},
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::{CidrRange, Http1ProtocolOptions, Http3ProtocolOptions, HttpProtocolOptions},
+                route::v3::RouteConfiguration,
+            },
+            extensions::{
+                filters::network::http_connection_manager::v3::{
+                    HttpConnectionManager, Rds, RequestIdExtension,
+                    http_connection_manager::{
+                        CodecType, ForwardClientCertDetails as EnvoyForwardClientCert, InternalAddressConfig,
+                        PathWithEscapedSlashesAction, ServerHeaderTransformation, SetCurrentClientCertDetails,
+                        UpgradeConfig,
+                    },
+                },
+                request_id::uuid::v3::UuidRequestIdConfig,
+            },
+        },
+        istio::mesh::v1alpha1::{
+            ForwardClientCertDetails,
+            mesh_config::{ProxyPathNormalization, proxy_path_normalization::NormalizationType},
+            network::network_endpoints::Ne,
+            proxy_config::proxy_headers::{MetadataExchangeMode, SetCurrentClientCertDetails as MeshClientCert},
+        },
+    },
+};
+
+pub use template::ManagerTemplate;
+
+const STAT_PREFIX: u32 = 2;
+const RDS: u32 = 3;
+const ROUTE_CONFIG: u32 = 4;
+const HTTP_FILTERS: u32 = 5;
+const TRACING: u32 = 7;
+const REQUEST_ID: u32 = 36;
+const MANAGER_URL: &str =
+    "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+
+/// Where routes come from.
+pub enum HttpRoutes {
+    /// RDS by this name.
+    Rds(String),
+    /// They stand in the listener.
+    Inline(Box<RouteConfiguration>),
+    /// The same, encoded.
+    Written(Vec<u8>),
+}
+
+/// What differs between connection managers. [`HttpConnection::new`] has what most want.
+pub struct HttpConnection {
+    /// Fields that the caller decides: protocol options, client certificates, and what is special. Everything that
+    /// [`FilterStack::http_connection_manager`] sets is laid over it.
+    pub base: HttpConnectionManager,
+    /// The prefix of its statistics, with its delimiter.
+    pub stat_prefix: String,
+    /// The routes.
+    pub routes: HttpRoutes,
+    /// The protocol of the port.
+    pub protocol: Protocol,
+    /// The client's address is that of the connection.
+    pub use_remote_address: bool,
+    /// The port that extensions match: of the listener, inbound of the workload.
+    pub port: u32,
+    /// The traffic comes out of an HBONE tunnel.
+    pub tunneled: bool,
+    /// Metadata is not sent to services outside the mesh.
+    pub mesh_only_exchange: bool,
+    /// The wildcard host that is resolved from each request.
+    pub dynamic_dns: Option<Hostname>,
+    /// HTTP/3 over QUIC.
+    pub http3: bool,
+}
+
+impl HttpConnection {
+    /// It is declared to be gRPC-Web, which has a filter of its own; no other protocol shows in the filters.
+    pub(crate) fn is_grpc_web(&self) -> bool {
+        self.protocol == Protocol::GrpcWeb
+    }
+
+    /// A connection manager with nothing special.
+    pub fn new(stat_prefix: String, routes: HttpRoutes, protocol: Protocol, port: u32) -> Self {
+        Self {
+            base: HttpConnectionManager::default(),
+            stat_prefix,
+            routes,
+            protocol,
+            use_remote_address: false,
+            port,
+            tunneled: false,
+            mesh_only_exchange: false,
+            dynamic_dns: None,
+            http3: false,
+        }
+    }
+}
+
+impl FilterStack<'_> {
+    /// Adds the connection manager as a network filter.
+    pub fn add_http_connection(&self, filters: &mut NetworkFilters, http: &HttpConnection) {
+        let denied = self.denies_http(http.tunneled, http.port);
+        if http.dynamic_dns.is_none() {
+            let common = self.shared_manager(http);
+            add_manager(filters, &common.value, &http.stat_prefix, &http.routes, denied);
+        } else {
+            let common = self.http_connection_manager(http);
+            add_manager(filters, &common, &http.stat_prefix, &http.routes, denied);
+        }
+    }
+
+    /// The connection manager encoded, without the prefix of its statistics and its routes.
+    pub fn http_connection_manager(&self, http: &HttpConnection) -> Vec<u8> {
+        let tracing = self.tracing();
+        let http_filters = self.http_filters(http);
+        let mut manager = http.base.clone();
+        manager.codec_type = CodecType::Auto as i32;
+        if http.http3 {
+            manager.codec_type = CodecType::Http3 as i32;
+            manager.http3_protocol_options = Some(Http3ProtocolOptions::default());
+        }
+        let headers = &self.client.proxy_headers;
+        if headers.preserve_http1_header_case.unwrap_or_default() {
+            let options = manager.http_protocol_options.get_or_insert_default();
+            options.header_key_format = Some(keep_header_case());
+        }
+        let ports = headers.x_forwarded_port.as_ref();
+        manager.append_x_forwarded_port = ports.is_some_and(|ports| ports.enabled.unwrap_or_default());
+        self.normalize(&mut manager);
+        manager.use_remote_address = Some(http.use_remote_address);
+        manager.upgrade_configs = vec![UpgradeConfig {
+            upgrade_type: "websocket".to_owned(),
+            ..Default::default()
+        }];
+        if let Some(timeout) = self.client.idle_timeout() {
+            manager.common_http_protocol_options = Some(HttpProtocolOptions {
+                idle_timeout: Some(timeout),
+                ..Default::default()
+            });
+        }
+        manager.stream_idle_timeout = Some(prost_types::Duration::default());
+        manager.access_log = self.access_logs(LogPlace::Http);
+        if http.use_remote_address || self.features().enable_hcm_internal_networks {
+            manager.internal_address_config = self.internal_addresses();
+        }
+        manager.proxy_100_continue = self.features().enable_100_continue_headers;
+        let mut traced = Vec::new();
+        if let Some(tracing) = &tracing.tracing {
+            wire::bytes(&mut traced, TRACING, tracing);
+        }
+        let pieces = [
+            (HTTP_FILTERS, http_filters.as_slice()),
+            (TRACING, &traced),
+            (REQUEST_ID, request_id(tracing.use_request_id)),
+        ];
+        let rest = manager.encode_to_vec();
+        let lengths = pieces.iter().map(|(_, piece)| piece.len());
+        let mut encoded = Vec::with_capacity(rest.len() + lengths.sum::<usize>());
+        wire::spliced(&mut encoded, &rest, pieces, |field| field);
+        debug_assert!(
+            HttpConnectionManager::decode(&*encoded).is_ok_and(|manager| manager.encode_to_vec() == encoded),
+            "because fields are written in their order"
+        );
+        encoded
+    }
+
+    /// True if no request may pass, because the client cannot run what has to check it.
+    fn denies_http(&self, tunneled: bool, port: u32) -> bool {
+        let layers = [ExtensionLayer::Http, ExtensionLayer::Network];
+        self.http_security(tunneled).denied || extension::denies(self, &layers, port)
+    }
+
+    fn normalize(&self, manager: &mut HttpConnectionManager) {
+        let chosen = self.mesh.path_normalization.as_ref();
+        let chosen = chosen.map_or(NormalizationType::Default, ProxyPathNormalization::normalization);
+        let merge = matches!(
+            chosen,
+            NormalizationType::MergeSlashes | NormalizationType::DecodeAndMergeSlashes
+        );
+        manager.normalize_path = Some(chosen != NormalizationType::None);
+        manager.merge_slashes = merge;
+        manager.path_with_escaped_slashes_action = if chosen == NormalizationType::DecodeAndMergeSlashes {
+            PathWithEscapedSlashesAction::UnescapeAndForward as i32
+        } else {
+            PathWithEscapedSlashesAction::KeepUnchanged as i32
+        };
+    }
+
+    /// The address ranges of meshNetworks, sorted: what Envoy takes for internal.
+    fn internal_addresses(&self) -> Option<InternalAddressConfig> {
+        let key = self.ctx.mesh.installation.mesh_config_key();
+        let networks = self.ctx.mesh.mesh_networks.get(self.ctx.cx, &key)?;
+        let mut ranges: Vec<(IpAddr, u8)> = networks
+            .spec
+            .networks
+            .values()
+            .flat_map(|network| &network.endpoints)
+            .filter_map(|endpoint| match &endpoint.ne {
+                Some(Ne::FromCidr(range)) => cidr::parse(range),
+                _ => None,
+            })
+            .map(|range| (range.addr(), range.prefix_len()))
+            .collect();
+        ranges.sort_unstable();
+        (!ranges.is_empty()).then(|| InternalAddressConfig {
+            cidr_ranges: ranges
+                .into_iter()
+                .map(|(address, length)| CidrRange {
+                    address_prefix: address.to_string(),
+                    prefix_len: Some(u32::from(length)),
+                })
+                .collect(),
+            ..Default::default()
+        })
+    }
+}
+
+/// Adds a connection manager that is encoded already, with the prefix of its statistics and its routes. `denied`: with
+/// routes that let nothing pass in their place.
+fn add_manager(filters: &mut NetworkFilters, common: &[u8], stat_prefix: &str, routes: &HttpRoutes, denied: bool) {
+    let mut head = Vec::with_capacity(256);
+    wire::text(&mut head, STAT_PREFIX, stat_prefix);
+    match routes {
+        _ if denied => wire::nested(&mut head, ROUTE_CONFIG, |out| {
+            security::denied_routes().encode_raw(out);
+        }),
+        HttpRoutes::Rds(name) => write_rds(&mut head, name),
+        HttpRoutes::Inline(inline) => wire::nested(&mut head, ROUTE_CONFIG, |out| inline.encode_raw(out)),
+        HttpRoutes::Written(routes) => wire::bytes(&mut head, ROUTE_CONFIG, routes),
+    }
+    filters.push_written(HTTP_CONNECTION_MANAGER, MANAGER_URL, |out| {
+        // Whatever the routes are, they stand where RDS would.
+        wire::spliced(out, common, [(RDS, head.as_slice())], |field| field);
+    });
+}
+
+/// Routes that are fetched by this name.
+fn write_rds(out: &mut Vec<u8>, name: &str) {
+    static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let rds = Rds {
+            config_source: Some(ads_source()),
+            ..Default::default()
+        };
+        rds.encode_to_vec()
+    });
+    wire::nested(out, RDS, |out| {
+        out.extend_from_slice(&SOURCE);
+        wire::text(out, 2, name);
+    });
+}
+
+/// The extension that makes request ids, as a field.
+fn request_id(use_for_sampling: bool) -> &'static [u8] {
+    static FIELDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+        [false, true].map(|use_for_sampling| {
+            let manager = HttpConnectionManager {
+                request_id_extension: Some(RequestIdExtension {
+                    typed_config: Some(Any::pack(&UuidRequestIdConfig {
+                        use_request_id_for_trace_sampling: Some(use_for_sampling),
+                        ..Default::default()
+                    })),
+                }),
+                ..Default::default()
+            };
+            manager.encode_to_vec()
+        })
+    });
+    &FIELDS[usize::from(use_for_sampling)]
+}
+
+impl FilterProxyView {
+    /// Server header and request id, for a connection manager of this direction.
+    pub fn apply_headers(&self, class: ListenerClass, manager: &mut HttpConnectionManager) {
+        // Envoy's own name stays on outbound traffic.
+        if class != ListenerClass::SidecarOutbound {
+            "istio-envoy".clone_into(&mut manager.server_name);
+        }
+        if let Some(server) = &self.proxy_headers.server {
+            if server.disabled.unwrap_or_default() {
+                manager.server_name.clear();
+                manager.server_header_transformation = ServerHeaderTransformation::PassThrough as i32;
+            } else if !server.value.is_empty() {
+                manager.server_name.clone_from(&server.value);
+            }
+        }
+        let request_id = self.proxy_headers.request_id.as_ref();
+        if request_id.is_some_and(|request_id| request_id.disabled.unwrap_or_default()) {
+            manager.generate_request_id = Some(false);
+        }
+    }
+
+    /// What becomes of the client certificate header on inbound traffic of sidecars.
+    pub fn apply_client_certificates(&self, manager: &mut HttpConnectionManager) {
+        let forward = match self.proxy_headers.forwarded_client_cert() {
+            ForwardClientCertDetails::Undefined | ForwardClientCertDetails::AppendForward => {
+                EnvoyForwardClientCert::AppendForward
+            }
+            ForwardClientCertDetails::Sanitize => EnvoyForwardClientCert::Sanitize,
+            ForwardClientCertDetails::ForwardOnly => EnvoyForwardClientCert::ForwardOnly,
+            ForwardClientCertDetails::SanitizeSet => EnvoyForwardClientCert::SanitizeSet,
+            ForwardClientCertDetails::AlwaysForwardOnly => EnvoyForwardClientCert::AlwaysForwardOnly,
+        };
+        let set = self.proxy_headers.set_current_client_cert_details.as_ref();
+        let of = |field: fn(&MeshClientCert) -> Option<bool>, default: bool| set.and_then(field).unwrap_or(default);
+        manager.forward_client_cert_details = forward as i32;
+        manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+            subject: Some(of(|set| set.subject, true)),
+            cert: of(|set| set.cert, false),
+            chain: of(|set| set.chain, false),
+            dns: of(|set| set.dns, true),
+            uri: of(|set| set.uri, true),
+            ..Default::default()
+        });
+    }
+
+    /// `envoyDebugHeaders.disabled`.
+    pub fn suppresses_debug_headers(&self) -> bool {
+        let headers = self.proxy_headers.envoy_debug_headers.as_ref();
+        headers.is_some_and(|headers| headers.disabled.unwrap_or_default())
+    }
+
+    /// `metadataExchangeHeaders.mode: IN_MESH`.
+    pub fn exchanges_in_mesh_only(&self) -> bool {
+        let headers = self.proxy_headers.metadata_exchange_headers.as_ref();
+        headers.is_some_and(|headers| headers.mode() == MetadataExchangeMode::InMesh)
+    }
+
+    /// `IDLE_TIMEOUT` as a message.
+    pub fn idle_timeout(&self) -> Option<prost_types::Duration> {
+        self.idle_timeout.and_then(|timeout| timeout.try_into().ok())
+    }
+
+    /// HTTP/1 options for a client that may speak HTTP/1.0.
+    pub fn http10_options(&self, everywhere: bool) -> Option<Http1ProtocolOptions> {
+        (everywhere || self.http10).then(|| Http1ProtocolOptions {
+            accept_http_10: true,
+            ..Default::default()
+        })
+    }
+}

@@ -1,0 +1,236 @@
+//! What filter stacks depend on of a client: small projections, shared by all proxies of one kind.
+
+use std::time::Duration;
+
+use smol_str::SmolStr;
+
+use super::security::SecurityPolicies;
+use crate::{
+    api::Config,
+    base::{Hashed, Labels, MessageKey, Namespace, ObjectKey, Shared, duration},
+    generate::{
+        BuildContext,
+        patch::PatchRef,
+        proxy::{Extensions, IstioVersion, MetadataKey, NodeMetadata, ProxyType},
+        proxy_class::{ProxyClass, names_services_by_conventions},
+        selected::{Selected, attached_extensions},
+    },
+    model::{
+        extension::ExtensionId,
+        policy::{self, Attach, Subject},
+    },
+    proto::istio::{
+        mesh::v1alpha1::{Tracing, proxy_config::ProxyHeaders},
+        telemetry::v1alpha1::Telemetry,
+    },
+};
+
+/// Which way the traffic of a filter chain goes, seen from the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ListenerClass {
+    /// To the workload beside a sidecar.
+    SidecarInbound,
+    /// From the workload beside a sidecar.
+    SidecarOutbound,
+    /// Through a gateway.
+    Gateway,
+}
+
+/// The part of a client that its filters depend on, whatever the listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FilterProxyView {
+    /// What it is.
+    pub proxy_type: ProxyType,
+    /// Its release, for what older ones reject.
+    pub version: IstioVersion,
+    /// What it can run.
+    pub extensions: Extensions,
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// `IDLE_TIMEOUT` of the node, if it can be read.
+    pub idle_timeout: Option<Duration>,
+    /// `HTTP10=1` of the node.
+    pub http10: bool,
+    /// `proxyHeaders` of the effective ProxyConfig.
+    pub proxy_headers: MessageKey<ProxyHeaders>,
+    /// `tracing` of the effective ProxyConfig.
+    pub tracing: MessageKey<Tracing>,
+    /// The literal tags of traces.
+    pub tags: ServiceTags,
+    /// The service's name in traces: the node's cluster.
+    pub service_cluster: SmolStr,
+    /// The service's name in traces under OpenTelemetry's semantic conventions; empty unless some provider follows these,
+    /// since it may be the name of the pod.
+    pub otel_service_name: SmolStr,
+    /// Telemetries that apply: of the root namespace, of its own, then those with a selector.
+    pub telemetries: Shared<[ObjectKey]>,
+    /// Security policies that apply.
+    pub security: SecurityPolicies,
+    /// WasmPlugins and TrafficExtensions that apply, in order.
+    pub extension_filters: Shared<[ExtensionId]>,
+    /// EnvoyFilter patches of listeners that apply, in order.
+    pub listener_patches: Shared<[PatchRef]>,
+    /// EnvoyFilter patches of routes that apply, in order: for the routes that stand in listeners.
+    pub route_patches: Shared<[PatchRef]>,
+}
+
+/// Tags with which a proxy names itself in traces.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ServiceTags {
+    /// Label `service.istio.io/canonical-revision`, else `latest`.
+    pub revision: SmolStr,
+    /// Label `service.istio.io/canonical-name`, else `unknown`.
+    pub service: SmolStr,
+    /// The mesh, else `unknown`.
+    pub mesh: SmolStr,
+    /// The namespace, else `default`.
+    pub namespace: SmolStr,
+    /// The cluster, else `unknown`.
+    pub cluster: SmolStr,
+}
+
+impl FilterProxyView {
+    /// What filters depend on of a selected proxy.
+    pub fn of(ctx: &BuildContext, selected: &Selected) -> Hashed<Self> {
+        let proxy = selected.proxy;
+        let subject = &selected.subject;
+        Hashed::new(Self {
+            proxy_type: proxy.proxy_type,
+            version: proxy.version,
+            extensions: proxy.extensions.clone(),
+            namespace: proxy.namespace.clone(),
+            idle_timeout: idle_timeout(proxy),
+            http10: proxy.setting(MetadataKey::Http10) == "1",
+            proxy_headers: MessageKey::new(selected.proxy_config.proxy_headers.clone().unwrap_or_default()),
+            tracing: MessageKey::new(selected.proxy_config.tracing.clone().unwrap_or_default()),
+            tags: ServiceTags::of(proxy, &selected.labels),
+            service_cluster: proxy.node_cluster.clone(),
+            otel_service_name: if names_services_by_conventions(ctx) {
+                otel_service_name(selected.profile)
+            } else {
+                SmolStr::default()
+            },
+            telemetries: telemetries(ctx, subject),
+            security: SecurityPolicies::of(ctx, subject),
+            extension_filters: selected.extensions.clone(),
+            listener_patches: selected.patches.listeners.clone(),
+            route_patches: selected.patches.routes.clone(),
+        })
+    }
+}
+
+impl FilterProxyView {
+    /// What filters depend on where a waypoint takes traffic for one service: policies may refer to it.
+    pub fn for_service(base: &Hashed<Self>, ctx: &BuildContext, subject: &Subject) -> Hashed<Self> {
+        let telemetries = telemetries(ctx, subject);
+        let security = SecurityPolicies::of(ctx, subject);
+        let extension_filters = attached_extensions(ctx, subject);
+        if telemetries == base.telemetries && security == base.security && extension_filters == base.extension_filters {
+            return base.clone();
+        }
+        Hashed::new(Self {
+            telemetries,
+            security,
+            extension_filters,
+            ..Self::clone(base)
+        })
+    }
+
+    /// What filter chains depend on that have no connection manager: nothing that names the workload in traces or is said in
+    /// headers. So workloads of a namespace share them.
+    pub fn without_http(&self) -> Self {
+        Self {
+            http10: false,
+            proxy_headers: MessageKey::new(ProxyHeaders::default()),
+            tracing: MessageKey::new(Tracing::default()),
+            tags: ServiceTags::default(),
+            service_cluster: SmolStr::default(),
+            otel_service_name: SmolStr::default(),
+            ..self.clone()
+        }
+    }
+}
+
+/// The Telemetries for a workload: the oldest general one of the root namespace and of its own, whatever the workload
+/// is, then those of its own that name it. The namespaces of services that a waypoint serves count as its own.
+fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
+    let index = &ctx.mesh.telemetries_by_namespace;
+    let general = |namespace: &Namespace| {
+        let rows = index.get(ctx.cx, namespace).map(|(_, row)| row);
+        let oldest = rows
+            .filter(|row| is_general(row))
+            .min_by_key(|row| row.meta.age_order());
+        oldest.map(|row| row.meta.key.clone())
+    };
+    let root = policy::root_namespace(ctx.cx, ctx.mesh);
+    let of_root = general(&root);
+    let mut own = vec![&subject.namespace];
+    own.extend(subject.services.iter().map(|service| &service.namespace));
+    own.dedup();
+    let of_own = own
+        .iter()
+        .filter(|namespace| ***namespace != root)
+        .filter_map(|namespace| general(namespace));
+    let special = policy::attached(ctx.cx, ctx.mesh, index, subject)
+        .into_iter()
+        .filter(|key| own.contains(&&key.namespace))
+        .filter(|key| {
+            ctx.mesh
+                .telemetries
+                .get(ctx.cx, key)
+                .is_some_and(|row| !is_general(row))
+        });
+    let keys: Vec<ObjectKey> = of_root.into_iter().chain(of_own).chain(special).collect();
+    keys.into()
+}
+
+/// Neither a selector nor a reference: it is for the whole namespace.
+fn is_general(row: &Config<Telemetry>) -> bool {
+    let selector = row.spec.selector();
+    selector.is_none_or(std::collections::BTreeMap::is_empty) && row.spec.target_refs().is_empty()
+}
+
+/// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.
+fn idle_timeout(proxy: &NodeMetadata) -> Option<Duration> {
+    let text = proxy.setting(MetadataKey::IdleTimeout);
+    (!text.is_empty()).then(|| duration::parse(&text).ok()).flatten()
+}
+
+impl ServiceTags {
+    fn of(proxy: &NodeMetadata, labels: &Labels) -> Self {
+        let label = |key: &str, default: &'static str| or(labels.get(key).cloned().unwrap_or_default(), default);
+        Self {
+            revision: label("service.istio.io/canonical-revision", "latest"),
+            service: label("service.istio.io/canonical-name", "unknown"),
+            mesh: or(proxy.mesh_id.clone(), "unknown"),
+            namespace: or(proxy.setting(MetadataKey::Namespace), "default"),
+            cluster: or(SmolStr::new(proxy.cluster.as_str()), "unknown"),
+        }
+    }
+}
+
+fn or(text: SmolStr, default: &'static str) -> SmolStr {
+    if text.is_empty() {
+        SmolStr::new_static(default)
+    } else {
+        text
+    }
+}
+
+/// `service.name` as OpenTelemetry's conventions for Kubernetes derive it.
+fn otel_service_name(profile: &ProxyClass) -> SmolStr {
+    let (proxy, labels) = (&profile.kind, &profile.labels);
+    let containers = proxy.setting(MetadataKey::AppContainers);
+    [
+        Some(proxy.otel_service_name.clone()),
+        labels.get("app.kubernetes.io/instance").cloned(),
+        labels.get("app.kubernetes.io/name").cloned(),
+        Some(proxy.workload_name.clone()),
+        Some(profile.pod.clone()),
+        (!containers.contains(',')).then_some(containers),
+    ]
+    .into_iter()
+    .flatten()
+    .find(|name| !name.is_empty())
+    .unwrap_or(SmolStr::new_static("unknown_service"))
+}

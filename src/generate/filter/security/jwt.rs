@@ -1,0 +1,210 @@
+//! RequestAuthentications as a filter that checks JWTs. A request without token passes it; one with a token that does
+//! not fulfil a rule is refused.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::JWT_FILTER;
+use crate::{
+    api::fetched_keys::{FetchedKeys, KeySource},
+    base::{ObjectKey, url},
+    generate::{
+        constant,
+        filter::{FilterStack, http_filters::filter as http_filter},
+        proxy::ProxyType,
+    },
+    model::{features::RemoteJwks as Fetcher, wants::KEYS_TIMEOUT},
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::{DataSource, HttpUri, data_source, http_uri::HttpUpstreamType},
+                route::v3::{RouteMatch, route_match::PathSpecifier},
+            },
+            extensions::filters::{
+                http::jwt_authn::v3::{
+                    JwtAuthentication, JwtClaimToHeader, JwtHeader, JwtProvider, JwtRequirement, JwtRequirementAndList,
+                    JwtRequirementOrList, RemoteJwks, RequirementRule,
+                    jwt_provider::{JwksSourceSpecifier, NormalizePayload},
+                    jwt_requirement::RequiresType,
+                    requirement_rule::RequirementType,
+                },
+                network::http_connection_manager::v3::HttpFilter,
+            },
+        },
+        istio::security::v1beta1::JwtRule,
+    },
+};
+
+/// A key set that no token fulfils, for issuers whose keys are not known: Envoy refuses a whole listener for a key set
+/// without keys. The key is a point of P-256 for which nobody knows the secret: its x is the SHA-256 of
+/// `istiod: no token of this issuer is valid 3` (the
+/// first number that gives a point), its y the even one of the two.
+pub(crate) const UNFULFILLABLE: &str = concat!(
+    r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unavailable","#,
+    r#""x":"fgtJuWQhy1MjRv1YEo4ANqhU3svtg4pzPvUPV6hgVbM","y":"aaUIsWGtVHDe8cySM1SG6jLVLifI6mJTEkDQgS9nGk4"}]}"#
+);
+
+/// How long Envoy keeps keys that it fetched.
+const CACHE_DURATION: Duration = Duration::from_mins(5);
+
+/// Claims that hold several values with spaces between them.
+const SPACE_DELIMITED: [&str; 2] = ["permission", "scope"];
+
+/// The filter, if there are rules.
+pub(crate) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
+    let keys = stack.client.security.request_authentication.iter();
+    let policies = keys.filter_map(|key| Some((key, stack.ctx.mesh.request_authentications.get(stack.ctx.cx, key)?)));
+    let mut rules: Vec<(&ObjectKey, &JwtRule)> = policies
+        .flat_map(|(key, policy)| policy.spec.jwt_rules.iter().map(move |rule| (key, rule)))
+        .collect();
+    if rules.is_empty() {
+        return None;
+    }
+    rules.sort_by(|(_, left), (_, right)| left.issuer.cmp(&right.issuer));
+    let providers: BTreeMap<String, JwtProvider> = rules
+        .iter()
+        .enumerate()
+        .map(|(index, (policy, rule))| (provider_name(index), provider(stack, policy, rule)))
+        .collect();
+    let everywhere = RouteMatch {
+        path_specifier: Some(PathSpecifier::Prefix("/".to_owned())),
+        ..Default::default()
+    };
+    let config = JwtAuthentication {
+        providers,
+        rules: vec![RequirementRule {
+            r#match: Some(everywhere),
+            requirement_type: Some(RequirementType::Requires(requirement(rules.len()))),
+        }],
+        bypass_cors_preflight: true,
+        ..Default::default()
+    };
+    Some(http_filter(JWT_FILTER, Any::pack(&config)))
+}
+
+fn provider_name(index: usize) -> String {
+    format!("origins-{index}")
+}
+
+/// Either one provider accepts, or none finds a token.
+fn requirement(providers: usize) -> JwtRequirement {
+    let accepted = |index: usize| require(RequiresType::ProviderName(provider_name(index)));
+    let accepted_or_missing = |index: usize| any(vec![accepted(index), require(RequiresType::AllowMissing(()))]);
+    if providers == 1 {
+        return accepted_or_missing(0);
+    }
+    let none_refuses = require(RequiresType::RequiresAll(JwtRequirementAndList {
+        requirements: (0..providers).map(accepted_or_missing).collect(),
+    }));
+    any((0..providers).map(accepted).chain([none_refuses]).collect())
+}
+
+fn require(requires_type: RequiresType) -> JwtRequirement {
+    JwtRequirement {
+        requires_type: Some(requires_type),
+    }
+}
+
+fn any(requirements: Vec<JwtRequirement>) -> JwtRequirement {
+    require(RequiresType::RequiresAny(JwtRequirementOrList { requirements }))
+}
+
+fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvider {
+    let mut space_delimited: Vec<String> = SPACE_DELIMITED.map(str::to_owned).to_vec();
+    space_delimited.extend(rule.space_delimited_claims.iter().cloned());
+    space_delimited.sort_unstable();
+    space_delimited.dedup();
+    // Envoy refuses a listener with such names in it; admission refuses the policy, but it may have got past that.
+    let is_name = |name: &str| !name.is_empty() && !name.contains(['\0', '\r', '\n']);
+    let from_headers = rule.from_headers.iter().filter(|header| is_name(&header.name));
+    let from_headers = from_headers.map(|header| JwtHeader {
+        name: header.name.clone(),
+        value_prefix: header.prefix.clone(),
+    });
+    let to_headers = rule.output_claim_to_headers.iter();
+    let to_headers = to_headers.filter(|output| is_name(&output.header) && !output.claim.is_empty());
+    let to_headers = to_headers.map(|output| JwtClaimToHeader {
+        header_name: output.header.clone(),
+        claim_name: output.claim.clone(),
+        ..Default::default()
+    });
+    JwtProvider {
+        issuer: rule.issuer.clone(),
+        audiences: rule.audiences.clone(),
+        forward: rule.forward_original_token,
+        from_headers: from_headers.collect(),
+        from_params: rule.from_params.clone(),
+        from_cookies: rule.from_cookies.clone(),
+        forward_payload_header: Some(rule.output_payload_to_header.clone())
+            .filter(|name| is_name(name))
+            .unwrap_or_default(),
+        payload_in_metadata: "payload".to_owned(),
+        normalize_payload_in_metadata: Some(NormalizePayload {
+            space_delimited_claims: space_delimited,
+        }),
+        claim_to_headers: to_headers.collect(),
+        // Routes of gateways may depend on claims, which are known only after this filter.
+        clear_route_cache: stack.client.proxy_type != ProxyType::Sidecar,
+        jwks_source_specifier: Some(keys(stack, policy, rule)),
+        ..Default::default()
+    }
+}
+
+/// Where the keys of an issuer come from.
+fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwksSourceSpecifier {
+    let fetcher = stack.features().pilot_jwt_enable_remote_jwks;
+    if fetcher != Fetcher::Istiod
+        && !rule.jwks_uri.is_empty()
+        && let Some(remote) = remote_keys(stack, rule, fetcher)
+    {
+        return JwksSourceSpecifier::RemoteJwks(remote);
+    }
+    JwksSourceSpecifier::LocalJwks(DataSource {
+        specifier: Some(data_source::Specifier::InlineString(inline_keys(stack, policy, rule))),
+        ..Default::default()
+    })
+}
+
+/// The keys that the rule holds, or the last ones that were fetched.
+fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> String {
+    let Some(source) = KeySource::of(rule) else {
+        return rule.jwks.clone();
+    };
+    let mesh = stack.ctx.mesh;
+    let key = FetchedKeys::key(&mesh.installation.cluster, &source);
+    match mesh.fetched_keys.get(stack.ctx.cx, &key) {
+        Some(fetched) if !fetched.keys.is_empty() => fetched.keys.to_string(),
+        _ => {
+            let (namespace, name) = (&policy.namespace, &policy.name);
+            stack.note("jwks_unavailable", format!("{namespace}/{name}: {source}"));
+            UNFULFILLABLE.to_owned()
+        }
+    }
+}
+
+/// Envoy fetches the keys, from a service of the mesh.
+fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<RemoteJwks> {
+    let (host, port) = url::authority(&rule.jwks_uri)?;
+    let cluster = match stack.provider_cluster("jwks", host, port) {
+        Some(found) => found.cluster,
+        None if fetcher == Fetcher::Envoy => format!("outbound|{port}||{host}"),
+        None => return None,
+    };
+    Some(RemoteJwks {
+        http_uri: Some(HttpUri {
+            uri: rule.jwks_uri.clone(),
+            timeout: Some(patience(rule)),
+            http_upstream_type: Some(HttpUpstreamType::Cluster(cluster)),
+        }),
+        cache_duration: Some(constant::duration(CACHE_DURATION)),
+        ..Default::default()
+    })
+}
+
+/// How long fetching keys may take. One that got past admission and is not positive is none that Envoy would take.
+fn patience(rule: &JwtRule) -> prost_types::Duration {
+    let given = rule
+        .timeout
+        .filter(|given| given.seconds > 0 || given.seconds == 0 && given.nanos > 0);
+    given.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))
+}

@@ -1,0 +1,248 @@
+//! The RBAC filters for `AUDIT`, `DENY` and `ALLOW` policies, in this order.
+
+use smol_str::SmolStr;
+
+use super::{
+    HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, Traffic,
+    item::{Leniency, Place},
+    rule::{self, Skipped},
+    trust_domain::TrustDomains,
+};
+use crate::{
+    api::Config,
+    base::ObjectKey,
+    generate::{
+        BuildContext,
+        filter::{FilterStack, http_filters::filter as http_filter, tcp::filter as network_filter},
+        resource::Note,
+    },
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                listener::v3::Filter,
+                rbac::v3::{Policy, Rbac, rbac::Action as EnvoyAction},
+            },
+            extensions::filters::{
+                http::rbac::v3::Rbac as HttpRbac,
+                network::{http_connection_manager::v3::HttpFilter, rbac::v3::Rbac as NetworkRbac},
+            },
+        },
+        istio::security::v1beta1::{AuthorizationPolicy, authorization_policy::Action},
+    },
+};
+
+/// The annotation of policies that are only tried.
+const DRY_RUN: &str = "istio.io/dry-run";
+
+/// What an RBAC filter holds, whatever its traffic.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Rules {
+    /// What is enforced.
+    pub(crate) enforced: Option<Rbac>,
+    /// What is only evaluated.
+    pub(crate) shadow: Option<Rbac>,
+    /// The prefix under which results of the latter are found.
+    pub(crate) shadow_prefix: &'static str,
+}
+
+impl Rules {
+    /// The filter of an HTTP chain.
+    pub(crate) fn http_filter(self) -> HttpFilter {
+        let config = HttpRbac {
+            rules: self.enforced,
+            shadow_rules: self.shadow,
+            shadow_rules_stat_prefix: self.shadow_prefix.to_owned(),
+            ..Default::default()
+        };
+        http_filter(HTTP_RBAC, Any::pack(&config))
+    }
+
+    /// The filter of a TCP chain.
+    pub(crate) fn network_filter(self) -> Filter {
+        let config = NetworkRbac {
+            rules: self.enforced,
+            shadow_rules: self.shadow,
+            shadow_rules_stat_prefix: self.shadow_prefix.to_owned(),
+            stat_prefix: NETWORK_STAT_PREFIX.to_owned(),
+            ..Default::default()
+        };
+        network_filter(NETWORK_RBAC, Any::pack(&config))
+    }
+}
+
+/// The filters of HTTP chains.
+pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilter> {
+    let rules = rules(stack, Traffic::Http, tunneled).into_iter();
+    rules.map(Rules::http_filter).collect()
+}
+
+/// The filters of TCP chains.
+pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
+    let rules = rules(stack, Traffic::Tcp, tunneled).into_iter();
+    rules.map(Rules::network_filter).collect()
+}
+
+/// The filters of a gRPC server without a proxy, with what could not be said in them.
+///
+/// Such servers know `DENY` and `ALLOW` alone and no shadow rules. Parity: policies that are only tried are enforced, one
+/// without rules does nothing, and trust domains have no aliases.
+pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<HttpFilter>, Vec<Note>) {
+    let (mut filters, mut notes) = (Vec::new(), Vec::new());
+    let rows = policies
+        .iter()
+        .filter_map(|key| ctx.mesh.authorization_policies.get(ctx.cx, key));
+    let rows: Vec<_> = rows.collect();
+    let actions = [
+        (Action::Deny, EnvoyAction::Deny, "envoy.filters.http.rbac.DENY"),
+        (Action::Allow, EnvoyAction::Allow, HTTP_RBAC),
+    ];
+    for (action, envoy_action, name) in actions {
+        let mut rules = empty(envoy_action);
+        for row in rows.iter().filter(|row| row.spec.action() == action) {
+            let key = &row.meta.key;
+            let place = Place {
+                traffic: Traffic::Http,
+                tunneled: false,
+                namespace: &key.namespace,
+                leniency: leniency(envoy_action),
+            };
+            for (index, rule) in row.spec.rules.iter().enumerate() {
+                let name = format!("{}-{}-{index}", key.namespace, key.name);
+                match rule::policy(rule, &TrustDomains::none(), &place) {
+                    Ok(policy) => {
+                        rules.policies.insert(name, policy);
+                    }
+                    // It matches nothing.
+                    Err(Skipped::NotApplicable) => {
+                        rules.policies.insert(name, Policy::default());
+                    }
+                    Err(Skipped::UnknownKey(condition)) => notes.push(Note {
+                        code: "authorization_condition_unknown",
+                        detail: SmolStr::from(format!("{name}: {condition}")),
+                    }),
+                }
+            }
+        }
+        if !rules.policies.is_empty() {
+            let config = HttpRbac {
+                rules: Some(rules),
+                ..Default::default()
+            };
+            filters.push(http_filter(name, Any::pack(&config)));
+        }
+    }
+    (filters, notes)
+}
+
+fn leniency(action: EnvoyAction) -> Leniency {
+    match action {
+        EnvoyAction::Allow => Leniency::SkipRule,
+        EnvoyAction::Deny | EnvoyAction::Log => Leniency::DropItem,
+    }
+}
+
+fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
+    let actions = [
+        (Action::Audit, EnvoyAction::Log),
+        (Action::Deny, EnvoyAction::Deny),
+        (Action::Allow, EnvoyAction::Allow),
+    ];
+    let translation = Translation {
+        stack,
+        domains: TrustDomains::of(stack.mesh),
+        traffic,
+        tunneled,
+    };
+    let of_action = |(action, envoy_action)| {
+        let policies = stack.policies_with(action);
+        (!policies.is_empty()).then(|| {
+            let (enforced, shadow) = translation.rules(&policies, envoy_action, "");
+            Rules {
+                // Parity: without shadow rules it is that of ALLOW, whatever the action.
+                shadow_prefix: match shadow.as_ref().map(Rbac::action) {
+                    None | Some(EnvoyAction::Allow) => "istio_dry_run_allow_",
+                    Some(EnvoyAction::Deny) => "istio_dry_run_deny_",
+                    Some(EnvoyAction::Log) => "",
+                },
+                enforced,
+                shadow,
+            }
+        })
+    };
+    actions.into_iter().filter_map(of_action).collect()
+}
+
+/// How policies are translated for a chain.
+pub(crate) struct Translation<'a> {
+    /// The surroundings.
+    pub(crate) stack: &'a FilterStack<'a>,
+    /// The trust domains of the mesh.
+    pub(crate) domains: TrustDomains<'a>,
+    /// What the chain carries.
+    pub(crate) traffic: Traffic,
+    /// The peer is known from an HBONE tunnel.
+    pub(crate) tunneled: bool,
+}
+
+impl Translation<'_> {
+    /// The rules of policies: those that are enforced and those that are only tried, `None` where there is no policy.
+    /// `prefix` stands before the names of rules.
+    pub(crate) fn rules(
+        &self,
+        policies: &[&Config<AuthorizationPolicy>],
+        action: EnvoyAction,
+        prefix: &str,
+    ) -> (Option<Rbac>, Option<Rbac>) {
+        let (mut enforced, mut shadow) = (None, None);
+        for policy in policies {
+            let rules = if is_dry_run(policy) { &mut shadow } else { &mut enforced };
+            let rules = rules.get_or_insert_with(|| empty(action));
+            self.add(rules, policy, prefix);
+        }
+        (enforced, shadow)
+    }
+
+    fn add(&self, rules: &mut Rbac, policy: &Config<AuthorizationPolicy>, prefix: &str) {
+        let key = &policy.meta.key;
+        let name = |index: usize| {
+            let (namespace, name) = (&key.namespace, &key.name);
+            format!("{prefix}ns[{namespace}]-policy[{name}]-rule[{index}]")
+        };
+        let place = Place {
+            traffic: self.traffic,
+            tunneled: self.tunneled,
+            namespace: &key.namespace,
+            leniency: leniency(rules.action()),
+        };
+        if policy.spec.rules.is_empty() {
+            rules.policies.insert(name(0), rule::never());
+        }
+        for (index, rule) in policy.spec.rules.iter().enumerate() {
+            match rule::policy(rule, &self.domains, &place) {
+                Ok(policy) => {
+                    rules.policies.insert(name(index), policy);
+                }
+                Err(Skipped::UnknownKey(condition)) => {
+                    let detail = SmolStr::from(format!("{}: {condition}", name(index)));
+                    self.stack.note("authorization_condition_unknown", detail);
+                }
+                Err(Skipped::NotApplicable) => {}
+            }
+        }
+    }
+}
+
+/// Rules of an action without policies.
+pub(crate) fn empty(action: EnvoyAction) -> Rbac {
+    Rbac {
+        action: action.into(),
+        ..Default::default()
+    }
+}
+
+/// Texts that Go takes for true; with any other the policy is enforced.
+fn is_dry_run(policy: &Config<AuthorizationPolicy>) -> bool {
+    let annotation = policy.meta.annotations.get(DRY_RUN);
+    annotation.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "TRUE" | "true" | "True"))
+}

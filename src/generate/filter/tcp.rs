@@ -1,0 +1,369 @@
+//! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
+
+use prost_types::Duration;
+
+use super::{
+    chain_fields::NetworkFilters,
+    extension::{self, ExtensionPhase},
+    http_filters::dns_cache_name,
+    security::SecurityStage,
+    stack::FilterStack,
+    stats::STATS_FILTER,
+};
+use crate::{
+    base::Hostname,
+    generate::{constant::METADATA_EXCHANGE, wire},
+    model::{extension::ExtensionLayer, service::Protocol},
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                cluster::v3::cluster::DnsLookupFamily,
+                listener::v3::{Filter, filter::ConfigType},
+            },
+            extensions::{
+                common::dynamic_forward_proxy::v3::DnsCacheConfig,
+                filters::network::{
+                    mongo_proxy::v3::MongoProxy,
+                    mysql_proxy::v3::MySqlProxy,
+                    redis_proxy::v3::{
+                        RedisProxy,
+                        redis_proxy::{ConnPoolSettings, PrefixRoutes, prefix_routes::Route},
+                    },
+                    sni_dynamic_forward_proxy::{v3 as sni_forward_proxy, v3::filter_config::PortSpecifier},
+                    tcp_proxy::v3::{
+                        TcpProxy,
+                        tcp_proxy::{
+                            ClusterSpecifier, TunnelingConfig, WeightedCluster, weighted_cluster::ClusterWeight,
+                        },
+                    },
+                },
+            },
+            r#type::v3::{HashPolicy, hash_policy},
+        },
+        istio::networking::v1alpha3::{
+            DestinationRule, TrafficPolicy,
+            load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
+        },
+    },
+};
+
+const ACCESS_LOG: u32 = 5;
+const WEIGHTED_CLUSTERS: u32 = 10;
+/// The name of the TCP proxy filter.
+pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
+const TCP_PROXY_URL: &str = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
+/// The name of the filter that resolves a wildcard host from the SNI.
+pub const SNI_FORWARD_PROXY: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy";
+const MONGO_PROXY: &str = "envoy.filters.network.mongo_proxy";
+const MYSQL_PROXY: &str = "envoy.filters.network.mysql_proxy";
+const REDIS_PROXY: &str = "envoy.filters.network.redis_proxy";
+/// Where traffic ends that leads nowhere.
+pub const BLACK_HOLE: &str = "BlackHoleCluster";
+
+/// Where a TCP chain leads.
+pub struct TcpUpstream<'r> {
+    /// The prefix of its statistics.
+    pub stat_prefix: String,
+    /// The clusters.
+    pub clusters: TcpClusters,
+    /// The subset, if a single destination names one.
+    pub subset: &'r str,
+    /// The DestinationRule of the (first) destination.
+    pub rule: Option<&'r DestinationRule>,
+    /// Tunnel settings of the rule are honoured.
+    pub may_tunnel: bool,
+    /// The wildcard host whose upstream is resolved from the SNI.
+    pub dynamic_dns: Option<Hostname>,
+}
+
+/// The clusters that a TCP chain leads to.
+pub enum TcpClusters {
+    /// One takes all.
+    Single(String),
+    /// Each takes a share by its weight. Never empty.
+    Weighted(Vec<(String, u32)>),
+}
+
+impl TcpClusters {
+    /// The first cluster.
+    pub fn first(&self) -> &str {
+        match self {
+            Self::Single(cluster) => cluster,
+            Self::Weighted(clusters) => &clusters[0].0,
+        }
+    }
+
+    fn specifier(&self) -> ClusterSpecifier {
+        match self {
+            Self::Single(cluster) => ClusterSpecifier::Cluster(cluster.clone()),
+            Self::Weighted(clusters) => ClusterSpecifier::WeightedClusters(WeightedCluster {
+                clusters: clusters
+                    .iter()
+                    .map(|(name, weight)| ClusterWeight {
+                        name: name.clone(),
+                        weight: *weight,
+                        ..Default::default()
+                    })
+                    .collect(),
+            }),
+        }
+    }
+}
+
+/// What stands around the terminal filters of a TCP chain.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TcpChain {
+    /// The port that extensions match.
+    pub port: u32,
+    /// Peers exchange metadata.
+    pub exchanges_metadata: bool,
+    /// The traffic comes out of an HBONE tunnel.
+    pub tunneled: bool,
+    /// Only the server that the bytes are passed on to decides who may come in.
+    pub secured_elsewhere: bool,
+}
+
+impl FilterStack<'_> {
+    /// A whole chain to an upstream.
+    pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> NetworkFilters {
+        let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_ref());
+        let tcp = rule_policy
+            .and_then(|policy| policy.connection_pool.as_ref())
+            .and_then(|pool| pool.tcp.as_ref());
+        let proxy = TcpProxy {
+            stat_prefix: upstream.stat_prefix.clone(),
+            cluster_specifier: Some(upstream.clusters.specifier()),
+            idle_timeout: tcp.and_then(|tcp| tcp.idle_timeout),
+            max_downstream_connection_duration: tcp.and_then(|tcp| tcp.max_connection_duration),
+            hash_policy: hash_policy(upstream.rule, upstream.subset),
+            tunneling_config: upstream
+                .may_tunnel
+                .then(|| tunnel(upstream.rule, upstream.subset))
+                .flatten(),
+            ..Default::default()
+        };
+        self.complete_tcp_chain(chain, upstream.dynamic_dns.as_ref(), |filters| {
+            self.add_protocol_filters(filters, protocol, proxy, upstream.clusters.first());
+        })
+    }
+
+    /// The terminal filters with everything that stands before them.
+    pub fn complete_tcp_chain(
+        &self,
+        chain: TcpChain,
+        dynamic_dns: Option<&Hostname>,
+        add_terminal: impl FnOnce(&mut NetworkFilters),
+    ) -> NetworkFilters {
+        let mut filters = NetworkFilters::new();
+        self.add_metadata_exchange(&mut filters, chain.exchanges_metadata);
+        let secured = (!chain.secured_elsewhere).then(|| self.network_security(chain.tunneled));
+        let add_security = |filters: &mut NetworkFilters, stage| {
+            let of_stage = secured.map(|secured| secured.of(stage)).unwrap_or_default();
+            for filter in of_stage {
+                filters.push(filter);
+            }
+        };
+        add_security(&mut filters, SecurityStage::Custom);
+        self.add_extensions(&mut filters, ExtensionPhase::Authentication, chain.port);
+        self.add_extensions(&mut filters, ExtensionPhase::Authorization, chain.port);
+        add_security(&mut filters, SecurityStage::Authorization);
+        self.add_extensions(&mut filters, ExtensionPhase::Stats, chain.port);
+        self.add_extensions(&mut filters, ExtensionPhase::Unspecified, chain.port);
+        self.add_stats(&mut filters);
+        if let Some(host) = dynamic_dns {
+            filters.push(&sni_forward_proxy(host, chain.port));
+            filters.resolves_sni = true;
+        }
+        let lacks_plugin = extension::denies(self, &[ExtensionLayer::Network], chain.port);
+        if lacks_plugin || secured.is_some_and(|secured| secured.denied) {
+            add_black_hole(&mut filters);
+        } else {
+            add_terminal(&mut filters);
+        }
+        filters
+    }
+
+    fn add_extensions(&self, filters: &mut NetworkFilters, phase: ExtensionPhase, port: u32) {
+        for filter in extension::network_filters(self, phase, port) {
+            filters.push(&filter);
+        }
+    }
+
+    /// What stands before a connection manager: metadata exchange and the network extensions.
+    pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> NetworkFilters {
+        let mut filters = NetworkFilters::new();
+        self.add_metadata_exchange(&mut filters, exchanges_metadata);
+        for phase in ExtensionPhase::ALL {
+            self.add_extensions(&mut filters, phase, port);
+        }
+        filters
+    }
+
+    /// Adds the stats filters of network chains.
+    pub fn add_stats(&self, filters: &mut NetworkFilters) {
+        for config in &self.stats_configs().value {
+            filters.push_config(STATS_FILTER, config);
+        }
+    }
+
+    /// Adds the TCP metadata exchange, if it is wanted and the client has it.
+    pub fn add_metadata_exchange(&self, filters: &mut NetworkFilters, wanted: bool) {
+        if wanted && self.has_metadata_exchange() {
+            filters.push_config(METADATA_EXCHANGE, &self.tcp_metadata_exchange());
+        }
+    }
+
+    /// Adds the terminal filters for a protocol: the TCP proxy, and what reads the protocol before it.
+    pub fn add_protocol_filters(
+        &self,
+        filters: &mut NetworkFilters,
+        protocol: Protocol,
+        proxy: TcpProxy,
+        cluster: &str,
+    ) {
+        let features = self.features();
+        let stat_prefix = proxy.stat_prefix.clone();
+        match protocol {
+            Protocol::Mongo if features.pilot_enable_mongo_filter && self.has_extension(MONGO_PROXY) => {
+                let mongo = MongoProxy {
+                    stat_prefix,
+                    ..Default::default()
+                };
+                filters.push_config(MONGO_PROXY, &Any::pack(&mongo));
+            }
+            Protocol::Redis if features.pilot_enable_redis_filter && self.has_extension(REDIS_PROXY) => {
+                filters.push(&redis(stat_prefix, cluster));
+                return;
+            }
+            Protocol::Mysql if features.pilot_enable_mysql_filter && self.has_extension(MYSQL_PROXY) => {
+                let mysql = MySqlProxy {
+                    stat_prefix,
+                    ..Default::default()
+                };
+                filters.push_config(MYSQL_PROXY, &Any::pack(&mysql));
+            }
+            _ => {}
+        }
+        self.add_tcp_proxy(filters, proxy);
+    }
+
+    /// Adds a TCP proxy with the client's idle timeout and the access logs.
+    pub fn add_tcp_proxy(&self, filters: &mut NetworkFilters, mut proxy: TcpProxy) {
+        proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
+        proxy.access_log.clear();
+        let logs = self.shared_tcp_logs();
+        filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
+            // Of the fields that say which clusters, each stands where that of a single one would.
+            let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
+            wire::spliced_message(out, &proxy, [(ACCESS_LOG, logs.value.as_slice())], place);
+        });
+    }
+}
+
+/// A network filter with its configuration.
+pub fn filter(name: &str, config: Any) -> Filter {
+    Filter {
+        name: name.to_owned(),
+        config_type: Some(ConfigType::TypedConfig(config)),
+    }
+}
+
+/// A TCP proxy to one cluster, with nothing else.
+pub fn plain_proxy(cluster: &str) -> TcpProxy {
+    TcpProxy {
+        stat_prefix: cluster.to_owned(),
+        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+        ..Default::default()
+    }
+}
+
+/// Adds the end of traffic that would come back to the listener itself. It is not logged.
+pub fn add_black_hole(filters: &mut NetworkFilters) {
+    filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
+        wire::text(out, 1, BLACK_HOLE);
+        wire::text(out, 2, BLACK_HOLE);
+    });
+}
+
+fn subset_policy<'r>(rule: &'r DestinationRule, subset: &str) -> Option<&'r TrafficPolicy> {
+    let found = rule.subsets.iter().find(|candidate| candidate.name == subset);
+    found.and_then(|subset| subset.traffic_policy.as_ref())
+}
+
+fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> {
+    let uses_source_ip = |policy: &TrafficPolicy| {
+        let balancer = policy.load_balancer.as_ref()?;
+        Some(matches!(
+            &balancer.lb_policy,
+            Some(LbPolicy::ConsistentHash(ConsistentHashLb {
+                hash_key: Some(HashKey::UseSourceIp(true)),
+                ..
+            }))
+        ))
+    };
+    let of_rule = rule
+        .and_then(|rule| rule.traffic_policy.as_ref())
+        .and_then(uses_source_ip);
+    let of_subset = rule
+        .and_then(|rule| subset_policy(rule, subset))
+        .and_then(uses_source_ip);
+    if !of_subset.or(of_rule).unwrap_or_default() {
+        return Vec::new();
+    }
+    vec![HashPolicy {
+        policy_specifier: Some(hash_policy::PolicySpecifier::SourceIp(hash_policy::SourceIp {})),
+    }]
+}
+
+fn tunnel(rule: Option<&DestinationRule>, subset: &str) -> Option<TunnelingConfig> {
+    let policy = if subset.is_empty() {
+        rule?.traffic_policy.as_ref()?
+    } else {
+        subset_policy(rule?, subset)?
+    };
+    let tunnel = policy.tunnel.as_ref()?;
+    let host = if tunnel.target_host.contains(':') {
+        format!("[{}]", tunnel.target_host)
+    } else {
+        tunnel.target_host.clone()
+    };
+    Some(TunnelingConfig {
+        hostname: format!("{host}:{}", tunnel.target_port),
+        use_post: tunnel.protocol == "POST",
+        ..Default::default()
+    })
+}
+
+fn redis(stat_prefix: String, cluster: &str) -> Filter {
+    let redis = RedisProxy {
+        stat_prefix,
+        latency_in_micros: true,
+        settings: Some(ConnPoolSettings {
+            op_timeout: Some(Duration { seconds: 5, nanos: 0 }),
+            ..Default::default()
+        }),
+        prefix_routes: Some(PrefixRoutes {
+            catch_all_route: Some(Route {
+                cluster: cluster.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    filter(REDIS_PROXY, Any::pack(&redis))
+}
+
+fn sni_forward_proxy(host: &Hostname, port: u32) -> Filter {
+    let config = sni_forward_proxy::FilterConfig {
+        dns_cache_config: Some(DnsCacheConfig {
+            name: dns_cache_name(host),
+            dns_lookup_family: DnsLookupFamily::V4Only as i32,
+            ..Default::default()
+        }),
+        port_specifier: Some(PortSpecifier::PortValue(port)),
+        ..Default::default()
+    };
+    filter(SNI_FORWARD_PROXY, Any::pack(&config))
+}

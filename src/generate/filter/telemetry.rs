@@ -1,0 +1,338 @@
+//! Telemetries merged for one client: which providers log, measure and trace, and how.
+//!
+//! The rows come in order of precedence, weakest first. What one would get wrong: providers are inherited from one
+//! entry to the next, and which providers are in scope at all is decided by the last entry that names some.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::proxy_view::ListenerClass;
+use crate::{
+    base::{ObjectKey, Shared},
+    generate::BuildContext,
+    proto::istio::{
+        mesh::v1alpha1::{MeshConfig, mesh_config::ExtensionProvider},
+        telemetry::v1alpha1::{
+            AccessLogging, Metrics, MetricsOverrides, ProviderRef, Telemetry, Tracing, WorkloadMode, access_logging,
+            metric_selector::{IstioMetric, MetricMatch},
+            metrics_overrides::{TagOverride, tag_override::Operation},
+            tracing::CustomTag,
+        },
+    },
+};
+
+/// The Telemetries that apply to a client, with the mesh's providers.
+pub struct Telemetries<'a> {
+    mesh: &'a MeshConfig,
+    specs: Vec<&'a Telemetry>,
+}
+
+/// A log of a provider.
+pub struct Logging<'a> {
+    /// The provider.
+    pub provider: &'a ExtensionProvider,
+    /// False: it is named, but switched off; then the mesh config's own log is off too.
+    pub enabled: bool,
+    /// Which requests are logged, as a CEL expression.
+    pub filter: Option<&'a access_logging::Filter>,
+}
+
+/// What a provider measures in one direction.
+pub struct MetricsConfig<'a> {
+    /// The provider.
+    pub provider: &'a ExtensionProvider,
+    /// How often TCP connections are reported while they last.
+    pub reporting_interval: Option<prost_types::Duration>,
+    /// Deviations by Istio metric or custom name; sorted.
+    pub overrides: BTreeMap<String, MetricOverride>,
+}
+
+/// A deviation for one metric.
+#[derive(Clone, Default)]
+pub struct MetricOverride {
+    /// Not measured at all.
+    pub disabled: bool,
+    /// Tags set (with an expression) or removed.
+    pub tags: BTreeMap<String, Option<String>>,
+}
+
+/// How requests of one direction are traced.
+pub struct TracingSpec<'a> {
+    /// The provider; `None` when its name is unknown or none is named: then nothing is traced.
+    pub provider: Option<&'a ExtensionProvider>,
+    /// `disableSpanReporting`.
+    pub disabled: bool,
+    /// `randomSamplingPercentage`.
+    pub random_sampling: Option<f64>,
+    /// `customTags`.
+    pub custom_tags: Option<&'a BTreeMap<String, CustomTag>>,
+    /// `useRequestIdForTraceSampling`.
+    pub use_request_id: bool,
+    /// `enableIstioTags`.
+    pub istio_tags: bool,
+    /// `disableContextPropagation`.
+    pub no_context_propagation: bool,
+}
+
+impl<'a> Telemetries<'a> {
+    /// Reads the rows.
+    pub fn of(ctx: &BuildContext<'a>, keys: &[ObjectKey]) -> Self {
+        let rows = keys.iter().filter_map(|key| ctx.mesh.telemetries.get(ctx.cx, key));
+        Self {
+            mesh: ctx.mesh_config(),
+            specs: rows.map(|row: &'a Shared<_>| &row.spec).collect(),
+        }
+    }
+
+    /// The logs of a direction by provider name. None at all: the mesh config's own settings decide.
+    pub fn logging(&self, class: ListenerClass) -> Vec<Logging<'a>> {
+        let mode = mode_of(class);
+        let groups: Vec<&'a [AccessLogging]> = self
+            .specs
+            .iter()
+            .map(|spec| spec.access_logging.as_slice())
+            .filter(|group| !group.is_empty())
+            .collect();
+        let defaults = self
+            .mesh
+            .default_providers
+            .as_ref()
+            .map(|p| p.access_logging.as_slice());
+        let merged = merge_logs(&groups, defaults.unwrap_or_default(), mode);
+        let mut logs: Vec<_> = merged
+            .into_iter()
+            .filter_map(|(name, (enabled, filter))| {
+                Some(Logging {
+                    provider: self.provider(name)?,
+                    enabled,
+                    filter,
+                })
+            })
+            .collect();
+        logs.sort_by(|a, b| a.provider.name.cmp(&b.provider.name));
+        logs
+    }
+
+    /// What is measured in a direction, by provider name.
+    pub fn metrics(&self, class: ListenerClass) -> Vec<MetricsConfig<'a>> {
+        let entries: Vec<&Metrics> = self.specs.iter().flat_map(|spec| &spec.metrics).collect();
+        let defaults = self.mesh.default_providers.as_ref().map(|p| p.metrics.as_slice());
+        let merged = merge_metrics(&entries, defaults.unwrap_or_default(), mode_of(class));
+        let enabled = merged.into_iter().filter(|(_, merged)| !merged.disabled);
+        enabled
+            .filter_map(|(name, merged)| {
+                Some(MetricsConfig {
+                    provider: self.provider(name)?,
+                    reporting_interval: merged.interval,
+                    overrides: merged.overrides,
+                })
+            })
+            .collect()
+    }
+
+    /// How a direction is traced; `None`: the mesh config's own settings decide.
+    pub fn tracing(&self, class: ListenerClass) -> Option<TracingSpec<'a>> {
+        let entries: Vec<&'a Tracing> = self.specs.iter().flat_map(|spec| &spec.tracing).collect();
+        let default = self.mesh.default_providers.as_ref().and_then(|p| p.tracing.first());
+        if entries.is_empty() && default.is_none() {
+            return None;
+        }
+        let mut spec = TracingSpec {
+            provider: default.and_then(|name| self.provider(name)),
+            disabled: false,
+            random_sampling: None,
+            custom_tags: None,
+            use_request_id: true,
+            istio_tags: true,
+            no_context_propagation: false,
+        };
+        let mode = mode_of(class);
+        for entry in entries {
+            if entry
+                .r#match
+                .as_ref()
+                .is_none_or(|selector| covers(selector.mode, mode))
+            {
+                self.apply(&mut spec, entry);
+            }
+        }
+        spec.disabled |= spec.provider.is_none();
+        Some(spec)
+    }
+
+    fn apply(&self, spec: &mut TracingSpec<'a>, entry: &'a Tracing) {
+        if let Some(provider) = entry.providers.first() {
+            spec.provider = self.provider(&provider.name);
+        }
+        spec.disabled = entry.disable_span_reporting.unwrap_or(spec.disabled);
+        spec.random_sampling = entry.random_sampling_percentage.or(spec.random_sampling);
+        if !entry.custom_tags.is_empty() {
+            spec.custom_tags = Some(&entry.custom_tags);
+        }
+        spec.use_request_id = entry.use_request_id_for_trace_sampling.unwrap_or(spec.use_request_id);
+        spec.istio_tags = entry.enable_istio_tags.unwrap_or(spec.istio_tags);
+        spec.no_context_propagation = entry.disable_context_propagation.unwrap_or(spec.no_context_propagation);
+    }
+
+    /// A provider by name, in any case.
+    fn provider(&self, name: &str) -> Option<&'a ExtensionProvider> {
+        self.mesh
+            .extension_providers
+            .iter()
+            .find(|provider| provider.name.eq_ignore_ascii_case(name))
+    }
+}
+
+fn mode_of(class: ListenerClass) -> WorkloadMode {
+    match class {
+        ListenerClass::SidecarInbound => WorkloadMode::Server,
+        ListenerClass::SidecarOutbound | ListenerClass::Gateway => WorkloadMode::Client,
+    }
+}
+
+fn covers(selected: i32, mode: WorkloadMode) -> bool {
+    selected == mode as i32 || selected == WorkloadMode::ClientAndServer as i32
+}
+
+fn names(providers: &[ProviderRef]) -> impl Iterator<Item = &str> {
+    providers.iter().map(|provider| provider.name.as_str())
+}
+
+/// Whether a provider logs, and which requests.
+type LogState<'a> = (bool, Option<&'a access_logging::Filter>);
+
+fn merge_logs<'a>(
+    groups: &[&'a [AccessLogging]],
+    defaults: &'a [String],
+    mode: WorkloadMode,
+) -> BTreeMap<&'a str, LogState<'a>> {
+    let defaults: Vec<&str> = defaults.iter().map(String::as_str).collect();
+    if groups.is_empty() {
+        return defaults.into_iter().map(|name| (name, (true, None))).collect();
+    }
+    let applies = |entry: &AccessLogging| {
+        entry
+            .r#match
+            .as_ref()
+            .is_none_or(|selector| covers(selector.mode, mode))
+    };
+    let mut in_scope: BTreeSet<&str> = defaults.iter().copied().collect();
+    let mut filters: BTreeMap<&str, Option<&'a access_logging::Filter>> = BTreeMap::new();
+    for group in groups {
+        let mut named: BTreeSet<&str> = BTreeSet::new();
+        for entry in group.iter().filter(|entry| applies(entry)) {
+            for name in names(&entry.providers) {
+                named.insert(name);
+                filters.insert(name, entry.filter.as_ref());
+            }
+        }
+        if !named.is_empty() {
+            in_scope = named;
+        }
+    }
+    let mut result = BTreeMap::new();
+    let mut inherited = defaults;
+    for entry in groups.iter().copied().flatten() {
+        if !entry.providers.is_empty() {
+            inherited = names(&entry.providers).collect();
+        }
+        if !applies(entry) {
+            continue;
+        }
+        for name in inherited.iter().copied().filter(|name| in_scope.contains(name)) {
+            let state = if entry.disabled.unwrap_or_default() {
+                (false, None)
+            } else {
+                (true, filters.get(name).copied().flatten())
+            };
+            result.insert(name, state);
+        }
+    }
+    result
+}
+
+#[derive(Default)]
+struct MergedMetrics {
+    disabled: bool,
+    interval: Option<prost_types::Duration>,
+    overrides: BTreeMap<String, MetricOverride>,
+}
+
+fn merge_metrics<'a>(
+    entries: &[&'a Metrics],
+    defaults: &'a [String],
+    mode: WorkloadMode,
+) -> BTreeMap<&'a str, MergedMetrics> {
+    let defaults: Vec<&str> = defaults.iter().map(String::as_str).collect();
+    if entries.is_empty() {
+        return defaults
+            .into_iter()
+            .map(|name| (name, MergedMetrics::default()))
+            .collect();
+    }
+    let last_named = entries.iter().rev().find(|entry| !entry.providers.is_empty());
+    let in_scope: BTreeSet<&str> = match last_named {
+        Some(entry) => names(&entry.providers).collect(),
+        None => defaults.iter().copied().collect(),
+    };
+    let mut result: BTreeMap<&str, MergedMetrics> = BTreeMap::new();
+    let mut inherited = defaults;
+    for entry in entries {
+        if !entry.providers.is_empty() {
+            inherited = names(&entry.providers).collect();
+        }
+        for name in inherited.iter().copied().filter(|name| in_scope.contains(name)) {
+            let merged = result.entry(name).or_default();
+            merged.interval = entry.reporting_interval.or(merged.interval);
+            for change in &entry.overrides {
+                merged.apply(change, mode);
+            }
+        }
+    }
+    result
+}
+
+impl MergedMetrics {
+    fn apply(&mut self, change: &MetricsOverrides, mode: WorkloadMode) {
+        let selector = change.r#match.as_ref();
+        if !selector.is_none_or(|selector| covers(selector.mode, mode)) {
+            return;
+        }
+        let matched = selector.and_then(|selector| selector.metric_match.as_ref());
+        let all = match matched {
+            None => true,
+            Some(MetricMatch::Metric(metric)) => *metric == IstioMetric::AllMetrics as i32,
+            Some(MetricMatch::CustomMetric(_)) => false,
+        };
+        if all && change.disabled.unwrap_or_default() {
+            self.disabled = true;
+            return;
+        }
+        // Parity: any later override that leaves something on switches the provider on again.
+        self.disabled = false;
+        for metric in metric_names(matched, all) {
+            let metric = self.overrides.entry(metric).or_default();
+            metric.disabled = change.disabled.unwrap_or(metric.disabled);
+            for (tag, operation) in &change.tag_overrides {
+                metric.tags.insert(tag.clone(), tag_value(operation));
+            }
+        }
+    }
+}
+
+fn tag_value(change: &TagOverride) -> Option<String> {
+    (change.operation == Operation::Upsert as i32).then(|| change.value.clone())
+}
+
+fn metric_names(matched: Option<&MetricMatch>, all: bool) -> Vec<String> {
+    match matched {
+        Some(MetricMatch::CustomMetric(name)) => vec![name.clone()],
+        Some(MetricMatch::Metric(metric)) if !all => IstioMetric::try_from(*metric)
+            .map(|metric| metric.as_str_name().to_owned())
+            .into_iter()
+            .collect(),
+        _ => (1..=10)
+            .filter_map(|metric| IstioMetric::try_from(metric).ok())
+            .map(|metric| metric.as_str_name().to_owned())
+            .collect(),
+    }
+}

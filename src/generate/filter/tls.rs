@@ -1,0 +1,219 @@
+//! TLS of inbound connections: mutual TLS of the mesh, and what a Sidecar's ingress listener asks for.
+
+use std::{borrow::Cow, sync::LazyLock};
+
+use prost::Message;
+use smol_str::SmolStr;
+
+use super::stack::FilterStack;
+use crate::{
+    generate::{
+        constant::{
+            DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, TLS_SOCKET, file_certificate_name, file_root_name,
+            file_secret, socket, workload_secret,
+        },
+        proxy::{MetadataKey, NodeMetadata},
+        proxy_view::has_file_socket,
+        tls, wire,
+    },
+    proto::{
+        Any,
+        envoy::{
+            config::core::v3::TransportSocket,
+            extensions::transport_sockets::tls::v3::{
+                CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsParameters,
+                common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+                tls_parameters::TlsProtocol,
+            },
+            r#type::matcher::v3::StringMatcher,
+        },
+        istio::mesh::v1alpha1::mesh_config::{TlsConfig, tls_config::TlsProtocol as MeshTlsProtocol},
+    },
+};
+
+const CIPHERS: &[&str] = &[
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-RSA-AES256-GCM-SHA384",
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-RSA-AES128-GCM-SHA256",
+    "AES256-GCM-SHA384",
+    "AES128-GCM-SHA256",
+];
+
+const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
+const COMMON_CONTEXT: u32 = 1;
+const REQUIRES_CERTIFICATE: u32 = 2;
+/// Of the context that clients and servers have in common; ways of validation stand before ALPN values.
+const COMBINED_VALIDATION: u32 = 8;
+const ALPNS: u32 = 4;
+const CERTIFICATES: u32 = 6;
+
+/// Certificates that the workload brings along instead of those of the mesh's CA: paths of files, empty when absent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct ServerCertificates {
+    /// `TLS_SERVER_CERT_CHAIN`.
+    pub chain: SmolStr,
+    /// `TLS_SERVER_KEY`.
+    pub key: SmolStr,
+    /// `TLS_SERVER_ROOT_CERT`.
+    pub root: SmolStr,
+    /// Somebody else than the agent serves secrets from files.
+    pub own_server: bool,
+}
+
+impl ServerCertificates {
+    /// What a node states.
+    pub fn of(proxy: &NodeMetadata) -> Self {
+        Self {
+            chain: proxy.setting(MetadataKey::TlsServerCertChain),
+            key: proxy.setting(MetadataKey::TlsServerKey),
+            root: proxy.setting(MetadataKey::TlsServerRootCert),
+            own_server: has_file_socket(proxy),
+        }
+    }
+
+    /// The secret of the certificate; without files that of the mesh.
+    pub fn certificate(&self) -> SdsSecretConfig {
+        if self.chain.is_empty() || self.key.is_empty() {
+            return workload_secret(DEFAULT_SECRET);
+        }
+        file_secret(file_certificate_name(&self.chain, &self.key), self.own_server)
+    }
+
+    /// The same encoded, and for nearly everyone only once.
+    fn encoded_certificate(&self) -> Cow<'static, [u8]> {
+        static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(DEFAULT_SECRET).encode_to_vec());
+        if self.chain.is_empty() || self.key.is_empty() {
+            return Cow::Borrowed(&OF_MESH);
+        }
+        self.certificate().encode_to_vec().into()
+    }
+
+    /// As [`Self::roots`], encoded.
+    fn encoded_roots(&self) -> Cow<'static, [u8]> {
+        static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(ROOT_SECRET).encode_to_vec());
+        if self.root.is_empty() {
+            return Cow::Borrowed(&OF_MESH);
+        }
+        self.roots().encode_to_vec().into()
+    }
+
+    /// The secret of the authorities; without a file those of the mesh.
+    pub fn roots(&self) -> SdsSecretConfig {
+        if self.root.is_empty() {
+            return workload_secret(ROOT_SECRET);
+        }
+        file_secret(file_root_name(&self.root), self.own_server)
+    }
+}
+
+/// What is inside mutual TLS, which decides the ALPN values that the server offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// HTTP.
+    Http,
+    /// Anything else.
+    Tcp,
+}
+
+impl FilterStack<'_> {
+    /// The socket of mutual TLS with peers of the mesh.
+    pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: Inside) -> TransportSocket {
+        let mut context = Vec::with_capacity(768);
+        wire::nested(&mut context, COMMON_CONTEXT, |out| {
+            out.extend_from_slice(&self.mesh_params());
+            wire::nested(out, COMBINED_VALIDATION, |out| {
+                let names = CertificateValidationContext {
+                    match_subject_alt_names: tls::trust_domain_matchers(self.features(), self.mesh),
+                    ..Default::default()
+                };
+                wire::nested(out, 1, |out| names.encode_raw(out));
+                wire::bytes(out, 2, &certificates.encoded_roots());
+            });
+            for alpn in self.server_alpns(inside) {
+                wire::text(out, ALPNS, &alpn);
+            }
+            wire::bytes(out, CERTIFICATES, &certificates.encoded_certificate());
+        });
+        wire::wrapped(&mut context, REQUIRES_CERTIFICATE, 1);
+        debug_assert!(
+            DownstreamTlsContext::decode(&*context).is_ok_and(|message| message.encode_to_vec() == context),
+            "because fields are written in their order"
+        );
+        let config = Any {
+            type_url: CONTEXT_URL.to_owned(),
+            value: context.into(),
+        };
+        socket(TLS_SOCKET, config)
+    }
+
+    /// The parameters of mutual TLS, as a field; those that most meshes have are encoded once.
+    fn mesh_params(&self) -> Cow<'static, [u8]> {
+        static USUAL: LazyLock<Vec<u8>> = LazyLock::new(|| params(TlsProtocol::TlSv12, owned(CIPHERS)).encode_to_vec());
+        let mtls = self.mesh.mesh_m_tls.as_ref();
+        let minimum = match mtls.map(TlsConfig::min_protocol_version) {
+            Some(MeshTlsProtocol::Tlsv13) => TlsProtocol::TlSv13,
+            _ => TlsProtocol::TlSv12,
+        };
+        let ciphers = mtls.map(|mtls| mtls.cipher_suites.as_slice()).unwrap_or_default();
+        if minimum == TlsProtocol::TlSv12 && ciphers.is_empty() && self.features().compliance_policy.is_empty() {
+            return Cow::Borrowed(&USUAL);
+        }
+        let ciphers = if ciphers.is_empty() {
+            owned(CIPHERS)
+        } else {
+            ciphers.to_vec()
+        };
+        let mut common = params(minimum, ciphers);
+        tls::enforce_compliance(self.features(), &mut common);
+        common.encode_to_vec().into()
+    }
+
+    /// The ALPN values of mutual TLS.
+    pub fn server_alpns(&self, inside: Inside) -> Vec<String> {
+        let exchanges = inside == Inside::Tcp && !self.features().pilot_disable_mx_alpn && self.has_metadata_exchange();
+        if exchanges {
+            owned(&[PEER_EXCHANGE_ALPN, "h2", "http/1.1"])
+        } else {
+            owned(&["h2", "http/1.1"])
+        }
+    }
+}
+
+fn params(minimum: TlsProtocol, cipher_suites: Vec<String>) -> CommonTlsContext {
+    CommonTlsContext {
+        tls_params: Some(TlsParameters {
+            tls_minimum_protocol_version: minimum as i32,
+            tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
+            cipher_suites,
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// Client certificates: signed by these roots, with one of these names.
+pub fn validation(names: Vec<StringMatcher>, roots: SdsSecretConfig) -> ValidationContextType {
+    ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
+        default_validation_context: Some(CertificateValidationContext {
+            match_subject_alt_names: names,
+            ..Default::default()
+        }),
+        validation_context_sds_secret_config: Some(roots),
+        ..Default::default()
+    })
+}
+
+/// A TLS socket for a server.
+pub fn server_socket(common: CommonTlsContext, requires_certificate: bool) -> TransportSocket {
+    let context = DownstreamTlsContext {
+        common_tls_context: Some(common),
+        require_client_certificate: Some(requires_certificate),
+        ..Default::default()
+    };
+    socket(TLS_SOCKET, Any::pack(&context))
+}
+
+fn owned(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}

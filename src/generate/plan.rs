@@ -1,0 +1,233 @@
+//! The configuration of a group of proxies: its parts, and the resources that the parts list.
+//!
+//! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key builds one
+//! resource. The enums here only dispatch to the modules of the types.
+
+use super::{
+    BuildContext,
+    build_context::PushMemo,
+    cluster::{self, ClusterResource},
+    encoded::ResourceType,
+    endpoint, extension,
+    filter::FilterMemo,
+    gateway::GatewayMemo,
+    grpc::{self, GrpcResource},
+    listener, name_table,
+    proxy::ProxyType,
+    proxy_class::ProxyClass,
+    requested::RequestedResources,
+    resource::Built,
+    route::{
+        self, DefaultRoutesMemo,
+        fragment::{FragmentKey, Fragments},
+    },
+    secret,
+    selected::Selected,
+};
+use crate::{
+    api::access_review::Subject,
+    base::{Hashed, Shared},
+    model::ScopeKey,
+};
+
+/// A kind of part with the result of selection that it reads, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Clusters and the endpoints of those that use EDS.
+    Clusters(cluster::ClusterPart),
+    /// Listeners.
+    Listeners(listener::ListenerPart),
+    /// Route configurations.
+    Routes(route::RoutePart),
+    /// Extension configurations.
+    Extensions(extension::ExtensionPart),
+    /// The name table.
+    NameTable(name_table::NameTableKey),
+    /// What a proxyless gRPC client asks for.
+    Grpc(grpc::GrpcPart),
+    /// Secrets.
+    Secrets(secret::SecretPart),
+}
+
+/// A part's key: hashed once, cheap to compare.
+pub type PartKey = Hashed<Part>;
+
+/// What a resource is built from, besides what it reads through the view.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Resource {
+    /// A cluster.
+    Cluster(cluster::ClusterKey),
+    /// A load assignment.
+    Endpoint(endpoint::EndpointKey),
+    /// A listener.
+    Listener(listener::ListenerKey),
+    /// A route configuration.
+    Route(route::RouteKey),
+    /// An extension configuration.
+    Extension(extension::ExtensionKey),
+    /// The name table.
+    NameTable(name_table::NameTableKey),
+    /// A listener or cluster of a proxyless gRPC client.
+    Grpc(grpc::GrpcKey),
+    /// A secret.
+    Secret(secret::SecretKey),
+}
+
+/// A resource's key: hashed once, cheap to compare.
+pub type ResourceKey = Hashed<Resource>;
+
+/// A resource that a part lists.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ListedResource {
+    /// Its type.
+    pub resource_type: ResourceType,
+    /// What it is built from.
+    pub key: ResourceKey,
+}
+
+impl ListedResource {
+    /// Lists a resource.
+    pub fn new(resource_type: ResourceType, resource: Resource) -> Self {
+        Self {
+            resource_type,
+            key: Hashed::new(resource),
+        }
+    }
+}
+
+impl From<ClusterResource> for ListedResource {
+    fn from(listed: ClusterResource) -> Self {
+        match listed {
+            ClusterResource::Cluster(key) => Self::new(ResourceType::Cluster, Resource::Cluster(key)),
+            ClusterResource::Endpoint(key) => Self::new(ResourceType::Endpoint, Resource::Endpoint(key)),
+        }
+    }
+}
+
+impl From<GrpcResource> for ListedResource {
+    fn from(listed: GrpcResource) -> Self {
+        match listed {
+            GrpcResource::Listener(key) => Self::new(ResourceType::Listener, Resource::Grpc(key)),
+            GrpcResource::Route(key) => Self::new(ResourceType::Route, Resource::Route(key)),
+            GrpcResource::Cluster(key) => Self::new(ResourceType::Cluster, Resource::Grpc(key)),
+            GrpcResource::Endpoint(key) => Self::new(ResourceType::Endpoint, Resource::Endpoint(key)),
+        }
+    }
+}
+
+impl Part {
+    /// Whose access to Secrets has to be reviewed for the part, if anybody's.
+    pub fn subject(&self) -> Option<&Subject> {
+        match self {
+            Self::Secrets(part) => part.subject(),
+            _ => None,
+        }
+    }
+
+    /// The resources of the part, in order; the first of a name wins.
+    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
+        fn all<K: Into<ListedResource>>(keys: impl IntoIterator<Item = K>) -> Vec<ListedResource> {
+            keys.into_iter().map(Into::into).collect()
+        }
+        let of_type = |resource_type| move |resource| ListedResource::new(resource_type, resource);
+        match self {
+            Self::Clusters(part) => all(part.list(ctx)),
+            Self::Grpc(part) => all(part.list(ctx)),
+            Self::Listeners(part) => {
+                let resources = part.list(ctx).into_iter().map(Resource::Listener);
+                resources.map(of_type(ResourceType::Listener)).collect()
+            }
+            Self::Routes(part) => {
+                let resources = part.list(ctx).into_iter().map(Resource::Route);
+                resources.map(of_type(ResourceType::Route)).collect()
+            }
+            Self::Extensions(part) => {
+                let resources = part.list().map(Resource::Extension);
+                resources.map(of_type(ResourceType::Extension)).collect()
+            }
+            Self::NameTable(key) => vec![ListedResource::new(
+                ResourceType::NameTable,
+                Resource::NameTable(key.clone()),
+            )],
+            Self::Secrets(part) => {
+                let resources = part.list().map(Resource::Secret);
+                resources.map(of_type(ResourceType::Secret)).collect()
+            }
+        }
+    }
+}
+
+impl Resource {
+    /// What it is put together from; made before it, and shared with others.
+    pub fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
+        let routes = match self {
+            Self::Route(key) => Some(key),
+            _ => None,
+        };
+        routes.into_iter().flat_map(route::RouteKey::fragments)
+    }
+
+    /// Builds the resource.
+    pub fn build(&self, ctx: &BuildContext) -> Built {
+        match self {
+            Self::Cluster(key) => key.build(ctx),
+            Self::Endpoint(key) => key.build(ctx),
+            Self::Listener(key) => key.build(ctx),
+            Self::Route(key) => key.build(ctx),
+            Self::Extension(key) => key.build(ctx),
+            Self::NameTable(key) => key.build(ctx),
+            Self::Grpc(key) => key.build(ctx),
+            Self::Secret(key) => key.build(ctx),
+        }
+    }
+}
+
+/// What selection found, and all of it. Proxies with an equal key share everything.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupSpec {
+    /// The scope that the parts read.
+    pub scope: ScopeKey,
+    /// The parts in order.
+    pub parts: Vec<PartKey>,
+    /// Gateways are answered with an empty route configuration when they ask for one that does not exist.
+    pub answers_unknown_routes: bool,
+    /// What the client asks for, if the parts follow from that.
+    pub demand: Option<Shared<RequestedResources>>,
+}
+
+/// A group's key: hashed once, cheap to compare.
+pub type ProxyGroupKey = Hashed<GroupSpec>;
+
+/// Reduces a profile to the list of parts that make up a configuration.
+pub fn select(ctx: &BuildContext, profile: &ProxyClass) -> ProxyGroupKey {
+    let selected = Selected::of(ctx, profile);
+    let proxy = selected.proxy;
+    let mut parts: Vec<Part> = Vec::new();
+    match (proxy.proxy_type, &profile.demand) {
+        (_, Some(demand)) => parts.extend(grpc::select(ctx, &selected, demand).into_iter().map(Part::Grpc)),
+        (ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint, None) => {
+            parts.extend(cluster::select(ctx, &selected).into_iter().map(Part::Clusters));
+            parts.extend(listener::select(ctx, &selected).into_iter().map(Part::Listeners));
+            parts.extend(route::select(ctx, &selected).into_iter().map(Part::Routes));
+            parts.extend(extension::select(ctx, &selected).map(Part::Extensions));
+            parts.push(Part::NameTable(name_table::select(ctx, &selected)));
+            parts.extend(secret::select(ctx, &selected).map(Part::Secrets));
+        }
+        (ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
+    }
+    Hashed::new(GroupSpec {
+        scope: selected.scope,
+        parts: parts.into_iter().map(Hashed::new).collect(),
+        answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
+        demand: profile.demand.clone(),
+    })
+}
+
+/// The values that resources share during one update, with the fragments as they are before it.
+pub fn push_memo(fragments: Fragments) -> PushMemo {
+    PushMemo::default()
+        .with(fragments)
+        .with(GatewayMemo::default())
+        .with(DefaultRoutesMemo::default())
+        .with(FilterMemo::default())
+}

@@ -1,0 +1,294 @@
+//! The services that a proxy's workload serves, and on which of its ports.
+//!
+//! Kubernetes Services come from the WorkloadEntry at the proxy's address, else from its pod. ServiceEntries come by
+//! address: inline endpoints and selected workloads.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use super::{ServiceTarget, workload};
+use crate::{
+    api::{
+        Config,
+        kube::{
+            self, Pod,
+            service::{Port, TargetPort},
+        },
+    },
+    base::{ClusterId, Hostname, Labels, Namespace, NetworkId, Shared, select},
+    generate::{BuildContext, Proxy},
+    model::{
+        Service, ServiceKey, mcs,
+        service::{Protocol, Resolution},
+        workload::{Workload, WorkloadSource, augmented},
+    },
+    proto::istio::networking::v1alpha3 as networking,
+};
+
+/// What was found, and the labels of the first ServiceEntry endpoint at the proxy's address.
+pub(crate) struct Targets {
+    pub(crate) list: Vec<ServiceTarget>,
+    pub(crate) entry_labels: Option<Labels>,
+}
+
+/// Everything the proxy with this pod serves, by age and host of the services.
+pub(crate) fn targets(ctx: &BuildContext, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Targets {
+    let mut found = kube_targets(ctx, proxy, pod);
+    let entry_labels = entry_targets(ctx, proxy, &mut found);
+    found.sort_by(|(a, _), (b, _)| (a.creation, &a.key.hostname).cmp(&(b.creation, &b.key.hostname)));
+    Targets {
+        list: found.into_iter().map(|(_, target)| target).collect(),
+        entry_labels,
+    }
+}
+
+type Found<'a> = Vec<(&'a Shared<Service>, ServiceTarget)>;
+
+fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Service>, ServiceTarget) {
+    let target = ServiceTarget {
+        service: service.key.clone(),
+        port,
+        target_port,
+    };
+    (service, target)
+}
+
+fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found<'a> {
+    let cluster = workload::cluster(ctx, proxy);
+    if let Some(entry) = workload::entry(ctx, proxy) {
+        return selecting(ctx, &cluster, &entry.origin.namespace, &entry.origin.labels)
+            .flat_map(|service| by_entry(ctx, service, entry))
+            .collect();
+    }
+    let Some(pod) = pod else {
+        // Parity: what the node says of its labels and ports is not looked at when it connects.
+        return Vec::new();
+    };
+    let mut services = selecting(ctx, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();
+    if services.peek().is_none() {
+        return by_address(ctx, proxy, &cluster);
+    }
+    services
+        .flat_map(|service| by_ports(ctx, service, |port| port_of_pod(pod, port)))
+        .collect()
+}
+
+/// The Kubernetes Services of a namespace whose selector picks the labels. One without a selector picks nothing.
+fn selecting<'a>(
+    ctx: &BuildContext<'a>,
+    cluster: &ClusterId,
+    namespace: &Namespace,
+    labels: &Labels,
+) -> impl Iterator<Item = &'a Shared<kube::Service>> + use<'a> {
+    let rows = ctx.mesh.kube_services_by_namespace.get(ctx.cx, namespace);
+    let (cluster, labels) = (cluster.clone(), labels.clone());
+    rows.filter(move |(key, service)| {
+        key.cluster == cluster && !service.selector.is_empty() && select::subset(&service.selector, &labels)
+    })
+    .map(|(_, service)| service)
+}
+
+/// The rows of the model that a Kubernetes Service stands for.
+fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<Item = &'a Shared<Service>> + use<'a> {
+    let (name, namespace) = (service.meta.name(), service.meta.namespace());
+    let installation = &ctx.mesh.installation;
+    let own = format!("{name}.{namespace}.svc.{}", installation.domain);
+    // The cluster knows it by the other host too if it imports it.
+    let is_imported = !mcs::vips(ctx.cx, ctx.mesh, &service.meta.key).is_empty();
+    let imported = is_imported.then(|| mcs::hostname(name, namespace));
+    let namespace = namespace.clone();
+    let ctx = *ctx;
+    [Some(Hostname::from(own)), imported]
+        .into_iter()
+        .flatten()
+        .filter_map(move |hostname| {
+            ctx.service(&ServiceKey {
+                hostname,
+                namespace: namespace.clone(),
+            })
+        })
+}
+
+/// The targets of a Service whose ports resolve: two ports with the same target and protocol make one.
+fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
+    let mut found = Vec::new();
+    for row in rows(ctx, service) {
+        let mut seen: BTreeSet<(u32, Protocol)> = BTreeSet::new();
+        for port in &service.ports {
+            let Some(declared) = row.ports.iter().find(|declared| declared.name == port.name) else {
+                continue;
+            };
+            let Some(number) = resolve(port) else { continue };
+            if seen.insert((number, declared.protocol)) {
+                found.push(target(row, declared.number, number));
+            }
+        }
+    }
+    found
+}
+
+fn port_of_pod(pod: &Pod, port: &Port) -> Option<u32> {
+    match &port.target {
+        TargetPort::Number(number) => Some(*number),
+        TargetPort::Name(name) => {
+            let (number, protocol) = pod.named_ports.get(name)?;
+            (*protocol == port.protocol).then_some(*number)
+        }
+    }
+}
+
+/// The targets of a Service on a WorkloadEntry, whose own port map goes by the name of the target port.
+fn by_entry<'a>(ctx: &BuildContext<'a>, service: &kube::Service, entry: &Workload) -> Found<'a> {
+    let Some(row) = rows(ctx, service)
+        .next()
+        .filter(|row| row.resolution == Resolution::ClientSideLb)
+    else {
+        return Vec::new();
+    };
+    let declared = row.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+    let resolved = declared.filter_map(|declared| {
+        let same = |port: &&Port| port.name == declared.name || port.number == declared.number;
+        let (number, name, must_be_mapped) = match service.ports.iter().find(same) {
+            Some(Port {
+                name,
+                target: TargetPort::Number(number),
+                ..
+            }) if *number > 0 => (*number, name.as_str(), false),
+            Some(Port {
+                target: TargetPort::Name(name),
+                ..
+            }) => (declared.number, name.as_str(), true),
+            _ => (declared.number, "", false),
+        };
+        let mapped = entry.named_ports.get(name).copied().filter(|port| *port != 0);
+        let number = match mapped {
+            None if must_be_mapped => return None,
+            mapped => mapped.unwrap_or(number),
+        };
+        Some(target(row, declared.number, number))
+    });
+    resolved.collect()
+}
+
+/// The targets of Services without a selector, whose slices list the proxy's first address.
+fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<'a> {
+    let Some(address) = proxy.addresses.first() else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for (key, endpoints) in ctx.mesh.services_by_endpoint_address.get(ctx.cx, address) {
+        if !workload::is_of_namespace(proxy, &key.namespace) {
+            continue;
+        }
+        let known =
+            |row: &&Shared<Service>| row.service_entry.is_none() && mcs::is_known(ctx.cx, ctx.mesh, row, cluster);
+        let Some(row) = ctx.service(key).filter(known) else {
+            continue;
+        };
+        for endpoint in &*endpoints.endpoints {
+            if endpoint.address != *address || endpoint.origin.cluster != *cluster {
+                continue;
+            }
+            if let Some(port) = row.ports.iter().find(|port| port.name == endpoint.port_name) {
+                found.push(target(row, port.number, endpoint.port));
+            }
+        }
+    }
+    found
+}
+
+/// Adds the targets of ServiceEntries at the proxy's addresses; the labels of the first endpoint.
+fn entry_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, found: &mut Found<'a>) -> Option<Labels> {
+    let mut labels = None;
+    for address in &proxy.addresses {
+        inline_targets(ctx, proxy, address, found, &mut labels);
+        selected_targets(ctx, proxy, address, found, &mut labels);
+    }
+    labels
+}
+
+type Entry = Config<networking::ServiceEntry>;
+
+fn inline_targets<'a>(
+    ctx: &BuildContext<'a>,
+    proxy: &Proxy,
+    address: &SmolStr,
+    found: &mut Found<'a>,
+    labels: &mut Option<Labels>,
+) {
+    for (key, entry) in ctx.mesh.service_entries_by_endpoint_address.get(ctx.cx, address) {
+        // Selected workloads take the place of endpoints.
+        if entry.spec.workload_selector.is_some() || !workload::is_of_namespace(proxy, &key.namespace) {
+            continue;
+        }
+        for endpoint in entry
+            .spec
+            .endpoints
+            .iter()
+            .filter(|endpoint| endpoint.address == *address)
+        {
+            add_entry(ctx, entry, |name| endpoint.ports.get(name).copied(), found);
+            labels.get_or_insert_with(|| {
+                let own = endpoint.labels.iter().map(|(k, v)| (SmolStr::new(k), SmolStr::new(v)));
+                let network = NetworkId::new(&endpoint.network);
+                augmented(&own.collect(), &key.cluster, &endpoint.locality, "", &network)
+            });
+        }
+    }
+}
+
+fn selected_targets<'a>(
+    ctx: &BuildContext<'a>,
+    proxy: &Proxy,
+    address: &SmolStr,
+    found: &mut Found<'a>,
+    labels: &mut Option<Labels>,
+) {
+    let select_pods = ctx.mesh.installation.features.pilot_enable_serviceentry_select_pods;
+    for (key, row) in ctx.mesh.workloads_by_address.get(ctx.cx, address) {
+        let counts = select_pods || key.source == WorkloadSource::WorkloadEntry;
+        if !counts || !row.ready || !workload::is_of_namespace(proxy, &row.key.object.namespace) {
+            continue;
+        }
+        for (_, entry) in ctx
+            .mesh
+            .selecting_entries_by_namespace
+            .get(ctx.cx, &row.key.object.namespace)
+        {
+            let Some(selector) = &entry.spec.workload_selector else {
+                continue;
+            };
+            let pairs = selector.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            if !select::matches(pairs, &row.origin.labels) {
+                continue;
+            }
+            add_entry(ctx, entry, |name| row.named_ports.get(name).copied(), found);
+            labels.get_or_insert_with(|| Labels::clone(&row.origin.labels));
+        }
+    }
+}
+
+/// Adds every port of every host of a ServiceEntry: on the endpoint's own port of that name, else the target port, else
+/// the number itself.
+fn add_entry<'a>(ctx: &BuildContext<'a>, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found<'a>) {
+    for host in &entry.spec.hosts {
+        let key = ServiceKey {
+            hostname: Hostname::new(host),
+            namespace: entry.meta.namespace().clone(),
+        };
+        let Some(row) = ctx.service(&key) else { continue };
+        for port in &entry.spec.ports {
+            if row.port(port.number).is_none() {
+                continue;
+            }
+            let declared = if port.target_port > 0 {
+                port.target_port
+            } else {
+                port.number
+            };
+            let number = own(&port.name).filter(|number| *number > 0).unwrap_or(declared);
+            found.push(target(row, port.number, number));
+        }
+    }
+}

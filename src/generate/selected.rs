@@ -1,0 +1,212 @@
+//! GroupSpec: from a proxy to the parts that make up its configuration, in two steps.
+//!
+//! [`ProxyClass::of`] looks one proxy up, and is all that does: what the registry says of it. [`select`] finds what concerns a
+//! profile, once for all proxies that have it; it never sees a proxy. Its result is made of keys and small projections, so
+//! that profiles that differ in nothing that matters end with one [`ProxyGroupKey`].
+
+#[cfg(test)]
+mod tests;
+
+use std::{borrow::Cow, cmp::Reverse};
+
+use smol_str::SmolStr;
+
+use super::{
+    BuildContext,
+    patch::Patches,
+    proxy::{NodeMetadata, ProxyType},
+    proxy_class::{ProxyClass, ServiceTarget},
+    waypoint::WaypointView,
+};
+use crate::{
+    api::Config,
+    base::{Labels, Namespace, NetworkId, ObjectKey, Shared, select},
+    model::{
+        ScopeKey,
+        extension::{ExtensionFilter, ExtensionId},
+        gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
+        policy::{self, Subject},
+        waypoint,
+    },
+    proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
+};
+
+/// What selection found for one profile. The generators' own `select` functions take from it what their parts depend on.
+pub struct Selected<'a> {
+    /// What the proxies say of themselves.
+    pub proxy: &'a NodeMetadata,
+    /// All that is known of them.
+    pub profile: &'a ProxyClass,
+    /// Their labels.
+    pub labels: Shared<Labels>,
+    /// The network that the node names. Parity: what the registry knows of it shows in the labels alone.
+    pub network: NetworkId,
+    /// What it can see.
+    pub scope: ScopeKey,
+    /// The services they serve.
+    pub targets: Shared<[ServiceTarget]>,
+    /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
+    pub proxy_config: Cow<'a, ProxyConfig>,
+    /// The patches of the EnvoyFilters that select it, in the order of application.
+    pub patches: Patches,
+    /// WasmPlugins and TrafficExtensions that select it, in the order of application.
+    pub extensions: Shared<[ExtensionId]>,
+    /// Gateways that select it (routers only), oldest first.
+    pub gateways: Shared<[ObjectKey]>,
+    /// The Gateways that it is (waypoints only), sorted.
+    pub waypoints: Shared<[ObjectKey]>,
+    /// What policies are matched against.
+    pub subject: Subject,
+}
+
+impl<'a> Selected<'a> {
+    /// Looks up everything about a profile.
+    pub fn of(ctx: &BuildContext<'a>, profile: &'a ProxyClass) -> Self {
+        let (proxy, labels) = (&*profile.kind, &profile.labels);
+        let gateways = match proxy.proxy_type {
+            ProxyType::Router => gateways(ctx, proxy, labels, &profile.targets),
+            _ => Vec::new(),
+        };
+        let waypoints = match proxy.proxy_type {
+            ProxyType::Waypoint => waypoints(ctx, proxy, &profile.targets),
+            _ => Vec::new(),
+        };
+        let subject = Subject {
+            is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
+            ..Subject::workload(proxy.namespace.clone(), Labels::clone(labels))
+        };
+        Self {
+            proxy,
+            profile,
+            network: proxy.network.clone(),
+            scope: scope(ctx, proxy, labels),
+            targets: profile.targets.clone(),
+            proxy_config: proxy_config(ctx, proxy),
+            patches: Patches::of(ctx, profile, &envoy_filters(ctx, &subject)),
+            extensions: attached_extensions(ctx, &subject),
+            gateways: gateways.into(),
+            waypoints: waypoints.into(),
+            labels: labels.clone(),
+            subject,
+        }
+    }
+}
+
+impl Selected<'_> {
+    /// What decides which services go through a waypoint.
+    pub fn waypoint_view(&self) -> WaypointView {
+        WaypointView {
+            namespace: self.proxy.namespace.clone(),
+            gateways: self.waypoints.clone(),
+        }
+    }
+}
+
+/// The Gateways that a waypoint is: those that are reached at a service which it serves.
+fn waypoints(ctx: &BuildContext, proxy: &NodeMetadata, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+    let services = targets.iter().filter_map(|target| ctx.service(&target.service));
+    waypoint::at(ctx.cx, ctx.mesh, &proxy.namespace, &proxy.cluster, services)
+}
+
+/// What a proxy can see: for sidecars, the Sidecar that selects it (the oldest), else the namespace's own without a
+/// selector, else the root namespace's, else everything. Routers and waypoints have no use for Sidecars.
+fn scope(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels) -> ScopeKey {
+    let namespace = proxy.namespace.clone();
+    if proxy.proxy_type != ProxyType::Sidecar {
+        return ScopeKey::Gateway(namespace);
+    }
+    let sorted = |namespace: &Namespace| {
+        let rows = ctx.mesh.sidecars_by_namespace.get(ctx.cx, namespace);
+        let mut rows: Vec<_> = rows.map(|(_, row)| row).collect();
+        rows.sort_by_key(|row| (row.spec.workload_selector.is_none(), row.meta.age_order()));
+        rows
+    };
+    let own = sorted(&namespace);
+    let mut chosen = own.into_iter().find(|row| {
+        row.spec.workload_selector.as_ref().is_none_or(|selector| {
+            let pairs = selector.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            select::matches(pairs, labels)
+        })
+    });
+    if chosen.is_none() {
+        let of_root = sorted(&policy::root_namespace(ctx.cx, ctx.mesh));
+        chosen = of_root.into_iter().find(|row| row.spec.workload_selector.is_none());
+    }
+    match chosen {
+        Some(row) => ScopeKey::Sidecar(namespace, row.meta.key.clone()),
+        None => ScopeKey::Default(namespace),
+    }
+}
+
+/// `PROXY_CONFIG` of the node, else the mesh's default. ProxyConfig resources reach a proxy through its node: what they
+/// can say is for injection and bootstrap, nothing of it shows in what is served here.
+fn proxy_config<'a>(ctx: &BuildContext<'a>, proxy: &'a NodeMetadata) -> Cow<'a, ProxyConfig> {
+    let own = proxy.proxy_config.as_deref();
+    let config = own.or_else(|| ctx.mesh_config().default_config.as_ref());
+    config.map_or_else(Cow::default, Cow::Borrowed)
+}
+
+/// The EnvoyFilters of the root and the own namespace that select the proxy: by priority, those of the root namespace
+/// before others, then by age.
+fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
+    let root = policy::root_namespace(ctx.cx, ctx.mesh);
+    let mut keys = policy::attached(ctx.cx, ctx.mesh, &ctx.mesh.envoy_filters_by_namespace, subject);
+    keys.sort_by_cached_key(|key| {
+        let row = ctx.mesh.envoy_filters.get(ctx.cx, key);
+        let (priority, creation) = row.map_or((0, 0), |row| (row.spec.priority, row.meta.creation));
+        let name = format!("{}.{}", key.name, key.namespace);
+        (priority, key.namespace != root, creation, name)
+    });
+    keys
+}
+
+/// The Gateways that select a router, oldest first: by labels, or by the services that it serves.
+fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
+    let selects = |gateway: &Config<networking::Gateway>| {
+        let annotations = &gateway.meta.annotations;
+        let Some(services) = annotations.get(SERVICE_ANNOTATION) else {
+            let pairs = gateway.spec.selector.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            return select::matches(pairs, labels);
+        };
+        let parent = annotations
+            .get(PARENT_NAMESPACE_ANNOTATION)
+            .filter(|parent| !parent.is_empty());
+        let namespace = parent.map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
+        let serves = |target: &ServiceTarget| {
+            target.service.namespace == *namespace && services.split(',').any(|host| target.service.hostname == *host)
+        };
+        targets.iter().any(serves)
+    };
+    let mut rows: Vec<_> = if ctx.mesh.installation.features.pilot_scope_gateway_to_namespace {
+        let own = ctx.mesh.gateways_by_namespace.get(ctx.cx, &proxy.namespace);
+        own.map(|(_, row)| row).filter(|row| selects(row)).collect()
+    } else {
+        let all = ctx.mesh.gateways.iter(ctx.cx);
+        all.map(|(_, row)| row).filter(|row| selects(row)).collect()
+    };
+    rows.sort_by_key(|row| row.meta.age_order());
+    rows.into_iter().map(|row| row.meta.key.clone()).collect()
+}
+
+/// The extensions for a workload in the order of application.
+pub fn attached_extensions(ctx: &BuildContext, subject: &Subject) -> Shared<[ExtensionId]> {
+    let (cx, mesh) = (ctx.cx, ctx.mesh);
+    let plugins = policy::attached(cx, mesh, &mesh.wasm_plugins_by_namespace, subject);
+    let extensions = policy::attached(cx, mesh, &mesh.traffic_extensions_by_namespace, subject);
+    let plugins = plugins.into_iter().map(ExtensionId::WasmPlugin);
+    let extensions = extensions.into_iter().map(ExtensionId::TrafficExtension);
+    let mut found: Vec<_> = plugins
+        .chain(extensions)
+        .filter_map(|id| mesh.extension_filters.get(cx, &id).map(|row| (id, row)))
+        .collect();
+    found.sort_by(|(a, a_row), (b, b_row)| extension_order(subject, a, a_row).cmp(&extension_order(subject, b, b_row)));
+    found.into_iter().map(|(id, _)| id).collect::<Vec<_>>().into()
+}
+
+/// By phase; within one the higher priority first, those without last; then those of the workload's namespace before
+/// those of the root namespace; then by age and name.
+fn extension_order<'a>(subject: &Subject, id: &ExtensionId, row: &'a ExtensionFilter) -> impl Ord + use<'a> {
+    let is_foreign = *id.namespace() != subject.namespace;
+    let priority = Reverse(row.priority.unwrap_or(i32::MIN));
+    (row.phase, priority, is_foreign, row.creation, &row.name)
+}

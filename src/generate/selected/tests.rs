@@ -1,0 +1,235 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    generate::{Proxy, patch::PatchRef, plan, proxy::Extensions},
+    model::{Installation, World, fixture::folder_world},
+    table::{Cx, RelationId, Table},
+};
+
+const POD: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/region: r1, topology.kubernetes.io/zone: z1}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, namespace: shop, labels: {app: web, version: v1}}
+spec:
+  nodeName: n1
+  containers: [{name: app, ports: [{name: http, containerPort: 8080}]}]
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.0.0.1
+  selector: {app: web}
+  ports: [{name: http, port: 80, targetPort: http}, {name: http-again, port: 81, targetPort: 8080}, {name: tcp, port: 90, targetPort: 9090}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: other, namespace: shop}
+spec: {clusterIP: 10.0.0.2, selector: {app: other}, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: inline, namespace: shop}
+spec:
+  hosts: [inline.example.com]
+  resolution: STATIC
+  ports: [{number: 443, name: tls, protocol: TLS, targetPort: 8443}]
+  endpoints: [{address: 10.1.0.1, labels: {kind: inline}}, {address: 10.1.0.9}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: selecting, namespace: shop}
+spec:
+  hosts: [selecting.example.com]
+  resolution: STATIC
+  ports: [{number: 7000, name: tcp, protocol: TCP}]
+  workloadSelector: {labels: {app: web}}
+";
+
+fn world(config: &str) -> World {
+    folder_world(Installation::default(), &[("kube.yaml", POD), ("config.yaml", config)])
+}
+
+fn proxy(node_id: &str, metadata: Value) -> Proxy {
+    let metadata: BTreeMap<String, Value> = serde_json::from_value(metadata).unwrap();
+    Proxy::new(node_id, "", metadata, "r9/z9".into(), Extensions::default()).unwrap()
+}
+
+fn web() -> Proxy {
+    let metadata = json!({"NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "NETWORK": "n", "LABELS": {"app": "stale"}});
+    proxy("sidecar~10.1.0.1~web-1.shop~shop.svc.cluster.local", metadata)
+}
+
+fn router(namespace: &str) -> Proxy {
+    let metadata = json!({"NAMESPACE": namespace, "LABELS": {"app": "gw"}});
+    proxy(
+        &format!("router~10.1.0.7~gw.{namespace}~{namespace}.svc.cluster.local"),
+        metadata,
+    )
+}
+
+fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
+    let (cx, mesh, scopes) = (Cx::untracked(), world.snapshot(), Table::new(RelationId(u32::MAX)));
+    read(&BuildContext {
+        cx: &cx,
+        mesh: &mesh,
+        scopes: &scopes,
+        memo: &plan::push_memo(Table::new(RelationId(u32::MAX))),
+    })
+}
+
+fn profile(ctx: &BuildContext, proxy: &Proxy) -> ProxyClass {
+    ProxyClass::of(ctx, proxy, &Shared::default())
+}
+
+fn targets_of(selected: &Selected) -> Vec<String> {
+    let text = |target: &ServiceTarget| format!("{}:{}->{}", target.service.hostname, target.port, target.target_port);
+    selected.targets.iter().map(text).collect()
+}
+
+#[test]
+fn a_pod_serves_what_selects_it() {
+    let (world, proxy) = (world(""), web());
+    with(&world, |ctx| {
+        let profile = profile(ctx, &proxy);
+        let selected = Selected::of(ctx, &profile);
+        let expected = [
+            "inline.example.com:443->8443",
+            "selecting.example.com:7000->7000",
+            "web.shop.svc.cluster.local:80->8080",
+            "web.shop.svc.cluster.local:90->9090",
+        ];
+        assert_eq!(targets_of(&selected), expected);
+        assert_eq!(selected.labels.get("topology.kubernetes.io/region").unwrap(), "r1");
+        assert_eq!(selected.labels.get("app").unwrap(), "web");
+        assert_eq!(selected.labels.get("topology.istio.io/network").unwrap(), "n");
+        assert_eq!(selected.labels.get("topology.kubernetes.io/zone").unwrap(), "z1");
+        assert_eq!(selected.scope, ScopeKey::Default("shop".into()));
+    });
+}
+
+#[test]
+fn an_unknown_workload_has_the_labels_that_it_says_and_serves_nothing() {
+    let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
+    let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
+    with(&world(""), |ctx| {
+        let profile = profile(ctx, &proxy);
+        let selected = Selected::of(ctx, &profile);
+        assert_eq!(targets_of(&selected), [""; 0]);
+        assert_eq!(selected.labels.get("topology.kubernetes.io/zone").unwrap(), "z9");
+        assert_eq!(selected.labels.get("app").unwrap(), "web");
+        assert_eq!(selected.labels.get("x"), None);
+    });
+}
+
+#[test]
+fn a_workload_entry_maps_ports() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: vm, namespace: shop}
+spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
+",
+    );
+    let proxy = proxy(
+        "sidecar~10.2.0.1~vm.shop~shop.svc.cluster.local",
+        json!({"NAMESPACE": "shop"}),
+    );
+    with(&world, |ctx| {
+        let expected = [
+            "selecting.example.com:7000->7000",
+            "web.shop.svc.cluster.local:80->1234",
+            "web.shop.svc.cluster.local:81->8080",
+            "web.shop.svc.cluster.local:90->9090",
+        ];
+        assert_eq!(targets_of(&Selected::of(ctx, &profile(ctx, &proxy))), expected);
+    });
+}
+
+#[test]
+fn the_narrowest_sidecar_is_chosen() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: root, namespace: istio-system}
+spec: {egress: [{hosts: ['*/*']}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: picky, namespace: shop}
+spec: {workloadSelector: {labels: {app: web}}, egress: [{hosts: ['*/*']}]}
+",
+    );
+    with(&world, |ctx| {
+        let scope_of = |proxy: &Proxy| Selected::of(ctx, &profile(ctx, proxy)).scope;
+        let key = crate::model::fixture::key;
+        assert_eq!(scope_of(&web()), ScopeKey::Sidecar("shop".into(), key("shop/picky")));
+        let other = proxy(
+            "sidecar~10.1.0.5~x.shop~shop.svc.cluster.local",
+            json!({"NAMESPACE": "shop"}),
+        );
+        assert_eq!(
+            scope_of(&other),
+            ScopeKey::Sidecar("shop".into(), key("istio-system/root"))
+        );
+        assert_eq!(scope_of(&router("shop")), ScopeKey::Gateway("shop".into()));
+    });
+}
+
+#[test]
+fn filters_and_gateways_come_in_order() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: late, namespace: istio-system}
+spec: {priority: 5, configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: own, namespace: edge, creationTimestamp: '2023-01-01T00:00:00Z'}
+spec:
+  workloadSelector: {labels: {app: gw}}
+  configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}]
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: root, namespace: istio-system}
+spec:
+  configPatches:
+  - {applyTo: CLUSTER, match: {context: SIDECAR_INBOUND}, patch: {operation: REMOVE}}
+  - {applyTo: LISTENER, patch: {operation: REMOVE}}
+  - {applyTo: CLUSTER, match: {context: GATEWAY}, patch: {operation: REMOVE}}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: b, namespace: other}
+spec: {selector: {app: gw}, servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ['*']}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: a, namespace: other}
+spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name: http}, hosts: ['*']}]}
+",
+    );
+    let proxy = router("edge");
+    with(&world, |ctx| {
+        let profile = profile(ctx, &proxy);
+        let selected = Selected::of(ctx, &profile);
+        let named = |one: &PatchRef| format!("{}[{}]", one.filter, one.index);
+        let patches: Vec<_> = selected.patches.clusters.iter().map(named).collect();
+        assert_eq!(patches, ["istio-system/root[2]", "edge/own[0]", "istio-system/late[0]"]);
+        let gateways: Vec<_> = selected.gateways.iter().map(ToString::to_string).collect();
+        assert_eq!(gateways, ["other/b"]);
+    });
+}

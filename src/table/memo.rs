@@ -1,0 +1,62 @@
+//! A memo for the time of one update: values that many evaluations share, each built on first use.
+
+use std::{
+    hash::Hash,
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustc_hash::FxHashMap;
+
+use super::{Cx, ReadKey};
+
+/// Values by key. Two threads that miss the same key at the same time both build the value.
+///
+/// Note: a hit replays the reads that were recorded when the value was built, so that the caller depends on them too.
+pub struct Memo<K, V>(Mutex<FxHashMap<K, Memoized<V>>>);
+
+impl<K, V> Default for Memo<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+/// A shared value of a [`Memo`].
+pub struct Memoized<V>(Arc<Entry<V>>);
+
+struct Entry<V> {
+    value: V,
+    reads: Box<[ReadKey]>,
+}
+
+impl<V> Clone for Memoized<V> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<V> Deref for Memoized<V> {
+    type Target = V;
+    fn deref(&self) -> &V {
+        &self.0.value
+    }
+}
+
+impl<K: Eq + Hash, V> Memo<K, V> {
+    /// Returns the value of a key, built by `build` on first use. Its reads are recorded in `cx`.
+    pub fn get(&self, cx: &Cx, key: K, build: impl FnOnce(&Cx) -> V) -> Memoized<V> {
+        // Nothing can panic while it is locked.
+        let locked = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = locked().get(&key).cloned();
+        let value = known.unwrap_or_else(|| {
+            let own = Cx::recording();
+            let value = build(&own);
+            let reads = own.into_reads();
+            let value = Memoized(Arc::new(Entry { value, reads }));
+            locked().insert(key, value.clone());
+            value
+        });
+        cx.record_all(&value.0.reads);
+        value
+    }
+}
