@@ -125,7 +125,7 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let targets = targets.map(|(index, targets)| (MemberId(index as u64), targets));
     report.panics.extend(proxyless::ask(&mut store, &mesh, targets));
     report.without_effect = generate::without_effect(&mesh).collect();
-    report.patches = set::troubles(&mesh, &store.notes());
+    report.patches = set::without_effect(&mesh, &store.notes());
     for (index, (name, _)) in proxies.iter().enumerate() {
         let key = store.group_of(MemberId(index as u64)).cloned();
         let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else {

@@ -28,34 +28,33 @@ use crate::{
     proto::envoy::config::core::v3::TypedExtensionConfig,
 };
 
-/// The extension configurations that a client may ask for.
+/// Extension configurations that a proxy may request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ExtensionPart {
     keys: Shared<[ExtensionKey]>,
 }
 
-/// What a configuration is built from.
+/// Inputs of an extension configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExtensionKey {
-    /// A module of WebAssembly.
+    /// A Wasm module.
     Wasm {
-        /// The object that names it.
+        /// Object that names the module.
         id: ExtensionId,
-        /// The cluster of the client, if it may have the Secret that the image is pulled with; it then shows in the
-        /// resource.
+        /// Cluster of the proxy, if it may have the image pull secret, which is then part of the resource.
         secret_for: Option<ClusterId>,
     },
-    /// What an EnvoyFilter adds.
+    /// Configuration added by an EnvoyFilter.
     Patch(PatchRef),
 }
 
-/// The configurations for a proxy, of its own namespace, the root namespace and those of services that it serves as a
-/// waypoint. Those that do not select it can be asked for too, by filters that
-/// EnvoyFilters add; secrets come only with those that do.
+/// Selects the configurations of a proxy's own namespace, the root namespace and the services that it serves as a
+/// waypoint. Filters added by EnvoyFilters may also request configurations that do not select the proxy, but only those
+/// that do carry secrets.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<ExtensionPart> {
     let (cx, mesh) = (ctx.cx, ctx.mesh);
     let root = policy::root_namespace(cx, mesh);
-    // Chains of a waypoint have the filters that are attached to the services that it serves.
+    // Chains of a waypoint have the filters attached to the services that it serves.
     let served = waypoint::served(cx, mesh, &selected.waypoints);
     let attached = if served.is_empty() {
         selected.extensions.clone()
@@ -90,7 +89,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<ExtensionPart> 
 }
 
 impl ExtensionPart {
-    /// The resources of the part.
+    /// Lists the resources of the part.
     pub fn list(&self) -> impl Iterator<Item = ExtensionKey> {
         self.keys.iter().cloned()
     }
@@ -106,7 +105,7 @@ impl ExtensionKey {
     }
 }
 
-/// The configuration that a patch adds. Nothing else can be done to extension configurations.
+/// Builds the configuration that a patch adds. Patches cannot change extension configurations.
 fn added(ctx: &BuildContext, patch: &PatchRef) -> Built {
     let patches = patch::resolve(ctx, std::slice::from_ref(patch));
     let adding = patches.first().filter(|patch| patch.operation == Operation::Add);

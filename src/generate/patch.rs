@@ -1,8 +1,8 @@
-//! EnvoyFilter patches: the last step of every resource.
+//! EnvoyFilter patches, applied as the last step of building a resource.
 //!
-//! GroupSpec finds the patches for a proxy once ([`Patches::of`]) and every resource key holds those of its class, so
-//! that proxies without any go on sharing. What one would get wrong: the order of patches is their order of effect, so it
-//! must not be changed on the way.
+//! Selection finds the patches of a proxy once ([`Patches::of`]). Every resource key holds the patches of its class, so
+//! proxies without patches keep sharing resources. Note: the order of patches is their order of effect and must be
+//! preserved.
 
 pub mod cluster;
 pub mod filters;
@@ -26,34 +26,34 @@ use crate::{
 
 pub use crate::model::envoy_filter::PatchContext;
 
-/// Names one patch of one EnvoyFilter.
+/// Reference to one patch of an EnvoyFilter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PatchRef {
-    /// The EnvoyFilter.
+    /// EnvoyFilter.
     pub filter: ObjectKey,
-    /// The place among its compiled patches.
+    /// Index among its compiled patches.
     pub index: usize,
 }
 
-/// The patches for one proxy, each list in the order of application.
+/// Patches of one proxy, each list in the order of application.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Patches {
-    /// Of clusters.
+    /// Patches of clusters.
     pub clusters: Shared<[PatchRef]>,
-    /// Of listeners, filter chains and filters.
+    /// Patches of listeners, filter chains and filters.
     pub listeners: Shared<[PatchRef]>,
-    /// Of route configurations, virtual hosts and routes.
+    /// Patches of route configurations, virtual hosts and routes.
     pub routes: Shared<[PatchRef]>,
-    /// Extension configurations.
+    /// Patches of extension configurations.
     pub extensions: Shared<[PatchRef]>,
-    /// Patches of clusters and routes that are left out, with the filter that the proxy lacks.
+    /// Omitted patches of clusters and routes, with the filter that the proxy lacks.
     pub lacking: Shared<[(PatchRef, SmolStr)]>,
-    /// Services that the EnvoyFilters name, sorted.
+    /// Services that the EnvoyFilters refer to, sorted.
     pub referenced_services: Shared<[ReferencedService]>,
 }
 
 impl Patches {
-    /// The patches of the EnvoyFilters that are for a proxy and can have an effect on what such a proxy is sent.
+    /// Returns the patches of the EnvoyFilters that select a proxy and apply to such a proxy's configuration.
     pub fn of(ctx: &BuildContext, profile: &ProxyClass, objects: &[ObjectKey]) -> Self {
         let proxy = &profile.kind;
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
@@ -66,7 +66,8 @@ impl Patches {
             referenced.extend(row.referenced_services.iter().cloned());
             for (index, patch) in row.patches.iter().enumerate() {
                 let Some(class) = patch.class() else { continue };
-                // Parity: an extension is served wherever it is asked for, whatever the context.
+                // Parity (pilot/pkg/networking/core/envoyfilter/extension_configuration_patch.go): an extension
+                // configuration is served wherever it is requested, whatever the context.
                 let counts = class == PatchClass::Extension
                     || contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
                 if !counts || !patch.proxy.matches(&proxy.version_text, &profile.metadata) {
@@ -96,7 +97,7 @@ impl Patches {
     }
 }
 
-/// The contexts that there are in the configuration of a kind of proxy.
+/// Returns the contexts of a proxy type's configuration.
 fn contexts(proxy_type: ProxyType) -> &'static [PatchContext] {
     match proxy_type {
         ProxyType::Sidecar => &[PatchContext::SidecarInbound, PatchContext::SidecarOutbound],
@@ -106,13 +107,13 @@ fn contexts(proxy_type: ProxyType) -> &'static [PatchContext] {
     }
 }
 
-/// The patches behind references, in their order. One that an edit took away in this very revision is left out: the
-/// selection of the same revision does not name it.
+/// Resolves references, in their order. A patch that was removed in this revision is omitted: the selection of this
+/// revision no longer refers to it.
 pub fn resolve<'a>(ctx: &BuildContext<'a>, refs: &[PatchRef]) -> Vec<&'a Patch> {
     resolve_each(ctx, refs).map(|(_, patch)| patch).collect()
 }
 
-/// As [`resolve`], each patch with its reference.
+/// Resolves references like [`resolve`], and returns each patch with its reference.
 pub fn resolve_each<'a, 'r>(
     ctx: &BuildContext<'a>,
     refs: &'r [PatchRef],

@@ -1,10 +1,10 @@
-//! Secrets (SDS): certificates and authorities from Secrets and ConfigMaps.
+//! Secrets (SDS): certificates and CA certificates from Secrets and ConfigMaps.
 //!
-//! A proxy asks for them by the names that its listeners and clusters mention; what may be mentioned is found by
-//! selection, each is a resource of its own. What one would get wrong: who reads is a part of the resource's key, so that
-//! nobody is handed what was made for somebody else, and a stream without a verified identity has no such part at all.
+//! A proxy requests them by the names in its listeners and clusters. Selection finds the names that may occur, and each
+//! is a resource of its own. Note: the reader is part of the resource's key, so a cached secret cannot reach another
+//! identity. A stream without a verified identity has no such part.
 
-mod mentioned;
+mod referenced;
 mod message;
 #[cfg(test)]
 mod tests;
@@ -29,38 +29,38 @@ use crate::{
     },
 };
 
-/// The remark about a credential that is missing, denied or no certificate.
+/// Code of the note about a credential that is missing, denied or malformed.
 pub const CERTIFICATE_ERROR: &str = "pilot_sds_certificate_errors_total";
 
-/// The secrets of one client.
+/// Secrets of one proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SecretPart {
-    /// What it may ask for, sorted.
+    /// Secrets that it may request, sorted.
     keys: Shared<[SecretKey]>,
 }
 
-/// What a secret is built from.
+/// Inputs of a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SecretKey {
-    /// The name of the resource.
+    /// Resource name.
     name: SmolStr,
-    /// Who reads it; none for what everybody may read.
+    /// Reader; `None` for content that every proxy may read.
     reader: Option<Shared<Subject>>,
-    /// A Gateway of the reader's refers to it, and may.
+    /// Whether a Gateway of the reader refers to it and is allowed to.
     is_verified: bool,
-    /// What uses the private key in Envoy's place, where there is one.
+    /// Provider that performs private key operations in Envoy's place, if there is one.
     provider: Option<MessageKey<PrivateKeyProvider>>,
 }
 
-/// The secrets of a proxy, if it may ask for any.
+/// Selects the secrets of a proxy, if it may request any.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<SecretPart> {
     let proxy = selected.proxy;
     let identity = selected.profile.identity.as_ref()?;
-    // Nobody knows whose cluster it is in, so nobody could say what it may read.
+    // Without a cluster, no API server could review the access.
     if proxy.cluster.is_empty() {
         return None;
     }
-    let names = mentioned::names(ctx, selected);
+    let names = referenced::names(ctx, selected);
     if names.is_empty() {
         return None;
     }
@@ -91,7 +91,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<SecretPart> {
     })
 }
 
-/// `privateKeyProvider` of the effective ProxyConfig, if the proxy has it.
+/// Returns `privateKeyProvider` of the effective ProxyConfig, if the proxy has the extension.
 fn provider(selected: &Selected) -> Option<MessageKey<PrivateKeyProvider>> {
     let settings = selected.proxy_config.private_key_provider.as_ref()?;
     let name = message::provider_name(settings.provider.as_ref()?);
@@ -100,19 +100,19 @@ fn provider(selected: &Selected) -> Option<MessageKey<PrivateKeyProvider>> {
 }
 
 impl SecretPart {
-    /// Whose access has to be reviewed before all of it can be sent.
+    /// Returns the reader whose access must be reviewed before all secrets can be sent.
     pub fn subject(&self) -> Option<&Subject> {
         self.keys.iter().find_map(SecretKey::subject)
     }
 
-    /// The secrets that the client may ask for.
+    /// Lists the secrets that the proxy may request.
     pub fn list(&self) -> impl Iterator<Item = SecretKey> {
         self.keys.iter().cloned()
     }
 }
 
 impl SecretKey {
-    /// Whose access has to be reviewed, if it makes a difference.
+    /// Returns the reader whose access must be reviewed, if the review makes a difference.
     fn subject(&self) -> Option<&Subject> {
         let reader = self.reader.as_deref()?;
         let reference = Reference::parse(&self.name, &reader.namespace).ok()?;
@@ -121,7 +121,7 @@ impl SecretKey {
         is_reviewed.then_some(reader)
     }
 
-    /// Builds the secret; none, with a remark, if it is missing or denied.
+    /// Builds the secret; without one, adds a note if it is missing or denied.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let (secret, remark) = match self.secret(ctx) {
             Ok((secret, remark)) => (Some(secret), remark),
@@ -129,7 +129,7 @@ impl SecretKey {
         };
         let notes = remark.map(|reason| Note {
             code: CERTIFICATE_ERROR,
-            detail: SmolStr::from(format!("{}: {reason}{}", self.name, self.for_whom())),
+            detail: SmolStr::from(format!("{}: {reason}{}", self.name, self.reader_suffix())),
         });
         let built = match secret {
             Some(secret) => Built::new(EncodedResource::new(self.name.clone(), &secret)),
@@ -138,13 +138,15 @@ impl SecretKey {
         built.with_notes(notes.into_iter().collect())
     }
 
-    fn for_whom(&self) -> String {
+    fn reader_suffix(&self) -> String {
         let reader = self.reader.as_ref();
-        reader.map_or_else(String::new, |reader| format!("; asked for by {}", **reader))
+        reader.map_or_else(String::new, |reader| format!("; requested by {}", **reader))
     }
 
-    /// The secret, and what is wrong with its content; else why it is not sent, `None` as long as that is being found out.
-    /// Parity: content that is no certificate is sent, and Envoy refuses it.
+    /// Returns the secret and a problem of its content. An error is the reason why it is not sent, or `None` while the
+    /// review is pending.
+    ///
+    /// Parity (pilot/pkg/xds/sds.go): content that is not a certificate is sent, and Envoy refuses it.
     fn secret(&self, ctx: &BuildContext) -> Result<(Secret, Option<String>), Option<String>> {
         let (cx, mesh) = (ctx.cx, ctx.mesh);
         let nobody = Namespace::default();
@@ -158,7 +160,7 @@ impl SecretKey {
                 return Ok((message::authority(&self.name, authority), remark));
             }
             (Store::Secret, Some(reader)) if *namespace == reader.namespace => {
-                // Roots are public where they are: only keys are guarded.
+                // CA certificates are public: only keys are protected.
                 if !reference.is_authority() {
                     review(ctx, reader)?;
                 }
@@ -181,7 +183,8 @@ impl SecretKey {
     }
 }
 
-/// What the API server of the reader's cluster says of it; an error where it may not, `None` until the first answer.
+/// Returns the review by the API server of the reader's cluster: an error if access is denied, `None` until the first
+/// answer.
 fn review(ctx: &BuildContext, reader: &Subject) -> Result<(), Option<String>> {
     let installation = &ctx.mesh.installation;
     if !installation.reviews_access {
@@ -192,7 +195,7 @@ fn review(ctx: &BuildContext, reader: &Subject) -> Result<(), Option<String>> {
     let reason = match review.map(|review| &review.access) {
         Some(Access::Allowed) => return Ok(()),
         Some(Access::Denied(reason)) => format!("the service account may not list Secrets: {reason}"),
-        Some(Access::Unknown(reason)) => format!("nobody says whether the service account may list Secrets: {reason}"),
+        Some(Access::Unknown(reason)) => format!("access to Secrets could not be reviewed: {reason}"),
         None => return Err(None),
     };
     Err(Some(reason))
@@ -203,5 +206,5 @@ fn doubts(certificate: &[u8]) -> Option<String> {
     Some(format!("the certificate cannot be read: {error}"))
 }
 
-/// What uses private keys in Envoy's place.
+/// Provider of private key operations.
 type KeyProvider = Provider;

@@ -188,7 +188,7 @@ fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: 
     rows.into_iter().map(|row| row.meta.key.clone()).collect()
 }
 
-/// The extensions for a workload in the order of application.
+/// Returns the extensions of a workload in the order of application.
 pub fn attached_extensions(ctx: &BuildContext, subject: &Subject) -> Shared<[ExtensionId]> {
     let (cx, mesh) = (ctx.cx, ctx.mesh);
     let plugins = policy::attached(cx, mesh, &mesh.wasm_plugins_by_namespace, subject);
@@ -203,8 +203,8 @@ pub fn attached_extensions(ctx: &BuildContext, subject: &Subject) -> Shared<[Ext
     found.into_iter().map(|(id, _)| id).collect::<Vec<_>>().into()
 }
 
-/// By phase; within one the higher priority first, those without last; then those of the workload's namespace before
-/// those of the root namespace; then by age and name.
+/// Returns the sort key: phase; higher priority first, no priority last; the workload's namespace before the root
+/// namespace; age and name.
 fn extension_order<'a>(subject: &Subject, id: &ExtensionId, row: &'a ExtensionFilter) -> impl Ord + use<'a> {
     let is_foreign = *id.namespace() != subject.namespace;
     let priority = Reverse(row.priority.unwrap_or(i32::MIN));

@@ -1,4 +1,4 @@
-//! The configuration of WebAssembly filters.
+//! Configuration of Wasm filters.
 
 use std::collections::BTreeMap;
 
@@ -27,18 +27,18 @@ use crate::{
     },
 };
 
-/// What runs the modules.
+/// Runtime of modules.
 const RUNTIME: &str = "envoy.wasm.runtime.v8";
-/// How long fetching a module may take, in seconds.
+/// Timeout for fetching a module, in seconds.
 const FETCH_TIMEOUT_SECONDS: i64 = 30;
-/// Tells the agent the credentials to pull with.
+/// Variable that tells the agent the pull credentials.
 const PULL_SECRET: &str = "ISTIO_META_WASM_IMAGE_PULL_SECRET";
-/// Tells the agent when to pull.
+/// Variable that tells the agent when to pull.
 const PULL_POLICY: &str = "ISTIO_META_WASM_IMAGE_PULL_POLICY";
-/// Tells the agent that the object has changed.
+/// Variable that tells the agent that the object has changed.
 const RESOURCE_VERSION: &str = "ISTIO_META_WASM_PLUGIN_RESOURCE_VERSION";
 
-/// The resource of a plugin.
+/// Builds the resource of a plugin.
 pub(super) fn wasm(ctx: &BuildContext, id: &ExtensionId, secret_for: Option<&ClusterId>) -> Built {
     let Some((meta, config)) = id.wasm(ctx.cx, ctx.mesh) else {
         return Built::none();
@@ -74,7 +74,7 @@ fn plugin(id: &ExtensionId, config: &WasmConfig, environment: EnvironmentVariabl
     Some(PluginConfig {
         name: id.name().to_string(),
         root_id: config.plugin_name.clone(),
-        // An empty one says that there are no settings.
+        // An empty configuration means that there are no settings.
         configuration: Some(settings.map_or_else(Any::default, |settings| Any::pack(&json::object(settings)))),
         failure_policy: failure_policy.into(),
         vm: Some(Vm::VmConfig(VmConfig {
@@ -87,8 +87,8 @@ fn plugin(id: &ExtensionId, config: &WasmConfig, environment: EnvironmentVariabl
     })
 }
 
-/// Where the module comes from: a file, or what the agent fetches. Envoy itself fetches nothing, so the cluster's name
-/// means nothing.
+/// Returns the source of the module: a file, or a URL that the agent fetches. Envoy fetches nothing itself, so the
+/// cluster name has no meaning.
 fn code(config: &WasmConfig) -> Option<AsyncDataSource> {
     let url = extension::module_url(config)?;
     let specifier = if url.scheme == "file" {
@@ -116,7 +116,7 @@ fn code(config: &WasmConfig) -> Option<AsyncDataSource> {
     })
 }
 
-/// The variables of the module: what the agent has to know, and over it what the object sets.
+/// Returns the variables of the module: those for the agent, overridden by those of the object.
 fn environment(meta: &Meta, config: &WasmConfig) -> EnvironmentVariables {
     let mut key_values = BTreeMap::from([(RESOURCE_VERSION.to_owned(), meta.resource_version.to_string())]);
     if let Some(secret) = pull_secret::resource_name(&config.image_pull_secret, meta.namespace()) {
@@ -141,8 +141,8 @@ fn environment(meta: &Meta, config: &WasmConfig) -> EnvironmentVariables {
     }
 }
 
-/// Puts the credentials in the place of the Secret's name; nothing, if they are not there or not for this client. The
-/// name itself is never sent.
+/// Replaces the Secret's name by its credentials, or removes the variable if they are missing or not allowed for this
+/// proxy. The name is never sent.
 fn fill_in_secret(
     ctx: &BuildContext,
     environment: &mut EnvironmentVariables,
@@ -155,7 +155,7 @@ fn fill_in_secret(
         return;
     };
     let own = pull_secret::resource_name(&config.image_pull_secret, meta.namespace());
-    // A variable that the object sets itself may name what it has no right to.
+    // A variable set by the object itself may name a Secret that the object must not use.
     let asked = secret_for.filter(|_| own.as_deref() == Some(value.as_str()));
     let Some(cluster) = asked else {
         value.clear();

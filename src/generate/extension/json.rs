@@ -1,10 +1,10 @@
-//! Plugin configuration as text, in the form that Istio writes: compact, keys sorted, Go's numbers and escapes.
+//! Plugin configuration as text in Istio's form: compact, sorted keys, Go's numbers and escapes.
 
 use std::fmt::Write;
 
 use prost_types::{Struct, Value, value::Kind};
 
-/// The text of an object.
+/// Returns an object as text.
 pub(super) fn object(object: &Struct) -> String {
     let mut text = String::new();
     write_object(&mut text, object);
@@ -44,7 +44,7 @@ fn write_value(text: &mut String, value: &Value) {
     }
 }
 
-/// Very large and very small numbers have an exponent, others are written out.
+/// Formats a number: very large and very small ones with an exponent, others without.
 fn number(value: f64) -> String {
     let size = value.abs();
     if value.is_nan() {
@@ -63,7 +63,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Text in quotes, escaped so that it could stand in HTML.
+/// Writes a quoted string, escaped for HTML.
 fn write_text(text: &mut String, value: &str) {
     text.push('"');
     for character in value.chars() {

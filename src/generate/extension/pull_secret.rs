@@ -1,6 +1,6 @@
-//! Secrets that images of plugins are pulled with. The proxy's agent takes them out before Envoy sees the configuration.
+//! Image pull secrets of plugins. The proxy's agent removes them before Envoy receives the configuration.
 //!
-//! What one would get wrong: whatever namespace is written, the Secret is that of the plugin's own namespace.
+//! Note: the Secret is always that of the plugin's own namespace, whatever namespace is written.
 
 use crate::{
     base::{ClusterId, Namespace, Sensitive},
@@ -8,13 +8,13 @@ use crate::{
     model::credential::{SECRET, Secrets},
 };
 
-/// The cluster that Secrets are looked up for, if the client has shown who it is.
+/// Returns the cluster to look up Secrets for, if the proxy has a verified identity.
 pub(super) fn reader(profile: &ProxyClass) -> Option<ClusterId> {
     let is_known = profile.identity.is_some();
     is_known.then(|| profile.kind.cluster.clone())
 }
 
-/// The name under which a Secret is asked for; `None` if there is no making sense of it.
+/// Returns the resource name of a Secret; `None` if it is malformed.
 pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<String> {
     let typed = |scheme: &str| written.strip_prefix(scheme);
     if written.is_empty() || typed("builtin://").is_some() {
@@ -37,7 +37,7 @@ pub(super) fn resource_name(written: &str, namespace: &Namespace) -> Option<Stri
     Some(format!("{SECRET}{namespace}/{name}"))
 }
 
-/// The credentials behind a name of [`resource_name`]: of the client's cluster, else of ours.
+/// Returns the credentials for a name of [`resource_name`]: from the proxy's cluster, or else from the config cluster.
 pub(super) fn docker_config(ctx: &BuildContext, resource_name: &str, cluster: &ClusterId) -> Option<Sensitive> {
     let (namespace, name) = resource_name.strip_prefix(SECRET)?.split_once('/')?;
     let secrets = Secrets::of(ctx.cx, ctx.mesh, cluster);

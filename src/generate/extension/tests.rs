@@ -1,4 +1,4 @@
-//! Extensions of a small mesh, through the store as when serving.
+//! Extensions of a small mesh through the store, as in serving.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -26,7 +26,7 @@ stringData: {.dockerconfigjson: '{\"auths\":{}}'}
 
 const PREFIX: &str = "extensions.istio.io/trafficextension/";
 
-/// A document of a kind; `spec` in flow style.
+/// Returns a document of a kind; `spec` is in flow style.
 fn extension(kind: &str, name: &str, created: u32, spec: &str) -> String {
     let (namespace, name) = name.split_once('/').expect("a namespace and a name");
     format!(
@@ -44,7 +44,7 @@ fn plugin(name: &str, created: u32, more: &str) -> String {
     )
 }
 
-/// A sidecar of the workload; `None` of extensions: it has all.
+/// Returns a sidecar of the workload; without `extensions` it has all of them.
 fn sidecar(extensions: Option<&[&str]>) -> Proxy {
     proxy("sidecar", extensions)
 }
@@ -70,14 +70,14 @@ fn store(config: &str, proxy: Proxy) -> Store {
     fixture::store(Installation::default(), &files, vec![proxy])
 }
 
-/// The filters of the chains of a listener whose name has a part, those of users alone, each chain's once.
+/// Returns the user filters of each chain of the listeners whose name contains a text, without duplicates.
 fn user_filters(store: &Store, listener: &str) -> BTreeSet<Vec<String>> {
     let listener = fixture::resource(store, 0, ResourceType::Listener, listener);
     let chains = listener["filterChains"].as_array().cloned().unwrap_or_default();
     chains.iter().map(|chain| names(&chain["filters"])).collect()
 }
 
-/// The names of user filters in a list and in the connection managers in it.
+/// Returns the names of user filters in a list and in its connection managers.
 fn names(filters: &Value) -> Vec<String> {
     let filters = filters.as_array().cloned().unwrap_or_default();
     let own = |filter: &Value| {
@@ -89,7 +89,7 @@ fn names(filters: &Value) -> Vec<String> {
     filters.iter().flat_map(own).collect()
 }
 
-/// The variables of a plugin of the first client.
+/// Returns the variables of a plugin of the first proxy.
 fn environment(store: &Store, name: &str) -> Value {
     let resource = fixture::resource(store, 0, ResourceType::Extension, &format!("{PREFIX}{name}"));
     resource["typedConfig"]["config"]["vmConfig"]["environmentVariables"].clone()
@@ -168,7 +168,7 @@ fn modes_and_ports_choose_listeners() {
 }
 
 #[test]
-fn network_plugins_stand_in_all_chains() {
+fn network_plugins_are_in_all_chains() {
     let config = extension(
         "TrafficExtension",
         "default/n",
@@ -198,7 +198,7 @@ fn network_plugins_stand_in_all_chains() {
 }
 
 #[test]
-fn on_gateways_network_plugins_stand_in_the_first_chain_of_requests() {
+fn gateways_have_network_plugins_in_the_first_request_chain() {
     let server = |host: &str| {
         let tls = "tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}";
         format!("  - {{port: {{number: 443, name: {host}, protocol: HTTPS}}, hosts: [{host}.com], {tls}}}\n")
@@ -256,7 +256,7 @@ fn secrets_come_from_the_plugins_namespace() {
 }
 
 #[test]
-fn what_cannot_run_is_left_out_or_denies() {
+fn unsupported_plugins_are_omitted_or_deny() {
     let has = ["envoy.filters.http.rbac"];
     let open = plugin("default/open", 1, "failStrategy: FAIL_OPEN");
     let script = extension("TrafficExtension", "default/script", 1, "{lua: {inlineCode: x()}}");
@@ -290,7 +290,7 @@ fn what_cannot_run_is_left_out_or_denies() {
 }
 
 #[test]
-fn settings_of_a_plugin_touch_no_listener() {
+fn plugin_settings_change_no_listener() {
     let files = |value: u32| {
         let config = plugin("default/p", 1, &format!("pluginConfig: {{value: {value}}}"));
         let files = [

@@ -28,17 +28,17 @@ use crate::{
 
 pub use crate::model::extension::ExtensionPhase;
 
-/// The extension that runs WebAssembly on requests.
+/// Extension that runs Wasm on requests.
 const HTTP_WASM: &str = "envoy.filters.http.wasm";
 
-/// The extension that runs WebAssembly on connections.
+/// Extension that runs Wasm on connections.
 const NETWORK_WASM: &str = "envoy.filters.network.wasm";
 
-/// The extension that runs Lua.
+/// Extension that runs Lua.
 const HTTP_LUA: &str = "envoy.filters.http.lua";
 
 impl ExtensionPhase {
-    /// Every phase in order.
+    /// All phases in order.
     pub const ALL: [Self; 4] = [
         Self::Authentication,
         Self::Authorization,
@@ -47,20 +47,20 @@ impl ExtensionPhase {
     ];
 }
 
-/// The HTTP filters of a phase on a listener with this port.
+/// Returns the HTTP filters of a phase on a listener with this port.
 pub fn http_filters(stack: &FilterStack, phase: ExtensionPhase, port: u32) -> Vec<HttpFilter> {
     let filters = runnable(stack, ExtensionLayer::Http, phase, port);
     filters.into_iter().map(http_filter).collect()
 }
 
-/// The network filters of a phase on a listener with this port.
+/// Returns the network filters of a phase on a listener with this port.
 pub fn network_filters(stack: &FilterStack, phase: ExtensionPhase, port: u32) -> Vec<Filter> {
     let filters = runnable(stack, ExtensionLayer::Network, phase, port);
     filters.into_iter().map(network_filter).collect()
 }
 
-/// True if traffic through this port must not pass because the client cannot run a plugin that fails closed. `layers` are
-/// those that the chain has filters of.
+/// Returns true if traffic through this port must be denied because the proxy cannot run a plugin that fails closed.
+/// `layers` are the layers that the chain has filters of.
 pub fn denies(stack: &FilterStack, layers: &[ExtensionLayer], port: u32) -> bool {
     let mut lacking = layers.iter().flat_map(|layer| {
         let filters = applying(stack, *layer, port);
@@ -73,7 +73,7 @@ pub fn denies(stack: &FilterStack, layers: &[ExtensionLayer], port: u32) -> bool
     lacking.any(fails_closed)
 }
 
-/// The extensions that work on a layer of traffic through a port.
+/// Returns the extensions that apply to a layer of traffic through a port.
 fn applying<'s>(stack: &'s FilterStack, layer: ExtensionLayer, port: u32) -> impl Iterator<Item = &'s ExtensionFilter> {
     let mode = match stack.class {
         ListenerClass::SidecarInbound => WorkloadMode::Server,
@@ -85,7 +85,7 @@ fn applying<'s>(stack: &'s FilterStack, layer: ExtensionLayer, port: u32) -> imp
         .filter(move |row| row.layer() == layer && row.matches(mode, port))
 }
 
-/// Those of a phase that the client can run; the others are noted.
+/// Returns the extensions of a phase that the proxy can run, and notes the others.
 fn runnable<'s>(
     stack: &'s FilterStack,
     layer: ExtensionLayer,
@@ -112,7 +112,7 @@ fn can_run(stack: &FilterStack, filter: &ExtensionFilter) -> bool {
     stack.client.extensions.has(extension(filter))
 }
 
-/// The extension of Envoy that runs the code.
+/// Returns the Envoy extension that runs the code.
 fn extension(filter: &ExtensionFilter) -> &'static str {
     match filter.code {
         ExtensionCode::Wasm {
@@ -140,7 +140,7 @@ fn http_filter(extension: &ExtensionFilter) -> HttpFilter {
             http_filter_of(&extension.resource_name(), Any::pack(&config))
         }
         ExtensionCode::Wasm { .. } => {
-            // The agent puts RBAC in the place of a module that it cannot fetch.
+            // The agent replaces a module that it cannot fetch by RBAC.
             let types = [type_url::<http::wasm::v3::Wasm>(), type_url::<http::rbac::v3::Rbac>()];
             HttpFilter {
                 name: extension.resource_name(),
@@ -166,7 +166,7 @@ fn type_url<M: prost::Name>() -> String {
     M::type_url()
 }
 
-/// The configuration comes by itself over the same stream. The listener waits for it: it may be about security.
+/// Returns a source on the same ADS stream. The listener waits for the configuration, which may be security relevant.
 fn discovery(types: [String; 2]) -> ExtensionConfigSource {
     ExtensionConfigSource {
         config_source: Some(ads_source()),

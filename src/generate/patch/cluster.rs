@@ -1,8 +1,8 @@
 //! Patches of clusters.
 //!
-//! A part finds out which patches concern each of its clusters ([`ClusterPatches`]), so that a cluster's key names these
-//! alone and all other clusters go on being shared. What one would get wrong: a patch matches the name that the cluster
-//! has by then, which an earlier patch may have changed.
+//! A part determines the patches that apply to each of its clusters ([`ClusterPatches`]). Only those are in the
+//! cluster's key, so all other clusters stay shared. Note: a patch matches the cluster's current name, which an earlier
+//! patch may have changed.
 
 #[cfg(test)]
 mod tests;
@@ -28,26 +28,26 @@ use crate::{
     },
 };
 
-/// What the name of a cluster says: `outbound|80|v1|host`, or with `_.` between, as the SNI has it.
+/// Fields of a cluster name: `outbound|80|v1|host`, or separated by `_.` as in an SNI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParsedName<'a> {
-    /// The first word.
+    /// First field.
     pub direction: &'a str,
-    /// The port; 0 if there is none.
+    /// Port; 0 if absent.
     pub port: u32,
-    /// The subset.
+    /// Subset.
     pub subset: &'a str,
-    /// The host.
+    /// Host.
     pub host: &'a str,
 }
 
 impl<'a> ParsedName<'a> {
-    /// Reads a name, as far as it has the form.
+    /// Parses the leading fields that have the form.
     pub fn of(name: &'a str) -> Self {
         let is_sni = name.starts_with("outbound_") || name.starts_with("inbound_");
         let mut words = name.split(if is_sni { "_." } else { "|" });
         let mut parsed = Self::default();
-        // Parity: a word counts if another one follows.
+        // Parity (pilot/pkg/model/service.go, ParseSubsetKey): a field counts only if another one follows.
         let (Some(direction), Some(port)) = (words.next(), words.next()) else {
             return parsed;
         };
@@ -63,7 +63,7 @@ impl<'a> ParsedName<'a> {
     }
 }
 
-/// The merges and removals of one context, by what they look for.
+/// Merges and removals of one context, by their match.
 pub struct ClusterPatches<'a> {
     refs: Shared<[PatchRef]>,
     patches: Vec<&'a Patch>,
@@ -75,7 +75,7 @@ pub struct ClusterPatches<'a> {
 }
 
 impl<'a> ClusterPatches<'a> {
-    /// Sorts the patches of a proxy.
+    /// Sorts the patches of a proxy by their match.
     pub fn of(ctx: &BuildContext<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
         let changes = resolve_each(ctx, refs).filter(|(_, patch)| {
             patch.is_for(context) && matches!(patch.operation, Operation::Merge | Operation::Remove)
@@ -102,23 +102,23 @@ impl<'a> ClusterPatches<'a> {
         sorted
     }
 
-    /// True if there are none.
+    /// Returns true if there are no patches.
     pub fn is_empty(&self) -> bool {
         self.patches.is_empty()
     }
 
-    /// What a cluster has that none of them concerns: one allocation for all.
+    /// Returns the empty list, in one allocation for all clusters without patches.
     pub fn none(&self) -> Shared<[PatchRef]> {
         self.none.clone()
     }
 
-    /// True if some of them gives clusters another way to find endpoints: EDS, it may be.
+    /// Returns true if a patch may change the discovery type of clusters, for example to EDS.
     pub fn makes_eds(&self) -> bool {
         self.makes_eds
     }
 
-    /// The patches that have to be looked at for a cluster: those that match it; all, if one of these renames it.
-    /// `hosts`: the services of an inbound cluster.
+    /// Returns the patches to apply to a cluster: those that match it, or all if one of these renames it. `hosts` are
+    /// the services of an inbound cluster.
     pub fn concerning(&self, name: &str, hosts: &[Hostname]) -> Shared<[PatchRef]> {
         if self.patches.is_empty() {
             return self.none();
@@ -140,10 +140,10 @@ impl<'a> ClusterPatches<'a> {
     }
 }
 
-/// Merges the patches into a cluster, in their order; `None` if one removes it.
+/// Merges the patches into a cluster in order; `None` if one removes it.
 ///
-/// A transport socket goes its own way, see [`merge_socket`]. A socket of another kind than the one that it should be
-/// merged into ends it all: what came before stays, what comes after is lost.
+/// A transport socket is merged separately, see [`merge_socket`]. A type mismatch of sockets ends the patching: earlier
+/// patches stay, later ones are lost.
 pub fn apply(
     ctx: &BuildContext,
     refs: &[PatchRef],
@@ -172,13 +172,13 @@ pub fn apply(
     Some(cluster)
 }
 
-/// The patches that add a cluster in a context.
+/// Returns the patches that add a cluster in a context.
 pub fn additions(ctx: &BuildContext, refs: &[PatchRef], context: PatchContext) -> Vec<PatchRef> {
     let added = resolve_each(ctx, refs).filter(|(_, patch)| patch.adds_in(context));
     added.map(|(one, _)| one.clone()).collect()
 }
 
-/// The names that Envoy will ask endpoints for because a patch says so.
+/// Returns the EDS names that Envoy will request because of a patch.
 pub fn asked_endpoints(ctx: &BuildContext, refs: &[PatchRef]) -> BTreeSet<String> {
     let wants = |patch: &Patch| sets(patch, "eds_cluster_config") || patch.operation == Operation::Add;
     let values = resolve_each(ctx, refs).filter(|(_, patch)| wants(patch));
@@ -190,7 +190,7 @@ pub fn asked_endpoints(ctx: &BuildContext, refs: &[PatchRef]) -> BTreeSet<String
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// A cluster's match. The name alone decides if it is given.
+/// Returns true if a cluster matches. A name, if given, is the only condition.
 fn matches(wanted: Option<&ClusterMatch>, name: &str, hosts: &[Hostname]) -> bool {
     let Some(wanted) = wanted else { return true };
     if !wanted.name.is_empty() {
@@ -207,7 +207,7 @@ fn matches(wanted: Option<&ClusterMatch>, name: &str, hosts: &[Hostname]) -> boo
         && (wanted.port_number == 0 || wanted.port_number == parsed.port)
 }
 
-/// True if the patch's value has a field, whatever is in it.
+/// Returns true if the patch's value has a field, whatever its content.
 fn sets(patch: &Patch, field: &str) -> bool {
     let value = patch.value.as_ref();
     value.is_some_and(|value| value.message.has_field_by_name(field))
@@ -222,10 +222,11 @@ fn merge_patch(cluster: &mut Cluster, patch: &Patch) -> Result<(), MergeError> {
     merge::merge_into(cluster, &value.message)
 }
 
-/// Merges a socket into the one of the same name. Parity: nothing else of such a patch counts.
+/// Merges a socket into the socket of the same name.
 ///
-/// A cluster that chooses among sockets cannot have one besides: if none of its sockets has the name, nothing happens.
-/// Any other cluster gets the socket, in place of one of another name.
+/// Parity (pilot/pkg/networking/core/envoyfilter/cluster_patch.go, mergeTransportSocketCluster): nothing else of such a
+/// patch counts. A cluster with transport socket matches has no other socket: if none of them has the name, nothing
+/// happens. Any other cluster gets the socket, replacing one of another name.
 fn merge_socket(cluster: &mut Cluster, socket: TransportSocket) -> Result<(), MergeError> {
     let chosen = if cluster.transport_socket_matches.is_empty() {
         cluster.transport_socket.as_mut().filter(|own| own.name == socket.name)

@@ -1,4 +1,4 @@
-//! Lists of filters, whatever kind: listener filters, network filters, HTTP filters are patched alike.
+//! Operations on filter lists, common to listener filters, network filters and HTTP filters.
 
 use prost::{Message, Name};
 use smol_str::SmolStr;
@@ -24,15 +24,15 @@ use crate::{
 
 /// A filter with a name and a typed configuration.
 pub trait Patched: Message + Name + Default + Clone {
-    /// Its name.
+    /// Returns the name.
     fn name(&self) -> &str;
-    /// Gives it another name.
+    /// Sets the name.
     fn rename(&mut self, name: String);
-    /// Its configuration, if it stands here.
+    /// Returns the inline configuration, if there is one.
     fn config(&self) -> Option<&Any>;
-    /// Where its configuration comes from, if it does not stand here.
+    /// Returns the source of the configuration, if it is discovered.
     fn discovery(&self) -> Option<&ExtensionConfigSource>;
-    /// Gives it another configuration.
+    /// Sets the configuration.
     fn configure(&mut self, config: Any);
 }
 
@@ -70,9 +70,9 @@ patched! {
     HttpFilter, http_filter;
 }
 
-/// Adds to a list of filters, takes away or puts others in place. `wanted` is the name of the filter that the patch is
-/// about, if it says so: an insertion without one goes to the end of the list that it names, and without one nothing is
-/// taken away. True if the list is another.
+/// Adds, removes or replaces filters; returns true if the list changed. `wanted` is the filter name that the patch
+/// matches. An insertion without a name goes to the corresponding end of the list, and a removal without a name does
+/// nothing.
 pub fn rearrange<F: Patched>(filters: &mut Vec<F>, patch: &Patch, value: Option<F>, wanted: Option<&str>) -> bool {
     let found = wanted.map(|name| filters.iter().position(|filter| filter.name() == name));
     match (patch.operation, value, found) {
@@ -89,17 +89,17 @@ pub fn rearrange<F: Patched>(filters: &mut Vec<F>, patch: &Patch, value: Option<
     true
 }
 
-/// Whether a merge changes a filter's name too.
+/// Effect of a merge on the filter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
-    /// The patch's name takes the place of the filter's.
+    /// The patch's name replaces the filter's.
     OfPatch,
     /// The filter keeps its name.
     Kept,
 }
 
-/// Merges a patch into a filter whose configuration stands in it: by the rule of messages, inside of what is packed. A
-/// configuration of another type ends it all ([`PatchSet::stop`]).
+/// Merges a patch into a filter with inline configuration, inside the packed message. A type mismatch ends the patching
+/// ([`PatchSet::stop`]).
 pub fn merge_filter<F: Patched>(set: &PatchSet, patch: &Patch, filter: &mut F, naming: Naming) {
     let (Some(config), Some(value)) = (filter.config(), patch.read::<F>()) else {
         return;
@@ -107,7 +107,7 @@ pub fn merge_filter<F: Patched>(set: &PatchSet, patch: &Patch, filter: &mut F, n
     match value.config().map(|from_patch| merge_any(config, from_patch)) {
         Some(Ok(merged)) => filter.configure(merged),
         Some(Err(error @ MergeError::TypeMismatch { .. })) => return set.stop(patch, error),
-        // The configuration stays; a new name counts nevertheless.
+        // The configuration stays; a new name still counts.
         Some(Err(error)) => set.problem(patch, error),
         None => {}
     }
@@ -117,7 +117,7 @@ pub fn merge_filter<F: Patched>(set: &PatchSet, patch: &Patch, filter: &mut F, n
     set.applied(patch);
 }
 
-/// Filters that are sent whatever the client says: without them something would be let through.
+/// Filters that are sent whatever extensions the proxy lists: omitting one would allow traffic that it denies.
 const SECURITY: [&str; 5] = [
     "envoy.filters.http.ext_authz",
     "envoy.filters.http.jwt_authn",
@@ -126,8 +126,8 @@ const SECURITY: [&str; 5] = [
     "envoy.filters.network.rbac",
 ];
 
-/// The filter that a patch adds or puts in place; `None` (and a note) if the client lists what it can run and this is
-/// not among it: a client that is sent what it cannot run refuses the whole listener.
+/// Returns the filter that a patch adds or replaces with. If the proxy lists its extensions and lacks this one, returns
+/// `None` and adds a note: a proxy refuses the whole listener if it has an unknown filter.
 pub fn runnable<F: Patched>(set: &PatchSet, extensions: &Extensions, patch: &Patch) -> Option<F> {
     let filter: F = patch.read()?;
     if can_run(extensions, &filter) {
@@ -137,12 +137,12 @@ pub fn runnable<F: Patched>(set: &PatchSet, extensions: &Extensions, patch: &Pat
     is_security(&filter).then_some(filter)
 }
 
-/// True if something would be let through without the filter.
+/// Returns true if omitting the filter would allow traffic that it denies.
 pub fn is_security<F: Patched>(filter: &F) -> bool {
     names(filter).iter().any(|name| SECURITY.contains(&name.as_str()))
 }
 
-/// True if a client can run a filter.
+/// Returns true if a proxy can run a filter.
 pub fn can_run<F: Patched>(extensions: &Extensions, filter: &F) -> bool {
     if extensions.listed.is_none() {
         return true;
@@ -154,8 +154,8 @@ pub fn can_run<F: Patched>(extensions: &Extensions, filter: &F) -> bool {
     names(filter).iter().any(|name| extensions.has(name))
 }
 
-/// A filter that the value of a patch configures and that a client cannot run; `None` too if something would be let
-/// through without the patch.
+/// Returns a filter that the value of a patch configures and that the proxy cannot run; `None` also for security
+/// filters.
 pub fn absent(extensions: &Extensions, patch: &Patch) -> Option<SmolStr> {
     let value = patch.value.as_ref().filter(|_| extensions.listed.is_some())?;
     let mut filters = value
@@ -171,7 +171,7 @@ pub fn absent(extensions: &Extensions, patch: &Patch) -> Option<SmolStr> {
     filters.find(cannot).cloned()
 }
 
-/// All names by which a client may list what a filter is.
+/// Returns all names under which a proxy may list a filter.
 fn names<F: Patched>(filter: &F) -> Vec<String> {
     let mut names = vec![filter.name().to_owned()];
     if let Some(config) = filter.config() {
@@ -184,8 +184,8 @@ fn type_name(url: &str) -> &str {
     url.rsplit_once('/').map_or(url, |(_, name)| name)
 }
 
-/// A type and the extension that Envoy has for it: `envoy.extensions.filters.http.lua.v3.Lua` is of
-/// `envoy.filters.http.lua`.
+/// Returns the names of a configuration type and of its extension in Envoy: `envoy.extensions.filters.http.lua.v3.Lua`
+/// belongs to `envoy.filters.http.lua`.
 fn type_names(name: &str) -> Vec<String> {
     let mut names = vec![name.to_owned()];
     if let Some(rest) = name.strip_prefix("envoy.extensions.") {

@@ -1,8 +1,8 @@
-//! Patches of listeners and of what stands in them, from the outside in: the listener, its listener filters, each chain
-//! with its filters, last the chains that are added.
+//! Patches of listeners and their content, from the outside in: the listener, its listener filters, each chain with its
+//! filters, and finally added chains.
 //!
-//! What one would get wrong: patches go by kind, not in the order in which they are written. All those of listeners come
-//! before those of chains, whatever object they are from.
+//! Note: patches are applied by kind, not in the order in which they are written. All patches of listeners precede
+//! those of chains, whatever object they come from.
 
 mod chain;
 mod http;
@@ -48,7 +48,7 @@ pub fn listener(
     patched
 }
 
-/// The listeners that patches add for a proxy.
+/// Returns the listeners that patches add for a proxy.
 pub fn added(ctx: &BuildContext, proxy_type: ProxyType, patches: &Patches) -> Vec<PatchRef> {
     let contexts = super::contexts(proxy_type);
     let adds = |one: &&PatchRef| {
@@ -63,14 +63,14 @@ pub fn added(ctx: &BuildContext, proxy_type: ProxyType, patches: &Patches) -> Ve
 /// A listener that a patch adds. No other patch changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AddedListener {
-    /// The patch.
+    /// Patch.
     pub patch: PatchRef,
-    /// What the client can run.
+    /// Extensions of the proxy.
     pub extensions: Extensions,
 }
 
 impl AddedListener {
-    /// Reads the listener from the patch. One without a name is none.
+    /// Builds the listener from the patch. A listener without a name is not sent.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let patches = resolve(ctx, std::slice::from_ref(&self.patch));
         let Some((patch, listener)) = patches
@@ -89,13 +89,13 @@ impl AddedListener {
     }
 }
 
-/// The name of a filter in a listener that a client cannot run, if there is one.
+/// Returns a filter of a listener that the proxy cannot run, if there is one.
 fn lacking_in_listener(extensions: &Extensions, listener: &Listener) -> Option<String> {
     let mut chains = listener.filter_chains.iter().chain(&listener.default_filter_chain);
     lacking(extensions, &listener.listener_filters).or_else(|| chains.find_map(|chain| lacking_in(extensions, chain)))
 }
 
-/// The name of a filter in a chain that a client cannot run, if there is one; HTTP filters count.
+/// Returns a filter of a chain, including HTTP filters, that the proxy cannot run, if there is one.
 fn lacking_in(extensions: &Extensions, chain: &FilterChain) -> Option<String> {
     let configs = chain.filters.iter().filter_map(filters::Patched::config);
     let mut managers = configs.filter_map(|config| config.unpack::<HttpConnectionManager>().ok().flatten());
@@ -108,7 +108,7 @@ fn lacking<F: filters::Patched>(extensions: &Extensions, list: &[F]) -> Option<S
     list.iter().find(lacks).map(|filter| filter.name().to_owned())
 }
 
-/// The patches of one listener and the client that it is for.
+/// Patches of one listener, and the proxy that they are for.
 struct Patching<'a> {
     set: PatchSet<'a>,
     extensions: &'a Extensions,
@@ -153,7 +153,8 @@ impl Patching<'_> {
             if patch.operation != Operation::Merge {
                 self.rearrange(patch, &mut listener.listener_filters, wanted);
             } else if wanted.is_some() {
-                // Parity: a name has to be given, but the patch is merged into all of them.
+                // Parity (pilot/pkg/networking/core/envoyfilter/listener_patch.go): a name is required, but the patch
+                // is merged into all listener filters.
                 for filter in &mut listener.listener_filters {
                     if !self.set.is_stopped() {
                         merge_filter(&self.set, patch, filter, Naming::Kept);
@@ -163,7 +164,7 @@ impl Patching<'_> {
         }
     }
 
-    /// Does to a list of filters what a patch says, merges aside.
+    /// Applies a patch to a list of filters, except for merges.
     fn rearrange<F: filters::Patched>(&self, patch: &Patch, list: &mut Vec<F>, wanted: Option<&str>) {
         let value = match patch.operation {
             Operation::Merge => return,
@@ -193,7 +194,7 @@ impl Patching<'_> {
         }
     }
 
-    /// The chain that a patch adds. One without filters is none.
+    /// Returns the chain that a patch adds. A chain without filters is not added.
     fn added_chain(&self, patch: &Patch) -> Option<FilterChain> {
         let chain: FilterChain = patch.read()?;
         if let Some(name) = lacking_in(self.extensions, &chain) {

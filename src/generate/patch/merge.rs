@@ -1,10 +1,10 @@
-//! Merging a patch into a message, by the rule that EnvoyFilters have: fields that the patch sets replace, messages
-//! recurse, lists grow, map entries are replaced.
+//! Merges a patch into a message by EnvoyFilter's rule: fields that the patch sets replace, messages recurse, lists
+//! grow, map entries are replaced.
 //!
-//! That is what decoding the patch's bytes on top of the message does, so nothing is compared field by field and the
-//! message is not taken apart. Three results of the rule surprise: a field set to its default (`0`, `""`) changes
-//! nothing unless it has presence, a wrapper of a default value leaves the wrapper that is there, and a packed message
-//! without content changes only the type's name. A `Duration` is an exception: replaced whole, never half of it.
+//! Decoding the patch's bytes on top of the message does exactly this, so no field is compared. Three results of the
+//! rule surprise: a field set to its default (`0`, `""`) changes nothing unless it has presence; a wrapper of a default
+//! value leaves the existing wrapper; a packed message without content changes only the type name. A `Duration` is the
+//! exception: it is replaced as a whole.
 
 use prost::{Message, Name, encoding};
 use prost_reflect::{DynamicMessage, FieldDescriptor, ReflectMessage, Value};
@@ -13,39 +13,39 @@ use crate::proto::{Any, json};
 
 const DURATION: &str = "google.protobuf.Duration";
 
-/// Why two messages cannot be merged.
+/// Reason why two messages cannot be merged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
-    /// The patch is another kind of message.
+    /// The patch is a message of another type.
     #[error("a {patch} cannot be merged into a {base}")]
     TypeMismatch {
-        /// The message's full name.
+        /// Full name of the message.
         base: String,
-        /// The patch's full name.
+        /// Full name of the patch.
         patch: String,
     },
-    /// A packed message is of a type that is not known here.
+    /// A packed message has an unknown type.
     #[error("unknown type {0:?}")]
     UnknownType(String),
-    /// Bytes that are not what their type says.
+    /// The bytes do not match their type.
     #[error("{0} cannot be decoded")]
     Broken(String),
 }
 
-/// The message with the patch merged into it.
+/// Returns the message with the patch merged into it.
 ///
 /// # Errors
-/// When the patch is of another type.
+/// If the patch has another type.
 pub fn merge<M: Message + Name + Default + Clone>(base: &M, patch: &DynamicMessage) -> Result<M, MergeError> {
     let mut merged = base.clone();
     merge_into(&mut merged, patch)?;
     Ok(merged)
 }
 
-/// Merges the patch into the message, which stays as it is when that fails.
+/// Merges the patch into the message, which stays unchanged on failure.
 ///
 /// # Errors
-/// When the patch is of another type.
+/// If the patch has another type.
 pub fn merge_into<M: Message + Name + Default>(base: &mut M, patch: &DynamicMessage) -> Result<(), MergeError> {
     expect_type(&M::full_name(), patch.descriptor().full_name())?;
     base.merge(encode(patch).as_slice())
@@ -55,7 +55,7 @@ pub fn merge_into<M: Message + Name + Default>(base: &mut M, patch: &DynamicMess
 /// Merges two packed messages of one type.
 ///
 /// # Errors
-/// When they are of different types, of an unknown one, or cannot be decoded.
+/// If they have different or unknown types, or cannot be decoded.
 pub fn merge_any(base: &Any, patch: &Any) -> Result<Any, MergeError> {
     let mut merged = unpack(base)?;
     let patch = unpack(patch)?;
@@ -69,19 +69,19 @@ pub fn merge_any(base: &Any, patch: &Any) -> Result<Any, MergeError> {
     })
 }
 
-/// The patch as a typed message.
+/// Returns the patch as a typed message.
 ///
 /// # Errors
-/// When it is of another type.
+/// If it has another type.
 pub fn read<M: Message + Name + Default>(patch: &DynamicMessage) -> Result<M, MergeError> {
     expect_type(&M::full_name(), patch.descriptor().full_name())?;
     M::decode(patch.encode_to_vec().as_slice()).map_err(|_| MergeError::Broken(M::full_name()))
 }
 
-/// Decodes a packed message of any type that has a descriptor.
+/// Decodes a packed message of any type with a descriptor.
 ///
 /// # Errors
-/// When the type is unknown or the bytes are no such message.
+/// If the type is unknown or the bytes do not match it.
 pub fn unpack(any: &Any) -> Result<DynamicMessage, MergeError> {
     let descriptor =
         json::descriptor_by_url(&any.type_url).ok_or_else(|| MergeError::UnknownType(any.type_url.clone()))?;
@@ -98,8 +98,8 @@ fn expect_type(base: &str, patch: &str) -> Result<(), MergeError> {
     })
 }
 
-/// The patch's bytes, with both halves of every duration that may meet another one. What stands in lists and maps meets
-/// none: it is added as it is.
+/// Encodes the patch, with both fields of every duration that may replace another one. Durations in lists and maps
+/// replace none.
 fn encode(patch: &DynamicMessage) -> Vec<u8> {
     let nested: Vec<(FieldDescriptor, DynamicMessage)> = patch
         .fields()
@@ -126,7 +126,7 @@ fn encode(patch: &DynamicMessage) -> Vec<u8> {
 
 fn encode_duration(duration: &DynamicMessage) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // Numbers of the fields as every `Duration` has them.
+    // Field numbers of `google.protobuf.Duration`.
     let seconds = duration.get_field_by_number(1).and_then(|value| value.as_i64());
     let nanos = duration.get_field_by_number(2).and_then(|value| value.as_i32());
     encoding::int64::encode(1, &seconds.unwrap_or_default(), &mut bytes);

@@ -1,7 +1,7 @@
 //! Patches of route configurations, their virtual hosts and their routes.
 //!
-//! What one would get wrong is the order: merges of the configuration; for each virtual host its own patches, then those
-//! of its routes (changes first, additions after); at last added virtual hosts, which are not patched any more.
+//! Note the order: merges of the configuration; for each virtual host its own patches, then those of its routes
+//! (changes first, additions after); finally added virtual hosts, which are not patched.
 
 #[cfg(test)]
 mod tests;
@@ -25,19 +25,20 @@ use crate::{
     },
 };
 
-/// What the name of a gateway's route configuration says: `http.80` or `https.443.port-name.gateway.namespace`.
+/// Fields of a gateway's route configuration name: `http.80` or `https.443.port-name.gateway.namespace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayRouteName<'a> {
-    /// The port: of plaintext the one that is listened on, else the one that the server declares; 0 if there is none.
+    /// Port: the listening port for plaintext, otherwise the port that the server declares; 0 if absent.
     pub port: u32,
-    /// The name of the server's port.
+    /// Name of the server's port.
     pub port_name: &'a str,
-    /// `namespace/name`.
+    /// `namespace/name` of the Gateway.
     pub gateway: String,
 }
 
 impl<'a> GatewayRouteName<'a> {
-    /// Reads a name. Parity: names with an address behind, and those of Gateways with dots in their names, say nothing.
+    /// Parses a name. Parity (pilot/pkg/model/gateway.go, ParseGatewayRDSRouteName): names with an address, and those
+    /// of Gateways with dots in their names, have no fields.
     pub fn of(name: &'a str) -> Self {
         if let Some(port) = name.strip_prefix("http.") {
             return Self {
@@ -57,11 +58,11 @@ impl<'a> GatewayRouteName<'a> {
     }
 }
 
-/// The patches that one route configuration is looked through for, and what else they are matched with.
+/// Patches that may apply to one route configuration, and their further conditions.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RoutePatches {
     refs: Shared<[PatchRef]>,
-    /// For gateways: the ports that servers declare which are listened for on the configuration's port.
+    /// For gateways: the declared ports of servers that listen on the configuration's port.
     ports: Shared<BTreeSet<u32>>,
 }
 
@@ -75,13 +76,13 @@ impl Default for RoutePatches {
 }
 
 impl RoutePatches {
-    /// True if nothing is patched.
+    /// Returns true without patches.
     pub fn is_empty(&self) -> bool {
         self.refs.is_empty()
     }
 }
 
-/// The patches of one context, by the name of the route configuration that they look for.
+/// Patches of one context, by the route configuration name that they match.
 pub struct RoutePatchList<'a> {
     context: PatchContext,
     refs: Shared<[PatchRef]>,
@@ -114,17 +115,18 @@ impl<'a> RoutePatchList<'a> {
         }
     }
 
-    /// True if there are none.
+    /// Returns true without patches.
     pub fn is_empty(&self) -> bool {
         self.patches.is_empty()
     }
 
-    /// The names of route configurations that patches look for.
+    /// Returns the names of route configurations that patches match.
     pub fn names(&self) -> impl Iterator<Item = &'a str> {
         self.by_name.keys().copied()
     }
 
-    /// The patches that match a route configuration; all, if one of these renames it. `ports`: see [`RoutePatches`].
+    /// Returns the patches that match a route configuration, or all if one of these renames it. For `ports`, see
+    /// [`RoutePatches`].
     pub fn concerning(&self, name: &str, ports: impl FnOnce() -> BTreeSet<u32>) -> RoutePatches {
         if self.is_empty() {
             return self.none.clone();
@@ -177,7 +179,7 @@ pub fn apply(
     routes
 }
 
-/// Applies the patches to the routes that stand in an inbound listener.
+/// Applies the patches to the routes inside an inbound listener.
 pub fn inbound(
     ctx: &BuildContext,
     refs: &[PatchRef],
@@ -192,7 +194,7 @@ pub fn inbound(
     apply(ctx, &patches, context, routes, notes)
 }
 
-/// The state of patching one route configuration.
+/// State of patching one route configuration.
 struct Patching<'a, 'p> {
     context: PatchContext,
     ports: &'a BTreeSet<u32>,
@@ -207,7 +209,7 @@ impl<'p> Patching<'_, 'p> {
                 self.merge(routes, patch);
             }
         }
-        // From here on the name stays, so that what does not match it is out of the question.
+        // The name is final from here on, so patches that do not match it can be dropped.
         let matching = self
             .all
             .iter()
@@ -231,11 +233,12 @@ impl<'p> Patching<'_, 'p> {
             routes.virtual_hosts.extend(patch.read::<VirtualHost>());
             self.notes.push(set::applied(patch));
         }
-        // Parity: hosts are removed by name, so one that is added under a removed one's name does not stay.
+        // Parity (pilot/pkg/networking/core/envoyfilter/rc_patch.go): hosts are removed by name, so an added host with
+        // the name of a removed one does not stay.
         routes.virtual_hosts.retain(|host| !removed.contains(&host.name));
     }
 
-    /// False if the host is removed.
+    /// Returns false if the host is removed.
     fn changes_host(&mut self, host: &mut VirtualHost, patches: &[&'p Patch]) -> bool {
         for patch in patches {
             if !is_host(patch, host) {
@@ -274,7 +277,7 @@ impl<'p> Patching<'_, 'p> {
         host.routes = kept;
     }
 
-    /// False if the route is removed.
+    /// Returns false if the route is removed.
     fn changes_route(&mut self, route: &mut Route, patches: &[&Patch]) -> bool {
         for patch in patches {
             if !route_match(patch).is_none_or(|wanted| is_route(wanted, route)) {
@@ -306,8 +309,8 @@ impl<'p> Patching<'_, 'p> {
     }
 }
 
-/// Adds a route, if the patch does. Without a match of routes it stands first or last; with one, nothing is added
-/// unless a route matches.
+/// Adds a route if the patch does so. Without a match of routes it becomes the first or last route; with one, nothing
+/// is added unless a route matches.
 fn insert(routes: &mut Vec<Route>, patch: &Patch) -> bool {
     let found = route_match(patch).map(|wanted| routes.iter().position(|route| is_route(wanted, route)));
     let place = match (patch.operation, found) {
@@ -325,7 +328,7 @@ fn insert(routes: &mut Vec<Route>, patch: &Patch) -> bool {
     true
 }
 
-/// A route configuration takes merges only.
+/// Returns true for merges; a route configuration accepts no other operation.
 fn is_merge_of_configuration(patch: &Patch) -> bool {
     patch.apply_to == ApplyTo::RouteConfiguration && patch.operation == Operation::Merge
 }
@@ -355,8 +358,10 @@ fn is_configuration(
         && (wanted.port_number == 0 || on_port())
 }
 
-/// The port in the name of a sidecar's route configuration: the whole name, or that of an inbound cluster. Parity: the
-/// routes of a single host (`host:80`) have none.
+/// Returns the port of a sidecar's route configuration name: the whole name, or that of an inbound cluster.
+///
+/// Parity (pilot/pkg/networking/core/envoyfilter/rc_patch.go, getListenerPortFromName): the routes of a single host
+/// (`host:80`) have none.
 fn sidecar_port(name: &str) -> u32 {
     if name.starts_with("inbound") {
         ParsedName::of(name).port
@@ -380,7 +385,7 @@ fn route_match(patch: &Patch) -> Option<&RouteMatch> {
     host_match(patch)?.route.as_ref()
 }
 
-/// Actions of other kinds than those that can be asked for match all.
+/// Returns true if a route matches; actions of other kinds than those that a match can name always match.
 fn is_route(wanted: &RouteMatch, route: &Route) -> bool {
     let kind = match &route.action {
         Some(Action::Route(_)) => Some(Kind::Route),

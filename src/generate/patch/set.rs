@@ -1,4 +1,4 @@
-//! The patches for one resource, by kind, and what is noted while they are applied.
+//! Patches of one resource by kind, with the notes of their application.
 
 use std::{
     cell::{Cell, RefCell},
@@ -18,15 +18,15 @@ use crate::{
     table::Cx,
 };
 
-/// Tells which patches had an effect; the metric of the same name is made of it.
+/// Code of the note that a patch had an effect; also the name of the metric built from it.
 pub const STATUS: &str = "pilot_envoy_filter_status";
-/// Tells why a patch that was meant for a resource has no effect.
+/// Code of the note that a matching patch could not be applied.
 pub const PROBLEM: &str = "envoy_filter_problem";
 
-/// Names a patch that changes nothing.
+/// Code of the note that a patch changes nothing.
 pub const UNUSED: &str = "envoy_filter_unused";
 
-/// The remark that a patch had an effect.
+/// Returns the note that a patch had an effect.
 pub fn applied(patch: &Patch) -> Note {
     Note {
         code: STATUS,
@@ -34,7 +34,7 @@ pub fn applied(patch: &Patch) -> Note {
     }
 }
 
-/// The remark that a patch has no effect although it was meant for a resource.
+/// Returns the note that a matching patch could not be applied.
 pub fn problem(patch: &Patch, reason: impl Display) -> Note {
     Note {
         code: PROBLEM,
@@ -42,16 +42,16 @@ pub fn problem(patch: &Patch, reason: impl Display) -> Note {
     }
 }
 
-/// Patches that changed nothing of what proxies hold now: they match nothing, or no proxy that they are for is here.
-/// Those with a [`PROBLEM`] are told of by that.
+/// Returns notes of patches that change nothing in the present configuration: they match nothing, or no proxy that they
+/// select is connected. Patches with a [`PROBLEM`] are excluded.
 pub fn unused<'a>(mesh: &'a MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
     let cx = Cx::untracked();
     let rows = mesh.envoy_filter_patches.iter(&cx);
     let patches = rows.flat_map(|(_, row)| &row.patches);
     let problems = notes.iter().filter(|note| note.code == PROBLEM);
-    let told: BTreeSet<&str> = problems.filter_map(|note| note.detail.split(':').next()).collect();
+    let with_problem: BTreeSet<&str> = problems.filter_map(|note| note.detail.split(':').next()).collect();
     let is_unused = |patch: &&'a Patch| {
-        patch.class().is_some() && !notes.contains(&applied(patch)) && !told.contains(patch.place.as_str())
+        patch.class().is_some() && !notes.contains(&applied(patch)) && !with_problem.contains(patch.place.as_str())
     };
     let note = |patch: &Patch| Note {
         code: UNUSED,
@@ -60,14 +60,14 @@ pub fn unused<'a>(mesh: &'a MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
     patches.filter(is_unused).map(note).collect()
 }
 
-/// Every patch that changes nothing, and every one that could not be applied to something.
-pub fn troubles(mesh: &MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
+/// Returns notes of all patches that change nothing, and of all that could not be applied to something.
+pub fn without_effect(mesh: &MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
     let problems = notes.iter().filter(|note| note.code == PROBLEM).cloned();
     problems.chain(unused(mesh, notes)).collect()
 }
 
-/// What the metric [`STATUS`] tells of a remark: the EnvoyFilter as `namespace/name`, what is patched in Istio's words,
-/// and the result.
+/// Returns the labels of the metric [`STATUS`] for a note: the EnvoyFilter as `namespace/name`, the patched object in
+/// Istio's words, and the result.
 pub fn status(note: &Note) -> Option<(&str, &'static str, &'static str)> {
     let result = match note.code {
         STATUS => "applied",
@@ -90,12 +90,12 @@ pub fn status(note: &Note) -> Option<(&str, &'static str, &'static str)> {
     Some((name, patched, result))
 }
 
-/// The remark that a patch is left out because the client lacks an extension.
+/// Returns the note that a patch is omitted because the proxy lacks an extension.
 pub fn missing(patch: &Patch, extension: &str) -> Note {
     problem(patch, format_args!("the proxy lacks the extension {extension}"))
 }
 
-/// The patches for one resource.
+/// Patches of one resource.
 pub struct PatchSet<'a> {
     patches: Vec<&'a Patch>,
     stopped: Cell<bool>,
@@ -103,7 +103,7 @@ pub struct PatchSet<'a> {
 }
 
 impl<'a> PatchSet<'a> {
-    /// The patches that count in a context.
+    /// Returns the patches that apply in a context.
     pub fn new(ctx: &BuildContext<'a>, refs: &[PatchRef], context: PatchContext) -> Self {
         let mut patches = resolve(ctx, refs);
         patches.retain(|patch| patch.is_for(context));
@@ -114,12 +114,12 @@ impl<'a> PatchSet<'a> {
         }
     }
 
-    /// True if there is nothing to apply.
+    /// Returns true if there is nothing to apply.
     pub fn is_empty(&self) -> bool {
         self.patches.is_empty()
     }
 
-    /// The patches of one kind of object, in the order of application; none any more once it is stopped.
+    /// Returns the patches of one kind of object, in the order of application; none once patching has stopped.
     pub fn of(&self, apply_to: ApplyTo) -> impl Iterator<Item = &'a Patch> + use<'a, '_> {
         self.patches
             .iter()
@@ -127,14 +127,16 @@ impl<'a> PatchSet<'a> {
             .filter(move |patch| patch.apply_to == apply_to && !self.is_stopped())
     }
 
-    /// Notes that a patch cannot be merged, and ends it all: what came before stays, what comes after is lost. Parity:
-    /// so it is in Istio, for all listeners of a direction together.
+    /// Notes that a patch cannot be merged, and ends the patching: earlier patches stay, later ones are lost.
+    ///
+    /// Parity (pilot/pkg/networking/core/envoyfilter/listener_patch.go): a panic in a merge ends the patching of all
+    /// listeners of a direction.
     pub fn stop(&self, patch: &Patch, reason: impl Display) {
         self.problem(patch, reason);
         self.stopped.set(true);
     }
 
-    /// True if no more patches are to be applied.
+    /// Returns true if patching has stopped.
     pub fn is_stopped(&self) -> bool {
         self.stopped.get()
     }
@@ -144,17 +146,17 @@ impl<'a> PatchSet<'a> {
         self.push(applied(patch));
     }
 
-    /// Notes that a patch has no effect although it was meant for this resource.
+    /// Notes that a matching patch could not be applied to this resource.
     pub fn problem(&self, patch: &Patch, reason: impl Display) {
         self.push(problem(patch, reason));
     }
 
-    /// Adds a remark.
+    /// Adds a note.
     pub fn push(&self, note: Note) {
         self.notes.borrow_mut().push(note);
     }
 
-    /// Adds what was noted to the remarks of the resource, which stay sorted and unique.
+    /// Adds the notes to those of the resource, which stay sorted and unique.
     pub fn into_notes(self, notes: &mut Vec<Note>) {
         let own = self.notes.into_inner();
         if !own.is_empty() {

@@ -1,4 +1,4 @@
-//! Patches through the store, as when serving.
+//! Patches through the store, as in serving.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\n";
 
 const OUTBOUND_TCP: &str = "10.0.0.1_90";
 
-/// A sidecar of the app `a` in a mesh with one EnvoyFilter, which has these patches (a YAML list).
+/// Returns a store with a sidecar of the app `a` and one EnvoyFilter with these patches (a YAML list).
 fn patched(patches: &str) -> Store {
     patched_for(patches, Extensions::default())
 }
@@ -59,7 +59,7 @@ fn filters(store: &Store, name: &str) -> Vec<String> {
     names_of(filters).into_iter().map(str::to_owned).collect()
 }
 
-/// The HTTP filters of a chain of the inbound listener, by the port that it is for.
+/// Returns the HTTP filters of the inbound listener's chain for a port.
 fn http_filters(store: &Store, port: u32) -> Vec<Value> {
     let listener = listener(store, "virtualInbound");
     let chains = listener["filterChains"].as_array().expect("chains");
@@ -131,7 +131,7 @@ fn network_filters_have_an_order() {
 }
 
 #[test]
-fn a_port_means_the_chain_in_virtual_listeners() {
+fn in_virtual_listeners_a_port_matches_the_chain() {
     let patch = format!(
         "
   - applyTo: HTTP_FILTER
@@ -205,7 +205,7 @@ fn an_impossible_merge_ends_the_patching_of_a_listener() {
 }
 
 #[test]
-fn listeners_come_and_go() {
+fn listeners_are_added_and_removed() {
     let add = |context: &str, name: &str| {
         format!(
             "
@@ -228,7 +228,7 @@ fn listeners_come_and_go() {
 }
 
 #[test]
-fn chains_come_and_go() {
+fn chains_are_added_and_removed() {
     let patches = format!(
         "
   - applyTo: FILTER_CHAIN
@@ -252,7 +252,7 @@ fn chains_come_and_go() {
 }
 
 #[test]
-fn what_a_proxy_lacks_is_left_out_unless_it_guards() {
+fn unsupported_filters_are_omitted_except_security() {
     let listed = |names: &[&str]| fixture::extensions(Some(names));
     let patch = format!(
         "
@@ -275,7 +275,7 @@ fn what_a_proxy_lacks_is_left_out_unless_it_guards() {
 }
 
 #[test]
-fn transport_sockets_of_one_name_are_merged_alone() {
+fn a_transport_socket_patch_merges_nothing_else() {
     let patch = "
   - applyTo: FILTER_CHAIN
     match: {context: SIDECAR_INBOUND, listener: {filterChain: {transportProtocol: tls, destinationPort: 8080}}}
@@ -302,7 +302,7 @@ fn transport_sockets_of_one_name_are_merged_alone() {
 }
 
 #[test]
-fn remarks_make_the_metric() {
+fn notes_become_the_metric() {
     let store = patched("[{applyTo: LISTENER, patch: {operation: MERGE, value: {freebind: true}}}]");
     let notes = store.notes();
     let all: BTreeSet<_> = notes.iter().filter_map(set::status).collect();
@@ -346,7 +346,7 @@ fn listener_filters_are_patched_by_name() {
 }
 
 #[test]
-fn an_added_listener_that_a_proxy_cannot_run_is_left_out() {
+fn unsupported_added_listeners_are_omitted() {
     let patch = format!(
         "
   - applyTo: LISTENER

@@ -554,7 +554,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_meet_in_the_more_specific_one() {
+    fn host_intersection_is_the_more_specific_host() {
         let wanted = ["*.com", "bar.net"].map(Hostname::new);
         let common = intersection(&["foo.com", "*.net"], &wanted);
         assert_eq!(common, ["foo.com", "bar.net"].map(Hostname::new));

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_fill_what_is_not_declared() {
+    fn undeclared_fields_have_defaults() {
         let policy = policy(
             Some(&HttpRetry {
                 attempts: 5,
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_told_apart_from_conditions() {
+    fn status_codes_are_split_from_conditions() {
         assert_eq!(
             conditions("5xx, 503,gateway-error"),
             ("5xx,gateway-error,retriable-status-codes".to_owned(), vec![503])

@@ -142,7 +142,7 @@ fn each_http_port_and_each_sniffed_service_has_routes() {
 }
 
 #[test]
-fn http_proxies_choose_by_port_too() {
+fn http_proxies_route_by_port() {
     let bed = Bed::with_mesh(
         "proxyHttpPort: 15007\n",
         "",
@@ -161,7 +161,7 @@ fn http_proxies_choose_by_port_too() {
 }
 
 #[test]
-fn hosts_outside_of_the_registry_count_on_port_80_only() {
+fn hosts_outside_the_registry_are_routed_on_port_80_only() {
     let spec = "{hosts: [x.example.com, b], http: [{route: [{destination: {host: a}}]}]}";
     let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
     let domains = bed.hosts("80").into_iter().find(|(name, _)| name == "x.example.com:80");
@@ -196,7 +196,7 @@ fn the_most_specific_virtual_service_takes_a_host() {
 }
 
 #[test]
-fn only_labels_that_are_asked_for_tell_clients_apart() {
+fn only_selected_labels_distinguish_proxies() {
     let spec = "{hosts: [a], http: [{match: [{sourceLabels: {app: x}}], route: [{destination: {host: b}}]}, \
                 {route: [{destination: {host: a}}]}]}";
     let clients = vec![
@@ -233,7 +233,7 @@ fn consistent_hash_gives_a_policy_and_keeps_retries_in_place() {
 }
 
 #[test]
-fn routes_after_a_catch_all_are_left_out() {
+fn routes_after_a_catch_all_are_omitted() {
     let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /x}}, {uri: {prefix: /}}, {uri: {exact: /y}}], \
                 route: [{destination: {host: a}}]}, {route: [{destination: {host: b}}]}]}";
     let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
@@ -260,7 +260,7 @@ fn claims_are_matched_in_the_metadata_of_the_jwt_filter() {
 }
 
 #[test]
-fn redirects_leave_out_default_ports() {
+fn redirects_omit_default_ports() {
     let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /1}}], redirect: {port: 443, scheme: https}}, \
                 {match: [{uri: {prefix: /2}}], redirect: {derivePort: FROM_REQUEST_PORT, scheme: https, redirectCode: 308}}, \
                 {match: [{uri: {prefix: /3}}], redirect: {derivePort: FROM_REQUEST_PORT, uri: /x}}]}";
@@ -273,7 +273,7 @@ fn redirects_leave_out_default_ports() {
 }
 
 #[test]
-fn unknown_traffic_is_refused_where_the_registry_is_all() {
+fn registry_only_refuses_unknown_traffic() {
     let sidecar_config = "---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: default}\n\
                           spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}}\n";
     let bed = Bed::new(sidecar_config, vec![sidecar(&json!({}))]);
@@ -306,7 +306,7 @@ fn gateways_join_hosts_with_the_same_routes() {
 }
 
 #[test]
-fn a_route_for_everything_comes_after_those_of_later_virtual_services() {
+fn catch_all_routes_follow_routes_of_later_virtual_services() {
     let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]")
         + &virtual_service(
             "first",
@@ -386,7 +386,7 @@ fn pods_without_privileges_do_not_open_low_ports() {
 }
 
 #[test]
-fn the_topology_before_a_gateway_shows_in_its_listener() {
+fn gateway_topology_sets_listener_options() {
     let mesh = "defaultConfig: {gatewayTopology: {numTrustedProxies: 2, forwardClientCertDetails: ALWAYS_FORWARD_ONLY, \
                 proxyProtocol: {}}}\n";
     let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]");
@@ -403,7 +403,7 @@ fn the_topology_before_a_gateway_shows_in_its_listener() {
 }
 
 #[test]
-fn tls_routes_of_a_server_take_each_name_once() {
+fn tls_routes_use_each_server_name_once() {
     let config =
         gateway_config("[{port: {number: 443, name: tls, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}]")
             + &virtual_service(
@@ -424,7 +424,7 @@ fn tls_routes_of_a_server_take_each_name_once() {
 }
 
 #[test]
-fn a_server_without_routes_does_not_silence_the_next() {
+fn a_server_without_routes_does_not_hide_the_next() {
     let config = gateway_config(
         "[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}, \
           {port: {number: 8080, name: http-two, protocol: HTTP}, hosts: ['*']}]",
@@ -438,7 +438,7 @@ fn a_server_without_routes_does_not_silence_the_next() {
 }
 
 #[test]
-fn of_allocated_addresses_the_main_one_is_a_domain() {
+fn only_the_main_allocated_address_is_a_domain() {
     let config = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

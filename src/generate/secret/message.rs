@@ -1,4 +1,4 @@
-//! Envoy's messages for certificates and authorities.
+//! Envoy messages of certificates and CA certificates.
 
 use bytes::Bytes;
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// The name of a provider, as an extension and in secrets.
+/// Returns the name of a provider, as an extension and in secrets.
 pub(super) fn provider_name(provider: &KeyProvider) -> &'static str {
     match provider {
         KeyProvider::Cryptomb(_) => "cryptomb",
@@ -30,12 +30,12 @@ pub(super) fn provider_name(provider: &KeyProvider) -> &'static str {
     }
 }
 
-/// The secret of a certificate, its key handed to a provider where there is one.
+/// Returns the secret of a certificate, with its key in a provider if there is one.
 pub(super) fn certificate(name: &str, certificate: Certificate, provider: Option<&KeyProvider>) -> Secret {
     let key = inline(certificate.key.reveal().clone());
     let chain = inline(certificate.chain);
     let tls = match provider {
-        // A stapled answer is not sent along with a provider. Parity.
+        // Parity (pilot/pkg/xds/sds.go): a stapled OCSP response is not sent together with a provider.
         Some(provider) => TlsCertificate {
             certificate_chain: Some(chain),
             private_key_provider: Some(key_provider(provider, key)),
@@ -51,7 +51,7 @@ pub(super) fn certificate(name: &str, certificate: Certificate, provider: Option
     secret(name, Type::TlsCertificate(tls))
 }
 
-/// The secret of authorities.
+/// Returns the secret of CA certificates.
 pub(super) fn authority(name: &str, authority: Authority) -> Secret {
     let context = CertificateValidationContext {
         trusted_ca: Some(inline(authority.roots)),
@@ -69,7 +69,7 @@ fn secret(name: &str, content: Type) -> Secret {
 }
 
 fn key_provider(provider: &KeyProvider, key: DataSource) -> PrivateKeyProvider {
-    // Parity: whole seconds of the delay are lost, and none is zero.
+    // Parity (pilot/pkg/xds/sds.go): the delay is cut to whole seconds, and none is zero.
     let poll_delay = |delay: &Option<prost_types::Duration>| {
         let nanos = delay.as_ref().map_or(0, |delay| delay.nanos);
         Some(prost_types::Duration { seconds: 0, nanos })

@@ -59,7 +59,7 @@ fn remarks(store: &Store) -> Vec<String> {
 }
 
 #[test]
-fn gateways_are_sent_certificates_and_authorities() {
+fn gateways_receive_certificates_and_ca_certificates() {
     let config = gateway("{mode: MUTUAL, credentialName: cred}");
     let store = store(&config, vec![router()]);
     let all = names(&store, 0, ResourceType::Secret);
@@ -69,12 +69,12 @@ fn gateways_are_sent_certificates_and_authorities() {
     assert_eq!(certificate["privateKey"]["inlineBytes"], "a2V5");
     let context = &secret(&store, 0, "kubernetes://cred-cacert")["validationContext"];
     assert_eq!(context["trustedCa"]["inlineBytes"], "cm9vdHM=");
-    // What is no certificate is sent and told.
+    // Malformed content is sent, with a note.
     assert!(remarks(&store)[0].contains("it is not PEM"), "{:?}", remarks(&store));
 }
 
 #[test]
-fn nobody_is_sent_secrets_without_an_identity() {
+fn streams_without_identity_receive_no_secrets() {
     let adrift = fixture::changed(router(), |kind| kind.cluster = "".into());
     let mut anonymous = router();
     anonymous.identity = None;
@@ -88,15 +88,15 @@ fn nobody_is_sent_secrets_without_an_identity() {
 }
 
 #[test]
-fn identities_decide_who_reads() {
+fn secrets_depend_on_the_identity() {
     let config = gateway("{mode: SIMPLE, credentialNames: [cred, 'kubernetes://elsewhere/far']}");
-    // The same node, but somebody else's certificate: nothing of the first is handed on.
+    // The same node with another identity: it gets nothing of the first.
     let mut stranger = router();
     stranger.identity = Identity::from_spiffe("spiffe://cluster.local/ns/elsewhere/sa/gw");
     let store = store(&config, vec![router(), stranger]);
     assert_eq!(names(&store, 0, ResourceType::Secret), ["kubernetes://cred"]);
     assert_eq!(names(&store, 1, ResourceType::Secret), ["kubernetes://elsewhere/far"]);
-    let denied = "kubernetes://elsewhere/far: a Secret of another namespace needs a ReferenceGrant; asked for by \
+    let denied = "kubernetes://elsewhere/far: a Secret of another namespace needs a ReferenceGrant; requested by \
                   gw.default of cluster Kubernetes";
     assert!(remarks(&store).contains(&denied.to_owned()), "{:?}", remarks(&store));
 }
@@ -123,7 +123,7 @@ fn gateway_secrets_need_a_gateway_and_a_grant() {
 }
 
 #[test]
-fn everything_that_mentions_a_credential_counts() {
+fn every_reference_to_a_credential_counts() {
     let rules = "
 {apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: a, namespace: default}, spec: {host: a.com,
   trafficPolicy: {tls: {mode: MUTUAL, credentialName: other}}}}
@@ -152,7 +152,7 @@ fn everything_that_mentions_a_credential_counts() {
     let roots = "configmap://elsewhere/roots-cacert";
     assert_eq!(of(0), [roots, "kubernetes://cred", "kubernetes://cred-cacert"]);
     assert_eq!(of(1), [roots, "kubernetes://other"]);
-    // A rule for selected clients leads gateways to its credential too; `other` has no authorities.
+    // A rule for selected clients also refers gateways to its credential; `other` has no CA certificates.
     assert_eq!(
         of(2),
         [
@@ -186,13 +186,13 @@ fn keys_may_be_used_by_a_provider() {
     );
     assert_eq!(provider["typedConfig"]["pollDelay"], "0.005s");
     assert!(certificate.get("privateKey").is_none());
-    // An Envoy that does not have it gets the key itself.
+    // An Envoy without the provider gets the key itself.
     let certificate = &secret(&store, 1, "kubernetes://cred")["tlsCertificate"];
     assert!(certificate.get("privateKeyProvider").is_none());
 }
 
 #[test]
-fn a_rotated_secret_is_built_anew_alone() {
+fn a_rotated_secret_rebuilds_one_resource() {
     let config = gateway("{mode: SIMPLE, credentialNames: [cred, other]}");
     let files = [
         ("mesh.yaml", ""),

@@ -1,4 +1,4 @@
-//! Which Secrets of the config cluster a gateway may read: those that Gateways with its identity refer to, in the same
+//! Secrets of the config cluster that a gateway may read: those that Gateways with its identity refer to, in the same
 //! namespace or as ReferenceGrants allow.
 
 use std::collections::BTreeSet;
@@ -16,15 +16,15 @@ use crate::{
     proto::istio::networking::v1alpha3::{Gateway, ServerTlsSettings, server_tls_settings::TlSmode},
 };
 
-/// The service account that its proxies have.
+/// Service account of the Gateway's proxies.
 const SERVICE_ACCOUNT: &str = "internal.istio.io/service-account-name";
-/// The objects that it was made from, the first one first.
+/// Objects that it was derived from, the first one first.
 const PARENTS: &str = "internal.istio.io/parents";
 
 const LISTENER_SET: &str = "ListenerSet";
 const GATEWAY: &str = "Gateway";
 
-/// The names of resources that a client with this identity may read on account of its Gateways.
+/// Returns the resource names that a proxy with this identity may read because of its Gateways.
 pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &Identity) -> BTreeSet<SmolStr> {
     let mut found = BTreeSet::new();
     for key in gateways {
@@ -73,7 +73,7 @@ fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity
         kind.is_some_and(|rest| rest.starts_with('/'))
     });
     let own = gateway.meta.namespace();
-    // A ListenerSet may be elsewhere than its Gateway, which has agreed to that.
+    // A ListenerSet may be in another namespace than its Gateway, if the Gateway allows it.
     let (kind, looks_in) = if of_set {
         (LISTENER_SET, own)
     } else {
@@ -85,9 +85,9 @@ fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity
     (of_set || *own == identity.namespace) && reference.namespace == *looks_in || is_granted(ctx, kind, looks_in, name)
 }
 
-/// True if a ReferenceGrant permits it.
+/// Returns true if a ReferenceGrant allows it.
 fn is_granted(ctx: &BuildContext, kind: &str, from: &Namespace, name: &str) -> bool {
-    // A name without a namespace is in none that anybody could grant.
+    // A name without a namespace cannot be granted.
     let Ok(reference) = Reference::parse(name, &Namespace::default()) else {
         return false;
     };

@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl Patching<'_> {
-    /// Patches a chain; false if a patch removes it.
+    /// Patches a chain; returns false if a patch removes it.
     pub(super) fn chain(&self, traits: &Traits, chain: &mut FilterChain) -> bool {
         for patch in self.set.of(ApplyTo::FilterChain) {
             if !traits.matches(patch) || !traits.matches_chain(chain, patch) {
@@ -42,8 +42,8 @@ impl Patching<'_> {
         true
     }
 
-    /// Merges a patch into a chain. If both have a transport socket of one name, its configurations are merged and that
-    /// is all: a patch of a socket is not a patch of the chain.
+    /// Merges a patch into a chain. If both have a transport socket of the same name, only the configurations of the
+    /// sockets are merged: a patch of a socket is not a patch of the chain.
     fn merge_chain(&self, patch: &Patch, chain: &mut FilterChain) {
         let value: Option<FilterChain> = patch.read();
         let from_patch = value.and_then(|value| value.transport_socket);
@@ -87,7 +87,7 @@ impl Patching<'_> {
 }
 
 impl Patching<'_> {
-    /// Merges the patches that are about a filter into it; `wanted` tells which filter a patch is about.
+    /// Merges the patches that match a filter into it; `wanted` returns the filter name that a patch matches.
     pub(super) fn merge_filter<F: Patched>(
         &self,
         patches: &[&Patch],

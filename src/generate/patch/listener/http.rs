@@ -14,14 +14,14 @@ use crate::{
 };
 
 impl Patching<'_> {
-    /// Patches the HTTP filters of a connection manager, given the patches that are about its chain.
+    /// Patches the HTTP filters of a connection manager with the patches that match its chain.
     pub(super) fn http_filters(&self, patches: &[&Patch], filter: &mut Filter) {
         let about_filter = |patch: &&&Patch| matches::network_filter(patch).is_none_or(|wanted| wanted == filter.name);
         let patches: Vec<&Patch> = patches.iter().filter(about_filter).copied().collect();
         if patches.is_empty() {
             return;
         }
-        // A patch may have put another type in place.
+        // A patch may have replaced the filter by one of another type.
         let Some(Ok(Some(mut manager))) = filter.config().map(Any::unpack::<HttpConnectionManager>) else {
             return;
         };
@@ -31,7 +31,8 @@ impl Patching<'_> {
         for http_filter in &mut manager.http_filters {
             self.merge_filter(&patches, http_filter, matches::http_filter);
         }
-        // Parity: the manager stays as it was if one of the merges is impossible.
+        // Parity (pilot/pkg/networking/core/envoyfilter/listener_patch.go): the manager stays unchanged if one of the
+        // merges is impossible.
         if !self.set.is_stopped() {
             filter.configure(Any::pack(&manager));
         }

@@ -1,8 +1,7 @@
-//! Which listeners, filter chains and filters a patch is about.
+//! Matches of patches: listeners, filter chains and filters.
 //!
-//! What one would get wrong: the two listeners that intercepted connections come to stand for many ports. A port in the
-//! match means their own address only for patches of listeners; for all others it means the port that a filter chain is
-//! for.
+//! Note: the two listeners of intercepted connections represent many ports. A port in a match means their own address
+//! only in patches of listeners. In all others it means the port of a filter chain.
 
 use crate::{
     model::envoy_filter::{ApplyTo, Patch},
@@ -15,14 +14,14 @@ use crate::{
     },
 };
 
-/// What of a listener decides about matches, taken before its chains are changed.
+/// Attributes of a listener that matches depend on, taken before its chains are changed.
 pub(super) struct Traits {
     name: String,
     port: Option<u32>,
 }
 
 impl Traits {
-    /// Of a listener as it stands.
+    /// Takes the attributes of a listener.
     pub(super) fn of(listener: &Listener) -> Self {
         let address = listener.address.as_ref().and_then(|address| address.address.as_ref());
         let port = match address {
@@ -38,12 +37,12 @@ impl Traits {
         }
     }
 
-    /// True for the listeners that intercepted connections come to.
+    /// Returns true for the listeners of intercepted connections.
     fn is_virtual(&self) -> bool {
         matches!(self.name.as_str(), "virtualInbound" | "virtualOutbound")
     }
 
-    /// True if the patch is about the listener. `portName` is not looked at: listeners do not have one.
+    /// Returns true if the patch matches the listener. `portName` is ignored because listeners have none.
     pub(super) fn matches(&self, patch: &Patch) -> bool {
         let Some(wanted) = patch.listener() else { return true };
         if !wanted.name.is_empty() && wanted.name != self.name {
@@ -53,7 +52,7 @@ impl Traits {
         any_port || self.port == Some(wanted.port_number)
     }
 
-    /// True if the patch is about the chain, given that it is about the listener.
+    /// Returns true if the patch matches the chain of a matching listener.
     pub(super) fn matches_chain(&self, chain: &FilterChain, patch: &Patch) -> bool {
         let Some(wanted) = patch.listener() else { return true };
         let own_port = destination_port(chain);
@@ -86,18 +85,18 @@ fn chain_matches(chain: &FilterChain, wanted: &FilterChainMatch) -> bool {
         && (wanted.destination_port == 0 || destination_port(chain) == Some(wanted.destination_port))
 }
 
-/// The listener filter that a patch is about; `None`: it does not say.
+/// Returns the listener filter that a patch matches; `None` without such a condition.
 pub(super) fn listener_filter(patch: &Patch) -> Option<&str> {
     let name = patch.listener()?.listener_filter.as_str();
     (!name.is_empty()).then_some(name)
 }
 
-/// The network filter that a patch is about; `None`: it does not say.
+/// Returns the network filter that a patch matches; `None` without such a condition.
 pub(super) fn network_filter(patch: &Patch) -> Option<&str> {
     Some(filter_match(patch)?.name.as_str())
 }
 
-/// The HTTP filter that a patch is about; `None`: it does not say.
+/// Returns the HTTP filter that a patch matches; `None` without such a condition.
 pub(super) fn http_filter(patch: &Patch) -> Option<&str> {
     Some(filter_match(patch)?.sub_filter.as_ref()?.name.as_str())
 }

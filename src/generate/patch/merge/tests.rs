@@ -57,7 +57,7 @@ fn durations_are_replaced_whole() {
 }
 
 #[test]
-fn wrappers_of_defaults_change_nothing_that_is_set() {
+fn wrappers_of_defaults_keep_existing_values() {
     let base = json!({"circuitBreakers": {"thresholds": [{"maxRetries": 3}]}, "perConnectionBufferLimitBytes": 7});
     let result: Cluster = merged(base, json!({"per_connection_buffer_limit_bytes": 0, "name": ""}));
     assert_eq!(result.per_connection_buffer_limit_bytes, Some(7));
@@ -119,7 +119,7 @@ fn a_oneof_is_replaced_unless_it_is_the_same() {
 }
 
 #[test]
-fn a_packed_message_is_replaced_where_it_stands_in_another() {
+fn packed_fields_of_messages_are_replaced() {
     let base = json!({"name": "tls", "typedConfig": {"@type": UpstreamTlsContext::type_url(), "sni": "a"}});
     let value = json!({"typed_config": {"@type": UpstreamTlsContext::type_url(), "maxSessionKeys": 4}});
     let socket: TransportSocket = merged(base.clone(), value);
@@ -163,7 +163,7 @@ fn packed_messages_of_different_or_unknown_types_are_not_merged() {
 }
 
 #[test]
-fn a_patch_of_another_type_is_refused() {
+fn a_type_mismatch_is_an_error() {
     let value = patch::<VirtualHost>(json!({"name": "a"}));
     let error = merge(&Cluster::default(), &value).expect_err("types differ");
     assert!(

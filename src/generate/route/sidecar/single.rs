@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_means_its_own_domains_and_wildcards_around_it() {
+    fn a_host_matches_its_domains_and_covering_wildcards() {
         let single = single("a.ns.svc.cluster.local", 8080);
         for domain in [
             "a.ns.svc.cluster.local",
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_sixth_version_stand_in_brackets() {
+    fn ipv6_addresses_are_in_brackets() {
         let single = single("2001:db8::1", 8080);
         assert!(answers(&single, "[2001:db8::1]"));
         assert!(answers(&single, "[2001:db8::1]:8080"));

@@ -1,11 +1,11 @@
-//! Who is handed which secret, with everything held warm: whoever comes later is answered for itself.
+//! Access to secrets while all of them are cached: every reader is checked itself.
 
 use std::sync::Arc;
 
 use super::*;
 use crate::api::access_review::{Access, AccessReview, Subject};
 
-/// A mesh whose API servers are asked, and its clients, which come and go.
+/// A mesh with API servers that answer reviews, and proxies that connect and disconnect.
 struct Bed {
     world: World,
     store: Store,
@@ -33,7 +33,8 @@ impl Bed {
         }
     }
 
-    /// A gateway with the labels `app: gw`, the same node for all, and a verified identity `account.namespace`.
+    /// Connects a gateway with the labels `app: gw`, the same node for all, and the verified identity
+    /// `account.namespace`.
     fn join(&mut self, member: u64, identity: &str) {
         let Subject {
             namespace,
@@ -87,10 +88,10 @@ impl Bed {
 const CRED: &str = "kubernetes://cred";
 
 #[test]
-fn r10_nobody_is_handed_a_key_before_its_api_server_has_said_so() {
+fn r10_keys_are_sent_after_the_review_only() {
     let mut bed = Bed::new(&gateway("{mode: MUTUAL, credentialName: cred}"));
     bed.join(0, "gw.default");
-    // Roots are no secret in the own namespace; while nothing is known there is nothing to complain of.
+    // CA certificates are not secret in their own namespace. Before the first review there is nothing to note.
     assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
     assert!(
         remarks(&bed.store)
@@ -98,12 +99,12 @@ fn r10_nobody_is_handed_a_key_before_its_api_server_has_said_so() {
             .all(|remark| !remark.contains("list Secrets"))
     );
     assert_eq!(bed.subjects(), ["gw.default of cluster Kubernetes"]);
-    // One resource is built, not what else the gateway has.
+    // One resource is built, and nothing else of the gateway.
     assert_eq!(bed.answer("gw.default", Access::Allowed), 1);
     assert_eq!(bed.held(0), [CRED, "kubernetes://cred-cacert"]);
     assert_eq!(bed.answer("gw.default", Access::Denied("no role".into())), 1);
     assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
-    let remark = "kubernetes://cred: the service account may not list Secrets: no role; asked for by gw.default of cluster \
+    let remark = "kubernetes://cred: the service account may not list Secrets: no role; requested by gw.default of cluster \
                   Kubernetes";
     assert!(
         remarks(&bed.store).contains(&remark.to_owned()),
@@ -113,35 +114,38 @@ fn r10_nobody_is_handed_a_key_before_its_api_server_has_said_so() {
     bed.answer("gw.default", Access::Unknown("away".into()));
     assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
     let all = remarks(&bed.store);
-    assert!(all.iter().any(|remark| remark.contains("nobody says")), "{all:?}");
+    assert!(
+        all.iter().any(|remark| remark.contains("could not be reviewed")),
+        "{all:?}"
+    );
 }
 
 #[test]
-fn r9_r10_another_account_is_denied_what_is_held_for_the_first() {
+fn r9_r10_cached_secrets_are_denied_to_other_accounts() {
     let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
     bed.join(0, "gw.default");
     bed.answer("gw.default", Access::Allowed);
     assert_eq!(bed.held(0), [CRED]);
-    // The same node, the same name of a secret, the same namespace: another service account.
+    // The same node, secret name and namespace, but another service account.
     bed.join(1, "thief.default");
     assert_eq!(bed.held(1), Vec::<String>::new());
     bed.answer("thief.default", Access::Denied("no role".into()));
     assert_eq!((bed.held(0), bed.held(1)), (vec![CRED.to_owned()], Vec::new()));
-    // What is said of one counts for that one alone.
+    // A review counts for its subject alone.
     bed.answer("thief.default", Access::Allowed);
     bed.answer("gw.default", Access::Denied("taken away".into()));
     assert_eq!((bed.held(0), bed.held(1)), (Vec::new(), vec![CRED.to_owned()]));
 }
 
 #[test]
-fn r9_r10_another_namespace_is_denied_what_is_held_for_the_first() {
+fn r9_r10_cached_secrets_are_denied_to_other_namespaces() {
     let mut bed = Bed::new(&gateway(
         "{mode: SIMPLE, credentialNames: [cred, 'kubernetes://default/cred']}",
     ));
     bed.join(0, "gw.default");
     bed.answer("gw.default", Access::Allowed);
     assert_eq!(bed.held(0), [CRED, "kubernetes://default/cred"]);
-    // The same account of another namespace, which may list the Secrets there: the short name means its own namespace.
+    // The same account of another namespace may list the Secrets there: the short name refers to its own namespace.
     bed.join(1, "gw.elsewhere");
     bed.answer("gw.elsewhere", Access::Allowed);
     assert_eq!(bed.held(1), Vec::<String>::new());
@@ -157,7 +161,7 @@ fn r9_r10_another_namespace_is_denied_what_is_held_for_the_first() {
 }
 
 #[test]
-fn r9_r10_the_same_account_of_another_cluster_is_reviewed_there() {
+fn r9_r10_accounts_are_reviewed_in_their_own_cluster() {
     let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
     bed.join(0, "gw.default");
     bed.answer("gw.default", Access::Allowed);
@@ -187,7 +191,7 @@ fn verified_references_need_no_review() {
 }
 
 #[test]
-fn who_reads_is_told_while_it_is_connected() {
+fn readers_are_reported_while_connected() {
     let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
     bed.join(0, "gw.default");
     bed.join(1, "gw.default");

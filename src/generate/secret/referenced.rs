@@ -1,5 +1,5 @@
-//! The names of secrets that a proxy's configuration may mention: as many as possible, since what is not listed is not
-//! served, and what is never asked for is never sent.
+//! Names of secrets that a proxy's configuration may refer to. The set is as large as possible: secrets outside it are
+//! not served, and those in it that the proxy never requests are never sent.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// The names, sorted.
+/// Returns the names, sorted.
 pub(super) fn names(ctx: &BuildContext, selected: &Selected) -> BTreeSet<SmolStr> {
     let mut names = Names {
         has_socket: selected.proxy.setting(MetadataKey::Credential) == "true",
@@ -48,7 +48,7 @@ pub(super) fn names(ctx: &BuildContext, selected: &Selected) -> BTreeSet<SmolStr
 }
 
 struct Names {
-    /// The proxy asks a socket of its own for credentials of a provider.
+    /// Whether the proxy requests credentials of a provider from a socket of its own.
     has_socket: bool,
     names: BTreeSet<SmolStr>,
 }
@@ -58,7 +58,7 @@ impl Names {
         let name = format!("{credential}{suffix}");
         let name = match credential_source(&name, self.has_socket) {
             CredentialSource::Ads(name) => name,
-            // Without a provider, and by clients, the control plane is asked.
+            // Without a provider, and in clients, the control plane serves the secret.
             CredentialSource::Provider(name) => resource_name(&name),
             CredentialSource::Agent(_) | CredentialSource::Socket => return,
         };
@@ -77,7 +77,7 @@ impl Names {
         }
     }
 
-    /// Sidecars terminate TLS where their ingress listeners say so.
+    /// Sidecars terminate TLS where their ingress listeners declare it.
     fn of_sidecar(&mut self, ctx: &BuildContext, selected: &Selected) {
         let key = selected.scope.sidecar();
         let sidecar = key.and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
