@@ -1,7 +1,8 @@
-//! Endpoints: the load assignment of an EDS cluster, and the one that stands inside a DNS cluster.
+//! Endpoints: load assignments of EDS clusters and of DNS clusters, where they are inline.
 //!
-//! Three steps: which endpoints a client may use, by locality ([`assignment`]); those in other networks replaced by the
-//! gateways that lead there ([`network`]); and what locality load balancing makes of the groups ([`locality`]).
+//! There are three steps: select the endpoints that a proxy may use, by locality ([`assignment`]); replace those in
+//! other networks by the gateways to these networks ([`network`]); apply locality load balancing to the groups
+//! ([`locality`]).
 
 mod assignment;
 mod locality;
@@ -28,66 +29,66 @@ use crate::{
     },
     proto::envoy::config::endpoint::v3::ClusterLoadAssignment,
 };
-use assignment::Group;
+use assignment::LocalityEndpoints;
 pub use assignment::Target;
-pub use locality::{LocalityLb, Needs, locality_setting, needs};
+pub use locality::{LocalityLb, LocationDependencies, locality_setting, needs};
 
-/// What one resource is built from, besides what it reads.
+/// Inputs of a load assignment, besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointKey {
-    /// The service.
+    /// Service.
     pub service: ServiceKey,
-    /// The service port.
+    /// Service port.
     pub port: u32,
-    /// The subset, empty for the default cluster.
+    /// Subset, empty for the default cluster.
     pub subset: SmolStr,
-    /// What the cluster is for.
+    /// Mode of the cluster.
     pub mode: ClusterMode,
-    /// The rule, if there is one.
+    /// DestinationRule, if there is one.
     pub rule: Option<RuleRef>,
-    /// The client.
+    /// Attributes of the proxy.
     pub client: EndpointProxyView,
 }
 
-/// What endpoints depend on of a client; each field is filled only where it makes a difference.
+/// Attributes of a proxy that endpoints depend on. Each field is set only if it makes a difference for the service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EndpointProxyView {
-    /// The networks that it asked to see; empty: all.
+    /// Networks that the proxy requested; empty means all.
     pub network_view: Option<Shared<BTreeSet<NetworkId>>>,
-    /// Its network, where gateways lead into networks.
+    /// Network of the proxy, if gateways lead to other networks.
     pub network: Option<NetworkProxyView>,
-    /// Its cluster, for services with endpoints that are for clients of the same cluster.
+    /// Cluster of the proxy, for services with cluster-local endpoints.
     pub cluster: Option<ClusterId>,
-    /// All endpoints of the service are for clients of the same cluster, not only those that say so.
+    /// Whether all endpoints of the service are cluster-local, not only those that declare it.
     pub cluster_only: bool,
-    /// Its node, for node-local services.
+    /// Node of the proxy, for node-local services.
     pub node: Option<SmolStr>,
-    /// Its `region/zone/subzone`, for services with locality load balancing.
+    /// `region/zone/subzone` of the proxy, for services with locality load balancing.
     pub locality: Option<SmolStr>,
-    /// Its labels that failover priorities compare; `None`: it has no labels, or none is compared.
+    /// Labels of the proxy that failover priorities compare; `None` without labels or comparison.
     pub labels: Option<Labels>,
-    /// The service's own address, where the client leads through the service's waypoint, which has to be told it.
+    /// Service address that the waypoint needs, if the proxy reaches the service through its waypoint.
     pub through_waypoint: Option<SmolStr>,
-    /// It never sends by HBONE, even to endpoints that ask for it.
+    /// Whether the proxy never sends HBONE, even to endpoints that request it.
     pub no_tunnels: bool,
 }
 
-/// What the choice of network gateways depends on of a client.
+/// Attributes of a proxy that the choice of network gateways depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NetworkProxyView {
-    /// The network, empty when unknown.
+    /// Network, empty if unknown.
     pub network: NetworkId,
-    /// The address families.
+    /// Address families.
     pub ip_mode: IpMode,
 }
 
 impl EndpointProxyView {
-    /// The projection of a client for one service. `place`: where it is, for services that need to know.
+    /// Returns the view of a proxy for one service. `place` is the proxy's locality, for services that depend on it.
     pub fn of(
         ctx: &BuildContext,
         service: &Service,
         client: &OutboundProxyView,
-        place: Option<(&Place, &Needs)>,
+        place: Option<(&Place, &LocationDependencies)>,
     ) -> Self {
         let is_multi_network = network::gateways_for(ctx, service).is_some();
         let cluster_local = service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname);
@@ -110,7 +111,7 @@ impl EndpointProxyView {
                 compared.map(|(key, value)| (key.clone(), value.clone())).collect()
             };
             projection.node = needs.node.then(|| place.node.clone());
-            // Which waypoint is near does not say which endpoint is.
+            // The locality of a waypoint says nothing about the locality of the endpoints.
             let balances = needs.locality && projection.through_waypoint.is_none();
             projection.locality = balances.then(|| place.locality.clone());
             projection.labels = place.labels.as_ref().filter(|_| !needs.labels.is_empty()).map(compared);
@@ -119,10 +120,10 @@ impl EndpointProxyView {
     }
 }
 
-/// The label by which a service wants gateways to lead through its waypoint.
+/// Label of a service that makes gateways use its waypoint.
 const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
-/// See [`EndpointProxyView::through_waypoint`]; `None`: there is no waypoint, or nobody wants the client to go there.
+/// Returns [`EndpointProxyView::through_waypoint`]; `None` without a waypoint or if the proxy does not use it.
 fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &OutboundProxyView) -> Option<SmolStr> {
     let is_on = ctx.mesh.installation.features.enable_ingress_waypoint_routing;
     if !is_on || !client.socket.is_router || client.no_tunnels {
@@ -144,12 +145,12 @@ fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &Outb
 }
 
 impl EndpointKey {
-    /// The name of the cluster that the endpoints are for.
+    /// Returns the name of the cluster of the endpoints.
     pub fn name(&self) -> String {
         self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
     }
 
-    /// Builds the resource; it is there, without endpoints, even if the service is gone.
+    /// Builds the resource. It exists, without endpoints, even if the service is gone.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let name = self.name();
         let rule = self.rule.as_ref();
@@ -162,7 +163,7 @@ impl EndpointKey {
                 subset: &self.subset,
                 mode: self.mode,
                 rule: rule.as_ref(),
-                leads_to: None,
+                waypoint_target: None,
             })
         });
         let groups = target.map(|target| target.discovered(ctx, &self.client));
@@ -173,14 +174,14 @@ impl EndpointKey {
     }
 }
 
-fn write_assignment(out: &mut Vec<u8>, cluster: &str, groups: &[Group]) {
+fn write_assignment(out: &mut Vec<u8>, cluster: &str, groups: &[LocalityEndpoints]) {
     wire::text(out, 1, cluster);
     for group in groups {
         wire::nested(out, 2, |out| group.write(out));
     }
 }
 
-/// The endpoints inside a DNS cluster; `None` if there are none.
+/// Returns the endpoints of a DNS cluster; `None` without endpoints.
 pub fn inline_assignment(
     ctx: &BuildContext,
     cluster: &str,

@@ -1,8 +1,5 @@
-//! Configuration of extensions that proxies fetch by name (ECDS): modules of WebAssembly from WasmPlugins and
-//! TrafficExtensions, and what EnvoyFilters add.
-//!
-//! Note: a filter of WebAssembly ([`super::filter::extension`]) carries no configuration, it names it. A listener with such
-//! a filter stays unready until the configuration of this name is served.
+//! Extension configurations that proxies fetch by name (ECDS): Wasm modules of WasmPlugins and TrafficExtensions, and
+//! those that EnvoyFilters add.
 
 mod config;
 mod json;

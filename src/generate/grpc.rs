@@ -1,10 +1,10 @@
-//! What gRPC clients and servers without a proxy are sent.
+//! Configuration of proxyless gRPC clients and servers.
 //!
-//! They ask by name for each thing that they use: the listener of a target, the route configuration that it names, the
-//! clusters of the routes, their endpoints. So there is one part for each type, made of the names, and a name is resolved
-//! when the part is listed; what nobody asks for costs nothing. The resources themselves are keyed by what they are made
-//! of, and shared by all clients that see them alike; endpoints also with Envoys. What one would get wrong: of the
-//! policies only that may be said which gRPC understands, or the client refuses the resource.
+//! They subscribe by name to everything that they use: the listener of a target, its route configuration, the clusters
+//! of the routes, their endpoints. So there is one part per type, which consists of the requested names, and names are
+//! resolved when the part is listed. Names that nobody requests cost nothing. Resources are keyed by their inputs and
+//! shared by all clients with equal views; Envoys share the endpoints. Note: policies may contain only what gRPC
+//! supports, or the client refuses the resource.
 
 mod cluster;
 mod listener;
@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-/// What a client asks for of one type.
+/// Requested names of one type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GrpcPart {
     client: Hashed<GrpcProxyView>,
@@ -46,41 +46,41 @@ pub struct GrpcPart {
     names: Names,
 }
 
-/// What resources depend on of a client.
+/// Attributes of a client that resources depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct GrpcProxyView {
-    /// What it can see.
+    /// Visible services.
     scope: ScopeKey,
     /// `NAMESPACE` of its node.
     namespace: SmolStr,
-    /// `<namespace>.svc.<suffix>`: completes short names.
+    /// `<namespace>.svc.<suffix>`, which completes short names.
     dns_domain: SmolStr,
-    /// How it sees addresses.
+    /// Visibility of service addresses.
     vip: VipView,
-    /// What clusters and endpoints depend on.
+    /// Attributes that clusters and endpoints depend on.
     outbound: Hashed<OutboundProxyView>,
-    /// Where it is, if that matters to endpoints.
+    /// Locality, if endpoints depend on it.
     place: Option<Place>,
-    /// What routes depend on.
+    /// Attributes that routes depend on.
     routes: Hashed<route::RouteConfigProxyView>,
-    /// What its own listeners depend on.
+    /// Attributes that its own listeners depend on.
     server: Server,
 }
 
-/// What the listeners of a server depend on.
+/// Attributes of a server that its listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Server {
-    /// The service ports that it serves.
+    /// Service ports that it serves.
     targets: Shared<[ServiceTarget]>,
-    /// What it demands of peers.
+    /// PeerAuthentication of its peers.
     peers: PeerPolicy,
-    /// Label `security.istio.io/tlsMode` says that it speaks mutual TLS.
-    says_mtls: bool,
+    /// Whether the label `security.istio.io/tlsMode` announces mutual TLS.
+    announces_mtls: bool,
     /// AuthorizationPolicies that apply, in order.
     authorization: Shared<[ObjectKey]>,
 }
 
-/// What one listener or cluster is made of, besides what it reads.
+/// Inputs of one listener or cluster, besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum GrpcKey {
     /// A target of the client.
@@ -103,7 +103,7 @@ pub enum GrpcResource {
     Endpoint(EndpointKey),
 }
 
-/// The parts of a client: one for each type that it asks for.
+/// Selects the parts of a client: one for each type that it requests.
 pub fn select(ctx: &BuildContext, selected: &Selected, demand: &RequestedResources) -> Vec<GrpcPart> {
     let client = Hashed::new(GrpcProxyView::of(ctx, selected));
     let part = |(resource_type, names): (ResourceType, &Names)| GrpcPart {
@@ -118,7 +118,7 @@ impl GrpcProxyView {
     fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let proxy = selected.proxy;
         let subject = Subject::workload(proxy.namespace.clone(), Labels::clone(&selected.labels));
-        let says_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
+        let announces_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
         Self {
             scope: selected.scope.clone(),
             namespace: proxy.setting(MetadataKey::Namespace),
@@ -130,7 +130,7 @@ impl GrpcProxyView {
             server: Server {
                 targets: selected.targets.clone(),
                 peers: authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels),
-                says_mtls,
+                announces_mtls,
                 authorization: SecurityPolicies::of(ctx, &subject).authorization,
             },
         }
@@ -138,7 +138,7 @@ impl GrpcProxyView {
 }
 
 impl GrpcPart {
-    /// The resources that the names mean; unknown names have none.
+    /// Lists the resources of the names; unknown names have none.
     pub fn list(&self, ctx: &BuildContext) -> Vec<GrpcResource> {
         let scope = ctx.scope(&self.client.scope);
         match self.resource_type {
@@ -177,11 +177,11 @@ impl GrpcPart {
             subset: name.subset.into(),
             rule: self.rule(ctx, scope, service).map(|(rule, _)| rule),
         };
-        // The name may be written in another way, in which clusters are not called.
+        // The requested name may have another form, which is not a cluster name.
         (key.name() == asked).then_some(key)
     }
 
-    /// The endpoints of any cluster, whether it is asked for or not.
+    /// Returns the endpoints of any cluster, requested or not.
     fn endpoints(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
         let name = name::parse_outbound(asked)?;
         let service = ctx.service(scope.service(name.host)?)?;

@@ -4,8 +4,8 @@
 //! is a resource of its own. Note: the reader is part of the resource's key, so a cached secret cannot reach another
 //! identity. A stream without a verified identity has no such part.
 
-mod referenced;
 mod message;
+mod referenced;
 #[cfg(test)]
 mod tests;
 mod verified;

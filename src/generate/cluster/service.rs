@@ -133,7 +133,7 @@ impl Context<'_> {
             subset,
             mode: self.key.mode,
             rule: self.rule,
-            leads_to: None,
+            waypoint_target: None,
         };
         endpoint::inline_assignment(self.ctx, name, &target, &inline.endpoints)
     }

@@ -1,4 +1,4 @@
-//! Which endpoints of a service port a client may use, and how they look on the wire.
+//! Endpoints of a service port that a proxy may use, and their encoding.
 
 use std::{cell::Cell, collections::BTreeMap};
 
@@ -31,13 +31,13 @@ use crate::{
     },
 };
 
-/// The metadata by which the socket of an endpoint is chosen.
+/// Metadata that selects the transport socket of an endpoint.
 const SOCKET_METADATA: &str = "envoy.transport_socket_match";
 const MTLS: &str = "istio";
 const PLAINTEXT: &str = "disabled";
-/// The field of metadata that is by filter.
+/// Field `filter_metadata` of metadata.
 const FILTER_METADATA: u32 = 1;
-/// What an endpoint takes on the wire, about.
+/// Typical length of an encoded endpoint, in bytes.
 const USUAL_LENGTH: usize = 160;
 
 thread_local! {
@@ -45,54 +45,54 @@ thread_local! {
     static ROOM: Cell<String> = const { Cell::new(String::new()) };
 }
 
-/// The service port, or a subset of it, whose endpoints are wanted.
+/// Service port, or a subset of it.
 pub struct Target<'a> {
-    /// The service.
+    /// Service.
     pub service: &'a Service,
-    /// The port.
+    /// Port.
     pub port: &'a ServicePort,
-    /// The subset, empty for all.
+    /// Subset, empty for all endpoints.
     pub subset: &'a str,
-    /// What the cluster is for.
+    /// Mode of the cluster.
     pub mode: ClusterMode,
-    /// The rule, if there is one.
+    /// DestinationRule, if there is one.
     pub rule: Option<&'a Shared<DestinationRule>>,
-    /// What the endpoints, which are waypoints, are to lead to: address and port.
-    pub leads_to: Option<String>,
+    /// Address and port that the endpoints, which are waypoints, should connect to.
+    pub waypoint_target: Option<String>,
 }
 
-/// The endpoints of one locality, or of one priority in it.
-pub(super) struct Group {
-    /// `region/zone/subzone`, empty when unknown.
+/// Endpoints of one locality, or of one priority in it.
+pub(super) struct LocalityEndpoints {
+    /// `region/zone/subzone`, empty if unknown.
     pub locality: smol_str::SmolStr,
-    /// The endpoints.
-    pub endpoints: Vec<Member>,
-    /// The sum of their weights; `None` where filters have left none.
+    /// Endpoints.
+    pub endpoints: Vec<LbEndpoint>,
+    /// Sum of the weights; `None` if filters have left no endpoint.
     pub weight: Option<u32>,
-    /// 0 comes first.
+    /// Priority; 0 is the highest.
     pub priority: u32,
 }
 
-/// An endpoint on the wire, with what later steps ask of it.
-pub(super) struct Member {
-    /// The message but for the weight, which comes last.
+/// An encoded endpoint, with the attributes that later steps use.
+pub(super) struct LbEndpoint {
+    /// Encoded message except the weight, which is the last field.
     pub wire: Vec<u8>,
-    /// The weight.
+    /// Weight.
     pub weight: u32,
     /// Labels that failover compares.
     pub labels: Shared<Labels>,
-    /// Mutual TLS is used to it.
+    /// Whether it is reached by mutual TLS.
     pub mtls: bool,
-    /// Its network.
+    /// Network.
     pub network: NetworkId,
-    /// Its cluster.
+    /// Cluster.
     pub cluster: crate::base::ClusterId,
-    /// Its address; empty if it can only be reached through a gateway.
+    /// Whether it has an address; otherwise it can be reached only through a gateway.
     pub has_address: bool,
 }
 
-impl Group {
-    /// Sums the weights again.
+impl LocalityEndpoints {
+    /// Recomputes the sum of the weights.
     pub(super) fn refresh_weight(&mut self) {
         let sum = self
             .endpoints
@@ -125,15 +125,15 @@ impl Group {
 }
 
 impl Target<'_> {
-    /// The endpoints that EDS tells.
-    pub(super) fn discovered(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<Group> {
+    /// Returns the endpoints for EDS.
+    pub(super) fn discovered(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<LocalityEndpoints> {
         if let Some(address) = &client.through_waypoint {
             return self.waypoints(ctx, client, address);
         }
         let Some(row) = ctx.mesh.endpoints.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
-        // Names cannot be told by EDS; a port of 0 means a Unix socket, no address a gateway's.
+        // EDS cannot carry host names. Port 0 is a Unix socket, and no address means an endpoint behind a gateway.
         let usable = |endpoint: &&Endpoint| {
             endpoint.address.is_empty() || endpoint.port == 0 || cidr::parse_ip(&endpoint.address).is_some()
         };
@@ -145,8 +145,8 @@ impl Target<'_> {
         self.balanced(ctx, client, groups, true)
     }
 
-    /// The endpoints of the waypoint that the service goes through; none if nobody knows where that is.
-    fn waypoints(&self, ctx: &BuildContext, client: &EndpointProxyView, address: &str) -> Vec<Group> {
+    /// Returns the endpoints of the service's waypoint; none if its address is unknown.
+    fn waypoints(&self, ctx: &BuildContext, client: &EndpointProxyView, address: &str) -> Vec<LocalityEndpoints> {
         let found = || {
             let through = ctx.mesh.service_waypoints.get(ctx.cx, &self.service.key)?;
             let waypoint = ctx.mesh.waypoints.get(ctx.cx, &through.gateway)?;
@@ -159,7 +159,7 @@ impl Target<'_> {
                 subset: "",
                 mode: ClusterMode::Default,
                 rule: None,
-                leads_to: Some(socket_address(address, self.port.number)),
+                waypoint_target: Some(socket_address(address, self.port.number)),
             };
             let served = endpoints.endpoints.iter();
             let served = served.filter(|endpoint| endpoint.port_name == port.name && !endpoint.address.is_empty());
@@ -168,14 +168,15 @@ impl Target<'_> {
         found().unwrap_or_default()
     }
 
-    /// The endpoints inside a DNS cluster.
-    pub(super) fn inline(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<Group> {
+    /// Returns the endpoints of a DNS cluster.
+    pub(super) fn inline(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<LocalityEndpoints> {
         let Some(traits) = ctx.mesh.endpoint_traits.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };
         let served = traits.inline.iter().filter(|endpoint| endpoint.serves(self.port));
         let groups = self.groups(ctx, client, served);
-        // Parity: failover priorities do not apply inside other clusters than the default one.
+        // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): failover priorities apply only to the default cluster
+        // among inline clusters.
         let by_labels = self.subset.is_empty() && self.mode == ClusterMode::Default;
         self.balanced(ctx, client, groups, by_labels)
     }
@@ -184,9 +185,9 @@ impl Target<'_> {
         &self,
         ctx: &BuildContext,
         client: &EndpointProxyView,
-        mut groups: Vec<Group>,
+        mut groups: Vec<LocalityEndpoints>,
         by_labels: bool,
-    ) -> Vec<Group> {
+    ) -> Vec<LocalityEndpoints> {
         if let Some(locality) = &client.locality
             && !groups.is_empty()
             && let Some(setting) = locality::locality_setting(ctx, self.service, self.policy().as_ref())
@@ -202,18 +203,18 @@ impl Target<'_> {
             .and_then(|rule| traffic_policy::policy_of(rule, self.port.number, self.subset))
     }
 
-    /// The endpoints by locality, network gateways in place of those behind them.
+    /// Groups the endpoints by locality, with network gateways in place of the endpoints behind them.
     fn groups<'e>(
         &self,
         ctx: &BuildContext,
         client: &EndpointProxyView,
         endpoints: impl Iterator<Item = &'e Endpoint>,
-    ) -> Vec<Group> {
-        let mut peers = Peers::new(self);
-        let mut by_locality: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
+    ) -> Vec<LocalityEndpoints> {
+        let mut peers = MtlsChecker::new(self);
+        let mut by_locality: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
         for endpoint in endpoints.filter(|endpoint| self.admits(ctx, client, endpoint)) {
             let mtls = peers.use_mtls(ctx, endpoint);
-            let tunnelled = self.leads_to.is_some() || !client.no_tunnels && is_tunnelled(ctx, endpoint);
+            let tunnelled = self.waypoint_target.is_some() || !client.no_tunnels && is_tunnelled(ctx, endpoint);
             let member = member(ctx, self, endpoint, mtls, tunnelled);
             by_locality
                 .entry(endpoint.origin.locality.as_str())
@@ -221,7 +222,7 @@ impl Target<'_> {
                 .push(member);
         }
         let groups = by_locality.into_iter().map(|(locality, endpoints)| {
-            let mut group = Group {
+            let mut group = LocalityEndpoints {
                 locality: locality.into(),
                 endpoints,
                 weight: None,
@@ -230,12 +231,13 @@ impl Target<'_> {
             group.refresh_weight();
             group
         });
-        let mut groups: Vec<Group> = match &client.network {
+        let mut groups: Vec<LocalityEndpoints> = match &client.network {
             Some(network) => network::through_gateways(ctx, self.service, network, groups.collect()),
             None => groups.collect(),
         };
         if self.mode == ClusterMode::SniDnat {
-            // A gateway that passes TLS through cannot tell whether it is mutual TLS; so it must lead nowhere else.
+            // A gateway that passes TLS through cannot tell mutual TLS from other TLS, so only endpoints with mutual
+            // TLS are allowed.
             for group in &mut groups {
                 group.endpoints.retain(|member| member.mtls);
                 group.refresh_weight();
@@ -272,8 +274,8 @@ impl Target<'_> {
                 let label = self.service.label(&features.pilot_persistent_session_label);
                 label.is_some_and(|value| !value.is_empty())
             }
-            // Parity: `publishNotReadyAddresses` counts for the name table alone. Kubernetes marks the endpoints of such a
-            // Service as ready anyhow.
+            // Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): `publishNotReadyAddresses` affects
+            // the name table only. Kubernetes marks the endpoints of such a Service as ready anyway.
             Health::Unhealthy => {
                 features.pilot_send_unhealthy_endpoints || self.service.traffic_distribution != TrafficDistribution::Any
             }
@@ -282,7 +284,7 @@ impl Target<'_> {
     }
 }
 
-/// True if clients of the client's cluster may use the endpoint. A client that does not name its cluster may be of any.
+/// Returns true if proxies of this cluster may use the endpoint. A proxy without a cluster name may be of any cluster.
 fn is_for_cluster(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
     client.cluster.as_ref().is_none_or(|cluster| {
         *cluster == endpoint.origin.cluster || !client.cluster_only && (!endpoint.confined || cluster.is_empty())
@@ -305,17 +307,17 @@ fn health(ctx: &BuildContext, endpoint: &Endpoint) -> Health {
     if marked { Health::Draining } else { endpoint.health }
 }
 
-/// Tells to which endpoints mutual TLS is used.
-struct Peers {
-    /// What the rule says; it has the last word.
+/// Decides which endpoints are reached by mutual TLS.
+struct MtlsChecker {
+    /// Mode of the rule, which takes precedence.
     rule: Option<TlSmode>,
-    /// What is known of namespaces: the mode, unless it differs by workload.
+    /// Mode of each namespace, unless it differs between workloads.
     namespaces: BTreeMap<Namespace, Option<MtlsMode>>,
 }
 
-impl Peers {
+impl MtlsChecker {
     fn new(target: &Target) -> Self {
-        // Parity: of a subset only its own policy is looked at.
+        // Parity (pilot/pkg/xds/endpoints/mtls_checker.go): only a subset's own policy is read.
         let policy = target.rule.and_then(|rule| match target.subset {
             "" => rule.spec.traffic_policy.as_ref(),
             name => rule.subset(name)?.traffic_policy.as_ref(),
@@ -357,7 +359,7 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     tls.map(ClientTlsSettings::mode)
 }
 
-fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> Member {
+fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> LbEndpoint {
     let features = &ctx.mesh.installation.features;
     let tls_mode =
         Some(endpoint.origin.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
@@ -385,16 +387,16 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
         wire::number(&mut out, 2, health as u32);
     }
     let socket = match &tunnel {
-        // Clusters behind waypoints have one socket for all.
+        // Clusters behind waypoints have one socket for all endpoints.
         Some(_) if target.mode.is_vip() => None,
         Some(_) => Some(("tunnel", "http")),
         None => tls_mode.map(|mode| ("tlsMode", mode)),
     };
     wire::nested(&mut out, 3, |out| {
         if let Some(address) = &tunnel {
-            // Where the tunnel is to lead.
+            // Destination of the tunnel.
             wire::entry(out, FILTER_METADATA, DESTINATION_METADATA, |out| {
-                match &target.leads_to {
+                match &target.waypoint_target {
                     None => wire::text_field(out, "local", address),
                     Some(local) => {
                         wire::text_field(out, "local", local);
@@ -407,7 +409,7 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
             write_workload(workload, features, target.service, endpoint);
         });
     });
-    Member {
+    LbEndpoint {
         wire: out,
         weight: endpoint.origin.weight.max(1),
         labels: endpoint.origin.labels.clone(),
@@ -418,7 +420,7 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
     }
 }
 
-/// A member of which nothing but the address is known, and the proxy of which is spoken to by mutual TLS.
+/// Writes an endpoint known by address only and reached by mutual TLS (a network gateway).
 pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(USUAL_LENGTH);
     wire::nested(&mut out, 1, |out| {
@@ -430,7 +432,7 @@ pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str
     out
 }
 
-/// Where a connection goes, as [`constant::address`] has it.
+/// Writes an address, as [`constant::address`] builds it.
 fn write_address(out: &mut Vec<u8>, address: &str, port: u32) {
     if port == 0 || address.starts_with("unix://") {
         constant::address(address, port).encode_raw(out);
@@ -442,8 +444,8 @@ fn write_address(out: &mut Vec<u8>, address: &str, port: u32) {
     });
 }
 
-/// True if the endpoint is reached by HBONE: it asks for that, or is a waypoint. Those with a sidecar are reached by
-/// mutual TLS all the same, unless HBONE is preferred.
+/// Returns true if the endpoint is reached by HBONE: it requests that, or is a waypoint. Endpoints with a sidecar are
+/// reached by mutual TLS all the same, unless HBONE is preferred.
 fn is_tunnelled(ctx: &BuildContext, endpoint: &Endpoint) -> bool {
     let is_waypoint = endpoint
         .origin
@@ -454,7 +456,7 @@ fn is_tunnelled(ctx: &BuildContext, endpoint: &Endpoint) -> bool {
     (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
 }
 
-/// An address with a port.
+/// Returns an address with a port.
 fn socket_address(address: &str, port: u32) -> String {
     if address.contains(':') {
         format!("[{address}]:{port}")
@@ -463,7 +465,7 @@ fn socket_address(address: &str, port: u32) -> String {
     }
 }
 
-/// Leads an endpoint through the listener inside the proxy that wraps connections into HBONE.
+/// Writes an endpoint that leads through the internal listener which wraps connections into HBONE.
 fn write_tunnel(out: &mut Vec<u8>, address: &str) {
     let endpoint = EnvoyEndpoint {
         address: Some(internal_address(CONNECT_ORIGINATE, address)),
@@ -472,7 +474,7 @@ fn write_tunnel(out: &mut Vec<u8>, address: &str) {
     endpoint.encode_raw(out);
 }
 
-/// The metadata of an endpoint: its socket, and who it is.
+/// Writes the metadata of an endpoint: its transport socket, and its workload.
 fn write_metadata(
     out: &mut Vec<u8>,
     features: &Features,
@@ -495,8 +497,8 @@ fn write_metadata(
     }
 }
 
-/// `name;namespace;canonical name;canonical revision;cluster`, which telemetry takes apart. On demand endpoints outside
-/// the mesh belong to the canonical service that the labels of their service name.
+/// Writes `name;namespace;canonical name;canonical revision;cluster`, which telemetry parses. With the feature enabled,
+/// endpoints outside the mesh belong to the canonical service that the labels of their service name.
 fn write_workload(out: &mut String, features: &Features, service: &Service, endpoint: &Endpoint) {
     let of_service = features.label_canonical_services_for_mesh_external_service_entries && service.mesh_external;
     let namespace = if of_service {

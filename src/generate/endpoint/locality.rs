@@ -1,4 +1,4 @@
-//! Locality load balancing: which setting holds for a service, and what it makes of the groups of endpoints.
+//! Locality load balancing: the setting of a service, and its effect on groups of endpoints.
 
 use std::{
     borrow::Cow,
@@ -7,7 +7,7 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::assignment::{Group, Member};
+use super::assignment::{LbEndpoint, LocalityEndpoints};
 use crate::{
     base::Labels,
     generate::BuildContext,
@@ -22,37 +22,37 @@ use crate::{
     },
 };
 
-/// The setting that holds for a service.
+/// Locality setting of a service.
 pub struct LocalityLb<'a> {
     setting: Cow<'a, LocalityLoadBalancerSetting>,
-    /// Failover needs outlier detection, else Envoy never leaves the first priority; a service's own traffic
-    /// distribution goes without.
+    /// Whether failover is enabled. It needs outlier detection, without which Envoy never leaves the first priority;
+    /// traffic distribution of a service does not.
     failover: bool,
 }
 
-/// What a service's endpoints need to know of a client's place.
+/// Attributes of a proxy's location that the endpoints of a service depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Needs {
-    /// The node.
+pub struct LocationDependencies {
+    /// Node.
     pub node: bool,
-    /// The locality.
+    /// Locality.
     pub locality: bool,
-    /// These labels.
+    /// Labels.
     pub labels: BTreeSet<SmolStr>,
 }
 
-impl Needs {
-    /// True if anything is needed.
+impl LocationDependencies {
+    /// Returns true if any attribute is needed.
     pub fn any(&self) -> bool {
         self.node || self.locality
     }
 }
 
-/// What the endpoints of a service with a policy need to know of a client's place.
-pub fn needs(ctx: &BuildContext, service: &Service, policy: Option<&TrafficPolicy>) -> Needs {
-    let mut needs = Needs {
+/// Returns the location attributes that the endpoints of a service with a policy depend on.
+pub fn needs(ctx: &BuildContext, service: &Service, policy: Option<&TrafficPolicy>) -> LocationDependencies {
+    let mut needs = LocationDependencies {
         node: service.node_local,
-        ..Needs::default()
+        ..LocationDependencies::default()
     };
     if let Some(setting) = locality_setting(ctx, service, policy) {
         needs.locality = setting.failover || !setting.setting.distribute.is_empty();
@@ -64,7 +64,8 @@ pub fn needs(ctx: &BuildContext, service: &Service, policy: Option<&TrafficPolic
     needs
 }
 
-/// The setting of the rule, else the service's traffic distribution, else the mesh's; `None` if it is off.
+/// Returns the setting of the rule, or else the service's traffic distribution, or else the mesh's setting; `None` if
+/// disabled.
 pub fn locality_setting<'a>(
     ctx: &BuildContext<'a>,
     service: &Service,
@@ -102,8 +103,8 @@ pub fn locality_setting<'a>(
     })
 }
 
-/// A label of `failoverPriority`, with the value that takes the place of the client's. A text with several `=` names no
-/// value.
+/// Splits a label of `failoverPriority` into its key and the value that replaces the proxy's. A text with several `=`
+/// has no value.
 fn label_key(label: &str) -> (&str, Option<&str>) {
     match label.split_once('=') {
         Some((key, value)) => (key, Some(value).filter(|value| !value.contains('='))),
@@ -112,15 +113,20 @@ fn label_key(label: &str) -> (&str, Option<&str>) {
 }
 
 impl LocalityLb<'_> {
-    /// True if the cluster must heed the weights of localities.
+    /// Returns true if the cluster must use the weights of localities.
     pub fn weighs(&self) -> bool {
         let setting = &self.setting;
         let fails_over = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
         !setting.distribute.is_empty() || self.failover && fails_over
     }
 
-    /// Applies the setting for a client of a locality; `labels`: those that failover compares, if it has any.
-    pub(super) fn apply(&self, mut groups: Vec<Group>, locality: &str, labels: Option<&Labels>) -> Vec<Group> {
+    /// Applies the setting for a proxy in a locality. `labels` are the proxy's labels that failover compares, if any.
+    pub(super) fn apply(
+        &self,
+        mut groups: Vec<LocalityEndpoints>,
+        locality: &str,
+        labels: Option<&Labels>,
+    ) -> Vec<LocalityEndpoints> {
         let setting = &self.setting;
         if !setting.distribute.is_empty() {
             distribute(&mut groups, locality, &setting.distribute);
@@ -138,21 +144,21 @@ impl LocalityLb<'_> {
     }
 }
 
-/// The parts of `region/zone/subzone`, empty where missing.
+/// Splits `region/zone/subzone`; missing parts are empty.
 fn parts(locality: &str) -> [&str; 3] {
     let mut parts = locality.splitn(3, '/');
     [(); 3].map(|()| parts.next().unwrap_or_default())
 }
 
-/// True if a locality is meant by a pattern: `*` and missing parts mean any, except for the region.
+/// Returns true if a locality matches a pattern: `*` and missing parts match any zone and subzone.
 fn is_meant(locality: &str, pattern: &str) -> bool {
     let ([region, zone, subzone], [wanted_region, wanted_zone, wanted_subzone]) = (parts(locality), parts(pattern));
     let part = |have: &str, want: &str| want == "*" || want.is_empty() || have == want;
     (wanted_region == "*" || region == wanted_region) && part(zone, wanted_zone) && part(subzone, wanted_subzone)
 }
 
-/// Weights by the first rule for the client's locality. Localities that it does not name get nothing.
-fn distribute(groups: &mut [Group], locality: &str, rules: &[Distribute]) {
+/// Sets weights by the first rule for the proxy's locality. Localities that the rule does not name get none.
+fn distribute(groups: &mut [LocalityEndpoints], locality: &str, rules: &[Distribute]) {
     let Some(rule) = rules.iter().find(|rule| is_meant(locality, &rule.from)) else {
         return;
     };
@@ -163,7 +169,7 @@ fn distribute(groups: &mut [Group], locality: &str, rules: &[Distribute]) {
             .copied()
             .filter(|index| is_meant(&groups[*index].locality, pattern))
             .collect();
-        let weight_of = |group: &Group| u64::from(group.weight.unwrap_or(1));
+        let weight_of = |group: &LocalityEndpoints| u64::from(group.weight.unwrap_or(1));
         let total: u64 = meant.iter().map(|index| weight_of(&groups[*index])).sum();
         for index in meant {
             open.remove(&index);
@@ -178,9 +184,9 @@ fn distribute(groups: &mut [Group], locality: &str, rules: &[Distribute]) {
     }
 }
 
-/// Priorities by distance. Where a rule names the region to fail over to, the others come after it. Priorities that
-/// labels gave before count more.
-fn fail_over(groups: &mut [Group], locality: &str, rules: &[Failover]) {
+/// Sets priorities by distance. If a rule names the region to fail over to, other regions follow it. Priorities by
+/// labels take precedence.
+fn fail_over(groups: &mut [LocalityEndpoints], locality: &str, rules: &[Failover]) {
     const DISTANCES: u32 = 5;
     let [region, zone, subzone] = parts(locality);
     for group in groups.iter_mut() {
@@ -204,8 +210,8 @@ fn fail_over(groups: &mut [Group], locality: &str, rules: &[Failover]) {
     compact(groups);
 }
 
-/// Priorities by the first label in which client and endpoint differ; a locality is split where its endpoints differ.
-fn prioritise(groups: Vec<Group>, labels: &Labels, compared: &[String]) -> Vec<Group> {
+/// Sets priorities by the first label in which proxy and endpoint differ. A locality is split if its endpoints differ.
+fn prioritise(groups: Vec<LocalityEndpoints>, labels: &Labels, compared: &[String]) -> Vec<LocalityEndpoints> {
     let count = compared.len();
     let given = compared.iter().map(|label| label_key(label));
     let values: BTreeMap<&str, &str> = given.clone().filter_map(|(key, value)| Some((key, value?))).collect();
@@ -213,18 +219,18 @@ fn prioritise(groups: Vec<Group>, labels: &Labels, compared: &[String]) -> Vec<G
     let wanted: Vec<(&str, &str)> = given
         .map(|(key, _)| (key, values.get(key).copied().unwrap_or_else(|| of_client(key))))
         .collect();
-    let priority = |member: &Member| {
+    let priority = |member: &LbEndpoint| {
         let differs = |(key, value): &(&str, &str)| member.labels.get(*key).map_or("", SmolStr::as_str) != *value;
         wanted.iter().position(differs).map_or(0, |index| count - index)
     };
     let mut result = Vec::new();
     for group in groups {
-        let mut by_priority: BTreeMap<usize, Vec<Member>> = BTreeMap::new();
+        let mut by_priority: BTreeMap<usize, Vec<LbEndpoint>> = BTreeMap::new();
         for member in group.endpoints {
             by_priority.entry(priority(&member)).or_default().push(member);
         }
         for (priority, endpoints) in by_priority {
-            let mut part = Group {
+            let mut part = LocalityEndpoints {
                 locality: group.locality.clone(),
                 endpoints,
                 weight: None,
@@ -238,8 +244,8 @@ fn prioritise(groups: Vec<Group>, labels: &Labels, compared: &[String]) -> Vec<G
     result
 }
 
-/// Envoy wants priorities without gaps.
-fn compact(groups: &mut [Group]) {
+/// Removes gaps between priorities, which Envoy requires.
+fn compact(groups: &mut [LocalityEndpoints]) {
     let used: BTreeSet<u32> = groups.iter().map(|group| group.priority).collect();
     for group in groups {
         let rank = used.range(..group.priority).count();
@@ -251,8 +257,8 @@ fn compact(groups: &mut [Group]) {
 mod tests {
     use super::*;
 
-    fn group(locality: &str) -> Group {
-        Group {
+    fn group(locality: &str) -> LocalityEndpoints {
+        LocalityEndpoints {
             locality: locality.into(),
             endpoints: Vec::new(),
             weight: Some(1),
@@ -260,28 +266,28 @@ mod tests {
         }
     }
 
-    fn priorities(groups: &[Group]) -> Vec<u32> {
+    fn priorities(groups: &[LocalityEndpoints]) -> Vec<u32> {
         groups.iter().map(|group| group.priority).collect()
     }
 
     #[test]
     fn nearer_localities_come_first() {
         let localities = ["asia/one", "eu/north", "us/east/rack1", "us/west"];
-        let mut groups: Vec<Group> = localities.into_iter().map(group).collect();
+        let mut groups: Vec<LocalityEndpoints> = localities.into_iter().map(group).collect();
         fail_over(&mut groups, "us/east/rack1", &[]);
         assert_eq!(priorities(&groups), [2, 2, 0, 1]);
         let rule = Failover {
             from: "us".into(),
             to: "asia".into(),
         };
-        let mut groups: Vec<Group> = localities.into_iter().map(group).collect();
+        let mut groups: Vec<LocalityEndpoints> = localities.into_iter().map(group).collect();
         fail_over(&mut groups, "us/east/rack1", &[rule]);
         assert_eq!(priorities(&groups), [2, 3, 0, 1]);
     }
 
     #[test]
     fn weights_follow_the_first_rule_that_is_meant() {
-        let mut groups: Vec<Group> = ["eu/north", "us/east", "us/west"].into_iter().map(group).collect();
+        let mut groups: Vec<LocalityEndpoints> = ["eu/north", "us/east", "us/west"].into_iter().map(group).collect();
         let rule = Distribute {
             from: "us/*".into(),
             to: [("us/*".to_owned(), 81), ("eu/*".to_owned(), 19)].into(),

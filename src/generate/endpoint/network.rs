@@ -1,10 +1,10 @@
-//! Split horizon: endpoints in other networks are reached through the gateways that lead there.
+//! Split horizon: replaces endpoints in other networks by the gateways to these networks.
 
 use std::collections::BTreeMap;
 
 use super::{
     NetworkProxyView,
-    assignment::{Group, Member, peer},
+    assignment::{LbEndpoint, LocalityEndpoints, peer},
 };
 use crate::{
     base::{
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// The gateways that count for a service: as given where the proxy resolves names itself, else those with an address.
+/// Returns the gateways of a service: as declared if the proxy resolves names itself, otherwise those with an address.
 pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<&'a GatewayIndex> {
     let networks = ctx.mesh.networks.get(ctx.cx, &())?;
     let index = match service.resolution {
@@ -30,13 +30,14 @@ pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Opt
     index.is_multi_network().then_some(index)
 }
 
-/// Replaces endpoints by gateways. Weights are multiplied, so that they can be divided among the gateways of a network.
+/// Replaces endpoints by gateways. Weights are multiplied first, so that they can be divided among the gateways of a
+/// network.
 pub(super) fn through_gateways(
     ctx: &BuildContext,
     service: &Service,
     client: &NetworkProxyView,
-    groups: Vec<Group>,
-) -> Vec<Group> {
+    groups: Vec<LocalityEndpoints>,
+) -> Vec<LocalityEndpoints> {
     let Some(networks) = gateways_for(ctx, service) else {
         return groups;
     };
@@ -45,7 +46,12 @@ pub(super) fn through_gateways(
     groups.into_iter().map(split).collect()
 }
 
-fn split(features: &Features, networks: &GatewayIndex, client: &NetworkProxyView, mut group: Group) -> Group {
+fn split(
+    features: &Features,
+    networks: &GatewayIndex,
+    client: &NetworkProxyView,
+    mut group: LocalityEndpoints,
+) -> LocalityEndpoints {
     let mut shares: BTreeMap<(&str, u32, &NetworkGateway), u32> = BTreeMap::new();
     let mut kept = Vec::with_capacity(group.endpoints.len());
     for mut member in group.endpoints {
@@ -82,8 +88,8 @@ fn split(features: &Features, networks: &GatewayIndex, client: &NetworkProxyView
     group
 }
 
-/// The gateways that lead to an endpoint: those of its network in its cluster, else all of its network.
-fn gateways<'a>(networks: &'a GatewayIndex, member: &Member) -> Vec<&'a NetworkGateway> {
+/// Returns the gateways to an endpoint: those of its network in its cluster, or else all of its network.
+fn gateways<'a>(networks: &'a GatewayIndex, member: &LbEndpoint) -> Vec<&'a NetworkGateway> {
     let of_cluster = networks
         .by_network_and_cluster
         .get(&(member.network.clone(), member.cluster.clone()));
@@ -97,13 +103,14 @@ fn gateways<'a>(networks: &'a GatewayIndex, member: &Member) -> Vec<&'a NetworkG
         .collect()
 }
 
-/// A client of one address family reaches gateways of that family; of which one a host name is, nobody knows.
+/// Returns true if the proxy can reach the gateway: they share an address family, or the gateway has a host name, whose
+/// family is unknown.
 fn is_reachable(client: &NetworkProxyView, gateway: &NetworkGateway) -> bool {
     client.ip_mode == IpMode::Dual
         || cidr::parse_ip(&gateway.address).is_some_and(|ip| client.ip_mode.serves(&ip.to_canonical()))
 }
 
-fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) -> Member {
+fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) -> LbEndpoint {
     let labels: Labels = [
         ("topology.istio.io/cluster", gateway.cluster.as_str()),
         ("topology.istio.io/network", gateway.network.as_str()),
@@ -112,7 +119,7 @@ fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) ->
     .filter(|(_, value)| !value.is_empty())
     .map(|(key, value)| (key.into(), value.into()))
     .collect();
-    Member {
+    LbEndpoint {
         wire: peer(
             features,
             &gateway.address,

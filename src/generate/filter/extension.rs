@@ -1,7 +1,7 @@
-//! Filters of users: WasmPlugins and TrafficExtensions. Where they stand in a filter stack is decided by its builder.
+//! Filters of users: WasmPlugins and TrafficExtensions. The builder of a filter stack decides their position.
 //!
-//! What one would get wrong: a filter of WebAssembly carries no configuration, it asks for it by its name; so whoever
-//! is sent such a filter has to be served a resource of this name, or its listener never gets ready.
+//! Note: a Wasm filter carries no configuration but requests it by name. Every proxy with such a filter must be served
+//! a resource of this name, or its listener never becomes ready.
 
 use super::{FilterStack, ListenerClass, http_filters::filter as http_filter_of};
 use crate::{

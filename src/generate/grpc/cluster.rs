@@ -1,4 +1,4 @@
-//! Clusters: always with endpoints by EDS, and of a DestinationRule what gRPC has a use for.
+//! Clusters of gRPC clients: always EDS, with the settings of a DestinationRule that gRPC supports.
 
 use smol_str::SmolStr;
 
@@ -23,21 +23,21 @@ use crate::{
     },
 };
 
-/// What one cluster is made of.
+/// Inputs of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClusterKey {
-    /// The service.
+    /// Service.
     pub(super) service: ServiceKey,
-    /// The service port.
+    /// Service port.
     pub(super) port: u32,
-    /// The subset, empty for the default cluster.
+    /// Subset, empty for the default cluster.
     pub(super) subset: SmolStr,
-    /// The rule, if there is one.
+    /// DestinationRule, if there is one.
     pub(super) rule: Option<RuleRef>,
 }
 
 impl ClusterKey {
-    /// The cluster's name.
+    /// Returns the cluster name.
     pub(super) fn name(&self) -> String {
         name::outbound_cluster(self.port, &self.subset, &self.service.hostname)
     }
@@ -79,7 +79,8 @@ impl ClusterKey {
     }
 }
 
-/// Mutual TLS is never assumed: whether the client or the server can speak it is their own code's business.
+/// Applies a traffic policy. Mutual TLS is never assumed: only the application knows whether client and server support
+/// it.
 fn apply(cluster: &mut Cluster, policy: &TrafficPolicy, ctx: &BuildContext, service: &Service) {
     if policy
         .tls
@@ -96,7 +97,7 @@ fn apply(cluster: &mut Cluster, policy: &TrafficPolicy, ctx: &BuildContext, serv
     }
 }
 
-/// Round robin is what gRPC does anyway; what it does not know is left out.
+/// Sets the load balancing policy. gRPC's default is round robin; unsupported policies are omitted.
 fn balance(cluster: &mut Cluster, settings: &LoadBalancerSettings) {
     match &settings.lb_policy {
         Some(Declared::ConsistentHash(hash)) => {
@@ -111,7 +112,7 @@ fn balance(cluster: &mut Cluster, settings: &LoadBalancerSettings) {
     }
 }
 
-/// gRPC limits requests and nothing else (gRFC A32).
+/// Returns circuit breakers; gRPC limits only requests (gRFC A32).
 fn circuit_breakers(settings: &ConnectionPoolSettings) -> Option<CircuitBreakers> {
     let limit = settings.http.as_ref()?.http2_max_requests;
     let limit = u32::try_from(limit).ok().filter(|limit| *limit > 0)?;

@@ -1,4 +1,4 @@
-//! Listeners: what a client connects to, by the names that it may give a service, and the sockets of a server.
+//! Listeners of gRPC: targets of clients, by all names that a client may use for a service, and sockets of servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,52 +37,52 @@ use crate::{
     },
 };
 
-/// What the names of a server's sockets begin with; `address:port` follows.
+/// Prefix of the names of server listeners; `address:port` follows.
 const INBOUND: &str = "xds.istio.io/grpc/lds/inbound/";
 
-/// What the listener of one target is made of.
+/// Inputs of the listener of one target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundKey {
-    /// The host as it was asked for.
+    /// Host as requested.
     host: SmolStr,
-    /// The service.
+    /// Service.
     service: ServiceKey,
-    /// The service port.
+    /// Service port.
     port: u32,
-    /// How the client sees addresses.
+    /// Visibility of service addresses.
     vip: VipView,
 }
 
-/// What the listener of one socket is made of.
+/// Inputs of the listener of one server socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundKey {
-    /// The name that it was asked for by.
+    /// Requested name.
     name: SmolStr,
-    /// The address in the name.
+    /// Address in the name.
     address: SmolStr,
-    /// The port in the name.
+    /// Port in the name.
     port: u32,
-    /// The service behind it, whose further addresses it has too.
+    /// Service behind it, which may have further addresses.
     service: ServiceKey,
-    /// How the server sees addresses.
+    /// Visibility of service addresses.
     vip: VipView,
-    /// It takes mutual TLS only; else plaintext only.
+    /// Whether it accepts only mutual TLS; otherwise only plaintext.
     mtls: bool,
     /// AuthorizationPolicies that apply, in order.
     authorization: Shared<[ObjectKey]>,
 }
 
-/// The names under which one host is asked for.
+/// Requested names of one host.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Asked {
+struct RequestedHost {
     hosts: BTreeSet<SmolStr>,
-    /// Ports as they are written.
+    /// Ports as written.
     ports: BTreeSet<SmolStr>,
-    /// Once it was asked for without a port, which means all.
-    every_port: bool,
+    /// Whether a name without a port, which means all ports, was requested.
+    all_ports: bool,
 }
 
-/// The listeners that names mean.
+/// Lists the listeners of the names.
 pub(super) fn list(
     ctx: &BuildContext,
     scope: &SidecarScope,
@@ -91,11 +91,12 @@ pub(super) fn list(
 ) -> Vec<GrpcKey> {
     let (inbound, outbound): (Vec<&SmolStr>, Vec<&SmolStr>) = names.iter().partition(|name| name.starts_with(INBOUND));
     let mut keys = Vec::new();
-    for (host, asked) in asked_hosts(client, &outbound) {
+    for (host, asked) in requested_hosts(client, &outbound) {
         let Some(service) = scope.service(&host).and_then(|key| ctx.service(key)) else {
             continue;
         };
-        // Parity: every name of the host is served on every port that one of them asks for.
+        // Parity (pilot/pkg/networking/grpcgen/lds.go): every name of the host is served on every port that one of them
+        // requests.
         for host in &asked.hosts {
             let ports = service.ports.iter().map(|port| port.number);
             let shown = ports.filter(|port| scope.shows_port(&service.key, *port) && asked.has_port(*port));
@@ -114,15 +115,15 @@ pub(super) fn list(
     keys
 }
 
-impl Asked {
+impl RequestedHost {
     fn has_port(&self, port: u32) -> bool {
-        self.every_port || self.ports.iter().any(|asked| *asked == port.to_string())
+        self.all_ports || self.ports.iter().any(|asked| *asked == port.to_string())
     }
 }
 
-/// The hosts that are asked for, short names completed too.
-fn asked_hosts(client: &GrpcProxyView, names: &[&SmolStr]) -> BTreeMap<SmolStr, Asked> {
-    let mut hosts: BTreeMap<SmolStr, Asked> = BTreeMap::new();
+/// Returns the requested hosts, including completed short names.
+fn requested_hosts(client: &GrpcProxyView, names: &[&SmolStr]) -> BTreeMap<SmolStr, RequestedHost> {
+    let mut hosts: BTreeMap<SmolStr, RequestedHost> = BTreeMap::new();
     for name in names {
         let (host, port) = match split_host_port(name) {
             Some((host, port)) => (host, Some(port)),
@@ -132,15 +133,15 @@ fn asked_hosts(client: &GrpcProxyView, names: &[&SmolStr]) -> BTreeMap<SmolStr, 
         for meant in std::iter::once(SmolStr::new(host)).chain(complete) {
             let asked = hosts.entry(meant).or_default();
             asked.hosts.insert(host.into());
-            asked.every_port |= port.is_none();
+            asked.all_ports |= port.is_none();
             asked.ports.extend(port.map(SmolStr::new));
         }
     }
     hosts
 }
 
-/// The full name that `service`, `service.namespace` or `service.namespace.svc` means to a client; the latter two only
-/// in its own namespace.
+/// Returns the full name of `service`, `service.namespace` or `service.namespace.svc`; the latter two only in the
+/// client's own namespace.
 fn completed(host: &str, namespace: &str, dns_domain: &str) -> Option<SmolStr> {
     if !host.contains('.') {
         return Some(SmolStr::from(format!("{host}.{dns_domain}")));
@@ -154,7 +155,7 @@ fn completed(host: &str, namespace: &str, dns_domain: &str) -> Option<SmolStr> {
     })
 }
 
-/// `host:port`, `[address]:port`; the port may be empty.
+/// Splits `host:port` or `[address]:port`; the port may be empty.
 fn split_host_port(name: &str) -> Option<(&str, &str)> {
     let (host, port) = name.rsplit_once(':')?;
     match host.strip_prefix('[') {
@@ -204,16 +205,16 @@ impl OutboundKey {
 }
 
 impl InboundKey {
-    /// The socket of a name; `None` if the server serves no such port.
+    /// Returns the socket of a name; `None` if the server has no such port.
     fn of(client: &GrpcProxyView, name: &SmolStr) -> Option<Self> {
         let (address, port) = split_host_port(name.strip_prefix(INBOUND)?)?;
         let port: u32 = port.parse().ok()?;
         let server = &client.server;
         let target = server.targets.iter().rfind(|target| target.target_port == port)?;
-        // gRPC cannot take both; clients use mutual TLS where the label says that it is understood.
+        // gRPC cannot accept both. Clients use mutual TLS if the label announces it.
         let mtls = match server.peers.mode_on(port) {
             MtlsMode::Strict => true,
-            MtlsMode::Permissive => server.says_mtls,
+            MtlsMode::Permissive => server.announces_mtls,
             MtlsMode::Disable => false,
         };
         Some(Self {
@@ -261,7 +262,7 @@ impl InboundKey {
     }
 }
 
-/// Whatever comes in is for the server itself.
+/// Routes all requests to the server itself.
 fn local_routes() -> RouteConfiguration {
     let route = Route {
         r#match: Some(RouteMatch {
@@ -286,7 +287,7 @@ fn router() -> HttpFilter {
     filter("envoy.filters.http.router", Any::pack(&Router::default()))
 }
 
-/// An IP address, or whatever else stands in a name.
+/// Returns an IP address, or any other text of a name, as an address.
 fn address(address: &str, port: u32) -> Address {
     Address {
         address: Some(crate::proto::envoy::config::core::v3::address::Address::SocketAddress(

@@ -1,4 +1,4 @@
-//! Proxyless gRPC clients and servers of small meshes, through the store as when serving.
+//! Proxyless gRPC clients and servers of small meshes through the store, as in serving.
 
 use serde_json::{Value, json};
 use smol_str::SmolStr;
@@ -64,7 +64,7 @@ fn server() -> Proxy {
     proxy("echo-0", "10.1.0.1", json!({ "LABELS": labels }))
 }
 
-/// What a client gets of one type that asks for these names.
+/// Returns the resources of one type that a client with these requested names receives.
 fn ask_with(
     config: &str,
     features: Features,
@@ -498,7 +498,7 @@ spec:
         wild["virtualHosts"][0]["domains"],
         json!(["*.example.com", "*.example.com:80"])
     );
-    // Once a service has a name of that form, the VirtualService is for it.
+    // Once a service has such a name, the VirtualService applies to it.
     let service = "
 ---
 apiVersion: networking.istio.io/v1

@@ -1,4 +1,4 @@
-//! TLS by certificate providers, which is how gRPC names the workload's own certificate.
+//! TLS by certificate providers, gRPC's name for the source of the workload's own certificate.
 
 use crate::{
     generate::constant::{self, DEFAULT_SECRET, ROOT_SECRET, TLS_SOCKET},
@@ -18,13 +18,13 @@ use crate::{
     },
 };
 
-/// The label by which a workload says whether it speaks mutual TLS.
+/// Label by which a workload announces mutual TLS.
 pub(super) const MODE_LABEL: &str = "security.istio.io/tlsMode";
 
-/// The certificate provider of the bootstrap configuration.
+/// Certificate provider in the bootstrap configuration.
 const PROVIDER: &str = "default";
 
-/// The socket of a client that expects one of these identities; none: any of the mesh.
+/// Returns the transport socket of a client that expects one of these identities; none means any identity of the mesh.
 pub(super) fn client_socket(identities: Vec<String>) -> TransportSocket {
     let context = UpstreamTlsContext {
         common_tls_context: Some(common_context(identities)),
@@ -33,7 +33,7 @@ pub(super) fn client_socket(identities: Vec<String>) -> TransportSocket {
     constant::socket(TLS_SOCKET, Any::pack(&context))
 }
 
-/// The socket of a server, which cannot choose among identities.
+/// Returns the transport socket of a server, which cannot match identities.
 pub(super) fn server_socket() -> TransportSocket {
     let context = DownstreamTlsContext {
         common_tls_context: Some(common_context(Vec::new())),
@@ -43,7 +43,7 @@ pub(super) fn server_socket() -> TransportSocket {
     constant::socket(TLS_SOCKET, Any::pack(&context))
 }
 
-/// Providers are named in the present fields and in those of older clients.
+/// Sets both the present fields and those that older clients read.
 #[allow(deprecated, reason = "older clients read nothing else")]
 fn common_context(identities: Vec<String>) -> CommonTlsContext {
     let present = |certificate: &str| CertificateProviderPluginInstance {
