@@ -1,9 +1,9 @@
-//! Whether the real Envoy takes what it is sent: every scenario of the conformance set, which lies beside the project
-//! where it is at hand, is served by the daemon, and each of its proxies is an Envoy that loads its configuration.
+//! Acceptance by the real Envoy: the daemon serves every scenario of Istio's conformance set, where it is next to the
+//! project, and each of its proxies is an Envoy that loads its configuration.
 //!
-//! Each Envoy is in a network namespace of its own, where the scenario's addresses can be bound. It reaches the daemon
-//! by a socket in the file system, through a relay that reads along. What is not accepted stands in `accept/refused.txt`
-//! with its reason; that list has to be true in both directions.
+//! Each Envoy runs in its own network namespace, where the scenario's addresses can be bound. It reaches the daemon
+//! over a Unix socket, through a relay that records the exchange. `accept/refused.txt` lists the rejected
+//! configurations with reasons; a line without a rejection fails the test too.
 
 mod agent;
 mod ledger;
@@ -24,7 +24,7 @@ use crate::support::{envoy, http, missing, netns, project, scratch};
 use proxy::Proxy;
 use refused::Refused;
 
-/// The groups of the conformance set whose proxies are Envoys that this daemon configures.
+/// The groups of the conformance set whose proxies are Envoys configured by this daemon.
 const GROUPS: [&str; 16] = [
     "ambient",
     "clusters",
@@ -44,8 +44,8 @@ const GROUPS: [&str; 16] = [
     "wasmplugin",
 ];
 
-/// Scenarios of one group under way at a time. Groups run beside each other, and the number of namespaces is bounded for
-/// all of them together; this evens out that groups differ in size.
+/// Number of scenarios of one group at a time. Groups run in parallel under a common limit of namespaces; this
+/// compensates for their different sizes.
 const AT_A_TIME: usize = 2;
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -57,7 +57,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 fn accepted(group: &str) -> Result<Completion, Failed> {
     if envoy::binary().is_none() {
-        return missing("there is no Envoy; `make tools` installs it");
+        return missing("Envoy is missing; `make tools` installs it");
     }
     if let Some(reason) = netns::lacking() {
         return missing(reason);
@@ -65,7 +65,7 @@ fn accepted(group: &str) -> Result<Completion, Failed> {
     let set = project().join("../shared/conformance/scenarios");
     if !set.is_dir() {
         return Ok(Completion::ignored_with(
-            "skipped, the conformance set is not beside the project (../shared/conformance)",
+            "skipped: Istio's conformance set is not next to the project (../shared/conformance)",
         ));
     }
     let list = Refused::read()?;
@@ -78,19 +78,22 @@ fn accepted(group: &str) -> Result<Completion, Failed> {
                 while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let name = format!("{group}/{}", last(scenario));
                     if let Err(error) = check(scenario, &name, &list) {
-                        wrong.lock().expect("no thread panics with it").push(error);
+                        wrong
+                            .lock()
+                            .expect("no thread panics while it holds the lock")
+                            .push(error);
                     }
                 }
             });
         }
     });
-    let mut wrong = wrong.into_inner().expect("no thread panicked with it");
+    let mut wrong = wrong.into_inner().expect("no thread panicked while it held the lock");
     wrong.sort();
     if wrong.is_empty() {
         return Ok(Completion::Completed);
     }
     Err(format!(
-        "{} of {} scenarios are not as expected:\n\n{}",
+        "unexpected results in {} of {} scenarios:\n\n{}",
         wrong.len(),
         scenarios.len(),
         wrong.join("\n\n")
@@ -102,15 +105,15 @@ fn last(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Serves one scenario to all of its Envoys and holds what happened against the list.
+/// Serves one scenario to all of its Envoys and compares the results with the list.
 fn check(scenario: &Path, name: &str, list: &Refused) -> Result<(), String> {
     let proxies = Proxy::all(scenario).map_err(|error| format!("{name}: {error}"))?;
     if proxies.is_empty() {
         return Ok(());
     }
     let folder = scratch(&format!("accept/{name}"));
-    let daemon =
-        Daemon::start(scenario, &folder.join("istiod.log")).map_err(|error| format!("{name}: no daemon: {error}"))?;
+    let daemon = Daemon::start(scenario, &folder.join("istiod.log"))
+        .map_err(|error| format!("{name}: cannot start the daemon: {error}"))?;
     let mut wrong = Vec::new();
     let mut refusals = 0;
     for proxy in &proxies {
@@ -127,7 +130,7 @@ fn check(scenario: &Path, name: &str, list: &Refused) -> Result<(), String> {
     }
 }
 
-/// The daemon counts the refusals that the relay has seen.
+/// Compares the daemon's count of rejections with that of the relay.
 fn counted(daemon: &Daemon, seen: usize) -> Result<(), String> {
     let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
     let rejects = metrics
@@ -140,7 +143,5 @@ fn counted(daemon: &Daemon, seen: usize) -> Result<(), String> {
     if (told - expected).abs() < 0.5 {
         return Ok(());
     }
-    Err(format!(
-        "the daemon counts {told} refused responses, and there were {seen}"
-    ))
+    Err(format!("the daemon counts {told} rejected responses, the relay {seen}"))
 }

@@ -1,5 +1,6 @@
-//! Bounds: what strangers send costs little, however much or however deep it is, and however many they are. The names of
-//! the trials begin with the requirement that they show: R1 (expressions), R2 (nesting and sizes), R3 (memory and lives).
+//! Resource limits against unauthenticated or malicious clients: size, nesting and number of their inputs. Test names
+//! begin with the requirement that they check (SECURITY.md): R1 (expressions), R2 (nesting and sizes), R3 (memory and
+//! connection lifetime).
 
 mod crowd;
 mod expression;
@@ -12,7 +13,7 @@ use libtest_mimic::Trial;
 
 use crate::support::{daemon::Daemon, scratch};
 
-/// The trials of this module.
+/// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test(
@@ -48,7 +49,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// A daemon of a folder with one service.
+/// A daemon that serves a folder with one service.
 fn daemon(name: &str) -> Result<(Daemon, PathBuf), String> {
     let (folder, mesh) = mesh(name);
     let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
@@ -57,12 +58,12 @@ fn daemon(name: &str) -> Result<(Daemon, PathBuf), String> {
     Ok((daemon, mesh))
 }
 
-/// What is free goes back to the system at once, so that what a process has is what it uses.
+/// Makes the allocator return free memory to the system at once, so that resident memory is used memory.
 fn exact(command: &mut Command) -> &mut Command {
     command.env("_RJEM_MALLOC_CONF", "dirty_decay_ms:0")
 }
 
-/// The same with the secure port, and a CA of its own.
+/// Like [`daemon`], with the secure port and its own CA.
 fn secured(name: &str) -> Result<Daemon, String> {
     let (folder, mesh) = mesh(name);
     Daemon::secured(&folder.join("istiod.log"), |command| {
@@ -70,7 +71,7 @@ fn secured(name: &str) -> Result<Daemon, String> {
     })
 }
 
-/// A folder for a trial, and the mesh in it.
+/// A folder for a test, and the mesh in it.
 fn mesh(name: &str) -> (PathBuf, PathBuf) {
     let folder = scratch(name);
     let mesh = folder.join("mesh");
@@ -81,7 +82,7 @@ fn mesh(name: &str) -> (PathBuf, PathBuf) {
     (folder, mesh)
 }
 
-/// What a process has of memory, in bytes, now and at its most.
+/// The resident memory of a process in bytes: current and peak.
 fn memory(id: u32) -> (usize, usize) {
     let status = std::fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"));
     let status = status.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The charts and the definitions that the base chart installs: with the real Helm, and with a real API server.
+//! The charts and the CRDs of the base chart, with the real Helm and a real API server.
 
 mod applied;
 mod rendered;
@@ -8,7 +8,7 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::support::{project, variable};
 
-/// The definitions of the base chart.
+/// The CRDs of the base chart.
 const DEFINITIONS: &str = "charts/base/files/crd-all.gen.yaml";
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -25,7 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-/// `UPDATE_GOLDEN=1` writes them anew.
+/// `UPDATE_GOLDEN=1` regenerates them.
 fn definitions_are_current() -> Result<(), Failed> {
     let path = project().join(DEFINITIONS);
     let made = istiod::api::crd::text();
@@ -37,7 +37,7 @@ fn definitions_are_current() -> Result<(), Failed> {
     }
     let path = path.display();
     Err(
-        format!("{path} differs from what is generated\nsee: istiod crds | diff {path} -; UPDATE_GOLDEN=1 accepts")
+        format!("{path} differs from the generated text\nsee: istiod crds | diff {path} -; UPDATE_GOLDEN=1 accepts")
             .into(),
     )
 }

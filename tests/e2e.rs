@@ -15,7 +15,7 @@ use crate::support::envoy::{self, Envoy, Node, Protocol};
 use crate::support::{http, missing, project, scratch, wait};
 use bed::{Bed, SOON, WEB, answered_by, answers};
 
-/// A trial that is run with either form of the protocol.
+/// A test that runs with both variants of the xDS protocol.
 type InBothForms = fn(&str, Protocol) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -56,12 +56,12 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-/// A trial that is skipped where there is no Envoy; it is told its name, for its folder.
+/// A test that is skipped where Envoy is missing. It receives its name, for its folder.
 fn with_envoy(name: String, trial: impl FnOnce(&str) -> Result<(), Failed> + Send + 'static) -> Trial {
     let folder = name.replace("::", "/");
     Trial::ignorable_test(name, move || {
         if envoy::binary().is_none() {
-            return missing("there is no Envoy; `make tools` installs it");
+            return missing("Envoy is missing; `make tools` installs it");
         }
         trial(&folder).map(|()| Completion::Completed)
     })
@@ -75,11 +75,11 @@ fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
     for cluster in [bed.cluster(""), bed.cluster("v1"), bed.cluster("v2")] {
         assert!(names.contains(&cluster), "no {cluster} among {names:?}");
     }
-    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
+    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v1"; 10], "v1 has all the weight");
     assert_eq!(
         answers(bed.inbound(), "client", 1)?,
         ["client"],
-        "the sidecar's own port leads to the application behind it"
+        "the sidecar must forward inbound requests to its application"
     );
     Ok(())
 }
@@ -88,27 +88,27 @@ fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
     let bed = Bed::start(name)?;
     let gateway = bed.gateway(protocol)?;
     gateway.refused_nothing()?;
-    assert_eq!(answers(bed.edge(), WEB, 10)?, ["v1"; 10], "all weight is on v1");
+    assert_eq!(answers(bed.edge(), WEB, 10)?, ["v1"; 10], "v1 has all the weight");
     let unknown = http::get(bed.edge(), "unknown.example.com", "/")?;
     assert_eq!(
         unknown.status, 404,
-        "no route leads to a host that no VirtualService names"
+        "a host without a VirtualService must have no route"
     );
     Ok(())
 }
 
-/// Proxies say at length what they are, as Envoys do with all their extensions, and many at once. What they have sent before
-/// they hear of any window does not make them wait.
+/// Many proxies connect at once with large nodes, as Envoys with all their extensions send. Data sent before the first
+/// window update does not block them.
 fn crowd_with_large_nodes_is_served(name: &str) -> Result<(), Failed> {
     let folder = scratch(name);
     let daemon = Daemon::start(&project().join("samples/helloworld"), &folder.join("istiod.log"))?;
     let window = first_window(daemon.xds).map_err(|error| error.to_string())?;
     assert!(
         window.is_none_or(|window| window >= 65_535),
-        "the window of streams shrinks to {window:?}"
+        "unexpected initial window of streams: {window:?}"
     );
     let proxies = (0..200).map(|index| {
-        // Up to several times what is read of somebody who is not known.
+        // Up to several times the read limit of an unauthenticated connection.
         let extensions: Vec<String> = (0..10 * index)
             .map(|number| format!("envoy.extensions.of_some_kind.number_{number}"))
             .collect();
@@ -126,14 +126,14 @@ fn crowd_with_large_nodes_is_served(name: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The window of streams that the daemon tells in its first frame, if it does: setting 4 (RFC 9113, 6.5).
+/// Returns the stream window in the daemon's first SETTINGS frame, if it has one: setting 4 (RFC 9113, 6.5).
 fn first_window(port: u16) -> std::io::Result<Option<u32>> {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")?;
     let mut head = [0; 9];
     stream.read_exact(&mut head)?;
-    assert_eq!(head[3], 4, "settings come first");
+    assert_eq!(head[3], 4, "the first frame must be SETTINGS");
     let mut settings = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
     stream.read_exact(&mut settings)?;
     let mut settings = settings.chunks_exact(6);
@@ -147,7 +147,7 @@ const ENDPOINTS: &str = r"^cluster\..*\.update_success$";
 const LISTENERS: &str = r"^listener_manager\.lds\.update_success$";
 const ROUTES: &str = r"\.rds\..*\.update_success$";
 
-/// How many updates of each kind the Envoy has accepted; at least one of each, or the expression is wrong.
+/// Returns the number of accepted updates of each kind. Each must be at least one; otherwise the expression is wrong.
 fn counts<const N: usize>(envoy: &Envoy, kinds: [&str; N]) -> [u64; N] {
     let counts = kinds.map(|kind| envoy.sum(kind));
     assert!(counts.iter().all(|count| *count > 0), "{kinds:?}: {counts:?}");
@@ -161,9 +161,9 @@ fn new_weights_arrive_and_nothing_else(name: &str, protocol: Protocol) -> Result
     let before = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
-    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v2"; 10], "all weight is on v2");
+    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v2"; 10], "v2 has all the weight");
     let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
-    assert_eq!(after, before, "weights are a matter of routes alone");
+    assert_eq!(after, before, "weights must change only routes");
     sidecar.refused_nothing()?;
     Ok(())
 }
@@ -175,7 +175,7 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     answered_by("v2", bed.outbound(), WEB)?;
     let address = bed.outbound();
     let held = http::RUNTIME.spawn(async move { http::request(address, WEB, "/hold").await });
-    wait::until("the request that v2 holds", SOON, || (bed.v2.held() == 1).then_some(()))?;
+    wait::until("the pending request at v2", SOON, || (bed.v2.held() == 1).then_some(()))?;
 
     let before = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
     bed.remove_v2();
@@ -185,7 +185,7 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     })?;
     assert_eq!(endpoints, [bed.v1.address.to_string()], "v1 stays");
     let after = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
-    assert_eq!(after, before, "an endpoint is a matter of endpoints alone");
+    assert_eq!(after, before, "an endpoint must change only endpoints");
     bed.divide(100, 0);
     answered_by("v1", bed.outbound(), WEB)?;
 
@@ -194,7 +194,7 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     assert_eq!(
         answer.application().as_deref(),
         Some("v2"),
-        "a request under way is not cut off"
+        "a request under way must complete"
     );
     sidecar.refused_nothing()?;
     Ok(())
@@ -206,16 +206,16 @@ fn unseen_service_sends_nothing(name: &str, protocol: Protocol) -> Result<(), Fa
     answered_by("v1", bed.outbound(), WEB)?;
     let before = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS, ROUTES]);
     bed.add_unseen_service();
-    wait::until("the unseen service in the daemon", SOON, || {
+    wait::until("the invisible service in the daemon", SOON, || {
         let services = http::get(bed.daemon.monitoring, "istiod", "/debug/registryz").ok()?;
         services.body.contains("unseen.elsewhere").then_some(())
     })?;
-    // The change of weights comes after it, so once that is here, anything sent for the service would be here too.
+    // The weights change later, so once they arrive, any update for the service would have arrived too.
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
     let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS, ROUTES]);
-    assert_eq!(after[..3], before[..3], "the client does not see the service");
-    assert_eq!(after[3], before[3] + 1, "the one new route is that of the weights");
+    assert_eq!(after[..3], before[..3], "an invisible service must change nothing");
+    assert_eq!(after[3], before[3] + 1, "only the weights may change the routes");
     Ok(())
 }
 
@@ -223,13 +223,13 @@ fn bad_file_changes_nothing(name: &str) -> Result<(), Failed> {
     let bed = Bed::start(name)?;
     let sidecar = bed.sidecar(Protocol::Delta)?;
     bed.spoil();
-    wait::until("the bad file in the log", SOON, || {
+    wait::until("the invalid file in the log", SOON, || {
         bed.daemon.process.log().contains("spoilt.yaml").then_some(())
     })?;
     assert_eq!(
         answers(bed.outbound(), WEB, 5)?,
         ["v1"; 5],
-        "the proxies keep what they had"
+        "proxies must keep their configuration"
     );
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
@@ -245,7 +245,7 @@ fn daemon_restarts_unseen(name: &str) -> Result<(), Failed> {
     assert_eq!(
         answers(bed.outbound(), WEB, 5)?,
         ["v1"; 5],
-        "an Envoy without a control plane goes on"
+        "an Envoy without a control plane must continue to serve"
     );
     bed.divide(0, 100);
     answered_by("v2", bed.outbound(), WEB)?;
@@ -257,6 +257,6 @@ fn daemon_ends_when_asked() -> Result<(), Failed> {
     let bed = Bed::start("e2e/daemon_ends_when_asked")?;
     bed.daemon.process.terminate();
     let status = bed.daemon.process.end_of(Duration::from_secs(20))?;
-    assert!(status.success(), "SIGTERM is a request like any other: {status}");
+    assert!(status.success(), "SIGTERM must end the daemon with success: {status}");
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! What strangers may send: every parser that runs before a caller is known is a function over bytes (`fuzz/targets`), and
-//! no bytes make it panic, hang or run out of stack.
+//! Inputs from untrusted peers: every parser that runs before authentication is a function over bytes (`fuzz/targets`),
+//! and no input may make it panic, hang or exhaust the stack.
 //!
-//! Here the functions run over a kept corpus (`fuzz/corpus`, one folder for each target) and over what a simple mutator
-//! makes of it, for ten seconds each. `make fuzz` runs the same functions under libFuzzer, as long as one likes. What makes a
-//! target fail becomes a file of its corpus.
+//! The tests run these functions over a kept corpus (`fuzz/corpus`, one folder for each target) and over mutations of
+//! it, for ten seconds each. `make fuzz` runs the same functions under libFuzzer. An input that makes a target fail is
+//! added to its corpus.
 //!
-//! Variables: `ISTIOD_FUZZ_SECONDS`, and `ISTIOD_FUZZ_SEED` for other inputs than the usual ones.
+//! Variables: `ISTIOD_FUZZ_SECONDS` (time for each target) and `ISTIOD_FUZZ_SEED` (seed of the mutations).
 
 mod mutate;
 mod run;
@@ -17,7 +17,7 @@ use libtest_mimic::Trial;
 
 use crate::support::variable;
 
-/// The trials of this module.
+/// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
     let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok());
     let time = Duration::from_secs(number("ISTIOD_FUZZ_SECONDS").unwrap_or(10));

@@ -1,6 +1,6 @@
-//! Golden cases of our own: `tests/golden/<area>/<case>/` is a mesh folder with a `proxies.yaml`, and below its
-//! `golden/` stands what `istiod render` makes of it. `UPDATE_GOLDEN=1` writes what is made now; the change is then
-//! reviewed like any other.
+//! Golden cases: `tests/golden/<area>/<case>/` is a mesh folder with a `proxies.yaml`. Its folder `golden/` contains
+//! the expected output of `istiod render`. `UPDATE_GOLDEN=1` writes the current output, which is then reviewed like any
+//! other change.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         .map(|case| {
             let name = case
                 .strip_prefix(&root)
-                .expect("the case was found there")
+                .expect("the case was found below the root")
                 .display()
                 .to_string();
             Trial::test(format!("golden::{}", name.replace('/', "::")), move || {
@@ -27,7 +27,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         .collect()
 }
 
-/// The folders directly below `folder`, sorted.
+/// Returns the folders directly below `folder`, sorted.
 pub(crate) fn folders(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
@@ -64,7 +64,7 @@ fn check(case: &Path, name: &str) -> Result<(), Failed> {
     .into())
 }
 
-/// `<proxy>/<type>.json` below `folder`.
+/// Returns the files `<proxy>/<type>.json` below `folder`.
 fn json_files(folder: &Path) -> Vec<PathBuf> {
     let proxies = folders(folder);
     let entries = proxies
@@ -76,7 +76,11 @@ fn json_files(folder: &Path) -> Vec<PathBuf> {
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"));
     files
-        .map(|path| path.strip_prefix(folder).expect("it was found there").to_owned())
+        .map(|path| {
+            path.strip_prefix(folder)
+                .expect("it was found below the folder")
+                .to_owned()
+        })
         .collect()
 }
 

@@ -1,5 +1,5 @@
-//! A mesh as it runs: every pod is a network namespace with an address, an application and a sidecar to which iptables
-//! lead its traffic; Kubernetes is real, and so are the tokens by which agents get their certificates.
+//! A realistic mesh. Every pod is a network namespace with an address, an application and a sidecar, and iptables rules
+//! redirect its traffic. Kubernetes is real, and so are the tokens with which agents request certificates.
 
 mod agent;
 mod app;
@@ -27,13 +27,13 @@ pub(crate) fn trials() -> Vec<Trial> {
         .collect()
 }
 
-/// What the lab needs and is not here, if so.
+/// Returns the missing component of the lab, if there is one.
 fn lacking() -> Option<&'static str> {
     if crate::support::envoy::binary().is_none() {
-        return Some("there is no Envoy; `make tools` installs it");
+        return Some("Envoy is missing; `make tools` installs it");
     }
     if !rules::is_installed() {
-        return Some("there is no iptables; `make tools` installs it");
+        return Some("iptables is missing; `make tools` installs it");
     }
     crate::support::netns::lacking()
 }

@@ -1,7 +1,8 @@
-//! The integration tests, all in one binary, so that the daemon is linked once.
+//! The integration tests, in one binary, so that the daemon is linked once.
 //!
-//! Each module below lists its trials; what a trial needs (a daemon, an Envoy, an application) it starts itself, and
-//! `support::process` ends every child by its id: when the trial drops it, when the run ends, on a panic and on a signal.
+//! Each module lists its tests. A test starts the processes that it needs (daemon, Envoy, applications).
+//! `support::process` ends every child by its id: when the test drops it, at the end of the run, on a panic and on a
+//! signal.
 
 mod accept;
 mod bounds;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // Most trials wait for other processes most of the time.
+    // Most tests wait for other processes most of the time.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     arguments.test_threads.get_or_insert(2 * cores);
     let _children = support::process::end_all_on_drop();

@@ -1,6 +1,7 @@
-//! Who gets what: every caller at every endpoint for every namespace, with a real daemon and a real API server.
+//! Access control: every caller requests every endpoint for every namespace, with a real daemon and a real API server.
 //!
-//! The rule that is tried stands in [`rule`], written from what users are promised, not from how it is done.
+//! The expected results come from [`rule`], which is written from the documented guarantees, not from the
+//! implementation.
 
 mod attempt;
 mod bed;
@@ -16,40 +17,40 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![kubernetes::trial("matrix::r5_r9_r10_r11_who_gets_what", who_gets_what)]
 }
 
-/// The namespaces that things belong to; the last is the control plane's.
+/// The namespaces of the test; the last is the control plane's.
 const NAMESPACES: [&str; 3] = ["a", "b", SYSTEM];
 const SYSTEM: &str = "istio-system";
 /// The account that may list the Secrets of its namespace, in `a` and in `b`.
 const GATEWAY: &str = "gw";
 
-/// What is asked for of a namespace.
+/// A request about a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Endpoint {
     /// Clusters, as a proxy of that namespace.
     Clusters,
-    /// Listeners, likewise.
+    /// Listeners, as a proxy of that namespace.
     Listeners,
-    /// The name table, likewise.
+    /// The name table, as a proxy of that namespace.
     Names,
-    /// A certificate in a Secret there, as a proxy of the own namespace.
+    /// A certificate in a Secret of that namespace, as a proxy of the caller's namespace.
     Secret,
-    /// The same, as a proxy of that namespace.
+    /// A certificate in a Secret of that namespace, as a proxy of that namespace.
     SecretThere,
-    /// `istio.io/debug/syncz`: whether proxies there are told of.
+    /// `istio.io/debug/syncz`: whether it lists proxies of that namespace.
     SyncStatus,
-    /// `istio.io/debug/config_dump` of a proxy there.
+    /// `istio.io/debug/config_dump` of a proxy in that namespace.
     Dump,
-    /// `istio.io/debug` with the page of a proxy there.
+    /// `istio.io/debug` with the page of a proxy in that namespace.
     PageOfProxy,
     /// `istio.io/debug` with a page of the whole mesh.
     PageOfMesh,
-    /// The page of a proxy there, over HTTP from another machine.
+    /// The page of a proxy in that namespace, over HTTP from another machine.
     HttpOfProxy,
-    /// A page of the whole mesh, likewise.
+    /// A page of the whole mesh, over HTTP from another machine.
     HttpOfMesh,
-    /// A certificate for the caller, if it is of that namespace.
+    /// A certificate for the caller's own identity, if it is in that namespace.
     OwnCertificate,
-    /// A certificate for an account there.
+    /// A certificate for another account in that namespace.
     Impersonation,
 }
 
@@ -69,10 +70,10 @@ const ENDPOINTS: [Endpoint; 13] = [
     Endpoint::Impersonation,
 ];
 
-/// Whether a caller is given what it asks for.
+/// Reports whether a caller may have a resource.
 fn rule(caller: &Caller, endpoint: Endpoint, target: &str) -> bool {
     let Some((namespace, account)) = caller.is else {
-        // Configuration is served in plaintext to whoever asks, for networks that are trusted; nothing else is.
+        // Configuration is served in plaintext to every client, for trusted networks; nothing else is.
         return caller.is_plaintext && matches!(endpoint, Endpoint::Clusters | Endpoint::Listeners | Endpoint::Names);
     };
     let is_own = namespace == target;
@@ -81,7 +82,7 @@ fn rule(caller: &Caller, endpoint: Endpoint, target: &str) -> bool {
         Endpoint::Secret | Endpoint::SecretThere => is_own && account == GATEWAY,
         Endpoint::SyncStatus | Endpoint::Dump | Endpoint::PageOfProxy => is_own || namespace == SYSTEM,
         Endpoint::PageOfMesh => namespace == SYSTEM,
-        // A certificate cannot be shown in plaintext.
+        // A plaintext connection has no client certificate.
         Endpoint::HttpOfProxy => caller.shown.token.is_some() && (is_own || namespace == SYSTEM),
         Endpoint::HttpOfMesh => caller.shown.token.is_some() && namespace == SYSTEM,
         Endpoint::Impersonation => false,
@@ -97,7 +98,7 @@ fn who_gets_what(name: &str) -> Result<(), Failed> {
         let of_caller = tried.flat_map(|endpoint| NAMESPACES.map(|target| (endpoint, target)));
         of_caller.map(move |(endpoint, target)| (caller, endpoint, target))
     });
-    // Twice: what was held for the first round must not be handed to somebody else in the second.
+    // Two rounds: resources cached in the first must not be given to other callers in the second.
     let cells: Vec<_> = cells.collect();
     let mut wrong = Vec::new();
     for round in 1..=2 {

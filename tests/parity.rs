@@ -1,8 +1,8 @@
-//! Parity with Istio's own control plane: renders every scenario of the conformance set, which lies beside the project
-//! where it is at hand, and compares with what istiod 1.30.3 answered.
+//! Parity with Istio's own control plane: renders every scenario of Istio's conformance set, where it is next to the
+//! project, and compares the result with the responses of istiod 1.30.3.
 //!
-//! The share of equal resources may only rise: `parity/floor.txt` holds what has been reached, and
-//! `parity/differences.txt` tells every difference that is left.
+//! The share of equal resources may only rise: `parity/floor.txt` holds the highest share reached, and
+//! `parity/differences.txt` lists every remaining difference.
 
 mod differences;
 
@@ -25,7 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn conformance() -> Result<Completion, Failed> {
     let set = project().join("../shared/conformance");
     if !set.is_dir() {
-        let reason = "skipped, the conformance set is not beside the project (../shared/conformance)";
+        let reason = "skipped: Istio's conformance set is not next to the project (../shared/conformance)";
         println!("parity: {reason}");
         return Ok(Completion::ignored_with(reason));
     }
@@ -38,7 +38,7 @@ fn conformance() -> Result<Completion, Failed> {
     let figures = compare(&set, &out)?;
     println!("{}", figures.table());
     if !crashes.is_empty() {
-        return Err(format!("{} scenarios do not render:\n{}", crashes.len(), crashes.join("\n")).into());
+        return Err(format!("cannot render {} scenarios:\n{}", crashes.len(), crashes.join("\n")).into());
     }
     let astray = differences::check(&figures.differences);
     if !astray.is_empty() {
@@ -47,21 +47,21 @@ fn conformance() -> Result<Completion, Failed> {
     let floor = floor();
     let reached = figures.total().percent();
     if reached < floor {
-        return Err(format!("{reached:.2} % of resources are equal, {floor:.2} % had been reached before").into());
+        return Err(format!("{reached:.2} % of resources are equal, below the floor of {floor:.2} %").into());
     }
     if reached >= floor + 0.01 {
         println!(
-            "parity: tests/parity/floor.txt may be raised from {floor:.2} to {:.2}",
+            "parity: raise tests/parity/floor.txt from {floor:.2} to {:.2}",
             (reached * 100.0).floor() / 100.0
         );
     }
     Ok(Completion::Completed)
 }
 
-/// Renders on all cores; gives a line for each scenario that failed.
+/// Renders on all cores. Returns a line for each scenario that failed.
 fn render_all(root: &Path, scenarios: &[PathBuf], out: &Path) -> Vec<String> {
     if out.exists() {
-        std::fs::remove_dir_all(out).expect("target/parity is ours");
+        std::fs::remove_dir_all(out).expect("target/parity can be removed");
     }
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
@@ -69,16 +69,21 @@ fn render_all(root: &Path, scenarios: &[PathBuf], out: &Path) -> Vec<String> {
         for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
             scope.spawn(|| {
                 while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let name = scenario.strip_prefix(root).expect("it was found there");
+                    let name = scenario.strip_prefix(root).expect("it was found below the root");
                     if let Err(error) = daemon::render(scenario, &out.join(name)) {
                         let line = format!("{}: {error}", name.display());
-                        failures.lock().expect("no thread panics with it").push(line);
+                        failures
+                            .lock()
+                            .expect("no thread panics while it holds the lock")
+                            .push(line);
                     }
                 }
             });
         }
     });
-    let mut failures = failures.into_inner().expect("no thread panicked with it");
+    let mut failures = failures
+        .into_inner()
+        .expect("no thread panicked while it held the lock");
     failures.sort();
     failures
 }
@@ -104,8 +109,8 @@ fn floor() -> f64 {
     let number = text
         .lines()
         .find(|line| !line.starts_with('#'))
-        .expect("floor.txt holds a figure");
-    number.trim().parse().expect("the figure of floor.txt is a percentage")
+        .expect("floor.txt holds a number");
+    number.trim().parse().expect("floor.txt holds a percentage")
 }
 
 /// Equal resources, and all resources of both sides.
@@ -133,9 +138,9 @@ impl Share {
     }
 }
 
-/// What compare.py found.
+/// The result of compare.py.
 struct Figures {
-    /// Shares by group of scenarios.
+    /// Shares by scenario group.
     groups: BTreeMap<String, Share>,
     /// Scenario and difference.
     differences: Vec<(String, String)>,

@@ -1,5 +1,5 @@
-//! Policies: what AuthorizationPolicy, RequestAuthentication and PeerAuthentication become, seen from outside, as an
-//! attacker or an auditor would look at it.
+//! AuthorizationPolicy, RequestAuthentication and PeerAuthentication: the generated filters, checked from the outside
+//! as an attacker or auditor would.
 
 mod bed;
 mod builder;
@@ -13,7 +13,7 @@ mod ownership;
 
 use libtest_mimic::Trial;
 
-/// The trials of this module.
+/// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::ignorable_test(

@@ -1,11 +1,11 @@
-//! Oracles over random meshes: however the world came to be what it is, proxies are sent the same bytes.
+//! Oracles over random meshes: proxies receive the same bytes, however the world reached its state.
 
 mod corpus;
 mod oracles;
 
 use libtest_mimic::Trial;
 
-/// The trials of this module.
+/// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test(

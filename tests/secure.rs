@@ -1,4 +1,5 @@
-//! The secure port of the daemon: certificates for who is known, configuration for who is what it says.
+//! The secure port of the daemon: certificates for authenticated callers, and configuration for proxies with matching
+//! identities.
 
 pub(crate) mod authority;
 mod folder;

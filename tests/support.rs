@@ -1,4 +1,4 @@
-//! What the trials share: the places of the project, child processes, ports, waiting and HTTP.
+//! Code that the tests share: folders of the project, child processes, ports, waiting and HTTP.
 
 pub(crate) mod ads;
 pub(crate) mod agent;
@@ -25,40 +25,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::{Completion, Failed};
 
-/// The folder of the project.
+/// The project's root folder.
 pub(crate) fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A fresh folder below `target/` for what a trial writes; it stays after the run, for a look at a failure.
+/// Returns an empty folder below `target/` for the files of a test. It stays after the run, for debugging.
 pub(crate) fn scratch(name: &str) -> PathBuf {
     let folder = project().join("target/integration").join(name);
     if folder.exists() {
-        std::fs::remove_dir_all(&folder).expect("the trial may remove what it wrote last time");
+        std::fs::remove_dir_all(&folder).expect("files of an earlier run can be removed");
     }
     std::fs::create_dir_all(&folder).expect("target/ is writable");
     folder
 }
 
-/// A short folder for sockets: their paths may have about a hundred characters.
+/// Returns a folder with a short path for sockets, whose paths are limited to about a hundred characters.
 pub(crate) fn sockets() -> PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     scratch(&format!("sockets/{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// A variable of the environment that the run was started with.
+/// Returns an environment variable of the test run.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the tests are told what to do by those who start them"
+    reason = "variables of the test run are the tests' settings"
 )]
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// A component that a trial needs is not there: the trial counts as skipped, or as failed where `CI=true` promises it.
+/// Reports a missing component: the test counts as skipped, or as failed where `CI=true`.
 pub(crate) fn missing(what: &str) -> Result<Completion, Failed> {
     if variable("CI").is_some_and(|value| value == "true") {
-        return Err(Failed::from(format!("{what}, and CI=true makes that a failure")));
+        return Err(Failed::from(format!("{what}; with CI=true this is a failure")));
     }
     Ok(Completion::ignored_with(what))
 }

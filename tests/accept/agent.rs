@@ -1,5 +1,5 @@
-//! What an agent does with extension configurations between the daemon and Envoy: it fetches the code of Wasm plugins, and
-//! hands Envoy something local. Nothing is fetched here; the code is the least that Envoy takes for a plugin.
+//! The part of istio-agent between the daemon and Envoy that fetches the code of Wasm plugins and gives Envoy a local
+//! copy. This one fetches nothing: it inserts the smallest module that Envoy accepts.
 
 use bytes::Bytes;
 use istiod::proto::Any;
@@ -10,7 +10,7 @@ use istiod::proto::envoy::extensions::filters::{http, network};
 use istiod::proto::envoy::extensions::wasm::v3::{PluginConfig, plugin_config::Vm};
 use istiod::proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 
-/// A module with memory, the mark of the interface's version and an allocator that has nothing to give.
+/// A module with memory, the ABI version marker and an allocator that always fails.
 const MODULE: &[u8] = b"\0asm\x01\0\0\0\
     \x01\x09\x02\x60\0\0\x60\x01\x7f\x01\x7f\
     \x03\x03\x02\0\x01\
@@ -18,7 +18,7 @@ const MODULE: &[u8] = b"\0asm\x01\0\0\0\
     \x07\x2d\x03\x06memory\x02\0\x17proxy_abi_version_0_2_1\0\0\x06malloc\0\x01\
     \x0a\x09\x02\x02\0\x0b\x04\0\x41\0\x0b";
 
-/// Replaces remote code in a response; one without extensions is left alone.
+/// Replaces remote code in a response. Responses without extensions are unchanged.
 pub(super) fn fetch(response: &mut DeltaDiscoveryResponse) {
     for resource in &mut response.resources {
         if let Some(fetched) = resource.resource.as_ref().and_then(with_code) {

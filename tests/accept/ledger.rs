@@ -1,4 +1,4 @@
-//! What went over one Envoy's stream: what it asked for, was sent, accepted and refused.
+//! The record of one Envoy's stream: subscriptions, responses, ACKs and NACKs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,34 +8,34 @@ pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cl
 pub(super) const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 pub(super) const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// See the module.
+/// The record of one Envoy's stream.
 #[derive(Default)]
 pub(super) struct Ledger {
-    /// By type.
+    /// By type URL.
     types: BTreeMap<String, Exchange>,
-    /// Responses of the daemon that Envoy refused, in its words.
+    /// Envoy's error messages for responses of the daemon that it rejected.
     pub(super) refusals: Vec<String>,
-    /// Secrets, which the daemon does not send here, that Envoy refused, in its words.
+    /// Envoy's error messages for rejected secrets, which come from the relay.
     pub(super) refused_secrets: Vec<String>,
-    /// Streams that were opened; a second one means that the first ended.
+    /// Number of opened streams; more than one means that an earlier one ended.
     pub(super) streams: usize,
-    /// How a stream failed.
+    /// The error of a failed stream.
     pub(super) broken: Option<String>,
 }
 
 #[derive(Default)]
 struct Exchange {
-    /// Names asked for, `*` aside.
+    /// Subscribed names, except `*`.
     asked: BTreeSet<String>,
-    /// Resources that Envoy was sent and not told to forget.
+    /// Resources sent and not removed.
     sent: BTreeSet<String>,
-    /// Nonces that Envoy has yet to answer.
+    /// Nonces without a response from Envoy.
     open: BTreeSet<String>,
     answered: bool,
 }
 
 impl Ledger {
-    /// Envoy asks, accepts or refuses.
+    /// Records a request, ACK or NACK of Envoy.
     pub(super) fn request(&mut self, request: &DeltaDiscoveryRequest) {
         let exchange = self.types.entry(request.type_url.clone()).or_default();
         let names = request.resource_names_subscribe.iter().filter(|name| *name != "*");
@@ -59,7 +59,7 @@ impl Ledger {
         }
     }
 
-    /// The daemon, or whoever stands in for it, answers.
+    /// Records a response of the daemon or the relay.
     pub(super) fn response(&mut self, response: &DeltaDiscoveryResponse) {
         let exchange = self.types.entry(response.type_url.clone()).or_default();
         exchange.open.insert(response.nonce.clone());
@@ -71,47 +71,44 @@ impl Ledger {
         }
     }
 
-    /// Whether all that was sent has been answered, clusters and listeners among it.
+    /// Reports whether all responses are acknowledged, and clusters and listeners are among them.
     pub(super) fn settled(&self) -> bool {
         let answered = |kind| self.types.get(kind).is_some_and(|exchange| exchange.answered);
         answered(CLUSTER) && answered(LISTENER) && self.types.values().all(|exchange| exchange.open.is_empty())
     }
 
-    /// How many resources of that type Envoy was sent.
+    /// Returns the number of resources of a type sent to Envoy.
     pub(super) fn count(&self, kind: &str) -> u64 {
         self.types.get(kind).map_or(0, |exchange| exchange.sent.len() as u64)
     }
 
-    /// All that Envoy refused, in its words.
+    /// Returns all of Envoy's error messages.
     pub(super) fn complaints(&self) -> Vec<&str> {
         let all = self.refusals.iter().chain(&self.refused_secrets);
         all.map(String::as_str).collect()
     }
 
-    /// What is still open, in words.
+    /// Describes what is still missing.
     pub(super) fn open(&self) -> String {
         let mut words = Vec::new();
         for (kind, exchange) in &self.types {
             let lacking: Vec<&String> = exchange.asked.difference(&exchange.sent).collect();
             let kind = short(kind);
             if !exchange.answered {
-                words.push(format!("{kind}: asked for and never answered"));
+                words.push(format!("{kind}: requested, but no response"));
             }
             if !exchange.open.is_empty() {
-                words.push(format!(
-                    "{kind}: {} responses not taken or refused",
-                    exchange.open.len()
-                ));
+                words.push(format!("{kind}: {} responses without ACK or NACK", exchange.open.len()));
             }
             if !lacking.is_empty() {
-                words.push(format!("{kind}: not sent: {lacking:?}"));
+                words.push(format!("{kind}: missing resources: {lacking:?}"));
             }
         }
         words.join("; ")
     }
 }
 
-/// The last word of a type.
+/// Returns the last segment of a type URL.
 fn short(kind: &str) -> &str {
     kind.rsplit('.').next().unwrap_or(kind)
 }

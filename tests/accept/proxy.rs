@@ -1,4 +1,4 @@
-//! One proxy of a scenario as a real Envoy, with a bootstrap as istio-agent would write it.
+//! A proxy of a scenario as a real Envoy, with a bootstrap like istio-agent's.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::support::daemon::Daemon;
 use crate::support::process::Process;
 use crate::support::{bootstrap, envoy, http, netns, sockets, wait};
 
-/// Never waited for in full when all is well.
+/// Time limit of a load; a successful one does not reach it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the rest may take once something was refused.
+/// Time limit for the remaining types after a rejection.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// An entry of a scenario's `proxies.yaml`.
@@ -27,16 +27,16 @@ pub(super) struct Proxy {
     node: Value,
 }
 
-/// What became of a proxy.
+/// The result of a load.
 pub(super) struct Outcome {
-    /// Responses of the daemon that Envoy refused.
+    /// Number of rejected responses of the daemon.
     pub(super) refusals: usize,
-    /// Whether it has all that it was sent; if not, why.
+    /// Success if Envoy accepted everything; otherwise the reason.
     pub(super) verdict: Result<(), String>,
 }
 
 impl Proxy {
-    /// The sidecars, gateways and waypoints of a scenario.
+    /// Returns the sidecars, gateways and waypoints of a scenario.
     pub(super) fn all(scenario: &Path) -> Result<Vec<Proxy>, String> {
         let files = read_files(scenario).map_err(|error| error.to_string())?;
         let installation = Installation::default();
@@ -69,7 +69,7 @@ impl Proxy {
         }
     }
 
-    /// Starts an Envoy, lets it load all that the daemon sends it, and ends it.
+    /// Starts an Envoy, waits until it has loaded its configuration, and ends it.
     pub(super) fn load(&self, scenario: &Path, daemon: &Daemon, folder: &Path) -> Outcome {
         match self.started(scenario, daemon, folder) {
             Ok(running) => running.outcome(),
@@ -89,7 +89,7 @@ impl Proxy {
         let config = folder.join(format!("{}.json", self.name));
         let bootstrap = bootstrap::sidecar(&self.node, &sockets.join("admin"), &relay_socket, &relay_socket);
         std::fs::write(&config, bootstrap.to_string()).map_err(|error| error.to_string())?;
-        let mut command = netns::in_namespace(&envoy::binary().ok_or("no Envoy; `make tools` installs it")?);
+        let mut command = netns::in_namespace(&envoy::binary().ok_or("Envoy is missing; `make tools` installs it")?);
         command.args([
             "--disable-hot-restart",
             "--concurrency",
@@ -98,7 +98,7 @@ impl Proxy {
             "warning",
             "-c",
         ]);
-        // Files that a configuration names by a relative path are not there, and none is written outside.
+        // Files with relative paths in a configuration do not exist there, and Envoy writes none elsewhere.
         command.arg(&config).current_dir(&sockets);
         let process = Process::start(&mut command, &folder.join(format!("{}.log", self.name)));
         Ok(Running {
@@ -110,7 +110,7 @@ impl Proxy {
     }
 }
 
-/// The Envoy, in its namespace.
+/// The Envoy in its namespace.
 struct Running {
     process: Process,
     relay: Relay,
@@ -120,12 +120,12 @@ struct Running {
 
 impl Running {
     fn outcome(self) -> Outcome {
-        let mut lacking = "it does not answer".to_owned();
+        let mut lacking = "Envoy does not answer".to_owned();
         let begun = wait::now();
         let mut refused_at = None;
-        let loaded = wait::until("an Envoy with all that it was sent", PATIENCE, || {
+        let loaded = wait::until("an Envoy that has loaded its configuration", PATIENCE, || {
             if let Some(status) = self.process.ended() {
-                return Some(Err(format!("Envoy ended: {status}")));
+                return Some(Err(format!("Envoy exited: {status}")));
             }
             match self.lacks() {
                 None => return Some(Ok(())),
@@ -141,7 +141,7 @@ impl Running {
         let verdict = if !complaints.is_empty() {
             Err(complaints.join("\n"))
         } else if let Some(broken) = &ledger.broken {
-            Err(format!("the stream broke: {broken}"))
+            Err(format!("stream failed: {broken}"))
         } else {
             let open = ledger.open();
             drop(ledger);
@@ -151,11 +151,11 @@ impl Running {
         Outcome { refusals, verdict }
     }
 
-    /// What is missing until this Envoy has accepted and opened everything; `None` when it has.
+    /// Describes what this Envoy has not yet accepted and opened; `None` if nothing is missing.
     fn lacks(&self) -> Option<String> {
         let settled = self.relay.ledger().settled();
         if !settled {
-            return Some("responses are under way".to_owned());
+            return Some("responses without ACK".to_owned());
         }
         match http::get_at(&self.admin, "/ready") {
             Ok(ready) if ready.status.is_success() => self.counts().unwrap_or_else(Some),
@@ -164,7 +164,7 @@ impl Running {
         }
     }
 
-    /// Holds Envoy's own counters against what it was sent.
+    /// Compares Envoy's own counters with the resources sent.
     fn counts(&self) -> Result<Option<String>, String> {
         let filter = "update_rejected|listener_create_failure|warming|total_listeners_active|active_clusters";
         let stats = http::get_at(&self.admin, &format!("/stats?format=json&filter={filter}"))?.body;
@@ -182,6 +182,6 @@ impl Running {
                 return Ok(Some(format!("{name} is {value:?}, not {expected}")));
             }
         }
-        Ok((ledger.streams != 1).then(|| format!("{} streams were opened", ledger.streams)))
+        Ok((ledger.streams != 1).then(|| format!("{} streams instead of one", ledger.streams)))
     }
 }

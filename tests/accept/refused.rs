@@ -1,18 +1,18 @@
-//! The list of what Envoy does not accept, and why: `refused.txt`.
+//! The list of configurations that Envoy rejects, with reasons: `refused.txt`.
 
 use std::collections::BTreeMap;
 
-/// What is expected of the proxies that the list names.
+/// The expected results of the listed proxies.
 pub(super) struct Refused(BTreeMap<String, Entry>);
 
 struct Entry {
-    /// A part of what Envoy says.
+    /// A part of Envoy's error message.
     complaint: String,
     reason: String,
 }
 
 impl Refused {
-    /// Reads the list: `GROUP/SCENARIO/PROXY | part of the complaint | reason`, a line each.
+    /// Reads the list, whose lines are `GROUP/SCENARIO/PROXY | part of the message | reason`.
     pub(super) fn read() -> Result<Refused, String> {
         let mut entries = BTreeMap::new();
         let lines = include_str!("refused.txt").lines().map(str::trim);
@@ -29,29 +29,29 @@ impl Refused {
             };
             if reason.is_empty() || entries.insert((*name).to_owned(), entry).is_some() {
                 return Err(format!(
-                    "refused.txt: no reason, or the second line for that proxy: {line}"
+                    "refused.txt: a line without a reason, or a second line for one proxy: {line}"
                 ));
             }
         }
         Ok(Refused(entries))
     }
 
-    /// Fails for a proxy that did not accept its configuration and is not listed, or is listed for something else, or is
-    /// listed and did.
+    /// Fails for a proxy whose configuration was rejected and that is not listed, or listed with another message, and
+    /// for a listed proxy whose configuration was accepted.
     pub(super) fn judge(&self, name: &str, verdict: Result<(), String>) -> Result<(), String> {
         match (self.0.get(name), verdict) {
             (None, Ok(())) => Ok(()),
             (None, Err(error)) => Err(format!("{name}: not accepted: {error}")),
             (Some(entry), Ok(())) => Err(format!(
-                "{name}: accepted, so its line in tests/accept/refused.txt can go ({})",
+                "{name}: accepted; remove its line from tests/accept/refused.txt ({})",
                 entry.reason
             )),
             (Some(entry), Err(error)) if error.contains(&entry.complaint) => {
-                println!("accept: {name} is not accepted: {}", entry.reason);
+                println!("accept: {name}: rejected as listed: {}", entry.reason);
                 Ok(())
             }
             (Some(entry), Err(error)) => Err(format!(
-                "{name}: tests/accept/refused.txt expects {:?} ({}), not: {error}",
+                "{name}: tests/accept/refused.txt expects {:?} ({}), but the error is: {error}",
                 entry.complaint, entry.reason
             )),
         }

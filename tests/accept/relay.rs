@@ -1,6 +1,6 @@
-//! Between one Envoy and the daemon: a gRPC server on a socket in the file system, which network namespaces share. It
-//! passes on every message of the delta stream, with the code of plugins put in (see `agent`), and keeps a ledger; secrets
-//! it answers itself (see `secrets`).
+//! A gRPC server on a Unix socket between one Envoy and the daemon; network namespaces share the file system. It
+//! forwards every message of the delta stream, inserts the code of plugins (see `agent`), and keeps a record. It
+//! answers requests for secrets itself (see `secrets`).
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -31,20 +31,20 @@ use crate::support::http::RUNTIME;
 const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 const SECRETS: &str = "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets";
 
-/// Messages under way in either direction before the sender waits.
+/// Capacity of the channel in each direction.
 const UNDER_WAY: usize = 16;
 
 type Outbox<T> = Sender<Result<T, Status>>;
 type Answers<T> = Response<ReceiverStream<Result<T, Status>>>;
 
-/// The server; dropping it closes its socket.
+/// The server. Dropping it closes its socket.
 pub(super) struct Relay {
     shared: Arc<Shared>,
     server: JoinHandle<()>,
 }
 
 struct Shared {
-    /// Where the daemon listens on 127.0.0.1.
+    /// The daemon's port on 127.0.0.1.
     xds: u16,
     secrets: Rendered,
     ledger: Mutex<Ledger>,
@@ -77,7 +77,7 @@ impl Relay {
 
 impl Shared {
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // What a trial that panicked wrote is read by nobody.
+        // A test that panicked does not read the record.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -91,7 +91,7 @@ async fn serve(listener: UnixListener, shared: Arc<Shared>) {
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
         let connection = connection.serve_connection(TokioIo::new(stream), answers);
-        // Envoy may end a connection as it likes; the ledger tells what was open.
+        // Envoy may close a connection at any time; the record shows what was pending.
         RUNTIME.spawn(async move {
             let _ = connection.await;
         });
@@ -129,12 +129,12 @@ fn delta(
     Ok(Response::new(ReceiverStream::new(answers)))
 }
 
-/// The receiver of a message is gone.
+/// The status for a message whose receiver was dropped.
 fn gone<T>(_: mpsc::error::SendError<T>) -> Status {
-    Status::unavailable("the other side is gone")
+    Status::unavailable("the peer has disconnected")
 }
 
-/// Both directions, until either side ends.
+/// Forwards both directions until either side ends.
 async fn pass_on(
     mut requests: Streaming<DeltaDiscoveryRequest>,
     outbox: &Outbox<DeltaDiscoveryResponse>,
@@ -146,7 +146,7 @@ async fn pass_on(
     loop {
         tokio::select! {
             request = requests.message() => {
-                // An Envoy that was ended breaks its stream off; that is no finding.
+                // An Envoy that is killed resets its stream; that is not an error.
                 let Ok(Some(request)) = request else { return Ok(()) };
                 shared.ledger().request(&request);
                 if request.type_url != SECRET {
@@ -157,7 +157,7 @@ async fn pass_on(
                 }
             }
             response = responses.message() => {
-                let mut response = response?.ok_or_else(|| Status::unavailable("the daemon ended the stream"))?;
+                let mut response = response?.ok_or_else(|| Status::unavailable("the daemon closed the stream"))?;
                 agent::fetch(&mut response);
                 shared.ledger().response(&response);
                 outbox.send(Ok(response)).await.map_err(gone)?;
@@ -182,7 +182,7 @@ async fn daemon(
     Ok(stream.into_inner())
 }
 
-/// The answer to a request for the daemon's secrets; none for one that only accepts.
+/// The response to a request for the daemon's secrets; none for an ACK.
 fn secrets_for(
     request: &DeltaDiscoveryRequest,
     shared: &Shared,
@@ -211,7 +211,7 @@ fn secrets_for(
     }))
 }
 
-/// What an agent answers beside the daemon: one stream for each secret.
+/// The agent's own SDS service: one stream for each secret.
 fn of_agent(
     request: Request<Streaming<DiscoveryRequest>>,
     shared: Arc<Shared>,

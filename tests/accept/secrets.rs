@@ -1,6 +1,6 @@
-//! The secrets of the trials' Envoys. What an agent serves beside the daemon (the workload's certificate, its roots, files)
-//! is one fixed pair. Those of the daemon are for proxies that have proved who they are, which no Envoy here does: its
-//! stream is plaintext. They are what `istiod render` writes for the proxy.
+//! The secrets of the Envoys. The agent's own secrets (the workload's certificate, roots, files) are one fixed pair.
+//! The daemon sends its secrets only to authenticated proxies, and these Envoys use plaintext, so they get those that
+//! `istiod render` writes for the proxy.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::daemon;
 
-/// A secret as an agent serves it: roots by these names, a certificate by all others.
+/// A secret of the agent: roots for the well-known root names, a certificate for all others.
 pub(super) fn of_agent(name: &str) -> Any {
     let certificate = json!({ "inlineString": include_str!("identity.pem") });
     let body = if name == "ROOTCA" || name.starts_with("file-root:") || name.ends_with("-cacert") {
@@ -25,12 +25,12 @@ pub(super) fn of_agent(name: &str) -> Any {
     if let (Some(secret), Some(body)) = (secret.as_object_mut(), body.as_object()) {
         secret.extend(body.clone());
     }
-    any_from_json(&secret, Unknown::Deny).expect("it has the form of a secret")
+    any_from_json(&secret, Unknown::Deny).expect("it is a valid secret")
 }
 
 type Secrets = Result<BTreeMap<String, Any>, String>;
 
-/// The daemon's secrets for one proxy, by name; rendered when the first is asked for.
+/// The daemon's secrets for one proxy, by name; rendered at the first request.
 pub(super) type Rendered = LazyLock<Secrets, Box<dyn FnOnce() -> Secrets + Send>>;
 
 /// See [`Rendered`].

@@ -1,5 +1,5 @@
-//! R3: what strangers cost. A stranger is who has not yet sent a request: an open connection, a part of a preface, headers
-//! without an end, a message that does not come.
+//! R3: the cost of unauthenticated connections. A connection is unauthenticated until its first request is complete:
+//! open without data, a partial preface, headers without an end, a partial message.
 
 use std::{
     net::Ipv4Addr,
@@ -24,21 +24,21 @@ use crate::support::{
     wait,
 };
 
-/// What a connection may cost before anybody knows whose it is.
+/// Memory limit of an unauthenticated connection.
 const ALLOWED_BYTES: usize = 64 << 10;
-/// And of one whose bytes wait where they are not ours to bound: records that TLS has read and nobody has asked for, and the
-/// part of a message that has come, for which all connections have one budget together.
+/// Memory limit of a connection whose bytes are buffered outside the connection's own limit: TLS records that have been
+/// read but not consumed, and a partial message, which counts against a budget shared by all connections.
 const ALLOWED_WAITING_BYTES: usize = 112 << 10;
-/// What such a stranger sends.
-const MESSAGE: &str = "a message that does not end";
-/// Connections at once.
+/// The attack case with a partial message.
+const MESSAGE: &str = "partial message";
+/// Number of connections of a flood.
 const CROWD: usize = 10_000;
-/// Connections of each sort whose memory is looked at.
+/// Number of connections of each attack case whose memory is measured.
 const SAMPLE: usize = 256;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// One thing that a stranger does.
+/// An attack case: the bytes that a client sends before it stalls.
 struct Sort {
     what: &'static str,
     sends: Vec<u8>,
@@ -49,11 +49,11 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A header that is written out, without Huffman codes and tables.
+/// A header field as a literal, without Huffman codes and tables.
 fn field(name: &str, value: &str) -> Vec<u8> {
     let mut out = vec![0];
     for text in [name, value] {
-        // Seven bits of the length, then the rest in sevens.
+        // Seven bits of the length, then the rest in groups of seven.
         if text.len() < 127 {
             out.push(text.len() as u8);
         } else {
@@ -77,44 +77,44 @@ fn headers(more: &[u8]) -> Vec<u8> {
     fields.concat()
 }
 
-/// Everything that is cheap for a client and may be dear to a server.
+/// Inputs that are cheap for a client and may be expensive for a server.
 fn sorts() -> Vec<Sort> {
     let opened = [PREFACE, &frame(4, 0, 0, &[])].concat();
     let after = |frames: Vec<Vec<u8>>| [opened.clone(), frames.concat()].concat();
     let sort = |what, sends| Sort { what, sends };
     let large = field("authorization", &format!("Bearer {}", "x".repeat(12 << 10)));
-    // More than may be sent before it is read is not sent: the windows are 64 KiB unless the server says else.
+    // Clients cannot send more than 64 KiB before the server enlarges the window.
     let message = [&b"\x00\x00\x3f\xff\xff"[..], &vec![0x1a; 16_379]].concat();
     let data: Vec<Vec<u8>> = (0..3).map(|_| frame(0, 0, 1, &message)).collect();
     let crumbs: Vec<Vec<u8>> = (0..15_000).map(|_| frame(0, 0, 1, b"\x00")).collect();
     let many = (0..90).map(|index| frame(1, 4, 2 * index + 1, &headers(&large)));
     vec![
         sort("nothing", Vec::new()),
-        sort("half a preface", PREFACE[..10].to_vec()),
-        sort("a preface and settings", opened.clone()),
+        sort("partial preface", PREFACE[..10].to_vec()),
+        sort("preface and settings", opened.clone()),
         sort("headers without an end", after(vec![frame(1, 0, 1, &headers(&large))])),
         sort(
-            "headers that go on",
+            "endless header continuation",
             after(
                 std::iter::once(frame(1, 0, 1, &headers(&[])))
                     .chain((0..64).map(|_| frame(9, 0, 1, &field("x", "y").repeat(100))))
                     .collect(),
             ),
         ),
-        sort("a stream without a message", after(vec![frame(1, 4, 1, &headers(&[]))])),
+        sort("stream without a message", after(vec![frame(1, 4, 1, &headers(&[]))])),
         sort("streams with large headers", after(many.collect())),
         sort(MESSAGE, after([vec![frame(1, 4, 1, &headers(&[]))], data].concat())),
         sort(
-            "a message in crumbs",
+            "message in tiny frames",
             after([vec![frame(1, 4, 1, &headers(&[]))], crumbs].concat()),
         ),
         sort("pings", after((0..2000).map(|_| frame(6, 0, 0, &[7; 8])).collect())),
         sort("settings", after((0..2000).map(|_| frame(4, 0, 0, &[])).collect())),
         sort(
-            "a record of TLS",
+            "partial TLS record",
             [&b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"[..], &[0x42; 8 << 10]].concat(),
         ),
-        sort("a record of TLS that lies", b"\x16\x03\x01\xff\xff".to_vec()),
+        sort("TLS record with a wrong length", b"\x16\x03\x01\xff\xff".to_vec()),
     ]
 }
 
@@ -124,11 +124,11 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 type Stream = Box<dyn Duplex>;
 
-/// Opens connections that each send something and then wait. They come from addresses of their own, as strangers do.
+/// Opens connections that each send some bytes and then stall. They use different source addresses.
 async fn connect(port: u16, tls: Option<&TlsConnector>, number: usize, sends: &[u8]) -> Vec<Stream> {
     let mut streams = Vec::with_capacity(number);
     for index in 0..number {
-        let socket = TcpSocket::new_v4().expect("the process may have so many files");
+        let socket = TcpSocket::new_v4().expect("the limit of open files is high enough");
         let source = Ipv4Addr::new(127, 1, (index / 200) as u8, (index % 200) as u8 + 1);
         socket.bind((source, 0).into()).expect("loopback has these addresses");
         let connecting = async {
@@ -143,24 +143,25 @@ async fn connect(port: u16, tls: Option<&TlsConnector>, number: usize, sends: &[
         let Ok(Some(mut stream)) = tokio::time::timeout(Duration::from_secs(30), connecting).await else {
             continue;
         };
-        // The server need not take it.
+        // The server need not read it.
         let _ = tokio::time::timeout(Duration::from_millis(500), stream.write_all(sends)).await;
         streams.push(stream);
     }
     streams
 }
 
-/// As many files as the system lets this process and the daemon have: the usual 1024 are not for ten thousand connections.
+/// Raises the limit of open files of this process and the daemon to the maximum: the usual 1024 are too few for ten
+/// thousand connections.
 fn allow_files(id: u32) {
     let raised = std::process::Command::new("prlimit")
         .args(["--nofile=20000:20000", "--pid", &id.to_string()])
         .status();
     if !raised.is_ok_and(|status| status.success()) {
-        println!("the limit of open files of process {id} stays");
+        println!("cannot raise the limit of open files of process {id}");
     }
 }
 
-/// Memory that stays the same for a moment.
+/// Returns the memory of a process once it is stable.
 fn settled(id: u32) -> usize {
     let mut last = memory(id).0;
     for _ in 0..10 {
@@ -183,7 +184,7 @@ pub(super) fn strangers_over_tls_cost_little() -> Result<(), Failed> {
     let daemon = secured("bounds-strangers-tls")?;
     let (shaking, speaking): (Vec<_>, Vec<_>) = sorts().into_iter().partition(|sort| !sort.sends.starts_with(b"PRI "));
     each_costs_little(&daemon, daemon.secure, None, SAMPLE, shaking)?;
-    // The handshakes of an unoptimised daemon take long; so fewer have to do.
+    // TLS handshakes of an unoptimised daemon are slow, so this uses fewer connections.
     let tls = Agent::new(daemon.secure, Trust::Anything).tls(None)?;
     let tls = TlsConnector::from(Arc::new(tls));
     each_costs_little(&daemon, daemon.secure, Some(&tls), SAMPLE / 2, speaking)
@@ -198,7 +199,7 @@ fn each_costs_little(
 ) -> Result<(), Failed> {
     allow_files(daemon.process.id);
     allow_files(std::process::id());
-    // What is made once for all is made now.
+    // Warm-up: shared structures are allocated now.
     drop(RUNTIME.block_on(connect(port, tls, 32, &sorts[sorts.len() / 2].sends)));
     let mut dear = Vec::new();
     for sort in sorts {
@@ -206,19 +207,19 @@ fn each_costs_little(
         let streams = RUNTIME.block_on(connect(port, tls, sample, &sort.sends));
         let grown = settled(daemon.process.id).saturating_sub(before);
         let each = grown / streams.len().max(1);
-        println!("bounds: {each} bytes for {}", sort.what);
+        println!("bounds: {each} bytes per connection: {}", sort.what);
         let waits = tls.is_some() || sort.what == MESSAGE;
         let allowed = if waits { ALLOWED_WAITING_BYTES } else { ALLOWED_BYTES };
         if each > allowed || streams.len() < sample {
-            dear.push(format!("{}: {each} bytes each of {}", sort.what, streams.len()));
+            dear.push(format!("{}: {each} bytes for each of {}", sort.what, streams.len()));
         }
-        // They stay until their memory was looked at; the next ones must not live on what these give back.
+        // Kept until the measurement is done; otherwise the next case would reuse their memory.
         drop(streams);
     }
     if dear.is_empty() {
         return Ok(());
     }
-    Err(format!("strangers cost too much\n{}", dear.join("\n")).into())
+    Err(format!("unauthenticated connections use too much memory\n{}", dear.join("\n")).into())
 }
 
 pub(super) fn slow_clients_are_in_nobodys_way() -> Result<(), Failed> {
@@ -232,7 +233,7 @@ pub(super) fn slow_clients_are_in_nobodys_way() -> Result<(), Failed> {
 
 pub(super) fn slow_clients_of_tls_are_in_nobodys_way() -> Result<(), Failed> {
     let daemon = secured("bounds-crowd-tls")?;
-    let slow = |sort: &Sort| ["nothing", "a record of TLS", "a record of TLS that lies"].contains(&sort.what);
+    let slow = |sort: &Sort| ["nothing", "partial TLS record", "TLS record with a wrong length"].contains(&sort.what);
     crowd(&daemon, daemon.secure, sorts().into_iter().filter(slow).collect())
 }
 
@@ -245,19 +246,22 @@ pub(super) fn slow_readers_of_pages_are_in_nobodys_way() -> Result<(), Failed> {
     let sorts = vec![
         sort("nothing", b""),
         sort("one byte", b"P"),
-        sort("half a head", b"GET /ready HTTP/1.1\r\nhost: x\r\nx-"),
-        sort("a request and no more", b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n"),
+        sort("partial request head", b"GET /ready HTTP/1.1\r\nhost: x\r\nx-"),
         sort(
-            "half a body",
+            "complete request, response not read",
+            b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n",
+        ),
+        sort(
+            "partial body",
             b"POST /ready HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx",
         ),
     ];
     crowd(&daemon, daemon.http.port(), sorts)
 }
 
-/// Ten thousand connections that want nothing, or are slow to say it.
+/// Opens ten thousand connections that send nothing, or stall.
 fn crowd(daemon: &Daemon, port: u16, sorts: Vec<Sort>) -> Result<(), Failed> {
-    // One crowd at a time: each is as many open files as this process may have.
+    // One flood at a time: each uses all open files that this process may have.
     static CROWDED: Mutex<()> = Mutex::new(());
     let _alone = CROWDED.lock().unwrap_or_else(PoisonError::into_inner);
     allow_files(daemon.process.id);
@@ -271,25 +275,25 @@ fn crowd(daemon: &Daemon, port: u16, sorts: Vec<Sort>) -> Result<(), Failed> {
     served(daemon)?;
     let grown = memory(daemon.process.id).1.saturating_sub(before);
     println!(
-        "bounds: {} slow clients, {grown} bytes, a proxy was served after {:?}",
+        "bounds: {} stalled clients, {grown} bytes, proxy served after {:?}",
         crowd.len(),
         begun.elapsed()
     );
     if crowd.len() < CROWD * 9 / 10 {
-        return Err(format!("only {} of {CROWD} could connect", crowd.len()).into());
+        return Err(format!("only {} of {CROWD} clients connected", crowd.len()).into());
     }
     if grown > CROWD * ALLOWED_BYTES {
-        return Err(format!("{} strangers cost {grown} bytes", crowd.len()).into());
+        return Err(format!("{} unauthenticated connections use {grown} bytes", crowd.len()).into());
     }
-    // Those who never say what they want are not kept.
+    // Stalled connections are closed after a timeout.
     RUNTIME.block_on(async {
         let ended = tokio::time::timeout(Duration::from_mins(1), all_ended(crowd)).await;
-        ended.map_err(|_| Failed::from("slow clients are still connected after a minute"))
+        ended.map_err(|_| Failed::from("stalled clients are still connected after a minute"))
     })?;
     served(daemon)
 }
 
-/// Reads until the other side has ended each connection.
+/// Reads until the server has closed every connection.
 async fn all_ended(crowd: Vec<Stream>) {
     let mut buffer = [0; 4096];
     for mut stream in crowd {
@@ -297,7 +301,7 @@ async fn all_ended(crowd: Vec<Stream>) {
     }
 }
 
-/// A proxy that comes now gets its configuration, and pages are answered.
+/// Checks that a new proxy gets its configuration, and that pages are served.
 fn served(daemon: &Daemon) -> Result<(), Failed> {
     let node = Node {
         id: "sidecar~10.0.0.9~reader.app~app.svc.cluster.local".into(),
@@ -308,7 +312,7 @@ fn served(daemon: &Daemon) -> Result<(), Failed> {
         Some(resources.len())
     })?;
     if resources == 0 {
-        return Err("a proxy gets nothing".into());
+        return Err("a new proxy gets no configuration".into());
     }
     let ready = http::get(daemon.http, "istiod", "/ready")?;
     if !ready.status.is_success() {

@@ -1,4 +1,4 @@
-//! R1: expressions that users write.
+//! R1: the cost of regular expressions in objects.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::support::wait;
 
-/// What is allowed for one object of a megabyte, in the unoptimised build of the tests and on a busy machine: expressions are
-/// compiled fifty times as fast in the daemon.
+/// Time limit for one object of a megabyte, in the unoptimised build of the tests and on a busy machine. The released
+/// daemon compiles expressions fifty times as fast.
 const LONGEST: Duration = Duration::from_mins(2);
 
 fn virtual_service(expressions: impl Iterator<Item = String>) -> Value {
@@ -32,7 +32,8 @@ fn envoy_filter(expressions: impl Iterator<Item = String>) -> Value {
         "metadata": { "name": "e", "namespace": "a" }, "spec": { "configPatches": patches } })
 }
 
-/// A megabyte of text is refused before it is compiled, and objects that are full of expressions cost seconds at most.
+/// A megabyte-long expression is rejected before it is compiled, and an object full of expressions takes seconds at
+/// most.
 pub(super) fn expressions_cost_little() -> Result<(), Failed> {
     for text in ["a".repeat(1 << 20), "(".repeat(1 << 20), "a{1000}".repeat(150_000)] {
         let begun = wait::now();
@@ -53,7 +54,7 @@ pub(super) fn expressions_cost_little() -> Result<(), Failed> {
             return Err(format!("{what} full of costly expressions is accepted").into());
         }
         if begun.elapsed() > LONGEST {
-            return Err(format!("{what} full of costly expressions takes {:?}", begun.elapsed()).into());
+            return Err(format!("{what} full of costly expressions took {:?}", begun.elapsed()).into());
         }
     }
     Ok(())

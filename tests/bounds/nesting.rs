@@ -1,4 +1,4 @@
-//! R2: what is nested too deep, or is too large.
+//! R2: inputs that are nested too deeply or too large.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::support::{
 
 const DEEP: usize = 1_000_000;
 
-/// Texts of which each parser has to refuse each.
+/// Texts that every parser must refuse.
 fn deep_texts() -> Vec<(&'static str, String)> {
     let repeated =
         |open: &str, middle: &str, close: &str| [open.repeat(DEEP), middle.to_owned(), close.repeat(DEEP)].concat();
@@ -52,7 +52,7 @@ fn deep_texts() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A message with groups in groups, and a node whose metadata is structs in structs.
+/// A message with nested groups, and a node whose metadata is nested structs.
 fn deep_messages() -> Vec<(&'static str, Vec<u8>)> {
     let groups = [vec![0x0b; DEEP], vec![0x0c; DEEP]].concat();
     // Each level is `Value { struct_value { fields { key: "a", value: .. } } }`, written from the inside out, reversed.
@@ -69,7 +69,7 @@ fn deep_messages() -> Vec<(&'static str, Vec<u8>)> {
         wrap(0x0a, &mut reversed);
         wrap(0x2a, &mut reversed);
     }
-    // The last value is in the field of a struct, which is the metadata of a node.
+    // The outermost value is in a field of a struct, which is the node's metadata.
     wrap(0x12, &mut reversed);
     reversed.extend([b'a', 1, 0x0a]);
     wrap(0x0a, &mut reversed);
@@ -79,23 +79,23 @@ fn deep_messages() -> Vec<(&'static str, Vec<u8>)> {
     vec![("groups", groups), ("structs", [&id[..], &reversed].concat())]
 }
 
-/// Every parser gives an error and needs no more stack than a worker of the daemon has.
+/// Every parser returns an error, within the stack size of the daemon's worker threads.
 pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
     let parsing = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
         for (what, text) in deep_texts() {
             let read = FileContent::read("objects.yaml", text.as_bytes(), &ClusterId::new("c"));
             assert!(
                 read.unreadable && !read.diagnostics.is_empty(),
-                "a file of {what} is refused"
+                "a file of {what} must be refused"
             );
             for document in yaml::documents(&text) {
-                assert!(document.parse().is_err(), "{what} are refused");
+                assert!(document.parse().is_err(), "{what} must be refused");
             }
             assert!(
                 serde_json::from_str::<serde_json::Value>(&text).is_err(),
-                "an object of {what} is refused"
+                "an object of {what} must be refused"
             );
-            // What is JSON in a text counts as a text if it is none.
+            // Text with invalid JSON counts as a plain string.
             let metadata: BTreeMap<_, _> = ["LABELS", "PROXY_CONFIG", "ANNOTATIONS"]
                 .into_iter()
                 .map(|key| (key.to_owned(), text.clone().into()))
@@ -104,18 +104,18 @@ pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
             let proxy = Proxy::new(id, "", metadata, "".into(), Extensions::default());
             assert!(
                 proxy.is_ok_and(|proxy| proxy.labels().is_empty()),
-                "{what} are no labels"
+                "{what} must not be labels"
             );
         }
         for (what, message) in deep_messages() {
-            assert!(Node::decode(&message[..]).is_err(), "{what} are refused");
+            assert!(Node::decode(&message[..]).is_err(), "{what} must be refused");
         }
     });
-    let parsed = parsing.expect("a thread can be made").join();
+    let parsed = parsing.expect("a thread can be created").join();
     parsed.map_err(|panic| Failed::from(panic.downcast_ref::<String>().cloned().unwrap_or_default()))
 }
 
-/// The same against a real daemon, over its ports and in its folder.
+/// Like the test above, against a real daemon's ports and folder.
 pub(super) fn the_daemon_survives_what_is_deep() -> Result<(), Failed> {
     let (daemon, mesh) = daemon("bounds-nesting")?;
     for (what, message) in deep_messages() {
@@ -127,13 +127,13 @@ pub(super) fn the_daemon_survives_what_is_deep() -> Result<(), Failed> {
         let framed = [&[0][..], &u32::to_be_bytes(request.len() as u32), &request].concat();
         let status = RUNTIME.block_on(grpc_status(daemon.xds, framed.into()))?;
         if status == "0" {
-            return Err(format!("a request of {what} is accepted").into());
+            return Err(format!("a request with {what} was accepted").into());
         }
     }
     for (index, (_, text)) in deep_texts().into_iter().enumerate() {
         std::fs::write(mesh.join(format!("deep-{index}.yaml")), text).expect("target/ is writable");
     }
-    wait::until("complaints about every deep file", Duration::from_mins(1), || {
+    wait::until("an error for every deeply nested file", Duration::from_mins(1), || {
         let log = daemon.process.log();
         (0..deep_texts().len())
             .all(|index| log.contains(&format!("deep-{index}.yaml")))
@@ -144,7 +144,7 @@ pub(super) fn the_daemon_survives_what_is_deep() -> Result<(), Failed> {
 
 fn still_serves(daemon: &crate::support::daemon::Daemon) -> Result<(), Failed> {
     if let Some(status) = daemon.process.ended() {
-        return Err(format!("the daemon ended: {status}\n{}", daemon.process.log_tail()).into());
+        return Err(format!("the daemon exited: {status}\n{}", daemon.process.log_tail()).into());
     }
     let node = envoy::Node {
         id: "sidecar~10.0.0.9~reader.app~app.svc.cluster.local".into(),
@@ -153,12 +153,12 @@ fn still_serves(daemon: &crate::support::daemon::Daemon) -> Result<(), Failed> {
     let client = Ads::connect(daemon.xds, &node);
     let resources = client.first()?;
     if resources.is_empty() {
-        return Err("a proxy gets nothing".into());
+        return Err("a proxy gets no configuration".into());
     }
     Ok(())
 }
 
-/// The status of a stream of one message.
+/// Returns the status of a stream with one message.
 async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
     let exchange = async {
         let stream = TcpStream::connect(("127.0.0.1", port))
@@ -185,10 +185,10 @@ async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
         }))
     };
     let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
-    exchanged.unwrap_or_else(|_| Err("the stream is not answered".to_owned()))
+    exchanged.unwrap_or_else(|_| Err("no response on the stream".to_owned()))
 }
 
-/// Pages are read, not written: large bodies and heads are refused or passed over, and not kept.
+/// Pages are read-only: large bodies and heads are refused or ignored, and not buffered.
 pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-pages")?;
     let deep: Bytes = "[".repeat(DEEP).into();
@@ -205,7 +205,7 @@ pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
         ] {
             for body in [&deep, &large] {
                 let answer = RUNTIME.block_on(post(address, path, body.clone(), ""));
-                // The server may hang up before it was sent everything.
+                // The server may close the connection before it has received everything.
                 if let Ok(status) = answer
                     && !status.is_client_error()
                 {
@@ -215,15 +215,15 @@ pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
         }
         let head = RUNTIME.block_on(post(address, "/ready", Bytes::new(), &"h".repeat(1 << 20)));
         if head.is_ok_and(|status| !status.is_client_error()) {
-            return Err("a head of a megabyte is accepted".into());
+            return Err("a head of a megabyte was accepted".into());
         }
     }
     let grown = memory(daemon.process.id).1.saturating_sub(before);
     if grown > 16 << 20 {
-        return Err(format!("bodies cost {grown} bytes of memory").into());
+        return Err(format!("request bodies use {grown} bytes of memory").into());
     }
     if !http::get(daemon.http, "istiod", "/ready")?.status.is_success() {
-        return Err("the daemon is not ready any more".into());
+        return Err("the daemon is no longer ready".into());
     }
     Ok(())
 }
@@ -249,5 +249,5 @@ async fn post(
         Ok(response.status())
     };
     let exchanged = tokio::time::timeout(Duration::from_secs(20), exchange).await;
-    exchanged.unwrap_or_else(|_| Err("no answer".to_owned()))
+    exchanged.unwrap_or_else(|_| Err("no response".to_owned()))
 }

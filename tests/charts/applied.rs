@@ -1,4 +1,4 @@
-//! What a real API server makes of the definitions and of the charts.
+//! The CRDs and the charts in a real API server.
 
 use std::collections::BTreeMap;
 
@@ -25,14 +25,14 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// The definition of a kind.
+/// Returns the CRD of a kind.
 fn definition(kind: &str) -> Value {
     let of_kind = |definition: &Value| definition["spec"]["names"]["kind"] == kind;
     let found = crd::definitions().into_iter().find(of_kind);
-    found.unwrap_or_else(|| panic!("no definition of {kind}"))
+    found.unwrap_or_else(|| panic!("no CRD of {kind}"))
 }
 
-/// Has the API server decide about an object without storing it.
+/// Sends an object to the API server as a dry run.
 fn try_out(cluster: &Cluster, object: &Value) -> Result<Value, String> {
     let definition = definition(object["kind"].as_str().unwrap_or_default());
     let version = object["apiVersion"].as_str().unwrap_or_default();
@@ -43,7 +43,7 @@ fn try_out(cluster: &Cluster, object: &Value) -> Result<Value, String> {
     cluster.api.post(&path, &object)
 }
 
-/// What `objects.yaml` says of a kind.
+/// The cases of a kind in `objects.yaml`.
 #[derive(Deserialize)]
 struct Cases {
     accepts: Vec<Value>,
@@ -54,7 +54,7 @@ fn accept_and_refuse() -> Result<(), Failed> {
     let cluster = kubernetes::shared(0)?;
     let text = std::fs::read_to_string(project().join("tests/charts/objects.yaml"))?;
     let cases: BTreeMap<String, Cases> = serde_json::from_value(yaml::documents(&text)[0].parse()?)?;
-    assert_eq!(cases.len(), crd::definitions().len(), "each kind has cases");
+    assert_eq!(cases.len(), crd::definitions().len(), "each kind must have cases");
     let mut wrong = Vec::new();
     for (kind, cases) in &cases {
         let definition = definition(kind);
@@ -78,10 +78,12 @@ fn accept_and_refuse() -> Result<(), Failed> {
             for (because, specs) in &cases.refuses {
                 for spec in specs {
                     match decide(spec) {
-                        Ok(_) => wrong.push(format!("{version} {kind}: {spec} is accepted, in spite of: {because}")),
+                        Ok(_) => wrong.push(format!(
+                            "{version} {kind}: {spec} was accepted, expected error: {because}"
+                        )),
                         Err(error) if error.contains(because.as_str()) => {}
                         Err(error) => wrong.push(format!(
-                            "{version} {kind}: {spec} is refused, but not with {because}: {error}"
+                            "{version} {kind}: {spec} was refused, but not with {because}: {error}"
                         )),
                     }
                 }
@@ -91,7 +93,7 @@ fn accept_and_refuse() -> Result<(), Failed> {
     verdict(wrong)
 }
 
-/// The API server stores no nulls.
+/// Reports whether the value contains a null; the API server stores none.
 fn has_null(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -117,8 +119,8 @@ fn status_is_written_apart() -> Result<(), Failed> {
         "status": { "observedGeneration": "7" } });
     let reference = Reference::of(&object);
     let created = cluster.api.create(&object)?;
-    assert_eq!(created["status"], Value::Null, "a new object has no status");
-    // The addresses that are given are no field of the status message, and are kept all the same.
+    assert_eq!(created["status"], Value::Null, "a new object must have no status");
+    // Assigned addresses are not a field of the status message, but must be kept.
     let mut with_status = object.clone();
     with_status["status"]["addresses"] = json!([{ "value": "240.240.0.1", "host": "apart.example.com" }]);
     with_status["spec"]["hosts"] = json!(["apart.example.com"]);
@@ -132,7 +134,10 @@ fn status_is_written_apart() -> Result<(), Failed> {
         (&with_status["status"], &json!(["b"]))
     );
     with_status["status"] = json!({ "conditions": [{ "lastProbeTime": "yesterday" }] });
-    assert!(cluster.api.apply(&with_status).is_err(), "a status has a schema, too");
+    assert!(
+        cluster.api.apply(&with_status).is_err(),
+        "the status schema must be enforced"
+    );
     Ok(cluster.api.delete(&reference)?)
 }
 
@@ -150,26 +155,22 @@ fn versions_are_one_object() -> Result<(), Failed> {
             namespace,
             "one",
         );
-        let read = cluster.get(&reference)?.ok_or("the object is not there")?;
-        assert_eq!(
-            read["spec"],
-            json!({ "host": "web" }),
-            "fields that nobody knows are dropped"
-        );
+        let read = cluster.get(&reference)?.ok_or("the object does not exist")?;
+        assert_eq!(read["spec"], json!({ "host": "web" }), "unknown fields must be dropped");
     }
     Ok(cluster.api.delete(&Reference::of(&object))?)
 }
 
-/// Istio's own cases, where the conformance set lies beside the project.
+/// Istio's own cases, where its conformance set is next to the project.
 fn conformance() -> Result<Completion, Failed> {
     let set = project().join("../shared/conformance/upstream/crd-validation");
     let Ok(files) = std::fs::read_dir(&set) else {
         return Ok(Completion::ignored_with(
-            "the conformance set is not beside the project (../shared/conformance)",
+            "skipped: Istio's conformance set is not next to the project (../shared/conformance)",
         ));
     };
     if !kubernetes::is_installed() {
-        return missing("there is no Kubernetes API server; `make tools` installs it");
+        return missing("the Kubernetes API server is missing; `make tools` installs it");
     }
     let cluster = kubernetes::shared(0)?;
     let mut wrong = Vec::new();
@@ -178,7 +179,7 @@ fn conformance() -> Result<Completion, Failed> {
         if path.extension().is_none_or(|extension| extension != "yaml") {
             continue;
         }
-        // YAML 1.2 sees a mapping where Go's reader, which the set was written for, sees an address.
+        // YAML 1.2 reads this as a mapping; Go's parser, for which the set was written, reads it as an address.
         let text = std::fs::read_to_string(&path)?.replace("001:db8::]", "'001:db8::']");
         for mut object in kubernetes::api::documents(&text) {
             let because = object.as_object_mut().and_then(|fields| fields.remove("_err"));
@@ -193,7 +194,8 @@ fn conformance() -> Result<Completion, Failed> {
     verdict(wrong).map(|()| Completion::Completed)
 }
 
-/// The set's texts are those of an older API server, which repeated types, and of a null that was not dropped.
+/// Compares error messages. The set's texts come from an older API server, which repeated types and did not drop a
+/// null.
 fn tells(error: &str, because: &str) -> bool {
     let because = because
         .rsplit_once(": Invalid value: ")
@@ -210,7 +212,7 @@ fn tells(error: &str, because: &str) -> bool {
 
 fn is_installed() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
-        return missing("there is no Kubernetes API server, or no Helm; `make tools` installs them");
+        return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
     }
     let cluster = kubernetes::shared(0)?;
     let namespace = "charts-installed";
@@ -228,7 +230,7 @@ fn is_installed() -> Result<Completion, Failed> {
         let common = ["--namespace", namespace, "--kubeconfig", &kubeconfig];
         helm::run(&[words, &common].concat())
     };
-    // The definitions are there already for all trials, and Helm would not take over what it did not install.
+    // The CRDs are already installed for all tests, and Helm would refuse to adopt them.
     helm(&[
         "install",
         "base",
@@ -263,14 +265,17 @@ fn is_installed() -> Result<Completion, Failed> {
         cluster.token(namespace, name, &[])?;
     }
     let deployment = Reference::new("apps/v1", "Deployment", namespace, "istiod");
-    let found = cluster.get(&deployment)?.ok_or("the Deployment is not there")?;
+    let found = cluster.get(&deployment)?.ok_or("the Deployment does not exist")?;
     assert_eq!(found["spec"]["replicas"], 2);
     let service = Reference::new("v1", "Service", namespace, "istiod-revision-tag-prod");
-    let service = cluster.get(&service)?.ok_or("the Service of the tag is not there")?;
+    let service = cluster.get(&service)?.ok_or("the Service of the tag does not exist")?;
     assert_eq!(service["spec"]["ports"].as_array().map(Vec::len), Some(4));
     for release in ["canary", "istiod", "base"] {
         helm(&["uninstall", release])?;
     }
-    assert!(cluster.get(&deployment)?.is_none(), "what was installed is removed");
+    assert!(
+        cluster.get(&deployment)?.is_none(),
+        "uninstalling must remove the Deployment"
+    );
     Ok(Completion::Completed)
 }

@@ -1,4 +1,4 @@
-//! What Helm makes of the charts.
+//! The charts as rendered by Helm.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,7 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Values for which everything that is rendered on demand is rendered.
+/// Values that enable everything optional.
 const ALL: &[&str] = &[
     "revision=canary",
     "revisionTags={prod,stage}",

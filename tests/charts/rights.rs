@@ -1,4 +1,4 @@
-//! The rights that the charts grant are those that the daemon uses: none is missing, none is idle.
+//! The charts grant exactly the permissions that the daemon uses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 const NAMESPACE: &str = "istio-system";
 
-/// With these, everything that writes is on, and what waits does not wait long.
+/// Values that enable everything that writes, with short delays.
 const VALUES: &[&str] = &[
     "env.ENABLE_MCS_AUTO_EXPORT=true",
     "global.istiod.enableAnalysis=true",
@@ -31,14 +31,14 @@ const VALUES: &[&str] = &[
     "env.ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
 ];
 
-/// Used only when somebody shows a token or asks for a Secret, or a machine tells of its health: the trial's proxy does not.
+/// Used only when a client sends a token or requests a Secret, or a VM reports its health; the test's proxy does not.
 const NOT_TRIED: &[&str] = &[
     "create authentication.k8s.io tokenreviews",
     "create authorization.k8s.io subjectaccessreviews",
     "update networking.istio.io workloadentries/status",
 ];
 
-/// The root of the CA is renewed all the time.
+/// Settings that renew the root of the CA all the time.
 const RENEWING: [(&str, &str); 3] = [
     ("CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL", "1s"),
     ("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE", "100"),
@@ -47,7 +47,7 @@ const RENEWING: [(&str, &str); 3] = [
 
 fn rights_are_those_used() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
-        return missing("there is no Kubernetes API server, or no Helm; `make tools` installs them");
+        return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
     }
     let cluster = Cluster::start("charts/rights")?;
     cluster.namespace(NAMESPACE, &json!({}))?;
@@ -86,7 +86,7 @@ fn rights_are_those_used() -> Result<Completion, Failed> {
 
     let asked = cluster.audit(&format!("system:serviceaccount:{NAMESPACE}:istiod"));
     let refused: BTreeSet<_> = asked.iter().filter(|request| request.status == 403).collect();
-    assert!(refused.is_empty(), "refused: {refused:#?}");
+    assert!(refused.is_empty(), "forbidden requests: {refused:#?}");
     let used: BTreeSet<String> = asked
         .iter()
         .flat_map(|request| {
@@ -97,12 +97,12 @@ fn rights_are_those_used() -> Result<Completion, Failed> {
     assert_eq!(
         idle,
         NOT_TRIED.iter().map(ToString::to_string).collect(),
-        "what is granted and not used"
+        "permissions that are granted but not used"
     );
     Ok(Completion::Completed)
 }
 
-/// The variables that the Deployment sets to a value.
+/// The environment variables in the Deployment that have a literal value.
 fn environment(objects: &[Value]) -> Vec<(String, String)> {
     let deployment = objects.iter().find(|object| object["kind"] == "Deployment");
     let container = deployment.map(|deployment| &deployment["spec"]["template"]["spec"]["containers"][0]);
@@ -115,7 +115,7 @@ fn environment(objects: &[Value]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// `verb group resource` of everything that the roles of the account grant.
+/// Returns `verb group resource` of every permission of the account.
 fn granted(objects: &[Value]) -> BTreeSet<String> {
     let roles = objects.iter().filter(|object| {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
@@ -139,7 +139,7 @@ fn granted(objects: &[Value]) -> BTreeSet<String> {
     granted
 }
 
-/// Lets each controller write what it has to.
+/// Makes each controller write its objects.
 fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
     let metadata = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name });
     let networking = "networking.istio.io/v1";
@@ -170,11 +170,11 @@ fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
         entry["status"]["addresses"].is_array().then_some(())
     })?;
     let routes = Reference::new(networking, "VirtualService", "default", "astray");
-    wait::until("findings about the VirtualService", Duration::from_mins(1), || {
+    wait::until("the status of the VirtualService", Duration::from_mins(1), || {
         let routes = cluster.get(&routes).ok()??;
         routes["status"]["validationMessages"].is_array().then_some(())
     })?;
-    // Other roots come: the ConfigMaps are not only created.
+    // The roots change, so the ConfigMaps are updated, not only created.
     cluster.api.apply(&Authority::new("other").secret(NAMESPACE, None))?;
     let machine = Ads::connect(
         daemon.xds,
@@ -185,7 +185,7 @@ fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
     );
     is_there(networking, "WorkloadEntry", "machines-10.99.0.1")?;
     drop(machine);
-    wait::until("the machine forgotten", Duration::from_mins(1), || {
+    wait::until("the removal of the VM's WorkloadEntry", Duration::from_mins(1), || {
         let entries = cluster.api.list(networking, "WorkloadEntry", "default").ok()?;
         entries.is_empty().then_some(())
     })?;

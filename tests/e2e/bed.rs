@@ -1,5 +1,5 @@
-//! The mesh of the end-to-end trials: a client with a sidecar, a service `web` with two versions, and a gateway. All of
-//! it listens on loopback addresses; the sidecar captures nothing and is spoken to directly.
+//! The mesh of the end-to-end tests: a client with a sidecar, a service `web` with two versions, and a gateway.
+//! Everything listens on loopback addresses. The sidecar captures no traffic; requests go to its listeners directly.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use crate::support::http::{self, Application};
 use crate::support::ports::Reserved;
 use crate::support::{scratch, wait};
 
-/// How the service is named in requests.
+/// The host of the service in requests.
 pub(super) const WEB: &str = "web.shop.svc.cluster.local";
 
-/// Long enough for a slow machine, and never waited for in full when all is well.
+/// A time limit that is long enough for a slow machine; successful tests do not reach it.
 pub(super) const SOON: Duration = Duration::from_secs(30);
 
-/// The applications, the mesh folder that tells of them, and the daemon that serves it.
+/// The applications, their mesh folder, and the daemon that serves it.
 pub(super) struct Bed {
     pub(super) folder: PathBuf,
     mesh: PathBuf,
     pub(super) v1: Application,
     pub(super) v2: Application,
-    /// What the sidecar stands before.
+    /// The application behind the sidecar.
     _client: Application,
     /// Port of the service, and of the sidecar's listener for it.
     service: Reserved,
@@ -35,12 +35,12 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// Starts everything but the proxies; all requests go to v1.
+    /// Starts everything but the proxies. All requests are routed to v1.
     pub(super) fn start(name: &str) -> Result<Bed, String> {
         Bed::start_with(name, &[])
     }
 
-    /// The same, with more files in the folder.
+    /// Like [`Self::start`], with more files in the folder.
     pub(super) fn start_with(name: &str, more: &[(&str, &str)]) -> Result<Bed, String> {
         let folder = scratch(name);
         let mesh = folder.join("mesh");
@@ -51,7 +51,7 @@ impl Bed {
         );
         let client_itself = Application::start("client", "127.0.0.1");
         let [service, ingress, edge] = [Reserved::new(), Reserved::new(), Reserved::new()];
-        // No certificates here: with automatic mutual TLS every cluster would wait for one.
+        // No certificates: with automatic mutual TLS, every cluster would wait for one.
         write(&mesh, "mesh.yaml", "enableAutoMtls: false\n");
         write(&mesh, "services.yaml", &services(&v1, &v2, service.port));
         write(&mesh, "slice-v2.yaml", &slice("v2", v2.address));
@@ -79,7 +79,7 @@ impl Bed {
         })
     }
 
-    /// The client's sidecar.
+    /// Starts the client's sidecar.
     pub(super) fn sidecar(&self, protocol: Protocol) -> Result<Envoy, String> {
         let node = Node {
             id: "sidecar~127.0.0.1~client.shop~shop.svc.cluster.local".to_owned(),
@@ -96,7 +96,7 @@ impl Bed {
         Envoy::start(&self.folder, "sidecar", &node, self.daemon.xds, protocol)
     }
 
-    /// The gateway.
+    /// Starts the gateway.
     pub(super) fn gateway(&self, protocol: Protocol) -> Result<Envoy, String> {
         let node = Node {
             id: "router~127.0.0.4~gateway.shop~shop.svc.cluster.local".to_owned(),
@@ -112,22 +112,22 @@ impl Bed {
         Envoy::start(&self.folder, "gateway", &node, self.daemon.xds, protocol)
     }
 
-    /// Where the sidecar listens for requests to the service.
+    /// The sidecar's listener for requests to the service.
     pub(super) fn outbound(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.service.port))
     }
 
-    /// Where the sidecar listens for requests to the client itself.
+    /// The sidecar's listener for requests to the client itself.
     pub(super) fn inbound(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.ingress.port))
     }
 
-    /// Where the gateway listens.
+    /// The gateway's listener.
     pub(super) fn edge(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 4], self.edge.port))
     }
 
-    /// The cluster of the service, or of one subset of it.
+    /// The cluster name of the service, or of a subset.
     pub(super) fn cluster(&self, subset: &str) -> String {
         format!("outbound|{}|{subset}|{WEB}", self.service.port)
     }
@@ -137,17 +137,17 @@ impl Bed {
         self.daemon.replace(&self.mesh, &self.folder.join("istiod-again.log"))
     }
 
-    /// Edits the folder: how the service's requests are divided.
+    /// Edits the folder: splits requests by weight.
     pub(super) fn divide(&self, v1: u32, v2: u32) {
         write(&self.mesh, "routing.yaml", &routing(v1, v2));
     }
 
-    /// Edits the folder: v2 is no endpoint of the service any more.
+    /// Edits the folder: removes v2 from the endpoints.
     pub(super) fn remove_v2(&self) {
-        std::fs::remove_file(self.mesh.join("slice-v2.yaml")).expect("the file was written at the start");
+        std::fs::remove_file(self.mesh.join("slice-v2.yaml")).expect("the file exists since the start");
     }
 
-    /// Edits the folder: a service that the client's Sidecar does not let it see.
+    /// Edits the folder: adds a service that the client's Sidecar excludes.
     pub(super) fn add_unseen_service(&self) {
         let text = "apiVersion: v1
 kind: Service
@@ -160,18 +160,18 @@ spec:
         write(&self.mesh, "unseen.yaml", text);
     }
 
-    /// Edits the folder: any file.
+    /// Edits the folder: writes any file.
     pub(super) fn write(&self, file: &str, text: &str) {
         write(&self.mesh, file, text);
     }
 
-    /// Edits the folder: a file that is no YAML.
+    /// Edits the folder: writes a file with invalid YAML.
     pub(super) fn spoil(&self) {
         write(&self.mesh, "spoilt.yaml", "kind: [never closed\n");
     }
 }
 
-/// Asks `count` times, each of which has to succeed, and tells which application answered each.
+/// Sends `count` requests, all of which must succeed. Returns the application that answered each.
 pub(super) fn answers(address: SocketAddr, host: &str, count: usize) -> Result<Vec<String>, String> {
     (0..count)
         .map(|_| {
@@ -183,18 +183,18 @@ pub(super) fn answers(address: SocketAddr, host: &str, count: usize) -> Result<V
         .collect()
 }
 
-/// Asks until `application` answers.
+/// Sends requests until `application` answers.
 pub(super) fn answered_by(application: &str, address: SocketAddr, host: &str) -> Result<(), String> {
-    wait::until(&format!("an answer of {application} at {address}"), SOON, || {
+    wait::until(&format!("a response of {application} at {address}"), SOON, || {
         (http::get(address, host, "/").ok()?.application()? == application).then_some(())
     })
 }
 
-/// Replaces a file in one step, as editors and Kubernetes do.
+/// Replaces a file atomically, as editors and Kubernetes do.
 fn write(mesh: &Path, name: &str, text: &str) {
     let draft = mesh.join(format!(".{name}.draft"));
-    std::fs::write(&draft, text).expect("the folder is ours");
-    std::fs::rename(&draft, mesh.join(name)).expect("the folder is ours");
+    std::fs::write(&draft, text).expect("the test's folder is writable");
+    std::fs::rename(&draft, mesh.join(name)).expect("the test's folder is writable");
 }
 
 fn services(v1: &Application, v2: &Application, port: u16) -> String {
@@ -270,7 +270,7 @@ spec:
     )
 }
 
-/// What the client's sidecar listens on. Its own traffic is plain: these trials have no certificates.
+/// The listeners of the client's sidecar. Inbound traffic is plaintext: these tests have no certificates.
 fn client(service_port: u16, ingress_port: u16, behind: SocketAddr) -> String {
     format!(
         "apiVersion: networking.istio.io/v1

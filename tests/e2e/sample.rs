@@ -1,4 +1,4 @@
-//! What `make run` shows, shown once.
+//! The sample of `make run`, run once.
 
 use std::process::Command;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use libtest_mimic::Failed;
 use crate::support::process::Process;
 use crate::support::{project, scratch};
 
-/// Runs the sample to its end, with the daemon of this test run.
+/// Runs the sample to its end, with this build's daemon.
 pub(super) fn runs_once(name: &str) -> Result<(), Failed> {
     let mut command = Command::new("python3");
     command

@@ -1,4 +1,4 @@
-//! Tokens, checked by a real Envoy with keys that the daemon fetched.
+//! JWTs, verified by a real Envoy with keys that the daemon fetched.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,10 +26,10 @@ use crate::support::envoy::{Envoy, Protocol};
 use crate::support::http::{self, RUNTIME};
 use crate::support::wait;
 
-/// Keys are fetched from servers that nobody vouches for, often.
+/// Keys are refreshed often, from servers with self-signed certificates.
 const SETTINGS: &str = "PILOT_JWT_PUB_KEY_REFRESH_INTERVAL: 1s\nJWKS_RESOLVER_INSECURE_SKIP_VERIFY: 'true'\n";
 
-/// A key that tokens are signed with.
+/// A key that signs tokens.
 struct Key {
     id: &'static str,
     pair: KeyPair,
@@ -37,11 +37,11 @@ struct Key {
 
 impl Key {
     fn new(id: &'static str) -> Self {
-        let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key can be made");
+        let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key can be created");
         Self { id, pair }
     }
 
-    /// What checks the signatures.
+    /// The public key that verifies the signatures.
     fn public(&self) -> Value {
         let point = self.pair.der_bytes();
         let coordinate = |from: usize| BASE64_URL_SAFE_NO_PAD.encode(&point[from..from + 32]);
@@ -65,7 +65,7 @@ fn key_set(keys: &[&Key]) -> String {
     json!({ "keys": keys }).to_string()
 }
 
-/// A server of documents by path; dropping it ends it.
+/// A server of documents by path. Dropping it ends it.
 struct KeyServer {
     address: SocketAddr,
     documents: Arc<Mutex<BTreeMap<String, String>>>,
@@ -86,7 +86,7 @@ impl KeyServer {
     }
 
     fn set(&self, path: &str, document: String) {
-        let mut documents = self.documents.lock().expect("nothing panics with it");
+        let mut documents = self.documents.lock().expect("no thread panics while it holds the lock");
         documents.insert(path.to_owned(), document);
     }
 }
@@ -103,7 +103,7 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, documents: Arc<M
         let answers = service_fn(move |request: Request<Incoming>| {
             let found = documents
                 .lock()
-                .expect("nothing panics with it")
+                .expect("no thread panics while it holds the lock")
                 .get(request.uri().path())
                 .cloned();
             let status = if found.is_some() {
@@ -116,7 +116,7 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, documents: Arc<M
             async move { Ok::<_, Infallible>(response) }
         });
         let http = hyper::server::conn::http1::Builder::new();
-        // The daemon may end a connection as it likes.
+        // The daemon may close a connection at any time.
         match &tls {
             None => {
                 let _ = http.serve_connection(TokioIo::new(stream), answers).await;
@@ -130,17 +130,17 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, documents: Arc<M
     }
 }
 
-/// A server's side of TLS that nobody vouches for.
+/// A TLS server with a self-signed certificate.
 fn self_signed() -> TlsAcceptor {
     let made = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("a certificate");
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .expect("both versions")
+        .expect("the default versions are supported")
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key)
-        .expect("they belong together");
+        .expect("the key belongs to the certificate");
     TlsAcceptor::from(Arc::new(config))
 }
 
@@ -155,13 +155,13 @@ spec: {{jwtRules: [{}]}}
     )
 }
 
-/// The status of a request to the client with this token.
+/// Returns the status of a request to the client with this token.
 fn status(bed: &Bed, token: Option<&str>) -> Result<u16, String> {
     let path = token.map_or("/".to_owned(), |token| format!("/?access_token={token}"));
     Ok(http::get(bed.inbound(), "client", &path)?.status.as_u16())
 }
 
-/// Asks until a request with this token is answered with the status.
+/// Sends requests with this token until one gets the status.
 fn becomes(bed: &Bed, what: &str, token: &str, wanted: u16) -> Result<(), String> {
     wait::until(what, SOON, || {
         status(bed, Some(token)).ok().filter(|status| *status == wanted)
@@ -169,7 +169,7 @@ fn becomes(bed: &Bed, what: &str, token: &str, wanted: u16) -> Result<(), String
     .map(|_| ())
 }
 
-/// What the debug page says of a source.
+/// Returns the entry of a key server on the debug page.
 fn report(bed: &Bed, url: &str) -> Value {
     let page = http::get(bed.daemon.monitoring, "istiod", "/debug/jwksz").map(|answer| answer.body);
     let page: Value = serde_json::from_str(&page.unwrap_or_default()).unwrap_or_default();
@@ -186,7 +186,7 @@ pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {
     let location = json!({ "issuer": issuer_name, "jwks_uri": format!("http://{}/there", issuer.address) });
     issuer.set("/realm/.well-known/openid-configuration", location.to_string());
     issuer.set("/there", key_set(&[&described]));
-    // It takes connections and never answers.
+    // A server that accepts connections and never answers.
     let hangs = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
     let hanging = format!("http://{}/keys", hangs.local_addr().expect("it is bound"));
     let good_url = format!("https://{}/keys", good.address);
@@ -199,25 +199,29 @@ pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {
 
     let bed = Bed::start_with(name, &[("env.yaml", SETTINGS), ("tokens.yaml", &policy(&rules))])?;
     let sidecar = bed.sidecar(Protocol::Delta)?;
-    // The daemon was not ready before it had asked for all keys, so no request meets an Envoy without them.
-    assert_eq!(status(&bed, Some(&first.token("good")))?, 200, "a good token");
+    // The daemon becomes ready only after it has requested all keys, so no Envoy starts without them.
+    assert_eq!(status(&bed, Some(&first.token("good")))?, 200, "a valid token");
     assert_eq!(
         status(&bed, Some(&described.token(&issuer_name)))?,
         200,
-        "keys found by discovery"
+        "keys found by OpenID discovery"
     );
-    assert_eq!(status(&bed, None)?, 200, "a request without token");
+    assert_eq!(status(&bed, None)?, 200, "a request without a token");
     assert_eq!(
         status(&bed, Some(&forger.token("good")))?,
         401,
-        "signed with another key"
+        "a token signed with another key"
     );
     assert_eq!(
         status(&bed, Some(&first.token("hangs")))?,
         401,
-        "an issuer without keys"
+        "a token of an issuer without keys"
     );
-    assert_eq!(status(&bed, Some(&first.token("nobody")))?, 401, "an unknown issuer");
+    assert_eq!(
+        status(&bed, Some(&first.token("nobody")))?,
+        401,
+        "a token of an unknown issuer"
+    );
 
     rotate(&bed, &sidecar, &good, &first, &second)?;
     last_good_keys_stay(&bed, good, &good_url, &second)?;
@@ -229,33 +233,45 @@ pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {
         401,
         "the only issuer has no keys"
     );
-    assert_eq!(status(&bed, None)?, 200, "a request without token");
+    assert_eq!(status(&bed, None)?, 200, "a request without a token");
     sidecar.refused_nothing()?;
     Ok(())
 }
 
-/// New keys arrive and old ones go, while another issuer's server hangs.
+/// New keys are used and old ones removed while another issuer's server hangs.
 fn rotate(bed: &Bed, sidecar: &Envoy, good: &KeyServer, first: &Key, second: &Key) -> Result<(), Failed> {
-    assert_eq!(status(bed, Some(&second.token("good")))?, 401, "not published yet");
+    assert_eq!(
+        status(bed, Some(&second.token("good")))?,
+        401,
+        "a key that is not published yet"
+    );
     good.set("/keys", key_set(&[first, second]));
     becomes(bed, "the second key", &second.token("good"), 200)?;
-    assert_eq!(status(bed, Some(&first.token("good")))?, 200, "both serve");
+    assert_eq!(status(bed, Some(&first.token("good")))?, 200, "both keys are valid");
     good.set("/keys", key_set(&[second]));
-    becomes(bed, "the end of the first key", &first.token("good"), 401)?;
-    assert_eq!(status(bed, Some(&second.token("good")))?, 200, "it serves alone");
+    becomes(bed, "the removal of the first key", &first.token("good"), 401)?;
+    assert_eq!(
+        status(bed, Some(&second.token("good")))?,
+        200,
+        "only the second key is valid"
+    );
     sidecar.refused_nothing()?;
     Ok(())
 }
 
-/// The server of the keys is gone, its keys are not.
+/// The key server is gone, but its keys stay.
 fn last_good_keys_stay(bed: &Bed, good: KeyServer, url: &str, key: &Key) -> Result<(), Failed> {
     drop(good);
-    let report = wait::until("failures of the dead server", SOON, || {
+    let report = wait::until("failures of the stopped server", SOON, || {
         Some(report(bed, url)).filter(|report| report["failures"].as_u64() >= Some(2))
     })?;
     assert_eq!(report["keyIds"], json!([key.id]), "{report}");
     assert_eq!(report["wantedBy"], json!(["shop/tokens"]), "{report}");
-    assert_eq!(status(bed, Some(&key.token("good")))?, 200, "the last good key");
+    assert_eq!(
+        status(bed, Some(&key.token("good")))?,
+        200,
+        "the last valid key must stay"
+    );
     let log = bed.daemon.process.log();
     assert!(
         log.contains("the last keys stay") && log.contains("shop/tokens"),

@@ -1,13 +1,13 @@
-//! Changes inputs: the same seed makes the same inputs of the same corpus.
+//! Mutation of inputs: the same seed and corpus give the same inputs.
 
 use crate::support::random::Random;
 
-/// The largest input that is made.
+/// The largest mutated input.
 const MAX_BYTES: usize = 256 << 10;
-/// Numbers at which lengths and counts go wrong.
+/// Edge values of lengths and counts.
 const EDGES: [u32; 10] = [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x10000, 0x7fff_ffff, 0xffff_ffff];
 
-/// A part of something of that length; mostly a short one.
+/// Returns a random range within a length, mostly a short one.
 fn range(random: &mut Random, length: usize) -> std::ops::Range<usize> {
     let start = random.below(length + 1);
     let longest = if random.one_in(4) { length } else { 16 };
@@ -15,7 +15,7 @@ fn range(random: &mut Random, length: usize) -> std::ops::Range<usize> {
     start..start + size
 }
 
-/// Makes a new input of an old one: a few changes, one beside the other.
+/// Makes a new input from an old one, with a few changes.
 pub(super) fn mutate(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &[&[u8]]) {
     let most = 1 << random.below(4);
     for _ in 0..=random.below(most) {
@@ -36,7 +36,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
         3 => insert(input, place, &[random.next() as u8]),
         4 if !words.is_empty() => {
             let word = words[random.below(words.len())];
-            // In place of something, or between.
+            // Replace a range, or insert at its start.
             let end = if random.one_in(2) {
                 (place + word.len()).min(input.len())
             } else {
@@ -52,7 +52,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
             input.splice(place..end, number.iter().copied());
         }
         6 => {
-            // Again and again: nesting, repetition.
+            // Repeat a range: nesting, repetition.
             let range = range(random, input.len());
             let most = 1 << random.below(12);
             let times = (1 + random.below(most)).min(MAX_BYTES / range.len().max(1));
@@ -65,7 +65,7 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
             insert(input, place, &other[range]);
         }
         8 if !others.is_empty() => {
-            // The head of this one with the tail of another.
+            // The head of this input with the tail of another.
             let other = &others[random.below(others.len())];
             input.truncate(place);
             input.extend_from_slice(&other[random.below(other.len())..]);

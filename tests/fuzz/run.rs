@@ -1,4 +1,4 @@
-//! Runs a target for a while, and makes a failure small.
+//! Runs a target for a while, and minimises failing inputs.
 
 use std::{
     cell::RefCell,
@@ -15,19 +15,19 @@ use libtest_mimic::Failed;
 use super::{mutate::mutate, targets::Target};
 use crate::support::{project, random::Random, scratch, wait};
 
-/// An input that takes longer is a failure, on however busy a machine.
+/// Time limit of an input, even on a busy machine.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long a failure is made smaller.
+/// Time limit of the minimisation of a failure.
 const MINIMISE: Duration = Duration::from_secs(10);
-/// Inputs that are kept because their outcome was new.
+/// Maximum number of inputs kept because their outcome was new.
 const MAX_KEPT: usize = 2000;
 
 thread_local! {
-    /// The first panic of an input that runs now; `None` while none runs.
+    /// The first panic of the current input; `None` while none runs.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Panics of inputs are remembered, also those that somebody catches, and not printed.
+/// Installs a panic hook that records the panics of inputs, even caught ones, and does not print them.
 fn watch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -48,7 +48,7 @@ fn watch_panics() {
     });
 }
 
-/// Runs one input: the sort of its outcome, or what is wrong.
+/// Runs one input. Returns the class of its outcome, or the failure.
 fn one(target: &Target, input: &[u8]) -> Result<u64, String> {
     PANIC.set(Some(String::new()));
     let begun = wait::now();
@@ -62,11 +62,11 @@ fn one(target: &Target, input: &[u8]) -> Result<u64, String> {
     }
 }
 
-/// Runs the corpus of a target and what the mutator makes of it.
+/// Runs the corpus of a target and mutations of it.
 pub(super) fn run(target: &Target, seed: u64, time: Duration) -> Result<(), Failed> {
     watch_panics();
     let folder = scratch(&format!("fuzz-{}", target.name));
-    // What is left here after the process died (no stack, no memory) is what it died of.
+    // If the process dies (stack or memory exhausted), this file holds the input that killed it.
     let current = File::create(folder.join("current")).expect("target/ is writable");
     let mut corpus = corpus(target);
     if corpus.is_empty() {
@@ -105,7 +105,7 @@ fn checked(target: &Target, input: &[u8], current: &File) -> Result<u64, String>
     one(target, input)
 }
 
-/// The kept inputs, in the order of their names.
+/// Returns the corpus, ordered by file name.
 fn corpus(target: &Target) -> Vec<Vec<u8>> {
     let folder = project().join("tests/fuzz/corpus").join(target.name);
     let entries = std::fs::read_dir(&folder).into_iter().flatten();
@@ -133,7 +133,7 @@ fn failure(target: &Target, folder: &Path, seed: u64, index: usize, input: &[u8]
     .into()
 }
 
-/// Takes pieces out as long as the input still fails, larger ones first.
+/// Removes ranges while the input still fails, larger ones first.
 fn minimised(target: &Target, input: &[u8]) -> Vec<u8> {
     let begun = wait::now();
     let mut small = input.to_vec();

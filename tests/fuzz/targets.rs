@@ -1,5 +1,5 @@
-//! The targets. This file and those below it are part of two programs: the integration tests, and the fuzzer of
-//! `Cargo.toml` beside it; so they use nothing but the library.
+//! The targets. This module is part of two programs, the integration tests and the fuzzer of `tests/fuzz/Cargo.toml`,
+//! so it uses only the library.
 
 mod document;
 mod identity;
@@ -11,12 +11,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// A function over bytes.
 pub(crate) struct Target {
-    /// Its name: of the trial, and of the folder of its corpus.
+    /// Its name, which is also that of the test and of its corpus folder.
     pub(crate) name: &'static str,
-    /// Runs it. A panic, whoever catches it, is a failure. Gives the sort of the outcome: an input with an outcome that was
-    /// not seen before is worth changing further.
+    /// Runs an input. A panic is a failure, even if it is caught. Returns the class of the outcome: an input with a new
+    /// class is worth mutating further.
     pub(crate) run: fn(&[u8]) -> u64,
-    /// Words that the mutator puts in: what a change of single bytes would hardly find.
+    /// Tokens that the mutator inserts, which random byte changes would hardly find.
     #[allow(dead_code, reason = "libFuzzer finds words by itself")]
     pub(crate) words: &'static [&'static [u8]],
 }
@@ -40,7 +40,7 @@ pub(crate) const ALL: &[Target] = &[
     text::NAMES,
 ];
 
-/// The sort of an outcome, from words that tell of it: numbers and quoted parts do not count.
+/// Returns the class of an outcome from its text, without numbers and quoted parts.
 fn sort_of(outcome: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut quoted = false;
@@ -55,7 +55,7 @@ fn sort_of(outcome: &str) -> u64 {
     hasher.finish()
 }
 
-/// Splits what a target is made of: texts that are separated by a zero byte.
+/// Splits an input into texts, which are separated by a zero byte.
 fn parts<const N: usize>(bytes: &[u8]) -> [&[u8]; N] {
     let mut rest = bytes.splitn(N, |byte| *byte == 0);
     std::array::from_fn(|_| rest.next().unwrap_or_default())

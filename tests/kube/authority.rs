@@ -1,4 +1,4 @@
-//! The CA with a real API server: replicas that race for one root, and an operator's bundle that comes later.
+//! The CA with a real API server: two replicas create one root, and a plugged-in CA replaces it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::support::kubernetes::Cluster;
 use crate::support::kubernetes::api::Reference;
 use crate::support::wait;
 
-/// Longer than a lock is left alone.
+/// Longer than the lease of a lock.
 const SOON: Duration = Duration::from_mins(1);
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -52,7 +52,7 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
     };
     let daemons = std::thread::scope(|scope| {
         let both = ["istiod-a", "istiod-b"].map(|name| scope.spawn(move || start(name)));
-        both.map(|one| one.join().expect("no panic"))
+        both.map(|one| one.join().expect("starting a daemon does not panic"))
     });
     let [one, other] = daemons;
     let daemons = [one?, other?];
@@ -69,7 +69,7 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
     let mut before = Vec::new();
     for daemon in &daemons {
         let issued = certificate(daemon, &root, &token)?;
-        assert_eq!(issued.roots, root, "replicas agree");
+        assert_eq!(issued.roots, root, "replicas must use one root");
         verify(&issued.chain, &root)?;
         before.push(issued);
     }
@@ -78,9 +78,9 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
     let revoked = authority.revoked();
     cluster.api.apply(&authority.secret(SYSTEM, Some(&revoked)))?;
     for daemon in &daemons {
-        // Whoever knows only the old root is answered all the time.
+        // Clients that trust only the old root are served all the time.
         let issued = wait::until("a certificate of the other CA", SOON, || {
-            let issued = certificate(daemon, &root, &token).expect("no handshake fails");
+            let issued = certificate(daemon, &root, &token).expect("every handshake succeeds");
             issued.chain.contains(&authority.certificate()).then_some(issued)
         })?;
         verify(&issued.chain, &root)?;
@@ -88,8 +88,9 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
         for old in &before {
             verify(&old.chain, &issued.roots)?;
         }
-        // The own certificate follows what signs, as soon as its key is made; nobody knows the new root alone before that.
-        wait::until("a server that the new root alone vouches for", SOON, || {
+        // The serving certificate follows the signing CA once its key exists. Until then, no client trusts only the new
+        // root.
+        wait::until("a serving certificate of the new CA", SOON, || {
             certificate(daemon, &authority.root(), &token).ok()
         })?;
     }
@@ -97,7 +98,7 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
         let roots = text_of(&cluster, "istio-ca-root-cert", "root-cert.pem")?;
         (roots.contains(&authority.root()) && roots.contains(&root)).then_some(())
     })?;
-    wait::until("what was revoked in the namespace", SOON, || {
+    wait::until("the revocation list in the namespace", SOON, || {
         (text_of(&cluster, "istio-ca-crl", "ca-crl.pem")? == revoked).then_some(())
     })?;
     nothing_was_forbidden(&cluster)?;

@@ -1,4 +1,4 @@
-//! Who gets certificates of the daemon's CA, by what callers show of themselves.
+//! Authorization of certificate requests, by the credentials of the caller.
 
 use std::path::Path;
 use std::process::Command;
@@ -42,7 +42,7 @@ fn daemon(place: &Place<'_>, name: &str, configure: impl FnOnce(&mut Command)) -
     })
 }
 
-/// Asks for a certificate, of somebody else if a name is given; gives the names in it.
+/// Requests a certificate, for another identity if one is given. Returns the names in it.
 fn ask(daemon: &Daemon, shown: &Shown, somebody_else: &str) -> Result<Vec<String>, Status> {
     let (_, csr) = signing_request(KeyKind::Ecdsa);
     let metadata = json!({ "ImpersonatedIdentity": somebody_else });
@@ -69,7 +69,7 @@ fn refused(answer: Result<Vec<String>, Status>, message: &str, what: &str) -> Re
     }
 }
 
-/// A service account with a running pod; gives the token that the pod has mounted.
+/// Creates a service account with a running pod. Returns the token mounted in the pod.
 fn workload(cluster: &Cluster, namespace: &str, account: &str, node: &str) -> Result<String, String> {
     cluster
         .api
@@ -87,11 +87,11 @@ fn workload(cluster: &Cluster, namespace: &str, account: &str, node: &str) -> Re
     let given: Value = cluster.api.post(&path, &wanted)?;
     Ok(given["status"]["token"]
         .as_str()
-        .ok_or("no token in the answer")?
+        .ok_or("no token in the response")?
         .to_owned())
 }
 
-/// Callers come from 127.0.0.1, which alone is worth nothing.
+/// All callers come from 127.0.0.1, which is not a trusted gateway by default.
 fn r11_headers_of_strangers_get_nothing(name: &str) -> Result<(), Failed> {
     let place = Place::shared(0, name)?;
     let evil = "spiffe://cluster.local/ns/istio-system/sa/istiod";
@@ -104,15 +104,15 @@ fn r11_headers_of_strangers_get_nothing(name: &str) -> Result<(), Failed> {
     };
     let nobody = "request authenticate failure";
     let closed = daemon(&place, "closed.log", |_| {})?;
-    refused(ask(&closed, &forged, ""), nobody, "no address is trusted")?;
-    refused(ask(&closed, &Shown::default(), ""), nobody, "nothing was shown")?;
+    refused(ask(&closed, &forged, ""), nobody, "no gateway is trusted")?;
+    refused(ask(&closed, &Shown::default(), ""), nobody, "no credentials")?;
     drop(closed);
-    // Once gateways are trusted, those of the own host are too.
+    // With trusted gateways configured, those on the local host are trusted as well.
     let open = daemon(&place, "open.log", |command| {
         command.env("TRUSTED_GATEWAY_CIDR", "192.0.2.0/24");
     })?;
     assert_eq!(ask(&open, &forged, "")?, [evil]);
-    refused(ask(&open, &Shown::default(), ""), nobody, "nothing was shown")?;
+    refused(ask(&open, &Shown::default(), ""), nobody, "no credentials")?;
     Ok(())
 }
 
@@ -144,9 +144,9 @@ fn nodes_ask_for_their_pods(name: &str) -> Result<(), Failed> {
     refused(
         ask(&daemon, &here, &id("here")),
         not_so,
-        "a workload may not ask for anybody",
+        "a workload must not request certificates for others",
     )?;
-    // A token of the account that is bound to no pod is on no node.
+    // A token without a pod binding belongs to no node.
     let unbound = Shown::token(place.cluster.token(&place.system, "ztunnel", &[AUDIENCE])?);
     refused(ask(&daemon, &unbound, &id("here")), not_so, "no pod")?;
     Ok(())

@@ -1,4 +1,4 @@
-//! The test bed itself.
+//! Tests of the test cluster itself.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn objects_round_trip() -> Result<(), Failed> {
         let written = virtual_service(namespace);
         cluster.api.apply(&written)?;
         let reference = Reference::of(&written);
-        let read = cluster.get(&reference)?.ok_or("the object is gone")?;
+        let read = cluster.get(&reference)?.ok_or("the object does not exist")?;
         assert_eq!(read["spec"], written["spec"]);
         cluster
             .api
@@ -42,13 +42,13 @@ fn objects_round_trip() -> Result<(), Failed> {
         assert_eq!(listed.len(), 1, "{listed:?}");
         assert_eq!(listed[0]["spec"]["hosts"], json!(["other.example.com"]));
         cluster.api.delete(&reference)?;
-        assert!(cluster.get(&reference)?.is_none(), "the object was deleted");
+        assert!(cluster.get(&reference)?.is_none(), "the object must be deleted");
 
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": namespace, "name": "web" },
             "spec": { "containers": [{ "name": "web", "image": "web" }] },
             "status": { "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{ "ip": "10.0.0.1" }] } });
         let pod = cluster.api.apply(&pod)?;
-        assert_eq!(pod["status"]["podIP"], "10.0.0.1", "a status is written as well");
+        assert_eq!(pod["status"]["podIP"], "10.0.0.1", "the status must be written");
     }
     Ok(())
 }
@@ -63,7 +63,7 @@ fn tokens_carry_roles() -> Result<(), Failed> {
     let refused = reader.list("v1", "ConfigMap", namespace);
     assert!(
         refused.is_err_and(|error| error.contains("forbidden")),
-        "no role, no rights"
+        "an account without a role must have no rights"
     );
     let metadata = json!({ "namespace": namespace, "name": "reader" });
     cluster.api.apply(
@@ -75,7 +75,7 @@ fn tokens_carry_roles() -> Result<(), Failed> {
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader" },
         "subjects": [{ "kind": "ServiceAccount", "namespace": namespace, "name": "reader" }] }),
     )?;
-    wait::until("the right to list", Duration::from_secs(20), || {
+    wait::until("permission to list", Duration::from_secs(20), || {
         reader.list("v1", "ConfigMap", namespace).ok()
     })?;
     let asked = cluster.audit("system:serviceaccount:token-roles:reader");
@@ -83,11 +83,11 @@ fn tokens_carry_roles() -> Result<(), Failed> {
         asked
             .iter()
             .any(|request| request.verb == "list" && request.resource == "configmaps" && request.status == 200),
-        "the audit log tells what was asked: {asked:?}"
+        "the audit log must contain the request: {asked:?}"
     );
     assert!(
         asked.iter().any(|request| request.status == 403),
-        "and what was refused"
+        "the audit log must contain refused requests"
     );
     Ok(())
 }
@@ -98,7 +98,7 @@ fn state_outlives_the_server(name: &str) -> Result<(), Failed> {
     let object = virtual_service("kept");
     cluster.api.apply(&object)?;
     let token = cluster.token("kept", "nobody", &[]);
-    assert!(token.is_err(), "there is no such account");
+    assert!(token.is_err(), "the service account must not exist");
     cluster.account_kubeconfig(
         "kept",
         "account",
@@ -109,10 +109,15 @@ fn state_outlives_the_server(name: &str) -> Result<(), Failed> {
     )?;
     let token = cluster.token("kept", "account", &["istio-ca"])?;
     cluster.stop_server();
-    assert!(cluster.get(&Reference::of(&object)).is_err(), "nobody answers");
+    assert!(
+        cluster.get(&Reference::of(&object)).is_err(),
+        "the API server must be down"
+    );
     cluster.compact()?;
     cluster.start_server()?;
-    let read = cluster.get(&Reference::of(&object))?.ok_or("the object is gone")?;
+    let read = cluster
+        .get(&Reference::of(&object))?
+        .ok_or("the object does not exist")?;
     assert_eq!(read["spec"], object["spec"]);
     let review = cluster.api.post(
         "/apis/authentication.k8s.io/v1/tokenreviews",

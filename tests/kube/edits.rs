@@ -1,4 +1,4 @@
-//! `kubectl edit configmap istio` reaches connected Envoys, soon and without a restart.
+//! `kubectl edit configmap istio` reaches connected Envoys quickly and without a restart.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) fn trials() -> Vec<Trial> {
             let name = format!("kube::edits::mesh_and_networks_arrive::{form}");
             kubernetes::optional_trial(&name, move |name| {
                 if envoy::binary().is_none() {
-                    return missing("there is no Envoy; `make tools` installs it");
+                    return missing("Envoy is missing; `make tools` installs it");
                 }
                 mesh_and_networks_arrive(name, protocol).map(|()| Completion::Completed)
             })
@@ -27,13 +27,13 @@ pub(super) fn trials() -> Vec<Trial> {
         .collect()
 }
 
-/// How often each edit is made, to tell the daemon's time from the machine's.
+/// Number of repetitions of each edit, to tell the daemon's time from that of a busy machine.
 const EDITS: u32 = 5;
 
-/// How long the best of the edits may take from the API server to the Envoy.
+/// Time limit of the fastest edit, from the API server to the Envoy.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Other networks are only entered with mutual TLS, so the pod says that it speaks it.
+/// Other networks are reached only with mutual TLS, so the pod has the label for it.
 const POD: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: web, namespace: '{app}', labels: {security.istio.io/tlsMode: istio}}
@@ -50,12 +50,12 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
     let endpoint =
         json!({ "addresses": [place.fill("10.{n}.3.1")], "conditions": { "ready": true }, "targetRef": target });
     place.cluster.api.patch(&slice, &json!({ "endpoints": [endpoint] }))?;
-    // No certificates here: with automatic mutual TLS every cluster would wait for one.
+    // No certificates: with automatic mutual TLS, every cluster would wait for one.
     let mesh = |more: &str| format!("enableAutoMtls: false\n{more}");
     place.set_mesh(&mesh(""))?;
     let daemon = place.daemon("istiod")?;
     let mut node = place.sidecar(&json!({ "istio": "gateway" }));
-    // A gateway without listeners: nothing has to be free on this machine.
+    // A gateway without listeners needs no free ports.
     node.id = node.id.replace("sidecar~", "router~");
     node.metadata["NETWORK"] = json!("home");
     let envoy = Envoy::start(&place.folder, "gateway", &node, daemon.xds, protocol)?;
@@ -71,9 +71,9 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
         })?;
         times.push(begun.elapsed());
     }
-    let best = times.iter().min().ok_or("edits were made")?;
+    let best = times.iter().min().ok_or("no edits")?;
     eprintln!("mesh: {times:?}");
-    assert!(*best < SHORT, "an edit of the mesh config takes {times:?}");
+    assert!(*best < SHORT, "an edit of the mesh config took {times:?}");
 
     let mut times = Vec::new();
     for edit in 0..EDITS {
@@ -88,11 +88,11 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
         })?;
         times.push(begun.elapsed());
     }
-    let best = times.iter().min().ok_or("edits were made")?;
+    let best = times.iter().min().ok_or("no edits")?;
     eprintln!("meshNetworks: {times:?}");
-    assert!(*best < SHORT, "an edit of the networks takes {times:?}");
+    assert!(*best < SHORT, "an edit of the networks took {times:?}");
     place.set_config("meshNetworks", "networks: {}")?;
-    wait::until("the endpoint itself", SOON, || {
+    wait::until("the direct endpoint", SOON, || {
         (envoy.endpoints(&web) == [place.fill("10.{n}.3.1:8080")]).then_some(())
     })?;
     envoy.refused_nothing()?;

@@ -1,4 +1,5 @@
-//! The API server dies, forgets and stutters. Proxies must not notice, and nothing may be missed.
+//! Failures of the API server: it stops, loses its history, or breaks connections. Proxies must not notice, and no
+//! change may be lost.
 
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
@@ -18,14 +19,14 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// What a fresh daemon gives.
+/// Returns the resources from a fresh daemon.
 fn fresh(place: &Place, proxy: &crate::support::envoy::Node) -> Result<ads::Resources, String> {
     let daemon = place.daemon("fresh")?;
     Ads::connect(daemon.xds, proxy).first()
 }
 
-/// Nothing shrinks while the API server is gone. What was changed behind the daemon's back is caught up with, though etcd
-/// knows no history any more.
+/// No resource is removed while the API server is down. Changes made meanwhile arrive afterwards, even though etcd's
+/// history is gone.
 fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{name}/cluster"))?;
     let place = Place::within(&cluster, name)?;
@@ -46,8 +47,8 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
         (detour.arrivals() > arrivals + 2).then_some(())
     })?;
     let late = Ads::connect(daemon.xds, &node);
-    assert_eq!(late.first()?, before, "a proxy that connects now gets the same");
-    assert!(daemon.is_ready(), "the last good state is good enough to serve");
+    assert_eq!(late.first()?, before, "a proxy that connects now must get the same");
+    assert!(daemon.is_ready(), "the daemon must stay ready with its last good state");
 
     detour.cut();
     cluster.start_server()?;
@@ -60,8 +61,8 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
         &json!({ "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }] }),
     )?;
     cluster.compact()?;
-    assert_eq!(proxy.lost(), [""; 0], "nobody lost anything");
-    assert_eq!(proxy.complete().as_ref(), Some(&before), "and nobody got anything");
+    assert_eq!(proxy.lost(), [""; 0], "no resources may be lost");
+    assert_eq!(proxy.complete().as_ref(), Some(&before), "no resources may change");
 
     detour.open();
     let expected = fresh(&place, &node)?;
@@ -71,7 +72,7 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
     let lost = proxy.lost();
     assert!(
         lost.iter().all(|lost| lost.contains("going")),
-        "only what was deleted is taken away: {lost:?}"
+        "only deleted resources may be removed: {lost:?}"
     );
 
     let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
@@ -79,10 +80,10 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
         metrics
             .lines()
             .any(|line| line.starts_with("istiod_watch_restarts_total{") && !line.ends_with(" 0")),
-        "the history was gone, and lists were read again: {metrics}"
+        "expected a relist after the loss of the history: {metrics}"
     );
 
-    // And on a history of one change, for good measure.
+    // A change after the relist must arrive as well.
     place.apply(&service("last", "{app}", 14))?;
     let last = (Type::Cluster, place.outbound(80, "last"));
     proxy.until("a change after the outage", SOON, |resources| {
@@ -92,10 +93,10 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
 }
 
 const CHURNS: u32 = 1_000;
-/// So many pods are there at a time, at most.
+/// Maximum number of pods at a time.
 const PODS: u32 = 25;
 
-/// Pods come, change and go while connections to the API server break again and again.
+/// Pods are created, changed and deleted while connections to the API server break again and again.
 fn watches_drop_in_a_storm(name: &str) -> Result<(), Failed> {
     let place = Place::shared(1, name)?;
     place.apply(MESH)?;
@@ -136,7 +137,7 @@ fn watches_drop_in_a_storm(name: &str) -> Result<(), Failed> {
     }
     let expected = fresh(&place, &node)?;
     let assignment = &expected[&(Type::Endpoints, place.outbound(80, "web"))];
-    assert!(!ads::endpoints(assignment)?.is_empty(), "the storm left endpoints");
+    assert!(!ads::endpoints(assignment)?.is_empty(), "some endpoints must remain");
     proxy.until_same(&expected, SOON)?;
     eprintln!("{} connections for {CHURNS} churns", detour.arrivals());
     Ok(())

@@ -1,4 +1,4 @@
-//! What is in the API server becomes what proxies get.
+//! Resources generated from the objects of an API server.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::kubernetes::api::{Reference, documents};
 use crate::support::kubernetes::{self, Cluster, crds};
 use crate::support::wait;
 
-/// A mesh in which everything has a part.
+/// A mesh whose objects all affect a sidecar.
 pub(super) const MESH: &str = include_str!("mesh.yaml");
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -24,7 +24,7 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// The same objects in a folder give the same resources, to the byte.
+/// The same objects in a folder give byte-identical resources.
 fn same_as_a_folder(name: &str) -> Result<(), Failed> {
     let place = Place::shared(0, name)?;
     place.apply(MESH)?;
@@ -45,10 +45,14 @@ fn same_as_a_folder(name: &str) -> Result<(), Failed> {
         Ads::connect(from_server.xds, &node),
     );
     let expected = expected.first()?;
-    assert!(expected.len() > 12, "the mesh shapes a sidecar: {:?}", expected.keys());
+    assert!(
+        expected.len() > 12,
+        "the mesh must give a sidecar some resources: {:?}",
+        expected.keys()
+    );
     given.until_same(&expected, SOON)?;
 
-    // One that stands before a pod of the mesh.
+    // The address of a sidecar of a pod in the mesh.
     let address = place.fill("10.{n}.0.1");
     node.id = format!("sidecar~{address}~web-1.{app}~{app}.svc.cluster.local", app = place.app);
     node.metadata["INSTANCE_IPS"] = json!(address);
@@ -62,7 +66,7 @@ fn same_as_a_folder(name: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whether some route holds this text.
+/// Reports whether a route contains this text.
 fn routes_hold(resources: &Resources, text: &str) -> bool {
     let mut routes = resources
         .iter()
@@ -70,7 +74,7 @@ fn routes_hold(resources: &Resources, text: &str) -> bool {
     routes.any(|(_, route)| route.body.windows(text.len()).any(|window| window == text.as_bytes()))
 }
 
-/// Waits until routes hold a text, or do not.
+/// Waits until routes contain a text, or do not.
 fn until_routes(ads: &Ads, text: &str, hold: bool) -> Result<Resources, String> {
     let what = format!("routes {} {text}", if hold { "with" } else { "without" });
     ads.until(&what, SOON, |resources| {
@@ -86,7 +90,7 @@ fn virtual_service(place: &Place, name: &str, prefix: &str) -> Value {
             { "route": [{ "destination": { "host": name } }] }] } })
 }
 
-/// A plain service with one endpoint.
+/// A Service with one endpoint.
 pub(super) fn service(name: &str, namespace: &str, last: u8) -> String {
     format!(
         "apiVersion: v1
@@ -107,13 +111,12 @@ ports: [{{name: http, port: 8080, protocol: TCP}}]
     )
 }
 
-/// A definition that appears is watched, one that goes takes its objects along, and an object that makes no sense changes
-/// nothing else.
+/// A new definition is watched, a removed one removes its objects, and an invalid object affects nothing else.
 fn definitions_come_and_go(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{name}/cluster"))?;
     let place = Place::within(&cluster, name)?;
     place.apply(&(service("web", "{app}", 1) + &service("shop", "{app}", 2)))?;
-    // One that accepts objects which make no sense.
+    // A definition that accepts invalid objects.
     let definition = crds::loose_crd("networking.istio.io", "VirtualService");
     remove_definition(&cluster, &definition)?;
 
@@ -130,8 +133,11 @@ fn definitions_come_and_go(name: &str) -> Result<(), Failed> {
     cluster.api.apply(&senseless)?;
     cluster.api.apply(&virtual_service(&place, "web", "/second"))?;
     let resources = until_routes(&ads, "/second", true)?;
-    assert!(!routes_hold(&resources, "/first"), "the object was replaced");
-    assert!(!routes_hold(&resources, "/never"), "the senseless object leads nowhere");
+    assert!(!routes_hold(&resources, "/first"), "the object must be replaced");
+    assert!(
+        !routes_hold(&resources, "/never"),
+        "the invalid object must have no routes"
+    );
     assert!(
         place.outbound(80, "shop").len() < 200 && resources.contains_key(&(Type::Cluster, place.outbound(80, "shop")))
     );
@@ -146,12 +152,12 @@ fn definitions_come_and_go(name: &str) -> Result<(), Failed> {
 fn remove_definition(cluster: &Cluster, definition: &Value) -> Result<(), String> {
     let reference = Reference::of(definition);
     cluster.api.delete(&reference)?;
-    wait::until("the end of the definition", Duration::from_mins(1), || {
+    wait::until("the removal of the definition", Duration::from_mins(1), || {
         cluster.get(&reference).ok()?.is_none().then_some(())
     })
 }
 
-/// Namespaces come into view and go out of it, as the mesh config and their labels say.
+/// Namespaces are selected and deselected by the mesh config and by their labels.
 fn selectors_change(name: &str) -> Result<(), Failed> {
     let place = Place::shared(1, name)?;
     let other = format!("{}-other", place.trial);
@@ -164,10 +170,14 @@ fn selectors_change(name: &str) -> Result<(), Failed> {
     let web = (Type::Cluster, place.outbound(80, "web"));
     assert!(
         narrow.contains_key(&web),
-        "the trial's own namespace is selected: {:?}",
+        "the test's own namespace must be selected: {:?}",
         narrow.keys()
     );
-    assert!(!narrow.contains_key(&far), "no other is: {:?}", narrow.keys());
+    assert!(
+        !narrow.contains_key(&far),
+        "no other namespace may be selected: {:?}",
+        narrow.keys()
+    );
     let until_wide = |what: &str| ads.until(what, SOON, |resources| resources.contains_key(&far).then_some(()));
 
     ads.mark();
@@ -176,8 +186,8 @@ fn selectors_change(name: &str) -> Result<(), Failed> {
         &place.fill("discoverySelectors: [{matchLabels: {also: '{trial}'}}, "),
     );
     place.set_config("mesh", &wide)?;
-    until_wide("the namespace that another selector selects")?;
-    assert_eq!(ads.lost(), [""; 0], "what was in view stays");
+    until_wide("the namespace of another selector")?;
+    assert_eq!(ads.lost(), [""; 0], "resources of selected namespaces must stay");
     place.set_mesh("")?;
     ads.until_same(&narrow, SOON)?;
     place
@@ -189,7 +199,7 @@ fn selectors_change(name: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Objects of another revision are none of this one's business.
+/// Objects of another revision have no effect.
 fn revisions_part(name: &str) -> Result<(), Failed> {
     let place = Place::shared(0, name)?;
     place.apply(&service("web", "{app}", 1))?;
@@ -199,11 +209,11 @@ fn revisions_part(name: &str) -> Result<(), Failed> {
     place.cluster.api.apply(&canary)?;
 
     let stable = place.daemon("stable")?;
-    // A revision's mesh config is in a ConfigMap of its own.
+    // The mesh config of a revision is in a separate ConfigMap.
     let map = documents(
         &place.fill("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: '{system}', name: istio-canary}}"),
     );
-    let mut map = map.into_iter().next().ok_or("one document")?;
+    let mut map = map.into_iter().next().ok_or("the text has one document")?;
     map["data"] = json!({ "mesh": place.mesh("") });
     place.cluster.api.apply(&map)?;
     let canary_daemon = place.daemon_with("canary", |command| {
@@ -212,7 +222,10 @@ fn revisions_part(name: &str) -> Result<(), Failed> {
     let node = place.sidecar(&json!({}));
     let (stable, canary_proxy) = (Ads::connect(stable.xds, &node), Ads::connect(canary_daemon.xds, &node));
     let resources = until_routes(&stable, "/everybody", true)?;
-    assert!(!routes_hold(&resources, "/canary"), "the object is another revision's");
+    assert!(
+        !routes_hold(&resources, "/canary"),
+        "objects of another revision must have no effect"
+    );
     until_routes(&canary_proxy, "/canary", true)?;
 
     let reference = Reference::of(&canary);

@@ -1,4 +1,4 @@
-//! A trial's part of a cluster: namespaces that carry its name, which its daemons see and nothing else.
+//! The part of a cluster that belongs to one test: namespaces with its name, which are all that its daemons see.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,16 +13,17 @@ use crate::support::kubernetes::api::{Reference, documents};
 use crate::support::kubernetes::{Cluster, shared};
 use crate::support::scratch;
 
-/// Long enough for a slow machine that does much else, and never waited for in full when all is well.
+/// A time limit that is long enough for a busy machine; successful tests do not reach it.
 pub(crate) const SOON: Duration = Duration::from_mins(1);
 
-/// A place in a cluster. Texts that are written there may say `{app}` and `{system}` for its two namespaces, `{n}` for a
-/// number that no other place has, to be part of addresses, and `{trial}` for its name.
+/// The part of a cluster that belongs to one test. Texts written there may contain the placeholders `{app}` and
+/// `{system}` for its two namespaces, `{n}` for its number in the run, which makes addresses unique, and `{trial}` for
+/// its name.
 pub(crate) struct Place<'a> {
     pub(crate) cluster: &'a Cluster,
-    /// The trial's folder.
+    /// The test's folder.
     pub(crate) folder: PathBuf,
-    /// A name for labels.
+    /// The test's name, as a label value.
     pub(crate) trial: String,
     /// The control plane's namespace.
     pub(crate) system: String,
@@ -32,14 +33,14 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'static> {
-    /// A place in a cluster that others use too.
+    /// A part of a shared cluster.
     pub(crate) fn shared(index: usize, trial: &str) -> Result<Place<'static>, String> {
         Place::within(shared(index)?, trial)
     }
 }
 
 impl<'a> Place<'a> {
-    /// A place in a cluster, with its namespaces and a mesh config that selects them.
+    /// Creates the namespaces in a cluster, with a mesh config that selects them.
     pub(crate) fn within(cluster: &'a Cluster, trial: &str) -> Result<Place<'a>, String> {
         static NUMBERS: AtomicU8 = AtomicU8::new(1);
         let name = trial.trim_start_matches("kube/").replace(['_', '/'], "-");
@@ -56,14 +57,14 @@ impl<'a> Place<'a> {
         Ok(place)
     }
 
-    /// The trial's namespaces, in this cluster or in another.
+    /// Creates the test's namespaces in this or another cluster.
     pub(crate) fn namespaces(&self, cluster: &Cluster) -> Result<(), String> {
         let labels = json!({ "trial": self.trial });
         cluster.namespace(&self.system, &labels)?;
         cluster.namespace(&self.app, &labels)
     }
 
-    /// A text with its placeholders filled in.
+    /// Fills in the placeholders of a text.
     pub(crate) fn fill(&self, text: &str) -> String {
         text.replace("{app}", &self.app)
             .replace("{system}", &self.system)
@@ -76,14 +77,14 @@ impl<'a> Place<'a> {
         self.cluster.api.apply_all(&self.fill(text))
     }
 
-    /// Deletes what the documents of a text are about.
+    /// Deletes the objects in the documents of a text.
     pub(crate) fn delete(&self, text: &str) -> Result<(), String> {
         documents(&self.fill(text))
             .iter()
             .try_for_each(|document| self.cluster.api.delete(&Reference::of(document)))
     }
 
-    /// The mesh config that selects the trial's namespaces, and says `more`.
+    /// A mesh config that selects the test's namespaces, followed by `more`.
     pub(crate) fn mesh(&self, more: &str) -> String {
         let selectors = "discoverySelectors: [{matchLabels: {trial: '{trial}'}}]";
         self.fill(&format!("rootNamespace: '{{system}}'\n{selectors}\n{more}\n"))
@@ -94,7 +95,7 @@ impl<'a> Place<'a> {
         self.set_config("mesh", &self.mesh(more))
     }
 
-    /// Edits a key of the ConfigMap `istio`, which is made if need be.
+    /// Edits a key of the ConfigMap `istio`, and creates it if needed.
     pub(crate) fn set_config(&self, key: &str, text: &str) -> Result<(), String> {
         let reference = Reference::new("v1", "ConfigMap", &self.system, "istio");
         let edit = json!({ "data": { key: text } });
@@ -111,7 +112,7 @@ impl<'a> Place<'a> {
         self.daemon_with(name, |_| {})
     }
 
-    /// [`Self::daemon`] with more flags or variables.
+    /// Like [`Self::daemon`], with more flags or variables.
     pub(crate) fn daemon_with(&self, name: &str, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
         let kubeconfig = self.cluster.admin_kubeconfig();
         self.daemon_by(&kubeconfig, name, configure)
@@ -128,7 +129,7 @@ impl<'a> Place<'a> {
         Daemon::in_kubernetes(kubeconfig, &self.system, &log, configure)
     }
 
-    /// A kubeconfig of the administrator that leads to another port of 127.0.0.1.
+    /// The administrator's kubeconfig with another port of 127.0.0.1.
     pub(crate) fn kubeconfig_by_way_of(&self, port: u16) -> PathBuf {
         let path = self.folder.join(format!("by-{port}.kubeconfig"));
         self.cluster
@@ -136,7 +137,7 @@ impl<'a> Place<'a> {
         path
     }
 
-    /// A sidecar in the applications' namespace, at an address that no pod of the place has.
+    /// A sidecar in the applications' namespace, at an address without a pod.
     pub(crate) fn sidecar(&self, labels: &Value) -> Node {
         let address = format!("10.{}.99.1", self.number);
         Node {
@@ -152,7 +153,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The cluster of a service in the applications' namespace.
+    /// The cluster name of a service in the applications' namespace.
     pub(crate) fn outbound(&self, port: u16, service: &str) -> String {
         format!("outbound|{port}||{service}.{}.svc.cluster.local", self.app)
     }

@@ -1,4 +1,4 @@
-//! More than one cluster.
+//! Multicluster.
 
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
@@ -21,13 +21,13 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// A place in the first cluster, with the second as its remote one.
+/// Namespaces of a test in the first cluster, with the second cluster as a remote.
 pub(super) struct Two {
     pub(super) place: Place<'static>,
     pub(super) remote: &'static Cluster,
 }
 
-/// Which endpoints a service has.
+/// The clusters of a service's endpoints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Endpoints {
     Local,
@@ -35,7 +35,7 @@ pub(super) enum Endpoints {
 }
 
 impl Two {
-    /// `web` runs in both clusters, `there` only in the remote one, `here` only in the local one.
+    /// Creates `web` in both clusters, `there` only in the remote one, and `here` only in the local one.
     pub(super) fn new(name: &str) -> Result<Two, String> {
         let two = Two {
             place: Place::shared(0, name)?,
@@ -49,7 +49,7 @@ impl Two {
         Ok(two)
     }
 
-    /// The Secret that names the remote cluster.
+    /// The remote Secret.
     fn secret(&self) -> Reference {
         Reference::new("v1", "Secret", &self.place.system, "remote")
     }
@@ -66,7 +66,7 @@ impl Two {
         format!("remote-{}", self.place.trial)
     }
 
-    /// A kubeconfig of an account in the remote cluster that may read.
+    /// A kubeconfig of a remote account with read access.
     pub(super) fn kubeconfig(&self, account: &str, port: u16) -> Result<Value, String> {
         let place = &self.place;
         let api = &self.remote.api;
@@ -87,7 +87,7 @@ impl Two {
         Ok(self.remote.kubeconfig(&format!("https://127.0.0.1:{port}"), &token))
     }
 
-    /// What `web` has, if it is one of the two.
+    /// The endpoints of `web`, if they are as in one of the variants.
     fn endpoints(&self, resources: &Resources) -> Option<Endpoints> {
         let assignment = resources.get(&(Type::Endpoints, self.place.outbound(80, "web")))?;
         let found = ads::endpoints(assignment).ok()?;
@@ -108,7 +108,7 @@ impl Two {
     }
 }
 
-/// A cluster that cannot be reached does not keep the mesh from starting, and joins when it can.
+/// An unreachable cluster does not delay the start, and joins when it is reachable.
 fn late_cluster_joins(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let detour = Detour::to(two.remote.port());
@@ -124,28 +124,28 @@ fn late_cluster_joins(name: &str) -> Result<(), Failed> {
     detour.open();
     let all = two.until(&proxy, Endpoints::Both)?;
 
-    // Once known, it is not forgotten because it cannot be reached.
+    // A known cluster is kept while it is unreachable.
     detour.cut();
     let arrivals = detour.arrivals();
     wait::until("attempts to reach the remote cluster", SOON, || {
         (detour.arrivals() > arrivals + 1).then_some(())
     })?;
     let late = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
-    assert_eq!(late.first()?, all, "the last good state is kept");
+    assert_eq!(late.first()?, all, "the last good state must be kept");
     let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &two.place.app, "there-a");
     let address = two.place.fill("10.{n}.3.44");
     let edit = json!({ "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }] });
     two.remote.api.patch(&slice, &edit)?;
     detour.open();
     let there = (Type::Endpoints, two.place.outbound(80, "there"));
-    proxy.until("what changed meanwhile", SOON, |resources| {
+    proxy.until("the changes made meanwhile", SOON, |resources| {
         (ads::endpoints(resources.get(&there)?).ok()? == [format!("{address}:8080")]).then_some(())
     })?;
-    assert_eq!(proxy.lost(), [""; 0], "nothing was taken away on the way");
+    assert_eq!(proxy.lost(), [""; 0], "nothing may be removed on the way");
     Ok(())
 }
 
-/// A Secret that is wrong, put right, exchanged and removed.
+/// A remote Secret is invalid, then corrected, rotated and removed.
 fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let right = two.kubeconfig("reader", two.remote.port())?;
@@ -160,7 +160,7 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
     let alone = two.until(&proxy, Endpoints::Local)?;
     proxy.mark();
 
-    // Commands of other programs are never run.
+    // exec plugins are never run.
     let mut foreign = right.clone();
     foreign["users"][0]["user"] =
         json!({ "exec": { "apiVersion": "client.authentication.k8s.io/v1", "command": "true" } });
@@ -171,7 +171,7 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
     let rotated = two.kubeconfig("other-reader", two.remote.port())?;
     two.set_secret(&rotated)?;
     let user = format!("system:serviceaccount:{}:other-reader", two.place.system);
-    wait::until("the new account at work", SOON, || {
+    wait::until("requests of the new account", SOON, || {
         let requests = two.remote.audit(&user);
         requests
             .iter()
@@ -179,7 +179,7 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
             .then_some(())
     })?;
     proxy.until_same(&all, SOON)?;
-    assert_eq!(proxy.lost(), [""; 0], "nothing was taken away on the way");
+    assert_eq!(proxy.lost(), [""; 0], "nothing may be removed on the way");
 
     two.place.cluster.api.delete(&two.secret())?;
     proxy.until_same(&alone, SOON)?;
@@ -188,14 +188,14 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
     assert_eq!(
         halves,
         [format!("{web}: 2 endpoints, then 1")],
-        "all of it went at once"
+        "all endpoints must be removed at once"
     );
     assert!(
         proxy
             .lost()
             .iter()
             .all(|lost| lost.contains("there") || lost.starts_with(&web)),
-        "nothing of the other cluster went: {:?}",
+        "endpoints of the other cluster must stay: {:?}",
         proxy.lost()
     );
     Ok(())

@@ -59,7 +59,7 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
         first.log()
     );
 
-    // Everything is there now; only the Secret is printed.
+    // Everything exists now; the command only prints the Secret.
     let server = cluster.url();
     let second = command(
         cluster,
@@ -88,9 +88,9 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
     reader.list("v1", "Service", namespace)?;
     assert!(
         reader.list("v1", "ConfigMap", namespace).is_err(),
-        "it may read what it needs and no more"
+        "the account must have exactly the required read access"
     );
-    // The Secret is one that an API server takes.
+    // The API server accepts the Secret.
     cluster.api.apply(secret)?;
 
     let unnamed = command(
@@ -109,7 +109,7 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What the page of clusters shows of one, and the gauge of its state.
+/// Returns a cluster's entry on the debug page, and the gauge of its state.
 fn shown(daemon: &Daemon, cluster: &str) -> Option<(Value, String)> {
     let page = http::get(daemon.monitoring, "istiod", "/debug/clusterz").ok()?;
     let rows: Vec<Value> = serde_json::from_str(&page.body).ok()?;
@@ -122,7 +122,7 @@ fn shown(daemon: &Daemon, cluster: &str) -> Option<(Value, String)> {
     Some((row, state.to_owned()))
 }
 
-/// The whole way with the rights of the reading account alone, and a slip in the Secret afterwards.
+/// Joins with the rights of the reader's service account alone, then makes an error in the Secret.
 fn joins_the_mesh(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let (place, cluster) = (&two.place, two.cluster_name());
@@ -134,7 +134,7 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
     proxy.first()?;
     let all = two.until(&proxy, Endpoints::Both)?;
     let secret_name = format!("{}/istio-remote-secret-{cluster}", place.system);
-    let (row, state) = shown(&daemon, &cluster).ok_or("the cluster is not shown")?;
+    let (row, state) = shown(&daemon, &cluster).ok_or("the cluster is missing on the page")?;
     assert_eq!(
         row,
         json!({ "id": cluster, "secretName": secret_name, "syncStatus": "synced" })
@@ -144,12 +144,12 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
     let reference = Reference::of(&secret);
     let slip = json!({ "stringData": { &cluster: "current-context: nowhere\n" } });
     place.cluster.api.patch(&reference, &slip)?;
-    let row = wait::until("the slip on the page", SOON, || {
+    let row = wait::until("the error on the page", SOON, || {
         shown(&daemon, &cluster)
             .map(|(row, _)| row)
             .filter(|row| !row["error"].is_null())
     })?;
-    assert_eq!(row["syncStatus"], "synced", "what was known stays");
+    assert_eq!(row["syncStatus"], "synced", "the known state must stay");
     let log = daemon.process.log();
     assert!(
         log.contains(&format!("Secret {secret_name}: data.{cluster}: ")),
@@ -162,11 +162,14 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
 
     place.cluster.api.delete(&reference)?;
     two.until(&proxy, Endpoints::Local)?;
-    assert!(shown(&daemon, &cluster).is_none(), "nothing is left of it");
+    assert!(
+        shown(&daemon, &cluster).is_none(),
+        "the cluster must be gone from the page"
+    );
     Ok(())
 }
 
-/// A folder of kubeconfigs, one of which comes and goes.
+/// A folder of kubeconfigs, one of which is added and removed.
 fn folder_in_its_place(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let folder = two.place.folder.join("clusters");
@@ -182,14 +185,14 @@ fn folder_in_its_place(name: &str) -> Result<(), Failed> {
     std::fs::write(folder.join("draft"), kubeconfig.to_string()).map_err(|error| error.to_string())?;
     std::fs::rename(folder.join("draft"), &file).map_err(|error| error.to_string())?;
     two.until(&proxy, Endpoints::Both)?;
-    let (row, _) = shown(&daemon, "test").ok_or("the cluster is not shown")?;
+    let (row, _) = shown(&daemon, "test").ok_or("the cluster is missing on the page")?;
     assert_eq!(row["secretName"], "remote.yaml");
     std::fs::remove_file(file).map_err(|error| error.to_string())?;
     two.until(&proxy, Endpoints::Local)?;
     Ok(())
 }
 
-/// A control plane outside of its clusters distributes its root certificates in those that name it, and in no others.
+/// An external control plane publishes its roots in the clusters whose namespace names it, and in no others.
 fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
     let two = Two::new(name)?;
     let place = &two.place;
@@ -209,7 +212,10 @@ fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
     wait::until("root certificates in the config cluster", SOON, || {
         place.cluster.get(&map).ok().flatten()
     })?;
-    assert!(two.remote.get(&map)?.is_none(), "the remote cluster does not name us");
+    assert!(
+        two.remote.get(&map)?.is_none(),
+        "the remote cluster does not name this control plane"
+    );
     drop(daemon);
 
     let namespace = Reference::new("v1", "Namespace", "", &place.system);

@@ -1,4 +1,4 @@
-//! Certificates that signers of Kubernetes sign, and the roots in a ClusterTrustBundle.
+//! Certificates from Kubernetes CSR signers, and roots in a ClusterTrustBundle.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn environment() -> Environment {
     })
 }
 
-/// A client of an account with these rights, which are those that the chart grants.
+/// A client with the rights that the chart grants.
 fn account(cluster: &Cluster, namespace: &str, folder: &Path) -> Result<::kube::Client, String> {
     let path = folder.join("kubeconfig");
     cluster.account_kubeconfig(namespace, "istiod", &path)?;
@@ -102,7 +102,7 @@ fn account(cluster: &Cluster, namespace: &str, folder: &Path) -> Result<::kube::
         .map_err(|error| error.to_string())
 }
 
-/// A mesh config that names the roots of signers.
+/// A mesh config with the roots of signers.
 fn mesh(signer: &Signer, names: &[&str]) -> watch::Sender<Option<Arc<MeshTrust>>> {
     let anchors = names.iter().map(|name| Anchor {
         source: AnchorSource::Pem(signer.root(name).to_owned()),
@@ -135,7 +135,7 @@ fn register(
     Ok(registration::start(environment, rules, Some(client), mesh.subscribe())?)
 }
 
-/// A request for `id` of a caller who is [`ID`].
+/// A request for `id` by the caller [`ID`].
 fn request(id: &str, signer: &str) -> SigningRequest {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -179,7 +179,7 @@ fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
     let mut registration = register(&environment, client, &mesh)?;
 
     let issued = sign(&registration, request(ID, ""))?;
-    assert_eq!(issued.chain.len(), 1, "the leaf");
+    assert_eq!(issued.chain.len(), 1, "the chain must hold only the leaf");
     assert_eq!(issued.roots.trim(), signer.root(DEFAULT).trim());
     let named = sign(&registration, request(ID, "named"))?;
     assert_eq!(named.roots.trim(), signer.root(NAMED).trim());
@@ -191,7 +191,7 @@ fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
     assert_eq!(signed[1]["signerName"], NAMED);
     assert_eq!(signed[0]["username"], "system:serviceaccount:signers:istiod");
 
-    // Nobody may say that he is somebody else, or may have what was not granted.
+    // A caller must not request another identity or a signer that it may not use.
     let other = sign(&registration, request("spiffe://cluster.local/ns/default/sa/other", ""));
     let error = other.expect_err("another identity");
     assert_eq!(error.kind, SignErrorKind::Csr);
@@ -199,7 +199,7 @@ fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
         error.text.starts_with("unable to validate SAN Identities in CSR"),
         "{error}"
     );
-    let error = sign(&registration, request(ID, "forbidden")).expect_err("no such right");
+    let error = sign(&registration, request(ID, "forbidden")).expect_err("the signer is forbidden");
     assert_eq!(error.kind, SignErrorKind::Generation);
     assert!(
         error.text.contains("approve") && error.text.contains("ClusterRole"),
@@ -210,9 +210,12 @@ fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
 
     let trust = RUNTIME.block_on(async {
         let known = tokio::time::timeout(PATIENCE, registration.trust.wait_for(Option::is_some)).await;
-        known.expect("in time").expect("it is followed").clone()
+        known
+            .expect("the change arrives in time")
+            .expect("the watch is open")
+            .clone()
     });
-    let trust = trust.ok_or("no trust")?;
+    let trust = trust.ok_or("no trust bundle")?;
     assert_eq!(trust.roots, signer.root(DEFAULT).replace("\r\n", "\n"));
     RUNTIME.block_on(environment.tasks.end(PATIENCE));
     Ok(())
@@ -227,12 +230,12 @@ fn nothing_is_left_behind(trial: &str) -> Result<(), Failed> {
     let environment = environment();
     let registration = register(&environment, client, &mesh)?;
 
-    // The caller goes away before the signer has signed.
+    // The caller disconnects before the signer has signed.
     let impatient = async {
         let signing = registration.signer.sign(request(ID, ""));
         tokio::time::timeout(Duration::from_secs(2), signing).await
     };
-    assert!(RUNTIME.block_on(impatient).is_err(), "nobody signs");
+    assert!(RUNTIME.block_on(impatient).is_err(), "no signer is running");
     assert_eq!(requests(&cluster)?, 1);
     signer.pause(false);
     until_none_is_left(&cluster)?;
@@ -248,7 +251,7 @@ fn nothing_is_left_behind(trial: &str) -> Result<(), Failed> {
         tokio::join!(signing, ending)
     };
     let (signed, ended) = RUNTIME.block_on(ending);
-    assert_eq!(signed.expect_err("the process ended").kind, SignErrorKind::NotReady);
+    assert_eq!(signed.expect_err("the process has ended").kind, SignErrorKind::NotReady);
     assert!(ended);
     assert_eq!(requests(&cluster)?, 0);
     Ok(())
@@ -278,7 +281,7 @@ fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
     let mut next = || {
         RUNTIME.block_on(async {
             let changed = tokio::time::timeout(PATIENCE, serving.changed()).await;
-            changed.expect("in time").expect("it is followed");
+            changed.expect("the change arrives in time").expect("the watch is open");
             serving.borrow_and_update().clone().expect("a certificate")
         })
     };
@@ -290,7 +293,7 @@ fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
         json!(["digital signature", "key encipherment", "server auth"])
     );
 
-    // Another root of the signer in the mesh config is a reason for another certificate.
+    // Another root of the signer in the mesh config triggers a new certificate.
     let both = format!("{}{}", signer.root(OWN), signer.root(NAMED));
     mesh_sender.send_modify(|mesh| {
         let mut changed = MeshTrust::clone(mesh.as_ref().expect("a mesh"));
@@ -308,7 +311,7 @@ fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
 fn roots_stand_in_a_trust_bundle(trial: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{trial}/cluster"))?;
     let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
-    // A signer's root is a root like any other.
+    // A signer's root is published like any other.
     let signer = Signer::start(&cluster.api, &[DEFAULT, NAMED]);
     let (one, other) = (signer.root(DEFAULT), signer.root(NAMED));
     let roots = watch::Sender::new(None);

@@ -1,5 +1,5 @@
-//! What the control plane writes: locks, root certificates, addresses, WorkloadEntries. Each trial has a cluster of its
-//! own: what is written is written everywhere.
+//! Objects that the control plane writes: locks, root certificates, addresses, WorkloadEntries. Each test has its own
+//! cluster, because writes affect all namespaces.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::support::wait;
 use crate::support::{helm, http};
 
 pub(super) const SYSTEM: &str = "istio-system";
-/// Longer than a lock that was given back is left alone: attempts come every 7.5 s.
+/// Longer than a released lock stays free: attempts are 7.5 s apart.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -30,12 +30,12 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// The daemons may do what the chart grants, which Helm has to tell.
+/// A test whose daemons have the rights granted by the chart, which Helm renders.
 pub(super) fn trial(name: &str, run: fn(&str) -> Result<(), Failed>) -> Trial {
     let name_of_folder = name.replace("::", "/");
     Trial::ignorable_test(name, move || {
         if !kubernetes::is_installed() || !helm::is_installed() {
-            return missing("there is no Kubernetes API server, or no Helm; `make tools` installs them");
+            return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
         }
         run(&name_of_folder).map(|()| Completion::Completed)
     })
@@ -54,7 +54,7 @@ fn until_root(cluster: &Cluster, namespace: &str, roots: &str) -> Result<(), Str
     })
 }
 
-/// What the chart grants, and to whom.
+/// The roles and bindings of the chart.
 const GRANTS: [&str; 5] = [
     "ClusterRole",
     "ClusterRoleBinding",
@@ -62,10 +62,10 @@ const GRANTS: [&str; 5] = [
     "RoleBinding",
     "ServiceAccount",
 ];
-/// The account of the chart's pods.
+/// The service account of the chart's pods.
 const ACCOUNT: &str = "istiod";
 
-/// Writes the kubeconfig of an account that may do what the chart grants, with these values.
+/// Writes the kubeconfig of an account with the rights that the chart grants with these values.
 pub(super) fn grant(cluster: &Cluster, folder: &Path, values: &[&str]) -> Result<PathBuf, String> {
     for object in helm::objects("istiod", values)? {
         if object["kind"].as_str().is_some_and(|kind| GRANTS.contains(&kind)) {
@@ -77,15 +77,15 @@ pub(super) fn grant(cluster: &Cluster, folder: &Path, values: &[&str]) -> Result
     Ok(kubeconfig)
 }
 
-/// Nothing was asked for that the chart does not grant.
+/// Fails if a request was forbidden.
 pub(super) fn nothing_was_forbidden(cluster: &Cluster) -> Result<(), String> {
     let asked = cluster.audit(&format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"));
-    assert!(!asked.is_empty(), "the daemons are that account");
+    assert!(!asked.is_empty(), "the daemons must use this account");
     let forbidden: Vec<_> = asked.into_iter().filter(|request| request.status == 403).collect();
     if forbidden.is_empty() {
         return Ok(());
     }
-    Err(format!("the chart does not grant {forbidden:?}"))
+    Err(format!("rights missing in the chart: {forbidden:?}"))
 }
 
 fn start(kubeconfig: &Path, folder: &Path, name: &str, variables: &[(&str, &str)]) -> Result<Daemon, String> {
@@ -134,7 +134,7 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
     let index = daemons
         .iter()
         .position(|(name, _)| *name == leads)
-        .ok_or("a stranger leads")?;
+        .ok_or("an unknown leader")?;
     let (_, leader) = daemons.remove(index);
     leader.process.terminate();
     leader.process.end_of(SOON)?;
@@ -148,7 +148,7 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Gives the roots that are everywhere in the end.
+/// Returns the roots that all namespaces have in the end.
 fn roots_are_everywhere(cluster: &Cluster, first: &Authority, second: &Authority) -> Result<String, String> {
     let root = first.root();
     until_root(cluster, "before", &root)?;
@@ -161,7 +161,7 @@ fn roots_are_everywhere(cluster: &Cluster, first: &Authority, second: &Authority
         &json!({ "data": { "root-cert.pem": "spoilt" } }),
     )?;
     until_root(cluster, "later", &root)?;
-    // A further root is trusted without a restart.
+    // An additional root is trusted without a restart.
     let roots = root + &second.root();
     let mut secret = first.secret(SYSTEM, None);
     secret["data"]["root-cert.pem"] = BASE64_STANDARD.encode(&roots).into();
@@ -170,7 +170,7 @@ fn roots_are_everywhere(cluster: &Cluster, first: &Authority, second: &Authority
         until_root(cluster, namespace, &roots)?;
     }
     let public = cluster.get(&root_reference("kube-public"))?;
-    public.map_or(Ok(roots), |_| Err("kube-public is not served".to_owned()))
+    public.map_or(Ok(roots), |_| Err("kube-public must get the roots".to_owned()))
 }
 
 fn service_entry(name: &str, hosts: &[&str]) -> Value {
@@ -180,7 +180,7 @@ fn service_entry(name: &str, hosts: &[&str]) -> Value {
             "ports": [{ "number": 80, "name": "http", "protocol": "HTTP" }] } })
 }
 
-/// Waits until every host of the entry has its two addresses; gives them.
+/// Waits until every host of the entry has its two addresses, and returns them.
 fn until_addresses(cluster: &Cluster, entry: &Value) -> Result<Vec<(String, String)>, String> {
     let hosts = entry["spec"]["hosts"].as_array().map_or(0, Vec::len);
     wait::until("addresses of a ServiceEntry", SOON, || {
@@ -213,7 +213,7 @@ fn addresses_are_given(cluster: &Cluster) -> Result<(), String> {
     assert_eq!(
         given[0],
         pair("one.example.com", "240.240.0.1"),
-        "what a host has it keeps"
+        "a host must keep its addresses"
     );
     assert_eq!(given[2], pair("two.example.com", "240.240.0.2"));
     let mut own = service_entry("one", &["one.example.com"]);
@@ -245,7 +245,7 @@ fn findings_are_told(cluster: &Cluster) -> Result<(), String> {
     until_told(&[])
 }
 
-/// The definition of ServiceExports, which is not ours to install.
+/// The CRD of ServiceExport, which istiod does not install.
 fn service_exports() -> Value {
     let schema = json!({ "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } });
     json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -267,7 +267,10 @@ fn services_are_exported(cluster: &Cluster) -> Result<(), String> {
     let exported = wait::until("a ServiceExport", SOON, || cluster.get(&export("before")).ok()?)?;
     let uid = &exported["metadata"]["ownerReferences"][0]["uid"];
     assert_eq!(*uid, owner["metadata"]["uid"]);
-    assert!(cluster.get(&export("kube-system"))?.is_none(), "it is cluster-local");
+    assert!(
+        cluster.get(&export("kube-system"))?.is_none(),
+        "cluster-local services must not be exported"
+    );
     Ok(())
 }
 
@@ -316,14 +319,14 @@ fn machines_register(name: &str) -> Result<(), Failed> {
     connection.first()?;
     for (complaint, status) in [(Some("connection refused"), "False"), (None, "True")] {
         connection.tell_health(complaint)?;
-        wait::until("its health", SOON, || {
+        wait::until("the workload's health", SOON, || {
             let entry = cluster.get(&reference).ok()??;
             let condition = &entry["status"]["conditions"][0];
             (condition["type"] == "Healthy" && condition["status"] == status).then_some(())
         })?;
     }
 
-    // Garbage collection, which nobody does here, deletes an entry with its group.
+    // Garbage collection would delete an entry with its group; no controller runs here.
     for gone in [&Reference::of(&group_written), &reference] {
         cluster.api.delete(gone)?;
     }
@@ -333,14 +336,14 @@ fn machines_register(name: &str) -> Result<(), Failed> {
     let elsewhere = Ads::connect(other.xds, &machine("10.9.9.1"));
     elsewhere.first()?;
     drop(connection);
-    let stays = wait::until("the end of the WorkloadEntry", Duration::from_secs(3), || {
+    let stays = wait::until("the removal of the WorkloadEntry", Duration::from_secs(3), || {
         cluster.get(&reference).ok()?.is_none().then_some(())
     });
-    assert!(stays.is_err(), "another instance has taken over");
-    let entry = cluster.get(&reference)?.ok_or("it stays")?;
+    assert!(stays.is_err(), "the entry belongs to another instance now");
+    let entry = cluster.get(&reference)?.ok_or("the WorkloadEntry does not exist")?;
     assert_eq!(controller(&entry), "istiod-b");
     drop(elsewhere);
-    wait::until("the end of the WorkloadEntry", SOON, || {
+    wait::until("the removal of the WorkloadEntry", SOON, || {
         cluster.get(&reference).ok()?.is_none().then_some(())
     })?;
     let counted = http::get(one.monitoring, "istiod", "/metrics")?.body;
@@ -352,5 +355,5 @@ fn machines_register(name: &str) -> Result<(), Failed> {
 }
 
 fn until_ended(connection: &Ads) -> Result<String, String> {
-    wait::until("the end of a connection", SOON, || connection.ended())
+    wait::until("the end of the connection", SOON, || connection.ended())
 }

@@ -1,4 +1,4 @@
-//! Tokens of service accounts, which the API server of their cluster is asked about.
+//! Service account tokens, reviewed by the API server of their cluster.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// An account that may review tokens and nothing else.
+/// An account that may only create token reviews.
 fn reviewer(cluster: &Cluster, namespace: &str, path: &Path) -> Result<(), String> {
     cluster.account_kubeconfig(namespace, "istiod", path)?;
     let name = format!("{namespace}-reviewer");
@@ -50,7 +50,7 @@ fn reviewer(cluster: &Cluster, namespace: &str, path: &Path) -> Result<(), Strin
     Ok(())
 }
 
-/// An authenticator that asks the API servers of these kubeconfigs.
+/// An authenticator that uses the API servers of these kubeconfigs.
 fn authenticator(kubeconfigs: &[(&str, &Path)]) -> Result<KubernetesTokens, String> {
     let rate = Rate {
         per_second: 0.0,
@@ -90,7 +90,7 @@ fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<C
     RUNTIME.block_on(authenticator.authenticate(credentials))
 }
 
-/// A service account, and a pod of it; gives the pod's uid.
+/// Creates a service account and a pod of it. Returns the pod's uid.
 fn workload(cluster: &Cluster, namespace: &str, account: &str) -> Result<String, String> {
     cluster.namespace(namespace, &json!({}))?;
     cluster
@@ -103,7 +103,7 @@ fn workload(cluster: &Cluster, namespace: &str, account: &str) -> Result<String,
     Ok(pod["metadata"]["uid"].as_str().ok_or("a pod without uid")?.to_owned())
 }
 
-/// A token as a pod has it mounted.
+/// A token as mounted in a pod.
 fn bound_token(cluster: &Cluster, namespace: &str, account: &str, uid: &str) -> Result<String, String> {
     let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
     let pod = json!({ "kind": "Pod", "apiVersion": "v1", "name": format!("{account}-1"), "uid": uid });
@@ -112,7 +112,7 @@ fn bound_token(cluster: &Cluster, namespace: &str, account: &str, uid: &str) -> 
     let given: Value = cluster.api.post(&path, &wanted)?;
     Ok(given["status"]["token"]
         .as_str()
-        .ok_or("no token in the answer")?
+        .ok_or("no token in the response")?
         .to_owned())
 }
 
@@ -133,16 +133,24 @@ fn api_server_says_who_calls(trial: &str) -> Result<(), Failed> {
         caller.identities,
         [format!("spiffe://cluster.local/ns/{namespace}/sa/reviews")]
     );
-    let info = caller.kubernetes.ok_or("the API server was asked")?;
+    let info = caller
+        .kubernetes
+        .ok_or("the token must be reviewed by the API server")?;
     assert_eq!(
         (info.pod_name.as_str(), info.pod_uid.as_str()),
         ("reviews-1", uid.as_str())
     );
     assert!(caller.expires_at.is_some());
-    // A token of an account that is bound to no pod.
+    // A token that is not bound to a pod.
     let unbound = cluster.token(&namespace, "reviews", &[AUDIENCE])?;
     let caller = ask(&authenticator(&[("Kubernetes", &path)])?, &unbound, "")?;
-    assert_eq!(caller.kubernetes.ok_or("the API server was asked")?.pod_uid, "");
+    assert_eq!(
+        caller
+            .kubernetes
+            .ok_or("the token must be reviewed by the API server")?
+            .pod_uid,
+        ""
+    );
     Ok(())
 }
 
@@ -164,7 +172,7 @@ fn only_the_audience_counts(trial: &str) -> Result<(), Failed> {
     let forged = format!("{message}.{}", signature.chars().rev().collect::<String>());
     let refused = ask(&authenticator, &forged, "");
     assert!(matches!(refused, Err(Refusal::Invalid(_))), "{refused:?}");
-    // The administrator's token is good, but is no JWT of a service account.
+    // The administrator's token is valid, but is not a service account JWT.
     assert!(ask(&authenticator, "administrator", "").is_err());
     Ok(())
 }
@@ -181,10 +189,7 @@ fn what_is_deleted_is_nobody(trial: &str) -> Result<(), Failed> {
         .api
         .delete(&Reference::new("v1", "Pod", &namespace, "reviews-1"))?;
     assert!(matches!(gone(&of_pod)?, Refusal::Invalid(_)));
-    assert!(
-        ask(&authenticator, &of_account, "").is_ok(),
-        "the account is still there"
-    );
+    assert!(ask(&authenticator, &of_account, "").is_ok(), "the account still exists");
     cluster
         .api
         .delete(&Reference::new("v1", "ServiceAccount", &namespace, "reviews"))?;
@@ -207,7 +212,13 @@ fn each_cluster_knows_its_own(trial: &str) -> Result<(), Failed> {
         caller.identities,
         [format!("spiffe://cluster.local/ns/{namespace}/sa/there")]
     );
-    assert_eq!(caller.kubernetes.ok_or("the API server was asked")?.cluster, "remote");
+    assert_eq!(
+        caller
+            .kubernetes
+            .ok_or("the token must be reviewed by the API server")?
+            .cluster,
+        "remote"
+    );
     assert!(ask(&authenticator, &here, "Kubernetes").is_ok());
     for (token, cluster) in [
         (&there, ""),

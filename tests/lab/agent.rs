@@ -1,5 +1,5 @@
-//! What istio-agent does for its workload: it makes a key, has the control plane certify it for a token of the workload's
-//! service account, and does so again when it is told to.
+//! The certificate part of istio-agent: it creates a key, has it signed with a token of the workload's service account,
+//! and does so again on request.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use tokio::sync::watch;
 use crate::support::agent::{self, Certificate, KeyKind, Shown, Trust};
 use crate::support::http::RUNTIME;
 
-/// What a workload shows and trusts, now and from now on.
+/// The current certificate and roots of a workload.
 pub(crate) type Known = watch::Receiver<Arc<Certificate>>;
 
-/// See the module's text.
+/// The certificate client of one workload.
 pub(crate) struct Agent {
-    /// The control plane, with what it was verified against at first.
+    /// The control plane, with the roots of the first connection.
     control_plane: agent::Agent,
-    /// A token of the service account for the audience of the mesh's certificate authority, and the cluster that it is of.
+    /// A token of the service account for the audience of the mesh's CA, and the cluster that issued it.
     token: Shown,
     certificate: watch::Sender<Arc<Certificate>>,
 }
 
 impl Agent {
-    /// Has the first key certified.
+    /// Requests the first certificate.
     pub(crate) fn start(control_plane: agent::Agent, token: Shown) -> Result<Agent, String> {
         let first = RUNTIME.block_on(control_plane.certificate(&token, KeyKind::Ecdsa));
         let first = first.map_err(|status| status.to_string())?;
@@ -36,14 +36,14 @@ impl Agent {
         self.certificate.subscribe()
     }
 
-    /// The control plane, verified against what the workload trusts now.
+    /// The control plane, verified against the workload's current roots.
     fn control_plane(&self) -> agent::Agent {
         let mut control_plane = self.control_plane.clone();
         control_plane.trust = Trust::Roots(self.certificate.borrow().roots.clone());
         control_plane
     }
 
-    /// Has a new key certified; from then on the workload shows that, and trusts what the control plane says with it.
+    /// Requests a certificate for a new key. The workload then uses it, and the roots that came with it.
     pub(crate) fn renew(&self) -> Result<(), String> {
         let renewed = RUNTIME.block_on(self.control_plane().certificate(&self.token, KeyKind::Ecdsa));
         let renewed = renewed.map_err(|status| status.to_string())?;

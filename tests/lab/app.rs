@@ -1,4 +1,5 @@
-//! Applications on hosts of the lab, and requests from them. Sockets are made on the host; the bytes are moved by the run.
+//! Applications on hosts of the lab, and requests from them. Sockets are created on the host; the test process moves
+//! the bytes.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,16 +22,16 @@ use super::host::Host;
 use crate::support::http::{Answer, RUNTIME, answer, quietly};
 use crate::support::wait::now;
 
-/// How long a request may take in all.
+/// Time limit of a whole request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A running application; dropping it closes its port.
+/// A running application. Dropping it closes its port.
 pub(crate) struct Application {
     server: JoinHandle<()>,
 }
 
 impl Application {
-    /// Answers on a port of every address of the host, with its name.
+    /// Answers with its name on a port of every address of the host.
     pub(crate) fn start(host: &Host, name: &str, port: u16) -> Result<Application, String> {
         let listener = host
             .enter(|| std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
@@ -53,10 +54,10 @@ fn asynchronous(listener: std::net::TcpListener) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// A request of an application.
+/// A request from an application.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
-    /// Whom it means, as the header `Host` has it.
+    /// The value of the header `Host`.
     pub(crate) host: String,
     pub(crate) address: IpAddr,
     pub(crate) port: u16,
@@ -65,7 +66,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Sends the request from a host, on a connection of its own.
+    /// Sends the request from a host, on a new connection.
     pub(crate) fn from(&self, host: &Arc<Host>) -> Result<Answer, String> {
         RUNTIME.block_on(self.clone().send(Arc::clone(host)))
     }
@@ -75,10 +76,10 @@ impl Call {
         let name = host.name.clone();
         let connected =
             tokio::task::spawn_blocking(move || host.enter(|| std::net::TcpStream::connect_timeout(&target, PATIENCE)));
-        let stream = connected.await.expect("making a socket does not panic");
+        let stream = connected.await.expect("creating a socket does not panic");
         let stream = stream.map_err(|error| format!("{name}: {target}: {error}"))?;
         let answer = tokio::time::timeout(PATIENCE, self.over(stream)).await;
-        answer.unwrap_or_else(|_| Err(format!("{} does not answer within {PATIENCE:?}", self.host)))
+        answer.unwrap_or_else(|_| Err(format!("{}: no response within {PATIENCE:?}", self.host)))
     }
 
     async fn over(&self, stream: std::net::TcpStream) -> Result<Answer, String> {
@@ -114,33 +115,32 @@ impl Call {
     }
 }
 
-/// Requests that go on and on until it is asked how they went.
+/// A stream of requests that runs until [`Self::end`].
 pub(crate) struct Load {
     stop: watch::Sender<bool>,
     answered: Arc<AtomicUsize>,
     sender: JoinHandle<Outcome>,
 }
 
-/// How requests went.
+/// The results of the requests.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// How many were answered with success.
+    /// Number of successful responses.
     pub(crate) answered: usize,
     pub(crate) failures: Vec<Failure>,
 }
 
-/// A request that was not answered with success.
+/// A request without a successful response.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
-    /// What went wrong, in words.
+    /// The error.
     pub(crate) words: String,
 }
 
 impl Load {
-    /// Sends a call from a host again and again, one in each `pace`, each on a connection of its own. Slow ones do not hold up
-    /// those after them.
+    /// Sends a call from a host once per `pace`, each on a new connection. Slow requests do not delay later ones.
     pub(crate) fn start(host: Arc<Host>, call: Call, pace: Duration) -> Load {
         let (stop, mut stopped) = watch::channel(false);
         let answered = Arc::new(AtomicUsize::new(0));
@@ -168,19 +168,19 @@ impl Load {
         Load { stop, answered, sender }
     }
 
-    /// How many requests have been answered with success so far.
+    /// Returns the number of successful requests so far.
     pub(crate) fn answered(&self) -> usize {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// Ends the load and tells how it went.
+    /// Ends the load and returns its results.
     pub(crate) fn end(self) -> Outcome {
         self.stop.send_replace(true);
         RUNTIME.block_on(self.sender).expect("sending requests does not panic")
     }
 }
 
-/// When a request began, what came of it, and when it ended.
+/// Start, result and end of one request.
 type One = (Instant, Result<Answer, String>, Instant);
 
 impl Outcome {

@@ -1,4 +1,4 @@
-//! How long it takes until a change of an endpoint in one cluster is in an Envoy of the other.
+//! The time from a change of an endpoint in one cluster to its arrival in an Envoy of the other cluster.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::kube::place::SOON;
 use crate::support::wait;
 use crate::support::wait::now;
 
-/// How many changes are measured where figures count, and where the machine does much else.
+/// Number of measured changes: where the figures count, and on a busy machine.
 const CHANGES: (usize, usize) = (100, 10);
-/// What 99 of 100 changes keep below, with the default debounce of 100 ms.
+/// The limit for 99 of 100 changes, with the default debounce of 100 ms.
 const GOAL: Duration = Duration::from_millis(400);
 
-/// A pod of the second cluster becomes ready and unready in turns; the first cluster's sleep weighs the gateway accordingly.
+/// Makes a pod of the second cluster ready and unready in turns; the weight of the gateway in cluster1's sleep follows.
 pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
     let name = "helloworld-v2-measured";
     mesh.sites[1].run(helloworld("v2", "-measured", Ipv4Addr::new(10, 42, 0, 19)))?;
@@ -44,11 +44,11 @@ pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
     let at = |share: usize| took[(took.len() * share).div_ceil(100).max(1) - 1];
     let millis = |share| at(share).as_millis();
     let seen = format!("p50 {} ms, p99 {} ms, most {} ms", millis(50), millis(99), millis(100));
-    let what = format!("{changes} changes of an endpoint in cluster2, until the Envoy in cluster1 uses it");
+    let what = format!("{changes} changes of an endpoint in cluster2, each until the Envoy in cluster1 has it");
     let expected = if is_measured {
         format!("p99 under {GOAL:?}")
     } else {
-        "each arrives; how soon is measured by `make lab`".to_owned()
+        "each arrives; `make lab` measures the time".to_owned()
     };
     let is_good = !is_measured || at(99) < GOAL;
     mesh.report.fact(&what, &expected, (is_good, seen))?;

@@ -1,4 +1,4 @@
-//! What a proxy knows of a cluster's endpoints, as `istioctl proxy-config endpoints` shows it.
+//! The endpoints of a cluster in a proxy, as `istioctl proxy-config endpoints` shows them.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use super::proxy::Proxy;
 pub(crate) struct Endpoint {
     /// Address and port.
     pub(crate) address: String,
-    /// As the control plane tells it.
+    /// The health status set by the control plane.
     status: String,
     is_outlier: bool,
     pub(crate) weight: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// What is expected where all is well: addresses with ports and weights.
+    /// The expected endpoints of a healthy cluster: addresses with ports and weights.
     pub(crate) fn expected(cluster: &str, rows: &[(Ipv4Addr, u16, u64)]) -> Endpoints {
         let row = |(address, port, weight): &(Ipv4Addr, u16, u64)| Endpoint {
             address: format!("{address}:{port}"),
@@ -37,7 +37,7 @@ impl Endpoints {
         Endpoints::ordered(cluster, rows.iter().map(row).collect())
     }
 
-    /// What a proxy has.
+    /// Returns the endpoints in a proxy.
     pub(crate) fn of(proxy: &Proxy, cluster: &str) -> Result<Endpoints, String> {
         let text = proxy.ask("/clusters?format=json")?;
         let page: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
@@ -86,7 +86,7 @@ impl Endpoints {
     }
 }
 
-/// In one line; health is told where it is not good.
+/// One line. Health is included only where an endpoint is not healthy.
 impl fmt::Display for Endpoints {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.rows.is_empty() {

@@ -1,5 +1,5 @@
-//! A host of the lab: a network namespace with its own loopback device. A process holds it and nothing else does, so it ends
-//! with that process, whichever way the run ends, and leaves nothing behind.
+//! A host of the lab: a network namespace with its own loopback device. Only a process holds it, so it ends with that
+//! process, whichever way the run ends.
 
 use std::fs::File;
 use std::io;
@@ -15,17 +15,17 @@ use super::rules;
 use crate::support::process::Process;
 use crate::support::wait;
 
-/// Says that the namespace stands, then holds it. A kernel without IPv6 does without.
+/// Script that reports that the namespace exists, then holds it. It works without IPv6 too.
 const HOLD: &str = "ip link set lo up || exit 125; echo held; exec sleep infinity";
 
-/// See the module's text.
+/// A network namespace and the process that holds it.
 pub(crate) struct Host {
     pub(crate) name: String,
     holder: Process,
 }
 
 impl Host {
-    /// Makes a host whose holder writes into `folder`.
+    /// Creates a host whose holder writes its log into `folder`.
     pub(crate) fn start(name: &str, folder: &Path) -> Result<Host, String> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", HOLD]);
@@ -44,25 +44,25 @@ impl Host {
         })
     }
 
-    /// The process id of the holder, by which tools name the namespace.
+    /// The process id of the holder, by which tools refer to the namespace.
     pub(crate) fn id(&self) -> u32 {
         self.holder.id
     }
 
-    /// A command that runs on this host.
+    /// Returns a command that runs on this host.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.id())).arg(program);
         command
     }
 
-    /// Runs `ip` with these words on this host.
+    /// Runs `ip` with these arguments on this host.
     pub(crate) fn ip(&self, words: &str) -> Result<(), String> {
         let mut command = self.command("ip");
         run(command.args(words.split(' ')))
     }
 
-    /// Makes sockets on this host: `make` runs on a thread that has entered it, and sockets stay where they were made.
+    /// Creates sockets on this host: `make` runs on a thread inside the namespace, and sockets stay in it.
     pub(crate) fn enter<T: Send>(&self, make: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let namespace = File::open(format!("/proc/{}/ns/net", self.id()))?;
         std::thread::scope(|scope| {
@@ -70,26 +70,26 @@ impl Host {
                 move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
                 make()
             });
-            entered.join().expect("making a socket does not panic")
+            entered.join().expect("creating a socket does not panic")
         })
     }
 }
 
-/// A network: hosts that are attached to it reach one another and nobody else. It is a bridge on a host of its own.
+/// A network whose hosts reach only one another. It is a bridge on a separate host.
 pub(crate) struct Network {
     bridge: Host,
-    /// Length of the prefix that all its addresses share.
+    /// Prefix length of all its addresses.
     prefix: u8,
-    /// The way out, if there is one.
+    /// The default gateway, if there is one.
     router: Option<IpAddr>,
 }
 
 impl Network {
-    /// Makes a network.
+    /// Creates a network.
     pub(crate) fn start(name: &str, prefix: u8, folder: &Path) -> Result<Network, String> {
         let bridge = Host::start(name, folder)?;
-        // A bridge without an address of its own takes one of its ports', and another one when that port goes; whoever knew it
-        // by the old one is not heard for a while then.
+        // A bridge without its own address takes one from a port, and another when that port goes. Neighbours with the
+        // old address in their caches would then lose packets for a while.
         bridge.ip("link add bridge0 address 02:00:00:00:00:01 type bridge")?;
         bridge.ip("link set bridge0 up")?;
         Ok(Network {
@@ -99,8 +99,8 @@ impl Network {
         })
     }
 
-    /// Gives hosts of this network, of those that are attached from now on, a way to an outer one, as nodes of a cluster do:
-    /// by a router with an address on each, behind which theirs are not seen. No way leads back.
+    /// Connects hosts that are attached from now on to an outer network, as nodes of a cluster do: through a router
+    /// with an address on each side, which hides the inner addresses. No route leads back.
     pub(crate) fn lead_to(&mut self, outer: &Network, inside: IpAddr, outside: IpAddr) -> Result<(), String> {
         let router = &self.bridge;
         router.ip(&format!("addr add {inside}/{} dev bridge0", self.prefix))?;
@@ -112,15 +112,15 @@ impl Network {
         Ok(())
     }
 
-    /// Gives a host a leg on this network: a device with that name and address. The first leg of a host is its way to
-    /// everything else too, so that what it sends there meets its own rules.
+    /// Attaches a host to this network with a device of this name and address. The first device of a host is also its
+    /// default route, so that traffic to other networks passes its iptables rules.
     pub(crate) fn attach(&self, host: &Host, device: &str, address: IpAddr, is_default: bool) -> Result<(), String> {
         let port = format!("{device}.{}", host.id());
         let peer = format!("type veth peer name {device} netns {}", host.id());
         self.bridge.ip(&format!("link add {port} {peer}"))?;
         self.bridge.ip(&format!("link set {port} master bridge0 up"))?;
         if let IpAddr::V4(address) = address {
-            // Whoever has known an address finds its next owner as soon.
+            // A MAC address derived from the IP address: neighbour caches stay valid for its next owner.
             let [a, b, c, d] = address.octets();
             host.ip(&format!(
                 "link set {device} address 02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}"
@@ -136,7 +136,7 @@ impl Network {
     }
 }
 
-/// Runs a command to its end; what it wrote to standard error is the error.
+/// Runs a command to its end. Its standard error is the error.
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     let words = format!("{command:?}");
     let output = command.output().map_err(|error| format!("{words}: {error}"))?;

@@ -1,5 +1,5 @@
-//! Who may call whom: certificates of this control plane's authority in real Envoys, policies and tokens of users, and roots
-//! that change while requests are under way.
+//! Authentication and authorization with certificates of the control plane's CA in real Envoys, with policies and user
+//! tokens, and a root rotation under load.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ use crate::support::kubernetes::{self, api::Reference};
 use crate::support::{self, authority::Authority, missing, scratch, wait};
 
 const MESH: &str = include_str!("identity.yaml");
-/// How often a request is sent while roots change.
+/// Interval between requests during the root rotation.
 const PACE: Duration = Duration::from_millis(10);
 const ISSUER: &str = "https://issuer.example";
 
@@ -38,20 +38,20 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// A key that signs tokens of users.
+/// A key that signs user tokens.
 struct TokenIssuer {
     key: rcgen::KeyPair,
 }
 
 impl TokenIssuer {
     fn new() -> TokenIssuer {
-        let key = rcgen::KeyPair::generate().expect("a key can be made");
+        let key = rcgen::KeyPair::generate().expect("a key can be created");
         TokenIssuer { key }
     }
 
-    /// The keys that tokens are verified with.
+    /// The keys that verify the tokens.
     fn jwks(&self) -> String {
-        // An uncompressed point: a mark, then the coordinates.
+        // An uncompressed point: a marker byte, then the coordinates.
         let point = self.key.der_bytes();
         let (x, y) = point[1..].split_at(32);
         let text = |bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes);
@@ -62,14 +62,14 @@ impl TokenIssuer {
     fn token(&self, subject: &str) -> String {
         let mut header = Header::new(Algorithm::ES256);
         header.kid = Some("one".into());
-        // Far away, so that no clock matters.
+        // The expiry is so far away that no clock matters.
         let claims = json!({ "iss": ISSUER, "sub": subject, "exp": 4_102_444_800_u64 });
         let key = EncodingKey::from_ec_der(&self.key.serialize_der());
         jsonwebtoken::encode(&header, &claims, &key).expect("the claims are JSON")
     }
 }
 
-/// A service `reviews` and those who call it, all with sidecars but `bare`.
+/// A service `reviews` and its clients, all with sidecars except `bare`.
 struct Mesh {
     place: Place<'static>,
     control_plane: support::agent::Agent,
@@ -77,7 +77,7 @@ struct Mesh {
     daemon: Daemon,
 }
 
-/// One pod, with its sidecar if it has one.
+/// A pod, with its sidecar if it has one.
 struct Pod {
     host: Arc<Host>,
     agent: Option<Agent>,
@@ -112,7 +112,7 @@ impl Mesh {
             .expect("it is an address")
     }
 
-    /// Makes a pod known to Kubernetes, gives it a host, and a sidecar unless it is to have none.
+    /// Creates a pod in Kubernetes, and a host and, if wanted, a sidecar for it.
     fn pod(&self, name: &str, last: u8, has_sidecar: bool) -> Result<Pod, String> {
         let (place, address) = (&self.place, self.address(last));
         let labels =
@@ -162,7 +162,7 @@ impl Mesh {
         Ok(pod)
     }
 
-    /// A request to the service by its cluster address.
+    /// A request to the service's cluster IP.
     fn call(&self, path: &str) -> Call {
         Call {
             host: format!("reviews.{}", self.place.app),
@@ -181,7 +181,7 @@ impl Mesh {
 }
 
 impl Pod {
-    /// Waits until a call is answered with this status: configuration and endpoints come in their own time.
+    /// Waits until a call gets this status: configuration and endpoints arrive asynchronously.
     fn until_status(&self, call: &Call, status: u16) -> Result<(), String> {
         let mut last = String::new();
         wait::until(&format!("status {status} for {}", call.path), SOON, || {
@@ -192,7 +192,7 @@ impl Pod {
             };
             None
         })
-        .map_err(|error| format!("{}: {error}; the last answer: {last}", self.host.name))
+        .map_err(|error| format!("{}: {error}; last answer: {last}", self.host.name))
     }
 
     fn status(&self, call: &Call) -> Result<u16, String> {
@@ -200,7 +200,7 @@ impl Pod {
     }
 }
 
-/// The roots that the control plane publishes for its workloads.
+/// Returns the roots that the control plane publishes for workloads.
 fn published(place: &Place) -> Option<String> {
     let map = Reference::new("v1", "ConfigMap", &place.app, "istio-ca-root-cert");
     let map = place.cluster.get(&map).ok()??;
@@ -226,39 +226,39 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     let expected = format!("URI=spiffe://cluster.local/ns/{}/sa/friend", mesh.place.app);
     assert!(
         certificate.contains(&expected),
-        "the application is told who calls: {certificate:?}"
+        "the application receives the client's identity: {certificate:?}"
     );
 
     assert_eq!(
         mesh.call("/other").from(&friend.host)?.status,
         403,
-        "a path that no rule names"
+        "a path without a rule"
     );
     stranger.until_status(&mesh.call("/open"), 403)?;
 
     let mut direct = mesh.call("/open");
     (direct.address, direct.port) = (mesh.address(1), 8080);
     let refused = direct.from(&bare.host);
-    assert!(refused.is_err(), "plaintext is refused before HTTP: {refused:?}");
+    assert!(refused.is_err(), "plaintext must be refused before HTTP: {refused:?}");
     let sidecar = reviews.sidecar.as_ref().expect("it has one");
     let unmatched = sidecar.sum("listener.0.0.0.0_15006.no_filter_chain_match")?;
-    assert!(unmatched > 0, "it was the sidecar that refused it");
+    assert!(unmatched > 0, "the sidecar must have refused it");
 
     assert_eq!(friend.status(&mesh.call("/token"))?, 403, "no token");
     assert_eq!(
         friend.status(&mesh.call_with("/token", &issuer.token("ann")))?,
         200,
-        "the right token"
+        "a valid token"
     );
     assert_eq!(
         stranger.status(&mesh.call_with("/token", &issuer.token("ann")))?,
         200,
-        "it is the token that counts"
+        "the token decides, not the client certificate"
     );
     assert_eq!(
         friend.status(&mesh.call_with("/token", &issuer.token("eve")))?,
         403,
-        "another user's token"
+        "a token of another user"
     );
     assert_eq!(
         friend.status(&mesh.call_with("/token", &forger.token("ann")))?,
@@ -268,19 +268,19 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     assert_eq!(
         friend.status(&mesh.call_with("/open", "nonsense"))?,
         401,
-        "what is no token at all"
+        "a malformed token"
     );
 
-    assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars speak TLS");
+    assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars must use TLS");
     for pod in [&reviews, &friend, &stranger] {
         let rejected = pod.sidecar.as_ref().expect("it has one").sum("update_rejected")?;
-        assert_eq!(rejected, 0, "{} takes all that it is sent", pod.host.name);
+        assert_eq!(rejected, 0, "{} must accept every update", pod.host.name);
     }
     Ok(Completion::Completed)
 }
 
-/// Puts a bundle with these roots into a folder as the kubelet does: a link is moved to a folder of new files, all of them at
-/// once.
+/// Writes a bundle with these roots into a folder as the kubelet does: it switches a symlink to a new folder, so all
+/// files change at once.
 fn mount(authority: &Authority, folder: &Path, generation: u32, roots: &str) -> std::io::Result<()> {
     let data = folder.join(format!("..{generation}"));
     std::fs::create_dir(&data)?;
@@ -298,8 +298,8 @@ fn mount(authority: &Authority, folder: &Path, generation: u32, roots: &str) -> 
     std::fs::rename(draft, folder.join("..data"))
 }
 
-/// The steps of an operator who replaces the root: both are trusted, then the new one signs, then it alone is trusted. All the
-/// while requests go on, and none fails.
+/// The steps of a root rotation: both roots are trusted, then the new one signs, then only the new one is trusted.
+/// Requests go on all the time, and none fails.
 fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
     if let Some(reason) = lacking() {
         return missing(reason);
@@ -326,14 +326,14 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
         })?;
         for pod in [&reviews, &friend] {
             let agent = pod.agent.as_ref().expect("it has one");
-            wait::until("a certificate of the new authority", SOON, || {
+            wait::until("a certificate of the new CA", SOON, || {
                 agent.renew().ok()?;
                 let known = agent.known().borrow().clone();
                 let is_signed = known.chain.contains(authority.certificate().trim());
                 (is_signed && certificates(&known.roots) == expected).then_some(())
             })?;
         }
-        // Each step is seen by requests: as many as have gone by here were made with what is trusted now.
+        // Wait for requests after each step, which use the current roots.
         let so_far = load.answered();
         wait::until("requests after the step", SOON, || {
             (load.answered() > so_far + 50).then_some(())
@@ -344,7 +344,7 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// The certificates of a PEM text, each as it stands there.
+/// Returns the certificates of a PEM text, as text.
 fn certificates(text: &str) -> BTreeSet<String> {
     const END: &str = "-----END CERTIFICATE-----";
     let blocks = text.split_inclusive(END).map(|block| block.trim().to_owned());

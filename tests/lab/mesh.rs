@@ -1,4 +1,4 @@
-//! Two clusters on two networks: who serves what, where what runs, and what is asked of it.
+//! Two clusters on two networks, their control planes and workloads, and requests to them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,32 +20,32 @@ use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
 use crate::support::{helm, http, remote_secret, scratch, wait};
 
-/// What control planes read besides what a trial adds.
+/// The objects that control planes read in addition to those of a test.
 const MESH: &str = include_str!("mesh.yaml");
-/// Proxies log every request in the folder that they run in, for a look at one that failed.
+/// Proxies log every request in their working folder, to debug failed ones.
 const MESH_CONFIG: &str = "
 defaultConfig: {meshId: mesh1}
 accessLogFile: access.log
 accessLogEncoding: JSON
 ";
-/// The service in question.
+/// The host name of the service under test.
 pub(crate) const HELLOWORLD: &str = "helloworld.sample.svc.cluster.local";
 
-/// Addresses on the network that both clusters have a way to, and of pods: those of the documents that the mesh was described
-/// in. The clusters' pods have addresses of one range, as clusters have that were set up alike.
+/// Addresses on the network that both clusters can reach, and of pods. The pods of both clusters use one address range,
+/// as in clusters with default settings.
 pub(crate) const GATEWAYS: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 111, 205), Ipv4Addr::new(192, 168, 111, 131)];
 pub(crate) const SECOND_GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 168, 111, 132);
 pub(crate) const HELLOWORLDS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 42, 0, 59), Ipv4Addr::new(10, 42, 0, 15)];
 const INGRESS_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 168, 111, 206);
 
-/// Who serves whom, and how networks are told.
+/// The multicluster deployment model, and the source of network information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
-    /// A control plane in each cluster; namespaces and gateways are labelled with their networks.
+    /// A control plane in each cluster. Namespaces and gateways have network labels.
     MultiPrimary,
-    /// The control plane of the first cluster serves the second as well.
+    /// The control plane of the first cluster also serves the second.
     PrimaryRemote,
-    /// A control plane in each cluster; `meshNetworks` alone tells networks and gateways.
+    /// A control plane in each cluster. Networks and gateways come only from `meshNetworks`.
     MeshNetworks,
 }
 
@@ -54,26 +54,26 @@ pub(crate) struct Plane {
     pub(crate) daemon: Daemon,
     kubeconfig: PathBuf,
     cluster: &'static str,
-    /// Whether it serves clusters besides its own.
+    /// Whether it serves other clusters besides its own.
     leads: bool,
     starts: usize,
     folder: PathBuf,
 }
 
-/// See the module's text.
+/// The two clusters with everything that runs in them.
 pub(crate) struct Mesh {
     pub(crate) report: Report,
     pub(crate) sites: [Site; 2],
-    /// In the order of the clusters that they are in.
+    /// In the order of their clusters.
     pub(crate) planes: Vec<Plane>,
-    /// Certificates that sign for each cluster.
+    /// The signing CA of each cluster.
     pub(crate) authorities: [Authority; 2],
-    /// Somebody outside of the mesh.
+    /// A host outside the mesh.
     pub(crate) outside: Arc<Host>,
     pub(crate) folder: PathBuf,
 }
 
-/// How many answers came from each version.
+/// Number of answers from each version.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(crate) struct Tally(pub(crate) BTreeMap<String, usize>);
 
@@ -89,7 +89,7 @@ impl fmt::Display for Tally {
 }
 
 impl Tally {
-    /// How many answers came from a version.
+    /// Returns the number of answers from a version.
     pub(crate) fn of(&self, version: &str) -> usize {
         self.0.get(version).copied().unwrap_or_default()
     }
@@ -111,7 +111,7 @@ impl Plane {
         })
     }
 
-    /// Ends the daemon at once and starts another; does not wait for it.
+    /// Kills the daemon and starts another. Does not wait for it.
     pub(crate) fn restart(&mut self) {
         self.starts += 1;
         let log = self.folder.join(format!("istiod-{}-{}.log", self.cluster, self.starts));
@@ -120,7 +120,7 @@ impl Plane {
         });
     }
 
-    /// A daemon beside this one that reads the same and serves nobody yet.
+    /// Starts a second replica that reads the same objects and has no clients yet.
     pub(crate) fn twin(&self) -> Result<Daemon, String> {
         let log = self.folder.join(format!("istiod-{}-twin.log", self.cluster));
         Daemon::secured(&log, |command| {
@@ -137,7 +137,7 @@ fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str, leads: boo
     }
 }
 
-/// What the charts install in a cluster without a control plane of its own: who may read it, and do there what its leader does.
+/// Installs what the charts install in a remote cluster: read access and the leader's roles for the control plane.
 fn install_remote(site: &Site) -> Result<(), String> {
     let mut objects = helm::objects("base", &[])?;
     objects.extend(helm::objects("istiod", &["global.externalIstiod=true"])?);
@@ -157,8 +157,8 @@ fn install_remote(site: &Site) -> Result<(), String> {
 }
 
 impl Mesh {
-    /// Both clusters with their gateways; helloworld v1 and sleep in the first, v2 and sleep in the second. They do not know
-    /// of each other yet. `folder` is the trial's.
+    /// Starts both clusters with their gateways; helloworld v1 and sleep run in the first, v2 and sleep in the second.
+    /// They do not know each other yet. `folder` is the test's.
     pub(crate) fn start(title: &str, form: Form, folder: &str) -> Result<Mesh, String> {
         let work = scratch(&format!("{folder}/work"));
         let report = Report::start(title, &work)?;
@@ -206,7 +206,7 @@ impl Mesh {
         })
     }
 
-    /// Runs what the documents run in each cluster. Agents trust what the control plane has published there.
+    /// Starts the workloads of each cluster. Agents trust the roots that the control plane has published there.
     pub(crate) fn populate(&mut self) -> Result<(), String> {
         for (site, index) in self.sites.iter_mut().zip(0..) {
             let plane = self.planes.get(index).unwrap_or(&self.planes[0]);
@@ -234,7 +234,7 @@ impl Mesh {
         })
     }
 
-    /// Gives the control plane at `reader` the Secret by which it reads the other cluster. Returns the Secret.
+    /// Gives the control plane at `reader` the remote Secret of the other cluster, and returns the Secret.
     pub(crate) fn join(&mut self, reader: usize) -> Result<Value, String> {
         let other = &self.sites[1 - reader];
         let log = self.folder.join(format!("create-remote-secret-{}.log", other.name));
@@ -254,14 +254,14 @@ impl Mesh {
         Ok(())
     }
 
-    /// Writes an object where control planes read it.
+    /// Applies an object in the clusters of all control planes.
     pub(crate) fn apply(&self, text: &str) -> Result<(), String> {
         self.sites[..self.planes.len()]
             .iter()
             .try_for_each(|site| site.kubernetes.api.apply_all(text))
     }
 
-    /// Divides requests for helloworld by weight.
+    /// Splits helloworld requests by weight.
     pub(crate) fn divide(&self, v1: u32, v2: u32) -> Result<(), String> {
         let to =
             |subset: &str, weight| json!({ "destination": { "host": HELLOWORLD, "subset": subset }, "weight": weight });
@@ -271,7 +271,7 @@ impl Mesh {
         self.apply(&service.to_string())
     }
 
-    /// Takes the division away.
+    /// Removes the traffic split.
     pub(crate) fn unite(&self) -> Result<(), String> {
         let reference = Reference::new("networking.istio.io/v1", "VirtualService", SAMPLE, "helloworld");
         self.sites[..self.planes.len()]
@@ -279,13 +279,13 @@ impl Mesh {
             .try_for_each(|site| site.kubernetes.api.delete(&reference))
     }
 
-    /// [`Site::remove`] of a pod in that cluster.
+    /// Calls [`Site::remove`] for a pod in this cluster.
     pub(crate) fn remove(&mut self, index: usize, name: &str) -> Result<(), String> {
         let (site, elsewhere) = self.site_and_other(index);
         site.remove(name, elsewhere)
     }
 
-    /// [`Site::bury`] of a pod in that cluster.
+    /// Calls [`Site::bury`] for a pod in this cluster.
     pub(crate) fn bury(&mut self, index: usize, name: &str) -> Result<(), String> {
         let (site, elsewhere) = self.site_and_other(index);
         site.bury(name, elsewhere)
@@ -296,7 +296,7 @@ impl Mesh {
         if index == 0 { (first, second) } else { (second, first) }
     }
 
-    /// A request of sleep in that cluster.
+    /// A request from sleep in this cluster.
     pub(crate) fn call(&self, index: usize) -> Call {
         Call {
             host: "helloworld.sample:5000".into(),
@@ -307,7 +307,7 @@ impl Mesh {
         }
     }
 
-    /// A request from outside of the mesh.
+    /// A request from outside the mesh.
     pub(crate) fn call_from_outside() -> Call {
         Call {
             host: "hello.example.com".into(),
@@ -319,7 +319,7 @@ impl Mesh {
         }
     }
 
-    /// Who answers so many requests of a host; a request that fails is an error.
+    /// Sends this number of requests from a host and counts the answers by version. A failed request is an error.
     pub(crate) fn tally(call: &Call, host: &Arc<Host>, requests: usize) -> Result<Tally, String> {
         let mut tally = Tally::default();
         for _ in 0..requests {
@@ -332,8 +332,8 @@ impl Mesh {
         Ok(tally)
     }
 
-    /// Waits until a control plane knows a gateway of a network like this: the cluster that tells it, empty if none does, and
-    /// its address.
+    /// Waits until a control plane knows such a network gateway. `is_it` receives its cluster, empty if it comes from
+    /// the mesh configuration, and its address.
     pub(crate) fn until_gateway(&self, plane: usize, is_it: impl Fn(&str, &str) -> bool) -> Result<(), String> {
         let address = self.planes[plane].daemon.monitoring;
         wait::until("the gateway of a network", SOON, || {
@@ -345,7 +345,7 @@ impl Mesh {
         })
     }
 
-    /// A step: whether a proxy refused anything that it was sent.
+    /// A step: no proxy has rejected an update.
     pub(crate) fn nothing_is_refused(&mut self) -> Result<(), String> {
         let mut count = 0;
         let mut refusing = Vec::new();
@@ -360,12 +360,12 @@ impl Mesh {
         }
         let is_good = refusing.is_empty();
         let seen = if is_good {
-            format!("{count} proxies, none refused any")
+            format!("{count} proxies, none rejected any")
         } else {
             refusing.join(", ")
         };
         self.report
-            .fact("updates that proxies refused", &"none", (is_good, seen))
+            .fact("updates rejected by proxies", &"none", (is_good, seen))
     }
 
     /// Waits until a control plane is ready again.
@@ -376,7 +376,7 @@ impl Mesh {
     }
 }
 
-/// The Envoy cluster of helloworld, or of a subset of it.
+/// The Envoy cluster name of helloworld, or of a subset of it.
 pub(crate) fn outbound(subset: &str) -> String {
     format!("outbound|5000|{subset}|{HELLOWORLD}")
 }
@@ -395,7 +395,7 @@ fn sleep() -> Spec {
     }
 }
 
-/// A pod of helloworld; `mark` tells it from others of its version.
+/// A helloworld pod. `mark` distinguishes pods of one version.
 pub(crate) fn helloworld(version: &'static str, mark: &str, address: Ipv4Addr) -> Spec {
     Spec {
         name: format!("helloworld-{version}{mark}"),
@@ -410,7 +410,7 @@ pub(crate) fn helloworld(version: &'static str, mark: &str, address: Ipv4Addr) -
     }
 }
 
-/// A pod of a gateway; `last` is that of its address among pods.
+/// A gateway pod. `last` is the last byte of its pod address.
 pub(crate) fn gateway(app: &'static str, mark: &str, last: u8, outside: Ipv4Addr) -> Spec {
     Spec {
         name: format!("{app}{mark}"),

@@ -1,4 +1,4 @@
-//! Proxies of the lab: an Envoy on a host of its own, with what its agent does for it.
+//! Proxies of the lab: an Envoy on its own host, with the services of its agent.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ use super::tunnel::Tunnel;
 use crate::support::process::Process;
 use crate::support::{self, agent, bootstrap, envoy, http, wait};
 
-/// What a proxy is for.
+/// The role of a proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// All traffic of the application goes through it.
+    /// It receives all traffic of an application.
     Sidecar,
-    /// It is the application.
+    /// It is the workload itself.
     Gateway,
 }
 
-/// Who a pod is in the mesh.
+/// The identity of a pod in the mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
     pub(crate) role: Role,
@@ -35,12 +35,12 @@ pub(crate) struct Workload {
     pub(crate) labels: Value,
     pub(crate) cluster: String,
     pub(crate) network: String,
-    /// Whether it is to see endpoints of its own network alone (`REQUESTED_NETWORK_VIEW`), as the edge of a network does: what
-    /// came in there is not sent on to another one.
+    /// Whether it sees only endpoints of its own network (`REQUESTED_NETWORK_VIEW`), like an east-west gateway:
+    /// cross-network traffic that arrives there is not forwarded to another network.
     pub(crate) is_edge: bool,
 }
 
-/// A running proxy with what its agent does; dropping it ends all of it.
+/// A running proxy with its agent. Dropping it ends both.
 pub(crate) struct Proxy {
     process: Process,
     admin: PathBuf,
@@ -49,7 +49,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Starts an Envoy on a host, whose traffic goes through it from now on if it is a sidecar, and waits until it is ready.
+    /// Starts an Envoy on a host and waits until it is ready. For a sidecar, it also redirects the host's traffic.
     pub(crate) fn start(
         host: &Arc<Host>,
         workload: &Workload,
@@ -80,7 +80,7 @@ impl Proxy {
             &format!("--regid={SIDECAR}"),
             "--clear-groups",
         ]);
-        command.arg(envoy::binary().ok_or("no Envoy; `make tools` installs it")?);
+        command.arg(envoy::binary().ok_or("Envoy is missing; `make tools` installs it")?);
         command.args([
             "--disable-hot-restart",
             "--concurrency",
@@ -106,7 +106,7 @@ impl Proxy {
     fn until_ready(&self) -> Result<(), String> {
         let ready = wait::until("a ready proxy", Duration::from_mins(1), || {
             if let Some(status) = self.process.ended() {
-                return Some(Err(format!("Envoy ended: {status}")));
+                return Some(Err(format!("Envoy exited: {status}")));
             }
             let answer = http::get_at(&self.admin, "/ready").ok()?;
             answer.status.is_success().then_some(Ok(()))
@@ -116,12 +116,12 @@ impl Proxy {
             .map_err(|error| format!("{error}\n{}", self.process.log_tail()))
     }
 
-    /// What its administration answers.
+    /// Returns the response of its admin interface.
     pub(crate) fn ask(&self, path: &str) -> Result<String, String> {
         http::get_at(&self.admin, path).map(|answer| answer.body)
     }
 
-    /// Tells those who call the workload to go elsewhere, as an agent does when its pod is about to end.
+    /// Makes clients of the workload use other endpoints, as an agent does before its pod ends.
     pub(crate) fn drain(&self) -> Result<(), String> {
         let drained = http::post_at(&self.admin, "/drain_listeners?inboundonly&graceful&skip_exit")?;
         if drained.status.is_success() {
@@ -130,7 +130,7 @@ impl Proxy {
         Err(format!("drain_listeners: {} {}", drained.status, drained.body))
     }
 
-    /// The sum of the counters whose name matches `filter`, a regular expression.
+    /// Returns the sum of the counters whose name matches `filter`, a regular expression.
     pub(crate) fn sum(&self, filter: &str) -> Result<u64, String> {
         let stats: Value = serde_json::from_str(&self.ask(&format!("/stats?format=json&filter={filter}"))?)
             .map_err(|error| error.to_string())?;
@@ -140,7 +140,7 @@ impl Proxy {
 }
 
 impl Workload {
-    /// The node that its proxy says it is.
+    /// The node of its proxy.
     pub(crate) fn node(&self) -> Value {
         let Workload {
             name,

@@ -1,4 +1,4 @@
-//! The steps of a run: for each, what was expected and what was seen.
+//! The steps of a run, each with its expected and observed state.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -10,14 +10,14 @@ use crate::kube::place::SOON;
 use crate::support::wait::now;
 use crate::support::{variable, wait};
 
-/// See the module's text. It is kept in a file, and shown as it goes where `LAB=show` asks for that.
+/// The report of a run. It is written to a file, and to the terminal with `LAB=show`.
 pub(crate) struct Report {
     file: File,
     is_shown: bool,
     begun: Instant,
 }
 
-/// Whether something is as expected, and what it is.
+/// Whether the observed state is as expected, and its text.
 pub(crate) type Seen = (bool, String);
 
 impl Report {
@@ -32,22 +32,22 @@ impl Report {
         Ok(report)
     }
 
-    /// Whether somebody looks on, on a machine that does nothing else.
+    /// Whether the report is shown, which implies that nothing else runs on the machine.
     pub(crate) fn is_shown(&self) -> bool {
         self.is_shown
     }
 
-    /// Text of its own.
+    /// Writes a line of free text.
     pub(crate) fn say(&mut self, text: &str) {
         let stamped = format!("{text}\n");
-        // A report that cannot be kept is no reason to end a run that goes well.
+        // A failure to write the report must not end a successful run.
         let _ = self.file.write_all(stamped.as_bytes());
         if self.is_shown {
             let _ = std::io::stdout().write_all(stamped.as_bytes());
         }
     }
 
-    /// Looks until what is seen is as expected.
+    /// Polls until the observed state is as expected.
     pub(crate) fn step(
         &mut self,
         what: &str,
@@ -66,7 +66,7 @@ impl Report {
         outcome.map_err(|error| format!("{error}: expected {expected}, seen {seen}"))
     }
 
-    /// What has been seen already, and whether it is as expected.
+    /// Records a state that has already been observed.
     pub(crate) fn fact(&mut self, what: &str, expected: &dyn Display, seen: Seen) -> Result<(), String> {
         let (is_good, seen) = seen;
         self.line(what, expected, is_good, &seen);
@@ -84,7 +84,7 @@ impl Report {
         ));
     }
 
-    /// Looks until what is seen equals what is expected.
+    /// Polls until the observed value equals the expected one.
     pub(crate) fn equal<T: PartialEq + Display>(
         &mut self,
         what: &str,

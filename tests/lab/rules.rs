@@ -1,5 +1,5 @@
-//! Rules of iptables on hosts: what istio-init sets in a pod, so that all TCP of the application goes through the sidecar, and
-//! what a node does with what leaves its pods.
+//! iptables rules on hosts: those of istio-init in a pod, which redirect all TCP traffic of the application to the
+//! sidecar, and the masquerading of a node.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -7,11 +7,11 @@ use std::process::Stdio;
 use super::host::Host;
 use crate::support::project;
 
-/// The user that sidecars run as; their own traffic is left alone.
+/// The user id of sidecars. Their own traffic is not redirected.
 pub(crate) const SIDECAR: u32 = 1337;
 
-/// Inbound to 15006 and outbound to 15001, but for the sidecar's own ports, its own traffic, and what stays on loopback. A
-/// pod that calls itself by its own address goes through both.
+/// Redirects inbound traffic to 15006 and outbound traffic to 15001, except for the sidecar's own ports and traffic,
+/// and loopback. A pod that calls its own address passes both.
 const RULES: &str = "*nat
 :ISTIO_INBOUND - [0:0]
 :ISTIO_IN_REDIRECT - [0:0]
@@ -32,22 +32,22 @@ const RULES: &str = "*nat
 COMMIT
 ";
 
-/// Where `make tools` unpacks iptables.
+/// The folder into which `make tools` unpacks iptables.
 fn iptables() -> std::path::PathBuf {
     project().join(".tools/iptables")
 }
 
-/// Whether it did.
+/// Reports whether iptables is installed.
 pub(crate) fn is_installed() -> bool {
     iptables().join("usr/sbin/xtables-legacy-multi").is_file()
 }
 
-/// Leads all TCP of a host through its sidecar.
+/// Redirects all TCP traffic of a host to its sidecar.
 pub(crate) fn redirect(host: &Host) -> Result<(), String> {
     restore(host, RULES)
 }
 
-/// Lets what leaves a router by that device do so under the router's own address.
+/// Gives traffic that leaves a router through this device the router's own source address.
 pub(crate) fn masquerade(router: &Host, device: &str) -> Result<(), String> {
     restore(
         router,
@@ -67,7 +67,7 @@ fn restore(host: &Host, rules: &str) -> Result<(), String> {
         .stdin(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("iptables-restore: {error}"))?;
-    let mut input = child.stdin.take().expect("it was asked for");
+    let mut input = child.stdin.take().expect("stdin is piped");
     input.write_all(rules.as_bytes()).map_err(|error| error.to_string())?;
     drop(input);
     let output = child.wait_with_output().map_err(|error| error.to_string())?;

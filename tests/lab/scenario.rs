@@ -1,4 +1,4 @@
-//! The mesh of the documents from its first to its last step, and the same mesh in its other forms.
+//! A multicluster scenario from installation to failure tests, in each deployment model.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use super::site::{Content, EAST_WEST};
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::{helm, missing};
 
-/// Enough requests to see shares.
+/// A number of requests large enough to measure traffic shares.
 const MANY: usize = 200;
-/// How often a request is sent beside a step.
+/// Interval between background requests during a step.
 const PACE: Duration = Duration::from_millis(20);
 
-/// The port of gateways between networks.
+/// The port of east-west gateways.
 const CROSSING: u16 = 15443;
 /// The port of helloworld.
 const PORT: u16 = 5000;
@@ -35,11 +35,11 @@ pub(super) fn trials() -> Vec<Trial> {
                 return missing(reason);
             }
             if form == Form::PrimaryRemote && !helm::is_installed() {
-                return missing("there is no Helm; `make tools` installs it");
+                return missing("Helm is missing; `make tools` installs it");
             }
             let mut mesh = Mesh::start(title, form, folder)?;
             if form == Form::PrimaryRemote {
-                // Nobody in the second cluster is served before its tokens can be reviewed.
+                // Workloads of the second cluster get no certificates before its tokens can be reviewed.
                 mesh.join(0)?;
             }
             mesh.populate()?;
@@ -68,7 +68,7 @@ pub(super) fn trials() -> Vec<Trial> {
         ),
         trial(
             "lab::mesh::mesh_networks",
-            "two primary clusters whose networks only meshNetworks tells",
+            "two primary clusters with networks from meshNetworks alone",
             Form::MeshNetworks,
             mesh_networks,
         ),
@@ -76,7 +76,7 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 impl Mesh {
-    /// A step: what sleep of a cluster knows of helloworld, or of a subset of it. Then the table.
+    /// A step: the endpoints of helloworld, or of a subset of it, in the sleep of a cluster. Prints the table.
     fn sees(&mut self, index: usize, subset: &str, expected: &[(Ipv4Addr, u16, u64)]) -> Result<(), String> {
         let sleep = self.sites[index].pod("sleep").proxy();
         let expected = Endpoints::expected(&outbound(subset), expected);
@@ -85,7 +85,7 @@ impl Mesh {
         } else {
             format!(" {subset}")
         };
-        let what = format!("sleep in {} knows helloworld{of} at", self.sites[index].name);
+        let what = format!("endpoints of helloworld{of} in sleep of {}", self.sites[index].name);
         self.report
             .equal(&what, &expected, || Endpoints::of(sleep, &outbound(subset)))?;
         let table = Endpoints::of(sleep, &outbound(subset))?.table();
@@ -93,7 +93,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// A step: which share of requests v1 answers, in per cent.
+    /// A step: the share of requests that v1 answers, in per cent.
     fn shares(&mut self, what: &str, call: &Call, host: &Arc<Host>, v1: (usize, usize)) -> Result<(), String> {
         let (least, most) = v1;
         let expected = format!("v1 {least}..{most} % of {MANY}, v2 the rest, no failure");
@@ -105,17 +105,17 @@ impl Mesh {
         })
     }
 
-    /// [`Self::shares`] of requests of sleep in each cluster.
+    /// Checks [`Self::shares`] for sleep in each cluster.
     fn shares_of_sleep(&mut self, v1: (usize, usize)) -> Result<(), String> {
         for index in 0..2 {
             let host = Arc::clone(&self.sites[index].pod("sleep").host);
-            let what = format!("requests of sleep in {}", self.sites[index].name);
+            let what = format!("requests from sleep in {}", self.sites[index].name);
             self.shares(&what, &self.call(index), &host, v1)?;
         }
         Ok(())
     }
 
-    /// Gives the gateway of the second cluster two more addresses outside.
+    /// Gives the gateway host of the second cluster two more external addresses.
     pub(super) fn more_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
         let addresses = [140, 141].map(|last| Ipv4Addr::new(192, 168, 111, last));
         let host = &self.sites[1].pod(EAST_WEST).host;
@@ -125,7 +125,7 @@ impl Mesh {
         Ok(addresses)
     }
 
-    /// What the documents show: the own pod by its address, the other one by its network's gateway.
+    /// A step: each cluster sees its own pod by its address and the other by its network's gateway.
     fn sees_both(&mut self) -> Result<(), String> {
         for (index, address) in HELLOWORLDS.into_iter().enumerate() {
             let other = 1 - index;
@@ -138,7 +138,7 @@ impl Mesh {
         self.sees(index, "", &[(HELLOWORLDS[index], PORT, 1)])
     }
 
-    /// Runs `during` under load from sleep of a cluster; no request may fail.
+    /// Runs `during` under load from the sleep of a cluster. No request may fail.
     fn under_load(
         &mut self,
         index: usize,
@@ -148,10 +148,10 @@ impl Mesh {
         let host = Arc::clone(&self.sites[index].pod("sleep").host);
         let load = Load::start(host, self.call(index), PACE);
         let outcome = during(self);
-        // Some requests after the change.
+        // Wait for some requests after the change.
         let so_far = load.answered();
         let went_on = self.report.step(
-            &format!("requests of sleep in {} go on after that", self.sites[index].name),
+            &format!("requests from sleep in {} continue", self.sites[index].name),
             &"50 more are answered",
             || {
                 let more = load.answered() - so_far;
@@ -186,7 +186,7 @@ fn multi_primary(mesh: &mut Mesh) -> Result<(), String> {
     weights(mesh)?;
     let host = Arc::clone(&mesh.outside);
     mesh.shares(
-        "requests from outside by the ingress gateway",
+        "requests from outside through the ingress gateway",
         &Mesh::call_from_outside(),
         &host,
         (30, 70),
@@ -199,7 +199,7 @@ fn multi_primary(mesh: &mut Mesh) -> Result<(), String> {
     convergence::is_quick(mesh)
 }
 
-/// The same root for both clusters, and an intermediate for each.
+/// Each cluster has its own intermediate under one root.
 fn one_root(mesh: &mut Mesh) -> Result<(), String> {
     for index in 0..2 {
         let site = &mesh.sites[index];
@@ -213,27 +213,27 @@ fn one_root(mesh: &mut Mesh) -> Result<(), String> {
         let is_common = [&signed.roots, &published]
             .iter()
             .all(|roots| roots.trim() == common.trim());
-        let seen = format!("its intermediate: {is_own}, the common root alone: {is_common}");
-        let what = format!("who signs in {}, and whom workloads trust", site.name);
-        let expected = "its intermediate: true, the common root alone: true";
+        let seen = format!("signed by its intermediate: {is_own}, trusts only the common root: {is_common}");
+        let what = format!("issuer and roots of workloads in {}", site.name);
+        let expected = "signed by its intermediate: true, trusts only the common root: true";
         mesh.report.fact(&what, &expected, (seen == expected, seen))?;
     }
     Ok(())
 }
 
-/// The application in the other cluster is told who calls, and gateways between have not seen inside.
+/// The application in the other cluster receives the client's identity, and east-west gateways do not terminate TLS.
 fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
     for index in 0..2 {
         let other = 1 - index;
         let (call, host) = (mesh.call(index), Arc::clone(&mesh.sites[index].pod("sleep").host));
         let far = format!("helloworld-v{}", other + 1);
-        let what = format!("identities between sleep in {} and {far}", mesh.sites[index].name);
+        let what = format!("identities of sleep in {} and {far}", mesh.sites[index].name);
         let account = |name: &str| format!("spiffe://cluster.local/ns/sample/sa/{name}");
         let expected = format!("By={} URI={}", account("helloworld"), account("sleep"));
         mesh.report.equal(&what, &expected, || {
             let answer = call.from(&host)?;
             if answer.application().is_none_or(|name| name != far) {
-                return Err("another one answered".into());
+                return Err("an unexpected workload answered".into());
             }
             let seen: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
             let header = seen["headers"]["x-forwarded-client-cert"].as_str().unwrap_or_default();
@@ -246,25 +246,28 @@ fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
             Ok(format!("{} {}", field("By="), field("URI=")))
         })?;
         let gateway = mesh.sites[other].pod(EAST_WEST).proxy();
-        let what = format!("the gateway of {} knows helloworld at", mesh.sites[other].network);
+        let what = format!(
+            "endpoints of helloworld in the gateway of {}",
+            mesh.sites[other].network
+        );
         let behind = format!("outbound_.5000_._.{HELLOWORLD}");
         let own = Endpoints::expected(&behind, &[(HELLOWORLDS[other], PORT, 1)]);
         mesh.report.equal(&what, &own, || Endpoints::of(gateway, &behind))?;
         let what = format!("the gateway of {}", mesh.sites[other].network);
         mesh.report
-            .step(&what, &"connections passed on, and no handshake of TLS with it", || {
+            .step(&what, &"connections forwarded without a TLS handshake", || {
                 let passed = gateway.sum(r"^tcp\..*\.downstream_cx_total$")?;
                 let shaken = gateway.sum(r"^listener\.0\.0\.0\.0_15443\.ssl\.handshake$")?;
                 Ok((
                     passed > 0 && shaken == 0,
-                    format!("{passed} passed on, {shaken} handshakes"),
+                    format!("{passed} forwarded, {shaken} handshakes"),
                 ))
             })?;
     }
     Ok(())
 }
 
-/// Routes that divide requests between versions that each run in one cluster.
+/// Routes split requests between versions that run in one cluster each.
 fn weights(mesh: &mut Mesh) -> Result<(), String> {
     mesh.divide(90, 10)?;
     mesh.shares_of_sleep((78, 99))?;
@@ -276,7 +279,8 @@ fn weights(mesh: &mut Mesh) -> Result<(), String> {
     mesh.shares_of_sleep((30, 70))
 }
 
-/// A gateway weighs what is behind it; a pod without a sidecar is for its own network alone.
+/// The weight of a gateway is the number of endpoints behind it. A pod without a sidecar is reachable only in its own
+/// network.
 fn counts(mesh: &mut Mesh) -> Result<(), String> {
     let (second, plain) = (Ipv4Addr::new(10, 42, 0, 17), Ipv4Addr::new(10, 42, 0, 18));
     mesh.sites[1].run(helloworld("v2", "-second", second))?;
@@ -303,7 +307,7 @@ fn counts(mesh: &mut Mesh) -> Result<(), String> {
     })
 }
 
-/// A second gateway shares what is behind the network; when its pod dies, it is left out.
+/// A second gateway of a network shares its traffic, and is removed when its pod dies.
 fn gateways_come_and_go(mesh: &mut Mesh) -> Result<(), String> {
     mesh.sites[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY))?;
     let both = [
@@ -320,13 +324,13 @@ fn gateways_come_and_go(mesh: &mut Mesh) -> Result<(), String> {
     })
 }
 
-/// `kubectl edit cm istio`: a network is added with its gateway, which takes over from the one that a label tells; the gateway
-/// moves; the label takes over again, and the network is removed.
+/// Edits of `meshNetworks`: a network is added, and its gateway replaces the labelled one; the gateway moves; the
+/// network is removed, and the labelled one is used again.
 fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
     let addresses = mesh.more_gateway_addresses()?;
     mesh.under_load(0, "while meshNetworks is edited", |mesh| {
         mesh.set_networks(&json!({ "network2": network_of_cluster2(addresses[0]) }))?;
-        // An operator sees to it that the one is known before the other goes.
+        // As an operator would do it: the new gateway is known before the old one goes.
         let first = addresses[0].to_string();
         (0..2).try_for_each(|plane| mesh.until_gateway(plane, |_, known| known == first))?;
         mesh.sites[1].label_gateway(false)?;
@@ -342,7 +346,7 @@ fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
     })
 }
 
-/// A network whose endpoints are those of cluster2, and whose gateway is at that address.
+/// A network with the endpoints of cluster2 and a gateway at this address.
 pub(super) fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
     json!({
         "endpoints": [{ "fromRegistry": "cluster2" }],
@@ -352,7 +356,7 @@ pub(super) fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
 
 /// The remote cluster's endpoints follow its Secret.
 fn secret_goes_and_returns(mesh: &mut Mesh, secret: &Value) -> Result<(), String> {
-    mesh.under_load(1, "while the Secret of cluster1 goes and returns", |mesh| {
+    mesh.under_load(1, "while the Secret of cluster1 is removed and added again", |mesh| {
         mesh.sites[1].kubernetes.api.delete(&Reference::of(secret))?;
         mesh.sees_own_alone(1)?;
         mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 1)])?;
@@ -361,9 +365,9 @@ fn secret_goes_and_returns(mesh: &mut Mesh, secret: &Value) -> Result<(), String
     })
 }
 
-/// A remote API server that is away takes nothing with it, and is heard again when it is back.
+/// An unreachable remote API server removes no endpoints, and its changes arrive once it is back.
 fn server_is_away(mesh: &mut Mesh) -> Result<(), String> {
-    mesh.under_load(0, "while the API server of cluster2 is away", |mesh| {
+    mesh.under_load(0, "while the API server of cluster2 is down", |mesh| {
         mesh.sites[1].kubernetes.stop_server();
         mesh.shares_of_sleep((30, 70))?;
         mesh.sees_both()?;
@@ -376,7 +380,7 @@ fn server_is_away(mesh: &mut Mesh) -> Result<(), String> {
     })
 }
 
-/// The control plane of the first cluster serves both, and goes away for a while.
+/// The control plane of the first cluster serves both clusters, and restarts.
 fn primary_remote(mesh: &mut Mesh) -> Result<(), String> {
     one_root(mesh)?;
     mesh.sees_both()?;
@@ -384,21 +388,21 @@ fn primary_remote(mesh: &mut Mesh) -> Result<(), String> {
     mutual_tls(mesh)?;
     weights(mesh)?;
     counts(mesh)?;
-    mesh.under_load(1, "while the control plane starts again", |mesh| {
+    mesh.under_load(1, "while the control plane restarts", |mesh| {
         mesh.planes[0].restart();
         mesh.until_ready(0)?;
         mesh.sees_both()
     })
 }
 
-/// Without labels the networks are what `meshNetworks` says: at first nothing, so that all is one network.
+/// Without labels, networks come from `meshNetworks`. It is empty at first, so all clusters share one network.
 fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
     mesh.join(0)?;
     mesh.join(1)?;
     for index in 0..2 {
         mesh.sees(index, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))?;
     }
-    // One is told by its Service, the other by its address.
+    // One gateway is given as a Service, the other as an address.
     let service = json!({
         "endpoints": [{ "fromRegistry": "cluster1" }],
         "gateways": [{ "registryServiceName": "istio-eastwestgateway.istio-system.svc.cluster.local", "port": CROSSING }],

@@ -1,5 +1,5 @@
-//! What istio-agent serves to its Envoy on a socket: the workload's certificate and the roots that it trusts, and again
-//! whenever they change.
+//! The SDS server of istio-agent on a socket: it sends the workload's certificate and roots, and sends them again when
+//! they change.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -42,7 +42,7 @@ impl Drop for Secrets {
 }
 
 impl Secrets {
-    /// Serves what is known now, and whatever takes its place.
+    /// Serves the current secrets and their later versions.
     pub(crate) fn serve(socket: &Path, known: Known) -> Result<Secrets, String> {
         let _runtime = RUNTIME.enter();
         let listener = UnixListener::bind(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
@@ -72,7 +72,7 @@ async fn dispatch(request: http::Request<Incoming>, known: Known) -> http::Respo
     tonic::server::Grpc::new(codec).streaming(rpc, request).await
 }
 
-/// One stream: each secret that is asked for, now and when it changes. Acceptances are not answered.
+/// Serves one stream: each requested secret, now and after each change. ACKs get no response.
 fn stream(
     request: Request<Streaming<DiscoveryRequest>>,
     mut known: Known,

@@ -1,5 +1,5 @@
-//! A cluster of the lab: an API server, a network of pods, and what controllers, kubelets and load balancers of Kubernetes do
-//! for what runs there, played by the lab.
+//! A cluster of the lab: an API server and a network of pods. The lab itself acts as the controllers, kubelets and load
+//! balancers.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -24,18 +24,18 @@ pub(crate) const SYSTEM: &str = "istio-system";
 /// The applications' namespace.
 pub(crate) const SAMPLE: &str = "sample";
 
-/// How long a pod that is to end may go on with what is under way (`terminationDrainDuration`).
+/// The drain time of a terminating pod (`terminationDrainDuration`).
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// A service of each cluster. Pods are selected by their label `app`, which has its name.
+/// A service of each cluster. It selects pods whose label `app` has its name.
 struct Service {
     namespace: &'static str,
     name: &'static str,
-    /// Last part of its address.
+    /// Last byte of its address.
     last: u8,
-    /// Name, port, port of the pods.
+    /// Port name, port and target port.
     ports: &'static [(&'static str, u16, u16)],
-    /// Whether a load balancer gives it addresses outside.
+    /// Whether a load balancer gives it external addresses.
     is_outside: bool,
 }
 
@@ -70,26 +70,26 @@ const SERVICES: [Service; 4] = [
     },
 ];
 
-/// The gateway between networks.
+/// The east-west gateway.
 pub(crate) const EAST_WEST: &str = "istio-eastwestgateway";
-/// The gateway for those outside of the mesh.
+/// The ingress gateway.
 pub(crate) const INGRESS: &str = "istio-ingressgateway";
 
-/// What runs in a pod.
+/// The content of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
-    /// An application that answers on port 5000, or none.
+    /// An application on port 5000, or a pod without one.
     Application { answers: bool, has_sidecar: bool },
-    /// A gateway with an address outside.
+    /// A gateway with an external address.
     Gateway { outside: Ipv4Addr },
 }
 
-/// A pod to be.
+/// The specification of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) name: String,
     pub(crate) namespace: &'static str,
-    /// The service that it belongs to; its service account has that name too.
+    /// Its service. The service account has the same name.
     pub(crate) app: &'static str,
     /// Empty if it has none.
     pub(crate) version: &'static str,
@@ -104,7 +104,7 @@ enum State {
     Terminating,
 }
 
-/// A pod that runs.
+/// A running pod.
 pub(crate) struct Pod {
     pub(crate) spec: Spec,
     pub(crate) host: Arc<Host>,
@@ -115,36 +115,37 @@ pub(crate) struct Pod {
     state: State,
 }
 
-/// See the module's text.
+/// A cluster with everything that runs in it.
 pub(crate) struct Site {
     pub(crate) name: &'static str,
     pub(crate) network: &'static str,
     pub(crate) kubernetes: Cluster,
-    /// Where its agents ask, once there is something to ask.
+    /// The control plane of its agents, once there is one.
     pub(crate) control_plane: Option<support::agent::Agent>,
     pods: Network,
     outside: Arc<Network>,
     folder: PathBuf,
     running: BTreeMap<String, Pod>,
-    /// EndpointSlices and statuses of Services as they were written last.
+    /// The last written EndpointSlices and Service statuses.
     written: BTreeMap<String, Value>,
 }
 
 impl Pod {
-    /// Its proxy, which it has to have.
+    /// Returns its proxy. Panics if it has none.
     pub(crate) fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("this pod has a proxy")
     }
 
-    /// Whether it answers and takes new requests.
+    /// Whether it answers and accepts new requests.
     pub(crate) fn is_ready(&self) -> bool {
         self.state == State::Ready
     }
 }
 
 impl Site {
-    /// An API server with the namespaces and Services of the mesh, and a network of pods behind a router to `outside`, where
-    /// the router has the address `router`. `folder` is the trial's, below that of all trials.
+    /// Starts an API server with the namespaces and Services of the mesh, and a network of pods behind a router to
+    /// `outside`, where the router has the address `router`. `folder` is the test's folder, relative to that of all
+    /// tests.
     pub(crate) fn start(
         (name, network): (&'static str, &'static str),
         outside: &Arc<Network>,
@@ -182,19 +183,19 @@ impl Site {
     }
 
     fn service_address(&self, service: &Service) -> Ipv4Addr {
-        // Clusters give addresses of their own.
+        // Each cluster uses its own service addresses.
         let cluster = if self.name == "cluster1" { 1 } else { 2 };
         Ipv4Addr::new(10, 96, cluster, service.last)
     }
 
-    /// The root certificates that workloads of this cluster are told to trust, if they are.
+    /// Returns the roots published for workloads of this cluster, if there are any.
     pub(crate) fn roots(&self) -> Option<String> {
         let map = Reference::new("v1", "ConfigMap", SAMPLE, "istio-ca-root-cert");
         let map = self.kubernetes.get(&map).ok()??;
         map["data"]["root-cert.pem"].as_str().map(str::to_owned)
     }
 
-    /// Says by labels which network this is and where its gateway is.
+    /// Labels the network of the cluster and its gateway.
     pub(crate) fn label_network(&self) -> Result<(), String> {
         let namespace = Reference::new("v1", "Namespace", "", SYSTEM);
         self.kubernetes
@@ -203,7 +204,7 @@ impl Site {
         self.label_gateway(true)
     }
 
-    /// Labels the Service of the gateway with its network, or takes the label away.
+    /// Adds or removes the network label of the gateway's Service.
     pub(crate) fn label_gateway(&self, is_labelled: bool) -> Result<(), String> {
         let label = if is_labelled { json!(self.network) } else { Value::Null };
         let gateway = Reference::new("v1", "Service", SYSTEM, EAST_WEST);
@@ -211,7 +212,7 @@ impl Site {
         Ok(())
     }
 
-    /// Runs a pod, which is ready then.
+    /// Starts a pod and marks it ready.
     pub(crate) fn run(&mut self, spec: Spec) -> Result<(), String> {
         let pod = self.started(spec)?;
         self.running.insert(pod.spec.name.clone(), pod);
@@ -271,10 +272,13 @@ impl Site {
         };
         let (mut agent, mut proxy) = (None, None);
         if role.is_some() {
-            let control_plane = self.control_plane.as_ref().ok_or("there is no control plane yet")?;
+            let control_plane = self
+                .control_plane
+                .as_ref()
+                .ok_or("the control plane is not running yet")?;
             let mut token = Shown::token(self.kubernetes.token(namespace, app, &["istio-ca"])?);
             token.cluster = Some(self.name.to_owned());
-            // It asks again until it is answered: a control plane may have to hear of the cluster first.
+            // Retry: a control plane may have to learn of the cluster first.
             let mut refused = String::new();
             let asking = wait::until("a certificate", SOON, || {
                 let started = Agent::start(control_plane.clone(), token.clone());
@@ -305,12 +309,12 @@ impl Site {
         &self.running[name]
     }
 
-    /// All proxies that run, by the name of their pod.
+    /// Returns all running proxies with their pods.
     pub(crate) fn proxies(&self) -> impl Iterator<Item = (&Pod, &Proxy)> {
         self.running.values().filter_map(|pod| Some((pod, pod.proxy.as_ref()?)))
     }
 
-    /// Says of a pod whether its probe of readiness succeeds.
+    /// Sets the result of a pod's readiness probe.
     pub(crate) fn set_ready(&mut self, name: &str, is_ready: bool) -> Result<(), String> {
         let state = if is_ready { State::Ready } else { State::Unready };
         self.set_state(name, state)
@@ -322,8 +326,8 @@ impl Site {
         self.publish()
     }
 
-    /// Ends a pod as Kubernetes does: nobody is sent there any more, and what is under way has its time to end. Those
-    /// `elsewhere` may be sent there too, if it is a gateway.
+    /// Deletes a pod as Kubernetes does: its endpoints are removed first, and requests under way get the drain time.
+    /// Proxies of `elsewhere` may have its endpoints too, if it is a gateway.
     pub(crate) fn remove(&mut self, name: &str, elsewhere: &Site) -> Result<(), String> {
         self.set_state(name, State::Terminating)?;
         if let Some(proxy) = &self.running[name].proxy {
@@ -331,7 +335,7 @@ impl Site {
         }
         self.until_unlisted(name, elsewhere)?;
         if let Some(proxy) = &self.running[name].proxy {
-            // Whoever is still there when the time is over is cut off.
+            // Connections that remain after the drain time are closed.
             let _ = wait::until("the end of all connections", DRAIN, || {
                 let active = proxy.sum(r"^listener\.[^a].*\.downstream_cx_active$").ok()?;
                 (active == 0).then_some(())
@@ -340,21 +344,22 @@ impl Site {
         self.forget(name)
     }
 
-    /// Ends a pod's processes at once, as a crash does. The lab's kubelet does not know yet.
+    /// Kills a pod's processes, as a crash does. The endpoints stay until [`Self::bury`].
     pub(crate) fn crash(&mut self, name: &str) -> Result<(), String> {
         let pod = self.running.get_mut(name).ok_or_else(|| format!("no pod {name}"))?;
         (pod.proxy, pod.application, pod.agent) = (None, None, None);
         Ok(())
     }
 
-    /// What a kubelet does once it knows of a crash, of a pod that is not to be started again.
+    /// Removes the endpoints of a crashed pod that is not restarted.
     pub(crate) fn bury(&mut self, name: &str, elsewhere: &Site) -> Result<(), String> {
         self.set_state(name, State::Unready)?;
         self.until_unlisted(name, elsewhere)?;
         self.forget(name)
     }
 
-    /// Its host stays until nobody calls there, so that callers are refused at once, as by a node that has no such pod.
+    /// Its host stays until no proxy has its address, so that connections are refused at once, as by a node without
+    /// such a pod.
     fn forget(&mut self, name: &str) -> Result<(), String> {
         let Some(pod) = self.running.remove(name) else {
             return Ok(());
@@ -372,16 +377,20 @@ impl Site {
             Content::Gateway { outside } => Some(format!("::{outside}:")),
             Content::Application { .. } => None,
         };
-        wait::until(&format!("{name} out of every endpoint table"), SOON, || {
-            let is_listed = self.lists(&inside)
-                || outside
-                    .as_ref()
-                    .is_some_and(|outside| self.lists(outside) || elsewhere.lists(outside));
-            (!is_listed).then_some(())
-        })
+        wait::until(
+            &format!("the removal of {name} from every endpoint table"),
+            SOON,
+            || {
+                let is_listed = self.lists(&inside)
+                    || outside
+                        .as_ref()
+                        .is_some_and(|outside| self.lists(outside) || elsewhere.lists(outside));
+                (!is_listed).then_some(())
+            },
+        )
     }
 
-    /// Whether a proxy of the site has an endpoint of a service in whose line of the table this stands.
+    /// Whether a proxy of this cluster has an endpoint in whose line this text occurs.
     fn lists(&self, endpoint: &str) -> bool {
         let mut tables = self.proxies().filter_map(|(_, proxy)| proxy.ask("/clusters").ok());
         tables.any(|table| {
@@ -390,7 +399,7 @@ impl Site {
         })
     }
 
-    /// Writes what has changed of EndpointSlices, and of the addresses that load balancers give.
+    /// Writes changed EndpointSlices and load balancer addresses.
     fn publish(&mut self) -> Result<(), String> {
         for service in &SERVICES {
             let pods: Vec<&Pod> = self
@@ -463,7 +472,7 @@ impl Service {
             "ports": ports.collect::<Vec<_>>() })
     }
 
-    /// One address outside for each pod that is ready, as a load balancer on the nodes gives.
+    /// One external address for each ready pod, as a load balancer on the nodes assigns.
     fn status(&self, pods: &[&Pod]) -> Value {
         let outside = pods
             .iter()

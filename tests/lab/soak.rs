@@ -1,5 +1,5 @@
-//! Changes and faults at random, for as long as is asked, under load that never rests. No request may fail but one that was sent
-//! to a pod that died just then, and in the end every proxy has what a fresh start of everything would give it.
+//! Random changes and faults under constant load. Only requests to a pod that has just died may fail, and at the end
+//! every proxy has the configuration that fresh control planes would send.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,13 +22,13 @@ use crate::support::random::Random;
 use crate::support::wait::now;
 use crate::support::{missing, variable};
 
-/// How often each client sends a request.
+/// Interval between the requests of each client.
 const PACE: Duration = Duration::from_millis(50);
-/// How long it goes on where nothing else is asked for.
+/// Default length.
 const MINUTES: u64 = 3;
-/// Pods of one version in one cluster.
+/// Maximum number of pods of one version in one cluster.
 const MOST: usize = 3;
-/// How many failures are told.
+/// Maximum number of failures in the report.
 const TOLD: usize = 10;
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -44,50 +44,50 @@ pub(super) fn trials() -> Vec<Trial> {
     })]
 }
 
-/// How `network2` and its gateway are told.
+/// The sources of `network2` and its gateway.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
     Labels,
-    /// By labels, and at this address by `meshNetworks`.
+    /// Labels, and `meshNetworks` with this address.
     Both(Ipv4Addr),
-    /// At this address by `meshNetworks`.
+    /// `meshNetworks` with this address.
     Networks(Ipv4Addr),
 }
 
-/// See the module's text.
+/// The state of a soak run.
 struct Soak {
     mesh: Mesh,
     random: Random,
-    /// The Secrets by which each control plane reads the other's cluster.
+    /// The remote Secrets, by the control plane that reads them.
     secrets: [Value; 2],
-    /// Which of them are there.
+    /// Whether each of them exists.
     is_joined: [bool; 2],
     told: Told,
-    /// Pods that came in addition to those that stay, by site: name, version.
+    /// Temporary pods by cluster: name and version.
     guests: [BTreeMap<String, &'static str>; 2],
     has_second_gateway: bool,
-    /// How many pods came so far, by site. None has a name or an address that another one had.
+    /// Number of temporary pods so far, by cluster. No name or address is used twice.
     arrivals: [u16; 2],
     addresses: [Ipv4Addr; 2],
-    /// Whenever a pod died, and when no proxy had its address any more.
+    /// For each pod that died: the time of its death, and the time when no proxy had its address any more.
     deaths: Vec<(Instant, Instant)>,
     counts: BTreeMap<&'static str, usize>,
 }
 
-/// What may happen: in words, how often beside the others, and how it is brought about.
+/// An event: description, weight and action.
 type Event = (&'static str, usize, fn(&mut Soak) -> Result<(), String>);
 
 const EVENTS: [Event; 10] = [
-    ("a pod comes", 5, Soak::pod_comes),
-    ("a pod goes", 4, Soak::pod_goes),
+    ("a pod starts", 5, Soak::pod_comes),
+    ("a pod is deleted", 4, Soak::pod_goes),
     ("a pod dies", 2, Soak::pod_dies),
     ("a pod is not ready for a while", 4, Soak::pod_rests),
     ("weights change", 4, Soak::weights_change),
     ("meshNetworks changes", 3, Soak::networks_change),
-    ("a gateway comes or dies", 2, Soak::gateway_changes),
-    ("a remote Secret goes or returns", 2, Soak::secret_changes),
-    ("an API server starts again", 1, Soak::server_restarts),
-    ("a control plane starts again", 2, Soak::plane_restarts),
+    ("a gateway starts or dies", 2, Soak::gateway_changes),
+    ("a remote Secret is removed or added", 2, Soak::secret_changes),
+    ("an API server restarts", 1, Soak::server_restarts),
+    ("a control plane restarts", 2, Soak::plane_restarts),
 ];
 
 fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
@@ -95,7 +95,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     let mut mesh = Mesh::start(&title, Form::MultiPrimary, folder)?;
     mesh.populate()?;
     let secrets = [mesh.join(0)?, mesh.join(1)?];
-    // Each version is in each cluster, so that no cluster needs the other.
+    // Each version runs in each cluster, so that neither cluster needs the other.
     mesh.sites[0].run(helloworld("v2", "", Ipv4Addr::new(10, 42, 0, 20)))?;
     mesh.sites[1].run(helloworld("v1", "", Ipv4Addr::new(10, 42, 0, 20)))?;
     mesh.divide(50, 50)?;
@@ -103,10 +103,11 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     for index in 0..2 {
         let host = Arc::clone(&mesh.sites[index].pod("sleep").host);
         let call = mesh.call(index);
-        mesh.report.step("all is there", &"v1 and v2 answer", || {
-            let tally = Mesh::tally(&call, &host, 40)?;
-            Ok((tally.of("v1") > 0 && tally.of("v2") > 0, tally.to_string()))
-        })?;
+        mesh.report
+            .step("workloads of both clusters", &"v1 and v2 answer", || {
+                let tally = Mesh::tally(&call, &host, 40)?;
+                Ok((tally.of("v1") > 0 && tally.of("v2") > 0, tally.to_string()))
+            })?;
     }
     let mut soak = Soak {
         mesh,
@@ -138,7 +139,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
 }
 
 impl Soak {
-    /// Who sends requests all the time.
+    /// The clients that send requests all the time.
     fn clients(&self) -> Vec<(String, Call, Arc<Host>)> {
         let mesh = &self.mesh;
         let sleep = |index: usize| {
@@ -183,7 +184,8 @@ impl Soak {
         Ok(())
     }
 
-    /// No request failed, but for those that were under way when a pod died, or began while a proxy still had its address.
+    /// Checks that no request failed, except those under way when a pod died, or started while a proxy still had its
+    /// address.
     fn judge(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
             let mut deaths = self.deaths.iter();
@@ -193,10 +195,10 @@ impl Soak {
         for failure in failed.iter().take(TOLD) {
             self.mesh
                 .report
-                .say(&format!("not answered: {} {}", client, failure.words));
+                .say(&format!("failed request: {} {}", client, failure.words));
         }
         let mut seen = format!(
-            "{} of {} failed, and {} while a pod died",
+            "{} of {} failed, and {} during the death of a pod",
             failed.len(),
             answered + failures.len(),
             excused.len()
@@ -206,17 +208,17 @@ impl Soak {
             let since = past.map_or("before any death".to_owned(), |(died, unlisted)| {
                 let seconds = |moment: Instant| failure.begun.saturating_duration_since(moment).as_secs_f64();
                 let (died, unlisted) = (seconds(*died), seconds(*unlisted));
-                format!("{died:.3} s after a death and {unlisted:.3} s after nobody had its address")
+                format!("{died:.3} s after a death and {unlisted:.3} s after its last endpoint was removed")
             });
             let lasted = failure.ended.saturating_duration_since(failure.begun).as_secs_f64();
-            let _ = write!(seen, "; the first, {since}, within {lasted:.3} s: {}", failure.words);
+            let _ = write!(seen, "; the first, {since}, after {lasted:.3} s: {}", failure.words);
         }
         let is_good = failed.is_empty();
-        let what = format!("requests of {client}");
+        let what = format!("requests from {client}");
         self.mesh.report.fact(&what, &"none failed", (is_good, seen))
     }
 
-    /// All that was taken away is back; additions stay.
+    /// Restores everything that was removed. Additional pods stay.
     fn settle(&mut self) -> Result<(), String> {
         for index in 0..2 {
             self.mesh.until_ready(index)?;
@@ -231,7 +233,7 @@ impl Soak {
         self.random.below(2)
     }
 
-    /// A guest of a site, if it has one.
+    /// Returns a temporary pod of a cluster, if it has one.
     fn guest(&mut self, site: usize) -> Option<String> {
         let count = self.guests[site].len();
         if count == 0 {
@@ -286,11 +288,11 @@ impl Soak {
     }
 
     fn weights_change(&mut self) -> Result<(), String> {
-        let v1 = u32::try_from(self.random.below(101)).expect("it is at most 100");
+        let v1 = u32::try_from(self.random.below(101)).expect("the value is at most 100");
         self.mesh.divide(v1, 100 - v1)
     }
 
-    /// The network always has a gateway that each control plane has heard of, as an operator would see to.
+    /// As an operator would do it: the network always has a gateway that each control plane knows.
     fn networks_change(&mut self) -> Result<(), String> {
         let (address, drawn) = (self.addresses[self.random.below(2)], self.random.one_in(2));
         let mesh = &self.mesh;
@@ -314,7 +316,7 @@ impl Soak {
             }
             Told::Networks(old) if old == address => {
                 mesh.sites[1].label_gateway(true)?;
-                // Who does not read the cluster knows nothing of what is in it.
+                // A control plane that does not read the cluster knows nothing in it.
                 let readers = (0..2).filter(|plane| *plane == 1 || self.is_joined[*plane]);
                 for plane in readers {
                     mesh.until_gateway(plane, |cluster, _| cluster == "cluster2")?;
@@ -353,7 +355,7 @@ impl Soak {
         Ok(())
     }
 
-    /// While it is away, the other cluster goes on to change.
+    /// The other cluster changes while the server is down.
     fn server_restarts(&mut self) -> Result<(), String> {
         let site = self.site();
         self.mesh.sites[site].kubernetes.stop_server();
@@ -366,7 +368,7 @@ impl Soak {
         self.mesh.sites[site].kubernetes.start_server()
     }
 
-    /// What comes next may find it still away.
+    /// The next event may start while it is still down.
     fn plane_restarts(&mut self) -> Result<(), String> {
         let index = self.site();
         self.mesh.planes[index].restart();

@@ -1,4 +1,4 @@
-//! Whether proxies that have lived through much hold what a fresh start of everything would give them.
+//! Comparison of long-lived proxies with the configuration of freshly started control planes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use crate::support::ads::{Ads, Resources, Type, weighed_endpoints};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 
-/// What a proxy holds: for each resource its version, or what can be seen of it where a proxy forgets the version.
+/// The resources of a proxy: the version of each, or its content where the proxy does not keep the version.
 type Held = BTreeMap<(Type, String), String>;
 
-/// Starts a twin of every control plane and compares what it gives with what each proxy has.
+/// Starts a replica of every control plane and compares its resources with those of each proxy.
 pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
     let twins = mesh
         .planes
@@ -33,8 +33,8 @@ pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
             Ok((&pod.spec.name, proxy, fresh))
         });
         let fresh: Vec<_> = fresh.collect::<Result<_, String>>()?;
-        let what = format!("what the proxies of {} hold", site.name);
-        mesh.report.step(&what, &"what a fresh start gives", || {
+        let what = format!("resources of the proxies of {}", site.name);
+        mesh.report.step(&what, &"those of a fresh start", || {
             let mut count = 0;
             for (name, proxy, fresh) in &fresh {
                 let given = fresh
@@ -53,7 +53,7 @@ pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
     Ok(())
 }
 
-/// The names of the extensions that an Envoy says it has; what it is given depends on them.
+/// Returns the extensions in the node of an Envoy, on which its configuration depends.
 fn extensions(proxy: &Proxy) -> Result<Vec<String>, String> {
     let page: Value = serde_json::from_str(&proxy.ask("/config_dump")?).map_err(|error| error.to_string())?;
     let node = &page["configs"][0]["bootstrap"]["node"];
@@ -62,12 +62,12 @@ fn extensions(proxy: &Proxy) -> Result<Vec<String>, String> {
         .filter_map(|one| Some(one["name"].as_str()?.to_owned()))
         .collect();
     if names.is_empty() {
-        return Err("the proxy names no extension".into());
+        return Err("the proxy lists no extensions".into());
     }
     Ok(names)
 }
 
-/// The first few names of which one side has something else.
+/// Returns the first few names whose content differs.
 fn difference(expected: &Held, seen: &Held) -> String {
     let names = expected
         .keys()
@@ -96,7 +96,7 @@ fn of_proxy(proxy: &Proxy) -> Result<Held, String> {
     let page: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     let mut held = Held::new();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    // Endpoints of other clusters are part of these.
+    // The dump also contains endpoints of other clusters.
     let mut asked_for = BTreeSet::new();
     let mut endpoints = Held::new();
     for config in page["configs"].as_array().into_iter().flatten() {

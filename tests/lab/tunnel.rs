@@ -1,5 +1,5 @@
-//! What istio-agent does with ADS: its Envoy speaks plaintext on a socket, the control plane mutual TLS. The bytes between are
-//! HTTP/2 on both sides, so they are passed on as they are.
+//! The ADS proxy of istio-agent: its Envoy uses plaintext on a socket, and the control plane mutual TLS. Both sides are
+//! HTTP/2, so the bytes are copied unchanged.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::agent::Known;
 use crate::support::agent::{Agent, Certificate, Trust};
 use crate::support::http::RUNTIME;
 
-/// The tunnel; dropping it closes its socket, and what goes through it.
+/// The tunnel. Dropping it closes its socket and its connections.
 pub(crate) struct Tunnel {
     listening: JoinHandle<()>,
 }
@@ -26,17 +26,17 @@ impl Drop for Tunnel {
 }
 
 impl Tunnel {
-    /// Leads from `socket` to the control plane, with the certificate of that time.
+    /// Connects `socket` to the control plane, with the certificate that is current at the time of each connection.
     pub(crate) fn open(socket: &Path, control_plane: Agent, known: Known) -> Result<Tunnel, String> {
         let _runtime = RUNTIME.enter();
         let listener = UnixListener::bind(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
         let listening = RUNTIME.spawn(async move {
-            // The connections end with their owner.
+            // The connections end with this task.
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 let (certificate, control_plane) = (known.borrow().clone(), control_plane.clone());
                 connections.spawn(async move {
-                    // Envoy connects again; why it had to is in the control plane's log.
+                    // Envoy reconnects; the cause is in the control plane's log.
                     let _ = pass(stream, control_plane, &certificate).await;
                 });
                 while connections.try_join_next().is_some() {}

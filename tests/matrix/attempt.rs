@@ -1,4 +1,4 @@
-//! One caller asks one endpoint for one namespace.
+//! One request of one caller about one namespace.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const NAMES: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
 const PAGE: &str = "istio.io/debug";
 
-/// How long nothing has to come before nothing is believed to come.
+/// How long a stream must be silent before no response is expected.
 const SILENCE: Duration = Duration::from_millis(700);
 
-/// An error, with the reason, where what was asked for is not given.
+/// Returns an error, with the reason, if the request is refused.
 pub(super) async fn attempt(bed: &Bed, caller: &Caller, endpoint: Endpoint, target: &str) -> Result<(), String> {
     let (own, account) = caller.says;
-    // A proxy's node says who it is; the account that it has is of every namespace.
+    // The node claims an identity; the account exists in every namespace.
     let there = (target, account);
     match endpoint {
         Endpoint::Clusters => configuration(bed, caller, there, CLUSTER).await,
@@ -61,7 +61,7 @@ pub(super) async fn attempt(bed: &Bed, caller: &Caller, endpoint: Endpoint, targ
     }
 }
 
-/// The gateway of a namespace, as connections are named.
+/// The connection name of a namespace's gateway.
 fn proxy(namespace: &str) -> String {
     format!("{GATEWAY}.{namespace}")
 }
@@ -69,7 +69,7 @@ fn proxy(namespace: &str) -> String {
 async fn configuration(bed: &Bed, caller: &Caller, is: (&str, &str), type_url: &str) -> Result<(), String> {
     let mut stream = bed.ads(caller, &node(is.0, is.1)).await.map_err(in_words)?;
     let given = stream.ask(type_url, &[]).await.map_err(in_words)?;
-    // A gateway's name table may be empty; that it is answered is enough.
+    // A gateway's name table may be empty; any response is enough.
     if type_url == NAMES { Ok(()) } else { something(&given) }
 }
 
@@ -86,7 +86,7 @@ async fn ask(bed: &Bed, caller: &Caller, type_url: &str, names: &[&str]) -> Resu
     stream.ask(type_url, names).await.map_err(in_words)
 }
 
-/// A certificate cannot be shown in plaintext, a token can.
+/// A plaintext connection cannot carry a certificate, but it can carry a token.
 async fn page(bed: &Bed, caller: &Caller, path: &str, text: &str) -> Result<(), String> {
     let answer = http::request_with(bed.daemon.http, "istiod", path, caller.shown.token.as_deref()).await?;
     if answer.status.is_success() && answer.body.contains(text) {
@@ -98,7 +98,7 @@ async fn page(bed: &Bed, caller: &Caller, path: &str, text: &str) -> Result<(), 
 
 async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &str) -> Result<(), String> {
     if caller.is_plaintext {
-        return Err("certificates are signed at the secure port".to_owned());
+        return Err("certificates are signed only at the secure port".to_owned());
     }
     let (_, csr) = signing_request(KeyKind::Ecdsa);
     let metadata = of.map(|id| json!({ "ImpersonatedIdentity": id }));
@@ -112,18 +112,18 @@ async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &st
     let chain = bed.agent.sign(&caller.shown, request).await.map_err(in_words)?;
     let leaf = CertificateDer::from_pem_slice(chain.first().ok_or("no certificate")?.as_bytes());
     let leaf = leaf.map_err(|error| error.to_string())?;
-    // Names stand in certificates as they are.
+    // Names are stored in certificates as plain ASCII.
     let name = format!("spiffe://cluster.local/ns/{target}/sa/");
     if leaf.windows(name.len()).any(|part| part == name.as_bytes()) {
         Ok(())
     } else {
-        Err("a certificate for another namespace".to_owned())
+        Err("certificate for another namespace".to_owned())
     }
 }
 
 fn something(given: &DiscoveryResponse) -> Result<(), String> {
     if given.resources.is_empty() {
-        Err("an answer without resources".to_owned())
+        Err("response without resources".to_owned())
     } else {
         Ok(())
     }
@@ -134,7 +134,7 @@ fn contains(given: &DiscoveryResponse, text: &str) -> Result<(), String> {
     if given.resources.iter().any(|resource| has(&resource.value)) {
         Ok(())
     } else {
-        Err(format!("an answer without {text}"))
+        Err(format!("response without {text}"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The mesh that is asked: three namespaces that have the same things under the same names.
+//! The mesh of the tests: three namespaces with the same objects.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -19,22 +19,22 @@ use crate::support::scratch;
 pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// How long the first answers may take.
+/// Time limit of the first responses.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who asks.
+/// A client.
 pub(super) struct Caller {
     pub(super) name: &'static str,
-    /// Namespace and account that it has proved; none if it has proved nothing, or tries to deceive.
+    /// Its authenticated namespace and account; none if it has no valid credentials.
     pub(super) is: Option<(&'static str, &'static str)>,
-    /// What it says that it is.
+    /// The identity that it claims.
     pub(super) says: (&'static str, &'static str),
     pub(super) shown: Shown,
-    /// It asks at the plaintext port.
+    /// Whether it uses the plaintext port.
     pub(super) is_plaintext: bool,
 }
 
-/// See the module's text.
+/// The cluster, the daemon and the CA of the tests.
 pub(super) struct Bed {
     cluster: Cluster,
     authority: Authority,
@@ -69,7 +69,8 @@ impl Bed {
         })
     }
 
-    /// The gateways of all namespaces, with what they are sent; they stay connected while it is held.
+    /// Connects the gateways of all namespaces and waits for their resources. They stay connected while the result is
+    /// held.
     pub(super) async fn connect_proxies(&self) -> Result<Vec<Stream>, String> {
         let mut streams = Vec::new();
         for namespace in NAMESPACES {
@@ -77,7 +78,7 @@ impl Bed {
             let says = |status: tonic::Status| format!("the gateway of {namespace}: {status}");
             let mut stream = self.agent.ads(&shown, &node(namespace, GATEWAY)).await.map_err(says)?;
             stream.ask(CLUSTER, &[]).await.map_err(says)?;
-            // Its API server was asked when it has its secret.
+            // Once it has its secret, the access review of its API server has completed.
             if namespace != SYSTEM {
                 let name = format!("kubernetes://{namespace}/cred");
                 secret(&mut stream, &name, PATIENCE).await.map_err(says)?;
@@ -117,7 +118,7 @@ impl Bed {
         let dns = self.authority.certificate(&format!("{GATEWAY}.a.svc"));
         Ok(vec![
             nobody("a plaintext caller", Shown::default(), true),
-            nobody("a caller with nothing", Shown::default(), false),
+            nobody("a caller without credentials", Shown::default(), false),
             known("a certificate of a/gw", ("a", GATEWAY), self.certificate("a", GATEWAY)),
             known(
                 "a certificate of a/other",
@@ -139,12 +140,12 @@ impl Bed {
                 token(SYSTEM, "istiod", "istio-ca")?,
             ),
             nobody(
-                "a token for somebody else",
+                "a token for another audience",
                 token("a", GATEWAY, "somebody-else")?,
                 false,
             ),
-            nobody("a token that is none", Shown::token("no.token.atall"), false),
-            nobody("a stranger's certificate", Shown::certificate(stranger), false),
+            nobody("a malformed token", Shown::token("no.token.atall"), false),
+            nobody("a certificate of another CA", Shown::certificate(stranger), false),
             nobody(
                 "a certificate of a foreign trust domain",
                 Shown::certificate(foreign),
@@ -160,7 +161,7 @@ impl Bed {
         Shown::certificate(self.authority.certificate(&id))
     }
 
-    /// A stream on the port that the caller uses.
+    /// Opens a stream on the port that the caller uses.
     pub(super) async fn ads(&self, caller: &Caller, node: &Node) -> Result<Stream, tonic::Status> {
         if !caller.is_plaintext {
             return self.agent.ads(&caller.shown, node).await;
@@ -171,14 +172,15 @@ impl Bed {
         Stream::open(channel, &caller.shown, node).await
     }
 
-    /// Over loopback everything may be read, so pages can be tried only where this machine has another address.
+    /// Loopback clients may read everything, so pages are tested only if this machine has another address.
     pub(super) fn can_try(&self, endpoint: super::Endpoint) -> bool {
         let is_page = matches!(endpoint, super::Endpoint::HttpOfProxy | super::Endpoint::HttpOfMesh);
         !is_page || !self.daemon.http.ip().is_loopback()
     }
 }
 
-/// Asks for a secret until it comes, or `patience` is over; every question is answered at once with what there is.
+/// Requests a secret until it arrives or `patience` is over. Every request gets an immediate response with the current
+/// state.
 pub(super) async fn secret(
     stream: &mut Stream,
     name: &str,
@@ -196,17 +198,18 @@ pub(super) async fn secret(
     }
 }
 
-/// An address of this machine that is not of loopback, if it has one: calls to it stay inside, and come from it.
+/// Returns an address of this machine other than loopback, if it has one. Connections to it stay local and have it as
+/// source.
 fn afar() -> IpAddr {
     let own = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
-        // Nothing is sent: this only asks for the route.
+        // Sends nothing; it only looks up the route.
         socket.connect(SocketAddr::from(([192, 0, 2, 1], 9)))?;
         socket.local_addr()
     });
     own.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
 }
 
-/// A gateway's node, whose gateways mention the credentials of all namespaces.
+/// A gateway's node. Its Gateways refer to the credentials of all namespaces.
 pub(super) fn node(namespace: &str, account: &str) -> Node {
     let metadata: Value = json!({ "NAMESPACE": namespace, "SERVICE_ACCOUNT": account, "CLUSTER_ID": "Kubernetes",
         "LABELS": { "app": "gw" }, "PROXY_CONFIG": {} });

@@ -1,6 +1,6 @@
-//! The list of differences that stand, each with its reason: `differences.txt`.
+//! The list of accepted differences with their reasons: `differences.txt`.
 
-/// One line of the list.
+/// A line of the list.
 struct Known {
     scenario: &'static str,
     beginning: &'static str,
@@ -31,14 +31,14 @@ impl Known {
     }
 }
 
-/// What is wrong with the list, given all differences as (scenario, difference): nothing if it tells each of them and
-/// nothing else.
+/// Compares the list with all differences, given as (scenario, difference). Returns an error for each difference that
+/// is not listed, and for each line without a difference.
 pub(super) fn check(differences: &[(String, String)]) -> Vec<String> {
     let known = Known::all();
     let untold = differences
         .iter()
         .filter(|(scenario, difference)| !known.iter().any(|known| known.covers(scenario, difference)))
-        .map(|(scenario, difference)| format!("not told in tests/parity/differences.txt: {scenario}: {difference}"));
+        .map(|(scenario, difference)| format!("not listed in tests/parity/differences.txt: {scenario}: {difference}"));
     let idle = known
         .iter()
         .filter(|known| {
@@ -48,7 +48,7 @@ pub(super) fn check(differences: &[(String, String)]) -> Vec<String> {
         })
         .map(|known| {
             let Known { scenario, beginning } = known;
-            format!("told in tests/parity/differences.txt, but there is no such difference: {scenario} {beginning}")
+            format!("listed in tests/parity/differences.txt, but does not exist: {scenario} {beginning}")
         });
     untold.chain(idle).collect()
 }

@@ -1,4 +1,4 @@
-//! One workload with an HTTP and a TCP port in a mesh of objects, and the filters that stand before it.
+//! A workload with an HTTP and a TCP port in a mesh of objects, and its generated filters.
 
 use std::sync::Arc;
 
@@ -49,26 +49,26 @@ spec: {serviceAccountName: httpbin}
 status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
 ";
 
-/// What stands before the workload.
+/// A mesh and the resources of one of its proxies.
 pub(super) struct Bed {
     world: World,
     store: Store,
 }
 
-/// The listener for what comes in, and the one for what comes in through an HBONE tunnel.
+/// The listener for inbound traffic, and the one for inbound traffic through an HBONE tunnel.
 pub(super) const INBOUND: &str = "virtualInbound";
 pub(super) const TUNNELED: &str = "main_internal";
 
-/// The one client.
+/// The only client.
 const CLIENT: MemberId = MemberId(0);
 
 impl Bed {
-    /// A mesh of mesh config and objects, both YAML.
+    /// Builds a mesh from mesh config and objects, both YAML.
     pub(super) fn new(installation: Installation, mesh: &str, objects: &str) -> Result<Self, Failed> {
         Self::of(installation, mesh, objects, sidecar(&json!({})))
     }
 
-    /// The same with another client.
+    /// Like [`Self::new`], with another client.
     pub(super) fn of(installation: Installation, mesh: &str, objects: &str, proxy: Proxy) -> Result<Self, Failed> {
         let files = [("mesh.yaml", mesh), ("kube.yaml", WORKLOAD), ("config.yaml", objects)];
         let files: Vec<(String, &[u8])> = files
@@ -89,7 +89,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Makes these the AuthorizationPolicies that there are.
+    /// Replaces all AuthorizationPolicies.
     pub(super) fn declare(&mut self, policies: Vec<Value>) -> Result<(), Failed> {
         let source = SourceId {
             cluster: Installation::default().cluster,
@@ -100,7 +100,7 @@ impl Bed {
             .flat_map(|policy| document::parse(&source.cluster, policy).rows);
         let rows: Vec<_> = rows.collect();
         if rows.len() != policies.len() {
-            return Err("a policy does not count".into());
+            return Err("a policy was rejected".into());
         }
         self.commit(vec![Change::Replace(source, rows)], Membership::default())
     }
@@ -117,44 +117,44 @@ impl Bed {
         }
     }
 
-    /// A resource of the client.
+    /// Returns a resource of the client.
     pub(super) fn resource(&self, resource_type: ResourceType, name: &str) -> Option<Any> {
         let group = self.store.group_of(CLIENT).and_then(|key| self.store.snapshot(key))?;
         group.view(resource_type).get(name).map(|resource| resource.any())
     }
 
-    /// The names of the client's resources of a type.
+    /// Returns the names of the client's resources of a type.
     pub(super) fn names(&self, resource_type: ResourceType) -> Vec<String> {
         let group = self.store.group_of(CLIENT).and_then(|key| self.store.snapshot(key));
         let resources = group.iter().flat_map(|group| group.view(resource_type).iter());
         resources.map(|resource| resource.name.to_string()).collect()
     }
 
-    /// A listener.
+    /// Returns a listener.
     pub(super) fn listener(&self, name: &str) -> Result<Listener, Failed> {
         let any = self.resource(ResourceType::Listener, name);
-        let any = any.ok_or_else(|| format!("there is no listener {name}"))?;
-        Ok(any.unpack()?.ok_or("a listener is a listener")?)
+        let any = any.ok_or_else(|| format!("no listener {name}"))?;
+        Ok(any.unpack()?.ok_or("the resource is not a listener")?)
     }
 
-    /// The HTTP filters before the workload's HTTP port.
+    /// Returns the HTTP filters of the workload's HTTP port.
     pub(super) fn http_filters(&self) -> Result<Vec<HttpFilter>, Failed> {
         self.http_filters_of(INBOUND)
     }
 
-    /// Those of another listener than the usual one.
+    /// Like [`Self::http_filters`], of another listener.
     pub(super) fn http_filters_of(&self, listener: &str) -> Result<Vec<HttpFilter>, Failed> {
         let filters = self.network_filters_on(listener, 8080)?;
         let manager = filters.iter().find_map(unpacked::<HttpConnectionManager>);
-        Ok(manager.ok_or("the port is not HTTP")?.http_filters)
+        Ok(manager.ok_or("the port has no HTTP connection manager")?.http_filters)
     }
 
-    /// The network filters before the workload's TCP port.
+    /// Returns the network filters of the workload's TCP port.
     pub(super) fn network_filters(&self) -> Result<Vec<Filter>, Failed> {
         self.network_filters_of(INBOUND)
     }
 
-    /// Those of another listener than the usual one.
+    /// Like [`Self::network_filters`], of another listener.
     pub(super) fn network_filters_of(&self, listener: &str) -> Result<Vec<Filter>, Failed> {
         self.network_filters_on(listener, 9090)
     }
@@ -166,11 +166,14 @@ impl Bed {
             matcher.and_then(|matcher| matcher.destination_port) == Some(port)
         };
         let chain = listener.filter_chains.iter().find(serves);
-        Ok(chain.ok_or_else(|| format!("no chain serves {port}"))?.filters.clone())
+        Ok(chain
+            .ok_or_else(|| format!("no filter chain for port {port}"))?
+            .filters
+            .clone())
     }
 }
 
-/// The configuration of a network filter, if it is of this kind.
+/// Returns the configuration of a network filter, if it has this type.
 pub(super) fn unpacked<M: prost::Message + prost::Name + Default>(filter: &Filter) -> Option<M> {
     match filter.config_type.as_ref()? {
         ConfigType::TypedConfig(any) => any.unpack().ok()?,
@@ -178,7 +181,7 @@ pub(super) fn unpacked<M: prost::Message + prost::Name + Default>(filter: &Filte
     }
 }
 
-/// The sidecar of the workload; `more` is laid over its metadata.
+/// The sidecar of the workload; `more` overrides its metadata.
 pub(super) fn sidecar(more: &Value) -> Proxy {
     let mut metadata = json!({
         "NAMESPACE": "foo", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "httpbin", "ISTIO_VERSION": "1.30.3",

@@ -1,5 +1,5 @@
-//! The cases of Istio's own builder of authorization filters: policies in, filters out. They lie beside the project where
-//! they are at hand.
+//! The test cases of Istio's own authorization builder: policies in, filters out. They are part of Istio's conformance
+//! set, where it is next to the project.
 
 use std::{fmt::Write, path::Path};
 
@@ -17,14 +17,15 @@ use serde_json::Value;
 use super::bed::Bed;
 use crate::support::project;
 
-/// What differs and why: (case, reason). It may only become shorter.
+/// Known differences with their reasons: (case, reason). The list may only shrink.
 const DIFFERENCES: &[(&str, &str)] = &[];
 
 /// Compares all cases.
 pub(super) fn filters_are_those_of_the_builder_of_istio() -> Result<Completion, Failed> {
     let folder = project().join("../shared/conformance/upstream/authz-builder");
     if !folder.is_dir() {
-        let reason = "skipped, the cases are not beside the project (../shared/conformance/upstream/authz-builder)";
+        let reason =
+            "skipped: Istio's cases are not next to the project (../shared/conformance/upstream/authz-builder)";
         println!("policy: {reason}");
         return Ok(Completion::ignored_with(reason));
     }
@@ -35,13 +36,13 @@ pub(super) fn filters_are_those_of_the_builder_of_istio() -> Result<Completion, 
         let folder = folder.join(transport);
         let cases = cases[transport]
             .as_array()
-            .ok_or("cases.json lists cases by transport")?;
+            .ok_or("cases.json has no cases of this transport")?;
         for case in cases {
             let name = format!("{transport}/{}", text(case, "name"));
             let found = compare(&folder, transport, case).map_err(|failed| format!("{name}: {failed:?}"))?;
             let told = DIFFERENCES.iter().any(|(known, _)| *known == name);
             match found {
-                None if told => astray.push(format!("{name} does not differ, but is told to")),
+                None if told => astray.push(format!("{name}: listed in DIFFERENCES, but equal")),
                 Some(difference) if !told => astray.push(format!("{name}: {difference}")),
                 None => equal += 1,
                 Some(_) => {}
@@ -49,7 +50,7 @@ pub(super) fn filters_are_those_of_the_builder_of_istio() -> Result<Completion, 
         }
     }
     println!(
-        "policy: {equal} cases of the builder are equal, {} differ as told",
+        "policy: {equal} cases of the builder are equal, {} differ as listed",
         DIFFERENCES.len()
     );
     if astray.is_empty() {
@@ -62,7 +63,7 @@ fn text<'v>(case: &'v Value, key: &str) -> &'v str {
     case[key].as_str().unwrap_or_default()
 }
 
-/// The first difference of a case.
+/// Returns the first difference of a case.
 fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String>, Failed> {
     let mesh = mesh_config(folder, case)?;
     let is_custom = case.get("meshConfig").is_some();
@@ -70,7 +71,7 @@ fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String
     let mut of_pass = String::new();
     for document in yaml::documents(&objects) {
         let object = document.parse()?;
-        // Each case is one pass of the builder, either over these policies or over all others.
+        // A case is one run of the builder, either over CUSTOM policies or over all others.
         if (object["spec"]["action"] == "CUSTOM") == is_custom {
             write!(of_pass, "---\n{object}\n")?;
         }
@@ -104,7 +105,7 @@ fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String
 fn mesh_config(folder: &Path, case: &Value) -> Result<String, Failed> {
     let mut mesh = match case["meshConfig"].as_str() {
         Some(file) => {
-            let folder = folder.parent().ok_or("cases lie in folders")?;
+            let folder = folder.parent().ok_or("a case without a folder")?;
             let text = std::fs::read_to_string(folder.join(file))?;
             yaml::documents(&text)[0].parse()?
         }
@@ -118,7 +119,7 @@ fn mesh_config(folder: &Path, case: &Value) -> Result<String, Failed> {
     Ok(mesh.to_string())
 }
 
-/// A filter as its message says it, whatever its text looks like.
+/// Returns the expected filter, in the canonical form of its message.
 fn wanted_filter(file: &Path, transport: &str) -> Result<Value, Failed> {
     let text = std::fs::read_to_string(file)?;
     let value = yaml::documents(&text)[0].parse()?;

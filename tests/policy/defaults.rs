@@ -1,5 +1,5 @@
-//! R16: requests are brought into one form before policies look at them, in the way that the mesh says. R14: policies do
-//! not depend on the version of the proxy.
+//! R16: paths are normalized as the mesh config says before policies see them. R14: policies do not depend on the
+//! proxy's version.
 
 use istiod::{
     model::Installation,
@@ -16,13 +16,13 @@ use super::{
     differential::mesh,
 };
 
-/// Trial of R16.
+/// The test of R16.
 pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> {
     let (keep, unescape) = (
         PathWithEscapedSlashesAction::KeepUnchanged,
         PathWithEscapedSlashesAction::UnescapeAndForward,
     );
-    // (chosen, dots are resolved, slashes merged, escaped slashes)
+    // (option, dots are resolved, slashes merged, escaped slashes)
     let cases = [
         ("", true, false, keep),
         ("DEFAULT", true, false, keep),
@@ -46,7 +46,7 @@ pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> 
             .filter_map(|filter| unpacked(&filter))
             .collect();
         if managers.len() < 2 {
-            return Err("there is no inbound or no outbound connection manager".into());
+            return Err("no inbound or outbound connection manager".into());
         }
         for manager in managers {
             let found = (
@@ -56,7 +56,7 @@ pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> 
             );
             if found != (true, true, true) {
                 let prefix = manager.stat_prefix;
-                return Err(format!("{chosen:?}: {prefix}: as wanted: dots, slashes, escaped {found:?}").into());
+                return Err(format!("{chosen:?}: {prefix}: (dots, slashes, escaped) as expected: {found:?}").into());
             }
         }
     }
@@ -92,10 +92,10 @@ spec: {jwtRules: [{issuer: i, jwks: '{\"keys\": []}'}]}
 ---
 ";
 
-/// The supported versions, and one that does not say which it is.
+/// The supported versions, and a proxy without a version.
 const VERSIONS: [&str; 6] = ["1.28.0", "1.28.9", "1.29.0", "1.29.2", "1.30.3", ""];
 
-/// Trial of R14; golden cases show all the rest that a proxy of an older version is sent.
+/// The test of R14. Golden cases cover the other resources of older proxies.
 pub(super) fn r14_policies_are_the_same_for_every_version() -> Result<(), Failed> {
     let filters = |version: &str| {
         let proxy = sidecar(&json!({"ISTIO_VERSION": version}));
@@ -119,7 +119,7 @@ pub(super) fn r14_policies_are_the_same_for_every_version() -> Result<(), Failed
         .iter()
         .find(|(_, equal)| !equal)
     {
-        Some((version, _)) => Err(format!("other filters for {version:?}").into()),
+        Some((version, _)) => Err(format!("different filters for version {version:?}").into()),
         None => Ok(()),
     }
 }

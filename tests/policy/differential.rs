@@ -1,5 +1,5 @@
-//! R15: random policies and random traffic, judged twice: by what Envoy makes of the generated filters and by what the
-//! policies mean. They must agree, on requests and on connections.
+//! R15: random policies and random traffic, judged by an evaluator of the generated filters and by an oracle for the
+//! policies. Both must agree, on requests and on connections.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -19,11 +19,11 @@ use super::{
     oracle::{self, Action, Attribute, Item, Policy, Rule},
 };
 
-/// How many sets of policies there are, and how much traffic for each.
+/// Number of policy sets, and number of traffic samples for each.
 const CASES: u32 = 300;
 const TRAFFIC: usize = 30;
 
-/// Names of a trust domain, namespace, account and their relatives, close enough to be mistaken for each other.
+/// Trust domains, namespaces and accounts that are similar enough to be confused.
 const PEERS: [&str; 12] = [
     "td1/ns/foo/sa/a",
     "td1/ns/foo/sa/a-b",
@@ -39,7 +39,7 @@ const PEERS: [&str; 12] = [
     "td1x/ns/ba/sa/sa",
 ];
 
-/// Values of each attribute that some traffic has and some has not.
+/// Values of each attribute; some of the traffic has each of them.
 fn values(attribute: Attribute) -> &'static [&'static str] {
     match attribute {
         Attribute::Principal => &[
@@ -157,7 +157,7 @@ fn item(attribute: Attribute) -> impl Strategy<Value = Item> {
     })
 }
 
-/// Items about different attributes.
+/// Items with different attributes.
 fn items(attributes: &'static [Attribute]) -> impl Strategy<Value = Vec<Item>> {
     let some = subsequence(attributes.to_vec(), 1..=2);
     some.prop_flat_map(|attributes| attributes.into_iter().map(item).collect::<Vec<_>>())
@@ -179,7 +179,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     ];
     let parts = (action, prop::bool::weighted(0.2), vec(rule(), 0..3));
     parts.prop_map(|(action, dry_run, rules)| Policy {
-        // A CUSTOM policy cannot be tried only.
+        // A CUSTOM policy has no dry run.
         dry_run: dry_run && action != Action::Custom,
         action,
         rules,
@@ -281,7 +281,7 @@ fn traffic() -> impl Strategy<Value = Traffic> {
     )
 }
 
-/// Mesh config with the oracle's trust domains and the one provider.
+/// Mesh config with the oracle's trust domains and the only provider.
 pub(super) fn mesh() -> String {
     let [own, aliases @ ..] = oracle::TRUST_DOMAINS;
     let provider = json!({
@@ -291,7 +291,7 @@ pub(super) fn mesh() -> String {
     json!({"trustDomain": own, "trustDomainAliases": aliases, "extensionProviders": [provider]}).to_string()
 }
 
-/// The same seed gives the same cases everywhere.
+/// A runner with a fixed seed, for reproducible cases.
 pub(super) fn runner(cases: u32) -> TestRunner {
     let config = Config {
         cases,
@@ -302,9 +302,9 @@ pub(super) fn runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[15; 32]))
 }
 
-/// Trial of R15.
+/// The test of R15.
 pub(super) fn r15_policies_mean_what_they_say() -> Result<(), Failed> {
-    // The workload takes connections through tunnels as well; there the peer is known in another way.
+    // The workload also accepts connections through HBONE tunnels, where the peer's identity has another source.
     let mut installation = Installation::default();
     installation.features.pilot_enable_sidecar_listening_hbone = true;
     let tunneled = sidecar(&json!({"ENABLE_HBONE": "true"}));
@@ -337,8 +337,8 @@ pub(super) fn r15_policies_mean_what_they_say() -> Result<(), Failed> {
     });
     result.map_err(|failed| format!("{failed}"))?;
     let seen = seen.into_inner();
-    println!("policy: outcomes seen: {seen:?}");
-    // What never happens has not been tested.
+    println!("policy: outcomes: {seen:?}");
+    // Outcomes that never occur are not tested.
     let rare: Vec<_> = OUTCOMES
         .iter()
         .filter(|name| seen.get(*name).is_none_or(|times| *times < 100))
@@ -346,7 +346,7 @@ pub(super) fn r15_policies_mean_what_they_say() -> Result<(), Failed> {
     if rare.is_empty() {
         Ok(())
     } else {
-        Err(format!("hardly ever seen: {rare:?}").into())
+        Err(format!("outcomes that are too rare: {rare:?}").into())
     }
 }
 

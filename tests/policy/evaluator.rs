@@ -1,5 +1,5 @@
-//! What Envoy makes of RBAC and external authorization filters: a small evaluator of their messages, written from Envoy's
-//! documentation. What it does not know it refuses to judge.
+//! A small evaluator of Envoy's RBAC and external authorization filters, written from Envoy's documentation. It panics
+//! on any message that it does not support.
 
 use std::{cell::RefCell, collections::BTreeMap, net::IpAddr};
 
@@ -33,22 +33,22 @@ use istiod::proto::{
 use regex::Regex;
 use serde_json::Value;
 
-/// What a filter can know of a connection, and of a request on it.
+/// The attributes of a connection and of a request on it.
 #[derive(Clone, Debug)]
 pub(super) struct Traffic {
-    /// The identity of the peer's certificate, if it showed one.
+    /// The identity in the peer's certificate, if it has one.
     pub(super) peer: Option<String>,
-    /// Where the connection comes from.
+    /// The source address of the connection.
     pub(super) direct_ip: IpAddr,
-    /// Where the request comes from, as trusted proxies tell.
+    /// The source address of the request, according to trusted proxies.
     pub(super) remote_ip: IpAddr,
-    /// Where it goes.
+    /// The destination address and port.
     pub(super) destination: (IpAddr, u16),
-    /// The server name of TLS.
+    /// The SNI.
     pub(super) server_name: String,
     /// Dynamic metadata, by filter.
     pub(super) metadata: BTreeMap<String, Value>,
-    /// The request; a TCP chain sees none.
+    /// The request; none for a TCP chain.
     pub(super) request: Option<Request>,
 }
 
@@ -57,28 +57,28 @@ pub(super) struct Traffic {
 pub(super) struct Request {
     pub(super) method: String,
     pub(super) host: String,
-    /// With its query.
+    /// Including the query.
     pub(super) path: String,
     /// Headers by name in lower case.
     pub(super) headers: BTreeMap<String, String>,
 }
 
-/// What the filters of a chain decide.
+/// The decision of a chain's filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// It is refused.
+    /// Denied.
     pub(super) denied: bool,
-    /// It is to be logged.
+    /// Marked for logging.
     pub(super) audited: bool,
-    /// The clusters of the providers that are asked.
+    /// The clusters of the external authorization services that are called.
     pub(super) asked: Vec<String>,
-    /// What the DENY policies that are only tried would refuse, if there are any.
+    /// The result of dry-run DENY policies, if there are any: true if they would deny.
     pub(super) tried_deny: Option<bool>,
-    /// What the ALLOW policies that are only tried would refuse, if there are any.
+    /// The result of dry-run ALLOW policies, if there are any: true if they would deny.
     pub(super) tried_allow: Option<bool>,
 }
 
-/// The filters of an HTTP chain.
+/// Evaluates the filters of an HTTP chain.
 pub(super) fn http(filters: &[HttpFilter], traffic: &Traffic) -> Outcome {
     let mut chain = Chain::new(traffic);
     for filter in filters {
@@ -95,7 +95,7 @@ pub(super) fn http(filters: &[HttpFilter], traffic: &Traffic) -> Outcome {
     chain.outcome
 }
 
-/// The filters of a TCP chain.
+/// Evaluates the filters of a TCP chain.
 pub(super) fn network(filters: &[Filter], traffic: &Traffic) -> Outcome {
     let mut chain = Chain::new(traffic);
     for filter in filters {
@@ -113,7 +113,7 @@ fn unpack<M: prost::Message + prost::Name + Default>(config: &Any) -> Option<M> 
     config.unpack().expect("because it was packed by the generator")
 }
 
-/// A chain while it is walked along: filters leave metadata to those behind them.
+/// A chain during evaluation: filters leave metadata for later filters.
 struct Chain {
     traffic: Traffic,
     outcome: Outcome,
@@ -163,7 +163,7 @@ fn refuses(action: Action, applies: bool) -> bool {
     }
 }
 
-/// The first policy that applies, by name.
+/// Returns the name of the first matching policy.
 fn applying<'r>(rules: &'r Rbac, traffic: &Traffic) -> Option<&'r str> {
     let mut policies: Vec<(&String, &Policy)> = rules.policies.iter().collect();
     policies.sort_by_key(|(name, _)| *name);
@@ -187,7 +187,7 @@ fn permits(permission: &Permission, traffic: &Traffic) -> bool {
         Rule::DestinationPort(port) => u32::from(traffic.destination.1) == *port,
         Rule::RequestedServerName(matcher) => text_matches(matcher, &traffic.server_name),
         Rule::Metadata(matcher) => metadata_matches(matcher, traffic),
-        other => panic!("the evaluator knows no {other:?}"),
+        other => panic!("unsupported: {other:?}"),
     }
 }
 
@@ -205,7 +205,7 @@ fn is(principal: &Principal, traffic: &Traffic) -> bool {
         Identifier::FilterState(it) => {
             assert_eq!(it.key, "io.istio.peer_principal");
             let Some(filter_state_matcher::Matcher::StringMatch(matcher)) = &it.matcher else {
-                panic!("the evaluator knows no {it:?}");
+                panic!("unsupported: {it:?}");
             };
             traffic.peer.as_ref().is_some_and(|peer| text_matches(matcher, peer))
         }
@@ -213,7 +213,7 @@ fn is(principal: &Principal, traffic: &Traffic) -> bool {
         Identifier::RemoteIp(range) => contains(range, traffic.remote_ip),
         Identifier::Header(matcher) => header_matches(matcher, traffic),
         Identifier::Metadata(matcher) => metadata_matches(matcher, traffic),
-        other => panic!("the evaluator knows no {other:?}"),
+        other => panic!("unsupported: {other:?}"),
     }
 }
 
@@ -237,16 +237,16 @@ fn text_matches(matcher: &StringMatcher, text: &str) -> bool {
         MatchPattern::Prefix(prefix) => text.starts_with(&fold(prefix)),
         MatchPattern::Suffix(suffix) => text.ends_with(&fold(suffix)),
         MatchPattern::SafeRegex(matcher) => is_whole(&matcher.regex, &text),
-        other => panic!("the evaluator knows no {other:?}"),
+        other => panic!("unsupported: {other:?}"),
     }
 }
 
 thread_local! {
-    /// Expressions are few and used often, and compiling one takes long.
+    /// Cache of compiled expressions: there are few, they are used often, and compiling is slow.
     static COMPILED: RefCell<BTreeMap<String, Regex>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Envoy's expressions match whole texts.
+/// Envoy's expressions match the whole text.
 fn is_whole(expression: &str, text: &str) -> bool {
     COMPILED.with_borrow_mut(|compiled| {
         if compiled.len() > 1_000 {
@@ -273,11 +273,11 @@ fn header_matches(matcher: &HeaderMatcher, traffic: &Traffic) -> bool {
     match matcher.header_match_specifier.as_ref().expect("a specifier") {
         HeaderMatchSpecifier::PresentMatch(present) => value.is_some() == *present,
         HeaderMatchSpecifier::StringMatch(matcher) => value.is_some_and(|value| text_matches(matcher, value)),
-        other => panic!("the evaluator knows no {other:?}"),
+        other => panic!("unsupported: {other:?}"),
     }
 }
 
-/// The path without query and fragment.
+/// Returns the path without query and fragment.
 fn path_of(traffic: &Traffic) -> Option<&str> {
     let request = traffic.request.as_ref()?;
     request.path.split(['?', '#']).next()
@@ -285,12 +285,12 @@ fn path_of(traffic: &Traffic) -> Option<&str> {
 
 fn path_matches(matcher: &PathMatcher, traffic: &Traffic) -> bool {
     let Some(path_matcher::Rule::Path(matcher)) = &matcher.rule else {
-        panic!("the evaluator knows no {matcher:?}");
+        panic!("unsupported: {matcher:?}");
     };
     path_of(traffic).is_some_and(|path| text_matches(matcher, path))
 }
 
-/// `*` is one segment, `**` the rest of them, none included.
+/// `*` matches one segment, `**` all remaining ones, possibly none.
 fn template_matches(extension: &TypedExtensionConfig, traffic: &Traffic) -> bool {
     let config = extension
         .typed_config
@@ -338,6 +338,6 @@ fn value_matches(matcher: &ValueMatcher, value: &Value) -> bool {
             .value_matchers
             .iter()
             .any(|matcher| value_matches(matcher, value)),
-        other => panic!("the evaluator knows no {other:?}"),
+        other => panic!("unsupported: {other:?}"),
     }
 }

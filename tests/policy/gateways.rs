@@ -1,4 +1,4 @@
-//! R13: what a gateway that passes TLS on by its server name can reach.
+//! R13: services reachable through a gateway with TLS passthrough by SNI.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::bed::Bed;
 
-/// A gateway for everything that is local, services that may and may not be reached through it, and a workload with and
-/// one without mTLS behind a service.
+/// A gateway for all local hosts, services that are and are not exported to it, and a service with one workload with
+/// and one without mTLS.
 const OBJECTS: &str = "
 apiVersion: networking.istio.io/v1
 kind: Gateway
@@ -90,7 +90,7 @@ fn gateway() -> Proxy {
     Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("because the node is well-formed")
 }
 
-/// Trial of R13.
+/// The test of R13.
 pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> Result<(), Failed> {
     let bed = Bed::of(Installation::default(), "{}", OBJECTS, gateway())?;
     let reached: BTreeSet<String> = [
@@ -107,12 +107,12 @@ pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> 
         .filter_map(|chain| chain.filter_chain_match.as_ref());
     let names: BTreeSet<String> = matches.clone().flat_map(|it| it.server_names.clone()).collect();
     if names != reached {
-        return Err(format!("chains for {names:?}, want {reached:?}").into());
+        return Err(format!("chains for {names:?}, expected {reached:?}").into());
     }
-    // A client that does not speak the mesh's mTLS finds no chain.
+    // A client without the mesh's mTLS must match no chain.
     let is_mesh = |protocol: &String| protocol.starts_with("istio");
     if let Some(open) = matches.clone().find(|it| !it.application_protocols.iter().all(is_mesh)) {
-        return Err(format!("a chain for every protocol: {open:?}").into());
+        return Err(format!("chains without an ALPN match: {open:?}").into());
     }
     let mut clusters = bed.names(ResourceType::Cluster);
     clusters.retain(|name| name.starts_with("outbound_."));
@@ -120,7 +120,7 @@ pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> 
         .iter()
         .find(|name| name.contains("private") || name.contains("outside"))
     {
-        return Err(format!("there is a cluster {wrong}").into());
+        return Err(format!("unexpected cluster {wrong}").into());
     }
     let name = "outbound_.80_._.httpbin.foo.svc.cluster.local";
     let endpoints = bed
@@ -130,6 +130,6 @@ pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> 
     if endpoints.contains("10.1.0.3") && !endpoints.contains("10.1.0.2") {
         Ok(())
     } else {
-        Err(format!("want the one endpoint with mTLS: {endpoints}").into())
+        Err(format!("expected only the endpoint with mTLS: {endpoints}").into())
     }
 }

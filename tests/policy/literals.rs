@@ -1,4 +1,4 @@
-//! R8: what is written without a star means just that, whatever it looks like as a regular expression.
+//! R8: values without a star match literally, even if they look like a regular expression.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use super::{
     oracle::{Action, Attribute, Item, Policy, Rule},
 };
 
-/// How many literals are tried.
+/// Number of random literals.
 const CASES: u32 = 500;
 
-/// Letters that mean something in regular expressions, and some that stand elsewhere in identities (`/ns/`, `/sa/`).
+/// Regular expression metacharacters, and letters that occur in identities (`/ns/`, `/sa/`).
 const ALPHABET: &[char] = &[
     'a', 's', 'n', 'x', '.', '-', '+', '(', ')', '[', ']', '|', '^', '$', '\\', '}', '{',
 ];
 
-/// Where a literal is written, and where the text stands that it is held against.
+/// The attribute that holds a literal, and the traffic attribute that it matches.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Account,
@@ -60,7 +60,7 @@ enum Form {
 }
 
 impl Place {
-    /// The attribute and its value; `None` where there are no stars.
+    /// Returns the attribute and its value; `None` where stars are not supported.
     fn value(self, form: Form, literal: &str) -> Option<(Attribute, String)> {
         let starred = |before: &str| match form {
             Form::Exact => format!("{before}{literal}"),
@@ -83,7 +83,7 @@ impl Place {
         })
     }
 
-    /// Traffic that has a text there.
+    /// Returns traffic with this text in the attribute.
     fn traffic(self, text: &str) -> Traffic {
         let or = |place: bool, other: &str| if place { text.to_owned() } else { other.to_owned() };
         let namespace = or(matches!(self, Self::Namespace | Self::NamespaceOfAccount), "foo");
@@ -111,7 +111,7 @@ impl Place {
     }
 }
 
-/// A text that is close to the literal: (position, letter, kind of change).
+/// Returns a text similar to the literal: (position, letter, kind of change).
 fn neighbour(literal: &str, (position, letter, change): (usize, char, u8)) -> String {
     let mut letters: Vec<char> = literal.chars().collect();
     let position = position % letters.len();
@@ -127,7 +127,7 @@ fn neighbour(literal: &str, (position, letter, change): (usize, char, u8)) -> St
     letters.into_iter().collect()
 }
 
-/// Trial of R8.
+/// The test of R8.
 pub(super) fn r8_a_literal_is_no_expression() -> Result<(), Failed> {
     let bed = std::cell::RefCell::new(Bed::new(Installation::default(), &mesh(), "")?);
     let literal = vec(select(ALPHABET), 1..6).prop_map(|letters| letters.into_iter().collect::<String>());

@@ -1,5 +1,5 @@
-//! What policies mean, written from their documentation and without a thought for Envoy: no expressions, no messages. The
-//! differential test holds what is generated against it.
+//! The meaning of policies, written from their documentation and independent of Envoy: no expressions, no messages. The
+//! differential test compares the generated filters with it.
 
 use std::net::IpAddr;
 
@@ -14,11 +14,11 @@ pub(super) const NAMESPACE: &str = "foo";
 /// The trust domains of the mesh, its own first.
 pub(super) const TRUST_DOMAINS: [&str; 2] = ["td1", "old-td"];
 
-/// A policy in few words.
+/// A policy in compact form.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     pub(super) action: Action,
-    /// It is only tried.
+    /// Whether it is only a dry run.
     pub(super) dry_run: bool,
     pub(super) rules: Vec<Rule>,
 }
@@ -28,11 +28,11 @@ pub(super) enum Action {
     Allow,
     Deny,
     Audit,
-    /// Asks the one provider there is.
+    /// Calls the only provider.
     Custom,
 }
 
-/// All that is in it must hold; of the sources and of the operations one.
+/// All parts must match; one of the sources and one of the operations is enough.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rule {
     pub(super) from: Vec<Vec<Item>>,
@@ -40,7 +40,7 @@ pub(super) struct Rule {
     pub(super) when: Vec<Item>,
 }
 
-/// An attribute must have one of the values, if there are any, and none of the others.
+/// An attribute must have one of the values, if there are any, and none of the excluded values.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) attribute: Attribute,
@@ -73,7 +73,7 @@ pub(super) enum Attribute {
 }
 
 impl Attribute {
-    /// A connection without requests does not have it.
+    /// Whether only HTTP requests have this attribute.
     fn is_of_requests(self) -> bool {
         use Attribute::{Audience, Claim, Header, Host, Method, NestedClaim, Path, Presenter, RequestPrincipal};
         matches!(
@@ -82,7 +82,7 @@ impl Attribute {
         )
     }
 
-    /// The field of a source or operation.
+    /// The field name in a source or operation.
     pub(super) fn field(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
             Self::Principal => ("principals", "notPrincipals"),
@@ -125,7 +125,7 @@ impl Attribute {
 }
 
 impl Policy {
-    /// The object; `index` makes its name.
+    /// The Kubernetes object, with a name made from `index`.
     pub(super) fn object(&self, index: usize) -> Value {
         let action = match self.action {
             Action::Allow => "ALLOW",
@@ -167,7 +167,7 @@ impl Policy {
         })
     }
 
-    /// True if one of the rules applies.
+    /// Returns true if one of the rules applies.
     fn applies(&self, traffic: &Traffic) -> bool {
         self.rules.iter().any(|rule| self.rule_applies(rule, traffic))
     }
@@ -176,10 +176,10 @@ impl Policy {
         let is_connection = traffic.request.is_none();
         let all = || rule.from.iter().chain(&rule.to).flatten().chain(&rule.when);
         if is_connection && self.action == Action::Allow && all().any(|item| item.attribute.is_of_requests()) {
-            // What cannot be known is not allowed.
+            // ALLOW: an unknown attribute does not match.
             return false;
         }
-        // What cannot be known does not make a rule narrower.
+        // DENY: an unknown attribute does not narrow the rule.
         let holds = |item: &Item| (is_connection && item.attribute.is_of_requests()) || item.holds(traffic);
         let one = |alternatives: &[Vec<Item>]| {
             alternatives.is_empty() || alternatives.iter().any(|items| items.iter().all(holds))
@@ -188,7 +188,7 @@ impl Policy {
     }
 }
 
-/// What becomes of some traffic.
+/// Returns the outcome for some traffic.
 pub(super) fn judge(policies: &[Policy], traffic: &Traffic) -> Outcome {
     let of = |action: Action, dry_run: bool| {
         let those = policies
@@ -251,7 +251,7 @@ impl Item {
     }
 }
 
-/// True if the attribute has the value.
+/// Returns true if the attribute has the value.
 fn has(attribute: Attribute, value: &str, traffic: &Traffic) -> bool {
     let identity = Identity::of(traffic);
     let claim = |path: &[&str]| {
@@ -292,7 +292,7 @@ fn has(attribute: Attribute, value: &str, traffic: &Traffic) -> bool {
         Attribute::Port => value.parse() == Ok(traffic.destination.1),
         Attribute::ServerName => covers(value, &traffic.server_name),
         Attribute::Host => request.is_some_and(|request| {
-            // Names of hosts have no case.
+            // Host names are case-insensitive.
             covers(&value.to_ascii_lowercase(), &request.host.to_ascii_lowercase())
         }),
         Attribute::Method => request.is_some_and(|request| covers(value, &request.method)),
@@ -325,7 +325,7 @@ fn has(attribute: Attribute, value: &str, traffic: &Traffic) -> bool {
     }
 }
 
-/// `*` covers all but nothing, a star at one end whatever stands there.
+/// `*` matches every non-empty text; a star at one end matches any text there.
 fn covers(pattern: &str, text: &str) -> bool {
     if pattern == "*" {
         !text.is_empty()
@@ -353,7 +353,7 @@ fn is_own(trust_domain: &str) -> bool {
     TRUST_DOMAINS.contains(&trust_domain)
 }
 
-/// All trust domains of the mesh are one, and `cluster.local` stands for them.
+/// All trust domains of the mesh are aliases, and `cluster.local` stands for each of them.
 fn is_principal(value: &str, identity: &Identity) -> bool {
     let (domain, rest) = value.split_once('/').unwrap_or((value, ""));
     let is_whole = rest.split('/').count() == 4;
@@ -366,7 +366,7 @@ fn is_principal(value: &str, identity: &Identity) -> bool {
     in_mesh || (domain.starts_with('*') && covers(value, identity.name))
 }
 
-/// `issuer/subject`, divided at the last slash; a star belongs to the side where it stands.
+/// `issuer/subject`, split at the last slash; a star belongs to the side on which it is.
 fn is_request_principal(value: &str, issuer: &str, subject: &str) -> bool {
     match value.rsplit_once('/') {
         _ if value == "*" => !issuer.is_empty() && !subject.is_empty(),
@@ -385,7 +385,7 @@ fn in_range(value: &str, ip: IpAddr) -> bool {
     }
 }
 
-/// `{*}` is one segment that is not empty, `{**}` all that follows or stands there.
+/// `{*}` matches one non-empty segment, `{**}` all remaining ones.
 fn is_of_template(template: &str, path: &str) -> bool {
     fn matches(template: &[&str], path: &[&str]) -> bool {
         match (template, path) {

@@ -1,5 +1,5 @@
-//! R17: who decides about a host. By default a VirtualService of any namespace that clients can see may redirect any host,
-//! as in Istio; where ownership is strict, its namespace must own the host.
+//! R17: hosts and VirtualServices of other namespaces. By default, a VirtualService of any visible namespace may
+//! redirect any host, as in Istio. With strict ownership, its namespace must own the host.
 
 use istiod::{
     generate::ResourceType,
@@ -10,7 +10,7 @@ use libtest_mimic::Failed;
 
 use super::bed::Bed;
 
-/// `httpbin` is of namespace `foo`, where the client is; `other` is of `bar`.
+/// `httpbin` is in namespace `foo`, like the client; `other` is in `bar`.
 const OBJECTS: &str = "
 apiVersion: v1
 kind: Service
@@ -43,7 +43,7 @@ spec:
     )
 }
 
-/// True if the client's requests for port 80 may get to a cluster under this virtual host.
+/// Returns true if the client's requests to port 80 may reach a cluster through this virtual host.
 fn leads(strict: bool, rule: &str, host: &str, to: &str) -> Result<bool, Failed> {
     let installation = Installation {
         features: Features {
@@ -53,25 +53,25 @@ fn leads(strict: bool, rule: &str, host: &str, to: &str) -> Result<bool, Failed>
         ..Installation::default()
     };
     let bed = Bed::new(installation, "{}", &format!("{OBJECTS}{rule}"))?;
-    let routes = bed.resource(ResourceType::Route, "80").ok_or("there are no routes")?;
+    let routes = bed.resource(ResourceType::Route, "80").ok_or("no routes")?;
     let routes = json::any_to_json(&routes);
-    let hosts = routes["virtualHosts"].as_array().ok_or("there are no hosts")?;
+    let hosts = routes["virtualHosts"].as_array().ok_or("no virtual hosts")?;
     let found = hosts.iter().find(|it| it["name"] == format!("{host}:80"));
     let cluster = format!("outbound|80||{to}");
     Ok(found.is_some_and(|found| found["routes"].to_string().contains(&cluster)))
 }
 
-/// Trial of R17.
+/// The test of R17.
 pub(super) fn r17_only_owners_decide_where_ownership_is_strict() -> Result<(), Failed> {
     let (other, evil) = ("other.bar.svc.cluster.local", "elsewhere.evil.svc.cluster.local");
-    // (namespace of the VirtualService, host, where it leads, strict: still)
+    // (namespace of the VirtualService, host, destination, still allowed if strict)
     let cases = [
         ("evil", other, evil, false),
         ("evil", "httpbin.foo.svc.cluster.local", evil, false),
         ("evil", "*.bar.svc.cluster.local", evil, false),
         ("bar", other, evil, true),
         ("istio-system", other, evil, true),
-        // Clients of the own namespace are one's own.
+        // A VirtualService in the clients' own namespace may redirect them.
         ("foo", other, evil, true),
     ];
     for (namespace, host, to, still) in cases {

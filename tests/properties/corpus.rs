@@ -1,4 +1,4 @@
-//! Random objects of every kind, over few names, so that they refer to each other and collide.
+//! Random objects of every kind, with few names, so that they refer to each other and collide.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub(super) const PORTS: [(&str, u32); 6] = [
     ("mongo", 27017),
 ];
 const KINDS: usize = 29;
-/// Some of the hosts that services have, short names and one that none has.
+/// Some hosts of services, short names, and one host without a service.
 pub(super) const HOSTS: [&str; 7] = [
     "s0.a.svc.cluster.local",
     "s1.a.svc.cluster.local",
@@ -32,15 +32,14 @@ pub(super) const HOSTS: [&str; 7] = [
     "two.example.com",
     "three.example.com",
 ];
-/// The Service of namespace `a` that its waypoint stands behind; the only one that is not random.
+/// The waypoint's Service in namespace `a`; the only object that is not random.
 pub(super) const WAYPOINT: &str = "waypoint";
 /// The names of its Gateways.
 const WAYPOINTS: [&str; 2] = ["w0", "w1"];
 /// Host names of network gateways.
 const GATEWAY_HOSTS: [&str; 2] = ["east.example.com", "west.example.com"];
 
-/// The rows of an object of a random kind and cluster, with random content. Its name comes from a small pool, so it
-/// often replaces another.
+/// The rows of a random object. Its name comes from a small pool, so it often replaces another object.
 pub(super) fn rows(random: &mut Random) -> Vec<Row> {
     let kind = random.below(KINDS);
     if kind == KINDS - 1 {
@@ -55,7 +54,7 @@ pub(super) fn rows(random: &mut Random) -> Vec<Row> {
     document::parse(&ClusterId::new("Kubernetes"), &object).rows
 }
 
-/// What DNS says of the host name of a gateway.
+/// The DNS result of a gateway's host name.
 fn resolved_host(random: &mut Random) -> ResolvedHost {
     let key = ResolvedHost::key(&ClusterId::new("Kubernetes"), random.pick(&GATEWAY_HOSTS));
     let first = random.below(4);
@@ -125,7 +124,7 @@ fn object(random: &mut Random, kind: usize) -> Value {
     }
 }
 
-/// A WasmPlugin, whose Secret may be there, or a TrafficExtension.
+/// A WasmPlugin, whose Secret may exist, or a TrafficExtension.
 fn extension(random: &mut Random, meta: &Value) -> Value {
     let mut spec = json!({ "phase": random.pick(&["AUTHN", "AUTHZ", "STATS"]), "priority": random.below(3),
         "match": [{ "mode": random.pick(&["CLIENT", "SERVER", "CLIENT_AND_SERVER"]) }] });
@@ -153,7 +152,7 @@ fn extension(random: &mut Random, meta: &Value) -> Value {
     json!({ "apiVersion": "extensions.istio.io/v1alpha1", "kind": kind, "metadata": meta, "spec": spec })
 }
 
-/// A certificate, of which something may be missing, or the credentials of a registry.
+/// A certificate, possibly incomplete, or registry credentials.
 fn secret(random: &mut Random, meta: &Value) -> Value {
     let mut meta = meta.clone();
     if random.one_in(4) {
@@ -175,7 +174,7 @@ fn secret(random: &mut Random, meta: &Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": data })
 }
 
-/// The name of a credential, of whatever kind.
+/// The name of a credential of any kind.
 fn credential(random: &mut Random) -> String {
     let (namespace, name) = (random.pick(&NAMESPACES), random.pick(&APPS));
     match random.below(4) {
@@ -185,7 +184,7 @@ fn credential(random: &mut Random) -> String {
     }
 }
 
-/// A Gateway of the Gateway API that leads into a network.
+/// A Gateway of the Gateway API that is a network gateway.
 fn network_gateway(random: &mut Random, meta: &Value) -> Value {
     let mut meta = meta.clone();
     meta["labels"] = json!({ "topology.istio.io/network": random.pick(&["n1", "n2"]) });
@@ -198,7 +197,7 @@ fn network_gateway(random: &mut Random, meta: &Value) -> Value {
         "listeners": [{ "name": "tls", "port": 15443, "protocol": "TLS", "tls": { "mode": "Passthrough" } }] } })
 }
 
-/// A Gateway that services may go through, reached at some Service, or not yet.
+/// A waypoint Gateway, with or without a Service as its address.
 fn waypoint(random: &mut Random, meta: &Value) -> Value {
     let mut meta = meta.clone();
     meta["name"] = json!(random.pick(&WAYPOINTS));
@@ -216,7 +215,7 @@ fn waypoint(random: &mut Random, meta: &Value) -> Value {
         "status": { "addresses": address } })
 }
 
-/// What an object says of its waypoint, if anything.
+/// Waypoint labels of an object, possibly none.
 fn waypoint_labels(random: &mut Random) -> Value {
     match random.below(4) {
         0 => json!({}),
@@ -419,7 +418,7 @@ fn envoy_filter(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> V
     )
 }
 
-/// A patch of some kind, in some context.
+/// A patch of random type and context.
 fn patch(random: &mut Random) -> Value {
     let context = random.pick(&["ANY", "SIDECAR_INBOUND", "SIDECAR_OUTBOUND", "GATEWAY"]);
     let seconds = format!("{}s", 1 + random.below(9));

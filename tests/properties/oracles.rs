@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::corpus;
 use crate::support::random::Random;
 
-/// What every proxy is sent: (proxy, type, name) → version.
+/// The resources of all proxies: (proxy, type, name) → version.
 type Bytes = BTreeMap<(u64, ResourceType, String), String>;
 
 /// A control plane without time and sockets.
@@ -53,7 +53,7 @@ impl Plane {
         plane
     }
 
-    /// Commits a batch; gives the number of resources built.
+    /// Commits a batch. Returns the number of resources built.
     fn commit(&mut self, batch: Vec<Change>) -> Result<usize, Failed> {
         let commit = self.world.commit(batch);
         let update = self
@@ -89,13 +89,13 @@ impl Plane {
     }
 }
 
-/// The proxy that is a gRPC client and server of its own; the first one is a sidecar beside the same workload.
+/// The proxyless gRPC client and server; the first one is a sidecar of the same workload.
 const GRPC: u64 = 5;
 const SERVED: u64 = 0;
-/// The waypoint of some services of an ambient mesh, now and then.
+/// The waypoint of some services of an ambient mesh, in some of the meshes.
 const WAYPOINT: u64 = 6;
 
-/// What the gRPC client asks for: everything that there may be, and some that there is not.
+/// The subscriptions of the gRPC client: all resources that may exist, and some that do not.
 fn demand() -> RequestedResources {
     let hosts = corpus::HOSTS
         .iter()
@@ -192,7 +192,7 @@ fn upserts(rows: impl IntoIterator<Item = Row>) -> Vec<Change> {
     rows.into_iter().map(Change::Upsert).collect()
 }
 
-/// Where random numbers begin; another one makes another run.
+/// The base seed of all random numbers.
 const SEED: u64 = 20_261;
 
 fn first_difference(a: &Bytes, b: &Bytes) -> String {
@@ -206,7 +206,7 @@ fn first_difference(a: &Bytes, b: &Bytes) -> String {
     differing.join("; ")
 }
 
-/// 10,000 random edits; the incremental result is compared with one made from scratch again and again.
+/// Applies 10,000 random edits, and compares the incremental result with one built from scratch at intervals.
 pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
     edited(&Installation::default(), SEED, 7_000)?;
     let mut exported = Installation::default();
@@ -217,7 +217,7 @@ pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
     edited(&ambient(), SEED + 4, 3_000)
 }
 
-/// As `PILOT_ENABLE_AMBIENT` has it.
+/// The installation with `PILOT_ENABLE_AMBIENT`.
 fn ambient() -> Installation {
     let variables = [("PILOT_ENABLE_AMBIENT".to_owned(), "true".to_owned())].into();
     let (features, errors) = Features::parse(&variables);
@@ -266,7 +266,7 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
             served_by_waypoint += usize::from(behind.count() > 0);
             if incremental != scratch {
                 let difference = first_difference(&incremental, &scratch);
-                return Err(format!("seed {seed}, edit {edit}: differs in {difference}").into());
+                return Err(format!("seed {seed}, edit {edit}: differences: {difference}").into());
             }
             if edit > 1000 && incremental.len() < 20 {
                 return Err(format!(
@@ -278,15 +278,17 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
         }
     }
     if installation.features.pilot_enable_ambient && served_by_waypoint < 5 {
-        return Err(format!("a waypoint served something {served_by_waypoint} times; the oracle tests nothing").into());
+        return Err(
+            format!("a waypoint had resources only {served_by_waypoint} times; the oracle tests nothing").into(),
+        );
     }
     if rejected > 100 {
-        return Err(format!("{rejected} random objects were rejected; the corpus is broken").into());
+        return Err(format!("{rejected} random objects were rejected; the corpus is invalid").into());
     }
     Ok(())
 }
 
-/// The same objects in any order and any batches give the same bytes.
+/// The same objects in any order and in any batches give the same bytes.
 pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
     let mut random = Random::new(SEED + 1);
     for round in 0..30 {
@@ -317,7 +319,7 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
                 && expected != bytes
             {
                 return Err(format!(
-                    "round {round}: order matters for {}",
+                    "round {round}: results depend on the order for {}",
                     first_difference(&expected, &bytes)
                 )
                 .into());
@@ -327,7 +329,7 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What a route configuration holds for a host, without what tells gRPC from Envoy.
+/// The part of a route configuration for a host, without the differences between gRPC and Envoy.
 fn host_routes(configuration: &Value, name: &str) -> Option<Value> {
     let mut hosts = configuration["virtualHosts"].as_array()?.iter();
     let mut routes = hosts.find(|host| host["name"] == name)?["routes"].clone();
@@ -340,8 +342,8 @@ fn host_routes(configuration: &Value, name: &str) -> Option<Value> {
     Some(routes)
 }
 
-/// A gRPC client asks for each host by itself and is told what a sidecar is told for all together; but EnvoyFilters are
-/// for Envoys alone.
+/// A gRPC client subscribes to each host separately and gets the same routes as a sidecar, except for EnvoyFilters,
+/// which apply only to Envoys.
 pub(super) fn each_host_has_the_routes_that_a_sidecar_has() -> Result<(), Failed> {
     let mut random = Random::new(SEED + 3);
     let mut compared = 0;
@@ -356,7 +358,7 @@ pub(super) fn each_host_has_the_routes_that_a_sidecar_has() -> Result<(), Failed
             Some(plane.store.snapshot(key)?.view(ResourceType::Route).clone())
         };
         let (Some(sidecar), Some(grpc)) = (view(SERVED), view(GRPC)) else {
-            return Err("a proxy is not served".into());
+            return Err("a proxy has no resources".into());
         };
         for (_, port) in corpus::PORTS {
             let Some(all) = sidecar.get(&port.to_string()) else {
@@ -372,7 +374,7 @@ pub(super) fn each_host_has_the_routes_that_a_sidecar_has() -> Result<(), Failed
                 let own = own.map(|own| istiod::proto::json::any_to_json(&own.any()));
                 let own = own.and_then(|own| host_routes(&own, &name));
                 if own.as_ref() != Some(&expected) {
-                    return Err(format!("round {round}, {name}: {own:?} instead of {expected}").into());
+                    return Err(format!("round {round}, {name}: {own:?}, expected {expected}").into());
                 }
                 compared += 1;
             }
@@ -403,7 +405,8 @@ fn slice(namespace: &str, name: &str, addresses: &[&str]) -> Value {
         "ports": [{ "name": "http", "port": 8080 }], "endpoints": endpoints })
 }
 
-/// One endpoint: one load assignment. A VirtualService: no clusters and no endpoints. What a Sidecar excludes: nothing.
+/// An endpoint change affects one load assignment, a VirtualService affects no clusters and no endpoints, and a service
+/// outside the Sidecar affects nothing.
 pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
     let mut plane = Plane::new();
     let mut objects = vec![];
@@ -426,7 +429,7 @@ pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
         plane.commit(upserts(rows(object)))?;
         let mut counts = BTreeMap::new();
         let after = plane.bytes();
-        // The first sidecar is bound by the Sidecar resource of namespace a.
+        // The Sidecar resource of namespace a applies to the first sidecar.
         for ((proxy, resource_type, name), version) in &after {
             let key = (*proxy, *resource_type, name.clone());
             if *proxy == 0 && before.get(&key) != Some(version) {
@@ -447,12 +450,12 @@ pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
         return Err(format!("one VirtualService changed {virtual_service:?}").into());
     }
     if !irrelevant.is_empty() || !hidden_service.is_empty() {
-        return Err(format!("what the Sidecar excludes changed {irrelevant:?} {hidden_service:?}").into());
+        return Err(format!("a service excluded by the Sidecar changed {irrelevant:?} {hidden_service:?}").into());
     }
     Ok(())
 }
 
-/// Twice the services, at most about twice the recorded dependencies.
+/// Twice as many services record about twice as many dependencies, at most.
 pub(super) fn dependencies_grow_linearly() -> Result<(), Failed> {
     let reads = |services: usize| -> Result<usize, Failed> {
         let mut plane = Plane::new();

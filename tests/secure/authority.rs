@@ -1,4 +1,4 @@
-//! A CA of the trial's own, which the daemon is given as its plugged-in one.
+//! A CA of a test, which the daemon uses as its plugged-in CA.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use rcgen::{
 
 use crate::support::agent::Certificate;
 
-/// The CA; its certificate is its root.
+/// The CA; its certificate is the root.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     key: String,
@@ -19,7 +19,7 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// A new one.
+    /// Creates a new one.
     pub(crate) fn new(name: &str) -> Authority {
         let key = KeyPair::generate().expect("keys can be made");
         let mut params = CertificateParams::default();
@@ -34,9 +34,9 @@ impl Authority {
         }
     }
 
-    /// Writes the folder that `ROOT_CA_DIR` names.
+    /// Writes the folder for `ROOT_CA_DIR`.
     pub(crate) fn plug_into(&self, folder: &Path) {
-        std::fs::create_dir_all(folder).expect("the trial's folder is writable");
+        std::fs::create_dir_all(folder).expect("the test's folder is writable");
         let files = [
             ("ca-cert.pem", &self.root),
             ("ca-key.pem", &self.key),
@@ -44,15 +44,15 @@ impl Authority {
             ("cert-chain.pem", &self.root),
         ];
         for (name, text) in files {
-            std::fs::write(folder.join(name), text).expect("the trial's folder is writable");
+            std::fs::write(folder.join(name), text).expect("the test's folder is writable");
         }
     }
 
-    /// A certificate of somebody, URI or DNS name.
+    /// Issues a certificate with a URI or DNS name.
     pub(crate) fn certificate(&self, name: &str) -> Certificate {
         let key = KeyPair::generate().expect("keys can be made");
         let mut params = CertificateParams::default();
-        let text = Ia5String::try_from(name).expect("names of trials are ASCII");
+        let text = Ia5String::try_from(name).expect("test names are ASCII");
         params.subject_alt_names = vec![if name.contains("://") {
             SanType::URI(text)
         } else {

@@ -1,4 +1,4 @@
-//! The secure port of a daemon that serves a folder, with a CA that it was given.
+//! The secure port of a daemon that serves a folder, with a plugged-in CA.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
         expect(
             refused.map(|status| status.code()),
             Some(Code::Unauthenticated),
-            "a stranger asks for a certificate",
+            "an unauthenticated request for a certificate",
         )?;
 
         let first = Shown::certificate(authority.certificate(WEB));
@@ -68,21 +68,29 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
                 .certificate(&first, kind)
                 .await
                 .map_err(|status| status.to_string())?;
-            expect(next.roots.trim(), authority.root.trim(), "the last entry is the root")?;
+            expect(
+                next.roots.trim(),
+                authority.root.trim(),
+                "the last entry must be the root",
+            )?;
             let shown = Shown::certificate(next);
             let mut stream = agent
                 .ads(&shown, &node("default", "web"))
                 .await
                 .map_err(|status| status.to_string())?;
             let clusters = stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())?;
-            expect(clusters.resources.is_empty(), false, "there are clusters")?;
+            expect(clusters.resources.is_empty(), false, "no clusters")?;
             for (namespace, account) in [("other", "web"), ("default", "other")] {
                 let mut stream = agent
                     .ads(&shown, &node(namespace, account))
                     .await
                     .map_err(|status| status.to_string())?;
                 let refused = stream.ask(CLUSTER, &[]).await.err().map(|status| status.code());
-                expect(refused, Some(Code::PermissionDenied), "somebody else's configuration")?;
+                expect(
+                    refused,
+                    Some(Code::PermissionDenied),
+                    "configuration of another identity",
+                )?;
             }
         }
 
@@ -90,16 +98,16 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
         expect(
             refused.map(|status| status.code()),
             Some(Code::Unauthenticated),
-            "a stranger asks for configuration",
+            "an unauthenticated request for configuration",
         )?;
         let stranger = Shown::certificate(Authority::new("stranger").certificate(WEB));
         let refused = agent.certificate(&stranger, KeyKind::Ecdsa).await;
-        expect(refused.is_err(), true, "a certificate of another CA")
+        expect(refused.is_err(), true, "a connection with a certificate of another CA")
     })?;
     Ok(())
 }
 
-/// New connections see the new certificate; streams that are open stay.
+/// New connections get the new serving certificate; open streams stay.
 fn the_own_certificate_is_swapped() -> Result<(), Failed> {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let folder = scratch("secure-swap");
@@ -108,10 +116,10 @@ fn the_own_certificate_is_swapped() -> Result<(), Failed> {
     let write = |authority: &Authority| {
         let own = authority.certificate(server);
         for (file, text) in [("tls.crt", own.chain), ("tls.key", own.key), ("root.crt", own.roots)] {
-            // As a mounted Secret does it: a reader never sees half a file.
+            // Atomically, as for a mounted Secret: a reader never sees a partial file.
             let part = folder.join(format!("{file}.part"));
-            std::fs::write(&part, text).expect("the trial's folder is writable");
-            std::fs::rename(part, folder.join(file)).expect("the trial's folder is writable");
+            std::fs::write(&part, text).expect("the test's folder is writable");
+            std::fs::rename(part, folder.join(file)).expect("the test's folder is writable");
         }
     };
     write(&old);
@@ -141,11 +149,11 @@ fn the_own_certificate_is_swapped() -> Result<(), Failed> {
     expect(
         RUNTIME.block_on(agent(&old).channel(&shown)).is_err(),
         true,
-        "the old one is presented no longer",
+        "the old certificate must no longer be used",
     )?;
     RUNTIME
         .block_on(stream.ask("type.googleapis.com/envoy.config.listener.v3.Listener", &[]))
-        .map_err(|status| format!("the stream that was open: {status}"))?;
+        .map_err(|status| format!("the open stream: {status}"))?;
     Ok(())
 }
 

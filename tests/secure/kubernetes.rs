@@ -1,4 +1,4 @@
-//! The secure port with a real API server: tokens that it reviews, and a root that is kept in it.
+//! The secure port with a real API server, which reviews tokens and stores the root.
 
 use libtest_mimic::{Failed, Trial};
 use serde_json::json;
@@ -58,7 +58,7 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
             expect(
                 refused.map(|status| status.code()),
                 Some(Code::Unauthenticated),
-                "not a token for us",
+                "a token for another audience",
             )?;
         }
         let by_token = Shown::token(token);
@@ -69,7 +69,7 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
         expect(
             certificate.roots.trim(),
             root.trim(),
-            "the roots are those of the ConfigMap",
+            "the roots must equal those of the ConfigMap",
         )?;
         let shown = Shown::certificate(certificate);
         for shown in [&by_token, &shown] {

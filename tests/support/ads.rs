@@ -1,4 +1,4 @@
-//! A proxy that only listens: it asks for everything over delta ADS, as Envoy does, and keeps what it was sent.
+//! A proxy without a data plane: it subscribes to everything over delta ADS, as Envoy does, and keeps the resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,7 +27,7 @@ use super::envoy::Node;
 use super::http::RUNTIME;
 use super::wait;
 
-/// What a proxy asks for, in the order in which Envoy does.
+/// The resource types of a subscription, in Envoy's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Type {
     Cluster,
@@ -49,7 +49,7 @@ impl Type {
     }
 }
 
-/// One resource as it was sent.
+/// A resource as received.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Resource {
     pub(crate) version: String,
@@ -62,10 +62,10 @@ impl fmt::Debug for Resource {
     }
 }
 
-/// All that a proxy has.
+/// All resources of a proxy.
 pub(crate) type Resources = BTreeMap<(Type, String), Resource>;
 
-/// Fails with the names of what differs between two proxies' resources.
+/// Fails with the names of the resources that differ between two proxies.
 pub(crate) fn same(expected: &Resources, given: &Resources) -> Result<(), String> {
     let names: BTreeSet<_> = expected.keys().chain(given.keys()).collect();
     let differing: Vec<String> = names
@@ -86,16 +86,16 @@ pub(crate) fn same(expected: &Resources, given: &Resources) -> Result<(), String
 #[derive(Default)]
 struct State {
     resources: Resources,
-    /// Names that were asked for one by one.
+    /// Resource names with an explicit subscription.
     wanted: BTreeSet<(Type, String)>,
-    /// Types that were answered at least once.
+    /// Types that have had at least one response.
     answered: BTreeSet<Type>,
-    /// What became less since [`Ads::mark`], in words.
+    /// Resources and endpoints removed since [`Ads::mark`], as text.
     lost: Vec<String>,
     ended: Option<String>,
 }
 
-/// The proxy; dropping it ends its connection.
+/// The proxy. Dropping it closes its connection.
 pub(crate) struct Ads {
     state: Arc<Mutex<State>>,
     requests: mpsc::Sender<DeltaDiscoveryRequest>,
@@ -109,12 +109,12 @@ impl Drop for Ads {
 }
 
 impl Ads {
-    /// Connects to the daemon on that port of 127.0.0.1.
+    /// Connects to the daemon on this port of 127.0.0.1.
     pub(crate) fn connect(xds: u16, node: &Node) -> Ads {
         Ads::connect_with_extensions(xds, node, Vec::new())
     }
 
-    /// The same as a proxy that says which extensions it has, by their names.
+    /// Connects as a proxy that lists these extensions in its node.
     pub(crate) fn connect_with_extensions(xds: u16, node: &Node, extensions: Vec<String>) -> Ads {
         let state = Arc::new(Mutex::new(State::default()));
         let metadata = node.metadata.as_object().map(struct_from_json);
@@ -133,17 +133,17 @@ impl Ads {
         let answers = requests.clone();
         let task = RUNTIME.spawn(async move {
             let ended = follow(xds, node, &kept, answers, outbox).await.err();
-            lock(&kept).ended = Some(ended.unwrap_or_else(|| "the daemon ended the stream".to_owned()));
+            lock(&kept).ended = Some(ended.unwrap_or_else(|| "the daemon closed the stream".to_owned()));
         });
         Ads { state, requests, task }
     }
 
-    /// Why the connection ended, if it did.
+    /// Returns why the connection ended, if it did.
     pub(crate) fn ended(&self) -> Option<String> {
         self.state().ended.clone()
     }
 
-    /// Tells the health of the workload, as an agent does: what is wrong, or nothing.
+    /// Reports the health of the workload, as an agent does: an error message, or none if healthy.
     pub(crate) fn tell_health(&self, complaint: Option<&str>) -> Result<(), String> {
         let request = DeltaDiscoveryRequest {
             type_url: "type.googleapis.com/istio.v1.HealthInformation".into(),
@@ -156,7 +156,7 @@ impl Ads {
         self.requests.try_send(request).map_err(|error| error.to_string())
     }
 
-    /// What the proxy has, once everything that it asked for was answered.
+    /// Returns the proxy's resources once every request has been answered.
     pub(crate) fn complete(&self) -> Option<Resources> {
         let state = self.state();
         let answered = state.answered.contains(&Type::Cluster) && state.answered.contains(&Type::Listener);
@@ -164,7 +164,7 @@ impl Ads {
         (answered && named).then(|| state.resources.clone())
     }
 
-    /// What keeps [`Self::complete`] from giving anything, in words.
+    /// Describes what [`Self::complete`] still waits for.
     pub(crate) fn outstanding(&self) -> String {
         let state = self.state();
         let named = state.wanted.iter().filter(|name| !state.resources.contains_key(*name));
@@ -176,7 +176,7 @@ impl Ads {
         )
     }
 
-    /// Waits until `condition` gives a value for what the proxy has.
+    /// Waits until `condition` returns a value for the proxy's resources.
     pub(crate) fn until<T>(
         &self,
         what: &str,
@@ -210,12 +210,12 @@ impl Ads {
         })
     }
 
-    /// From here on, [`Self::lost`] tells.
+    /// Starts the recording that [`Self::lost`] returns.
     pub(crate) fn mark(&self) {
         self.state().lost.clear();
     }
 
-    /// Resources that were taken away since [`Self::mark`], and load assignments that got fewer endpoints.
+    /// Returns resources removed since [`Self::mark`], and load assignments that lost endpoints.
     pub(crate) fn lost(&self) -> Vec<String> {
         self.state().lost.clone()
     }
@@ -244,7 +244,7 @@ async fn follow(
         type_url: resource_type.url().into(),
         ..Default::default()
     };
-    let closed = |_| "the stream is closed".to_owned();
+    let closed = |_| "stream is closed".to_owned();
     requests.send(first(Type::Cluster, Some(node))).await.map_err(closed)?;
     requests.send(first(Type::Listener, None)).await.map_err(closed)?;
     let stream = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
@@ -265,13 +265,13 @@ async fn follow(
 }
 
 impl State {
-    /// Keeps what a response brings; gives the request for names that are new or gone, if any are.
+    /// Stores the resources of a response. Returns a request for names that are new or gone, if there are any.
     fn take_in(&mut self, response: DeltaDiscoveryResponse) -> Result<Option<DeltaDiscoveryRequest>, String> {
         let known = Type::ALL.into_iter().find(|known| known.url() == response.type_url);
-        let resource_type = known.ok_or_else(|| format!("{} was not asked for", response.type_url))?;
+        let resource_type = known.ok_or_else(|| format!("{}: response without a subscription", response.type_url))?;
         self.answered.insert(resource_type);
         for resource in response.resources {
-            let body = resource.resource.ok_or("a resource without a body")?.value;
+            let body = resource.resource.ok_or("resource without a body")?.value;
             let key = (resource_type, resource.name);
             let new = Resource {
                 version: resource.version,
@@ -301,7 +301,7 @@ impl State {
         }
     }
 
-    /// Asks for the resources of type `wanted` that those of type `from` name, and no longer for the others.
+    /// Subscribes to the resources of type `wanted` that those of type `from` name, and unsubscribes from the others.
     fn ask(
         &mut self,
         from: Type,
@@ -371,7 +371,7 @@ fn route_names(listener: &Resource) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// The addresses in a load assignment, with their ports, sorted.
+/// Returns the addresses with ports in a load assignment, sorted.
 pub(crate) fn endpoints(assignment: &Resource) -> Result<Vec<String>, String> {
     let mut addresses: Vec<_> = all_endpoints(assignment)?
         .into_iter()
@@ -381,7 +381,7 @@ pub(crate) fn endpoints(assignment: &Resource) -> Result<Vec<String>, String> {
     Ok(addresses)
 }
 
-/// The same with priorities and weights, in one line.
+/// Returns the endpoints of a load assignment with priorities and weights, in one line.
 pub(crate) fn weighed_endpoints(assignment: &Resource) -> Result<String, String> {
     let shown = |(priority, address, weight)| format!("{address} priority {priority} weight {weight}");
     let mut rows: Vec<_> = all_endpoints(assignment)?.into_iter().map(shown).collect();
@@ -389,7 +389,7 @@ pub(crate) fn weighed_endpoints(assignment: &Resource) -> Result<String, String>
     Ok(rows.join(" "))
 }
 
-/// Priority, address with port, and weight of each endpoint.
+/// Returns priority, address with port, and weight of each endpoint.
 fn all_endpoints(assignment: &Resource) -> Result<Vec<(u32, String, u32)>, String> {
     use istiod::proto::envoy::config::core::v3::address::Address;
     use istiod::proto::envoy::config::core::v3::socket_address::PortSpecifier;

@@ -1,5 +1,5 @@
-//! What a workload's agent does at the secure port: it makes a key, asks for a certificate with a token or an older
-//! certificate, and asks for configuration with it.
+//! The client side of istio-agent at the secure port: it creates a key, requests a certificate with a token or with its
+//! previous certificate, and opens an ADS stream with it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,33 +28,33 @@ use tonic::{Request, Status, Streaming};
 
 use super::envoy::Node;
 
-/// How long one answer may take.
+/// Time limit of one response.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a server's certificate is verified against.
+/// Verification of a server's certificate.
 #[derive(Clone, Debug)]
 pub(crate) enum Trust {
     /// These roots, as PEM.
     Roots(String),
-    /// Nothing: any certificate will do.
+    /// Any certificate is accepted.
     Anything,
 }
 
-/// What an agent shows of itself.
+/// Credentials that an agent sends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shown {
     /// A client certificate.
     pub(crate) certificate: Option<Certificate>,
     /// A bearer token.
     pub(crate) token: Option<String>,
-    /// The cluster that the token is of.
+    /// The cluster that issued the token.
     pub(crate) cluster: Option<String>,
     /// Other headers.
     pub(crate) headers: Vec<(&'static str, String)>,
 }
 
 impl Shown {
-    /// A token, of the cluster that it is shown to.
+    /// A token of the cluster that it is sent to.
     pub(crate) fn token(token: impl Into<String>) -> Shown {
         Shown {
             token: Some(token.into()),
@@ -72,7 +72,7 @@ impl Shown {
 
     fn request<M>(&self, message: M) -> Request<M> {
         let mut request = Request::new(message);
-        let text = |text: &str| MetadataValue::try_from(text).expect("headers of trials are ASCII");
+        let text = |text: &str| MetadataValue::try_from(text).expect("test headers are ASCII");
         if let Some(token) = &self.token {
             let bearer = format!("Bearer {token}");
             request.metadata_mut().insert("authorization", text(&bearer));
@@ -90,22 +90,22 @@ impl Shown {
 /// A certificate with its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Certificate {
-    /// The leaf and what leads to the roots, as PEM.
+    /// The leaf and the intermediates up to the roots, as PEM.
     pub(crate) chain: String,
     /// PKCS#8, as PEM.
     pub(crate) key: String,
-    /// What it was issued with as roots, as PEM; empty if with none.
+    /// The roots that it was issued with, as PEM; empty if there were none.
     pub(crate) roots: String,
 }
 
-/// The kinds of keys that agents make.
+/// The kinds of keys that agents create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KeyKind {
     Ecdsa,
     Rsa,
 }
 
-/// A key and the request for its certificate, both as PEM.
+/// Creates a key and the CSR for it, both as PEM.
 pub(crate) fn signing_request(kind: KeyKind) -> (String, String) {
     let algorithm = match kind {
         KeyKind::Ecdsa => &PKCS_ECDSA_P256_SHA256,
@@ -124,14 +124,14 @@ pub(crate) fn signing_request(kind: KeyKind) -> (String, String) {
 pub(crate) struct Agent {
     /// The secure port.
     pub(crate) address: SocketAddr,
-    /// The name that the server's certificate has to have.
+    /// The expected name in the server's certificate.
     pub(crate) server: String,
-    /// What it is verified against.
+    /// Verification of the server's certificate.
     pub(crate) trust: Trust,
 }
 
 impl Agent {
-    /// An agent of the daemon of `istio-system` on that port of 127.0.0.1.
+    /// An agent of the daemon in `istio-system` on this port of 127.0.0.1.
     pub(crate) fn new(port: u16, trust: Trust) -> Agent {
         Agent {
             address: SocketAddr::from(([127, 0, 0, 1], port)),
@@ -140,7 +140,7 @@ impl Agent {
         }
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     pub(crate) async fn channel(&self, shown: &Shown) -> Result<Channel, String> {
         let tls = TlsConnector::from(Arc::new(self.tls(shown.certificate.as_ref())?));
         let name = ServerName::try_from(self.server.clone()).map_err(|error| error.to_string())?;
@@ -160,7 +160,7 @@ impl Agent {
             .map_err(|error| chain_of(&error))
     }
 
-    /// Makes a key and asks for a certificate.
+    /// Creates a key and requests a certificate for it.
     pub(crate) async fn certificate(&self, shown: &Shown, kind: KeyKind) -> Result<Certificate, Status> {
         let (key, csr) = signing_request(kind);
         let request = IstioCertificateRequest {
@@ -177,7 +177,7 @@ impl Agent {
         })
     }
 
-    /// One call of `CreateCertificate`: the entries of the chain.
+    /// Calls `CreateCertificate` once. Returns the entries of the chain.
     pub(crate) async fn sign(&self, shown: &Shown, request: IstioCertificateRequest) -> Result<Vec<String>, Status> {
         let channel = self.channel(shown).await.map_err(Status::unavailable)?;
         let mut client = IstioCertificateServiceClient::new(channel);
@@ -186,13 +186,13 @@ impl Agent {
         Ok(client.create_certificate(request).await?.into_inner().cert_chain)
     }
 
-    /// Opens a stream for configuration; nothing is asked for yet.
+    /// Opens an ADS stream without sending a request.
     pub(crate) async fn ads(&self, shown: &Shown, node: &Node) -> Result<Stream, Status> {
         let channel = self.channel(shown).await.map_err(Status::unavailable)?;
         Stream::open(channel, shown, node).await
     }
 
-    /// TLS as it is spoken with the control plane.
+    /// The TLS configuration of a client of the control plane.
     pub(crate) fn tls(&self, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -241,7 +241,7 @@ fn chain_of(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A stream for configuration, state of the world.
+/// An ADS stream, state of the world.
 pub(crate) struct Stream {
     node: v3::Node,
     requests: mpsc::Sender<DiscoveryRequest>,
@@ -268,7 +268,7 @@ impl Stream {
         })
     }
 
-    /// Asks for resources of a type and waits for a response with that type.
+    /// Subscribes to resources of a type and waits for a response with that type.
     pub(crate) async fn ask(&mut self, type_url: &str, names: &[&str]) -> Result<DiscoveryResponse, Status> {
         let request = DiscoveryRequest {
             node: Some(self.node.clone()),
@@ -287,14 +287,14 @@ impl Stream {
         }
     }
 
-    /// The next response.
+    /// Returns the next response.
     pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
         let next = tokio::time::timeout(PATIENCE, self.responses.message()).await;
-        next.map_err(|_| Status::deadline_exceeded("no response came"))??
+        next.map_err(|_| Status::deadline_exceeded("no response in time"))??
             .ok_or_else(|| Status::ok("the stream ended"))
     }
 
-    /// How the stream ends.
+    /// Waits until the stream ends and returns its status.
     pub(crate) async fn end(&mut self) -> Status {
         loop {
             if let Err(status) = self.next().await {
@@ -304,7 +304,7 @@ impl Stream {
     }
 }
 
-/// Believes every server.
+/// A verifier that accepts every server certificate.
 #[derive(Debug)]
 struct Credulous(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! A CA of the trial's own, as an operator gives it to the daemon in Secret `cacerts`.
+//! A CA of a test, in the form in which an operator provides it in Secret `cacerts`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// A new one under a root of its own.
+    /// Creates an intermediate under a new root.
     pub(crate) fn new(name: &str) -> Authority {
         let root = Issuer::self_signed(params(&format!("{name} root")), key()).expect("a key can sign");
         Authority::under(Arc::new(root), name)
     }
 
-    /// Another one under the same root.
+    /// Creates another intermediate under the same root.
     pub(crate) fn sibling(&self, name: &str) -> Authority {
         Authority::under(Arc::clone(&self.root), name)
     }
@@ -51,7 +51,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// Lists, empty ones, of what it and its root revoked, as PEM.
+    /// Empty revocation lists of the intermediate and its root, as PEM.
     pub(crate) fn revoked(&self) -> String {
         let list = |by: &Issuer| {
             let params = CertificateRevocationListParams {
@@ -68,7 +68,7 @@ impl Authority {
         list(&self.issuer) + &list(&self.root)
     }
 
-    /// The files of a bundle.
+    /// The files of the bundle.
     pub(crate) fn files(&self) -> BTreeMap<&'static str, String> {
         BTreeMap::from([
             ("ca-cert.pem", self.certificate()),
@@ -78,7 +78,7 @@ impl Authority {
         ])
     }
 
-    /// Secret `cacerts` of a namespace; `revoked` is what it says of that, if anything.
+    /// Secret `cacerts` of a namespace, with a revocation list if `revoked` is given.
     pub(crate) fn secret(&self, namespace: &str, revoked: Option<&str>) -> Value {
         let mut texts = self.files();
         texts.extend(revoked.map(|revoked| ("ca-crl.pem", revoked.to_owned())));
@@ -104,7 +104,7 @@ fn key() -> KeyPair {
     KeyPair::generate().expect("keys can be made")
 }
 
-/// Verifies a chain, the leaf first, as whoever trusts only these roots does. Both are PEM.
+/// Verifies a chain, leaf first, against these roots alone. Both are PEM.
 pub(crate) fn verify(chain: &str, roots: &str) -> Result<(), String> {
     let certificates = |pem: &str| {
         let read = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();

@@ -1,5 +1,4 @@
-//! What istio-agent writes for its Envoy: configuration over ADS, secrets of the workload over SDS, both on sockets in the file
-//! system, which network namespaces share.
+//! The bootstrap that istio-agent writes for its Envoy: ADS and SDS over Unix sockets, which network namespaces share.
 
 use std::path::Path;
 
@@ -7,10 +6,10 @@ use serde_json::{Value, json};
 
 const HTTP: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
-/// How many clusters it has.
+/// Number of static clusters in the bootstrap.
 pub(crate) const CLUSTERS: u64 = 4;
 
-/// A bootstrap for an Envoy whose administration is at `admin`, and whose agent listens at `sds` and `xds`.
+/// Returns a bootstrap for an Envoy with its admin socket at `admin`, and with an agent at `sds` and `xds`.
 pub(crate) fn sidecar(node: &Value, admin: &Path, sds: &Path, xds: &Path) -> Value {
     let over_ads = json!({ "ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s" });
     let local = |name: &str, port: u16| {

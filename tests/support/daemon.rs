@@ -1,4 +1,4 @@
-//! The daemon's binary, as the trials run it.
+//! The daemon's binary, as the tests run it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -15,7 +15,7 @@ pub(crate) fn istiod() -> Command {
     command
 }
 
-/// `istiod render FOLDER --out OUT`; the error tells how it ended and its last words.
+/// Runs `istiod render FOLDER --out OUT`. The error holds its exit status and its last output.
 pub(crate) fn render(folder: &Path, out: &Path) -> Result<(), String> {
     std::fs::create_dir_all(out).expect("the folder for output can be made");
     let log = out.join("render.log");
@@ -28,12 +28,12 @@ pub(crate) fn render(folder: &Path, out: &Path) -> Result<(), String> {
     }
 }
 
-/// A daemon that serves a mesh folder, on free ports of 127.0.0.1; dropping it kills it.
+/// A daemon that serves a mesh folder on free ports of 127.0.0.1. Dropping it kills it.
 pub(crate) struct Daemon {
     pub(crate) process: Process,
-    /// Where proxies ask for their configuration.
+    /// The plaintext xDS port.
     pub(crate) xds: u16,
-    /// Where proxies ask for configuration and certificates over TLS; 0 unless it is [`Daemon::secured`].
+    /// The port for xDS and certificates over TLS; 0 unless it is [`Daemon::secured`].
     pub(crate) secure: u16,
     /// Readiness and debug pages.
     pub(crate) http: SocketAddr,
@@ -49,7 +49,7 @@ impl Daemon {
         })
     }
 
-    /// Starts `istiod discovery` without its secure port and waits until it is ready; `configure` says what it serves.
+    /// Starts `istiod discovery` without its secure port and waits until it is ready. `configure` adds its sources.
     pub(crate) fn configured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
         let daemon = Daemon::begun(log, configure);
         daemon.until_ready()?;
@@ -63,7 +63,7 @@ impl Daemon {
         })
     }
 
-    /// Starts `istiod discovery` against a real API server and waits until it is ready; `configure` adds flags and
+    /// Starts `istiod discovery` against a real API server and waits until it is ready. `configure` adds flags and
     /// variables.
     pub(crate) fn in_kubernetes(
         kubeconfig: &Path,
@@ -76,7 +76,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// [`Self::in_kubernetes`] without waiting.
+    /// Like [`Self::in_kubernetes`], without waiting.
     pub(crate) fn beginning(
         kubeconfig: &Path,
         namespace: &str,
@@ -89,12 +89,12 @@ impl Daemon {
         })
     }
 
-    /// Starts `istiod discovery` with its secure port and waits until it is ready; `configure` says what it serves.
+    /// Starts `istiod discovery` with its secure port and waits until it is ready. `configure` adds its sources.
     pub(crate) fn secured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
         Daemon::secured_at(IpAddr::V4(Ipv4Addr::LOCALHOST), log, configure)
     }
 
-    /// The same with readiness and debug pages at another address of this machine.
+    /// Like [`Self::secured`], with readiness and debug pages at another address of this machine.
     pub(crate) fn secured_at(
         pages: IpAddr,
         log: &Path,
@@ -113,7 +113,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Ends the daemon at once and starts another where it was, as [`Self::secured`] did; `configure` says the same as then.
+    /// Kills the daemon and starts it again on the same ports, like [`Self::secured`] and with the same `configure`.
     /// Does not wait until it is ready.
     pub(crate) fn begin_again(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {
         self.process.kill();
@@ -134,7 +134,7 @@ impl Daemon {
         })
     }
 
-    /// Ends the daemon at once and starts another in its place.
+    /// Kills the daemon and starts another in its place.
     pub(crate) fn replace(&mut self, folder: &Path, log: &Path) -> Result<(), String> {
         self.process.kill();
         *self = Daemon::listening(self.xds, self.http, self.monitoring, folder, log)?;
@@ -179,13 +179,13 @@ impl Daemon {
         }
     }
 
-    /// Waits until the daemon says that it is ready.
+    /// Waits until the daemon reports that it is ready.
     pub(crate) fn until_ready(&self) -> Result<(), String> {
         self.ready()
             .map_err(|error| format!("{error}\n{}", self.process.log_tail()))
     }
 
-    /// Whether the daemon says now that it is ready.
+    /// Reports whether the daemon is ready now.
     pub(crate) fn is_ready(&self) -> bool {
         http::get(self.http, "istiod", "/ready").is_ok_and(|answer| answer.status.is_success())
     }
@@ -193,7 +193,7 @@ impl Daemon {
     fn ready(&self) -> Result<(), String> {
         wait::until("a ready daemon", Duration::from_mins(1), || {
             if let Some(status) = self.process.ended() {
-                return Some(Err(format!("the daemon ended: {status}")));
+                return Some(Err(format!("the daemon exited: {status}")));
             }
             let answer = http::get(self.http, "istiod", "/ready").ok()?;
             answer.status.is_success().then_some(Ok(()))

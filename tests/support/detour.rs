@@ -1,4 +1,4 @@
-//! A way to a server that can be cut, mended, and made to swallow everything.
+//! A TCP proxy with fault injection: it can cut, restore and silence the connections to a server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use super::http::RUNTIME;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Open,
-    /// Every connection ends, and a new one ends as soon as it is made.
+    /// Existing and new connections are closed.
     Cut,
-    /// Connections stand, and nothing passes.
+    /// Connections stay open, but no bytes pass.
     Silent,
 }
 
-/// A port of 127.0.0.1 that leads to another.
+/// A TCP proxy from a free port of 127.0.0.1 to another port, with fault injection.
 pub(crate) struct Detour {
     pub(crate) port: u16,
-    /// The state, and how often connections were severed.
+    /// The state, and the number of times that connections were severed.
     state: watch::Sender<(State, u64)>,
     arrivals: Arc<AtomicU64>,
     task: JoinHandle<()>,
@@ -37,7 +37,7 @@ impl Drop for Detour {
 }
 
 impl Detour {
-    /// An open way to that port of 127.0.0.1, on which nobody needs to listen yet.
+    /// Forwards to this port of 127.0.0.1, which may have no listener yet.
     pub(crate) fn to(server: u16) -> Detour {
         let listener = RUNTIME
             .block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
@@ -60,27 +60,27 @@ impl Detour {
         }
     }
 
-    /// Ends all connections, and refuses more.
+    /// Closes all connections and refuses new ones.
     pub(crate) fn cut(&self) {
         self.set(State::Cut);
     }
 
-    /// Ends all connections; new ones are let through.
+    /// Closes all connections, and accepts new ones.
     pub(crate) fn sever(&self) {
         self.state.send_modify(|(_, severed)| *severed += 1);
     }
 
-    /// Keeps connections, and lets nothing pass.
+    /// Keeps connections open, but stops all bytes.
     pub(crate) fn silence(&self) {
         self.set(State::Silent);
     }
 
-    /// Lets everything pass.
+    /// Forwards everything.
     pub(crate) fn open(&self) {
         self.set(State::Open);
     }
 
-    /// How many connections were asked for so far.
+    /// Returns the number of accepted connections.
     pub(crate) fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Relaxed)
     }
@@ -90,7 +90,7 @@ impl Detour {
     }
 }
 
-/// Carries bytes both ways until either side ends, or the way is cut.
+/// Copies bytes both ways until either side closes, or the state becomes `Cut`.
 async fn carry(mut client: TcpStream, server: u16, mut changes: watch::Receiver<(State, u64)>) {
     let (mut state, severed) = *changes.borrow_and_update();
     let way = async move {
@@ -108,7 +108,7 @@ async fn carry(mut client: TcpStream, server: u16, mut changes: watch::Receiver<
                 }
                 state = now;
             }
-            // Either side may end as it likes.
+            // Either side may close at any time.
             _ = &mut way, if state == State::Open => return,
         }
     }

@@ -10,34 +10,34 @@ use serde_json::{Value, json};
 use super::process::Process;
 use super::{http, project, wait};
 
-/// How the Envoy asks for its configuration.
+/// The variant of the xDS protocol that the Envoy uses.
 #[derive(Clone, Copy)]
 pub(crate) enum Protocol {
     StateOfTheWorld,
     Delta,
 }
 
-/// Who the Envoy says it is.
+/// The node of the Envoy.
 pub(crate) struct Node {
     /// `type~ip~pod.namespace~namespace.svc.cluster.local`.
     pub(crate) id: String,
     pub(crate) metadata: Value,
 }
 
-/// The binary that `make tools` installs, if it did.
+/// Returns the binary installed by `make tools`, if it exists.
 pub(crate) fn binary() -> Option<PathBuf> {
     let path = project().join(".tools/py/bin/envoy");
     path.is_file().then_some(path)
 }
 
-/// A running Envoy; dropping it kills it.
+/// A running Envoy. Dropping it kills it.
 pub(crate) struct Envoy {
     process: Process,
     admin: SocketAddr,
 }
 
 impl Envoy {
-    /// Starts an Envoy that asks the daemon on port `xds` for everything, and waits until it has its first configuration.
+    /// Starts an Envoy with ADS from the daemon on port `xds`, and waits for its first configuration.
     pub(crate) fn start(folder: &Path, name: &str, node: &Node, xds: u16, protocol: Protocol) -> Result<Envoy, String> {
         let config = folder.join(format!("{name}.json"));
         let admin = folder.join(format!("{name}-admin"));
@@ -46,7 +46,7 @@ impl Envoy {
         command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"]);
         command.arg("-c").arg(&config).arg("--admin-address-path").arg(&admin);
         let process = Process::start(&mut command, &folder.join(format!("{name}.log")));
-        let address = wait::until("Envoy's administration", Duration::from_secs(30), || {
+        let address = wait::until("Envoy's admin interface", Duration::from_secs(30), || {
             std::fs::read_to_string(&admin).ok()?.trim().parse().ok()
         });
         let admin = address.map_err(|error| format!("{error}\n{}", process.log_tail()))?;
@@ -61,16 +61,16 @@ impl Envoy {
     }
 
     fn ask(&self, path: &str) -> String {
-        let answer = http::get(self.admin, "admin", path).expect("Envoy's administration answers");
+        let answer = http::get(self.admin, "admin", path).expect("Envoy's admin interface answers");
         assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.body);
         answer.body
     }
 
     fn json(&self, path: &str) -> Value {
-        serde_json::from_str(&self.ask(path)).expect("Envoy writes JSON where it is asked for")
+        serde_json::from_str(&self.ask(path)).expect("Envoy writes JSON on request")
     }
 
-    /// The counters and gauges whose name matches `filter`, a regular expression, with their values.
+    /// Returns the counters and gauges whose name matches `filter`, a regular expression, with their values.
     pub(crate) fn stats(&self, filter: &str) -> Vec<(String, u64)> {
         let stats = self.json(&format!("/stats?format=json&filter={filter}"));
         let rows = stats["stats"].as_array().into_iter().flatten();
@@ -78,12 +78,12 @@ impl Envoy {
             .collect()
     }
 
-    /// The sum of the counters whose name matches `filter`.
+    /// Returns the sum of the counters whose name matches `filter`.
     pub(crate) fn sum(&self, filter: &str) -> u64 {
         self.stats(filter).iter().map(|(_, value)| value).sum()
     }
 
-    /// Fails if Envoy has refused anything that it was sent, with its reasons.
+    /// Fails, with Envoy's reasons, if Envoy has rejected an update.
     pub(crate) fn refused_nothing(&self) -> Result<(), String> {
         let refused: Vec<_> = self
             .stats("update_rejected")
@@ -97,7 +97,7 @@ impl Envoy {
         }
     }
 
-    /// The names of the clusters, listeners and routes that Envoy has from the daemon.
+    /// Returns the names of the clusters, listeners and routes received from the daemon.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         for config in self.json("/config_dump")["configs"].as_array().into_iter().flatten() {
@@ -116,7 +116,7 @@ impl Envoy {
         names
     }
 
-    /// The configuration of a cluster that Envoy has from the daemon.
+    /// Returns the configuration of a cluster received from the daemon.
     pub(crate) fn cluster(&self, name: &str) -> Option<Value> {
         let dump = self.json("/config_dump?resource=dynamic_active_clusters");
         let clusters = dump["configs"].as_array().into_iter().flatten();
@@ -124,7 +124,7 @@ impl Envoy {
         named.next().map(|cluster| cluster["cluster"].clone())
     }
 
-    /// The addresses of a cluster's endpoints.
+    /// Returns the addresses of a cluster's endpoints.
     pub(crate) fn endpoints(&self, cluster: &str) -> Vec<String> {
         let clusters = self.json("/clusters?format=json");
         let statuses = clusters["cluster_statuses"].as_array().into_iter().flatten();

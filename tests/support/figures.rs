@@ -1,17 +1,17 @@
-//! Figures of benches: those that are kept with the project, in `benches/figures.json`, and those that were seen last, a
-//! file for each bench in `target/bench`, from which `cargo bench --bench report` makes its table.
+//! Figures of benches. The kept figures are in `benches/figures.json`. The figures of the last run are in
+//! `target/bench`, one file per bench; `cargo bench --bench report` makes its table from them.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// One figure of a bench, whatever it is of.
+/// One figure of a bench.
 pub(crate) struct Figure {
-    /// Empty where the name says it all.
+    /// The benched case; empty where the name is enough.
     pub(crate) case: String,
-    /// What it is, with its unit in front.
+    /// The quantity, with its unit in front.
     pub(crate) name: String,
-    /// At most so much, if there is a goal.
+    /// The upper limit, if there is a goal.
     pub(crate) goal: Option<f64>,
     pub(crate) seen: f64,
 }
@@ -47,12 +47,12 @@ fn write(path: &Path, value: &Value) -> Result<(), String> {
     std::fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Where the benches put what they see.
+/// The folder for the figures of the last run.
 pub(crate) fn seen_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench")
 }
 
-/// Notes what a bench has seen, for the report; what it saw of other cases before stays.
+/// Records the figures of a bench for the report. Figures of other cases stay.
 pub(crate) fn seen(bench: &str, figures: &[Figure]) -> Result<(), String> {
     let folder = seen_folder();
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
@@ -67,13 +67,13 @@ pub(crate) fn seen(bench: &str, figures: &[Figure]) -> Result<(), String> {
     write(&path, &all)
 }
 
-/// What is kept of a figure among all that is kept of its bench.
+/// Returns a kept figure, from all kept figures of its bench.
 pub(crate) fn kept_of(kept: &Value, case: &str, name: &str) -> Option<f64> {
     let case = if case.is_empty() { kept } else { &kept[case] };
     case[name].as_f64()
 }
 
-/// Keeps these figures of a bench; other figures of it stay.
+/// Stores these figures of a bench in the kept ones. Its other figures stay.
 pub(crate) fn keep_seen(bench: &str, figures: &[Figure]) -> Result<(), String> {
     let mut kept = kept(bench);
     if !kept.is_object() {
@@ -90,17 +90,17 @@ pub(crate) fn keep_seen(bench: &str, figures: &[Figure]) -> Result<(), String> {
     keep(bench, kept)
 }
 
-/// What is kept of that bench; null if nothing is.
+/// Returns the kept figures of a bench; null if there are none.
 pub(crate) fn kept(bench: &str) -> Value {
     all()[bench].clone()
 }
 
-/// The machine that the figures of that bench are from.
+/// The machine on which the kept figures of a bench were measured.
 pub(crate) fn kept_on(bench: &str) -> String {
     all()["machines"][bench].as_str().unwrap_or("nowhere").to_owned()
 }
 
-/// Keeps the figures of that bench as those of this machine; others stay.
+/// Stores the figures of a bench with this machine's description. Other benches' figures stay.
 pub(crate) fn keep(bench: &str, figures: Value) -> Result<(), String> {
     let mut all = all();
     if !all.is_object() {
@@ -111,7 +111,7 @@ pub(crate) fn keep(bench: &str, figures: Value) -> Result<(), String> {
     write(&path(), &all)
 }
 
-/// This machine in a few words.
+/// A short description of this machine.
 pub(crate) fn machine() -> String {
     let field = |file: &str, name: &str| {
         let text = std::fs::read_to_string(file).unwrap_or_default();

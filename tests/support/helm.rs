@@ -1,4 +1,4 @@
-//! The real Helm, and what it makes of the charts.
+//! The real Helm, and the objects that it renders from the charts.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,22 +13,22 @@ fn binary() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Whether there is a Helm.
+/// Reports whether Helm is installed.
 pub(crate) fn is_installed() -> bool {
     binary().is_some()
 }
 
-/// A trial that is skipped where there is no Helm.
+/// A test that is skipped where Helm is missing.
 pub(crate) fn trial(name: &str, trial: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     Trial::ignorable_test(name, move || {
         if !is_installed() {
-            return missing("there is no Helm; `make tools` installs it");
+            return missing("Helm is missing; `make tools` installs it");
         }
         trial().map(|()| libtest_mimic::Completion::Completed)
     })
 }
 
-/// Runs Helm with an empty environment in the folder of the charts; gives what it prints.
+/// Runs Helm with an empty environment in the folder of the charts. Returns its standard output.
 pub(crate) fn run(arguments: &[&str]) -> Result<String, String> {
     let mut helm = Command::new(binary().ok_or("no Helm")?);
     let home = project().join("target/integration/helm");
@@ -50,12 +50,12 @@ pub(crate) fn run(arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// The objects of a chart, rendered as the release `mesh` in istio-system with these values (`name=value`).
+/// Renders a chart as the release `mesh` in istio-system with these values (`name=value`).
 pub(crate) fn objects(chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     objects_in("istio-system", chart, values)
 }
 
-/// [`objects`] for another namespace of the control plane.
+/// Like [`objects`], for another namespace of the control plane.
 pub(crate) fn objects_in(namespace: &str, chart: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     let root = format!("global.istioNamespace={namespace}");
     let mut arguments = vec!["template", "mesh", chart, "--namespace", namespace, "--set", &root];

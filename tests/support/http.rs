@@ -1,4 +1,4 @@
-//! HTTP as the trials need it: one request at a time, and applications that say who they are.
+//! HTTP for the tests: single requests, and applications that answer with their name.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -21,18 +21,18 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Carries all sockets of the trials, which themselves are plain threads.
+/// The runtime of all sockets; the tests themselves are plain threads.
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime can be made"));
 
 static CLIENT: LazyLock<Client<HttpConnector, Full<Bytes>>> =
-    // A pooled connection would stick to the listener of a proxy that a trial has just replaced.
+    // A pooled connection would stay with the listener of a proxy that a test has just replaced.
     LazyLock::new(|| {
         Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(0)
             .build_http()
     });
 
-/// What a server answered.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -47,12 +47,12 @@ impl Answer {
     }
 }
 
-/// `GET http://address/path` with that `Host`; the error is in words.
+/// Sends `GET http://address/path` with this `Host`. The error is a text.
 pub(crate) fn get(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
     RUNTIME.block_on(request(address, host, path))
 }
 
-/// Posts JSON to a server on 127.0.0.1 and gives the JSON that it answers; any status but success is an error.
+/// Posts JSON to a server on 127.0.0.1 and returns its JSON answer. Any status but success is an error.
 pub(crate) fn post(port: u16, path: &str, body: &Value) -> Result<Value, String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let request = Request::post(format!("http://{address}{path}"))
@@ -66,12 +66,12 @@ pub(crate) fn post(port: u16, path: &str, body: &Value) -> Result<Value, String>
     serde_json::from_str(&answer.body).map_err(|error| format!("{path}: {error}"))
 }
 
-/// `GET path` from a server whose socket is in the file system.
+/// Sends `GET path` to a server on a Unix socket.
 pub(crate) fn get_at(socket: &Path, path: &str) -> Result<Answer, String> {
     ask_at(socket, Request::get(path))
 }
 
-/// `POST path` with nothing to a server whose socket is in the file system.
+/// Sends `POST path` with an empty body to a server on a Unix socket.
 pub(crate) fn post_at(socket: &Path, path: &str) -> Result<Answer, String> {
     ask_at(socket, Request::post(path))
 }
@@ -92,15 +92,15 @@ fn ask_at(socket: &Path, request: http::request::Builder) -> Result<Answer, Stri
     };
     let exchange = async { tokio::time::timeout(Duration::from_secs(20), exchange).await };
     let answer = RUNTIME.block_on(exchange);
-    answer.unwrap_or_else(|_| Err(format!("{} does not answer within 20 s", socket.display())))
+    answer.unwrap_or_else(|_| Err(format!("{} no response within 20 s", socket.display())))
 }
 
-/// The request behind [`get`].
+/// The asynchronous form of [`get`].
 pub(crate) async fn request(address: SocketAddr, host: &str, path: &str) -> Result<Answer, String> {
     request_with(address, host, path, None).await
 }
 
-/// The same, with a bearer token.
+/// Like [`request`], with a bearer token.
 pub(crate) async fn request_with(
     address: SocketAddr,
     host: &str,
@@ -125,7 +125,7 @@ async fn exchange(request: Request<Full<Bytes>>) -> Result<Answer, String> {
     };
     match tokio::time::timeout(Duration::from_secs(20), exchange).await {
         Ok(answer) => answer,
-        Err(_) => Err(format!("{uri} does not answer within 20 s")),
+        Err(_) => Err(format!("{uri} no response within 20 s")),
     }
 }
 
@@ -143,7 +143,7 @@ pub(crate) async fn answered(response: Response<Incoming>) -> Result<Answer, Str
     })
 }
 
-/// An application that answers every request with its name and what it was asked; `/hold` waits for [`Self::release`].
+/// An application that answers every request with its name and the request. `/hold` waits for [`Self::release`].
 pub(crate) struct Application {
     pub(crate) address: SocketAddr,
     held: Arc<watch::Sender<u32>>,
@@ -169,7 +169,7 @@ impl Application {
         }
     }
 
-    /// How many requests to `/hold` have arrived.
+    /// Returns the number of `/hold` requests received.
     pub(crate) fn held(&self) -> u32 {
         *self.held.borrow()
     }
@@ -195,7 +195,7 @@ async fn serve(listener: TcpListener, name: String, held: Arc<watch::Sender<u32>
             async move {
                 if request.uri().path() == "/hold" {
                     held.send_modify(|count| *count += 1);
-                    // An error says that the application is gone, and then nobody waits for the answer.
+                    // An error means that the application was dropped; its clients are gone as well.
                     let _ = release.wait_for(|released| *released).await;
                 }
                 Ok::<_, Infallible>(answer)
@@ -206,12 +206,12 @@ async fn serve(listener: TcpListener, name: String, held: Arc<watch::Sender<u32>
     }
 }
 
-/// The peer may end a connection as it likes.
+/// Runs a connection and ignores its error: the peer may close it at any time.
 pub(crate) async fn quietly(connection: impl Future<Output = hyper::Result<()>>) {
     let _ = connection.await;
 }
 
-/// What an application answers: its name, and what it was asked.
+/// The response of an application: its name, and the request.
 pub(crate) fn answer(request: &Request<Incoming>, name: &str) -> Response<Full<Bytes>> {
     let header = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         (name.to_string(), json!(String::from_utf8_lossy(value.as_bytes())))

@@ -1,7 +1,7 @@
-//! Real Kubernetes API servers, each with an etcd of its own, on loopback and in RBAC mode.
+//! Real Kubernetes API servers, each with its own etcd, on loopback and in RBAC mode.
 //!
-//! Two of them are started once and shared by the trials, which keep to namespaces of their own; a trial that kills its
-//! server, compacts its history or looks at what was asked of it starts its own. No controllers run: a trial that needs
+//! Two clusters are started once and shared; tests use namespaces of their own there. A test that kills its server,
+//! compacts the history or reads the audit log starts its own cluster. No controllers run: a test that needs
 //! EndpointSlices writes them.
 
 pub(crate) mod api;
@@ -20,23 +20,23 @@ use super::{missing, project, scratch};
 use api::{Api, Reference};
 use server::Server;
 
-/// The binary `name` that `make tools` installs, if it did.
+/// Returns the binary `name` installed by `make tools`, if it exists.
 fn binary(name: &str) -> Option<PathBuf> {
     let path = project().join(".tools/bin").join(name);
     path.is_file().then_some(path)
 }
 
-/// Whether there is an API server.
+/// Reports whether an API server is installed.
 pub(crate) fn is_installed() -> bool {
     binary("kube-apiserver").is_some() && binary("etcd").is_some()
 }
 
-/// A trial that is skipped where there is no API server; it is told its name, for its folder.
+/// A test that is skipped where the API server is missing. It receives its name, for its folder.
 pub(crate) fn trial(name: &str, trial: impl FnOnce(&str) -> Result<(), Failed> + Send + 'static) -> Trial {
     optional_trial(name, |folder| trial(folder).map(|()| Completion::Completed))
 }
 
-/// [`trial`] that may find something else missing.
+/// Like [`trial`], for a test that may also skip itself.
 pub(crate) fn optional_trial(
     name: &str,
     trial: impl FnOnce(&str) -> Result<Completion, Failed> + Send + 'static,
@@ -44,16 +44,16 @@ pub(crate) fn optional_trial(
     let folder = name.replace("::", "/");
     Trial::ignorable_test(name, move || {
         if !is_installed() {
-            return missing("there is no Kubernetes API server; `make tools` installs it");
+            return missing("the Kubernetes API server is missing; `make tools` installs it");
         }
         trial(&folder)
     })
 }
 
-/// How many clusters are shared.
+/// Number of shared clusters.
 pub(crate) const SHARED: usize = 2;
 
-/// A cluster that other trials use at the same time. The first to ask starts it.
+/// Returns a cluster shared with other tests. The first call starts it.
 pub(crate) fn shared(index: usize) -> Result<&'static Cluster, String> {
     static CLUSTERS: [OnceLock<Result<Cluster, String>>; SHARED] = [const { OnceLock::new() }; SHARED];
     CLUSTERS[index]
@@ -62,7 +62,7 @@ pub(crate) fn shared(index: usize) -> Result<&'static Cluster, String> {
         .map_err(Clone::clone)
 }
 
-/// One API server with its etcd. Dropping it ends both.
+/// An API server with its etcd. Dropping it ends both.
 pub(crate) struct Cluster {
     server: Server,
     /// Access as an administrator.
@@ -71,7 +71,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of the trial's own, with the CRDs of the charts, in a folder of that name.
+    /// Starts a cluster of one test, with the CRDs of the charts, in a folder of this name.
     pub(crate) fn start(name: &str) -> Result<Cluster, String> {
         let folder = scratch(name);
         let server = Server::start(&folder)?;
@@ -91,9 +91,9 @@ impl Cluster {
         self.server.port
     }
 
-    /// Certificates, in PEM, that the server's own is signed by.
+    /// The CA certificates of the server's own certificate, as PEM.
     pub(crate) fn authority(&self) -> String {
-        self.server.authority().expect("the server wrote it when it started")
+        self.server.authority().expect("the server writes it on start")
     }
 
     /// Kills the API server; etcd keeps the state.
@@ -101,17 +101,17 @@ impl Cluster {
         self.server.stop();
     }
 
-    /// Starts the API server again, where it was, and waits until it is ready.
+    /// Starts the API server again at the same address, and waits until it is ready.
     pub(crate) fn start_server(&self) -> Result<(), String> {
         self.server.start_api_server()
     }
 
-    /// Makes etcd forget all history up to now, so that a watch from before is answered with 410 Gone.
+    /// Compacts etcd's history, so that a watch from an older version gets 410 Gone.
     pub(crate) fn compact(&self) -> Result<(), String> {
         self.server.compact()
     }
 
-    /// What the API server was asked by that user so far, the administrator aside.
+    /// Returns the requests of a user from the audit log; the administrator's are not logged.
     pub(crate) fn audit(&self, user: &str) -> Vec<Request> {
         let log = std::fs::read_to_string(self.server.audit_log()).unwrap_or_default();
         let events = log.lines().filter_map(|line| serde_json::from_str(line).ok());
@@ -121,19 +121,19 @@ impl Cluster {
             .collect()
     }
 
-    /// Writes a kubeconfig of the administrator into the cluster's folder.
+    /// Writes the administrator's kubeconfig into the cluster's folder.
     pub(crate) fn admin_kubeconfig(&self) -> PathBuf {
         let path = self.folder.join("admin.kubeconfig");
         self.write_admin_kubeconfig(&path, &self.url());
         path
     }
 
-    /// Writes a kubeconfig of the administrator that leads to `url`, which may be a detour to this cluster.
+    /// Writes the administrator's kubeconfig for `url`, which may be a fault proxy in front of this cluster.
     pub(crate) fn write_admin_kubeconfig(&self, path: &Path, url: &str) {
         self.write_kubeconfig(path, url, server::ADMIN_TOKEN);
     }
 
-    /// A token of a service account, which has to be there, for an hour; without audiences, for the API server itself.
+    /// Creates a token of an existing service account, valid for an hour. Without audiences, it is for the API server.
     pub(crate) fn token(&self, namespace: &str, account: &str, audiences: &[&str]) -> Result<String, String> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let wanted = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
@@ -141,11 +141,11 @@ impl Cluster {
         let given = self.api.post(&path, &wanted)?;
         Ok(given["status"]["token"]
             .as_str()
-            .ok_or("no token in the answer")?
+            .ok_or("no token in the response")?
             .to_owned())
     }
 
-    /// Creates a service account, if need be, and writes its kubeconfig to `path`.
+    /// Creates a service account, if needed, and writes its kubeconfig to `path`.
     pub(crate) fn account_kubeconfig(&self, namespace: &str, account: &str, path: &Path) -> Result<(), String> {
         self.namespace(namespace, &json!({}))?;
         self.api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
@@ -155,12 +155,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes a kubeconfig that leads to `url` and shows `token`.
+    /// Writes a kubeconfig for `url` with `token`.
     pub(crate) fn write_kubeconfig(&self, path: &Path, url: &str, token: &str) {
         std::fs::write(path, self.kubeconfig(url, token).to_string()).expect("the folder is ours");
     }
 
-    /// A kubeconfig; JSON is YAML as well.
+    /// Returns a kubeconfig as JSON, which is valid YAML.
     pub(crate) fn kubeconfig(&self, url: &str, token: &str) -> Value {
         let authority = BASE64_STANDARD.encode(self.authority());
         json!({
@@ -173,7 +173,7 @@ impl Cluster {
         })
     }
 
-    /// Creates a namespace with these labels, or sets them.
+    /// Creates a namespace with these labels, or sets its labels.
     pub(crate) fn namespace(&self, name: &str, labels: &Value) -> Result<(), String> {
         self.api.apply(
             &json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } }),
@@ -181,23 +181,23 @@ impl Cluster {
         Ok(())
     }
 
-    /// The object, if it is there.
+    /// Returns the object, if it exists.
     pub(crate) fn get(&self, reference: &Reference) -> Result<Option<Value>, String> {
         self.api.get(reference)
     }
 }
 
-/// One request in the audit log.
+/// A request in the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Request {
     pub(crate) verb: String,
     /// API group; empty for the core group.
     pub(crate) group: String,
-    /// `resource` or `resource/subresource`; the path where it is none.
+    /// `resource` or `resource/subresource`; the path of a request without a resource.
     pub(crate) resource: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// HTTP status of the answer.
+    /// HTTP status of the response.
     pub(crate) status: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Ports for servers that have to be told theirs. They come from below the kernel's ephemeral range, so that no outgoing
-//! connection takes one between the choice and the use.
+//! Ports for servers whose port must be given. They are below the kernel's ephemeral range, so that no outgoing
+//! connection takes one between choice and use.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -11,15 +11,15 @@ use super::http::RUNTIME;
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port that nobody listens on, and that no other trial of this run is given.
+/// Returns a port without a listener that no other test of this run gets.
 pub(crate) fn free() -> u16 {
     choose().0
 }
 
 /// A port for a listener of an Envoy, held until this is dropped.
 ///
-/// Envoy shares the ports of its listeners with whoever allows that, and the kernel would then deal connections out
-/// between the two. So the port is taken alone first, and opened to sharing only afterwards.
+/// Envoy shares its listeners' ports with other sockets that allow it, and the kernel would then distribute connections
+/// between the two. So the port is first bound exclusively, and opened to sharing afterwards.
 pub(crate) struct Reserved {
     pub(crate) port: u16,
     _holder: TcpSocket,
@@ -30,14 +30,14 @@ impl Reserved {
         let (port, holder) = choose();
         holder
             .set_reuseport(true)
-            .expect("an option of a socket of ours can be set");
+            .expect("options of our own socket can be set");
         Reserved { port, _holder: holder }
     }
 }
 
 fn choose() -> (u16, TcpSocket) {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Runs beside each other begin in different places.
+    // Parallel runs start at different ports.
     let start = u16::try_from(std::process::id() * 131 % u32::from(COUNT)).expect("the remainder is below COUNT");
     let _runtime = RUNTIME.enter();
     for _ in 0..COUNT {

@@ -1,5 +1,5 @@
-//! Child processes. Each has an owner that ends it when dropped, and a line in one registry, so that none survives the
-//! run whichever way the run ends.
+//! Child processes. Each has an owner that ends it when dropped, and an entry in one registry, so that none survives
+//! the run.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use super::{http, wait};
 
-/// All children that run now, by process id.
+/// All running children, by process id.
 static CHILDREN: Mutex<BTreeMap<u32, Child>> = Mutex::new(BTreeMap::new());
 
 fn children() -> MutexGuard<'static, BTreeMap<u32, Child>> {
-    // A trial that panicked with the lock held leaves the map whole: it is only ever inserted into or removed from.
+    // A test that panicked with the lock held leaves the map valid: it only inserts or removes.
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A running child; dropping it kills it.
+/// A running child. Dropping it kills it.
 pub(crate) struct Process {
     /// The process id.
     pub(crate) id: u32,
@@ -32,12 +32,17 @@ impl Process {
         Process::registered(spawn(command), log)
     }
 
-    /// Starts a command that asks the kernel to end it when its parent ends. Linux takes the thread that starts a child
-    /// for the parent, so this is left to a thread that lives as long as the run.
+    /// Starts a command that asks the kernel to kill it when its parent ends. Linux takes the thread that starts a
+    /// child for its parent, so a thread that lives as long as the run starts it.
     pub(crate) fn start_bound(mut command: Command, log: &Path) -> Process {
         write_to(&mut command, log);
         let child = http::RUNTIME.spawn(async move { spawn(&mut command) });
-        Process::registered(http::RUNTIME.block_on(child).expect("it is nobody else's to end"), log)
+        Process::registered(
+            http::RUNTIME
+                .block_on(child)
+                .expect("no other task ends the spawning task"),
+            log,
+        )
     }
 
     fn registered(child: Child, log: &Path) -> Process {
@@ -49,11 +54,11 @@ impl Process {
         }
     }
 
-    /// How the child ended, if it did.
+    /// Returns the exit status, if the child has ended.
     pub(crate) fn ended(&self) -> Option<ExitStatus> {
         children()
             .get_mut(&self.id)
-            .and_then(|child| child.try_wait().expect("the child is ours to wait for"))
+            .and_then(|child| child.try_wait().expect("it is a child of this process"))
     }
 
     /// Waits until the child has ended by itself.
@@ -62,28 +67,28 @@ impl Process {
             .map_err(|error| format!("{error}\n{}", self.log_tail()))
     }
 
-    /// Asks the child to end, as `kill` does without options.
+    /// Sends SIGTERM to the child.
     pub(crate) fn terminate(&self) {
         let status = Command::new("kill").args(["-TERM", &self.id.to_string()]).status();
         assert!(
             status.is_ok_and(|status| status.success()),
-            "process {} cannot be signalled",
+            "cannot signal process {}",
             self.id
         );
     }
 
-    /// Ends the child at once, if it still runs.
+    /// Kills the child, if it still runs.
     pub(crate) fn kill(&self) {
         let child = children().remove(&self.id);
         child.into_iter().for_each(end);
     }
 
-    /// What the child has written so far.
+    /// Returns the child's output so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines of the child's output.
+    /// Returns the last lines of the child's output.
     pub(crate) fn log_tail(&self) -> String {
         let text = self.log();
         let lines: Vec<String> = text.lines().map(|line| line.chars().take(400).collect()).collect();
@@ -93,15 +98,15 @@ impl Process {
 }
 
 fn write_to(command: &mut Command, log: &Path) {
-    let output = File::create(log).expect("the log's folder was made by the trial");
-    let errors = output.try_clone().expect("a file handle can be doubled");
+    let output = File::create(log).expect("the test has created the log's folder");
+    let errors = output.try_clone().expect("a file handle can be cloned");
     command.stdin(Stdio::null()).stdout(output).stderr(errors);
 }
 
 fn spawn(command: &mut Command) -> Child {
     command
         .spawn()
-        .unwrap_or_else(|error| panic!("{} does not start: {error}", command.get_program().display()))
+        .unwrap_or_else(|error| panic!("cannot start {}: {error}", command.get_program().display()))
 }
 
 impl Drop for Process {
@@ -111,7 +116,7 @@ impl Drop for Process {
 }
 
 fn end(mut child: Child) {
-    // Both fail only for a child that has ended already, which is what is wanted.
+    // Both fail only for a child that has already ended.
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -121,7 +126,7 @@ fn end_all() {
     running.into_values().for_each(end);
 }
 
-/// Ends what is left when dropped: at the end of `main`, or while a panic unwinds it.
+/// A guard that ends all children when dropped: at the end of `main`, or while a panic unwinds it.
 pub(crate) struct EndAll;
 
 impl Drop for EndAll {
@@ -130,12 +135,12 @@ impl Drop for EndAll {
     }
 }
 
-/// See [`EndAll`].
+/// Returns the guard. See [`EndAll`].
 pub(crate) fn end_all_on_drop() -> EndAll {
     EndAll
 }
 
-/// Ends all children, and the run with the shell's usual status, when the run is interrupted.
+/// Installs signal handlers that end all children, and the run with the shell's usual status.
 pub(crate) fn end_all_on_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     std::thread::spawn(|| {

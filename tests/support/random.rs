@@ -1,4 +1,4 @@
-//! A small random source (SplitMix64): the same seed gives the same numbers everywhere.
+//! A small random number generator (SplitMix64): the same seed gives the same numbers on every machine.
 
 pub(crate) struct Random(u64);
 
@@ -15,7 +15,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, 0 if that is 0.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % (bound.max(1) as u64)).expect("it is below a usize")
     }
@@ -24,7 +24,7 @@ impl Random {
         self.below(n) == 0
     }
 
-    /// One of these.
+    /// Returns one of the choices.
     pub(crate) fn pick<'a>(&mut self, choices: &[&'a str]) -> &'a str {
         choices[self.below(choices.len())]
     }

@@ -1,4 +1,4 @@
-//! `istiod create-remote-secret` against a real API server, with what a controller of Kubernetes does meanwhile.
+//! `istiod create-remote-secret` against a real API server, with the part of Kubernetes' token controller.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) fn command(cluster: &Cluster, namespace: &str, more: &[&str], log: &P
     Process::start(&mut command, log)
 }
 
-/// Does what kube-controller-manager would: fills the token Secret of the reading account.
+/// Fills the token Secret of the reader's service account, as kube-controller-manager does.
 pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<(), String> {
     let account = "istio-reader-service-account";
     let secret = Reference::new(
@@ -42,7 +42,7 @@ pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<()
     Ok(())
 }
 
-/// The Secret that the command prints for a cluster where the reading account's token is not there yet.
+/// Returns the Secret printed for a cluster where the reader's token does not exist yet.
 pub(crate) fn made(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Result<Value, String> {
     let running = command(cluster, namespace, more, log);
     fill_token_secret(cluster, namespace)?;
@@ -51,7 +51,7 @@ pub(crate) fn made(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path
     }
     let mut printed = documents(&running.log());
     if printed.is_empty() {
-        return Err(format!("nothing was printed\n{}", running.log_tail()));
+        return Err(format!("no Secret was printed\n{}", running.log_tail()));
     }
     Ok(printed.remove(0))
 }

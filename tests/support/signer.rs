@@ -1,4 +1,4 @@
-//! A signer of Kubernetes: it signs what was approved. No controllers run beside the API servers of the trials.
+//! A Kubernetes CSR signer, which signs approved requests. The test clusters run no controllers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use super::kubernetes::api::Api;
 
 const API: &str = "certificates.k8s.io/v1";
 const KIND: &str = "CertificateSigningRequest";
-/// How often it looks.
+/// Poll interval.
 const LOOK: Duration = Duration::from_millis(50);
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
-/// Signs until it is dropped.
+/// A signer that runs until it is dropped.
 pub(crate) struct Signer {
     roots: BTreeMap<String, String>,
     shared: Arc<Shared>,
@@ -33,12 +33,12 @@ pub(crate) struct Signer {
 struct Shared {
     ends: AtomicBool,
     pauses: AtomicBool,
-    /// The specifications of what was signed.
+    /// The `spec` of each signed request.
     signed: Mutex<Vec<Value>>,
 }
 
 impl Signer {
-    /// Begins to sign for these names, each with a root of its own. Chains hold the leaf alone.
+    /// Starts to sign for these signer names, each with its own root. Chains hold only the leaf.
     pub(crate) fn start(api: &Api, names: &[&str]) -> Signer {
         let issuers: BTreeMap<String, Issuer> = names.iter().map(|name| ((*name).to_owned(), root(name))).collect();
         let roots = issuers
@@ -62,17 +62,17 @@ impl Signer {
         }
     }
 
-    /// The root of a signer, as PEM.
+    /// The root of a signer name, as PEM.
     pub(crate) fn root(&self, name: &str) -> &str {
         &self.roots[name]
     }
 
-    /// Signs nothing, or goes on.
+    /// Pauses or resumes signing.
     pub(crate) fn pause(&self, pauses: bool) {
         self.shared.pauses.store(pauses, Ordering::Relaxed);
     }
 
-    /// The specifications of what was signed so far.
+    /// Returns the `spec` of each signed request so far.
     pub(crate) fn signed(&self) -> Vec<Value> {
         self.shared
             .signed
@@ -109,11 +109,11 @@ fn sign_all(api: &Api, issuers: &BTreeMap<String, Issuer>, shared: &Shared) {
         let Some(issuer) = issuer.filter(|_| approved && object["status"]["certificate"].is_null()) else {
             continue;
         };
-        let chain = sign(&object, issuer).expect("a request that the API server accepted");
+        let chain = sign(&object, issuer).expect("the API server accepted the request");
         let signed = json!({ "apiVersion": API, "kind": KIND,
             "metadata": { "name": object["metadata"]["name"] },
             "status": { "certificate": BASE64_STANDARD.encode(chain) } });
-        // Whoever asked may have deleted it meanwhile.
+        // The client may have deleted it in the meantime.
         if api.apply_status(&signed).is_ok() {
             let mut all = shared.signed.lock().unwrap_or_else(PoisonError::into_inner);
             all.push(object["spec"].clone());

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// The time, to measure with.
+/// Returns the current time, for measurements.
 #[expect(clippy::disallowed_methods, reason = "the tests run real processes, in real time")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Asks `condition` until it gives a value, or fails with the words `what` once `deadline` has passed.
+/// Polls `condition` until it returns a value. Fails with `what` once `deadline` has passed.
 pub(crate) fn until<T>(what: &str, deadline: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T, String> {
     let begun = now();
     loop {
@@ -16,7 +16,7 @@ pub(crate) fn until<T>(what: &str, deadline: Duration, mut condition: impl FnMut
             return Ok(value);
         }
         if begun.elapsed() >= deadline {
-            return Err(format!("no sign of {what} within {} s", deadline.as_secs()));
+            return Err(format!("timed out after {} s waiting for {what}", deadline.as_secs()));
         }
         std::thread::park_timeout(Duration::from_millis(20));
     }

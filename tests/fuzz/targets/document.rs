@@ -1,4 +1,4 @@
-//! Objects: files of a mesh folder, and what an API server (of a remote cluster, of which others are the masters) sends.
+//! Objects: files of a mesh folder, and objects from an API server, which may be that of an untrusted remote cluster.
 
 use istiod::{
     api::{Kind, document, folder::FileContent, yaml},
@@ -15,7 +15,7 @@ pub(super) const YAML: Target = Target {
     words: WORDS,
 };
 
-/// An object as JSON, read as each kind.
+/// An object as JSON, parsed as each kind.
 pub(super) const OBJECT: Target = Target {
     name: "object",
     run: object,
@@ -78,7 +78,7 @@ fn object(bytes: &[u8]) -> u64 {
         return 0;
     };
     let cluster = ClusterId::new("c");
-    // What is written for people must be readable again.
+    // Formatted objects must be parsed again.
     if value.is_object() {
         for document in yaml::documents(&yaml::to_text(&value)) {
             let _ = document.parse();

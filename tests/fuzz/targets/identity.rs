@@ -1,4 +1,4 @@
-//! What callers show of themselves: TLS, certificates, tokens, headers of gateways, requests for certificates.
+//! Credentials of callers: TLS, certificates, tokens, headers of gateways, CSRs.
 
 use std::{collections::BTreeMap, future::ready, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ pub(super) const CSR: Target = Target {
     words: CERTIFICATE_WORDS,
 };
 
-/// A message to the service that signs, with its gRPC frame, of a caller who is known.
+/// A message to the certificate service with its gRPC frame, from an authenticated caller.
 pub(super) const CSR_CALL: Target = Target {
     name: "csr_call",
     run: csr_call,
@@ -62,7 +62,7 @@ pub(super) const CSR_CALL: Target = Target {
     ],
 };
 
-/// What stands in the headers `authorization`, `x-forwarded-client-cert` and `clusterid`.
+/// The headers `authorization`, `x-forwarded-client-cert` and `clusterid`.
 pub(super) const CREDENTIALS: Target = Target {
     name: "credentials",
     run: credentials,
@@ -129,7 +129,7 @@ const CERTIFICATE_WORDS: &[&[u8]] = &[
 
 const IDENTITY: &str = "spiffe://cluster.local/ns/a/sa/b";
 
-/// Everybody is known by the same name.
+/// An authenticator that gives every caller the same identity.
 struct Credulous;
 
 impl Authenticator for Credulous {
@@ -154,7 +154,7 @@ struct Bed {
     service: CertificateService,
     authenticators: Authenticators,
     acceptor: Acceptor,
-    // What is watched lives as long as its senders.
+    // The watches stay open as long as their senders.
     _authority: watch::Sender<Option<Arc<Authority>>>,
     _domains: watch::Sender<Arc<TrustDomains>>,
     _serving: watch::Sender<Option<Arc<ServingCertificate>>>,
@@ -175,13 +175,13 @@ impl Bed {
             lifetime: Duration::from_hours(24),
             key: KeyKind::P256,
         };
-        let root = Root::new("cluster.local", &options, wall_clock()).expect("a root can be made");
+        let root = Root::new("cluster.local", &options, wall_clock()).expect("a root can be created");
         let material = root.material("nowhere".into(), &Files::new(), wall_clock());
-        let authority = Arc::new(Authority::new(material, wall_clock()).expect("the parts fit"));
+        let authority = Arc::new(Authority::new(material, wall_clock()).expect("the key belongs to the certificate"));
         let (sender, receiver) = watch::channel(Some(authority.clone()));
         let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
         let everybody = Authenticators::new(vec![Box::new(Credulous)]);
-        let nobody_else = Box::new(|_: &Caller, _: &str| Err("nobody may".to_owned()));
+        let nobody_else = Box::new(|_: &Caller, _: &str| Err("not allowed".to_owned()));
         let (domains, known) = watch::channel(Arc::new(TrustDomains::default()));
         let service = CertificateService::new(
             everybody,
@@ -198,11 +198,11 @@ impl Bed {
         let (serving, certificate) = watch::channel(Some(Arc::new(serving)));
         let (pools, trusted) = watch::channel(Arc::new(pools));
         Self {
-            runtime: runtime.expect("a runtime can be made"),
+            runtime: runtime.expect("a runtime can be created"),
             authority,
             service: service.expect("an empty registry"),
             authenticators: chain(&known),
-            acceptor: Acceptor::new(&TlsOptions::default(), certificate, trusted).expect("the defaults are usable"),
+            acceptor: Acceptor::new(&TlsOptions::default(), certificate, trusted).expect("the defaults are valid"),
             _authority: sender,
             _domains: domains,
             _serving: serving,
@@ -219,13 +219,15 @@ fn serving(authority: &Authority) -> ServingCertificate {
     let key = PrivateKeyDer::from_pem_slice(issued.key.reveal()).expect("a key");
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     ServingCertificate {
-        key: Arc::new(CertifiedKey::from_der(chain.collect(), key, &provider).expect("they fit")),
+        key: Arc::new(
+            CertifiedKey::from_der(chain.collect(), key, &provider).expect("the key belongs to the certificate"),
+        ),
         roots: Bytes::new(),
         expires_at: issued.expires_at,
     }
 }
 
-/// Authenticators without anybody to ask: every address is blocked.
+/// Authenticators without network access: every address is blocked.
 fn chain(domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
     let options = ChainOptions {
         rule: Some(JwtRule {
@@ -272,8 +274,8 @@ fn csr(bytes: &[u8]) -> u64 {
         Ok(issued) => {
             let leaf = Certificate::all_from_pem(issued.chain[0].as_bytes()).expect("what was issued can be read");
             let says = PeerCertificate::of_leaf(&leaf[0].der).expect("it is a certificate of a workload");
-            assert_eq!(says.identities, [IDENTITY], "a request does not say who asks");
-            assert!(!leaf[0].is_ca, "a workload is no CA");
+            assert_eq!(says.identities, [IDENTITY], "a CSR must not choose its identity");
+            assert!(!leaf[0].is_ca, "a workload certificate must not be a CA");
             1
         }
         Err(error) => sort_of(&error.text),
@@ -320,8 +322,11 @@ fn credentials(bytes: &[u8]) -> u64 {
     let known = BED.with(|bed| bed.runtime.block_on(bed.authenticators.authenticate(shown)));
     match known {
         Ok(caller) => {
-            assert!(!caller.identities.is_empty(), "who is known has a name");
-            assert!(caller.source == CallerSource::Forwarded, "nobody signed the token");
+            assert!(
+                !caller.identities.is_empty(),
+                "an authenticated caller must have an identity"
+            );
+            assert!(caller.source == CallerSource::Forwarded, "no token is signed");
             caller.identities.len() as u64
         }
         Err(refused) => sort_of(&refused.to_string()),

@@ -1,4 +1,4 @@
-//! Documents that say how the control plane works: mesh config, networks, proxy configs, kubeconfigs.
+//! Configuration documents: mesh config, networks, proxy configs, kubeconfigs.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Target, parts, sort_of};
 
-/// A mesh config, then networks, each a YAML text.
+/// A mesh config and networks, each a YAML text.
 pub(super) const MESH_CONFIG: Target = Target {
     name: "mesh_config",
     run: mesh_config,
@@ -89,7 +89,7 @@ fn kubeconfig(bytes: &[u8]) -> u64 {
             let cluster = checked.cluster();
             assert!(
                 !format!("{checked:?}").contains("token"),
-                "nothing of it prints but its cluster"
+                "only the cluster may be printed"
             );
             u64::from(cluster.is_empty())
         }

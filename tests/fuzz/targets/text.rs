@@ -1,4 +1,4 @@
-//! Short texts with a syntax of their own, wherever they stand.
+//! Short texts with their own syntax.
 
 use istiod::{
     api::{names, regex},
@@ -99,12 +99,12 @@ fn short_texts(bytes: &[u8]) -> u64 {
     note(credential::is_served(first));
     note(credential::Reference::parse(&credential::resource_name(first), &Namespace::new("a")).is_ok());
     note(IstioVersion::parse(first) == IstioVersion::MAX);
-    // What is written is what was read.
+    // Formatting is the inverse of parsing.
     let written = SpiffeId::new("cluster.local", Namespace::new(first), "s".into()).to_string();
     note(written.parse::<SpiffeId>().is_ok());
     assert!(
         host::more_specific(first, second) == host::more_specific(second, first).reverse(),
-        "the order of hosts is one"
+        "the order of hosts must be consistent"
     );
     sort
 }

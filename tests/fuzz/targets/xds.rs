@@ -1,4 +1,4 @@
-//! What is read from a connection before anybody knows whose it is: HTTP/2, gRPC messages, requests, nodes.
+//! Input from an unauthenticated connection: HTTP/2, gRPC messages, discovery requests, nodes.
 
 use std::{collections::BTreeMap, hash::Hasher, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ use tokio::{
 
 use super::{Target, parts, sort_of};
 
-/// The bytes of a connection; the preface of HTTP/2 may be left out.
+/// The bytes of a connection; the HTTP/2 preface may be omitted.
 pub(super) const HTTP2: Target = Target {
     name: "http2",
     run: http2,
@@ -53,21 +53,21 @@ pub(super) const HTTP2: Target = Target {
     ],
 };
 
-/// The gRPC messages of a stream of whole states.
+/// The gRPC messages of a state-of-the-world stream.
 pub(super) const SOTW: Target = Target {
     name: "xds_sotw",
     run: |bytes| exchange("StreamAggregatedResources", bytes),
     words: WORDS,
 };
 
-/// The gRPC messages of a stream of differences.
+/// The gRPC messages of a delta stream.
 pub(super) const DELTA: Target = Target {
     name: "xds_delta",
     run: |bytes| exchange("DeltaAggregatedResources", bytes),
     words: WORDS,
 };
 
-/// A node as protobuf; or its id, cluster and metadata as texts.
+/// A node as protobuf, or its id, cluster and metadata as texts.
 pub(super) const NODE: Target = Target {
     name: "node",
     run: node,
@@ -109,7 +109,7 @@ const WORDS: &[&[u8]] = &[
 ];
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Nothing takes so long but what hangs.
+/// A time limit that only a hanging input exceeds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Parser)]
@@ -118,7 +118,7 @@ struct Line {
     flags: DiscoveryFlags,
 }
 
-/// A server whose mesh has one cluster. All of it runs on the thread of the target.
+/// A server whose mesh has one cluster. It runs on the thread of the target.
 struct Bed {
     runtime: Runtime,
     server: Server,
@@ -129,8 +129,8 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.expect("a runtime can be made");
-        let flags = Line::try_parse_from(["istiod"]).expect("no flags are fine").flags;
+        let runtime = runtime.expect("a runtime can be created");
+        let flags = Line::try_parse_from(["istiod"]).expect("all flags have defaults").flags;
         let environment = Environment::new(Settings {
             flags,
             variables: BTreeMap::new(),
@@ -139,7 +139,7 @@ impl Bed {
         let entered = runtime.enter();
         let (groups, feed) = groups::hand_fed(&environment.tasks);
         let options = ServerOptions {
-            // More than a stranger may send is not read, so the end of it is not seen either.
+            // Bytes beyond the limit of an unauthenticated connection are not read, so its end is not seen either.
             stranger_patience: Duration::from_millis(200),
             ..ServerOptions::default()
         };
@@ -188,7 +188,7 @@ fn http2(bytes: &[u8]) -> u64 {
             let (mut reader, mut writer) = tokio::io::split(&mut ours);
             let serving = bed.connections.connection(theirs, Peer::plaintext(address));
             let writing = async {
-                // The server may hang up at any point.
+                // The server may close the connection at any point.
                 let _ = writer.write_all(&sent).await;
                 settle().await;
                 let _ = writer.shutdown().await;
@@ -197,7 +197,7 @@ fn http2(bytes: &[u8]) -> u64 {
             let exchanged = tokio::time::timeout(PATIENCE, async {
                 tokio::join!(serving, writing, reader.read_to_end(&mut answer))
             });
-            assert!(exchanged.await.is_ok(), "the connection does not end");
+            assert!(exchanged.await.is_ok(), "the connection must end");
             settle().await;
             answer
         })
@@ -205,21 +205,21 @@ fn http2(bytes: &[u8]) -> u64 {
     frames(&answer)
 }
 
-/// Lets streams of their own tasks run.
+/// Lets other tasks run.
 async fn settle() {
     for _ in 0..8 {
         tokio::task::yield_now().await;
     }
 }
 
-/// The sort of an answer: which frames, which errors.
+/// Returns the class of a response: its frames and errors.
 fn frames(mut answer: &[u8]) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     while let Some((head, rest)) = answer.split_first_chunk::<9>() {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
         let (payload, rest) = rest.split_at(length.min(rest.len()));
         hasher.write_u8(head[3]);
-        // The code of RST_STREAM stands first, that of GOAWAY after the stream.
+        // The error code comes first in RST_STREAM, and after the stream id in GOAWAY.
         match head[3] {
             3 => hasher.write(payload),
             7 => hasher.write(payload.get(4..8).unwrap_or_default()),
@@ -234,7 +234,7 @@ fn exchange(method: &str, bytes: &[u8]) -> u64 {
     let path = format!("/envoy.service.discovery.v3.AggregatedDiscoveryService/{method}");
     let mut pieces = Vec::new();
     let mut rest = bytes;
-    // A message at a time, with a part of the next one; so messages arrive whole and in halves.
+    // One message at a time with a part of the next one, so that messages arrive both whole and in parts.
     while !rest.is_empty() {
         let length = rest.get(1..5).map_or(rest.len(), |length| {
             let length = length.iter().fold(0, |length, byte| (length << 8) | usize::from(*byte));
@@ -262,8 +262,8 @@ fn exchange(method: &str, bytes: &[u8]) -> u64 {
     })
 }
 
-/// Reads an answer to its end, frame by frame: each is written once it is dropped, and nothing follows before. Gives the
-/// sort of its status and how much it was.
+/// Reads a response to its end, frame by frame: the next frame is written only after the previous one is dropped.
+/// Returns the class of its status and size.
 async fn outcome(mut body: impl http_body::Body<Data: bytes::Buf, Error = std::convert::Infallible> + Unpin) -> u64 {
     let (mut bytes, mut sort) = (0, 0);
     while let Some(Ok(frame)) = body.frame().await {

@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 use crate::support::http::RUNTIME;
 use istiod::api::yaml;
 
-/// Access to an API server as one user. The errors are in words.
+/// Access to an API server as one user. The errors are texts.
 #[derive(Clone)]
 pub(crate) struct Api {
     client: Client,
 }
 
-/// Which object.
+/// The identity of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Reference {
     /// `v1` or `group/version`.
     pub(crate) api_version: String,
     pub(crate) kind: String,
-    /// Empty for objects of the whole cluster.
+    /// Empty for cluster-scoped objects.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
@@ -35,7 +35,7 @@ impl Reference {
         }
     }
 
-    /// The object that a document is about.
+    /// The identity of the object in a document.
     pub(crate) fn of(document: &Value) -> Reference {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         Reference {
@@ -46,7 +46,7 @@ impl Reference {
         }
     }
 
-    /// Where all objects of its kind and namespace are.
+    /// The path of the collection of its kind and namespace.
     fn folder(&self) -> String {
         let root = if self.api_version.contains('/') { "apis" } else { "api" };
         let resource = plural(&self.kind);
@@ -62,7 +62,7 @@ impl Reference {
     }
 }
 
-/// The name of a kind in paths.
+/// Returns the plural of a kind, as in paths.
 pub(crate) fn plural(kind: &str) -> String {
     let lower = kind.to_lowercase();
     let vowel_before_y = lower.ends_with("ay") || lower.ends_with("ey");
@@ -73,7 +73,7 @@ pub(crate) fn plural(kind: &str) -> String {
     }
 }
 
-/// The documents of a YAML text.
+/// Returns the documents of a YAML text.
 pub(crate) fn documents(text: &str) -> Vec<Value> {
     yaml::documents(text)
         .iter()
@@ -95,7 +95,7 @@ impl Api {
         Ok(Api { client })
     }
 
-    /// Writes the object as it stands in the document, its status as well, as `kubectl apply --server-side` does.
+    /// Writes the object and its status as in the document, like `kubectl apply --server-side`.
     pub(crate) fn apply(&self, document: &Value) -> Result<Value, String> {
         let reference = Reference::of(document);
         let query = "fieldManager=trial&force=true";
@@ -121,25 +121,25 @@ impl Api {
         Ok(stored)
     }
 
-    /// Writes what the document says of the object's status; the rest stays.
+    /// Writes the status in the document. The rest of the object stays.
     pub(crate) fn apply_status(&self, document: &Value) -> Result<Value, String> {
         let path = format!("{}/status", Reference::of(document).path());
         self.ask(Method::PATCH, &path, "application/merge-patch+json", Some(document))
     }
 
-    /// [`Api::apply`] for each document of a YAML text.
+    /// Calls [`Api::apply`] for each document of a YAML text.
     pub(crate) fn apply_all(&self, text: &str) -> Result<(), String> {
         documents(text)
             .iter()
             .try_for_each(|document| self.apply(document).map(|_| ()))
     }
 
-    /// Creates an object that must not be there yet, without its status.
+    /// Creates an object that must not exist yet, without its status.
     pub(crate) fn create(&self, document: &Value) -> Result<Value, String> {
         self.post(&Reference::of(document).folder(), document)
     }
 
-    /// The object, if it is there.
+    /// Returns the object, if it exists.
     pub(crate) fn get(&self, reference: &Reference) -> Result<Option<Value>, String> {
         match self.ask(Method::GET, &reference.path(), "", None) {
             Ok(object) => Ok(Some(object)),
@@ -148,14 +148,14 @@ impl Api {
         }
     }
 
-    /// All objects of a kind in a namespace.
+    /// Returns all objects of a kind in a namespace.
     pub(crate) fn list(&self, api_version: &str, kind: &str, namespace: &str) -> Result<Vec<Value>, String> {
         let folder = Reference::new(api_version, kind, namespace, "").folder();
         let list = self.ask(Method::GET, &folder, "", None)?;
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Lays `patch` over the object (a JSON merge patch: null removes), as `kubectl edit` does.
+    /// Applies a JSON merge patch (null removes) to the object, like `kubectl edit`.
     pub(crate) fn patch(&self, reference: &Reference, patch: &Value) -> Result<Value, String> {
         self.ask(
             Method::PATCH,
@@ -165,7 +165,7 @@ impl Api {
         )
     }
 
-    /// Removes the object, which has to be there.
+    /// Deletes the object, which must exist.
     pub(crate) fn delete(&self, reference: &Reference) -> Result<(), String> {
         let at_once = json!({ "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0 });
         self.ask(Method::DELETE, &reference.path(), "application/json", Some(&at_once))
@@ -177,7 +177,7 @@ impl Api {
         self.ask(Method::POST, path, "application/json", Some(document))
     }
 
-    /// What stands at a path that is no object's.
+    /// Returns the text at a path that is not an object's.
     pub(crate) fn text(&self, path: &str) -> Result<String, String> {
         let request = Request::get(path).body(Vec::new()).map_err(|error| error.to_string())?;
         RUNTIME
@@ -199,7 +199,7 @@ impl Api {
     }
 }
 
-/// The certificates of a PEM text, each as DER.
+/// Returns the certificates of a PEM text, each as DER.
 fn certificates(pem: &str) -> Result<Vec<Vec<u8>>, String> {
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject;

@@ -1,4 +1,4 @@
-//! The custom resources of the charts, in a cluster.
+//! The custom resource definitions of the charts, in a cluster.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ pub(super) fn apply(api: &Api) -> Result<(), String> {
     crds.iter().try_for_each(|crd| established(api, crd))
 }
 
-/// Waits until the objects of a definition can be written.
+/// Waits until objects of a definition can be written.
 pub(crate) fn established(api: &Api, crd: &Value) -> Result<(), String> {
     let reference = Reference::of(crd);
     wait::until(
-        &format!("the served {}", reference.name),
+        &format!("the CRD {} to be served", reference.name),
         Duration::from_mins(1),
         || {
             let crd = api.get(&reference).ok()??;
@@ -34,7 +34,7 @@ pub(crate) fn established(api: &Api, crd: &Value) -> Result<(), String> {
     )
 }
 
-/// Definitions that accept anything.
+/// Definitions without a schema.
 fn loose() -> Vec<Value> {
     let kinds = [
         ("networking.istio.io", "DestinationRule"),
@@ -55,7 +55,7 @@ fn loose() -> Vec<Value> {
     kinds.map(|(group, kind)| loose_crd(group, kind)).to_vec()
 }
 
-/// A definition that accepts anything.
+/// A definition without a schema, which accepts any object.
 pub(crate) fn loose_crd(group: &str, kind: &str) -> Value {
     let anything = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let version = |name: &str, stored: bool| {

@@ -1,4 +1,4 @@
-//! The two processes of a cluster.
+//! The two processes of a cluster: etcd and the API server.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +11,10 @@ use super::binary;
 use crate::support::process::Process;
 use crate::support::{http, ports, wait};
 
-/// What the administrator shows. The server listens on loopback only, and lives as long as the trials.
+/// The administrator's token. The server listens on loopback only, and ends with the tests.
 pub(super) const ADMIN_TOKEN: &str = "administrator";
 
-/// How long a start may take on a machine that does much else.
+/// Time limit of a start on a busy machine.
 const START: Duration = Duration::from_mins(3);
 
 pub(super) struct Server {
@@ -38,7 +38,7 @@ impl Server {
             format!("http://127.0.0.1:{etcd_port}"),
             format!("http://127.0.0.1:{peer_port}"),
         );
-        let mut etcd = bound(&binary("etcd").ok_or("no etcd; `make tools` installs it")?);
+        let mut etcd = bound(&binary("etcd").ok_or("etcd is missing; `make tools` installs it")?);
         etcd.arg("--data-dir")
             .arg(folder.join("etcd"))
             .args(["--logger", "zap", "--log-level", "warn"]);
@@ -60,7 +60,7 @@ impl Server {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The server signs its own certificate; the file holds the signer as well.
+    /// The CA of the server's self-signed certificate, which is in the same file.
     pub(super) fn authority(&self) -> Result<String, String> {
         std::fs::read_to_string(self.folder.join("certificates/apiserver.crt")).map_err(|error| error.to_string())
     }
@@ -73,17 +73,18 @@ impl Server {
         self.lock().take();
     }
 
-    /// Starts the API server and waits until it is ready. The certificate and its key, which also signs tokens, stay those
-    /// of the first start.
+    /// Starts the API server and waits until it is ready. The certificate and its key, which also signs tokens, are
+    /// kept from the first start.
     pub(super) fn start_api_server(&self) -> Result<(), String> {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let key = file("certificates/apiserver.key");
-        let mut command = bound(&binary("kube-apiserver").ok_or("no API server; `make tools` installs it")?);
+        let mut command =
+            bound(&binary("kube-apiserver").ok_or("kube-apiserver is missing; `make tools` installs it")?);
         command.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.port),
-            // Told to clients inside of a cluster, of which there are none; an address for documentation.
+            // The address for in-cluster clients, of which there are none; it is a documentation address.
             "--advertise-address=192.0.2.1".to_owned(),
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--cert-dir={}", file("certificates")),
@@ -104,7 +105,7 @@ impl Server {
         let process = Process::start_bound(command, &self.folder.join(format!("kube-apiserver-{count}.log")));
         let ready = wait::until("a ready API server", START, || {
             if let Some(status) = process.ended() {
-                return Some(Err(format!("the API server ended: {status}")));
+                return Some(Err(format!("the API server exited: {status}")));
             }
             let authority = self.authority().ok()?;
             let api = super::Api::new(&self.url(), &authority, ADMIN_TOKEN).ok()?;
@@ -129,7 +130,7 @@ impl Server {
     }
 }
 
-/// A command that the kernel ends together with this process, even where this one is killed.
+/// A command that the kernel kills when this process ends, even if this process is killed.
 fn bound(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
@@ -137,7 +138,7 @@ fn bound(program: &Path) -> Command {
     command
 }
 
-/// Who asked for what, the administrator and the server itself aside.
+/// An audit policy that logs all requests but those of the administrator and the server itself.
 fn audit_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1",
