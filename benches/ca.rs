@@ -1,11 +1,11 @@
-//! How many certificates are signed in a second, by kind of key, and how long a workload waits for one: while all is quiet, and
-//! while every proxy of the mesh is sent new configuration without a pause.
+//! Certificates signed per second, by kind of key, and the latency of a certificate request: on an idle daemon, and
+//! while every proxy constantly receives new configuration.
 //!
-//! `cargo bench --bench ca` prints a table and how the figures compare to those in `benches/figures.json`; `-- --keep`
-//! writes them there.
+//! `cargo bench --bench ca` prints a table with the figures and those in `benches/figures.json`; `-- --keep` writes
+//! them there.
 
 #[path = "../tests"]
-#[allow(dead_code, reason = "what trials share, of which this needs a part")]
+#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
 mod tests {
     pub(crate) mod support;
 }
@@ -39,18 +39,18 @@ use support::http::RUNTIME;
 use support::wait;
 
 const DAY: Duration = Duration::from_hours(24);
-/// How long each rate is measured.
+/// Duration of a rate measurement.
 const SPAN: Duration = Duration::from_secs(5);
-/// Requests whose times are looked at; a hundredth of them are slower than the figure.
+/// Number of requests in a latency measurement; a hundredth of them are slower than the figure.
 const SAMPLES: usize = 1_000;
-/// Requests for certificates come this far apart when their times are measured.
+/// Interval between requests in a latency measurement.
 const APART: Duration = Duration::from_millis(10);
-/// Services of the mesh, and proxies that are sent all of it.
+/// Services of the mesh, and proxies that receive all of it.
 const SERVICES: usize = 500;
 const PROXIES: usize = 20;
-/// Connections that ask at once when the rate of the daemon is measured.
+/// Number of parallel connections when the daemon's rate is measured.
 const CLIENTS: usize = 8;
-/// Who asks.
+/// The identity of the caller.
 const IDENTITY: &str = "spiffe://cluster.local/ns/default/sa/bench";
 
 type Figures = BTreeMap<String, f64>;
@@ -90,12 +90,12 @@ fn measure() -> Result<Figures, String> {
     Ok(figures)
 }
 
-#[expect(clippy::disallowed_methods, reason = "a bench signs now")]
+#[expect(clippy::disallowed_methods, reason = "certificates are signed with the current time")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// A CA with its parts.
+/// A CA with its files.
 struct Ca {
     root: Root,
     authority: Authority,
@@ -127,7 +127,7 @@ impl Ca {
             .try_for_each(|(name, text)| std::fs::write(folder.join(name), text).map_err(|error| error.to_string()))
     }
 
-    /// What the asking workload has already.
+    /// The certificate that the caller already has.
     fn client(&self) -> Result<Certificate, String> {
         let (key, csr) = agent::signing_request(agent::KeyKind::Ecdsa);
         let issued = self.authority.issue(&request(&csr), wall_clock(), limits());
@@ -153,7 +153,7 @@ fn request(csr: &str) -> SigningRequest {
     }
 }
 
-/// Certificates in a second, signed one after the other.
+/// Returns certificates per second, signed sequentially.
 fn signed_in_process(authority: &Authority, kind: agent::KeyKind) -> Result<f64, String> {
     let (_, csr) = agent::signing_request(kind);
     let request = request(&csr);
@@ -167,12 +167,12 @@ fn signed_in_process(authority: &Authority, kind: agent::KeyKind) -> Result<f64,
     Ok(f64::from(signed) / begun.elapsed().as_secs_f64())
 }
 
-/// A daemon with a mesh, proxies and a workload that asks for certificates.
+/// A daemon with a mesh, proxies and a workload that requests certificates.
 struct Bed {
     mesh: PathBuf,
     agent: Agent,
     client: Certificate,
-    /// Proxies, which only take what they are sent.
+    /// Proxies, which only receive.
     _proxies: Vec<Ads>,
     daemon: Daemon,
 }
@@ -209,7 +209,7 @@ impl Bed {
         RUNTIME.block_on(self.agent.channel(&shown))
     }
 
-    /// Certificates in a second, asked for over some connections at once.
+    /// Returns certificates per second, requested over several connections at once.
     fn rate(&self) -> Result<f64, String> {
         let channels: Vec<Channel> = (0..CLIENTS).map(|_| self.channel()).collect::<Result<_, _>>()?;
         let (_, csr) = agent::signing_request(agent::KeyKind::Ecdsa);
@@ -235,7 +235,7 @@ impl Bed {
         Ok(f64::from(signed) / begun.elapsed().as_secs_f64())
     }
 
-    /// Milliseconds that the slowest hundredth of answers exceeds.
+    /// Returns the 99th percentile of the response time, in milliseconds.
     fn slow_answer(&self) -> Result<f64, String> {
         let channel = self.channel()?;
         let (_, csr) = agent::signing_request(agent::KeyKind::Ecdsa);
@@ -257,7 +257,7 @@ impl Bed {
         Ok(slow.as_secs_f64() * 1000.0)
     }
 
-    /// Does something while the mesh config changes without a pause, and with it every listener of every proxy.
+    /// Runs `action` while the mesh config changes constantly, and with it every listener of every proxy.
     fn in_storm<T>(&self, action: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let ended = Arc::new(AtomicBool::new(false));
         let (over, mesh) = (ended.clone(), self.mesh.clone());
@@ -273,9 +273,11 @@ impl Bed {
         });
         let done = action();
         ended.store(true, Ordering::Relaxed);
-        let rounds = storm.join().map_err(|_| "the storm panicked".to_owned())??;
+        let rounds = storm
+            .join()
+            .map_err(|_| "the thread that changes the mesh config panicked".to_owned())??;
         if rounds < 10 || self.daemon.process.ended().is_some() {
-            return Err(format!("no storm: {rounds} rounds"));
+            return Err(format!("only {rounds} changes of the mesh config"));
         }
         done
     }
@@ -316,7 +318,7 @@ fn services() -> String {
     })
 }
 
-/// Replaces a file in one step, as editors and Kubernetes do.
+/// Replaces a file atomically, as editors and Kubernetes do.
 fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
     let draft = folder.join(format!(".{name}.draft"));
     let written = std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, folder.join(name)));

@@ -1,16 +1,16 @@
-//! What full generation costs as a mesh grows: for each kind of growth the CPU time of the model and of everything that a
-//! sidecar and a gateway are sent, at sizes that double. Twice as much should cost twice as much and no more.
+//! The cost of full generation as a mesh grows: for each kind of growth, the CPU time of the model and of all resources
+//! of a sidecar and a gateway, at sizes that double. A doubling should at most double the cost.
 //!
-//! `cargo bench --bench generation` prints a table and how the last size compares to `benches/figures.json`, and fails
-//! where a doubling costs more than [`MOST`] times as much in the mean of its curve; `-- --keep` writes the figures there.
-//! Another argument is a part of the names of the curves to run.
+//! `cargo bench --bench generation` prints a table and compares the last size with `benches/figures.json`. It fails
+//! where a doubling costs more than [`MOST`] times as much, in the mean of its curve. `-- --keep` writes the figures
+//! there. Another argument selects curves by a part of their names.
 
 #[path = "support/bed.rs"]
 mod bed;
 #[path = "generation/curves.rs"]
 mod curves;
 #[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "what benches share, of which this needs a part")]
+#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
 #[path = "generation/objects.rs"]
 mod objects;
@@ -30,11 +30,11 @@ use bed::cpu;
 use curves::CURVES;
 use figures::Figure;
 
-/// Each figure is the least of so many runs: what disturbs a run only ever adds to it.
+/// Number of runs of each figure, which is their minimum: disturbances only add to it.
 const RUNS: usize = 5;
 const DOUBLINGS: u32 = 4;
-/// How much more a doubling may cost, in the (geometric) mean of all doublings of a curve: single ones tell more of what
-/// else the machine does. Caches hold less of a larger mesh, maps are deeper, lists are sorted.
+/// The most that a doubling may cost, in the geometric mean of all doublings of a curve; single ones depend too much on
+/// other load. It is above 2 because caches hold less of a larger mesh, maps are deeper and lists are sorted.
 const MOST: f64 = 2.4;
 
 /// Milliseconds of CPU.
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
 
 fn run(keep: bool, wanted: &str) -> Result<(), String> {
     println!(
-        "CPU milliseconds of the model and of all that one sidecar and one gateway are sent, least of {RUNS} runs"
+        "CPU milliseconds of the model and of all resources of one sidecar and one gateway, minimum of {RUNS} runs"
     );
     println!(
         "on {}; kept figures are from {}\n",
@@ -128,7 +128,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "\ntwice as much costs more than {MOST} times as much in the mean:\n{}",
+        "\na doubling costs more than {MOST} times as much in the mean:\n{}",
         steep.join("\n")
     ))
 }
@@ -151,7 +151,7 @@ fn cost(objects: &[Value]) -> Result<Cost, String> {
     Ok(least)
 }
 
-/// What the first configuration of one proxy costs.
+/// Returns the cost of the first configuration of one proxy.
 fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f64, String> {
     let metadata = json!({ "NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3", "SERVICE_ACCOUNT": "sa",
         "LABELS": { "app": app, "istio": app } });

@@ -1,11 +1,11 @@
-//! How long the daemon takes from its start to readiness, and what memory it keeps, with a large mesh in a real API server
-//! and no proxies.
+//! The time from the daemon's start to readiness, and its memory, with a large mesh in a real API server and no
+//! proxies.
 //!
-//! `cargo bench --bench kubernetes` prints a table and how the figures compare to those in `benches/figures.json`;
-//! `-- --keep` writes them there.
+//! `cargo bench --bench kubernetes` prints a table with the figures and those in `benches/figures.json`; `-- --keep`
+//! writes them there.
 
 #[path = "../tests"]
-#[allow(dead_code, reason = "what trials share, of which this needs a part")]
+#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
 mod tests {
     pub(crate) mod support;
 }
@@ -28,12 +28,12 @@ use support::wait;
 const SERVICES: usize = 1_000;
 const ENDPOINTS: usize = 5;
 const NAMESPACES: usize = 50;
-/// Each figure is the median of so many starts.
+/// Number of starts of each figure, which is their median.
 const STARTS: usize = 5;
-/// Requests under way at a time while the mesh is written.
+/// Number of parallel requests while the mesh is written.
 const WRITERS: usize = 8;
 
-/// What one start costs, by the name of the figure.
+/// The cost of one start, by the name of the figure.
 type Figures = BTreeMap<&'static str, u64>;
 
 fn main() -> ExitCode {
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
 
 fn run(keep: bool) -> Result<(), String> {
     if !kubernetes::is_installed() {
-        return Err("there is no Kubernetes API server; `make tools` installs it".into());
+        return Err("the Kubernetes API server is missing; `make tools` installs it".into());
     }
     let cluster = Cluster::start("bench/kubernetes/cluster")?;
     let folder = support::scratch("bench/kubernetes/work");
@@ -137,7 +137,7 @@ fn service(index: usize) -> Vec<Value> {
     ]
 }
 
-/// The pods behind a service's endpoints, about as large as real ones.
+/// The pods of a service's endpoints, about as large as real ones.
 fn pods(index: usize) -> Vec<Value> {
     let name = format!("svc-{index}");
     (0..ENDPOINTS)
@@ -207,7 +207,7 @@ fn start(kubeconfig: &Path, folder: &Path) -> Result<Figures, String> {
     daemon.until_ready()?;
     let ready = begun.elapsed();
     let resident = memory(&daemon, "VmRSS")?;
-    // Allocators give back what they hold in vain after a while.
+    // Allocators return unused memory after a delay.
     let settled = wait::now();
     wait::until("some quiet", Duration::from_secs(10), || {
         (settled.elapsed() > Duration::from_secs(3)).then_some(())

@@ -1,10 +1,10 @@
-//! One table of what the benches have seen last, beside what `benches/figures.json` has of it.
+//! One table of the benches' last figures and those in `benches/figures.json`.
 //!
-//! `cargo bench --bench report` prints it, after any of the others; `-- -o json` prints the same as JSON, `-- --keep` writes
-//! all that was seen to `benches/figures.json`. Every goal is an upper bound.
+//! `cargo bench --bench report` prints it, after any of the other benches. `-- -o json` prints it as JSON, and `--
+//! --keep` writes all new figures to `benches/figures.json`. Every goal is an upper bound.
 
 #[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "what benches share, of which this needs a part")]
+#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
 
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use figures::Figure;
 
-/// The benches in the order of the table.
+/// The benches, in the order of the table.
 const BENCHES: [&str; 6] = ["steps", "generation", "suite", "kubernetes", "ca", "scale"];
-/// Units that names of figures begin with.
+/// The units with which names of figures begin.
 const UNITS: [&str; 10] = [
     "µs of CPU",
     "instructions",
@@ -30,7 +30,7 @@ const UNITS: [&str; 10] = [
     "p99",
 ];
 
-/// What a bench has seen, as it stands in its file.
+/// The figures of a bench, as in its file.
 #[derive(Deserialize)]
 struct Seen {
     machine: String,
@@ -43,7 +43,7 @@ struct Entry {
     goal: Option<f64>,
 }
 
-/// One line of the table.
+/// A line of the table.
 #[derive(Serialize)]
 struct Row {
     bench: &'static str,
@@ -52,7 +52,7 @@ struct Row {
     unit: &'static str,
     now: f64,
     kept: Option<f64>,
-    /// Now to kept.
+    /// The ratio of the new to the kept figure.
     ratio: Option<f64>,
     goal: Option<f64>,
     #[serde(skip)]
@@ -112,7 +112,7 @@ fn read() -> Result<Report, String> {
                 .into_iter()
                 .map(|(name, entry)| row(bench, &case, name, &entry, &kept))
                 .collect();
-            // Sizes are numbers.
+            // Sizes are sorted as numbers.
             rows.sort_by_key(|row| row.name.parse().unwrap_or(u64::MAX));
             report.figures.append(&mut rows);
         }
@@ -123,7 +123,7 @@ fn read() -> Result<Report, String> {
         report.machines.insert(bench, machines);
     }
     if report.figures.is_empty() {
-        return Err("no bench has run so far; `make bench` runs all".into());
+        return Err("no bench has run yet; `make bench` runs all".into());
     }
     Ok(report)
 }
@@ -152,7 +152,7 @@ fn row(bench: &'static str, case: &str, name: String, entry: &Entry, kept: &serd
 }
 
 fn print(report: &Report) {
-    println!("\nevery figure of every bench that has run; goals are upper bounds, a ! marks a figure above its goal");
+    println!("\nall figures of the benches that have run; goals are upper bounds, and ! marks a figure above its goal");
     for (bench, Machines { now, kept }) in &report.machines {
         println!("{bench:<11} on {now}; kept from {kept}");
     }

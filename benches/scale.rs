@@ -1,14 +1,17 @@
-//! What thousands of sidecars cost: the server's CPU-seconds and memory, and how soon all of them have what changed.
+//! The cost of thousands of sidecars: the server's CPU seconds and memory, and the time until a change has reached all
+//! of them.
 //!
-//! `cargo bench --bench scale` runs every case and prints a table with the goals and how the figures compare to those in
-//! `benches/figures.json`; `-- --keep` writes them there. Names of cases run those alone (`sotw`, `delta`, `reconnect`,
-//! `churn`, `large`); `--api` takes the mesh from a real API server in place of a folder, `--own` makes every proxy a workload of
-//! its own. `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must
-//! hold no more than before (`--part 0.01` for a hundredth of it). The proxies run beside the server, so waits tell something only on a machine that is otherwise idle; CPU-seconds
-//! and memory are the server's alone.
+//! `cargo bench --bench scale` runs every case and prints a table with goals, figures and those in
+//! `benches/figures.json`; `-- --keep` writes them there. Names of cases select them (`sotw`, `delta`, `reconnect`,
+//! `churn`, `large`). `--api` reads the mesh from a real API server instead of a folder, and `--own` makes every proxy
+//! a separate workload.
+//!
+//! `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must not use
+//! more memory than before (`--part 0.01` for a hundredth of it). The proxies run on the server's machine, so latencies
+//! are meaningful only on an otherwise idle machine; CPU seconds and memory are those of the server alone.
 
 #[path = "../tests"]
-#[allow(dead_code, reason = "what trials share, of which this needs a part")]
+#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
 mod tests {
     pub(crate) mod support;
 }
@@ -46,24 +49,24 @@ use tests::support;
 use support::daemon::Daemon;
 use support::wait;
 
-/// A change is made so often.
+/// Number of repetitions of each change.
 const ROUNDS: usize = 5;
-/// What follows from a change, or from many proxies, is over after such a while.
+/// Time after which the effects of a change, or of many proxies, are over.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// What was asked for on the command line.
+/// The command line arguments.
 struct Wishes {
     cases: Vec<String>,
     keep: bool,
-    /// The mesh comes from an API server.
+    /// Whether the mesh comes from an API server.
     api: bool,
-    /// Every proxy is a workload of its own.
+    /// Whether every proxy is a separate workload.
     own: bool,
-    /// How much of a soak.
+    /// The part of a soak to run.
     part: f64,
 }
 
-/// A case of proxies that are configured and then see changes.
+/// A case in which proxies are configured and then receive changes.
 struct Case {
     name: &'static str,
     services: usize,
@@ -71,13 +74,13 @@ struct Case {
     goals: Goals,
 }
 
-/// At most so much.
+/// Upper limits of the figures.
 struct Goals {
     cpu_seconds: f64,
     highest_mib: f64,
     /// CPU-seconds and the 99th percentile in milliseconds of a changed EndpointSlice.
     endpoints: (f64, f64),
-    /// The same of a changed VirtualService.
+    /// The same for a changed VirtualService.
     routes: (f64, f64),
 }
 
@@ -100,12 +103,12 @@ fn main() -> ExitCode {
             "--part" => {
                 let part = arguments.next().and_then(|part| part.parse().ok());
                 let Some(part) = part else {
-                    eprintln!("--part is a number");
+                    eprintln!("--part must be a number");
                     return ExitCode::FAILURE;
                 };
                 wishes.part = part;
             }
-            // Cargo's own.
+            // Passed by Cargo.
             "--bench" => {}
             case => wishes.cases.push(case.to_owned()),
         }
@@ -186,7 +189,7 @@ fn sized(services: usize) -> Mesh {
     }
 }
 
-/// A mesh in its source, and the daemon that serves it.
+/// A mesh in its source, and a daemon that serves it.
 fn served(wishes: &Wishes, name: &str, services: usize) -> Result<(Source, Daemon), String> {
     let source = if wishes.api {
         Source::cluster(name, sized(services))?
@@ -210,11 +213,11 @@ fn address(daemon: &Daemon) -> SocketAddr {
 
 fn rest() {
     let begun = wait::now();
-    // Nothing is waited for but time itself.
+    // A fixed pause.
     let _ = wait::until("quiet", QUIET, || (begun.elapsed() >= QUIET).then_some(()));
 }
 
-/// Proxies that are configured, then one EndpointSlice and one VirtualService that change.
+/// Configures proxies, then changes one EndpointSlice and one VirtualService.
 fn configured(wishes: &Wishes, report: &mut Report, case: &Case) -> Result<(), String> {
     let name = label(wishes, case.name);
     let (source, daemon) = served(wishes, &case.name.replace([' ', ','], "-"), case.services)?;
@@ -258,7 +261,7 @@ fn configured(wishes: &Wishes, report: &mut Report, case: &Case) -> Result<(), S
     Ok(())
 }
 
-/// What the proxies were told so far.
+/// Reports the responses so far.
 fn told(report: &mut Report, name: &str, load: &Load) {
     let sums = load.sums();
     report.note(name, "responses", sums.responses as f64);
@@ -290,7 +293,7 @@ fn changed(
     Ok(())
 }
 
-/// Proxies that all lose their connections at once and come back with what they hold.
+/// Closes the connections of all proxies at once; they reconnect with the resources that they hold.
 fn reconnected(wishes: &Wishes, report: &mut Report, plan: Plan) -> Result<(), String> {
     const SERVICES: usize = 200;
     let name = label(wishes, "5000 sidecars reconnect at once, delta, 200 services");
@@ -315,7 +318,7 @@ fn reconnected(wishes: &Wishes, report: &mut Report, plan: Plan) -> Result<(), S
     Ok(())
 }
 
-/// Changes of all services that follow one another for twenty seconds: of endpoints, then of routing.
+/// Changes all services constantly for twenty seconds: endpoints, then routing.
 fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
     const SERVICES: usize = 200;
     const SECONDS: usize = 20;
@@ -399,16 +402,16 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Changes of one kind.
+/// A series of changes of one kind.
 struct Storm {
     name: String,
     a_second: usize,
     churn: Churn,
-    /// Writes that round of a service.
+    /// Writes a round of changes of a service.
     write: fn(&Source, Mesh, usize, usize) -> Result<(), String>,
 }
 
-/// A large mesh in a real API server, and no proxies.
+/// Starts with a large mesh in a real API server, without proxies.
 fn large(report: &mut Report) -> Result<(), String> {
     let mesh = Mesh {
         services: 10_000,

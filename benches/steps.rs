@@ -1,20 +1,20 @@
-//! The steps of the control plane one by one, in a mesh of 1,000 services with routing and 2,000 sidecars in 50 groups,
-//! without any input or output: commit, select, regroup, encode, and what a changed EndpointSlice and a changed
-//! VirtualService cost from commit to the last group.
+//! The single steps of the control plane, in a mesh of 1,000 services with routing and 2,000 sidecars in 50 groups,
+//! without I/O: commit, select, regroup, encode, and the cost of a changed EndpointSlice and VirtualService from commit
+//! to the last group.
 //!
-//! `cargo bench --bench steps` lets criterion find out the CPU time of each step on one thread, lets valgrind count its
-//! instructions (which no other load disturbs), and prints a table beside `benches/figures.json`; `-- --keep` writes the
-//! figures there. Another argument is a part of the names of the steps to run.
+//! `cargo bench --bench steps` measures the CPU time of each step on one thread with criterion, counts its instructions
+//! with valgrind (independent of other load), and prints a table with those in `benches/figures.json`; `-- --keep`
+//! writes the figures there. Another argument selects steps by a part of their names.
 
 #[path = "support/bed.rs"]
 mod bed;
 #[path = "steps/count.rs"]
 mod count;
 #[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "what benches share, of which this needs a part")]
+#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
 #[path = "scale/mesh.rs"]
-#[allow(dead_code, reason = "what benches share, of which this needs a part")]
+#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod mesh;
 #[path = "steps/work.rs"]
 mod work;
@@ -29,7 +29,7 @@ use serde_json::Value;
 use figures::Figure;
 use work::{STEPS, Step, Work};
 
-/// The figures of each step, as their tables name them.
+/// The figures of each step, by their names in the tables.
 const TIME: &str = "µs of CPU";
 const INSTRUCTIONS: &str = "instructions";
 
@@ -76,7 +76,7 @@ fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
                     (step.run)(&mut work);
                     spent += Duration::from_secs_f64((bed::cpu() - begun) / 1e3);
                 }
-                // A clock that stands still is no time for criterion.
+                // Criterion needs a time above zero.
                 spent.max(Duration::from_nanos(1))
             });
         });

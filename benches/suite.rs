@@ -1,17 +1,17 @@
-//! Generation beside istiod's own suite: meshes of the same shapes, and for each the CPU time of the model, of every type
-//! of resource for one proxy from nothing, and of each further proxy of the same kind.
+//! Comparison with istiod's own benchmark suite: meshes of the same shapes, and for each the CPU time of the model, of
+//! every resource type for one proxy from scratch, and of each further proxy of the same kind.
 //!
-//! `cargo bench --bench suite` prints one table with istiod's times, and what `benches/figures.json` has; `-- --keep`
-//! writes the figures there, `-- --meshes FOLDER` measures the meshes of that folder (one folder a case, as `istiod
-//! render` reads them) in place of our own; `-- --counted` measures nothing, for tools that do (`valgrind
-//! --tool=callgrind --toggle-collect='*counted_update*'`). Another argument is a part of the names of the cases to run.
+//! `cargo bench --bench suite` prints a table with istiod's times and those in `benches/figures.json`; `-- --keep`
+//! writes the figures there. `-- --meshes FOLDER` measures the meshes of a folder (one folder for each case, in the
+//! format of `istiod render`) instead. `-- --counted` only runs the code, for other tools (`valgrind --tool=callgrind
+//! --toggle-collect='*counted_update*'`). Another argument selects cases by a part of their names.
 
 #[path = "support/bed.rs"]
 mod bed;
 #[path = "suite/cases.rs"]
 mod cases;
 #[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "what benches share, of which this needs a part")]
+#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
 #[path = "suite/measure.rs"]
 mod measure;
@@ -31,9 +31,9 @@ use cases::{CASES, Case, Istiod};
 use figures::Figure;
 use measure::{Generation, Measured, count, measure};
 
-/// How many times as fast a proxy is to be from nothing, each type by itself,
+/// Goal: this many times as fast as istiod for a proxy from scratch, each type by itself,
 const FROM_NOTHING: f64 = 5.0;
-/// and one that shares everything with another, all types together.
+/// and for a proxy that shares everything with another, all types together.
 const SHARED: f64 = 100.0;
 
 #[derive(Default)]
@@ -72,7 +72,7 @@ fn arguments() -> Arguments {
 fn run(arguments: &Arguments) -> Result<(), String> {
     println!("CPU milliseconds of generation on {};", figures::machine());
     println!(
-        "istiod's are those of istiod 1.30.3 on a machine of two cores (~: published by its project, of another machine),"
+        "istiod's are those of istiod 1.30.3 on a machine with two cores (~: published by its project, of another machine),"
     );
     println!("kept figures are from {}\n", figures::kept_on("suite"));
     println!("{}", Row::HEADER);
@@ -113,24 +113,24 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         figures::keep("suite", all_kept)?;
     }
     if !missed.is_empty() {
-        println!("\nshort of the goal:\n{}", missed.join("\n"));
+        println!("\nbelow the goal:\n{}", missed.join("\n"));
     }
     Ok(())
 }
 
 type Input = (Vec<Change>, Vec<Proxy>);
 
-/// How many proxies of one kind there are in each case.
+/// Number of proxies of one kind in each case.
 const PROXIES: usize = 17;
 
-/// What a case is made of; none if the folder has no such case.
+/// The input of a case; none if the folder has no such case.
 fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
     let Some(folder) = meshes else {
         let changes = bed::changes(&(case.mesh)(), Some(&meshes::mesh_config()));
         let metadata = json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
             "ISTIO_VERSION": "1.30.3", "WORKLOAD_NAME": "measured", "LABELS": { meshes::LABEL: "true" } });
         let proxy = |number: usize| {
-            // The mesh knows two of them as endpoints.
+            // Two of them are endpoints in the mesh.
             let (kind, address) = (case.proxy, meshes::ADDRESSES[number.min(1)]);
             let node = format!("{kind}~{address}~measured-{number}.default~default.svc.cluster.local");
             bed::proxy(&node, &metadata, IDENTITY)
@@ -159,7 +159,7 @@ fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
 
 const IDENTITY: &str = "spiffe://cluster.local/ns/default/sa/default";
 
-/// One line of the table.
+/// A line of the table.
 struct Row {
     what: &'static str,
     istiod: Option<f64>,

@@ -1,15 +1,15 @@
-//! The ways in which a mesh grows: the five that matter most, and closer looks at where lists meet lists.
+//! The growth curves of a mesh: the five most important ones, and closer looks at combinations of long lists.
 
 use serde_json::{Value, json};
 
 use crate::objects::*;
 
-/// One way in which a mesh grows.
+/// A growth curve of a mesh.
 pub(super) struct Curve {
     pub(super) name: &'static str,
     /// The smallest size.
     pub(super) first: usize,
-    /// The objects of a mesh of that size.
+    /// The objects of a mesh of this size.
     pub(super) mesh: fn(usize) -> Vec<Value>,
 }
 

@@ -1,4 +1,4 @@
-//! Objects of the meshes. All of them are in one namespace, and a number tells them apart.
+//! Objects of the meshes, all in one namespace and with a number in their names.
 
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub(super) fn address(block: usize, number: usize) -> String {
     format!("10.{block}.{}.{}", number >> 8, number & 255)
 }
 
-/// A service of two ports with an endpoint.
+/// A service with two ports and an endpoint.
 pub(super) fn service(number: usize) -> Vec<Value> {
     let name = format!("app-{number}");
     let ip = address(96, number);
@@ -54,7 +54,7 @@ pub(super) fn slice(number: usize, endpoints: usize) -> Value {
         "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }, { "name": "tcp", "port": 9090, "protocol": "TCP" }] })
 }
 
-/// A few services and a gateway, which do not grow, and what does.
+/// A few services and a gateway of constant number, and the objects that grow.
 pub(super) fn with_base(more: impl IntoIterator<Item = Value>) -> Vec<Value> {
     with_services(10, more)
 }
@@ -86,7 +86,7 @@ pub(super) fn virtual_service(number: usize, hosts: &[String]) -> Value {
     istio("VirtualService", &format!("virtual-{number}"), spec)
 }
 
-/// Bound to the gateway of the same number.
+/// A VirtualService of the gateway with the same number.
 pub(super) fn bound(number: usize) -> Value {
     let spec = json!({ "hosts": [host(number)], "gateways": [format!("gateway-{number}")], "http": [route(number)] });
     istio("VirtualService", &format!("virtual-{number}"), spec)
@@ -118,7 +118,7 @@ pub(super) fn service_entry(number: usize, hosts: &[String], port: u16) -> Value
     istio("ServiceEntry", &format!("entry-{number}"), spec)
 }
 
-/// Patches of each class; those that match do so for one cluster, one listener and one virtual host.
+/// Patches of each class. Those that match apply to one cluster, one listener and one virtual host.
 pub(super) fn envoy_filter(number: usize, is_match: bool) -> Value {
     let service = if is_match { number % 10 } else { 1_000_000 };
     let name = |text: String| if is_match { text } else { format!("no-{text}") };
@@ -143,7 +143,7 @@ pub(super) fn envoy_filter(number: usize, is_match: bool) -> Value {
     )
 }
 
-/// Each for workloads that there are none of, but for the first.
+/// All but the first select no workloads.
 pub(super) fn sidecar(number: usize) -> Value {
     let spec = json!({ "workloadSelector": { "labels": { "app": format!("app-{number}") } },
         "egress": [{ "hosts": ["./*", "istio-system/*"] }] });
@@ -175,7 +175,7 @@ pub(super) fn delegating(delegates: usize) -> Value {
     istio("VirtualService", "delegating", spec)
 }
 
-/// One of many DestinationRules of one host, each with a subset of its own.
+/// One of many DestinationRules of one host, each with its own subset.
 pub(super) fn rule_of_one(number: usize) -> Value {
     let subset = json!({ "name": format!("v{number}"), "labels": { "version": format!("v{number}") } });
     istio(
@@ -185,7 +185,7 @@ pub(super) fn rule_of_one(number: usize) -> Value {
     )
 }
 
-/// A ServiceEntry and the workload that it selects.
+/// A ServiceEntry and the WorkloadEntry that it selects.
 pub(super) fn selecting(number: usize) -> [Value; 2] {
     let name = format!("machine-{number}");
     let entry = json!({ "hosts": [host(number)], "resolution": "STATIC", "workloadSelector": { "labels": { "app": name } },
@@ -218,7 +218,7 @@ pub(super) fn headless(number: usize) -> Value {
     )
 }
 
-/// A namespace with a service in it.
+/// A namespace with one service.
 pub(super) fn elsewhere(number: usize) -> Vec<Value> {
     let name = format!("ns-{number}");
     let mut objects = service(number);

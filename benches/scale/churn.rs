@@ -1,7 +1,7 @@
-//! Changes that follow one another faster than proxies are sent them: how long each is under way to each proxy.
+//! Changes that are faster than pushes, and the latency of each to each proxy.
 //!
-//! A later change of a service takes the place of an earlier one on its way, so a change has arrived with the first
-//! response that holds it or a later one of the same service.
+//! A later change of a service may replace an earlier one on the way. A change has therefore arrived with the first
+//! response that holds it or a later change of the same service.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,27 +12,27 @@ use regex::bytes::Regex;
 use super::wire::{Response, Type};
 use crate::tests::support::wait;
 
-/// Waits are counted by the millisecond, those of more than this together.
+/// The largest latency bucket; buckets are one millisecond wide.
 const MOST_MILLISECONDS: usize = 120_000;
 
-/// What is followed from the first write to the last arrival.
+/// A series of changes, from the first write to the last arrival.
 pub(crate) struct Churn {
     pub(crate) kind: Type,
-    /// Its one or two groups are numbers.
+    /// The mark of a change in a response; its one or two groups are numbers.
     sign: Regex,
-    /// The service and the round that the numbers of a sign tell.
+    /// Converts the numbers of a mark to service and round.
     meaning: fn([usize; 2]) -> (usize, usize),
     proxies: usize,
-    /// When each round of each service was written; rounds are counted from 1.
+    /// The write times of each service's rounds; rounds are counted from 1.
     written: Vec<Mutex<Vec<Instant>>>,
-    /// The last round of each service that each proxy has: proxy by proxy.
+    /// The last round of each service in each proxy, ordered by proxy.
     reached: Vec<AtomicU16>,
-    /// How many changes were so many milliseconds on their way.
+    /// Number of changes by latency in milliseconds.
     waits: Vec<AtomicU32>,
     arrived: AtomicUsize,
 }
 
-/// How long changes were on their way, in milliseconds.
+/// Latencies of changes, in milliseconds.
 pub(crate) struct Waits {
     pub(crate) p50: f64,
     pub(crate) p99: f64,
@@ -40,7 +40,7 @@ pub(crate) struct Waits {
 }
 
 impl Churn {
-    /// Nothing is written so far.
+    /// A series before its first change.
     pub(crate) fn new(
         kind: Type,
         sign: &str,
@@ -60,13 +60,13 @@ impl Churn {
         })
     }
 
-    /// The next round of a service is being written.
+    /// Records that the next round of a service is being written.
     pub(crate) fn writes(&self, service: usize) {
         let mut written = self.written[service].lock().unwrap_or_else(PoisonError::into_inner);
         written.push(wait::now());
     }
 
-    /// Takes note of what a proxy was sent.
+    /// Records the changes in a response to a proxy.
     pub(crate) fn note(&self, proxy: usize, response: &Response) {
         if proxy >= self.proxies {
             return;
@@ -104,7 +104,7 @@ impl Churn {
         }
     }
 
-    /// How many changes were written.
+    /// Returns the number of changes written.
     pub(crate) fn changes(&self) -> usize {
         let count = |written: &Mutex<Vec<Instant>>| written.lock().unwrap_or_else(PoisonError::into_inner).len();
         self.written.iter().map(count).sum()
@@ -114,7 +114,7 @@ impl Churn {
     pub(crate) fn settle(&self, patience: Duration) -> Result<Waits, String> {
         let all = self.changes() * self.proxies;
         let arrived = || self.arrived.load(Ordering::Relaxed);
-        wait::until("the last change everywhere", patience, || {
+        wait::until("the last change in every proxy", patience, || {
             (arrived() >= all).then_some(())
         })
         .map_err(|error| format!("{error}; {} of {all} arrivals", arrived()))?;
@@ -125,7 +125,7 @@ impl Churn {
         })
     }
 
-    /// That share of all arrivals took at most so many milliseconds.
+    /// Returns the latency that this share of all arrivals did not exceed.
     fn wait_of(&self, share: f64, all: usize) -> f64 {
         let rank = (all as f64 * share).ceil() as usize;
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! Many proxies at a time, and what they saw.
+//! Many simulated proxies and their statistics.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +16,14 @@ use super::wire::{Response, Type};
 use crate::tests::support::http::RUNTIME;
 use crate::tests::support::wait;
 
-/// How long the slowest proxy may take before the run is given up.
+/// Time limit of the slowest proxy before the run fails.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// How many proxies there are, of what, and how they come.
+/// The number and kind of the proxies, and how fast they connect.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) proxies: usize,
-    /// Deployments that they are spread over.
+    /// Number of workloads that the proxies belong to.
     pub(crate) workloads: usize,
     pub(crate) namespaces: usize,
     /// The time over which they connect.
@@ -31,11 +31,11 @@ pub(crate) struct Plan {
     pub(crate) is_delta: bool,
 }
 
-/// What all proxies share.
+/// State shared by all proxies.
 pub(crate) struct Fleet {
     pub(crate) address: SocketAddr,
     pub(crate) is_delta: bool,
-    /// Since when each proxy that is ready was connecting, and when it was ready.
+    /// For each ready proxy: the start of its connection, and the time when it was ready.
     readiness: Mutex<Vec<(Instant, Instant)>>,
     counts: Counts,
     change: ArcSwapOption<Change>,
@@ -49,12 +49,12 @@ struct Counts {
     responses: AtomicU64,
     resources: AtomicU64,
     bytes: AtomicU64,
-    /// Bytes of resources that the proxy held at that very version.
+    /// Bytes of resources that the proxy already held at the same version.
     bytes_again: AtomicU64,
     broken: AtomicU64,
 }
 
-/// Sums at one time.
+/// The sums at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub(crate) responses: u64,
@@ -62,11 +62,11 @@ pub(crate) struct Sums {
     pub(crate) bytes: u64,
     /// See [`Counts`].
     pub(crate) bytes_again: u64,
-    /// Streams that ended before they were to.
+    /// Streams that ended early.
     pub(crate) broken: u64,
 }
 
-/// A change that is awaited: the response of that type that holds these bytes carries it.
+/// An expected change: a response of this type that contains these bytes carries it.
 struct Change {
     kind: Type,
     sign: Regex,
@@ -74,7 +74,7 @@ struct Change {
 }
 
 impl Fleet {
-    /// Counts a response, and notes whether it carries the change that is awaited.
+    /// Counts a response, and records whether it carries the expected change.
     pub(crate) fn note(&self, proxy: usize, response: &Response) {
         let add = |count: &AtomicU64, number: usize| count.fetch_add(number as u64, Ordering::Relaxed);
         add(&self.counts.responses, 1);
@@ -99,25 +99,25 @@ impl Fleet {
         }
     }
 
-    /// Counts bytes of a resource that the proxy holds.
+    /// Counts bytes of a resource that the proxy already held.
     pub(crate) fn note_again(&self, bytes: usize) {
         self.counts.bytes_again.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A proxy has all that it asked for.
+    /// Records that a proxy has all requested resources.
     pub(crate) fn ready(&self, began: Instant) {
         let mut readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner);
         readiness.push((began, wait::now()));
     }
 
-    /// The one that all proxies share of equal ones.
+    /// Returns the shared copy of equal resources.
     pub(crate) fn shared(&self, hash: u64, make: impl FnOnce() -> Held) -> Arc<Held> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.entry(hash).or_insert_with(|| Arc::new(make())).clone()
     }
 }
 
-/// Proxies that are connected, until it is dropped.
+/// Connected proxies; dropping it closes their connections.
 pub(crate) struct Load {
     plan: Plan,
     fleet: Arc<Fleet>,
@@ -131,16 +131,16 @@ impl Drop for Load {
     }
 }
 
-/// How long things took, in seconds.
+/// Durations in seconds.
 pub(crate) struct Times {
-    /// Until the last.
+    /// Until the last one.
     pub(crate) all: f64,
-    /// 99 of 100 were done in that.
+    /// The 99th percentile.
     pub(crate) p99: f64,
 }
 
 impl Times {
-    /// What `times` tell that began at `begun`.
+    /// The statistics of durations.
     fn of(all: Duration, mut each: Vec<Duration>) -> Times {
         each.sort_unstable();
         let p99 = each.get(each.len().saturating_sub(1) * 99 / 100);
@@ -157,7 +157,7 @@ impl Load {
         Load::beginning(address, plan, 0)
     }
 
-    /// The same; the first proxy has this number, which no two proxies of a run share.
+    /// Like [`Self::new`]; the first proxy has this number, which must be unique in a run.
     pub(crate) fn beginning(address: SocketAddr, plan: Plan, first: usize) -> Load {
         let fleet = Fleet {
             address,
@@ -177,7 +177,8 @@ impl Load {
         }
     }
 
-    /// Connects all proxies and waits until each is configured. Those that were connected before say what they hold.
+    /// Connects all proxies and waits until each is configured. Reconnecting proxies report the resources that they
+    /// hold.
     pub(crate) fn connect(&mut self, ramp: Duration) -> Result<Times, String> {
         self.readiness().clear();
         let begun = wait::now();
@@ -198,7 +199,7 @@ impl Load {
         wait::until("the last configured proxy", PATIENCE, || {
             (self.readiness().len() >= self.plan.proxies).then_some(())
         })
-        .map_err(|error| format!("{error}; {} are configured", self.readiness().len()))?;
+        .map_err(|error| format!("{error}; {} proxies are configured", self.readiness().len()))?;
         let readiness = self.readiness();
         let last = readiness.iter().map(|(_, ready)| *ready).max().unwrap_or(begun);
         let each = readiness.iter().map(|(began, ready)| *ready - *began).collect();
@@ -209,14 +210,14 @@ impl Load {
         self.fleet.readiness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops all connections at once. The proxies remember what they hold.
+    /// Closes all connections at once. The proxies remember the resources that they hold.
     pub(crate) fn disconnect(&mut self) {
         for task in self.tasks.drain(..) {
             task.abort();
         }
     }
 
-    /// The sums so far.
+    /// Returns the sums so far.
     pub(crate) fn sums(&self) -> Sums {
         let counts = &self.fleet.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -229,8 +230,8 @@ impl Load {
         }
     }
 
-    /// Makes a change with `write` and waits until each proxy has a response of that type that holds `sign`. Tells how long
-    /// each waited from the end of the write.
+    /// Makes a change with `write` and waits until each proxy has a response of this type that contains `sign`. Returns
+    /// the latencies from the end of the write.
     pub(crate) fn converge(
         &self,
         kind: Type,
@@ -246,23 +247,23 @@ impl Load {
         write()?;
         let written = wait::now();
         let reached = || change.reached.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = wait::until("the change everywhere", PATIENCE, || {
+        let outcome = wait::until("the change in every proxy", PATIENCE, || {
             (reached().len() >= self.plan.proxies).then_some(())
         });
         self.fleet.change.store(None);
-        outcome.map_err(|error| format!("{error}; it reached {}", reached().len()))?;
+        outcome.map_err(|error| format!("{error}; it has reached {} proxies", reached().len()))?;
         Ok(reached()
             .values()
             .map(|at| at.saturating_duration_since(written))
             .collect())
     }
 
-    /// Follows these changes from now on, and nothing else with none.
+    /// Tracks these changes from now on, or none.
     pub(crate) fn follow(&self, churn: Option<Arc<Churn>>) {
         self.fleet.churn.store(churn);
     }
 
-    /// What these waits come to.
+    /// Returns the statistics of latencies.
     pub(crate) fn times(waits: Vec<Duration>) -> Times {
         Times::of(waits.iter().max().copied().unwrap_or_default(), waits)
     }

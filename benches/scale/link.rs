@@ -1,4 +1,4 @@
-//! One ADS stream on a connection of its own, as bytes.
+//! An ADS stream on its own connection, as bytes.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,11 +17,11 @@ use tokio::task::JoinHandle;
 
 use crate::tests::support::http::RUNTIME;
 
-/// Of a gRPC message: one byte that says whether it is compressed, four of length.
+/// Length of a gRPC message prefix: one byte for the compression flag, four for the length.
 const PREFIX: usize = 5;
 const WINDOW: u32 = 1 << 20;
 
-/// The stream; dropping it drops the connection.
+/// The stream. Dropping it closes the connection.
 pub(crate) struct Link {
     requests: mpsc::Sender<Bytes>,
     body: Incoming,
@@ -36,7 +36,7 @@ impl Drop for Link {
     }
 }
 
-/// What the client says.
+/// The request body.
 struct Requests(mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for Requests {
@@ -49,7 +49,7 @@ impl hyper::body::Body for Requests {
 }
 
 impl Link {
-    /// Connects and sends the first request; servers may answer only then.
+    /// Connects and sends the first request, without which a server may not respond.
     pub(crate) async fn open(address: SocketAddr, is_delta: bool, first: Vec<u8>) -> Result<Link, String> {
         let stream = TcpStream::connect(address).await.map_err(in_words)?;
         stream.set_nodelay(true).map_err(in_words)?;
@@ -58,7 +58,7 @@ impl Link {
         builder.initial_connection_window_size(WINDOW);
         let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(in_words)?;
         let connection = RUNTIME.spawn(async move {
-            // How it ended is seen from the stream.
+            // Errors show up on the stream.
             let _ = connection.await;
         });
         let (requests, outbox) = mpsc::channel(16);
@@ -90,7 +90,7 @@ impl Link {
         self.requests.send(framed(message)).await.map_err(in_words)
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub(crate) async fn next(&mut self) -> Result<Bytes, String> {
         loop {
             if let Some(length) = self.buffer.get(1..PREFIX) {
@@ -99,17 +99,17 @@ impl Link {
                     self.buffer.advance(PREFIX);
                     let message = self.buffer.split_to(length).freeze();
                     if self.buffer.is_empty() {
-                        // Thousands of idle streams would each keep what their largest message took.
+                        // Otherwise, thousands of idle streams would each keep a buffer of their largest message.
                         self.buffer = BytesMut::new();
                     }
                     return Ok(message);
                 }
                 self.buffer.reserve(PREFIX + length - self.buffer.len());
             }
-            let frame = self.body.frame().await.ok_or("the stream ended")?.map_err(in_words)?;
+            let frame = self.body.frame().await.ok_or("stream ended")?.map_err(in_words)?;
             match frame.into_data() {
                 Ok(data) => self.buffer.extend_from_slice(&data),
-                Err(frame) => return Err(format!("the stream ended: {:?}", frame.into_trailers())),
+                Err(frame) => return Err(format!("stream ended: {:?}", frame.into_trailers())),
             }
         }
     }

@@ -1,30 +1,30 @@
-//! The mesh that is served: namespaces, and services with their endpoints, a VirtualService and a DestinationRule each.
+//! The benched mesh: namespaces, and services with their endpoints, a VirtualService and a DestinationRule each.
 
 use serde_json::{Value, json};
 
-/// How large it is.
+/// The size of the mesh.
 #[derive(Clone, Copy)]
 pub(crate) struct Mesh {
     pub(crate) services: usize,
-    /// Of each service.
+    /// Endpoints of each service.
     pub(crate) endpoints: usize,
     pub(crate) namespaces: usize,
 }
 
 impl Mesh {
-    /// The namespaces; they have to be there before the rest.
+    /// The namespaces, which must be created first.
     pub(crate) fn namespaces(self) -> Vec<Value> {
         let named =
             |index| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": format!("ns-{index}") } });
         (0..self.namespaces).map(named).collect()
     }
 
-    /// Everything that is in namespaces.
+    /// All namespaced objects.
     pub(crate) fn objects(self) -> Vec<Value> {
         (0..self.services).flat_map(|index| self.service_of(index)).collect()
     }
 
-    /// All objects of one service, which may be beyond those of [`Self::objects`].
+    /// All objects of one service, which may be outside [`Self::objects`].
     pub(crate) fn service_of(self, index: usize) -> Vec<Value> {
         vec![
             self.service(index),
@@ -50,7 +50,8 @@ impl Mesh {
         self.object(index, "v1", "Service", "", spec)
     }
 
-    /// The endpoints of a service; the first has another address in each `round` but the first, [`moved`].
+    /// The endpoints of a service. Except in round 0, the first one has a different address in each `round`, see
+    /// [`moved`].
     pub(crate) fn slice(self, index: usize, round: usize) -> Value {
         let endpoint = |number: usize| {
             let address = if round > 0 && number == 0 {
@@ -69,7 +70,7 @@ impl Mesh {
         slice
     }
 
-    /// The routing of a service; one path is another in each `round`, [`path`].
+    /// The routing of a service. One path is different in each `round`, see [`path`].
     pub(crate) fn virtual_service(self, index: usize, round: usize) -> Value {
         let name = format!("svc-{index}");
         let to =
@@ -99,17 +100,17 @@ impl Mesh {
     }
 }
 
-/// The address that the first endpoint of a service has in that round, and nothing else ever.
+/// The address of a service's first endpoint in a round, which nothing else ever has.
 pub(crate) fn moved(index: usize, round: usize) -> String {
     format!("10.127.{}.{}", round % 250, 1 + index % 250)
 }
 
-/// What [`moved`] looks like: the round, and one more than the number of the service.
+/// A pattern for [`moved`]: the round, and the number of the service plus one.
 pub(crate) const MOVED: &str = r"10\.127\.([0-9]+)\.([0-9]+)";
-/// What [`path`] looks like: the round.
+/// A pattern for [`path`]: the round.
 pub(crate) const PATH: &str = "/round-([0-9]+)/";
 
-/// The path that a VirtualService matches in that round.
+/// The path that a VirtualService matches in a round.
 pub(crate) fn path(round: usize) -> String {
     if round == 0 {
         "/v1/".to_owned()

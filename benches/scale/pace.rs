@@ -1,11 +1,11 @@
-//! So many times a second.
+//! A fixed rate.
 
 use std::time::{Duration, Instant};
 
 use crate::tests::support::http::RUNTIME;
 use crate::tests::support::wait;
 
-/// A rhythm: who is late catches up.
+/// A fixed rate of events; late ones catch up.
 pub(crate) struct Pace {
     next: Instant,
     apart: Duration,
@@ -19,7 +19,7 @@ impl Pace {
         }
     }
 
-    /// Waits for the next time.
+    /// Waits for the next event.
     pub(crate) fn wait(&mut self) {
         let ahead = self.next.saturating_duration_since(wait::now());
         if !ahead.is_zero() {

@@ -1,4 +1,4 @@
-//! A simulated sidecar: asks for what its clusters and listeners refer to, accepts everything, applies nothing.
+//! A simulated sidecar: it subscribes to what its clusters and listeners refer to, ACKs everything and applies nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,18 +16,18 @@ use super::link::Link;
 use super::wire::{Response, Type, put};
 use crate::tests::support::wait;
 
-/// What a proxy is, and what it remembers over its connections.
+/// A proxy, and what it remembers over its connections.
 pub(crate) struct Proxy {
     pub(crate) number: usize,
     node: Node,
     memory: Mutex<Memory>,
 }
 
-/// By type: what is held, by the hash of its name.
+/// The resources held, by type and hash of the name.
 #[derive(Default)]
 struct Memory {
     held: [FxHashMap<u64, Arc<Held>>; 4],
-    /// Names of each type that were asked for one by one, as a field of a request.
+    /// Subscribed names of each type, as a field of a request.
     asked: [Vec<u8>; 4],
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct Held {
     entry: Vec<u8>,
 }
 
-/// What a connection has seen.
+/// The state of a connection.
 struct Session {
     began: Instant,
     answered: [bool; 4],
-    /// Hashes of the names that were asked for on this connection.
+    /// Hashes of the names subscribed on this connection.
     names: [FxHashSet<u64>; 4],
     is_ready: bool,
 }
@@ -51,7 +51,7 @@ const NAMES: u8 = 3;
 const INITIAL: u8 = 5;
 
 impl Proxy {
-    /// Proxy `number`, of a workload in one of the namespaces.
+    /// Proxy `number`, which belongs to a workload in one of the namespaces.
     pub(crate) fn new(number: usize, workload: usize, namespaces: usize) -> Proxy {
         let ip = format!(
             "10.{}.{}.{}",
@@ -82,7 +82,7 @@ impl Proxy {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One connection, until it breaks.
+    /// Runs one connection until it ends, and returns the reason.
     pub(crate) async fn connect(&self, fleet: &Fleet) -> String {
         let session = Session {
             began: wait::now(),
@@ -98,7 +98,7 @@ impl Proxy {
         ended.err().unwrap_or_default()
     }
 
-    /// State of the world.
+    /// The state-of-the-world protocol.
     async fn whole(&self, fleet: &Fleet, mut session: Session) -> Result<(), String> {
         let request = |kind: Type, node: Option<Node>, last: Option<&(String, String)>, names: &[u8]| {
             let (version_info, response_nonce) = last.cloned().unwrap_or_default();
@@ -145,7 +145,7 @@ impl Proxy {
         }
     }
 
-    /// Incremental.
+    /// The delta protocol.
     async fn delta(&self, fleet: &Fleet, mut session: Session) -> Result<(), String> {
         let request = |kind: Type, node: Option<Node>, response_nonce: String, fields: &[u8]| {
             let type_url = kind.url().to_owned();
@@ -168,7 +168,7 @@ impl Proxy {
         let mut link = Link::open(fleet.address, true, first).await?;
         let is_again = !self.memory().held[Type::Cluster as usize].is_empty();
         if is_again {
-            // As Envoy does, which says at once all that it wants and has.
+            // Like Envoy, which sends all its subscriptions and versions at once.
             for kind in [Type::Endpoints, Type::Listener, Type::Route] {
                 session.names[kind as usize] = self.memory().held[kind as usize].keys().copied().collect();
                 link.send(request(kind, None, String::new(), &self.known(kind))).await?;
@@ -200,7 +200,7 @@ impl Proxy {
         }
     }
 
-    /// What was asked for and is held of a type, as fields of the first request of a connection.
+    /// The subscriptions and versions of a type, as fields of the first request of a connection.
     fn known(&self, kind: Type) -> Vec<u8> {
         let memory = self.memory();
         let mut fields = memory.asked[kind as usize].clone();
@@ -243,7 +243,7 @@ impl Held {
 }
 
 impl Session {
-    /// Tells the fleet once all was answered that was asked.
+    /// Informs the fleet once all requests have been answered.
     fn check(&mut self, fleet: &Fleet, asks: impl Fn(Type) -> bool) {
         let is_answered = |kind: Type| self.answered[kind as usize] || (kind.is_named() && !asks(kind));
         if !self.is_ready && Type::ALL.into_iter().all(is_answered) {
@@ -253,10 +253,11 @@ impl Session {
     }
 }
 
-/// How long a proxy whose connection broke waits before it connects again.
+/// Time before a proxy reconnects after its connection broke.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
 
-/// The names that the resources refer to and that are not in `known` yet, as fields of a request of either protocol.
+/// Returns the names that the resources refer to and that are not in `known` yet, as fields of a request of either
+/// protocol.
 fn names(response: &Response, known: &mut FxHashSet<u64>) -> Vec<u8> {
     let mut names = Vec::new();
     for resource in &response.resources {

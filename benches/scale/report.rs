@@ -1,8 +1,8 @@
-//! The table of what was seen.
+//! The table of figures.
 
 use crate::tests::support::figures;
 
-/// What one case has shown.
+/// The figures of all cases.
 #[derive(Default)]
 pub(crate) struct Report {
     rows: Vec<Row>,
@@ -16,12 +16,12 @@ struct Row {
 }
 
 impl Report {
-    /// A figure that has a goal: at most so much.
+    /// Adds a figure with a goal, which is an upper bound.
     pub(crate) fn goal(&mut self, case: &str, figure: &'static str, goal: f64, seen: f64) {
         self.add(case, figure, Some(goal), seen);
     }
 
-    /// A figure that is told beside.
+    /// Adds a figure without a goal.
     pub(crate) fn note(&mut self, case: &str, figure: &'static str, seen: f64) {
         self.add(case, figure, None, seen);
     }
@@ -36,7 +36,7 @@ impl Report {
         });
     }
 
-    /// Prints the table; keeps the figures if asked to, those of other cases as well.
+    /// Prints the table and, if `keep` is set, stores the figures; those of other cases stay.
     pub(crate) fn print(&self, keep: bool) -> Result<(), String> {
         let kept = figures::kept("scale");
         println!(

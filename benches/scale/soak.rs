@@ -1,5 +1,4 @@
-//! A hundred thousand connections that come and go and as many changes beside them: what the daemon holds at rest must
-//! stay as it was.
+//! A hundred thousand short connections and as many changes, after which the daemon's idle memory must be unchanged.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,22 +17,22 @@ const MESH: Mesh = Mesh {
     endpoints: 5,
     namespaces: 50,
 };
-/// Services beyond [`MESH`] that come and go.
+/// Temporary services outside [`MESH`].
 const PASSING: usize = 50;
 const CONNECTIONS: usize = 100_000;
 const CHANGES: usize = 100_000;
-/// Connections at a time.
+/// Number of connections at a time.
 const WAVE: usize = 500;
-/// So often what is held is looked at.
+/// Number of measurements.
 const STEPS: usize = 20;
-/// The first steps warm up: what is held after them is compared.
+/// Number of warm-up steps; the measurements after them are compared.
 const WARM: usize = STEPS / 4;
 const MOST_APART: f64 = 1.05;
 const CHANGES_A_SECOND: f64 = 150.0;
-/// How long nothing happens before what is held is looked at.
+/// Idle time before each measurement.
 const REST: Duration = Duration::from_secs(5);
 
-/// The gauges of what is held, as the daemon names them.
+/// Gauges of what the daemon holds.
 const GAUGES: [&str; 5] = [
     "istiod_proxies",
     "istiod_groups",
@@ -42,7 +41,7 @@ const GAUGES: [&str; 5] = [
     "istiod_dependencies",
 ];
 
-/// Runs that part of it; the error says what grew.
+/// Runs a part of the soak. The error names what grew.
 pub(crate) fn run(part: f64) -> Result<(), String> {
     let share = |all: usize| ((all as f64 * part / STEPS as f64).ceil() as usize).max(1);
     let (connections, changes) = (share(CONNECTIONS), share(CHANGES));
@@ -61,7 +60,9 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
             std::thread::scope(|scope| {
                 let changer = scope.spawn(|| change(&source, &mut round, changes));
                 let waves = waves(&daemon, (step - 1) * connections, connections);
-                let changed = changer.join().unwrap_or_else(|_| Err("the changes panicked".into()));
+                let changed = changer
+                    .join()
+                    .unwrap_or_else(|_| Err("the thread that makes changes panicked".into()));
                 waves.and(changed)
             })?;
             for passing in 0..PASSING {
@@ -85,7 +86,7 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
             gauges[4]
         );
         if gauges[0] > 0.0 {
-            return Err(format!("{} proxies are held and none is connected", gauges[0]));
+            return Err(format!("{} proxies in the daemon, but none is connected", gauges[0]));
         }
         resident.push(usage.resident_mib);
     }
@@ -93,11 +94,11 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
     let most = warm.iter().copied().fold(0.0, f64::max);
     let least = warm.iter().copied().fold(f64::INFINITY, f64::min);
     println!(
-        "\nfrom {least:.1} to {most:.1} MiB after the first quarter: {:.3} times",
+        "\nbetween {least:.1} and {most:.1} MiB after the first quarter: {:.3} times",
         most / least
     );
     if most / least > MOST_APART {
-        return Err(format!("resident memory is not flat: more than {MOST_APART} times"));
+        return Err(format!("resident memory is not stable: more than {MOST_APART} times"));
     }
     Ok(())
 }
@@ -107,7 +108,8 @@ fn rest() {
     let _ = wait::until("rest", REST, || (begun.elapsed() >= REST).then_some(()));
 }
 
-/// Proxies that nobody saw before connect, are configured, and go; every fourth wave speaks state of the world.
+/// Connects new proxies, waits until they are configured, and disconnects them. Every fourth wave uses state of the
+/// world.
 fn waves(daemon: &Daemon, first: usize, connections: usize) -> Result<(), String> {
     let mut done = 0;
     while done < connections {
@@ -127,7 +129,7 @@ fn waves(daemon: &Daemon, first: usize, connections: usize) -> Result<(), String
     Ok(())
 }
 
-/// Changes of endpoints and of routing, and services that come and go.
+/// Changes endpoints and routing, and adds and removes services.
 fn change(source: &Source, round: &mut usize, changes: usize) -> Result<(), String> {
     let mut pace = Pace::new(CHANGES_A_SECOND);
     let mut there = [false; PASSING];

@@ -1,4 +1,4 @@
-//! Where the daemon has the mesh from: a folder of YAML, or a real API server.
+//! The source of the daemon's mesh: a folder of YAML, or a real API server.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,17 +11,17 @@ use crate::tests::support::kubernetes::api::Reference;
 use crate::tests::support::kubernetes::{self, Cluster};
 use crate::tests::support::{self, process};
 
-/// Requests under way at a time while a mesh is written to an API server.
+/// Number of parallel requests while a mesh is written to an API server.
 const WRITERS: usize = 8;
 
-/// A mesh in its place.
+/// A mesh in its source.
 pub(crate) enum Source {
     Folder(PathBuf),
     Cluster(Box<Cluster>),
 }
 
 impl Source {
-    /// Puts a mesh into a fresh folder of that name. Only the first service is to change.
+    /// Writes a mesh into a new folder of this name. Only the first service may change later.
     pub(crate) fn folder(name: &str, mesh: Mesh) -> Result<Source, String> {
         let is_first = |object: &Value| {
             let is = |kind: &str, name: &str| object["kind"] == kind && object["metadata"]["name"] == name;
@@ -30,13 +30,13 @@ impl Source {
         Source::parted(name, mesh, is_first)
     }
 
-    /// Puts a mesh into a fresh folder of that name. Endpoints and routing of every service may change.
+    /// Writes a mesh into a new folder of this name. Endpoints and routing of every service may change later.
     pub(crate) fn spread(name: &str, mesh: Mesh) -> Result<Source, String> {
         let is_own = |object: &Value| object["kind"] == "EndpointSlice" || object["kind"] == "VirtualService";
         Source::parted(name, mesh, is_own)
     }
 
-    /// A folder with a file of its own for each object that `changes`, and one for the others.
+    /// A folder with a separate file for each object that `changes`, and one file for the others.
     fn parted(name: &str, mesh: Mesh, changes: impl Fn(&Value) -> bool) -> Result<Source, String> {
         let source = Source::Folder(support::scratch(&format!("bench/scale/{name}/mesh")));
         let (changing, others): (Vec<Value>, Vec<Value>) = [mesh.namespaces(), mesh.objects()]
@@ -49,10 +49,10 @@ impl Source {
         Ok(source)
     }
 
-    /// Puts a mesh into an API server of its own.
+    /// Writes a mesh into its own API server.
     pub(crate) fn cluster(name: &str, mesh: Mesh) -> Result<Source, String> {
         if !kubernetes::is_installed() {
-            return Err("there is no Kubernetes API server; `make tools` installs it".into());
+            return Err("the Kubernetes API server is missing; `make tools` installs it".into());
         }
         let cluster = Cluster::start(&format!("bench/scale/{name}/cluster"))?;
         write_all(&cluster, &mesh.namespaces())?;
@@ -60,12 +60,12 @@ impl Source {
         Ok(Source::Cluster(Box::new(cluster)))
     }
 
-    /// Writes these objects, each by itself.
+    /// Writes these objects, each separately.
     pub(crate) fn put_all(&self, objects: &[Value]) -> Result<(), String> {
         objects.iter().try_for_each(|object| self.put(object))
     }
 
-    /// Removes objects that were put by themselves; it is no error if they are not there.
+    /// Removes objects that were written separately. Missing ones are no error.
     pub(crate) fn remove(&self, objects: &[Value]) -> Result<(), String> {
         for object in objects {
             match self {
@@ -79,7 +79,7 @@ impl Source {
         Ok(())
     }
 
-    /// Writes one object, which may be there already.
+    /// Creates or replaces one object.
     pub(crate) fn put(&self, object: &Value) -> Result<(), String> {
         match self {
             Source::Folder(_) => self.write(&file_name(object), &object.to_string()),
@@ -87,7 +87,7 @@ impl Source {
         }
     }
 
-    /// Puts a file into the folder as a whole.
+    /// Replaces a file of the folder atomically.
     fn write(&self, name: &str, text: &str) -> Result<(), String> {
         let Source::Folder(folder) = self else { return Ok(()) };
         let aside = folder.with_extension(name);
@@ -95,7 +95,7 @@ impl Source {
         std::fs::rename(&aside, folder.join(name)).map_err(|error| error.to_string())
     }
 
-    /// A daemon that begins to serve the mesh.
+    /// Starts a daemon that serves the mesh.
     pub(crate) fn daemon(&self, log: &Path) -> Result<Daemon, String> {
         match self {
             Source::Folder(folder) => Daemon::start(folder, log),
@@ -108,7 +108,7 @@ impl Source {
     }
 }
 
-/// The file of an object that has one of its own.
+/// The file name of an object with a separate file.
 fn file_name(object: &Value) -> String {
     let kind = object["kind"].as_str().unwrap_or_default();
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
@@ -132,10 +132,10 @@ fn write_all(cluster: &Cluster, objects: &[Value]) -> Result<(), String> {
     })
 }
 
-/// What a process has used so far.
+/// The resources that a process has used so far.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
-    /// Of all cores, of user and system.
+    /// User and system time of all cores.
     pub(crate) cpu_seconds: f64,
     pub(crate) resident_mib: f64,
     pub(crate) highest_mib: f64,
@@ -143,14 +143,14 @@ pub(crate) struct Usage {
 
 impl Usage {
     pub(crate) fn of(process: &process::Process) -> Result<Usage, String> {
-        /// `USER_HZ`, which Linux tells user space on every machine.
+        /// `USER_HZ`, which is the same on every Linux machine.
         const TICKS: f64 = 100.0;
         let read = |name: &str| {
             let path = format!("/proc/{}/{name}", process.id);
             std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
         };
         let (stat, status) = (read("stat")?, read("status")?);
-        // The name of the command stands in parentheses and may hold spaces.
+        // The command name is in parentheses and may contain spaces.
         let fields: Vec<&str> = stat
             .rsplit_once(')')
             .map_or("", |(_, rest)| rest)

@@ -1,8 +1,8 @@
-//! As much of the messages of ADS as a proxy needs that applies nothing: names, versions and what refers to what.
+//! The parts of ADS messages that a proxy needs to track resources: names, versions and references.
 //!
-//! Decoding whole messages would cost the client more than making them costs the server.
+//! Decoding whole messages would cost the client more than encoding them costs the server.
 
-/// The types that a sidecar asks for, in the order in which Envoy does.
+/// The resource types of a sidecar, in Envoy's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     Cluster,
@@ -27,7 +27,7 @@ impl Type {
         Type::ALL.into_iter().find(|kind| kind.url().as_bytes() == url)
     }
 
-    /// The type whose resources one of this type names.
+    /// The type that resources of this type refer to.
     pub(crate) fn referred(self) -> Option<Type> {
         match self {
             Type::Cluster => Some(Type::Endpoints),
@@ -36,7 +36,7 @@ impl Type {
         }
     }
 
-    /// True if its resources are asked for by name.
+    /// Returns true if its resources are subscribed by name.
     pub(crate) fn is_named(self) -> bool {
         matches!(self, Type::Endpoints | Type::Route)
     }
@@ -51,7 +51,7 @@ impl Type {
     }
 }
 
-/// The service that a cluster's endpoints are asked for by.
+/// The EDS service name of a cluster.
 fn found_endpoints(cluster: &[u8]) -> Option<&[u8]> {
     const EDS: u64 = 3;
     let (mut name, mut service, mut is_eds) = (None, None, false);
@@ -66,7 +66,7 @@ fn found_endpoints(cluster: &[u8]) -> Option<&[u8]> {
     service.or(name).filter(|_| is_eds)
 }
 
-/// The route configurations that the connection managers of a listener ask for.
+/// The route configurations that a listener's connection managers refer to.
 fn found_routes<'a>(listener: &'a [u8], found: &mut impl FnMut(&'a [u8])) {
     let chains = all(listener, 3).chain(all(listener, 25));
     for filter in chains.flat_map(|chain| all(chain, 3)) {
@@ -88,7 +88,7 @@ pub(crate) struct Response<'a> {
     pub(crate) removed: Vec<&'a [u8]>,
 }
 
-/// A resource; in the state-of-the-world protocol it has no name and no version of its own.
+/// A resource. In the state-of-the-world protocol it has no name and no version.
 pub(crate) struct Resource<'a> {
     pub(crate) name: &'a [u8],
     pub(crate) version: &'a [u8],
@@ -96,7 +96,7 @@ pub(crate) struct Resource<'a> {
 }
 
 impl<'a> Response<'a> {
-    /// Reads a response; nothing if it is of a type that was not asked for.
+    /// Decodes a response; `None` if its type has no subscription.
     pub(crate) fn read(message: &'a [u8], is_delta: bool) -> Option<Response<'a>> {
         let (mut version, mut url, mut nonce): (&[u8], &[u8], &[u8]) = (&[], &[], &[]);
         let (mut resources, mut removed) = (Vec::new(), Vec::new());
@@ -136,7 +136,7 @@ impl<'a> Resource<'a> {
     }
 }
 
-/// Appends a field of bytes.
+/// Appends a length-delimited field.
 pub(crate) fn put(tag: u8, value: &[u8], out: &mut Vec<u8>) {
     out.push(tag << 3 | 2);
     let mut length = value.len();
@@ -164,7 +164,7 @@ enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, up to the first that makes no sense.
+/// The fields of a message, up to the first invalid one.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

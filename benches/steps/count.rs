@@ -1,4 +1,4 @@
-//! How many instructions a step takes: the bench runs itself under callgrind, which counts within one function only.
+//! The number of instructions of a step: the bench runs itself under callgrind, which counts inside one function only.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,12 +8,12 @@ use rayon::prelude::*;
 
 use crate::work::{Step, Work};
 
-/// The argument that makes the bench run each step once for whoever counts.
+/// The argument that makes the bench run each step once, for the count.
 pub(super) const COUNTED: &str = "--counted";
-/// As callgrind's patterns have it: the one function that counts, [`counted_step`].
+/// Callgrind's pattern of the only counted function, [`counted_step`].
 const FUNCTION: &str = "*counted_step*";
 
-/// Runs each step once to warm up and once more for the count.
+/// Runs each step once to warm up, and once for the count.
 pub(super) fn run(work: &mut Work, steps: &[&Step]) -> Result<(), String> {
     for step in steps {
         (step.prepare)(work)?;
@@ -30,7 +30,7 @@ fn counted_step(step: &Step, work: &mut Work) {
     (step.run)(std::hint::black_box(work));
 }
 
-/// The counts of these steps, in order; empty, with a word about it, where there is no valgrind.
+/// Returns the counts of these steps, in order; empty, with a message, if valgrind is missing.
 pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
     let silent = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !silent(Command::new("valgrind").arg("--version")).is_ok_and(|status| status.success()) {
@@ -42,10 +42,10 @@ pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
         std::fs::remove_dir_all(&folder).map_err(|error| error.to_string())?;
     }
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    println!("counting instructions, which takes a few minutes");
+    println!("counting instructions; this takes a few minutes");
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let done = AtomicUsize::new(0);
-    // What one process counts does not depend on what runs beside it.
+    // Counts do not depend on other processes, so they run in parallel.
     let count = |(at, step): (usize, &&Step)| {
         let out = folder.join(at.to_string());
         let status = Command::new("valgrind")
@@ -66,7 +66,7 @@ pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
     steps.par_iter().enumerate().map(count).collect()
 }
 
-/// What was counted in all.
+/// Returns the total count of a dump.
 fn total(dump: &Path) -> Result<u64, String> {
     let text = std::fs::read_to_string(dump).map_err(|error| format!("{}: {error}", dump.display()))?;
     let line = text.lines().find_map(|line| line.strip_prefix("totals: "));

@@ -1,4 +1,4 @@
-//! The steps, and the world and the store that they work on.
+//! The steps, with their world and store.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -26,24 +26,24 @@ const MESH: Mesh = Mesh {
     endpoints: 5,
     namespaces: 50,
 };
-/// Of each namespace; they are all alike.
+/// Proxies in each namespace, all with the same configuration.
 const PROXIES: u64 = 40;
-/// A service whose objects change, and the namespace of the proxies that move.
+/// The service whose objects change, and the namespace whose proxies change groups.
 const CHANGED: usize = 7;
 const NAMESPACE: &str = "ns-3";
-/// Who comes and goes.
+/// A proxy that connects and disconnects.
 const GUEST: MemberId = MemberId(1 << 20);
 
-/// One step; only `run` counts.
+/// A step; only `run` is measured.
 pub(super) struct Step {
-    /// `what: of what`.
+    /// `verb: object`.
     pub(super) name: &'static str,
     pub(super) prepare: fn(&mut Work) -> Result<(), String>,
     pub(super) run: fn(&mut Work),
 }
 
 impl Step {
-    /// The folder that criterion puts its figures into.
+    /// The folder of criterion's figures.
     pub(super) fn folder(&self) -> String {
         self.name
             .replace([':', '/', '*', '?', '"', '\\', '^', '<', '>', '|'], "_")
@@ -132,15 +132,15 @@ pub(super) const STEPS: &[Step] = &[
     },
 ];
 
-/// What the steps work on.
+/// The state that the steps work on.
 pub(super) struct Work {
     world: World,
     store: Store,
-    /// Everything that the world began with.
+    /// The initial content of the world.
     all: Batch,
     /// Commits that the store has not seen.
     unseen: ChangeSet,
-    /// Of the changes so far.
+    /// Number of changes so far.
     round: usize,
     batch: Batch,
     membership: Membership,
@@ -149,9 +149,9 @@ pub(super) struct Work {
     listener: (String, Listener),
     routes: (String, RouteConfiguration),
     snapshot: Arc<ResourceSnapshot>,
-    /// What the last run made, so that its end does not count.
+    /// The result of the last run, so that its drop is not measured.
     made: Option<Box<dyn Any>>,
-    /// What the last update was to be and was not.
+    /// The error of the last update.
     wrong: Option<String>,
 }
 
@@ -202,7 +202,7 @@ impl Work {
         })
     }
 
-    /// Fails if the last step did not do what it is to do.
+    /// Fails if the last step did not have its expected effect.
     pub(super) fn check(&mut self) -> Result<(), String> {
         self.wrong.take().map_or(Ok(()), Err)
     }
@@ -236,12 +236,12 @@ impl Work {
         let update = self.store.update(&commit.snapshot, &commit.changes, none, &Serial);
         self.wrong = failed(&update).err();
         if update.groups.is_empty() {
-            self.wrong = Some("no group has anything new".into());
+            self.wrong = Some("no group has changed".into());
         }
         self.keep((commit, update));
     }
 
-    /// Before a step: nothing is pending.
+    /// Prepares a step: nothing is pending.
     fn settle(&mut self) -> Result<(), String> {
         self.made = None;
         if self.has_guest {
@@ -279,12 +279,12 @@ impl Work {
         Ok(())
     }
 
-    /// Without the Sidecar, so that it comes.
+    /// Removes the Sidecar first, so that adding it is a change.
     fn with_sidecar(&mut self, hosts: &[&str]) -> Result<(), String> {
         self.settle()?;
         let batch = bed::changes(&[sidecar(hosts)], None);
         let gone = batch.iter().filter_map(|change| match change {
-            // The mesh config, which comes with every batch, stays.
+            // The mesh config, which is in every batch, stays.
             Change::Upsert(row) if row.kind() == Kind::Sidecar => Some(Change::Remove(row.kind(), row.key().clone())),
             _ => None,
         });
@@ -296,7 +296,7 @@ impl Work {
         Ok(())
     }
 
-    /// All clusters of a group as the pieces of one response.
+    /// Encodes all clusters of a group as one response.
     fn respond(&mut self) {
         let view = self.snapshot.view(ResourceType::Cluster);
         let response = Response {
@@ -352,14 +352,14 @@ fn sidecar(hosts: &[&str]) -> Value {
         "metadata": { "name": "default", "namespace": NAMESPACE }, "spec": { "egress": [{ "hosts": hosts }] } })
 }
 
-/// The largest resource of a type, as the message that it was.
+/// Returns the largest resource of a type, decoded.
 fn largest<M: prost::Message + Name + Default>(
     snapshot: &ResourceSnapshot,
     resource_type: ResourceType,
 ) -> Result<(String, M), String> {
     let view = snapshot.view(resource_type);
     let resource = view.iter().max_by_key(|resource| resource.delta_frame().len());
-    let resource = resource.ok_or_else(|| format!("nothing of {resource_type:?}"))?;
+    let resource = resource.ok_or_else(|| format!("no resource of {resource_type:?}"))?;
     let message = M::decode(resource.any().value).map_err(|error| error.to_string())?;
     Ok((resource.name.to_string(), message))
 }

@@ -1,4 +1,4 @@
-//! The cases, each with what istiod 1.30.3 takes for it on a machine of two cores, for one proxy and with its cache off.
+//! The cases, each with the time of istiod 1.30.3 on a machine with two cores, for one proxy and with its cache off.
 
 use istiod::{
     generate::ResourceType,
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::meshes::*;
 
-/// What istiod takes, and how much it makes: milliseconds, kB, resources. No size: not known.
+/// Istiod's time and output: milliseconds, kB, resources. A size of 0 is unknown.
 #[derive(Clone, Copy)]
 pub(super) struct Istiod(pub(super) f64, pub(super) f64, pub(super) usize);
 
@@ -17,10 +17,10 @@ pub(super) struct Case {
     /// The type of the proxy.
     pub(super) proxy: &'static str,
     pub(super) mesh: fn() -> Vec<Value>,
-    /// Its push context.
+    /// The time of istiod's push context.
     pub(super) model: Option<f64>,
     pub(super) types: &'static [(ResourceType, Istiod)],
-    /// Its times are of another machine: those that the project itself has published.
+    /// Whether istiod's times come from another machine: those published by its project.
     pub(super) is_elsewhere: bool,
 }
 
@@ -269,12 +269,12 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 impl Case {
-    /// All that istiod takes for one proxy.
+    /// Istiod's total time for one proxy.
     pub(super) fn istiod(&self) -> f64 {
         self.types.iter().map(|(_, Istiod(time, ..))| time).sum()
     }
 
-    /// The installation that serves it: waypoints are of ambient meshes. istiod's suite has them within one network.
+    /// The installation for the case: waypoints need ambient. istiod's suite runs them in one network.
     pub(super) fn installation(&self) -> Installation {
         let is_ambient = self.proxy == WAYPOINT;
         Installation {

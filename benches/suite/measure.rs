@@ -1,4 +1,5 @@
-//! Measures one mesh: its commit, everything for a first proxy in a fresh store, and what each further proxy adds.
+//! Measurement of one mesh: its commit, all resources of a first proxy in a fresh store, and the cost of each further
+//! proxy.
 
 use std::{
     any::Any,
@@ -20,39 +21,39 @@ use istiod::{
 
 use crate::bed::cpu;
 
-/// Each figure is the least of many runs, since what disturbs a run only ever adds to it: at least so many,
+/// Minimum number of runs. A figure is the minimum of its runs, because disturbances only add to it.
 const RUNS: usize = 7;
-/// and more for what is short, until they have taken so many milliseconds together.
+/// Short runs are repeated until they have taken this many milliseconds together.
 const ENOUGH: f64 = 400.0;
 const MOST_RUNS: usize = 2000;
 
-/// What the resources of one type cost, and how much they are.
+/// The cost and size of the resources of one type.
 #[derive(Clone, Copy)]
 pub(super) struct Generation {
     /// Milliseconds of CPU.
     pub(super) cost: f64,
-    /// As they go on the wire.
+    /// Size on the wire.
     pub(super) bytes: usize,
     pub(super) count: usize,
 }
 
-/// Milliseconds of CPU, but for the sizes.
+/// CPU milliseconds of a case, and sizes.
 pub(super) struct Measured {
     /// The commit of all objects.
     pub(super) model: f64,
-    /// Finding out what concerns the first proxy, and what it can see.
+    /// The selection of objects and the scope of the first proxy.
     pub(super) selection: f64,
     pub(super) types: BTreeMap<ResourceType, Generation>,
-    /// All that a further proxy of the same kind costs: the mean of those that join one after the other, as istiod's times
-    /// are means.
+    /// All costs of a further proxy of the same kind: the mean over the proxies that join one after the other, as
+    /// istiod's times are means.
     pub(super) second: f64,
 }
 
-/// Runs on the calling thread, type after type, and keeps what each takes.
+/// An executor that runs on the calling thread, type after type, and records the time of each.
 #[derive(Default)]
 struct Meter {
     costs: RefCell<BTreeMap<Option<ResourceType>, f64>>,
-    /// What the metering itself takes, which nobody pays who does not meter.
+    /// The overhead of the measurement itself, which is subtracted.
     own: Cell<f64>,
 }
 
@@ -78,12 +79,12 @@ impl Executor for Meter {
     }
 }
 
-/// What has been spent since then, without the reading of the clock.
+/// Returns the time spent since `begun`, without the reading of the clock.
 fn since(begun: f64) -> f64 {
     (cpu() - begun - tick()).max(0.0)
 }
 
-/// How long it takes to read the clock.
+/// Returns the time of one reading of the clock.
 fn tick() -> f64 {
     static TICK: LazyLock<f64> = LazyLock::new(|| {
         let ticks = (0..1000).map(|_| {
@@ -95,7 +96,7 @@ fn tick() -> f64 {
     *TICK
 }
 
-/// What is evaluated for that key; none: profiles, selections and scopes.
+/// The type that a key is evaluated for; none for profiles, selections and scopes.
 fn resource_type(key: &dyn Any) -> Option<ResourceType> {
     if key.is::<MemberId>() || key.is::<ProxyClassKey>() || key.is::<ScopeKey>() {
         return None;
@@ -111,7 +112,7 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
         });
     }
     let Some(resource) = key.downcast_ref::<ResourceKey>() else {
-        // What route configurations are put together from.
+        // The parts of route configurations.
         return Some(ResourceType::Route);
     };
     Some(match **resource {
@@ -125,9 +126,8 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
     })
 }
 
-/// Measures these rows with proxies of one kind, at least two. The mesh is committed first, again and again, and what
-/// follows is made from the last of these snapshots, each time in a store of its own: as in istiod's suite, which makes
-/// its push context once.
+/// Measures these rows with proxies of one kind, at least two. The mesh is committed first, repeatedly. Generation then
+/// uses the last of these snapshots, each time with a new store; istiod's suite also creates its push context once.
 pub(super) fn measure(
     installation: &Installation,
     changes: &[Change],
@@ -154,7 +154,7 @@ pub(super) fn measure(
     Ok(Measured { model, ..least })
 }
 
-/// Runs something that tells what it took as often as a steady figure needs.
+/// Repeats a function that returns its cost, as often as a stable figure needs.
 fn repeat(mut once: impl FnMut() -> Result<f64, String>) -> Result<(), String> {
     let (mut spent, mut runs) = (0.0, 0);
     while runs < RUNS || (spent < ENOUGH && runs < MOST_RUNS) {
@@ -164,7 +164,7 @@ fn repeat(mut once: impl FnMut() -> Result<f64, String>) -> Result<(), String> {
     Ok(())
 }
 
-/// A mesh of these objects alone, and what it took.
+/// Returns a mesh of these objects alone, and its cost.
 fn commit(installation: &Installation, changes: &[Change]) -> (f64, Arc<MeshSnapshot>) {
     let changes = changes.to_vec();
     let mut world = World::new(installation.clone());
@@ -174,7 +174,7 @@ fn commit(installation: &Installation, changes: &[Change]) -> (f64, Arc<MeshSnap
 }
 
 fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, String> {
-    let (first, further) = proxies.split_first().ok_or("there is no proxy")?;
+    let (first, further) = proxies.split_first().ok_or("no proxy")?;
     let mut store = Store::default();
     let meter = Meter::default();
     let begun = cpu();
@@ -196,7 +196,7 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
         };
         types.insert(*resource_type, generation);
     }
-    // What the store does beside: each resource has its share.
+    // The store's overhead is divided between the resources.
     let evaluated: f64 = selection + costs.values().sum::<f64>();
     let count: usize = types.values().map(|generation| generation.count).sum();
     let share = (all - evaluated) / count.max(1) as f64;
@@ -217,7 +217,7 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
     for update in updates {
         check(&update)?;
         if update.built > 0 || !update.groups.is_empty() {
-            return Err("a further proxy is not of the first one's group".to_owned());
+            return Err("a further proxy is not in the first one's group".to_owned());
         }
     }
     Ok(Measured {
@@ -228,8 +228,8 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
     })
 }
 
-/// Makes everything for the first proxy once to warm up and once more for whoever counts instructions, which cannot be
-/// done where clocks are read.
+/// Generates everything for the first proxy once to warm up and once for an instruction count, which must not include
+/// clock readings.
 pub(super) fn count(installation: &Installation, changes: &[Change], proxy: Proxy) -> Result<(), String> {
     let proxy = Arc::new(proxy);
     let (_, mesh) = commit(installation, changes);

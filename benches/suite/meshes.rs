@@ -1,4 +1,4 @@
-//! The meshes: of the shapes that istiod's own generation suite has, so that its times say something about ours.
+//! The meshes, with the same shapes as those of istiod's own benchmark suite, so that times are comparable.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "default";
 const GATEWAY_NAMESPACE: &str = "gateway";
 pub(super) const LABEL: &str = "example.com/measured";
-/// Of the two proxies.
+/// The addresses of the two proxies.
 pub(super) const ADDRESSES: [&str; 2] = ["1.1.1.1", "1.1.1.2"];
 
 pub(super) const HTTP: Port = (80, "http", "HTTP");
@@ -33,7 +33,7 @@ fn host(number: usize) -> String {
     format!("backend-{number}.host.example")
 }
 
-/// An address of that block for every number.
+/// A unique address of a block for every number.
 fn address(block: &str, number: usize) -> String {
     format!("{block}.{}.{}", number >> 8, number & 255)
 }
@@ -43,7 +43,7 @@ fn ports(ports: &[Port]) -> Value {
     ports.iter().map(port).collect()
 }
 
-/// The service that the two proxies are endpoints of.
+/// The service that has the two proxies as endpoints.
 fn own_service(own: &[Port], labels: &Value, is_internal: bool) -> Value {
     let endpoint = |address: &str| json!({ "address": address, "labels": labels });
     let mut spec = json!({ "hosts": ["own.example"], "ports": ports(own), "resolution": "STATIC",
@@ -62,14 +62,14 @@ fn measured() -> Value {
     json!({ LABEL: "true" })
 }
 
-/// A service outside of the mesh, with one endpoint.
+/// A service outside the mesh, with one endpoint.
 fn external(number: usize, with: &[Port]) -> Value {
     let spec = json!({ "hosts": [host(number)], "ports": ports(with), "resolution": "STATIC",
         "endpoints": [{ "address": "1.2.3.4" }] });
     networking("ServiceEntry", NAMESPACE, &format!("backend-{number}"), spec)
 }
 
-/// A service of the mesh with an address of its own.
+/// A service of the mesh with its own address.
 fn internal(number: usize, with: &[Port]) -> Value {
     let endpoint = json!({ "address": address("240.241", number), "labels": mutual_tls() });
     let spec = json!({ "addresses": [address("240.240", number)], "hosts": [host(number)], "ports": ports(with),
@@ -77,14 +77,14 @@ fn internal(number: usize, with: &[Port]) -> Value {
     networking("ServiceEntry", NAMESPACE, &format!("backend-{number}"), spec)
 }
 
-/// So many services of one port.
+/// Services with one port.
 pub(super) fn services(count: usize, port: Port) -> Vec<Value> {
     let own = own_service(&[port], &mutual_tls(), true);
     let others = (0..count).map(|number| internal(number, &[port]));
     std::iter::once(own).chain(others).collect()
 }
 
-/// So many services of two ports that go through a waypoint, which is the proxies' own service.
+/// Services with two ports behind a waypoint, which is the proxies' own service.
 pub(super) fn behind_waypoint(count: usize) -> Vec<Value> {
     let mut waypoint = object(
         "gateway.networking.k8s.io/v1",
@@ -115,7 +115,7 @@ fn gateway(name: &str, hosts: &Value) -> Value {
     networking("Gateway", GATEWAY_NAMESPACE, name, spec)
 }
 
-/// Routes of some hosts by the beginnings of paths, to the service of that number.
+/// Routes of some hosts by path prefix, to the service of this number.
 fn by_path(number: usize, hosts: &Value, gateway: &str, prefixes: impl IntoIterator<Item = String>) -> Value {
     let matches: Vec<_> = prefixes
         .into_iter()
@@ -132,7 +132,7 @@ fn behind_gateways(count: usize) -> impl Iterator<Item = Value> {
     std::iter::once(own).chain((0..count).map(|number| external(number, &[HTTP])))
 }
 
-/// Many Gateways of three hosts each.
+/// Many Gateways with three hosts each.
 pub(super) fn gateways(count: usize) -> Vec<Value> {
     let with_routes = |number: usize| {
         let hosts = json!(["a", "b", "c"].map(|prefix| format!("public-{prefix}-{number}.example")));
@@ -145,7 +145,7 @@ pub(super) fn gateways(count: usize) -> Vec<Value> {
     behind_gateways(count).chain((0..count).flat_map(with_routes)).collect()
 }
 
-/// One Gateway, whose three hosts have the routes of many VirtualServices.
+/// One Gateway with three hosts, whose routes come from many VirtualServices.
 pub(super) fn gateways_shared(count: usize) -> Vec<Value> {
     let hosts = json!([
         "public-1.host.example",
@@ -160,7 +160,7 @@ pub(super) fn gateways_shared(count: usize) -> Vec<Value> {
     behind_gateways(count).chain([shared.clone()]).chain(routes).collect()
 }
 
-/// Revisions behind two gateways, one for the outside and one for the inside, as Knative writes them.
+/// Revisions behind an external and an internal gateway, as Knative writes them.
 pub(super) fn knative(count: usize) -> Vec<Value> {
     let entrance = |name: &str, host: &str, target: u16| {
         let endpoints = ADDRESSES.map(|address| json!({ "address": address, "labels": measured() }));
@@ -187,7 +187,7 @@ pub(super) fn knative(count: usize) -> Vec<Value> {
     fixed.into_iter().chain((0..count).map(revision)).collect()
 }
 
-/// The routes to one revision: for each gateway those of a probe, and of everybody else.
+/// The routes to one revision: for each gateway those of a probe, and the others.
 fn revision(number: usize) -> Value {
     let (outside, inside) = (
         "knative-serving/knative-ingress-gateway",
@@ -215,7 +215,7 @@ fn revision(number: usize) -> Value {
     networking("VirtualService", NAMESPACE, &format!("greeter-ingress-{number}"), spec)
 }
 
-/// A workload of ports of every kind, under one PeerAuthentication.
+/// A workload with ports of every kind, under one PeerAuthentication.
 pub(super) fn mutual_tls_mode(mode: &str) -> Vec<Value> {
     let policy = object(
         "security.istio.io/v1",
@@ -227,7 +227,7 @@ pub(super) fn mutual_tls_mode(mode: &str) -> Vec<Value> {
     vec![own_service(&MIXED, &json!({}), false), policy]
 }
 
-/// Services that are other names of hosts elsewhere.
+/// ExternalName services.
 pub(super) fn external_names(count: usize) -> Vec<Value> {
     let alias = |number: usize| {
         let spec = json!({ "type": "ExternalName", "externalName": format!("backend-{number}.example.com"),
@@ -238,7 +238,7 @@ pub(super) fn external_names(count: usize) -> Vec<Value> {
     std::iter::once(own).chain((0..count).map(alias)).collect()
 }
 
-/// Services of four ports each, and access logs.
+/// Services with four ports each, and access logs.
 pub(super) fn telemetry(count: usize) -> Vec<Value> {
     let spec = json!({ "metrics": [{ "providers": [{ "name": "prometheus" }] }],
         "accessLogging": [{ "providers": [{ "name": LOG }] }] });
@@ -252,7 +252,7 @@ pub(super) fn telemetry(count: usize) -> Vec<Value> {
 
 const LOG: &str = "json-log";
 
-/// The mesh config: a log that can be asked for.
+/// The mesh config: an access log provider.
 pub(super) fn mesh_config() -> Value {
     json!({ "extensionProviders": [{ "name": LOG,
         "envoyFileAccessLog": { "path": "/dev/stdout", "logFormat": { "labels": {} } } }] })
@@ -275,7 +275,7 @@ pub(super) fn virtual_services(count: usize) -> Vec<Value> {
     std::iter::once(own).chain((0..count).flat_map(routed)).collect()
 }
 
-/// Many rules about who may call.
+/// Many AuthorizationPolicies.
 pub(super) fn authorization_policies(count: usize) -> Vec<Value> {
     let policy = |number: usize| {
         let rule = json!({ "from": [{ "source": { "namespaces": ["default"] } }],
@@ -311,7 +311,7 @@ pub(super) fn workload_entries(count: usize, workloads: usize) -> Vec<Value> {
     all.chain((0..workloads).map(workload)).collect()
 }
 
-/// Services of so many endpoints each, on four networks.
+/// Services with this number of endpoints each, on four networks.
 pub(super) fn endpoints(endpoints: usize, services: usize) -> Vec<Value> {
     let endpoint = |number: usize| {
         json!({ "address": address("111.1", number), "network": format!("network-{}", number % 4),
@@ -325,7 +325,7 @@ pub(super) fn endpoints(endpoints: usize, services: usize) -> Vec<Value> {
     (0..services).map(service).collect()
 }
 
-/// A gateway of so many certificates, each with a chain above it.
+/// A gateway with many certificates, each with a certificate chain.
 pub(super) fn secrets(count: usize) -> Vec<Value> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("because the algorithm is known");
     let certificate =

@@ -1,4 +1,4 @@
-//! What benches stand on that drive the model and the generators without a daemon.
+//! Shared code of benches that drive the model and the generators without a daemon.
 
 use istiod::{
     api::{document, folder},
@@ -11,7 +11,7 @@ use istiod::{
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-/// The rows of these objects, and of a mesh config as written in a mesh file (none: the defaults).
+/// Returns the rows of these objects, and of a mesh config as in a mesh file (none: the defaults).
 pub(crate) fn changes(objects: &[Value], mesh_config: Option<&Value>) -> Vec<Change> {
     let installation = Installation::default();
     let files: Vec<_> = mesh_config
@@ -24,7 +24,7 @@ pub(crate) fn changes(objects: &[Value], mesh_config: Option<&Value>) -> Vec<Cha
     rows.map(Change::Upsert).collect()
 }
 
-/// A proxy that has shown who it is.
+/// An authenticated proxy.
 pub(crate) fn proxy(node: &str, metadata: &Value, identity: &str) -> Result<Proxy, String> {
     let metadata = metadata.as_object().into_iter().flatten();
     let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -34,7 +34,7 @@ pub(crate) fn proxy(node: &str, metadata: &Value, identity: &str) -> Result<Prox
     Ok(proxy)
 }
 
-/// Milliseconds of CPU that this thread has run for.
+/// Returns the CPU time of this thread, in milliseconds.
 pub(crate) fn cpu() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
