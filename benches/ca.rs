@@ -31,7 +31,7 @@ use tonic::transport::Channel;
 use tests::support;
 
 use support::ads::Ads;
-use support::agent::{self, Agent, Certificate, Shown, Trust};
+use support::agent::{self, Agent, Certificate, ClientCredentials, Trust};
 use support::daemon::Daemon;
 use support::envoy::Node;
 use support::figures;
@@ -79,13 +79,13 @@ fn measure() -> Result<Figures, String> {
         }
     }
     for (name, kind) in kinds {
-        let bed = Bed::start(name, &Ca::new(kind)?)?;
-        figures.insert(format!("a second of the daemon, CA {name}"), bed.rate()?);
-        let quiet = bed.slow_answer()?;
-        let storm = bed.in_storm(|| bed.slow_answer())?;
-        figures.insert(format!("ms p99 while quiet, CA {name}"), quiet);
-        figures.insert(format!("ms p99 in a storm of pushes, CA {name}"), storm);
-        figures.insert(format!("p99 in a storm / quiet, CA {name}"), storm / quiet);
+        let fixture = Fixture::start(name, &Ca::new(kind)?)?;
+        figures.insert(format!("a second of the daemon, CA {name}"), fixture.rate()?);
+        let quiet = fixture.slow_answer()?;
+        let busy = fixture.under_constant_pushes(|| fixture.slow_answer())?;
+        figures.insert(format!("ms p99 while idle, CA {name}"), quiet);
+        figures.insert(format!("ms p99 during constant pushes, CA {name}"), busy);
+        figures.insert(format!("p99 during pushes / idle, CA {name}"), busy / quiet);
     }
     Ok(figures)
 }
@@ -168,7 +168,7 @@ fn signed_in_process(authority: &Authority, kind: agent::KeyKind) -> Result<f64,
 }
 
 /// A daemon with a mesh, proxies and a workload that requests certificates.
-struct Bed {
+struct Fixture {
     mesh: PathBuf,
     agent: Agent,
     client: Certificate,
@@ -177,7 +177,7 @@ struct Bed {
     daemon: Daemon,
 }
 
-impl Bed {
+impl Fixture {
     fn start(name: &str, ca: &Ca) -> Result<Self, String> {
         let folder = support::scratch(&format!("bench/ca/{}", name.replace(' ', "-")));
         let (mesh, certificates) = (folder.join("mesh"), folder.join("cacerts"));
@@ -205,7 +205,7 @@ impl Bed {
     }
 
     fn channel(&self) -> Result<Channel, String> {
-        let shown = Shown::certificate(self.client.clone());
+        let shown = ClientCredentials::certificate(self.client.clone());
         RUNTIME.block_on(self.agent.channel(&shown))
     }
 
@@ -258,10 +258,10 @@ impl Bed {
     }
 
     /// Runs `action` while the mesh config changes constantly, and with it every listener of every proxy.
-    fn in_storm<T>(&self, action: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    fn under_constant_pushes<T>(&self, action: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let ended = Arc::new(AtomicBool::new(false));
         let (over, mesh) = (ended.clone(), self.mesh.clone());
-        let storm = std::thread::spawn(move || {
+        let busy = std::thread::spawn(move || {
             let mut round = 0_u32;
             while !over.load(Ordering::Relaxed) {
                 round += 1;
@@ -273,7 +273,7 @@ impl Bed {
         });
         let done = action();
         ended.store(true, Ordering::Relaxed);
-        let rounds = storm
+        let rounds = busy
             .join()
             .map_err(|_| "the thread that changes the mesh config panicked".to_owned())??;
         if rounds < 10 || self.daemon.process.ended().is_some() {

@@ -2,16 +2,16 @@
 //! of a sidecar and a gateway, at sizes that double. A doubling should at most double the cost.
 //!
 //! `cargo bench --bench generation` prints a table and compares the last size with `benches/figures.json`. It fails
-//! where a doubling costs more than [`MOST`] times as much, in the mean of its curve. `-- --keep` writes the figures
+//! where a doubling costs more than [`MAX_RATIO`] times as much, in the mean of its curve. `-- --keep` writes the figures
 //! there. Another argument selects curves by a part of their names.
 
-#[path = "support/bed.rs"]
-mod bed;
 #[path = "generation/curves.rs"]
 mod curves;
 #[path = "../tests/support/figures.rs"]
 #[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
+#[path = "support/fixture.rs"]
+mod fixture;
 #[path = "generation/objects.rs"]
 mod objects;
 
@@ -26,16 +26,16 @@ use istiod::{
 };
 use serde_json::{Value, json};
 
-use bed::cpu;
 use curves::CURVES;
 use figures::Figure;
+use fixture::cpu;
 
 /// Number of runs of each figure, which is their minimum: disturbances only add to it.
 const RUNS: usize = 5;
 const DOUBLINGS: u32 = 4;
 /// The most that a doubling may cost, in the geometric mean of all doublings of a curve; single ones depend too much on
 /// other load. It is above 2 because caches hold less of a larger mesh, maps are deeper and lists are sorted.
-const MOST: f64 = 2.4;
+const MAX_RATIO: f64 = 2.4;
 
 /// Milliseconds of CPU.
 #[derive(Clone, Copy)]
@@ -115,7 +115,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
         let growth = before.zip(first).map_or(1.0, |(last, first)| last / first);
         let mean = growth.powf(1.0 / f64::from(DOUBLINGS));
         println!("  {:>9}{:>45}", "mean", format!("{mean:.2}"));
-        if mean > MOST {
+        if mean > MAX_RATIO {
             steep.push(format!("{}: {mean:.2}", curve.name));
         }
         measured.insert(curve.name, row);
@@ -136,7 +136,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
 fn cost(objects: &[Value]) -> Result<Cost, String> {
     let mut least = Cost::NONE;
     for _ in 0..RUNS {
-        let changes = bed::changes(objects, None);
+        let changes = fixture::changes(objects, None);
         let mut world = World::new(Installation::default());
         let begun = cpu();
         let mesh = world.commit(changes).snapshot;
@@ -156,7 +156,7 @@ fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f6
     let metadata = json!({ "NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3", "SERVICE_ACCOUNT": "sa",
         "LABELS": { "app": app, "istio": app } });
     let node = format!("{kind}~{ip}~{app}.shop~shop.svc.cluster.local");
-    let proxy = bed::proxy(&node, &metadata, "")?;
+    let proxy = fixture::proxy(&node, &metadata, "")?;
     let membership = Membership {
         joined: vec![(MemberId(0), Arc::new(proxy))],
         ..Membership::default()

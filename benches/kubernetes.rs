@@ -61,7 +61,7 @@ fn run(keep: bool) -> Result<(), String> {
     write(&cluster, (0..SERVICES).flat_map(service).collect())?;
     let mut measured = BTreeMap::from([("services, endpoints, routing", median(&kubeconfig, &folder)?)]);
     write(&cluster, (0..SERVICES).flat_map(pods).collect())?;
-    measured.insert("and a pod for each endpoint", median(&kubeconfig, &folder)?);
+    measured.insert("with a pod for each endpoint", median(&kubeconfig, &folder)?);
     report(&measured, keep)
 }
 
@@ -199,7 +199,7 @@ fn median(kubeconfig: &Path, folder: &Path) -> Result<Figures, String> {
 const READY: &str = "ms to ready";
 const RESIDENT: &str = "KiB resident when ready";
 const LATER: &str = "KiB resident later";
-const HIGHEST: &str = "KiB resident at most";
+const HIGHEST: &str = "KiB resident peak";
 
 fn start(kubeconfig: &Path, folder: &Path) -> Result<Figures, String> {
     let begun = wait::now();

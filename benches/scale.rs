@@ -18,15 +18,15 @@ mod tests {
 
 #[path = "scale"]
 mod scale {
+    mod ads_stream;
     pub(crate) mod churn;
     pub(crate) mod fleet;
-    mod link;
     pub(crate) mod mesh;
-    pub(crate) mod pace;
     mod proxy;
     pub(crate) mod report;
     pub(crate) mod soak;
     pub(crate) mod source;
+    pub(crate) mod ticker;
     pub(crate) mod wire;
 }
 
@@ -40,9 +40,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use scale::churn::Churn;
 use scale::fleet::{Load, Plan, Times};
 use scale::mesh::{self, Mesh};
-use scale::pace::Pace;
 use scale::report::Report;
 use scale::source::{Source, Usage};
+use scale::ticker::Ticker;
 use scale::wire::Type;
 use tests::support;
 
@@ -55,7 +55,7 @@ const ROUNDS: usize = 5;
 const QUIET: Duration = Duration::from_secs(3);
 
 /// The command line arguments.
-struct Wishes {
+struct Options {
     cases: Vec<String>,
     keep: bool,
     /// Whether the mesh comes from an API server.
@@ -87,7 +87,7 @@ struct Goals {
 fn main() -> ExitCode {
     let _children = support::process::end_all_on_drop();
     support::process::end_all_on_signal();
-    let mut wishes = Wishes {
+    let mut options = Options {
         cases: Vec::new(),
         keep: false,
         api: false,
@@ -97,23 +97,23 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--keep" => wishes.keep = true,
-            "--api" => wishes.api = true,
-            "--own" => wishes.own = true,
+            "--keep" => options.keep = true,
+            "--api" => options.api = true,
+            "--own" => options.own = true,
             "--part" => {
                 let part = arguments.next().and_then(|part| part.parse().ok());
                 let Some(part) = part else {
                     eprintln!("--part must be a number");
                     return ExitCode::FAILURE;
                 };
-                wishes.part = part;
+                options.part = part;
             }
             // Passed by Cargo.
             "--bench" => {}
-            case => wishes.cases.push(case.to_owned()),
+            case => options.cases.push(case.to_owned()),
         }
     }
-    match run(&wishes) {
+    match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -122,21 +122,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(wishes: &Wishes) -> Result<(), String> {
+fn run(options: &Options) -> Result<(), String> {
     let open_files = getrlimit(Resource::Nofile);
     let all = Rlimit {
         current: open_files.maximum,
         ..open_files
     };
     setrlimit(Resource::Nofile, all).map_err(|error| error.to_string())?;
-    if wishes.cases.iter().any(|case| case == "soak") {
-        return scale::soak::run(wishes.part);
+    if options.cases.iter().any(|case| case == "soak") {
+        return scale::soak::run(options.part);
     }
     let mut report = Report::default();
-    let wanted = |name: &str| wishes.cases.is_empty() || wishes.cases.iter().any(|case| case == name);
+    let wanted = |name: &str| options.cases.is_empty() || options.cases.iter().any(|case| case == name);
     let plan = |proxies: usize, ramp: u64, is_delta: bool, workloads: usize| Plan {
         proxies,
-        workloads: if wishes.own { proxies } else { workloads },
+        workloads: if options.own { proxies } else { workloads },
         namespaces: 50,
         ramp: Duration::from_secs(ramp),
         is_delta,
@@ -153,7 +153,7 @@ fn run(wishes: &Wishes) -> Result<(), String> {
                 routes: (0.8, 1500.0),
             },
         };
-        configured(wishes, &mut report, &case)?;
+        configured(options, &mut report, &case)?;
     }
     if wanted("delta") {
         let case = Case {
@@ -167,10 +167,10 @@ fn run(wishes: &Wishes) -> Result<(), String> {
                 routes: (1.0, 1000.0),
             },
         };
-        configured(wishes, &mut report, &case)?;
+        configured(options, &mut report, &case)?;
     }
     if wanted("reconnect") {
-        reconnected(wishes, &mut report, plan(5000, 30, true, 1250))?;
+        reconnected(options, &mut report, plan(5000, 30, true, 1250))?;
     }
     if wanted("churn") {
         churned(&mut report, plan(2000, 5, true, 500))?;
@@ -178,7 +178,7 @@ fn run(wishes: &Wishes) -> Result<(), String> {
     if wanted("large") {
         large(&mut report)?;
     }
-    report.print(wishes.keep)
+    report.print(options.keep)
 }
 
 fn sized(services: usize) -> Mesh {
@@ -190,8 +190,8 @@ fn sized(services: usize) -> Mesh {
 }
 
 /// A mesh in its source, and a daemon that serves it.
-fn served(wishes: &Wishes, name: &str, services: usize) -> Result<(Source, Daemon), String> {
-    let source = if wishes.api {
+fn served(options: &Options, name: &str, services: usize) -> Result<(Source, Daemon), String> {
+    let source = if options.api {
         Source::cluster(name, sized(services))?
     } else {
         Source::folder(name, sized(services))?
@@ -201,9 +201,9 @@ fn served(wishes: &Wishes, name: &str, services: usize) -> Result<(Source, Daemo
     Ok((source, daemon))
 }
 
-fn label(wishes: &Wishes, name: &str) -> String {
-    let source = if wishes.api { "API server" } else { "folder" };
-    let own = if wishes.own { ", each its own workload" } else { "" };
+fn label(options: &Options, name: &str) -> String {
+    let source = if options.api { "API server" } else { "folder" };
+    let own = if options.own { ", each its own workload" } else { "" };
     format!("{name}{own}, {source}")
 }
 
@@ -218,9 +218,9 @@ fn rest() {
 }
 
 /// Configures proxies, then changes one EndpointSlice and one VirtualService.
-fn configured(wishes: &Wishes, report: &mut Report, case: &Case) -> Result<(), String> {
-    let name = label(wishes, case.name);
-    let (source, daemon) = served(wishes, &case.name.replace([' ', ','], "-"), case.services)?;
+fn configured(options: &Options, report: &mut Report, case: &Case) -> Result<(), String> {
+    let name = label(options, case.name);
+    let (source, daemon) = served(options, &case.name.replace([' ', ','], "-"), case.services)?;
     rest();
     let before = Usage::of(&daemon.process)?;
     let mut load = Load::new(address(&daemon), case.plan);
@@ -229,12 +229,12 @@ fn configured(wishes: &Wishes, report: &mut Report, case: &Case) -> Result<(), S
     let after = Usage::of(&daemon.process)?;
     let cpu = after.cpu_seconds - before.cpu_seconds;
     report.goal(&name, "CPU-s to configure", case.goals.cpu_seconds, cpu);
-    report.goal(&name, "MiB at most", case.goals.highest_mib, after.highest_mib);
+    report.goal(&name, "MiB peak", case.goals.highest_mib, after.highest_mib);
     report.note(&name, "MiB without proxies", before.resident_mib);
-    report.note(&name, "MiB once configured", after.resident_mib);
+    report.note(&name, "MiB configured", after.resident_mib);
     report.note(&name, "s until all are configured", times.all);
     report.note(&name, "s for one, p99", times.p99);
-    told(report, &name, &load);
+    report_responses(report, &name, &load);
     let mesh = sized(case.services);
     changed(
         report,
@@ -256,13 +256,13 @@ fn configured(wishes: &Wishes, report: &mut Report, case: &Case) -> Result<(), S
             load.converge(Type::Route, &mesh::path(round), write)
         },
     )?;
-    report.note(&name, "MiB in the end", Usage::of(&daemon.process)?.resident_mib);
+    report.note(&name, "MiB at end", Usage::of(&daemon.process)?.resident_mib);
     report.goal(&name, "broken streams", 0.0, load.sums().broken as f64);
     Ok(())
 }
 
 /// Reports the responses so far.
-fn told(report: &mut Report, name: &str, load: &Load) {
+fn report_responses(report: &mut Report, name: &str, load: &Load) {
     let sums = load.sums();
     report.note(name, "responses", sums.responses as f64);
     report.note(name, "resources", sums.resources as f64);
@@ -294,10 +294,10 @@ fn changed(
 }
 
 /// Closes the connections of all proxies at once; they reconnect with the resources that they hold.
-fn reconnected(wishes: &Wishes, report: &mut Report, plan: Plan) -> Result<(), String> {
+fn reconnected(options: &Options, report: &mut Report, plan: Plan) -> Result<(), String> {
     const SERVICES: usize = 200;
-    let name = label(wishes, "5000 sidecars reconnect at once, delta, 200 services");
-    let (_source, daemon) = served(wishes, "reconnect", SERVICES)?;
+    let name = label(options, "5000 sidecars reconnect at once, delta, 200 services");
+    let (_source, daemon) = served(options, "reconnect", SERVICES)?;
     let mut load = Load::new(address(&daemon), plan);
     load.connect(plan.ramp)?;
     rest();
@@ -309,12 +309,12 @@ fn reconnected(wishes: &Wishes, report: &mut Report, plan: Plan) -> Result<(), S
     report.goal(&name, "s until all are current", 30.0, all);
     report.note(&name, "s for one, p99", p99);
     let bytes = (again.bytes_again - sums.bytes_again) as f64;
-    report.goal(&name, "KiB sent that they held", 0.0, bytes / 1024.0);
+    report.goal(&name, "KiB of unchanged resources sent", 0.0, bytes / 1024.0);
     report.note(&name, "KiB received", (again.bytes - sums.bytes) as f64 / 1024.0);
     report.note(&name, "broken streams", (again.broken - sums.broken) as f64);
     report.note(&name, "CPU-s to reconnect", after.cpu_seconds - before.cpu_seconds);
     report.note(&name, "MiB before", before.resident_mib);
-    report.note(&name, "MiB at most", after.highest_mib);
+    report.note(&name, "MiB peak", after.highest_mib);
     Ok(())
 }
 
@@ -330,8 +330,8 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
     load.connect(plan.ramp)?;
     rest();
     let name = "2000 sidecars, delta, 200 services, folder: churn of";
-    let storms: [Storm; 2] = [
-        Storm {
+    let all_series: [ChangeSeries; 2] = [
+        ChangeSeries {
             name: format!("{name} endpoints"),
             a_second: 100,
             churn: Churn::new(
@@ -343,7 +343,7 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
             )?,
             write: |source, mesh, service, round| source.put(&mesh.slice(service, round)),
         },
-        Storm {
+        ChangeSeries {
             name: format!("{name} routes"),
             a_second: 20,
             churn: Churn::new(
@@ -358,22 +358,22 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
             },
         },
     ];
-    for storm in storms {
-        let churn = Arc::new(storm.churn);
+    for series in all_series {
+        let churn = Arc::new(series.churn);
         load.follow(Some(churn.clone()));
         let (before, sums) = (Usage::of(&daemon.process)?, load.sums());
-        let (begun, mut pace) = (wait::now(), Pace::new(storm.a_second as f64));
-        for number in 0..SECONDS * storm.a_second {
-            pace.wait();
+        let (begun, mut ticker) = (wait::now(), Ticker::new(series.a_second as f64));
+        for number in 0..SECONDS * series.a_second {
+            ticker.wait();
             let service = number % SERVICES;
             churn.writes(service);
-            (storm.write)(&source, mesh, service, 1 + number / SERVICES)?;
+            (series.write)(&source, mesh, service, 1 + number / SERVICES)?;
         }
         let written = begun.elapsed();
         let waits = churn.settle(Duration::from_mins(2))?;
         rest();
         load.follow(None);
-        let (after, name) = (Usage::of(&daemon.process)?, &storm.name);
+        let (after, name) = (Usage::of(&daemon.process)?, &series.name);
         let changes = churn.changes() as f64;
         report.note(name, "changes a second", changes / written.as_secs_f64());
         report.note(
@@ -388,10 +388,10 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
         report.note(name, "KiB received for each change", bytes / changes / 1024.0);
         report.note(
             name,
-            "responses to a proxy",
+            "responses for each proxy",
             (load.sums().responses - sums.responses) as f64 / plan.proxies as f64,
         );
-        report.note(name, "MiB at most", after.highest_mib);
+        report.note(name, "MiB peak", after.highest_mib);
         report.goal(
             name,
             "broken streams",
@@ -403,7 +403,7 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
 }
 
 /// A series of changes of one kind.
-struct Storm {
+struct ChangeSeries {
     name: String,
     a_second: usize,
     churn: Churn,
@@ -427,7 +427,7 @@ fn large(report: &mut Report) -> Result<(), String> {
     rest();
     let usage = Usage::of(&daemon.process)?;
     report.goal(name, "s to ready", 15.0, ready.as_secs_f64());
-    report.goal(name, "MiB at most", 600.0, usage.highest_mib);
+    report.goal(name, "MiB peak", 600.0, usage.highest_mib);
     report.note(name, "MiB later", usage.resident_mib);
     report.note(name, "CPU-s", usage.cpu_seconds);
     Ok(())

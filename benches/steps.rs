@@ -6,13 +6,13 @@
 //! with valgrind (independent of other load), and prints a table with those in `benches/figures.json`; `-- --keep`
 //! writes the figures there. Another argument selects steps by a part of their names.
 
-#[path = "support/bed.rs"]
-mod bed;
 #[path = "steps/count.rs"]
 mod count;
 #[path = "../tests/support/figures.rs"]
 #[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
+#[path = "support/fixture.rs"]
+mod fixture;
 #[path = "scale/mesh.rs"]
 #[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod mesh;
@@ -72,9 +72,9 @@ fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
                     if let Err(error) = (step.prepare)(&mut work) {
                         failed = Some(error);
                     }
-                    let begun = bed::cpu();
+                    let begun = fixture::cpu();
                     (step.run)(&mut work);
-                    spent += Duration::from_secs_f64((bed::cpu() - begun) / 1e3);
+                    spent += Duration::from_secs_f64((fixture::cpu() - begun) / 1e3);
                 }
                 // Criterion needs a time above zero.
                 spent.max(Duration::from_nanos(1))

@@ -6,13 +6,13 @@
 //! format of `istiod render`) instead. `-- --counted` only runs the code, for other tools (`valgrind --tool=callgrind
 //! --toggle-collect='*counted_update*'`). Another argument selects cases by a part of their names.
 
-#[path = "support/bed.rs"]
-mod bed;
 #[path = "suite/cases.rs"]
 mod cases;
 #[path = "../tests/support/figures.rs"]
 #[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
 mod figures;
+#[path = "support/fixture.rs"]
+mod fixture;
 #[path = "suite/measure.rs"]
 mod measure;
 #[path = "suite/meshes.rs"]
@@ -126,14 +126,14 @@ const PROXIES: usize = 17;
 /// The input of a case; none if the folder has no such case.
 fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
     let Some(folder) = meshes else {
-        let changes = bed::changes(&(case.mesh)(), Some(&meshes::mesh_config()));
+        let changes = fixture::changes(&(case.mesh)(), Some(&meshes::mesh_config()));
         let metadata = json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
             "ISTIO_VERSION": "1.30.3", "WORKLOAD_NAME": "measured", "LABELS": { meshes::LABEL: "true" } });
         let proxy = |number: usize| {
             // Two of them are endpoints in the mesh.
             let (kind, address) = (case.proxy, meshes::ADDRESSES[number.min(1)]);
             let node = format!("{kind}~{address}~measured-{number}.default~default.svc.cluster.local");
-            bed::proxy(&node, &metadata, IDENTITY)
+            fixture::proxy(&node, &metadata, IDENTITY)
         };
         let proxies = (0..PROXIES).map(proxy).collect::<Result<_, _>>()?;
         return Ok(Some((changes, proxies)));
@@ -151,7 +151,7 @@ fn input(case: &Case, meshes: Option<&str>) -> Result<Option<Input>, String> {
     let read = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
     let proxy = read.proxies.first().cloned().unwrap_or_default();
     let node = proxy["node"].as_str().unwrap_or_default();
-    let proxies = (0..PROXIES).map(|_| bed::proxy(node, &proxy["metadata"], IDENTITY));
+    let proxies = (0..PROXIES).map(|_| fixture::proxy(node, &proxy["metadata"], IDENTITY));
     let proxies = proxies.collect::<Result<_, _>>()?;
     let changes = read.rows.into_values().flatten().map(Change::Upsert).collect();
     Ok(Some((changes, proxies)))

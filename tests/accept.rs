@@ -6,8 +6,8 @@
 //! configurations with reasons; a line without a rejection fails the test too.
 
 mod agent;
-mod ledger;
 mod proxy;
+mod record;
 mod refused;
 mod relay;
 mod secrets;
@@ -22,7 +22,7 @@ use crate::golden::folders;
 use crate::support::daemon::Daemon;
 use crate::support::{envoy, http, missing, netns, project, scratch};
 use proxy::Proxy;
-use refused::Refused;
+use refused::ExpectedRejections;
 
 /// The groups of the conformance set whose proxies are Envoys configured by this daemon.
 const GROUPS: [&str; 16] = [
@@ -68,7 +68,7 @@ fn accepted(group: &str) -> Result<Completion, Failed> {
             "skipped: Istio's conformance set is not next to the project (../shared/conformance)",
         ));
     }
-    let list = Refused::read()?;
+    let list = ExpectedRejections::read()?;
     let scenarios = folders(&set.join(group));
     let next = AtomicUsize::new(0);
     let wrong = Mutex::new(Vec::new());
@@ -106,7 +106,7 @@ fn last(path: &Path) -> String {
 }
 
 /// Serves one scenario to all of its Envoys and compares the results with the list.
-fn check(scenario: &Path, name: &str, list: &Refused) -> Result<(), String> {
+fn check(scenario: &Path, name: &str, list: &ExpectedRejections) -> Result<(), String> {
     let proxies = Proxy::all(scenario).map_err(|error| format!("{name}: {error}"))?;
     if proxies.is_empty() {
         return Ok(());

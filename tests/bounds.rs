@@ -2,8 +2,8 @@
 //! begin with the requirement that they check (SECURITY.md): R1 (expressions), R2 (nesting and sizes), R3 (memory and
 //! connection lifetime).
 
-mod crowd;
 mod expression;
+mod flood;
 mod nesting;
 
 use std::path::{Path, PathBuf};
@@ -17,34 +17,40 @@ use crate::support::{daemon::Daemon, scratch};
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test(
-            "bounds::r1_expressions_cost_little",
-            expression::expressions_cost_little,
+            "bounds::r1_costly_expressions_are_bounded",
+            expression::costly_expressions_are_bounded,
         ),
         Trial::test(
-            "bounds::r2_parsers_refuse_what_is_deep",
-            nesting::parsers_refuse_what_is_deep,
+            "bounds::r2_parsers_reject_deep_nesting",
+            nesting::parsers_reject_deep_nesting,
         ),
         Trial::test(
-            "bounds::r2_the_daemon_survives_what_is_deep",
-            nesting::the_daemon_survives_what_is_deep,
-        ),
-        Trial::test("bounds::r2_pages_take_no_bodies", nesting::pages_take_no_bodies),
-        Trial::test("bounds::r3_strangers_cost_little", crowd::strangers_cost_little),
-        Trial::test(
-            "bounds::r3_strangers_over_tls_cost_little",
-            crowd::strangers_over_tls_cost_little,
+            "bounds::r2_daemon_survives_deep_nesting",
+            nesting::daemon_survives_deep_nesting,
         ),
         Trial::test(
-            "bounds::r3_slow_clients_are_in_nobodys_way",
-            crowd::slow_clients_are_in_nobodys_way,
+            "bounds::r2_pages_do_not_buffer_request_bodies",
+            nesting::pages_do_not_buffer_request_bodies,
         ),
         Trial::test(
-            "bounds::r3_slow_clients_of_tls_are_in_nobodys_way",
-            crowd::slow_clients_of_tls_are_in_nobodys_way,
+            "bounds::r3_unauthenticated_connections_use_bounded_memory",
+            flood::unauthenticated_connections_use_bounded_memory,
         ),
         Trial::test(
-            "bounds::r3_slow_readers_of_pages_are_in_nobodys_way",
-            crowd::slow_readers_of_pages_are_in_nobodys_way,
+            "bounds::r3_unauthenticated_tls_connections_use_bounded_memory",
+            flood::unauthenticated_tls_connections_use_bounded_memory,
+        ),
+        Trial::test(
+            "bounds::r3_slow_clients_do_not_delay_others",
+            flood::slow_clients_do_not_delay_others,
+        ),
+        Trial::test(
+            "bounds::r3_slow_tls_clients_do_not_delay_others",
+            flood::slow_tls_clients_do_not_delay_others,
+        ),
+        Trial::test(
+            "bounds::r3_slow_page_clients_do_not_delay_others",
+            flood::slow_page_clients_do_not_delay_others,
         ),
     ]
 }

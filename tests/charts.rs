@@ -13,11 +13,8 @@ const DEFINITIONS: &str = "charts/base/files/crd-all.gen.yaml";
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = vec![
-        Trial::test("charts::definitions_are_current", definitions_are_current),
-        Trial::test(
-            "charts::versions_are_those_of_the_program",
-            versions_are_those_of_the_program,
-        ),
+        Trial::test("charts::crds_are_current", crds_are_current),
+        Trial::test("charts::versions_match_the_binary", versions_match_the_binary),
     ];
     trials.extend(rendered::trials());
     trials.extend(applied::trials());
@@ -26,7 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// `UPDATE_GOLDEN=1` regenerates them.
-fn definitions_are_current() -> Result<(), Failed> {
+fn crds_are_current() -> Result<(), Failed> {
     let path = project().join(DEFINITIONS);
     let made = istiod::api::crd::text();
     if variable("UPDATE_GOLDEN").is_some() {
@@ -42,7 +39,7 @@ fn definitions_are_current() -> Result<(), Failed> {
     )
 }
 
-fn versions_are_those_of_the_program() -> Result<(), Failed> {
+fn versions_match_the_binary() -> Result<(), Failed> {
     for chart in ["base", "istiod"] {
         let text = std::fs::read_to_string(project().join("charts").join(chart).join("Chart.yaml"))?;
         let chart = istiod::api::yaml::documents(&text)[0].parse()?;

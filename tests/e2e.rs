@@ -1,6 +1,6 @@
 //! The daemon with real Envoys and real requests.
 
-mod bed;
+mod fixture;
 mod sample;
 mod tokens;
 
@@ -13,21 +13,21 @@ use crate::support::ads::Ads;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::{self, Envoy, Node, Protocol};
 use crate::support::{http, missing, project, scratch, wait};
-use bed::{Bed, SOON, WEB, answered_by, answers};
+use fixture::{Fixture, TIMEOUT, WEB, answered_by, answers};
 
 /// A test that runs with both variants of the xDS protocol.
-type InBothForms = fn(&str, Protocol) -> Result<(), Failed>;
+type ProtocolTest = fn(&str, Protocol) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let both: [(&str, InBothForms); 5] = [
+    let both: [(&str, ProtocolTest); 5] = [
         ("sidecar_is_configured_and_routes", sidecar_is_configured_and_routes),
         ("gateway_is_configured_and_routes", gateway_is_configured_and_routes),
-        (
-            "new_weights_arrive_and_nothing_else",
-            new_weights_arrive_and_nothing_else,
-        ),
+        ("new_weights_change_only_routes", new_weights_change_only_routes),
         ("removed_endpoint_drains", removed_endpoint_drains),
-        ("unseen_service_sends_nothing", unseen_service_sends_nothing),
+        (
+            "invisible_service_causes_no_updates",
+            invisible_service_causes_no_updates,
+        ),
     ];
     let mut trials: Vec<Trial> = both
         .into_iter()
@@ -37,21 +37,21 @@ pub(crate) fn trials() -> Vec<Trial> {
         })
         .collect();
     trials.push(with_envoy(
-        "e2e::bad_file_changes_nothing".to_owned(),
-        bad_file_changes_nothing,
+        "e2e::invalid_file_changes_nothing".to_owned(),
+        invalid_file_changes_nothing,
     ));
-    trials.push(Trial::test("e2e::crowd_with_large_nodes_is_served", || {
-        crowd_with_large_nodes_is_served("e2e/crowd_with_large_nodes_is_served")
+    trials.push(Trial::test("e2e::many_proxies_with_large_nodes_are_served", || {
+        many_proxies_with_large_nodes_are_served("e2e/many_proxies_with_large_nodes_are_served")
     }));
     trials.push(with_envoy(
-        "e2e::daemon_restarts_unseen".to_owned(),
-        daemon_restarts_unseen,
+        "e2e::daemon_restart_does_not_affect_traffic".to_owned(),
+        daemon_restart_does_not_affect_traffic,
     ));
     trials.push(with_envoy(
-        "e2e::tokens_are_checked_with_fetched_keys".to_owned(),
-        tokens::are_checked_with_fetched_keys,
+        "e2e::tokens_are_verified_with_fetched_keys".to_owned(),
+        tokens::are_verified_with_fetched_keys,
     ));
-    trials.push(Trial::test("e2e::daemon_ends_when_asked", daemon_ends_when_asked));
+    trials.push(Trial::test("e2e::daemon_exits_on_sigterm", daemon_exits_on_sigterm));
     trials.push(with_envoy("e2e::sample_runs_once".to_owned(), sample::runs_once));
     trials
 }
@@ -68,16 +68,20 @@ fn with_envoy(name: String, trial: impl FnOnce(&str) -> Result<(), Failed> + Sen
 }
 
 fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let sidecar = bed.sidecar(protocol)?;
+    let fixture = Fixture::start(name)?;
+    let sidecar = fixture.sidecar(protocol)?;
     sidecar.refused_nothing()?;
     let names = sidecar.names();
-    for cluster in [bed.cluster(""), bed.cluster("v1"), bed.cluster("v2")] {
+    for cluster in [fixture.cluster(""), fixture.cluster("v1"), fixture.cluster("v2")] {
         assert!(names.contains(&cluster), "no {cluster} among {names:?}");
     }
-    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v1"; 10], "v1 has all the weight");
     assert_eq!(
-        answers(bed.inbound(), "client", 1)?,
+        answers(fixture.outbound(), WEB, 10)?,
+        ["v1"; 10],
+        "v1 has all the weight"
+    );
+    assert_eq!(
+        answers(fixture.inbound(), "client", 1)?,
         ["client"],
         "the sidecar must forward inbound requests to its application"
     );
@@ -85,11 +89,11 @@ fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
 }
 
 fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let gateway = bed.gateway(protocol)?;
+    let fixture = Fixture::start(name)?;
+    let gateway = fixture.gateway(protocol)?;
     gateway.refused_nothing()?;
-    assert_eq!(answers(bed.edge(), WEB, 10)?, ["v1"; 10], "v1 has all the weight");
-    let unknown = http::get(bed.edge(), "unknown.example.com", "/")?;
+    assert_eq!(answers(fixture.edge(), WEB, 10)?, ["v1"; 10], "v1 has all the weight");
+    let unknown = http::get(fixture.edge(), "unknown.example.com", "/")?;
     assert_eq!(
         unknown.status, 404,
         "a host without a VirtualService must have no route"
@@ -99,7 +103,7 @@ fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
 
 /// Many proxies connect at once with large nodes, as Envoys with all their extensions send. Data sent before the first
 /// window update does not block them.
-fn crowd_with_large_nodes_is_served(name: &str) -> Result<(), Failed> {
+fn many_proxies_with_large_nodes_are_served(name: &str) -> Result<(), Failed> {
     let folder = scratch(name);
     let daemon = Daemon::start(&project().join("samples/helloworld"), &folder.join("istiod.log"))?;
     let window = first_window(daemon.xds).map_err(|error| error.to_string())?;
@@ -154,14 +158,18 @@ fn counts<const N: usize>(envoy: &Envoy, kinds: [&str; N]) -> [u64; N] {
     counts
 }
 
-fn new_weights_arrive_and_nothing_else(name: &str, protocol: Protocol) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let sidecar = bed.sidecar(protocol)?;
-    answered_by("v1", bed.outbound(), WEB)?;
+fn new_weights_change_only_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    let fixture = Fixture::start(name)?;
+    let sidecar = fixture.sidecar(protocol)?;
+    answered_by("v1", fixture.outbound(), WEB)?;
     let before = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
-    bed.divide(0, 100);
-    answered_by("v2", bed.outbound(), WEB)?;
-    assert_eq!(answers(bed.outbound(), WEB, 10)?, ["v2"; 10], "v2 has all the weight");
+    fixture.split_traffic(0, 100);
+    answered_by("v2", fixture.outbound(), WEB)?;
+    assert_eq!(
+        answers(fixture.outbound(), WEB, 10)?,
+        ["v2"; 10],
+        "v2 has all the weight"
+    );
     let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
     assert_eq!(after, before, "weights must change only routes");
     sidecar.refused_nothing()?;
@@ -169,27 +177,29 @@ fn new_weights_arrive_and_nothing_else(name: &str, protocol: Protocol) -> Result
 }
 
 fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let sidecar = bed.sidecar(protocol)?;
-    bed.divide(0, 100);
-    answered_by("v2", bed.outbound(), WEB)?;
-    let address = bed.outbound();
+    let fixture = Fixture::start(name)?;
+    let sidecar = fixture.sidecar(protocol)?;
+    fixture.split_traffic(0, 100);
+    answered_by("v2", fixture.outbound(), WEB)?;
+    let address = fixture.outbound();
     let held = http::RUNTIME.spawn(async move { http::request(address, WEB, "/hold").await });
-    wait::until("the pending request at v2", SOON, || (bed.v2.held() == 1).then_some(()))?;
+    wait::until("the pending request at v2", TIMEOUT, || {
+        (fixture.v2.held() == 1).then_some(())
+    })?;
 
     let before = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
-    bed.remove_v2();
-    let endpoints = wait::until("a service without v2", SOON, || {
-        let endpoints = sidecar.endpoints(&bed.cluster(""));
+    fixture.remove_v2();
+    let endpoints = wait::until("a service without v2", TIMEOUT, || {
+        let endpoints = sidecar.endpoints(&fixture.cluster(""));
         (endpoints.len() == 1).then_some(endpoints)
     })?;
-    assert_eq!(endpoints, [bed.v1.address.to_string()], "v1 stays");
+    assert_eq!(endpoints, [fixture.v1.address.to_string()], "v1 stays");
     let after = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
     assert_eq!(after, before, "an endpoint must change only endpoints");
-    bed.divide(100, 0);
-    answered_by("v1", bed.outbound(), WEB)?;
+    fixture.split_traffic(100, 0);
+    answered_by("v1", fixture.outbound(), WEB)?;
 
-    bed.v2.release();
+    fixture.v2.release();
     let answer = http::RUNTIME.block_on(held)??;
     assert_eq!(
         answer.application().as_deref(),
@@ -200,63 +210,63 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     Ok(())
 }
 
-fn unseen_service_sends_nothing(name: &str, protocol: Protocol) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let sidecar = bed.sidecar(protocol)?;
-    answered_by("v1", bed.outbound(), WEB)?;
+fn invisible_service_causes_no_updates(name: &str, protocol: Protocol) -> Result<(), Failed> {
+    let fixture = Fixture::start(name)?;
+    let sidecar = fixture.sidecar(protocol)?;
+    answered_by("v1", fixture.outbound(), WEB)?;
     let before = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS, ROUTES]);
-    bed.add_unseen_service();
-    wait::until("the invisible service in the daemon", SOON, || {
-        let services = http::get(bed.daemon.monitoring, "istiod", "/debug/registryz").ok()?;
+    fixture.add_invisible_service();
+    wait::until("the invisible service in the daemon", TIMEOUT, || {
+        let services = http::get(fixture.daemon.monitoring, "istiod", "/debug/registryz").ok()?;
         services.body.contains("unseen.elsewhere").then_some(())
     })?;
     // The weights change later, so once they arrive, any update for the service would have arrived too.
-    bed.divide(0, 100);
-    answered_by("v2", bed.outbound(), WEB)?;
+    fixture.split_traffic(0, 100);
+    answered_by("v2", fixture.outbound(), WEB)?;
     let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS, ROUTES]);
     assert_eq!(after[..3], before[..3], "an invisible service must change nothing");
     assert_eq!(after[3], before[3] + 1, "only the weights may change the routes");
     Ok(())
 }
 
-fn bad_file_changes_nothing(name: &str) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let sidecar = bed.sidecar(Protocol::Delta)?;
-    bed.spoil();
-    wait::until("the invalid file in the log", SOON, || {
-        bed.daemon.process.log().contains("spoilt.yaml").then_some(())
+fn invalid_file_changes_nothing(name: &str) -> Result<(), Failed> {
+    let fixture = Fixture::start(name)?;
+    let sidecar = fixture.sidecar(Protocol::Delta)?;
+    fixture.write_invalid_file();
+    wait::until("the invalid file in the log", TIMEOUT, || {
+        fixture.daemon.process.log().contains("spoilt.yaml").then_some(())
     })?;
     assert_eq!(
-        answers(bed.outbound(), WEB, 5)?,
+        answers(fixture.outbound(), WEB, 5)?,
         ["v1"; 5],
         "proxies must keep their configuration"
     );
-    bed.divide(0, 100);
-    answered_by("v2", bed.outbound(), WEB)?;
+    fixture.split_traffic(0, 100);
+    answered_by("v2", fixture.outbound(), WEB)?;
     sidecar.refused_nothing()?;
     Ok(())
 }
 
-fn daemon_restarts_unseen(name: &str) -> Result<(), Failed> {
-    let mut bed = Bed::start(name)?;
-    let sidecar = bed.sidecar(Protocol::Delta)?;
-    answered_by("v1", bed.outbound(), WEB)?;
-    bed.restart()?;
+fn daemon_restart_does_not_affect_traffic(name: &str) -> Result<(), Failed> {
+    let mut fixture = Fixture::start(name)?;
+    let sidecar = fixture.sidecar(Protocol::Delta)?;
+    answered_by("v1", fixture.outbound(), WEB)?;
+    fixture.restart()?;
     assert_eq!(
-        answers(bed.outbound(), WEB, 5)?,
+        answers(fixture.outbound(), WEB, 5)?,
         ["v1"; 5],
         "an Envoy without a control plane must continue to serve"
     );
-    bed.divide(0, 100);
-    answered_by("v2", bed.outbound(), WEB)?;
+    fixture.split_traffic(0, 100);
+    answered_by("v2", fixture.outbound(), WEB)?;
     sidecar.refused_nothing()?;
     Ok(())
 }
 
-fn daemon_ends_when_asked() -> Result<(), Failed> {
-    let bed = Bed::start("e2e/daemon_ends_when_asked")?;
-    bed.daemon.process.terminate();
-    let status = bed.daemon.process.end_of(Duration::from_secs(20))?;
+fn daemon_exits_on_sigterm() -> Result<(), Failed> {
+    let fixture = Fixture::start("e2e/daemon_exits_on_sigterm")?;
+    fixture.daemon.process.terminate();
+    let status = fixture.daemon.process.end_of(Duration::from_secs(20))?;
     assert!(status.success(), "SIGTERM must end the daemon with success: {status}");
     Ok(())
 }

@@ -6,11 +6,11 @@ mod cluster;
 mod edits;
 mod faults;
 mod mesh;
-pub(crate) mod place;
 mod remote;
 mod remote_secret;
 mod signers;
 mod status;
+pub(crate) mod tenant;
 mod tokens;
 
 use libtest_mimic::Trial;

@@ -3,6 +3,7 @@
 
 mod agent;
 mod app;
+mod cluster;
 mod convergence;
 mod endpoints;
 mod host;
@@ -13,7 +14,6 @@ mod report;
 mod rules;
 mod scenario;
 mod sds;
-mod site;
 mod soak;
 mod state;
 mod tunnel;

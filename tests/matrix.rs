@@ -4,17 +4,20 @@
 //! implementation.
 
 mod attempt;
-mod bed;
+mod fixture;
 
 use libtest_mimic::{Failed, Trial};
 
 use crate::support::http::RUNTIME;
 use crate::support::kubernetes;
 use attempt::attempt;
-use bed::{Bed, Caller};
+use fixture::{Caller, Fixture};
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![kubernetes::trial("matrix::r5_r9_r10_r11_who_gets_what", who_gets_what)]
+    vec![kubernetes::trial(
+        "matrix::r5_r9_r10_r11_access_control_matrix",
+        access_control_matrix,
+    )]
 }
 
 /// The namespaces of the test; the last is the control plane's.
@@ -89,12 +92,12 @@ fn rule(caller: &Caller, endpoint: Endpoint, target: &str) -> bool {
     }
 }
 
-fn who_gets_what(name: &str) -> Result<(), Failed> {
-    let bed = Bed::start(name)?;
-    let _connected = RUNTIME.block_on(bed.connect_proxies())?;
-    let callers = bed.callers()?;
+fn access_control_matrix(name: &str) -> Result<(), Failed> {
+    let fixture = Fixture::start(name)?;
+    let _connected = RUNTIME.block_on(fixture.connect_proxies())?;
+    let callers = fixture.callers()?;
     let cells = callers.iter().flat_map(|caller| {
-        let tried = ENDPOINTS.into_iter().filter(|endpoint| bed.can_try(*endpoint));
+        let tried = ENDPOINTS.into_iter().filter(|endpoint| fixture.can_try(*endpoint));
         let of_caller = tried.flat_map(|endpoint| NAMESPACES.map(|target| (endpoint, target)));
         of_caller.map(move |(endpoint, target)| (caller, endpoint, target))
     });
@@ -105,7 +108,7 @@ fn who_gets_what(name: &str) -> Result<(), Failed> {
         for chunk in cells.chunks(24) {
             let tried = chunk
                 .iter()
-                .map(|(caller, endpoint, target)| attempt(&bed, caller, *endpoint, target));
+                .map(|(caller, endpoint, target)| attempt(&fixture, caller, *endpoint, target));
             let outcomes = RUNTIME.block_on(futures::future::join_all(tried));
             for ((caller, endpoint, target), outcome) in chunk.iter().zip(outcomes) {
                 if outcome.is_ok() != rule(caller, *endpoint, target) {

@@ -1,11 +1,11 @@
 //! AuthorizationPolicy, RequestAuthentication and PeerAuthentication: the generated filters, checked from the outside
 //! as an attacker or auditor would.
 
-mod bed;
 mod builder;
 mod defaults;
 mod differential;
 mod evaluator;
+mod fixture;
 mod gateways;
 mod literals;
 mod oracle;
@@ -17,32 +17,32 @@ use libtest_mimic::Trial;
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::ignorable_test(
-            "policy::filters_are_those_of_the_builder_of_istio",
-            builder::filters_are_those_of_the_builder_of_istio,
+            "policy::filters_equal_those_of_istios_builder",
+            builder::filters_equal_those_of_istios_builder,
         ),
         Trial::test(
-            "policy::r15_policies_mean_what_they_say",
-            differential::r15_policies_mean_what_they_say,
+            "policy::r15_filters_enforce_the_policies",
+            differential::r15_filters_enforce_the_policies,
         ),
         Trial::test(
-            "policy::r8_a_literal_is_no_expression",
-            literals::r8_a_literal_is_no_expression,
+            "policy::r8_literals_are_not_expressions",
+            literals::r8_literals_are_not_expressions,
         ),
         Trial::test(
-            "policy::r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls",
-            gateways::r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls,
+            "policy::r13_passthrough_reaches_only_exported_mtls_endpoints",
+            gateways::r13_passthrough_reaches_only_exported_mtls_endpoints,
         ),
         Trial::test(
-            "policy::r14_policies_are_the_same_for_every_version",
-            defaults::r14_policies_are_the_same_for_every_version,
+            "policy::r14_policies_are_equal_for_all_proxy_versions",
+            defaults::r14_policies_are_equal_for_all_proxy_versions,
         ),
         Trial::test(
-            "policy::r16_paths_are_normalized_as_the_mesh_says",
-            defaults::r16_paths_are_normalized_as_the_mesh_says,
+            "policy::r16_paths_are_normalized_as_configured",
+            defaults::r16_paths_are_normalized_as_configured,
         ),
         Trial::test(
-            "policy::r17_only_owners_decide_where_ownership_is_strict",
-            ownership::r17_only_owners_decide_where_ownership_is_strict,
+            "policy::r17_strict_ownership_limits_virtual_services",
+            ownership::r17_strict_ownership_limits_virtual_services,
         ),
     ]
 }

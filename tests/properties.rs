@@ -17,12 +17,12 @@ pub(crate) fn trials() -> Vec<Trial> {
             oracles::any_order_gives_the_same_bytes,
         ),
         Trial::test(
-            "properties::nobody_is_told_of_what_is_irrelevant",
-            oracles::nobody_is_told_of_what_is_irrelevant,
+            "properties::irrelevant_changes_cause_no_updates",
+            oracles::irrelevant_changes_cause_no_updates,
         ),
         Trial::test(
-            "properties::each_host_has_the_routes_that_a_sidecar_has",
-            oracles::each_host_has_the_routes_that_a_sidecar_has,
+            "properties::grpc_clients_get_the_routes_of_sidecars",
+            oracles::grpc_clients_get_the_routes_of_sidecars,
         ),
         Trial::test(
             "properties::dependencies_grow_linearly",

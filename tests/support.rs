@@ -5,8 +5,8 @@ pub(crate) mod agent;
 pub(crate) mod authority;
 pub(crate) mod bootstrap;
 pub(crate) mod daemon;
-pub(crate) mod detour;
 pub(crate) mod envoy;
+pub(crate) mod fault_proxy;
 #[allow(dead_code, reason = "for the benches")]
 pub(crate) mod figures;
 pub(crate) mod helm;

@@ -62,7 +62,7 @@ pub(super) const CURVES: &[Curve] = &[
         },
     },
     Curve {
-        name: "Gateways with ports of their own",
+        name: "Gateways with separate ports",
         first: 62,
         mesh: |size| {
             with_base((0..size).map(|n| {

@@ -11,13 +11,13 @@ use rustc_hash::FxHashMap;
 use tokio::task::JoinHandle;
 
 use super::churn::Churn;
-use super::proxy::{Held, PAUSE, Proxy};
+use super::proxy::{HeldResource, PAUSE, Proxy};
 use super::wire::{Response, Type};
 use crate::tests::support::http::RUNTIME;
 use crate::tests::support::wait;
 
 /// Time limit of the slowest proxy before the run fails.
-const PATIENCE: Duration = Duration::from_mins(5);
+const TIMEOUT: Duration = Duration::from_mins(5);
 
 /// The number and kind of the proxies, and how fast they connect.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub(crate) struct Fleet {
     counts: Counts,
     change: ArcSwapOption<Change>,
     churn: ArcSwapOption<Churn>,
-    shared: Mutex<FxHashMap<u64, Arc<Held>>>,
+    shared: Mutex<FxHashMap<u64, Arc<HeldResource>>>,
 }
 
 /// Sums over all proxies.
@@ -111,7 +111,7 @@ impl Fleet {
     }
 
     /// Returns the shared copy of equal resources.
-    pub(crate) fn shared(&self, hash: u64, make: impl FnOnce() -> Held) -> Arc<Held> {
+    pub(crate) fn shared(&self, hash: u64, make: impl FnOnce() -> HeldResource) -> Arc<HeldResource> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.entry(hash).or_insert_with(|| Arc::new(make())).clone()
     }
@@ -196,7 +196,7 @@ impl Load {
                 }
             }));
         }
-        wait::until("the last configured proxy", PATIENCE, || {
+        wait::until("the last configured proxy", TIMEOUT, || {
             (self.readiness().len() >= self.plan.proxies).then_some(())
         })
         .map_err(|error| format!("{error}; {} proxies are configured", self.readiness().len()))?;
@@ -247,7 +247,7 @@ impl Load {
         write()?;
         let written = wait::now();
         let reached = || change.reached.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = wait::until("the change in every proxy", PATIENCE, || {
+        let outcome = wait::until("the change in every proxy", TIMEOUT, || {
             (reached().len() >= self.plan.proxies).then_some(())
         });
         self.fleet.change.store(None);

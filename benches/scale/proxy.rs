@@ -11,8 +11,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::ads_stream::AdsStream;
 use super::fleet::Fleet;
-use super::link::Link;
 use super::wire::{Response, Type, put};
 use crate::tests::support::wait;
 
@@ -26,13 +26,13 @@ pub(crate) struct Proxy {
 /// The resources held, by type and hash of the name.
 #[derive(Default)]
 struct Memory {
-    held: [FxHashMap<u64, Arc<Held>>; 4],
+    held: [FxHashMap<u64, Arc<HeldResource>>; 4],
     /// Subscribed names of each type, as a field of a request.
     asked: [Vec<u8>; 4],
 }
 
 /// A resource at a version, shared by all proxies that hold it.
-pub(crate) struct Held {
+pub(crate) struct HeldResource {
     version: u64,
     /// Name and version as an entry of `initial_resource_versions`.
     entry: Vec<u8>,
@@ -117,9 +117,9 @@ impl Proxy {
         let mut last: [Option<(String, String)>; 4] = Default::default();
         let mut asked: [Vec<u8>; 4] = Default::default();
         let first = request(Type::Cluster, Some(self.node.clone()), None, &[]);
-        let mut link = Link::open(fleet.address, false, first).await?;
+        let mut ads_stream = AdsStream::open(fleet.address, false, first).await?;
         loop {
-            let message = link.next().await?;
+            let message = ads_stream.next().await?;
             let Some(response) = Response::read(&message, false) else {
                 continue;
             };
@@ -128,17 +128,17 @@ impl Proxy {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             last[kind as usize] = Some((text(response.version), text(response.nonce)));
             let ack = request(kind, None, last[kind as usize].as_ref(), &asked[kind as usize]);
-            link.send(ack).await?;
+            ads_stream.send(ack).await?;
             if let Some(referred) = kind.referred() {
                 let added = names(&response, &mut FxHashSet::default());
                 if added != asked[referred as usize] {
                     asked[referred as usize] = added;
                     let (last, names) = (last[referred as usize].as_ref(), &asked[referred as usize]);
-                    link.send(request(referred, None, last, names)).await?;
+                    ads_stream.send(request(referred, None, last, names)).await?;
                 }
             }
             if kind == Type::Cluster && !session.answered[kind as usize] {
-                link.send(request(Type::Listener, None, None, &[])).await?;
+                ads_stream.send(request(Type::Listener, None, None, &[])).await?;
             }
             session.answered[kind as usize] = true;
             session.check(fleet, |kind| !asked[kind as usize].is_empty());
@@ -165,17 +165,19 @@ impl Proxy {
             String::new(),
             &self.known(Type::Cluster),
         );
-        let mut link = Link::open(fleet.address, true, first).await?;
+        let mut ads_stream = AdsStream::open(fleet.address, true, first).await?;
         let is_again = !self.memory().held[Type::Cluster as usize].is_empty();
         if is_again {
             // Like Envoy, which sends all its subscriptions and versions at once.
             for kind in [Type::Endpoints, Type::Listener, Type::Route] {
                 session.names[kind as usize] = self.memory().held[kind as usize].keys().copied().collect();
-                link.send(request(kind, None, String::new(), &self.known(kind))).await?;
+                ads_stream
+                    .send(request(kind, None, String::new(), &self.known(kind)))
+                    .await?;
             }
         }
         loop {
-            let message = link.next().await?;
+            let message = ads_stream.next().await?;
             let Some(response) = Response::read(&message, true) else {
                 continue;
             };
@@ -183,16 +185,18 @@ impl Proxy {
             fleet.note(self.number, &response);
             self.remember(fleet, &response);
             let nonce = String::from_utf8_lossy(response.nonce).into_owned();
-            link.send(request(kind, None, nonce, &[])).await?;
+            ads_stream.send(request(kind, None, nonce, &[])).await?;
             if let Some(referred) = kind.referred() {
                 let added = names(&response, &mut session.names[referred as usize]);
                 if !added.is_empty() {
-                    link.send(request(referred, None, String::new(), &added)).await?;
+                    ads_stream.send(request(referred, None, String::new(), &added)).await?;
                     self.memory().asked[referred as usize].extend_from_slice(&added);
                 }
             }
             if kind == Type::Cluster && !session.answered[kind as usize] && !is_again {
-                link.send(request(Type::Listener, None, String::new(), &[])).await?;
+                ads_stream
+                    .send(request(Type::Listener, None, String::new(), &[]))
+                    .await?;
             }
             session.answered[kind as usize] = true;
             let memory = self.memory();
@@ -220,7 +224,7 @@ impl Proxy {
             if same {
                 fleet.note_again(resource.body.len());
             } else {
-                let entry = || Held::new(resource.name, resource.version);
+                let entry = || HeldResource::new(resource.name, resource.version);
                 held.insert(name, fleet.shared(name ^ version.rotate_left(32), entry));
             }
         }
@@ -230,12 +234,12 @@ impl Proxy {
     }
 }
 
-impl Held {
-    fn new(name: &[u8], version: &[u8]) -> Held {
+impl HeldResource {
+    fn new(name: &[u8], version: &[u8]) -> HeldResource {
         let mut entry = Vec::with_capacity(name.len() + version.len() + 8);
         put(1, name, &mut entry);
         put(2, version, &mut entry);
-        Held {
+        HeldResource {
             version: xxh3_64(version),
             entry,
         }

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::fleet::{Load, Plan};
 use super::mesh::Mesh;
-use super::pace::Pace;
 use super::source::{Source, Usage};
+use super::ticker::Ticker;
 use crate::tests::support::daemon::Daemon;
 use crate::tests::support::{self, http, wait};
 
@@ -18,7 +18,7 @@ const MESH: Mesh = Mesh {
     namespaces: 50,
 };
 /// Temporary services outside [`MESH`].
-const PASSING: usize = 50;
+const TEMPORARY: usize = 50;
 const CONNECTIONS: usize = 100_000;
 const CHANGES: usize = 100_000;
 /// Number of connections at a time.
@@ -26,8 +26,8 @@ const WAVE: usize = 500;
 /// Number of measurements.
 const STEPS: usize = 20;
 /// Number of warm-up steps; the measurements after them are compared.
-const WARM: usize = STEPS / 4;
-const MOST_APART: f64 = 1.05;
+const WARM_UP: usize = STEPS / 4;
+const MAX_RATIO: f64 = 1.05;
 const CHANGES_A_SECOND: f64 = 150.0;
 /// Idle time before each measurement.
 const REST: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
                     .unwrap_or_else(|_| Err("the thread that makes changes panicked".into()));
                 waves.and(changed)
             })?;
-            for passing in 0..PASSING {
+            for passing in 0..TEMPORARY {
                 source.remove(&MESH.service_of(MESH.services + passing))?;
             }
         }
@@ -90,14 +90,14 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
         }
         resident.push(usage.resident_mib);
     }
-    let warm = &resident[WARM..];
+    let warm = &resident[WARM_UP..];
     let most = warm.iter().copied().fold(0.0, f64::max);
     let least = warm.iter().copied().fold(f64::INFINITY, f64::min);
     println!(
         "\nbetween {least:.1} and {most:.1} MiB after the first quarter: {:.3} times",
         most / least
     );
-    if most / least > MOST_APART {
+    if most / least > MAX_RATIO {
         return Err(format!("resident memory is not stable: more than {MOST_APART} times"));
     }
     Ok(())
@@ -131,17 +131,17 @@ fn waves(daemon: &Daemon, first: usize, connections: usize) -> Result<(), String
 
 /// Changes endpoints and routing, and adds and removes services.
 fn change(source: &Source, round: &mut usize, changes: usize) -> Result<(), String> {
-    let mut pace = Pace::new(CHANGES_A_SECOND);
-    let mut there = [false; PASSING];
+    let mut ticker = Ticker::new(CHANGES_A_SECOND);
+    let mut there = [false; TEMPORARY];
     for _ in 0..changes {
-        pace.wait();
+        ticker.wait();
         *round += 1;
         let service = *round % MESH.services;
         match *round % 4 {
             0 | 1 => source.put(&MESH.slice(service, 1 + *round % 200))?,
             2 => source.put(&MESH.virtual_service(service, 1 + *round % 200))?,
             _ => {
-                let passing = *round / 4 % PASSING;
+                let passing = *round / 4 % TEMPORARY;
                 let objects: Vec<Value> = MESH.service_of(MESH.services + passing);
                 if there[passing] {
                     source.remove(&objects)?;

@@ -18,7 +18,7 @@ use istiod::xds::connection::{Protocol, Response};
 use prost::Name;
 use serde_json::{Value, json};
 
-use crate::bed;
+use crate::fixture;
 use crate::mesh::Mesh;
 
 const MESH: Mesh = Mesh {
@@ -32,7 +32,7 @@ const PROXIES: u64 = 40;
 const CHANGED: usize = 7;
 const NAMESPACE: &str = "ns-3";
 /// A proxy that connects and disconnects.
-const GUEST: MemberId = MemberId(1 << 20);
+const EXTRA_PROXY: MemberId = MemberId(1 << 20);
 
 /// A step; only `run` is measured.
 pub(super) struct Step {
@@ -52,7 +52,7 @@ impl Step {
 
 pub(super) const STEPS: &[Step] = &[
     Step {
-        name: "commit: a mesh of 1,000 services from nothing",
+        name: "commit: a mesh of 1,000 services from scratch",
         prepare: |work| {
             work.batch = work.all.clone();
             Ok(())
@@ -74,17 +74,17 @@ pub(super) const STEPS: &[Step] = &[
         run: Work::commit,
     },
     Step {
-        name: "select: one more proxy of a group",
-        prepare: |work| work.guest(NAMESPACE),
+        name: "select: a further proxy of a group",
+        prepare: |work| work.extra_proxy(NAMESPACE),
         run: Work::update,
     },
     Step {
         name: "select: the first proxy of a namespace",
-        prepare: |work| work.guest("elsewhere"),
+        prepare: |work| work.extra_proxy("elsewhere"),
         run: Work::update,
     },
     Step {
-        name: "regroup: 40 proxies, by a Sidecar of theirs",
+        name: "regroup: 40 proxies after a new Sidecar",
         prepare: |work| work.with_sidecar(&["./*", "ns-4/*"]),
         run: Work::push,
     },
@@ -158,7 +158,7 @@ pub(super) struct Work {
 impl Work {
     pub(super) fn new() -> Result<Work, String> {
         let objects = [MESH.namespaces(), MESH.objects()].concat();
-        let all = bed::changes(&objects, None);
+        let all = fixture::changes(&objects, None);
         let mut world = World::new(Installation::default());
         let mesh = world.commit(all.clone()).snapshot;
         let mut store = Store::default();
@@ -245,7 +245,7 @@ impl Work {
     fn settle(&mut self) -> Result<(), String> {
         self.made = None;
         if self.has_guest {
-            self.membership.left.push(GUEST);
+            self.membership.left.push(EXTRA_PROXY);
             self.has_guest = false;
         }
         self.update();
@@ -261,20 +261,20 @@ impl Work {
 
     fn moved_endpoint(&mut self) -> Result<(), String> {
         let round = self.next()?;
-        self.batch = bed::changes(&[MESH.slice(CHANGED, round)], None);
+        self.batch = fixture::changes(&[MESH.slice(CHANGED, round)], None);
         Ok(())
     }
 
     fn moved_route(&mut self) -> Result<(), String> {
         let round = self.next()?;
-        self.batch = bed::changes(&[MESH.virtual_service(CHANGED, round)], None);
+        self.batch = fixture::changes(&[MESH.virtual_service(CHANGED, round)], None);
         Ok(())
     }
 
-    fn guest(&mut self, namespace: &str) -> Result<(), String> {
+    fn extra_proxy(&mut self, namespace: &str) -> Result<(), String> {
         self.settle()?;
-        let guest = proxy(GUEST.0, namespace)?;
-        self.membership.joined.push((GUEST, Arc::new(guest)));
+        let extra_proxy = proxy(EXTRA_PROXY.0, namespace)?;
+        self.membership.joined.push((EXTRA_PROXY, Arc::new(extra_proxy)));
         self.has_guest = true;
         Ok(())
     }
@@ -282,7 +282,7 @@ impl Work {
     /// Removes the Sidecar first, so that adding it is a change.
     fn with_sidecar(&mut self, hosts: &[&str]) -> Result<(), String> {
         self.settle()?;
-        let batch = bed::changes(&[sidecar(hosts)], None);
+        let batch = fixture::changes(&[sidecar(hosts)], None);
         let gone = batch.iter().filter_map(|change| match change {
             // The mesh config, which is in every batch, stays.
             Change::Upsert(row) if row.kind() == Kind::Sidecar => Some(Change::Remove(row.kind(), row.key().clone())),
@@ -344,7 +344,7 @@ fn proxy(number: u64, namespace: &str) -> Result<Proxy, String> {
     let metadata = json!({ "NAMESPACE": namespace, "SERVICE_ACCOUNT": "default", "CLUSTER_ID": "Kubernetes",
         "ISTIO_VERSION": "1.30.3", "LABELS": { "app": "load" }, "INSTANCE_IPS": ip, "WORKLOAD_NAME": "load" });
     let node = format!("sidecar~{ip}~load-{number}.{namespace}~{namespace}.svc.cluster.local");
-    bed::proxy(&node, &metadata, "")
+    fixture::proxy(&node, &metadata, "")
 }
 
 fn sidecar(hosts: &[&str]) -> Value {

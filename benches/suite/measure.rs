@@ -19,13 +19,13 @@ use istiod::{
     table::ChangeSet,
 };
 
-use crate::bed::cpu;
+use crate::fixture::cpu;
 
 /// Minimum number of runs. A figure is the minimum of its runs, because disturbances only add to it.
 const RUNS: usize = 7;
 /// Short runs are repeated until they have taken this many milliseconds together.
-const ENOUGH: f64 = 400.0;
-const MOST_RUNS: usize = 2000;
+const MIN_TOTAL: f64 = 400.0;
+const MAX_RUNS: usize = 2000;
 
 /// The cost and size of the resources of one type.
 #[derive(Clone, Copy)]
@@ -157,7 +157,7 @@ pub(super) fn measure(
 /// Repeats a function that returns its cost, as often as a stable figure needs.
 fn repeat(mut once: impl FnMut() -> Result<f64, String>) -> Result<(), String> {
     let (mut spent, mut runs) = (0.0, 0);
-    while runs < RUNS || (spent < ENOUGH && runs < MOST_RUNS) {
+    while runs < RUNS || (spent < MIN_TOTAL && runs < MAX_RUNS) {
         spent += once()?;
         runs += 1;
     }

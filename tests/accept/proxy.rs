@@ -8,7 +8,7 @@ use istiod::cli::render::read_files;
 use istiod::model::Installation;
 use serde_json::{Map, Value};
 
-use super::ledger::{CLUSTER, LISTENER};
+use super::record::{CLUSTER, LISTENER};
 use super::relay::Relay;
 use super::secrets;
 use crate::support::daemon::Daemon;
@@ -16,7 +16,7 @@ use crate::support::process::Process;
 use crate::support::{bootstrap, envoy, http, netns, sockets, wait};
 
 /// Time limit of a load; a successful one does not reach it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the remaining types after a rejection.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -81,7 +81,7 @@ impl Proxy {
     }
 
     fn started(&self, scenario: &Path, daemon: &Daemon, folder: &Path) -> Result<Running, String> {
-        let place = netns::place();
+        let permit = netns::permit();
         let sockets = sockets();
         let secrets = secrets::rendered(scenario, &folder.join("rendered"), &self.name);
         let relay_socket = sockets.join("relay");
@@ -105,7 +105,7 @@ impl Proxy {
             process,
             relay,
             admin: sockets.join("admin"),
-            _place: place,
+            _permit: permit,
         })
     }
 }
@@ -115,7 +115,7 @@ struct Running {
     process: Process,
     relay: Relay,
     admin: PathBuf,
-    _place: netns::Place,
+    _permit: netns::Permit,
 }
 
 impl Running {
@@ -123,7 +123,7 @@ impl Running {
         let mut lacking = "Envoy does not answer".to_owned();
         let begun = wait::now();
         let mut refused_at = None;
-        let loaded = wait::until("an Envoy that has loaded its configuration", PATIENCE, || {
+        let loaded = wait::until("an Envoy that has loaded its configuration", TIMEOUT, || {
             if let Some(status) = self.process.ended() {
                 return Some(Err(format!("Envoy exited: {status}")));
             }
@@ -131,20 +131,20 @@ impl Running {
                 None => return Some(Ok(())),
                 Some(words) => lacking = words,
             }
-            let is_refused = !self.relay.ledger().complaints().is_empty();
+            let is_refused = !self.relay.record().complaints().is_empty();
             let since = is_refused.then(|| *refused_at.get_or_insert_with(|| begun.elapsed()))?;
             (begun.elapsed() > since + AFTERWARDS).then_some(Ok(()))
         });
-        let ledger = self.relay.ledger();
-        let refusals = ledger.refusals.len();
-        let complaints = ledger.complaints();
+        let record = self.relay.record();
+        let refusals = record.refusals.len();
+        let complaints = record.complaints();
         let verdict = if !complaints.is_empty() {
             Err(complaints.join("\n"))
-        } else if let Some(broken) = &ledger.broken {
+        } else if let Some(broken) = &record.broken {
             Err(format!("stream failed: {broken}"))
         } else {
-            let open = ledger.open();
-            drop(ledger);
+            let open = record.open();
+            drop(record);
             let told = |error| format!("{error}; {lacking}; {open}\n{}", self.process.log_tail());
             loaded.flatten().map_err(told)
         };
@@ -153,7 +153,7 @@ impl Running {
 
     /// Describes what this Envoy has not yet accepted and opened; `None` if nothing is missing.
     fn lacks(&self) -> Option<String> {
-        let settled = self.relay.ledger().settled();
+        let settled = self.relay.record().settled();
         if !settled {
             return Some("responses without ACK".to_owned());
         }
@@ -170,18 +170,18 @@ impl Running {
         let stats = http::get_at(&self.admin, &format!("/stats?format=json&filter={filter}"))?.body;
         let stats: Value = serde_json::from_str(&stats).map_err(|error| error.to_string())?;
         let rows = stats["stats"].as_array().into_iter().flatten();
-        let ledger = self.relay.ledger();
+        let record = self.relay.record();
         for row in rows {
             let (name, value) = (row["name"].as_str().unwrap_or_default(), row["value"].as_u64());
             let expected = match name {
-                "cluster_manager.active_clusters" => bootstrap::CLUSTERS + ledger.count(CLUSTER),
-                "listener_manager.total_listeners_active" => ledger.count(LISTENER),
+                "cluster_manager.active_clusters" => bootstrap::CLUSTERS + record.count(CLUSTER),
+                "listener_manager.total_listeners_active" => record.count(LISTENER),
                 _ => 0,
             };
             if value.is_some_and(|value| value != expected) {
                 return Ok(Some(format!("{name} is {value:?}, not {expected}")));
             }
         }
-        Ok((ledger.streams != 1).then(|| format!("{} streams instead of one", ledger.streams)))
+        Ok((record.streams != 1).then(|| format!("{} streams instead of one", record.streams)))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// The expected results of the listed proxies.
-pub(super) struct Refused(BTreeMap<String, Entry>);
+pub(super) struct ExpectedRejections(BTreeMap<String, Entry>);
 
 struct Entry {
     /// A part of Envoy's error message.
@@ -11,9 +11,9 @@ struct Entry {
     reason: String,
 }
 
-impl Refused {
+impl ExpectedRejections {
     /// Reads the list, whose lines are `GROUP/SCENARIO/PROXY | part of the message | reason`.
-    pub(super) fn read() -> Result<Refused, String> {
+    pub(super) fn read() -> Result<ExpectedRejections, String> {
         let mut entries = BTreeMap::new();
         let lines = include_str!("refused.txt").lines().map(str::trim);
         for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -33,7 +33,7 @@ impl Refused {
                 ));
             }
         }
-        Ok(Refused(entries))
+        Ok(ExpectedRejections(entries))
     }
 
     /// Fails for a proxy whose configuration was rejected and that is not listed, or listed with another message, and

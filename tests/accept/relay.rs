@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::agent;
-use super::ledger::{Ledger, SECRET};
+use super::record::{SECRET, StreamRecord};
 use super::secrets::{self, Rendered};
 use crate::support::http::RUNTIME;
 
@@ -47,7 +47,7 @@ struct Shared {
     /// The daemon's port on 127.0.0.1.
     xds: u16,
     secrets: Rendered,
-    ledger: Mutex<Ledger>,
+    record: Mutex<StreamRecord>,
 }
 
 impl Drop for Relay {
@@ -62,7 +62,7 @@ impl Relay {
         let shared = Arc::new(Shared {
             xds,
             secrets,
-            ledger: Mutex::default(),
+            record: Mutex::default(),
         });
         let _runtime = RUNTIME.enter();
         let listener = UnixListener::bind(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
@@ -70,15 +70,15 @@ impl Relay {
         Ok(Relay { shared, server })
     }
 
-    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.shared.ledger()
+    pub(super) fn record(&self) -> MutexGuard<'_, StreamRecord> {
+        self.shared.record()
     }
 }
 
 impl Shared {
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn record(&self) -> MutexGuard<'_, StreamRecord> {
         // A test that panicked does not read the record.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,11 +118,11 @@ fn delta(
     request: Request<Streaming<DeltaDiscoveryRequest>>,
     shared: Arc<Shared>,
 ) -> Result<Answers<DeltaDiscoveryResponse>, Status> {
-    shared.ledger().streams += 1;
+    shared.record().streams += 1;
     let (outbox, answers) = mpsc::channel(UNDER_WAY);
     RUNTIME.spawn(async move {
         if let Err(status) = pass_on(request.into_inner(), &outbox, &shared).await {
-            shared.ledger().broken = Some(status.to_string());
+            shared.record().broken = Some(status.to_string());
             let _ = outbox.send(Err(status)).await;
         }
     });
@@ -148,18 +148,18 @@ async fn pass_on(
             request = requests.message() => {
                 // An Envoy that is killed resets its stream; that is not an error.
                 let Ok(Some(request)) = request else { return Ok(()) };
-                shared.ledger().request(&request);
+                shared.record().request(&request);
                 if request.type_url != SECRET {
                     inbox.send(request).await.map_err(gone)?;
                 } else if let Some(response) = secrets_for(&request, shared, &mut secrets)? {
-                    shared.ledger().response(&response);
+                    shared.record().response(&response);
                     outbox.send(Ok(response)).await.map_err(gone)?;
                 }
             }
             response = responses.message() => {
                 let mut response = response?.ok_or_else(|| Status::unavailable("the daemon closed the stream"))?;
                 agent::fetch(&mut response);
-                shared.ledger().response(&response);
+                shared.record().response(&response);
                 outbox.send(Ok(response)).await.map_err(gone)?;
             }
         }
@@ -223,7 +223,7 @@ fn of_agent(
         while let Ok(Some(request)) = requests.message().await {
             if let Some(error) = request.error_detail {
                 let complaint = format!("{:?}: {}", request.resource_names, error.message);
-                shared.ledger().refused_secrets.push(complaint);
+                shared.record().refused_secrets.push(complaint);
             }
             if names == request.resource_names {
                 continue;

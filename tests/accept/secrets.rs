@@ -21,7 +21,7 @@ pub(super) fn of_agent(name: &str) -> Any {
         let key = json!({ "inlineString": include_str!("identity-key.pem") });
         json!({ "tlsCertificate": { "certificateChain": certificate, "privateKey": key } })
     };
-    let mut secret = json!({ "@type": super::ledger::SECRET, "name": name });
+    let mut secret = json!({ "@type": super::record::SECRET, "name": name });
     if let (Some(secret), Some(body)) = (secret.as_object_mut(), body.as_object()) {
         secret.extend(body.clone());
     }

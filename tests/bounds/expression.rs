@@ -34,7 +34,7 @@ fn envoy_filter(expressions: impl Iterator<Item = String>) -> Value {
 
 /// A megabyte-long expression is rejected before it is compiled, and an object full of expressions takes seconds at
 /// most.
-pub(super) fn expressions_cost_little() -> Result<(), Failed> {
+pub(super) fn costly_expressions_are_bounded() -> Result<(), Failed> {
     for text in ["a".repeat(1 << 20), "(".repeat(1 << 20), "a{1000}".repeat(150_000)] {
         let begun = wait::now();
         let refused = regex::compile(&text);

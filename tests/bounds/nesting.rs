@@ -80,7 +80,7 @@ fn deep_messages() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Every parser returns an error, within the stack size of the daemon's worker threads.
-pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
+pub(super) fn parsers_reject_deep_nesting() -> Result<(), Failed> {
     let parsing = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
         for (what, text) in deep_texts() {
             let read = FileContent::read("objects.yaml", text.as_bytes(), &ClusterId::new("c"));
@@ -116,7 +116,7 @@ pub(super) fn parsers_refuse_what_is_deep() -> Result<(), Failed> {
 }
 
 /// Like the test above, against a real daemon's ports and folder.
-pub(super) fn the_daemon_survives_what_is_deep() -> Result<(), Failed> {
+pub(super) fn daemon_survives_deep_nesting() -> Result<(), Failed> {
     let (daemon, mesh) = daemon("bounds-nesting")?;
     for (what, message) in deep_messages() {
         // Field 2 of a request is its node.
@@ -189,7 +189,7 @@ async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
 }
 
 /// Pages are read-only: large bodies and heads are refused or ignored, and not buffered.
-pub(super) fn pages_take_no_bodies() -> Result<(), Failed> {
+pub(super) fn pages_do_not_buffer_request_bodies() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-pages")?;
     let deep: Bytes = "[".repeat(DEEP).into();
     let large = Bytes::from(vec![b'x'; 64 << 20]);

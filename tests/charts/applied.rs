@@ -13,14 +13,15 @@ use crate::support::{helm, missing, project, scratch};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("charts::definitions::accept_and_refuse", |_| accept_and_refuse()),
-        kubernetes::trial("charts::definitions::status_is_written_apart", |_| {
-            status_is_written_apart()
+        kubernetes::trial(
+            "charts::crds::valid_objects_are_accepted_and_invalid_ones_refused",
+            |_| valid_objects_are_accepted_and_invalid_ones_refused(),
+        ),
+        kubernetes::trial("charts::crds::status_is_a_subresource", |_| status_is_a_subresource()),
+        kubernetes::trial("charts::crds::versions_share_one_object", |_| {
+            versions_share_one_object()
         }),
-        kubernetes::trial("charts::definitions::versions_are_one_object", |_| {
-            versions_are_one_object()
-        }),
-        Trial::ignorable_test("charts::definitions::conformance", conformance),
+        Trial::ignorable_test("charts::crds::conformance", conformance),
         Trial::ignorable_test("charts::istiod::is_installed", is_installed),
     ]
 }
@@ -50,7 +51,7 @@ struct Cases {
     refuses: BTreeMap<String, Vec<Value>>,
 }
 
-fn accept_and_refuse() -> Result<(), Failed> {
+fn valid_objects_are_accepted_and_invalid_ones_refused() -> Result<(), Failed> {
     let cluster = kubernetes::shared(0)?;
     let text = std::fs::read_to_string(project().join("tests/charts/objects.yaml"))?;
     let cases: BTreeMap<String, Cases> = serde_json::from_value(yaml::documents(&text)[0].parse()?)?;
@@ -110,7 +111,7 @@ fn verdict(wrong: Vec<String>) -> Result<(), Failed> {
     Err(wrong.join("\n").into())
 }
 
-fn status_is_written_apart() -> Result<(), Failed> {
+fn status_is_a_subresource() -> Result<(), Failed> {
     let cluster = kubernetes::shared(0)?;
     let namespace = "definition-status";
     cluster.namespace(namespace, &json!({}))?;
@@ -141,7 +142,7 @@ fn status_is_written_apart() -> Result<(), Failed> {
     Ok(cluster.api.delete(&reference)?)
 }
 
-fn versions_are_one_object() -> Result<(), Failed> {
+fn versions_share_one_object() -> Result<(), Failed> {
     let cluster = kubernetes::shared(0)?;
     let namespace = "definition-versions";
     cluster.namespace(namespace, &json!({}))?;

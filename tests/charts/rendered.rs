@@ -12,26 +12,26 @@ use crate::support::helm;
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         helm::trial("charts::lint", lint),
-        helm::trial("charts::base::installs_the_definitions", base_installs_the_definitions),
-        helm::trial(
-            "charts::base::leaves_out_what_is_excluded",
-            base_leaves_out_what_is_excluded,
-        ),
-        helm::trial("charts::istiod::objects_have_istios_names", objects_have_istios_names),
-        helm::trial("charts::istiod::ports_are_istios", ports_are_istios),
-        helm::trial("charts::istiod::pods_are_what_is_selected", pods_are_what_is_selected),
+        helm::trial("charts::base::installs_the_crds", base_installs_the_crds),
+        helm::trial("charts::base::omits_excluded_crds", base_omits_excluded_crds),
+        helm::trial("charts::istiod::object_names_match_istio", object_names_match_istio),
+        helm::trial("charts::istiod::ports_match_istio", ports_match_istio),
+        helm::trial("charts::istiod::selectors_match_the_pods", selectors_match_the_pods),
         helm::trial("charts::istiod::flags_are_known", flags_are_known),
-        helm::trial("charts::istiod::roles_allow_what_is_read", roles_allow_what_is_read),
-        helm::trial("charts::istiod::mesh_config_is_read", mesh_config_is_read),
-        helm::trial("charts::istiod::values_below_pilot_count", values_below_pilot_count),
-        helm::trial("charts::istiod::scope_divides_the_objects", scope_divides_the_objects),
         helm::trial(
-            "charts::istiod::replicas_and_budget_go_together",
-            replicas_and_budget_go_together,
+            "charts::istiod::roles_allow_all_watched_kinds",
+            roles_allow_all_watched_kinds,
+        ),
+        helm::trial("charts::istiod::mesh_config_is_valid", mesh_config_is_valid),
+        helm::trial("charts::istiod::pilot_values_apply", pilot_values_apply),
+        helm::trial("charts::istiod::scope_splits_the_objects", scope_splits_the_objects),
+        helm::trial(
+            "charts::istiod::disruption_budget_follows_replicas",
+            disruption_budget_follows_replicas,
         ),
         helm::trial(
-            "charts::istiod::what_is_not_there_is_refused",
-            what_is_not_there_is_refused,
+            "charts::istiod::unsupported_values_are_refused",
+            unsupported_values_are_refused,
         ),
     ]
 }
@@ -89,7 +89,7 @@ fn lint() -> Result<(), Failed> {
     Ok(())
 }
 
-fn base_installs_the_definitions() -> Result<(), Failed> {
+fn base_installs_the_crds() -> Result<(), Failed> {
     let plain = helm::objects("base", &["base.enableCRDTemplates=false"])?;
     let templated = helm::objects("base", &[])?;
     for definition in crd::definitions() {
@@ -112,7 +112,7 @@ fn base_installs_the_definitions() -> Result<(), Failed> {
     Ok(())
 }
 
-fn base_leaves_out_what_is_excluded() -> Result<(), Failed> {
+fn base_omits_excluded_crds() -> Result<(), Failed> {
     let objects = helm::objects("base", &["base.excludedCRDs={envoyfilters.networking.istio.io}"])?;
     assert_eq!(objects.len(), crd::definitions().len());
     assert!(!names(&objects).contains("CustomResourceDefinition /envoyfilters.networking.istio.io"));
@@ -134,7 +134,7 @@ fn base_leaves_out_what_is_excluded() -> Result<(), Failed> {
     Ok(())
 }
 
-fn objects_have_istios_names() -> Result<(), Failed> {
+fn object_names_match_istio() -> Result<(), Failed> {
     let of_default = [
         "ClusterRole /istio-reader-clusterrole-istio-system",
         "ClusterRole /istiod-clusterrole-istio-system",
@@ -176,7 +176,7 @@ fn objects_have_istios_names() -> Result<(), Failed> {
     Ok(())
 }
 
-fn ports_are_istios() -> Result<(), Failed> {
+fn ports_match_istio() -> Result<(), Failed> {
     let objects = helm::objects("istiod", ALL)?;
     let want = json!([
         { "name": "grpc-xds", "port": 15010, "protocol": "TCP" },
@@ -212,7 +212,7 @@ fn ports_are_istios() -> Result<(), Failed> {
     Ok(())
 }
 
-fn pods_are_what_is_selected() -> Result<(), Failed> {
+fn selectors_match_the_pods() -> Result<(), Failed> {
     for (values, suffix) in [(&["autoscaleMin=2"][..], ""), (ALL, "-canary")] {
         let objects = helm::objects("istiod", values)?;
         let deployment = find(&objects, "Deployment", &format!("istiod{suffix}"));
@@ -279,7 +279,7 @@ fn flags_are_known() -> Result<(), Failed> {
     Ok(())
 }
 
-fn roles_allow_what_is_read() -> Result<(), Failed> {
+fn roles_allow_all_watched_kinds() -> Result<(), Failed> {
     let objects = helm::objects("istiod", &["env.MCS_API_GROUP=mcs.example.com"])?;
     let rules = Rules {
         config_kinds: true,
@@ -316,7 +316,7 @@ fn roles_allow_what_is_read() -> Result<(), Failed> {
     Ok(())
 }
 
-fn mesh_config_is_read() -> Result<(), Failed> {
+fn mesh_config_is_valid() -> Result<(), Failed> {
     let values = [
         "revision=canary",
         "global.meshID=mesh1",
@@ -353,7 +353,7 @@ fn mesh_config_is_read() -> Result<(), Failed> {
     Ok(())
 }
 
-fn values_below_pilot_count() -> Result<(), Failed> {
+fn pilot_values_apply() -> Result<(), Failed> {
     let below = helm::objects(
         "istiod",
         &[
@@ -378,7 +378,7 @@ fn values_below_pilot_count() -> Result<(), Failed> {
     Ok(())
 }
 
-fn scope_divides_the_objects() -> Result<(), Failed> {
+fn scope_splits_the_objects() -> Result<(), Failed> {
     let with = |scope: &str| {
         let mut values = ALL.to_vec();
         let scope = format!("global.resourceScope={scope}");
@@ -391,7 +391,7 @@ fn scope_divides_the_objects() -> Result<(), Failed> {
     Ok(())
 }
 
-fn replicas_and_budget_go_together() -> Result<(), Failed> {
+fn disruption_budget_follows_replicas() -> Result<(), Failed> {
     let one = helm::objects("istiod", &["autoscaleEnabled=false"])?;
     assert_eq!(find(&one, "Deployment", "istiod")["spec"]["replicas"], 1);
     assert!(
@@ -413,7 +413,7 @@ fn replicas_and_budget_go_together() -> Result<(), Failed> {
     Ok(())
 }
 
-fn what_is_not_there_is_refused() -> Result<(), Failed> {
+fn unsupported_values_are_refused() -> Result<(), Failed> {
     for (value, because) in [
         ("profile=ambient", "\"ambient\" was asked for"),
         ("compatibilityVersion=1.29", "\"1.29\" was asked for"),

@@ -16,8 +16,8 @@ use crate::support::{helm, missing, scratch, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![Trial::ignorable_test(
-        "charts::istiod::rights_are_those_used",
-        rights_are_those_used,
+        "charts::istiod::granted_permissions_equal_used_ones",
+        granted_permissions_equal_used_ones,
     )]
 }
 
@@ -45,7 +45,7 @@ const RENEWING: [(&str, &str); 3] = [
     ("CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR", "false"),
 ];
 
-fn rights_are_those_used() -> Result<Completion, Failed> {
+fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
         return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
     }
@@ -80,7 +80,7 @@ fn rights_are_those_used() -> Result<Completion, Failed> {
             .env("POD_NAME", "istiod-0")
             .env("POD_NAMESPACE", NAMESPACE);
     })?;
-    give_it_work(&cluster, &daemon)?;
+    trigger_all_writes(&cluster, &daemon)?;
     daemon.process.terminate();
     daemon.process.end_of(Duration::from_mins(1))?;
 
@@ -140,7 +140,7 @@ fn granted(objects: &[Value]) -> BTreeSet<String> {
 }
 
 /// Makes each controller write its objects.
-fn give_it_work(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
+fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
     let metadata = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name });
     let networking = "networking.istio.io/v1";
     for object in [

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-use super::bed::{Bed, SOON};
+use super::fixture::{Fixture, TIMEOUT};
 use crate::support::envoy::{Envoy, Protocol};
 use crate::support::http::{self, RUNTIME};
 use crate::support::wait;
@@ -156,28 +156,28 @@ spec: {{jwtRules: [{}]}}
 }
 
 /// Returns the status of a request to the client with this token.
-fn status(bed: &Bed, token: Option<&str>) -> Result<u16, String> {
+fn status(fixture: &Fixture, token: Option<&str>) -> Result<u16, String> {
     let path = token.map_or("/".to_owned(), |token| format!("/?access_token={token}"));
-    Ok(http::get(bed.inbound(), "client", &path)?.status.as_u16())
+    Ok(http::get(fixture.inbound(), "client", &path)?.status.as_u16())
 }
 
 /// Sends requests with this token until one gets the status.
-fn becomes(bed: &Bed, what: &str, token: &str, wanted: u16) -> Result<(), String> {
-    wait::until(what, SOON, || {
-        status(bed, Some(token)).ok().filter(|status| *status == wanted)
+fn becomes(fixture: &Fixture, what: &str, token: &str, wanted: u16) -> Result<(), String> {
+    wait::until(what, TIMEOUT, || {
+        status(fixture, Some(token)).ok().filter(|status| *status == wanted)
     })
     .map(|_| ())
 }
 
 /// Returns the entry of a key server on the debug page.
-fn report(bed: &Bed, url: &str) -> Value {
-    let page = http::get(bed.daemon.monitoring, "istiod", "/debug/jwksz").map(|answer| answer.body);
+fn report(fixture: &Fixture, url: &str) -> Value {
+    let page = http::get(fixture.daemon.monitoring, "istiod", "/debug/jwksz").map(|answer| answer.body);
     let page: Value = serde_json::from_str(&page.unwrap_or_default()).unwrap_or_default();
     let mut reports = page.as_array().into_iter().flatten();
     reports.find(|report| report["url"] == url).cloned().unwrap_or_default()
 }
 
-pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {
+pub(super) fn are_verified_with_fetched_keys(name: &str) -> Result<(), Failed> {
     let [first, second, described, forger] = ["first", "second", "described", "first"].map(Key::new);
     let good = KeyServer::start(Some(self_signed()));
     good.set("/keys", key_set(&[&first]));
@@ -197,61 +197,66 @@ pub(super) fn are_checked_with_fetched_keys(name: &str) -> Result<(), Failed> {
         without_keys.clone(),
     ];
 
-    let bed = Bed::start_with(name, &[("env.yaml", SETTINGS), ("tokens.yaml", &policy(&rules))])?;
-    let sidecar = bed.sidecar(Protocol::Delta)?;
+    let fixture = Fixture::start_with(name, &[("env.yaml", SETTINGS), ("tokens.yaml", &policy(&rules))])?;
+    let sidecar = fixture.sidecar(Protocol::Delta)?;
     // The daemon becomes ready only after it has requested all keys, so no Envoy starts without them.
-    assert_eq!(status(&bed, Some(&first.token("good")))?, 200, "a valid token");
+    assert_eq!(status(&fixture, Some(&first.token("good")))?, 200, "a valid token");
     assert_eq!(
-        status(&bed, Some(&described.token(&issuer_name)))?,
+        status(&fixture, Some(&described.token(&issuer_name)))?,
         200,
         "keys found by OpenID discovery"
     );
-    assert_eq!(status(&bed, None)?, 200, "a request without a token");
+    assert_eq!(status(&fixture, None)?, 200, "a request without a token");
     assert_eq!(
-        status(&bed, Some(&forger.token("good")))?,
+        status(&fixture, Some(&forger.token("good")))?,
         401,
         "a token signed with another key"
     );
     assert_eq!(
-        status(&bed, Some(&first.token("hangs")))?,
+        status(&fixture, Some(&first.token("hangs")))?,
         401,
         "a token of an issuer without keys"
     );
     assert_eq!(
-        status(&bed, Some(&first.token("nobody")))?,
+        status(&fixture, Some(&first.token("nobody")))?,
         401,
         "a token of an unknown issuer"
     );
 
-    rotate(&bed, &sidecar, &good, &first, &second)?;
-    last_good_keys_stay(&bed, good, &good_url, &second)?;
+    rotate(&fixture, &sidecar, &good, &first, &second)?;
+    last_good_keys_stay(&fixture, good, &good_url, &second)?;
 
-    bed.write("tokens.yaml", &policy(&[without_keys]));
-    becomes(&bed, "the policy without the good issuer", &second.token("good"), 401)?;
+    fixture.write("tokens.yaml", &policy(&[without_keys]));
+    becomes(
+        &fixture,
+        "the policy without the good issuer",
+        &second.token("good"),
+        401,
+    )?;
     assert_eq!(
-        status(&bed, Some(&first.token("hangs")))?,
+        status(&fixture, Some(&first.token("hangs")))?,
         401,
         "the only issuer has no keys"
     );
-    assert_eq!(status(&bed, None)?, 200, "a request without a token");
+    assert_eq!(status(&fixture, None)?, 200, "a request without a token");
     sidecar.refused_nothing()?;
     Ok(())
 }
 
 /// New keys are used and old ones removed while another issuer's server hangs.
-fn rotate(bed: &Bed, sidecar: &Envoy, good: &KeyServer, first: &Key, second: &Key) -> Result<(), Failed> {
+fn rotate(fixture: &Fixture, sidecar: &Envoy, good: &KeyServer, first: &Key, second: &Key) -> Result<(), Failed> {
     assert_eq!(
-        status(bed, Some(&second.token("good")))?,
+        status(fixture, Some(&second.token("good")))?,
         401,
         "a key that is not published yet"
     );
     good.set("/keys", key_set(&[first, second]));
-    becomes(bed, "the second key", &second.token("good"), 200)?;
-    assert_eq!(status(bed, Some(&first.token("good")))?, 200, "both keys are valid");
+    becomes(fixture, "the second key", &second.token("good"), 200)?;
+    assert_eq!(status(fixture, Some(&first.token("good")))?, 200, "both keys are valid");
     good.set("/keys", key_set(&[second]));
-    becomes(bed, "the removal of the first key", &first.token("good"), 401)?;
+    becomes(fixture, "the removal of the first key", &first.token("good"), 401)?;
     assert_eq!(
-        status(bed, Some(&second.token("good")))?,
+        status(fixture, Some(&second.token("good")))?,
         200,
         "only the second key is valid"
     );
@@ -260,24 +265,24 @@ fn rotate(bed: &Bed, sidecar: &Envoy, good: &KeyServer, first: &Key, second: &Ke
 }
 
 /// The key server is gone, but its keys stay.
-fn last_good_keys_stay(bed: &Bed, good: KeyServer, url: &str, key: &Key) -> Result<(), Failed> {
+fn last_good_keys_stay(fixture: &Fixture, good: KeyServer, url: &str, key: &Key) -> Result<(), Failed> {
     drop(good);
-    let report = wait::until("failures of the stopped server", SOON, || {
-        Some(report(bed, url)).filter(|report| report["failures"].as_u64() >= Some(2))
+    let report = wait::until("failures of the stopped server", TIMEOUT, || {
+        Some(report(fixture, url)).filter(|report| report["failures"].as_u64() >= Some(2))
     })?;
     assert_eq!(report["keyIds"], json!([key.id]), "{report}");
     assert_eq!(report["wantedBy"], json!(["shop/tokens"]), "{report}");
     assert_eq!(
-        status(bed, Some(&key.token("good")))?,
+        status(fixture, Some(&key.token("good")))?,
         200,
         "the last valid key must stay"
     );
-    let log = bed.daemon.process.log();
+    let log = fixture.daemon.process.log();
     assert!(
         log.contains("the last keys stay") && log.contains("shop/tokens"),
         "{log}"
     );
-    let metrics = http::get(bed.daemon.monitoring, "istiod", "/metrics")?.body;
+    let metrics = http::get(fixture.daemon.monitoring, "istiod", "/metrics")?.body;
     for name in ["success", "fail"] {
         let counter = format!("pilot_jwks_resolver_network_fetch_{name}_total ");
         let counted = metrics.lines().find_map(|line| line.strip_prefix(counter.as_str()));

@@ -25,31 +25,31 @@ pub(super) fn mutate(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>
 }
 
 fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &[&[u8]]) {
-    let place = random.below(input.len());
+    let position = random.below(input.len());
     match random.below(10) {
-        0 if !input.is_empty() => input[place] ^= 1 << random.below(8),
-        1 if !input.is_empty() => input[place] = random.next() as u8,
+        0 if !input.is_empty() => input[position] ^= 1 << random.below(8),
+        1 if !input.is_empty() => input[position] = random.next() as u8,
         2 => {
             let range = range(random, input.len());
             input.drain(range);
         }
-        3 => insert(input, place, &[random.next() as u8]),
+        3 => insert(input, position, &[random.next() as u8]),
         4 if !words.is_empty() => {
             let word = words[random.below(words.len())];
             // Replace a range, or insert at its start.
             let end = if random.one_in(2) {
-                (place + word.len()).min(input.len())
+                (position + word.len()).min(input.len())
             } else {
-                place
+                position
             };
-            input.splice(place.min(end)..end, word.iter().copied());
+            input.splice(position.min(end)..end, word.iter().copied());
         }
         5 => {
             // A length or a count, one to four bytes.
             let edge = EDGES[random.below(EDGES.len())].to_be_bytes();
             let number = &edge[random.below(4)..];
-            let end = (place + number.len()).min(input.len());
-            input.splice(place..end, number.iter().copied());
+            let end = (position + number.len()).min(input.len());
+            input.splice(position..end, number.iter().copied());
         }
         6 => {
             // Repeat a range: nesting, repetition.
@@ -62,23 +62,23 @@ fn change(random: &mut Random, input: &mut Vec<u8>, others: &[Vec<u8>], words: &
         7 if !others.is_empty() => {
             let other = &others[random.below(others.len())];
             let range = range(random, other.len());
-            insert(input, place, &other[range]);
+            insert(input, position, &other[range]);
         }
         8 if !others.is_empty() => {
             // The head of this input with the tail of another.
             let other = &others[random.below(others.len())];
-            input.truncate(place);
+            input.truncate(position);
             input.extend_from_slice(&other[random.below(other.len())..]);
         }
         _ => {
             let from = range(random, input.len());
             let piece = input[from].to_vec();
-            insert(input, place, &piece);
+            insert(input, position, &piece);
         }
     }
 }
 
-fn insert(input: &mut Vec<u8>, place: usize, piece: &[u8]) {
-    let place = place.min(input.len());
-    input.splice(place..place, piece.iter().copied());
+fn insert(input: &mut Vec<u8>, position: usize, piece: &[u8]) {
+    let position = position.min(input.len());
+    input.splice(position..position, piece.iter().copied());
 }

@@ -41,7 +41,7 @@ pub(crate) const ALL: &[Target] = &[
 ];
 
 /// Returns the class of an outcome from its text, without numbers and quoted parts.
-fn sort_of(outcome: &str) -> u64 {
+fn class_of(outcome: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut quoted = false;
     for byte in outcome.bytes().take(400) {

@@ -7,8 +7,8 @@ use base64::prelude::BASE64_STANDARD;
 use libtest_mimic::{Failed, Trial};
 use serde_json::json;
 
-use super::status::{SYSTEM, grant, nothing_was_forbidden, trial};
-use crate::support::agent::{Agent, Certificate, KeyKind, Shown, Trust};
+use super::status::{SYSTEM, grant, no_request_was_forbidden, trial};
+use crate::support::agent::{Agent, Certificate, ClientCredentials, KeyKind, Trust};
 use crate::support::authority::{Authority, verify};
 use crate::support::daemon::Daemon;
 use crate::support::http::RUNTIME;
@@ -17,12 +17,12 @@ use crate::support::kubernetes::api::Reference;
 use crate::support::wait;
 
 /// Longer than the lease of a lock.
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![trial(
-        "kube::authority::one_root_until_another_ca_takes_over",
-        one_root_until_another_ca_takes_over,
+        "kube::authority::replicas_share_one_root_and_adopt_a_plugged_in_ca",
+        replicas_share_one_root_and_adopt_a_plugged_in_ca,
     )]
 }
 
@@ -33,12 +33,12 @@ fn text_of(cluster: &Cluster, name: &str, key: &str) -> Option<String> {
 
 fn certificate(daemon: &Daemon, root: &str, token: &str) -> Result<Certificate, String> {
     let agent = Agent::new(daemon.secure, Trust::Roots(root.to_owned()));
-    let shown = Shown::token(token);
+    let shown = ClientCredentials::token(token);
     let asked = agent.certificate(&shown, KeyKind::Ecdsa);
     RUNTIME.block_on(asked).map_err(|status| status.to_string())
 }
 
-fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
+fn replicas_share_one_root_and_adopt_a_plugged_in_ca(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(name)?;
     let folder = crate::support::scratch(&format!("{name}-logs"));
     cluster.namespace(SYSTEM, &json!({}))?;
@@ -58,11 +58,11 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
     let daemons = [one?, other?];
 
     let secret = Reference::new("v1", "Secret", SYSTEM, "istio-ca-secret");
-    let kept = wait::until("a root", SOON, || cluster.get(&secret).ok()?)?;
+    let kept = wait::until("a root", TIMEOUT, || cluster.get(&secret).ok()?)?;
     assert_eq!(kept["type"], "istio.io/ca-root");
     let root = BASE64_STANDARD.decode(kept["data"]["ca-cert.pem"].as_str().unwrap_or_default())?;
     let root = String::from_utf8(root)?;
-    wait::until("the root in the namespace", SOON, || {
+    wait::until("the root in the namespace", TIMEOUT, || {
         (text_of(&cluster, "istio-ca-root-cert", "root-cert.pem")? == root).then_some(())
     })?;
     let token = cluster.token("shop", "web", &["istio-ca"])?;
@@ -79,7 +79,7 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
     cluster.api.apply(&authority.secret(SYSTEM, Some(&revoked)))?;
     for daemon in &daemons {
         // Clients that trust only the old root are served all the time.
-        let issued = wait::until("a certificate of the other CA", SOON, || {
+        let issued = wait::until("a certificate of the other CA", TIMEOUT, || {
             let issued = certificate(daemon, &root, &token).expect("every handshake succeeds");
             issued.chain.contains(&authority.certificate()).then_some(issued)
         })?;
@@ -90,17 +90,17 @@ fn one_root_until_another_ca_takes_over(name: &str) -> Result<(), Failed> {
         }
         // The serving certificate follows the signing CA once its key exists. Until then, no client trusts only the new
         // root.
-        wait::until("a serving certificate of the new CA", SOON, || {
+        wait::until("a serving certificate of the new CA", TIMEOUT, || {
             certificate(daemon, &authority.root(), &token).ok()
         })?;
     }
-    wait::until("both roots in the namespace", SOON, || {
+    wait::until("both roots in the namespace", TIMEOUT, || {
         let roots = text_of(&cluster, "istio-ca-root-cert", "root-cert.pem")?;
         (roots.contains(&authority.root()) && roots.contains(&root)).then_some(())
     })?;
-    wait::until("the revocation list in the namespace", SOON, || {
+    wait::until("the revocation list in the namespace", TIMEOUT, || {
         (text_of(&cluster, "istio-ca-crl", "ca-crl.pem")? == revoked).then_some(())
     })?;
-    nothing_was_forbidden(&cluster)?;
+    no_request_was_forbidden(&cluster)?;
     Ok(())
 }

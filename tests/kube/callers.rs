@@ -11,8 +11,8 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
-use super::place::{Place, SOON};
-use crate::support::agent::{Agent, KeyKind, Shown, Trust, signing_request};
+use super::tenant::{TIMEOUT, Tenant};
+use crate::support::agent::{Agent, ClientCredentials, KeyKind, Trust, signing_request};
 use crate::support::daemon::Daemon;
 use crate::support::http::RUNTIME;
 use crate::support::kubernetes::{self, Cluster};
@@ -23,27 +23,33 @@ const AUDIENCE: &str = "istio-ca";
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         kubernetes::trial(
-            "kube::callers::r11_headers_of_strangers_get_nothing",
-            r11_headers_of_strangers_get_nothing,
+            "kube::callers::r11_forwarded_headers_of_untrusted_clients_are_ignored",
+            r11_forwarded_headers_of_untrusted_clients_are_ignored,
         ),
-        kubernetes::trial("kube::callers::nodes_ask_for_their_pods", nodes_ask_for_their_pods),
         kubernetes::trial(
-            "kube::callers::remote_tokens_are_reviewed_there",
-            remote_tokens_are_reviewed_there,
+            "kube::callers::node_accounts_request_certificates_for_their_pods",
+            node_accounts_request_certificates_for_their_pods,
+        ),
+        kubernetes::trial(
+            "kube::callers::remote_tokens_are_reviewed_by_their_cluster",
+            remote_tokens_are_reviewed_by_their_cluster,
         ),
     ]
 }
 
-fn daemon(place: &Place<'_>, name: &str, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
-    let kubeconfig = place.cluster.admin_kubeconfig();
-    Daemon::secured(&place.folder.join(name), |command| {
-        command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", &place.system]);
+fn daemon(tenant: &Tenant<'_>, name: &str, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
+    let kubeconfig = tenant.cluster.admin_kubeconfig();
+    Daemon::secured(&tenant.folder.join(name), |command| {
+        command
+            .arg("--kubeconfig")
+            .arg(&kubeconfig)
+            .args(["-n", &tenant.system]);
         configure(command);
     })
 }
 
 /// Requests a certificate, for another identity if one is given. Returns the names in it.
-fn ask(daemon: &Daemon, shown: &Shown, somebody_else: &str) -> Result<Vec<String>, Status> {
+fn ask(daemon: &Daemon, shown: &ClientCredentials, somebody_else: &str) -> Result<Vec<String>, Status> {
     let (_, csr) = signing_request(KeyKind::Ecdsa);
     let metadata = json!({ "ImpersonatedIdentity": somebody_else });
     let request = IstioCertificateRequest {
@@ -92,44 +98,48 @@ fn workload(cluster: &Cluster, namespace: &str, account: &str, node: &str) -> Re
 }
 
 /// All callers come from 127.0.0.1, which is not a trusted gateway by default.
-fn r11_headers_of_strangers_get_nothing(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(0, name)?;
+fn r11_forwarded_headers_of_untrusted_clients_are_ignored(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(0, name)?;
     let evil = "spiffe://cluster.local/ns/istio-system/sa/istiod";
-    let forged = Shown {
+    let forged = ClientCredentials {
         headers: vec![
             ("x-forwarded-client-cert", format!("By=x;URI={evil}")),
             ("x-forwarded-for", "127.0.0.1".to_owned()),
         ],
-        ..Shown::default()
+        ..ClientCredentials::default()
     };
     let nobody = "request authenticate failure";
-    let closed = daemon(&place, "closed.log", |_| {})?;
+    let closed = daemon(&tenant, "closed.log", |_| {})?;
     refused(ask(&closed, &forged, ""), nobody, "no gateway is trusted")?;
-    refused(ask(&closed, &Shown::default(), ""), nobody, "no credentials")?;
+    refused(
+        ask(&closed, &ClientCredentials::default(), ""),
+        nobody,
+        "no credentials",
+    )?;
     drop(closed);
     // With trusted gateways configured, those on the local host are trusted as well.
-    let open = daemon(&place, "open.log", |command| {
+    let open = daemon(&tenant, "open.log", |command| {
         command.env("TRUSTED_GATEWAY_CIDR", "192.0.2.0/24");
     })?;
     assert_eq!(ask(&open, &forged, "")?, [evil]);
-    refused(ask(&open, &Shown::default(), ""), nobody, "no credentials")?;
+    refused(ask(&open, &ClientCredentials::default(), ""), nobody, "no credentials")?;
     Ok(())
 }
 
-fn nodes_ask_for_their_pods(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(0, name)?;
-    let node = |number: u8| place.fill(&format!("{{trial}}-{number}"));
-    let ztunnel = workload(place.cluster, &place.system, "ztunnel", &node(1))?;
-    let here = workload(place.cluster, &place.app, "here", &node(1))?;
-    workload(place.cluster, &place.app, "there", &node(2))?;
-    let accounts = format!("{}/ztunnel", place.system);
-    let daemon = daemon(&place, "istiod.log", |command| {
+fn node_accounts_request_certificates_for_their_pods(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(0, name)?;
+    let node = |number: u8| tenant.fill(&format!("{{trial}}-{number}"));
+    let ztunnel = workload(tenant.cluster, &tenant.system, "ztunnel", &node(1))?;
+    let here = workload(tenant.cluster, &tenant.app, "here", &node(1))?;
+    workload(tenant.cluster, &tenant.app, "there", &node(2))?;
+    let accounts = format!("{}/ztunnel", tenant.system);
+    let daemon = daemon(&tenant, "istiod.log", |command| {
         command.env("CA_TRUSTED_NODE_ACCOUNTS", &accounts);
     })?;
-    let id = |account: &str| format!("spiffe://cluster.local/ns/{}/sa/{account}", place.app);
-    let ztunnel = Shown::token(ztunnel);
+    let id = |account: &str| format!("spiffe://cluster.local/ns/{}/sa/{account}", tenant.app);
+    let ztunnel = ClientCredentials::token(ztunnel);
     assert_eq!(ask(&daemon, &ztunnel, &id("here"))?, [id("here")]);
-    let own = format!("spiffe://cluster.local/ns/{}/sa/ztunnel", place.system);
+    let own = format!("spiffe://cluster.local/ns/{}/sa/ztunnel", tenant.system);
     assert_eq!(ask(&daemon, &ztunnel, "")?, [own]);
     let not_so = "request impersonation authentication failure";
     for other in [
@@ -140,39 +150,39 @@ fn nodes_ask_for_their_pods(name: &str) -> Result<(), Failed> {
     ] {
         refused(ask(&daemon, &ztunnel, &other), not_so, &other)?;
     }
-    let here = Shown::token(here);
+    let here = ClientCredentials::token(here);
     refused(
         ask(&daemon, &here, &id("here")),
         not_so,
         "a workload must not request certificates for others",
     )?;
     // A token without a pod binding belongs to no node.
-    let unbound = Shown::token(place.cluster.token(&place.system, "ztunnel", &[AUDIENCE])?);
+    let unbound = ClientCredentials::token(tenant.cluster.token(&tenant.system, "ztunnel", &[AUDIENCE])?);
     refused(ask(&daemon, &unbound, &id("here")), not_so, "no pod")?;
     Ok(())
 }
 
-fn remote_tokens_are_reviewed_there(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(0, name)?;
+fn remote_tokens_are_reviewed_by_their_cluster(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(0, name)?;
     let remote = kubernetes::shared(1)?;
-    place.namespaces(remote)?;
-    let path = place.folder.join("remote.kubeconfig");
+    tenant.namespaces(remote)?;
+    let path = tenant.folder.join("remote.kubeconfig");
     remote.write_admin_kubeconfig(&path, &remote.url());
     let text = read(&path)?;
-    let id = place.fill("west-{trial}");
-    place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
-        "metadata": { "namespace": place.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
+    let id = tenant.fill("west-{trial}");
+    tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "namespace": tenant.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
         "stringData": { id.as_str(): text } }))?;
-    let here = workload(place.cluster, &place.app, "here", "")?;
-    let there = workload(remote, &place.app, "there", "")?;
-    let daemon = daemon(&place, "istiod.log", |_| {})?;
-    let of = |token: &str, cluster: &str| Shown {
+    let here = workload(tenant.cluster, &tenant.app, "here", "")?;
+    let there = workload(remote, &tenant.app, "there", "")?;
+    let daemon = daemon(&tenant, "istiod.log", |_| {})?;
+    let of = |token: &str, cluster: &str| ClientCredentials {
         cluster: Some(cluster.to_owned()),
-        ..Shown::token(token)
+        ..ClientCredentials::token(token)
     };
-    let names = |account: &str| vec![format!("spiffe://cluster.local/ns/{}/sa/{account}", place.app)];
+    let names = |account: &str| vec![format!("spiffe://cluster.local/ns/{}/sa/{account}", tenant.app)];
     assert_eq!(ask(&daemon, &of(&here, "Kubernetes"), "")?, names("here"));
-    let joined = wait::until("a certificate of the remote cluster's workload", SOON, || {
+    let joined = wait::until("a certificate of the remote cluster's workload", TIMEOUT, || {
         ask(&daemon, &of(&there, &id), "").ok()
     })?;
     assert_eq!(joined, names("there"));

@@ -12,8 +12,13 @@ use crate::support::wait;
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         kubernetes::trial("kube::cluster::objects_round_trip", |_| objects_round_trip()),
-        kubernetes::trial("kube::cluster::tokens_carry_roles", |_| tokens_carry_roles()),
-        kubernetes::trial("kube::cluster::state_outlives_the_server", state_outlives_the_server),
+        kubernetes::trial("kube::cluster::tokens_have_the_rights_of_their_account", |_| {
+            tokens_have_the_rights_of_their_account()
+        }),
+        kubernetes::trial(
+            "kube::cluster::state_survives_an_api_server_restart",
+            state_survives_an_api_server_restart,
+        ),
     ]
 }
 
@@ -53,7 +58,7 @@ fn objects_round_trip() -> Result<(), Failed> {
     Ok(())
 }
 
-fn tokens_carry_roles() -> Result<(), Failed> {
+fn tokens_have_the_rights_of_their_account() -> Result<(), Failed> {
     let cluster = kubernetes::shared(0)?;
     let namespace = "token-roles";
     let folder = crate::support::scratch("kube/tokens");
@@ -92,7 +97,7 @@ fn tokens_carry_roles() -> Result<(), Failed> {
     Ok(())
 }
 
-fn state_outlives_the_server(name: &str) -> Result<(), Failed> {
+fn state_survives_an_api_server_restart(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(name)?;
     cluster.namespace("kept", &json!({}))?;
     let object = virtual_service("kept");

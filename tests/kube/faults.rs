@@ -5,57 +5,63 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::mesh::{MESH, service};
-use super::place::{Place, SOON};
+use super::tenant::{TIMEOUT, Tenant};
 use crate::support::ads::{self, Ads, Type};
-use crate::support::detour::Detour;
+use crate::support::fault_proxy::FaultProxy;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
 use crate::support::{http, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("kube::faults::server_dies_and_forgets", server_dies_and_forgets),
-        kubernetes::trial("kube::faults::watches_drop_in_a_storm", watches_drop_in_a_storm),
+        kubernetes::trial(
+            "kube::faults::api_server_outage_with_lost_history",
+            api_server_outage_with_lost_history,
+        ),
+        kubernetes::trial(
+            "kube::faults::watches_recover_from_broken_connections",
+            watches_recover_from_broken_connections,
+        ),
     ]
 }
 
 /// Returns the resources from a fresh daemon.
-fn fresh(place: &Place, proxy: &crate::support::envoy::Node) -> Result<ads::Resources, String> {
-    let daemon = place.daemon("fresh")?;
+fn fresh(tenant: &Tenant, proxy: &crate::support::envoy::Node) -> Result<ads::Resources, String> {
+    let daemon = tenant.daemon("fresh")?;
     Ads::connect(daemon.xds, proxy).first()
 }
 
 /// No resource is removed while the API server is down. Changes made meanwhile arrive afterwards, even though etcd's
 /// history is gone.
-fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
+fn api_server_outage_with_lost_history(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{name}/cluster"))?;
-    let place = Place::within(&cluster, name)?;
-    place.apply(MESH)?;
-    place.apply(&(service("going", "{app}", 11) + &service("staying", "{app}", 12)))?;
-    let detour = Detour::to(cluster.port());
-    let daemon = place.daemon_by(&place.kubeconfig_by_way_of(detour.port), "istiod", |_| {})?;
-    let node = place.sidecar(&json!({}));
+    let tenant = Tenant::within(&cluster, name)?;
+    tenant.apply(MESH)?;
+    tenant.apply(&(service("going", "{app}", 11) + &service("staying", "{app}", 12)))?;
+    let fault_proxy = FaultProxy::to(cluster.port());
+    let daemon = tenant.daemon_with_kubeconfig(&tenant.kubeconfig_through(fault_proxy.port), "istiod", |_| {})?;
+    let node = tenant.sidecar(&json!({}));
     let proxy = Ads::connect(daemon.xds, &node);
     let before = proxy.first()?;
-    let going = (Type::Cluster, place.outbound(80, "going"));
+    let going = (Type::Cluster, tenant.outbound(80, "going"));
     assert!(before.contains_key(&going), "{:?}", before.keys());
     proxy.mark();
 
     cluster.stop_server();
-    let arrivals = detour.arrivals();
-    wait::until("attempts to reach the API server", SOON, || {
-        (detour.arrivals() > arrivals + 2).then_some(())
+    let arrivals = fault_proxy.arrivals();
+    wait::until("attempts to reach the API server", TIMEOUT, || {
+        (fault_proxy.arrivals() > arrivals + 2).then_some(())
     })?;
     let late = Ads::connect(daemon.xds, &node);
     assert_eq!(late.first()?, before, "a proxy that connects now must get the same");
     assert!(daemon.is_ready(), "the daemon must stay ready with its last good state");
 
-    detour.cut();
+    fault_proxy.cut();
     cluster.start_server()?;
-    place.delete(&service("going", "{app}", 11))?;
-    place.apply(&service("coming", "{app}", 13))?;
-    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &place.app, "staying-a");
-    let address = place.fill("10.{n}.3.99");
+    tenant.delete(&service("going", "{app}", 11))?;
+    tenant.apply(&service("coming", "{app}", 13))?;
+    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &tenant.app, "staying-a");
+    let address = tenant.fill("10.{n}.3.99");
     cluster.api.patch(
         &slice,
         &json!({ "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }] }),
@@ -64,11 +70,11 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
     assert_eq!(proxy.lost(), [""; 0], "no resources may be lost");
     assert_eq!(proxy.complete().as_ref(), Some(&before), "no resources may change");
 
-    detour.open();
-    let expected = fresh(&place, &node)?;
+    fault_proxy.open();
+    let expected = fresh(&tenant, &node)?;
     assert!(!expected.contains_key(&going), "{:?}", expected.keys());
-    proxy.until_same(&expected, SOON)?;
-    late.until_same(&expected, SOON)?;
+    proxy.until_same(&expected, TIMEOUT)?;
+    late.until_same(&expected, TIMEOUT)?;
     let lost = proxy.lost();
     assert!(
         lost.iter().all(|lost| lost.contains("going")),
@@ -84,9 +90,9 @@ fn server_dies_and_forgets(name: &str) -> Result<(), Failed> {
     );
 
     // A change after the relist must arrive as well.
-    place.apply(&service("last", "{app}", 14))?;
-    let last = (Type::Cluster, place.outbound(80, "last"));
-    proxy.until("a change after the outage", SOON, |resources| {
+    tenant.apply(&service("last", "{app}", 14))?;
+    let last = (Type::Cluster, tenant.outbound(80, "last"));
+    proxy.until("a change after the outage", TIMEOUT, |resources| {
         resources.contains_key(&last).then_some(())
     })?;
     Ok(())
@@ -97,68 +103,68 @@ const CHURNS: u32 = 1_000;
 const PODS: u32 = 25;
 
 /// Pods are created, changed and deleted while connections to the API server break again and again.
-fn watches_drop_in_a_storm(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(1, name)?;
-    place.apply(MESH)?;
-    let detour = Detour::to(place.cluster.port());
-    let daemon = place.daemon_by(&place.kubeconfig_by_way_of(detour.port), "istiod", |_| {})?;
-    let node = place.sidecar(&json!({}));
+fn watches_recover_from_broken_connections(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(1, name)?;
+    tenant.apply(MESH)?;
+    let fault_proxy = FaultProxy::to(tenant.cluster.port());
+    let daemon = tenant.daemon_with_kubeconfig(&tenant.kubeconfig_through(fault_proxy.port), "istiod", |_| {})?;
+    let node = tenant.sidecar(&json!({}));
     let proxy = Ads::connect(daemon.xds, &node);
     proxy.first()?;
-    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &place.app, "web-a");
+    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &tenant.app, "web-a");
     let mut present = vec![false; PODS as usize];
     for churn in 0..CHURNS {
         let index = (churn * 7) % PODS;
-        let reference = Reference::new("v1", "Pod", &place.app, &format!("churned-{index}"));
+        let reference = Reference::new("v1", "Pod", &tenant.app, &format!("churned-{index}"));
         let present = &mut present[index as usize];
         match (*present, churn % 3) {
             (false, _) => {
-                place.cluster.api.create(&pod(&place, index, churn))?;
+                tenant.cluster.api.create(&pod(&tenant, index, churn))?;
                 *present = true;
             }
             (true, 0) => {
-                place.cluster.api.delete(&reference)?;
+                tenant.cluster.api.delete(&reference)?;
                 *present = false;
             }
             (true, _) => {
                 let labels = json!({ "metadata": { "labels": { "version": format!("v{}", churn % 5) } } });
-                place.cluster.api.patch(&reference, &labels)?;
+                tenant.cluster.api.patch(&reference, &labels)?;
             }
         }
         if churn % 10 == 0 {
-            place
+            tenant
                 .cluster
                 .api
-                .patch(&slice, &json!({ "endpoints": endpoints(&place, churn) }))?;
+                .patch(&slice, &json!({ "endpoints": endpoints(&tenant, churn) }))?;
         }
         if churn % 25 == 0 {
-            detour.sever();
+            fault_proxy.sever();
         }
     }
-    let expected = fresh(&place, &node)?;
-    let assignment = &expected[&(Type::Endpoints, place.outbound(80, "web"))];
+    let expected = fresh(&tenant, &node)?;
+    let assignment = &expected[&(Type::Endpoints, tenant.outbound(80, "web"))];
     assert!(!ads::endpoints(assignment)?.is_empty(), "some endpoints must remain");
-    proxy.until_same(&expected, SOON)?;
-    eprintln!("{} connections for {CHURNS} churns", detour.arrivals());
+    proxy.until_same(&expected, TIMEOUT)?;
+    eprintln!("{} connections for {CHURNS} churns", fault_proxy.arrivals());
     Ok(())
 }
 
-fn pod(place: &Place, index: u32, churn: u32) -> Value {
+fn pod(tenant: &Tenant, index: u32, churn: u32) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "namespace": place.app, "name": format!("churned-{index}"),
+        "metadata": { "namespace": tenant.app, "name": format!("churned-{index}"),
             "labels": { "app": "web", "version": format!("v{}", churn % 5) } },
-        "spec": { "serviceAccountName": format!("account-{}", churn % 3), "nodeName": format!("{}-node", place.trial),
+        "spec": { "serviceAccountName": format!("account-{}", churn % 3), "nodeName": format!("{}-node", tenant.trial),
             "containers": [{ "name": "web", "image": "web" }] } })
 }
 
 /// Some of the pods, ready or not.
-fn endpoints(place: &Place, churn: u32) -> Value {
+fn endpoints(tenant: &Tenant, churn: u32) -> Value {
     let chosen = (0..PODS).filter(|index| !(index + churn / 10).is_multiple_of(3));
     chosen
         .map(|index| {
-            json!({ "addresses": [place.fill(&format!("10.{{n}}.4.{}", index + 1))],
+            json!({ "addresses": [tenant.fill(&format!("10.{{n}}.4.{}", index + 1))],
                 "conditions": { "ready": !(index + churn).is_multiple_of(5) },
-                "targetRef": { "kind": "Pod", "namespace": place.app, "name": format!("churned-{index}") } })
+                "targetRef": { "kind": "Pod", "namespace": tenant.app, "name": format!("churned-{index}") } })
         })
         .collect()
 }

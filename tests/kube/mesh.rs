@@ -5,7 +5,7 @@ use std::time::Duration;
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
-use super::place::{Place, SOON};
+use super::tenant::{TIMEOUT, Tenant};
 use crate::support::ads::{Ads, Resources, Type, same};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::{Reference, documents};
@@ -17,29 +17,32 @@ pub(super) const MESH: &str = include_str!("mesh.yaml");
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("kube::mesh::same_as_a_folder", same_as_a_folder),
-        kubernetes::trial("kube::mesh::definitions_come_and_go", definitions_come_and_go),
-        kubernetes::trial("kube::mesh::selectors_change", selectors_change),
-        kubernetes::trial("kube::mesh::revisions_part", revisions_part),
+        kubernetes::trial(
+            "kube::mesh::api_server_and_folder_give_the_same_resources",
+            api_server_and_folder_give_the_same_resources,
+        ),
+        kubernetes::trial("kube::mesh::crds_are_added_and_removed", crds_are_added_and_removed),
+        kubernetes::trial("kube::mesh::discovery_selectors_change", discovery_selectors_change),
+        kubernetes::trial("kube::mesh::other_revisions_are_ignored", other_revisions_are_ignored),
     ]
 }
 
 /// The same objects in a folder give byte-identical resources.
-fn same_as_a_folder(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(0, name)?;
-    place.apply(MESH)?;
-    let folder = place.folder.join("mesh");
+fn api_server_and_folder_give_the_same_resources(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(0, name)?;
+    tenant.apply(MESH)?;
+    let folder = tenant.folder.join("mesh");
     std::fs::create_dir(&folder)?;
-    std::fs::write(folder.join("mesh.yaml"), place.mesh(""))?;
+    std::fs::write(folder.join("mesh.yaml"), tenant.mesh(""))?;
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: '{}', labels: {trial: '{trial}'}}\n---\n";
-    let namespaces = [&place.app, &place.system]
+    let namespaces = [&tenant.app, &tenant.system]
         .map(|name| namespace.replace("{}", name))
         .concat();
-    std::fs::write(folder.join("objects.yaml"), place.fill(&(namespaces + MESH)))?;
+    std::fs::write(folder.join("objects.yaml"), tenant.fill(&(namespaces + MESH)))?;
 
-    let from_folder = Daemon::of_folder(&folder, &place.system, &place.folder.join("folder.log"))?;
-    let from_server = place.daemon("istiod")?;
-    let mut node = place.sidecar(&json!({ "app": "client" }));
+    let from_folder = Daemon::of_folder(&folder, &tenant.system, &tenant.folder.join("folder.log"))?;
+    let from_server = tenant.daemon("istiod")?;
+    let mut node = tenant.sidecar(&json!({ "app": "client" }));
     let (expected, given) = (
         Ads::connect(from_folder.xds, &node),
         Ads::connect(from_server.xds, &node),
@@ -50,11 +53,14 @@ fn same_as_a_folder(name: &str) -> Result<(), Failed> {
         "the mesh must give a sidecar some resources: {:?}",
         expected.keys()
     );
-    given.until_same(&expected, SOON)?;
+    given.until_same(&expected, TIMEOUT)?;
 
     // The address of a sidecar of a pod in the mesh.
-    let address = place.fill("10.{n}.0.1");
-    node.id = format!("sidecar~{address}~web-1.{app}~{app}.svc.cluster.local", app = place.app);
+    let address = tenant.fill("10.{n}.0.1");
+    node.id = format!(
+        "sidecar~{address}~web-1.{app}~{app}.svc.cluster.local",
+        app = tenant.app
+    );
     node.metadata["INSTANCE_IPS"] = json!(address);
     node.metadata["SERVICE_ACCOUNT"] = json!("web");
     node.metadata["LABELS"] = json!({ "app": "web", "version": "v1" });
@@ -62,7 +68,7 @@ fn same_as_a_folder(name: &str) -> Result<(), Failed> {
         Ads::connect(from_folder.xds, &node),
         Ads::connect(from_server.xds, &node),
     );
-    given.until_same(&expected.first()?, SOON)?;
+    given.until_same(&expected.first()?, TIMEOUT)?;
     Ok(())
 }
 
@@ -77,15 +83,15 @@ fn routes_hold(resources: &Resources, text: &str) -> bool {
 /// Waits until routes contain a text, or do not.
 fn until_routes(ads: &Ads, text: &str, hold: bool) -> Result<Resources, String> {
     let what = format!("routes {} {text}", if hold { "with" } else { "without" });
-    ads.until(&what, SOON, |resources| {
+    ads.until(&what, TIMEOUT, |resources| {
         (routes_hold(resources, text) == hold).then(|| resources.clone())
     })
 }
 
-fn virtual_service(place: &Place, name: &str, prefix: &str) -> Value {
+fn virtual_service(tenant: &Tenant, name: &str, prefix: &str) -> Value {
     json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
-        "metadata": { "namespace": place.app, "name": name },
-        "spec": { "hosts": [format!("{name}.{}.svc.cluster.local", place.app)], "http": [
+        "metadata": { "namespace": tenant.app, "name": name },
+        "spec": { "hosts": [format!("{name}.{}.svc.cluster.local", tenant.app)], "http": [
             { "match": [{ "uri": { "prefix": prefix } }], "route": [{ "destination": { "host": name } }] },
             { "route": [{ "destination": { "host": name } }] }] } })
 }
@@ -112,26 +118,26 @@ ports: [{{name: http, port: 8080, protocol: TCP}}]
 }
 
 /// A new definition is watched, a removed one removes its objects, and an invalid object affects nothing else.
-fn definitions_come_and_go(name: &str) -> Result<(), Failed> {
+fn crds_are_added_and_removed(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{name}/cluster"))?;
-    let place = Place::within(&cluster, name)?;
-    place.apply(&(service("web", "{app}", 1) + &service("shop", "{app}", 2)))?;
+    let tenant = Tenant::within(&cluster, name)?;
+    tenant.apply(&(service("web", "{app}", 1) + &service("shop", "{app}", 2)))?;
     // A definition that accepts invalid objects.
     let definition = crds::loose_crd("networking.istio.io", "VirtualService");
     remove_definition(&cluster, &definition)?;
 
-    let daemon = place.daemon("istiod")?;
-    let ads = Ads::connect(daemon.xds, &place.sidecar(&json!({})));
+    let daemon = tenant.daemon("istiod")?;
+    let ads = Ads::connect(daemon.xds, &tenant.sidecar(&json!({})));
     let without = ads.first()?;
     cluster.api.apply(&definition)?;
     crds::established(&cluster.api, &definition)?;
-    cluster.api.apply(&virtual_service(&place, "web", "/first"))?;
+    cluster.api.apply(&virtual_service(&tenant, "web", "/first"))?;
     until_routes(&ads, "/first", true)?;
 
-    let mut senseless = virtual_service(&place, "shop", "/never");
+    let mut senseless = virtual_service(&tenant, "shop", "/never");
     senseless["spec"]["http"] = json!("no list");
     cluster.api.apply(&senseless)?;
-    cluster.api.apply(&virtual_service(&place, "web", "/second"))?;
+    cluster.api.apply(&virtual_service(&tenant, "web", "/second"))?;
     let resources = until_routes(&ads, "/second", true)?;
     assert!(!routes_hold(&resources, "/first"), "the object must be replaced");
     assert!(
@@ -139,13 +145,14 @@ fn definitions_come_and_go(name: &str) -> Result<(), Failed> {
         "the invalid object must have no routes"
     );
     assert!(
-        place.outbound(80, "shop").len() < 200 && resources.contains_key(&(Type::Cluster, place.outbound(80, "shop")))
+        tenant.outbound(80, "shop").len() < 200
+            && resources.contains_key(&(Type::Cluster, tenant.outbound(80, "shop")))
     );
-    cluster.api.apply(&virtual_service(&place, "shop", "/corrected"))?;
+    cluster.api.apply(&virtual_service(&tenant, "shop", "/corrected"))?;
     until_routes(&ads, "/corrected", true)?;
 
     remove_definition(&cluster, &definition)?;
-    ads.until_same(&without, SOON)?;
+    ads.until_same(&without, TIMEOUT)?;
     Ok(())
 }
 
@@ -158,16 +165,16 @@ fn remove_definition(cluster: &Cluster, definition: &Value) -> Result<(), String
 }
 
 /// Namespaces are selected and deselected by the mesh config and by their labels.
-fn selectors_change(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(1, name)?;
-    let other = format!("{}-other", place.trial);
-    place.cluster.namespace(&other, &json!({ "also": place.trial }))?;
-    place.apply(&(service("web", "{app}", 1) + &service("far", &other, 2)))?;
-    let daemon = place.daemon("istiod")?;
-    let ads = Ads::connect(daemon.xds, &place.sidecar(&json!({})));
+fn discovery_selectors_change(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(1, name)?;
+    let other = format!("{}-other", tenant.trial);
+    tenant.cluster.namespace(&other, &json!({ "also": tenant.trial }))?;
+    tenant.apply(&(service("web", "{app}", 1) + &service("far", &other, 2)))?;
+    let daemon = tenant.daemon("istiod")?;
+    let ads = Ads::connect(daemon.xds, &tenant.sidecar(&json!({})));
     let narrow = ads.first()?;
     let far = (Type::Cluster, format!("outbound|80||far.{other}.svc.cluster.local"));
-    let web = (Type::Cluster, place.outbound(80, "web"));
+    let web = (Type::Cluster, tenant.outbound(80, "web"));
     assert!(
         narrow.contains_key(&web),
         "the test's own namespace must be selected: {:?}",
@@ -178,48 +185,51 @@ fn selectors_change(name: &str) -> Result<(), Failed> {
         "no other namespace may be selected: {:?}",
         narrow.keys()
     );
-    let until_wide = |what: &str| ads.until(what, SOON, |resources| resources.contains_key(&far).then_some(()));
+    let until_wide = |what: &str| ads.until(what, TIMEOUT, |resources| resources.contains_key(&far).then_some(()));
 
     ads.mark();
-    let wide = place.mesh("").replace(
+    let wide = tenant.mesh("").replace(
         "discoverySelectors: [",
-        &place.fill("discoverySelectors: [{matchLabels: {also: '{trial}'}}, "),
+        &tenant.fill("discoverySelectors: [{matchLabels: {also: '{trial}'}}, "),
     );
-    place.set_config("mesh", &wide)?;
+    tenant.set_config("mesh", &wide)?;
     until_wide("the namespace of another selector")?;
     assert_eq!(ads.lost(), [""; 0], "resources of selected namespaces must stay");
-    place.set_mesh("")?;
-    ads.until_same(&narrow, SOON)?;
-    place
+    tenant.set_mesh("")?;
+    ads.until_same(&narrow, TIMEOUT)?;
+    tenant
         .cluster
-        .namespace(&other, &json!({ "also": place.trial, "trial": place.trial }))?;
+        .namespace(&other, &json!({ "also": tenant.trial, "trial": tenant.trial }))?;
     until_wide("the namespace with a new label")?;
-    place.cluster.namespace(&other, &json!({ "also": place.trial }))?;
-    ads.until_same(&narrow, SOON)?;
+    tenant.cluster.namespace(&other, &json!({ "also": tenant.trial }))?;
+    ads.until_same(&narrow, TIMEOUT)?;
     Ok(())
 }
 
 /// Objects of another revision have no effect.
-fn revisions_part(name: &str) -> Result<(), Failed> {
-    let place = Place::shared(0, name)?;
-    place.apply(&service("web", "{app}", 1))?;
-    place.cluster.api.apply(&virtual_service(&place, "web", "/everybody"))?;
-    let mut canary = virtual_service(&place, "web", "/canary");
-    canary["metadata"] = json!({ "namespace": place.app, "name": "a-canary", "labels": { "istio.io/rev": "canary" } });
-    place.cluster.api.apply(&canary)?;
+fn other_revisions_are_ignored(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(0, name)?;
+    tenant.apply(&service("web", "{app}", 1))?;
+    tenant
+        .cluster
+        .api
+        .apply(&virtual_service(&tenant, "web", "/everybody"))?;
+    let mut canary = virtual_service(&tenant, "web", "/canary");
+    canary["metadata"] = json!({ "namespace": tenant.app, "name": "a-canary", "labels": { "istio.io/rev": "canary" } });
+    tenant.cluster.api.apply(&canary)?;
 
-    let stable = place.daemon("stable")?;
+    let stable = tenant.daemon("stable")?;
     // The mesh config of a revision is in a separate ConfigMap.
     let map = documents(
-        &place.fill("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: '{system}', name: istio-canary}}"),
+        &tenant.fill("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: '{system}', name: istio-canary}}"),
     );
     let mut map = map.into_iter().next().ok_or("the text has one document")?;
-    map["data"] = json!({ "mesh": place.mesh("") });
-    place.cluster.api.apply(&map)?;
-    let canary_daemon = place.daemon_with("canary", |command| {
+    map["data"] = json!({ "mesh": tenant.mesh("") });
+    tenant.cluster.api.apply(&map)?;
+    let canary_daemon = tenant.daemon_with("canary", |command| {
         command.env("REVISION", "canary");
     })?;
-    let node = place.sidecar(&json!({}));
+    let node = tenant.sidecar(&json!({}));
     let (stable, canary_proxy) = (Ads::connect(stable.xds, &node), Ads::connect(canary_daemon.xds, &node));
     let resources = until_routes(&stable, "/everybody", true)?;
     assert!(
@@ -230,12 +240,12 @@ fn revisions_part(name: &str) -> Result<(), Failed> {
 
     let reference = Reference::of(&canary);
     let label = |value: Value| json!({ "metadata": { "labels": { "istio.io/rev": value } } });
-    place.cluster.api.patch(&reference, &label(Value::Null))?;
+    tenant.cluster.api.patch(&reference, &label(Value::Null))?;
     until_routes(&stable, "/canary", true)?;
-    place.cluster.api.patch(&reference, &label(json!("default")))?;
+    tenant.cluster.api.patch(&reference, &label(json!("default")))?;
     until_routes(&canary_proxy, "/canary", false)?;
     let resources = until_routes(&stable, "/canary", true)?;
-    let fresh = place.daemon("fresh")?;
+    let fresh = tenant.daemon("fresh")?;
     same(&Ads::connect(fresh.xds, &node).first()?, &resources)?;
     Ok(())
 }

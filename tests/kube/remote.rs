@@ -4,16 +4,19 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::mesh::service;
-use super::place::{Place, SOON};
+use super::tenant::{TIMEOUT, Tenant};
 use crate::support::ads::{self, Ads, Resources, Type};
-use crate::support::detour::Detour;
+use crate::support::fault_proxy::FaultProxy;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
 use crate::support::wait;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("kube::remote::late_cluster_joins", late_cluster_joins),
+        kubernetes::trial(
+            "kube::remote::unreachable_cluster_joins_later",
+            unreachable_cluster_joins_later,
+        ),
         kubernetes::trial(
             "kube::remote::secret_is_corrected_rotated_removed",
             secret_is_corrected_rotated_removed,
@@ -22,8 +25,8 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 /// Namespaces of a test in the first cluster, with the second cluster as a remote.
-pub(super) struct Two {
-    pub(super) place: Place<'static>,
+pub(super) struct TwoClusters {
+    pub(super) tenant: Tenant<'static>,
     pub(super) remote: &'static Cluster,
 }
 
@@ -34,45 +37,45 @@ pub(super) enum Endpoints {
     Both,
 }
 
-impl Two {
+impl TwoClusters {
     /// Creates `web` in both clusters, `there` only in the remote one, and `here` only in the local one.
-    pub(super) fn new(name: &str) -> Result<Two, String> {
-        let two = Two {
-            place: Place::shared(0, name)?,
+    pub(super) fn new(name: &str) -> Result<TwoClusters, String> {
+        let two = TwoClusters {
+            tenant: Tenant::shared(0, name)?,
             remote: kubernetes::shared(1)?,
         };
-        two.place.namespaces(two.remote)?;
-        two.place
+        two.tenant.namespaces(two.remote)?;
+        two.tenant
             .apply(&(service("web", "{app}", 1) + &service("here", "{app}", 2)))?;
         let text = service("web", "{app}", 3) + &service("there", "{app}", 4);
-        two.remote.api.apply_all(&two.place.fill(&text))?;
+        two.remote.api.apply_all(&two.tenant.fill(&text))?;
         Ok(two)
     }
 
     /// The remote Secret.
     fn secret(&self) -> Reference {
-        Reference::new("v1", "Secret", &self.place.system, "remote")
+        Reference::new("v1", "Secret", &self.tenant.system, "remote")
     }
 
     fn set_secret(&self, kubeconfig: &Value) -> Result<(), String> {
         let secret = self.secret();
-        self.place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+        self.tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
             "metadata": { "namespace": secret.namespace, "name": secret.name, "labels": { "istio/multiCluster": "true" } },
             "stringData": { self.cluster_name(): kubeconfig.to_string() } }))?;
         Ok(())
     }
 
     pub(super) fn cluster_name(&self) -> String {
-        format!("remote-{}", self.place.trial)
+        format!("remote-{}", self.tenant.trial)
     }
 
     /// A kubeconfig of a remote account with read access.
     pub(super) fn kubeconfig(&self, account: &str, port: u16) -> Result<Value, String> {
-        let place = &self.place;
+        let tenant = &self.tenant;
         let api = &self.remote.api;
-        let metadata = json!({ "namespace": place.system, "name": account });
+        let metadata = json!({ "namespace": tenant.system, "name": account });
         api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata }))?;
-        let name = format!("{}-{account}", place.trial);
+        let name = format!("{}-{account}", tenant.trial);
         api.apply(
             &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": name },
             "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"] }] }),
@@ -81,17 +84,17 @@ impl Two {
             &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": { "name": name },
             "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name },
-            "subjects": [{ "kind": "ServiceAccount", "namespace": place.system, "name": account }] }),
+            "subjects": [{ "kind": "ServiceAccount", "namespace": tenant.system, "name": account }] }),
         )?;
-        let token = self.remote.token(&place.system, account, &[])?;
+        let token = self.remote.token(&tenant.system, account, &[])?;
         Ok(self.remote.kubeconfig(&format!("https://127.0.0.1:{port}"), &token))
     }
 
     /// The endpoints of `web`, if they are as in one of the variants.
     fn endpoints(&self, resources: &Resources) -> Option<Endpoints> {
-        let assignment = resources.get(&(Type::Endpoints, self.place.outbound(80, "web")))?;
+        let assignment = resources.get(&(Type::Endpoints, self.tenant.outbound(80, "web")))?;
         let found = ads::endpoints(assignment).ok()?;
-        let [local, remote] = ["1", "3"].map(|last| self.place.fill(&format!("10.{{n}}.3.{last}:8080")));
+        let [local, remote] = ["1", "3"].map(|last| self.tenant.fill(&format!("10.{{n}}.3.{last}:8080")));
         if found == [local.clone()] {
             return Some(Endpoints::Local);
         }
@@ -99,8 +102,8 @@ impl Two {
     }
 
     pub(super) fn until(&self, proxy: &Ads, wanted: Endpoints) -> Result<Resources, String> {
-        let there = (Type::Cluster, self.place.outbound(80, "there"));
-        proxy.until(&format!("endpoints of {wanted:?}"), SOON, |resources| {
+        let there = (Type::Cluster, self.tenant.outbound(80, "there"));
+        proxy.until(&format!("endpoints of {wanted:?}"), TIMEOUT, |resources| {
             let complete = self.endpoints(resources) == Some(wanted)
                 && resources.contains_key(&there) == (wanted == Endpoints::Both);
             complete.then(|| resources.clone())
@@ -109,36 +112,36 @@ impl Two {
 }
 
 /// An unreachable cluster does not delay the start, and joins when it is reachable.
-fn late_cluster_joins(name: &str) -> Result<(), Failed> {
-    let two = Two::new(name)?;
-    let detour = Detour::to(two.remote.port());
-    detour.silence();
-    two.set_secret(&two.kubeconfig("reader", detour.port)?)?;
-    let daemon = two.place.daemon_with("istiod", |command| {
+fn unreachable_cluster_joins_later(name: &str) -> Result<(), Failed> {
+    let two = TwoClusters::new(name)?;
+    let fault_proxy = FaultProxy::to(two.remote.port());
+    fault_proxy.silence();
+    two.set_secret(&two.kubeconfig("reader", fault_proxy.port)?)?;
+    let daemon = two.tenant.daemon_with("istiod", |command| {
         command.env("PILOT_REMOTE_CLUSTER_TIMEOUT", "2s");
     })?;
-    let proxy = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    let proxy = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     proxy.first()?;
     two.until(&proxy, Endpoints::Local)?;
     proxy.mark();
-    detour.open();
+    fault_proxy.open();
     let all = two.until(&proxy, Endpoints::Both)?;
 
     // A known cluster is kept while it is unreachable.
-    detour.cut();
-    let arrivals = detour.arrivals();
-    wait::until("attempts to reach the remote cluster", SOON, || {
-        (detour.arrivals() > arrivals + 1).then_some(())
+    fault_proxy.cut();
+    let arrivals = fault_proxy.arrivals();
+    wait::until("attempts to reach the remote cluster", TIMEOUT, || {
+        (fault_proxy.arrivals() > arrivals + 1).then_some(())
     })?;
-    let late = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    let late = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     assert_eq!(late.first()?, all, "the last good state must be kept");
-    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &two.place.app, "there-a");
-    let address = two.place.fill("10.{n}.3.44");
+    let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &two.tenant.app, "there-a");
+    let address = two.tenant.fill("10.{n}.3.44");
     let edit = json!({ "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }] });
     two.remote.api.patch(&slice, &edit)?;
-    detour.open();
-    let there = (Type::Endpoints, two.place.outbound(80, "there"));
-    proxy.until("the changes made meanwhile", SOON, |resources| {
+    fault_proxy.open();
+    let there = (Type::Endpoints, two.tenant.outbound(80, "there"));
+    proxy.until("the changes made meanwhile", TIMEOUT, |resources| {
         (ads::endpoints(resources.get(&there)?).ok()? == [format!("{address}:8080")]).then_some(())
     })?;
     assert_eq!(proxy.lost(), [""; 0], "nothing may be removed on the way");
@@ -147,15 +150,15 @@ fn late_cluster_joins(name: &str) -> Result<(), Failed> {
 
 /// A remote Secret is invalid, then corrected, rotated and removed.
 fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
-    let two = Two::new(name)?;
+    let two = TwoClusters::new(name)?;
     let right = two.kubeconfig("reader", two.remote.port())?;
     let mut wrong = right.clone();
     wrong["users"][0]["user"]["token"] = json!("nonsense");
     two.set_secret(&wrong)?;
-    let daemon = two.place.daemon_with("istiod", |command| {
+    let daemon = two.tenant.daemon_with("istiod", |command| {
         command.env("PILOT_REMOTE_CLUSTER_TIMEOUT", "2s");
     })?;
-    let proxy = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    let proxy = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     proxy.first()?;
     let alone = two.until(&proxy, Endpoints::Local)?;
     proxy.mark();
@@ -170,20 +173,20 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
 
     let rotated = two.kubeconfig("other-reader", two.remote.port())?;
     two.set_secret(&rotated)?;
-    let user = format!("system:serviceaccount:{}:other-reader", two.place.system);
-    wait::until("requests of the new account", SOON, || {
+    let user = format!("system:serviceaccount:{}:other-reader", two.tenant.system);
+    wait::until("requests of the new account", TIMEOUT, || {
         let requests = two.remote.audit(&user);
         requests
             .iter()
             .any(|request| request.verb == "list" && request.status == 200)
             .then_some(())
     })?;
-    proxy.until_same(&all, SOON)?;
+    proxy.until_same(&all, TIMEOUT)?;
     assert_eq!(proxy.lost(), [""; 0], "nothing may be removed on the way");
 
-    two.place.cluster.api.delete(&two.secret())?;
-    proxy.until_same(&alone, SOON)?;
-    let web = two.place.outbound(80, "web");
+    two.tenant.cluster.api.delete(&two.secret())?;
+    proxy.until_same(&alone, TIMEOUT)?;
+    let web = two.tenant.outbound(80, "web");
     let halves: Vec<_> = proxy.lost().into_iter().filter(|lost| lost.starts_with(&web)).collect();
     assert_eq!(
         halves,

@@ -7,7 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
-use super::remote::{Endpoints, Two};
+use super::remote::{Endpoints, TwoClusters};
 use crate::support::ads::Ads;
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
@@ -20,21 +20,24 @@ use crate::support::{scratch, wait};
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         kubernetes::trial(
-            "kube::remote_secret::is_made_and_opens_the_cluster",
-            is_made_and_opens_the_cluster,
+            "kube::remote_secret::secret_grants_read_access",
+            secret_grants_read_access,
         ),
-        kubernetes::trial("kube::remote_secret::joins_the_mesh", joins_the_mesh),
-        kubernetes::trial("kube::remote_secret::folder_in_its_place", folder_in_its_place),
+        kubernetes::trial("kube::remote_secret::secret_joins_a_cluster", secret_joins_a_cluster),
         kubernetes::trial(
-            "kube::remote_secret::external_control_plane_leads",
-            external_control_plane_leads,
+            "kube::remote_secret::kubeconfig_folder_joins_a_cluster",
+            kubeconfig_folder_joins_a_cluster,
+        ),
+        kubernetes::trial(
+            "kube::remote_secret::external_control_plane_publishes_roots",
+            external_control_plane_publishes_roots,
         ),
     ]
 }
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
+fn secret_grants_read_access(name: &str) -> Result<(), Failed> {
     let cluster = kubernetes::shared(1)?;
     let namespace = "remote-secret";
     let folder = scratch(&format!("{name}/work"));
@@ -45,12 +48,12 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
         &["--create-service-account=false"],
         &folder.join("none.log"),
     );
-    assert!(!none.end_of(SOON)?.success());
+    assert!(!none.end_of(TIMEOUT)?.success());
     assert!(none.log().contains("--create-service-account=true"), "{}", none.log());
 
     let first = command(cluster, namespace, &["--name", "c1"], &folder.join("first.log"));
     fill_token_secret(cluster, namespace)?;
-    assert!(first.end_of(SOON)?.success(), "{}", first.log());
+    assert!(first.end_of(TIMEOUT)?.success(), "{}", first.log());
     assert!(
         first
             .log()
@@ -67,7 +70,7 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
         &["--name", "c1", "--server", &server],
         &folder.join("second.log"),
     );
-    assert!(second.end_of(SOON)?.success(), "{}", second.log());
+    assert!(second.end_of(TIMEOUT)?.success(), "{}", second.log());
     let secret = &documents(&second.log())[0];
     assert_eq!(secret["metadata"]["labels"]["istio/multiCluster"], "true");
     let kubeconfig = &documents(secret["stringData"]["c1"].as_str().ok_or("no kubeconfig")?)[0];
@@ -99,7 +102,7 @@ fn is_made_and_opens_the_cluster(name: &str) -> Result<(), Failed> {
         &["--server", &server, "-o", "json"],
         &folder.join("unnamed.log"),
     );
-    assert!(unnamed.end_of(SOON)?.success(), "{}", unnamed.log());
+    assert!(unnamed.end_of(TIMEOUT)?.success(), "{}", unnamed.log());
     let system = cluster
         .get(&Reference::new("v1", "Namespace", "", "kube-system"))?
         .ok_or("no kube-system")?;
@@ -123,17 +126,17 @@ fn shown(daemon: &Daemon, cluster: &str) -> Option<(Value, String)> {
 }
 
 /// Joins with the rights of the reader's service account alone, then makes an error in the Secret.
-fn joins_the_mesh(name: &str) -> Result<(), Failed> {
-    let two = Two::new(name)?;
-    let (place, cluster) = (&two.place, two.cluster_name());
+fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
+    let two = TwoClusters::new(name)?;
+    let (tenant, cluster) = (&two.tenant, two.cluster_name());
     let flags = ["--name", &cluster, "--server", &two.remote.url()];
-    let secret = made(two.remote, &place.system, &flags, &place.folder.join("made.log"))?;
-    place.cluster.api.apply(&secret)?;
-    let daemon = place.daemon("istiod")?;
-    let proxy = Ads::connect(daemon.xds, &place.sidecar(&json!({})));
+    let secret = made(two.remote, &tenant.system, &flags, &tenant.folder.join("made.log"))?;
+    tenant.cluster.api.apply(&secret)?;
+    let daemon = tenant.daemon("istiod")?;
+    let proxy = Ads::connect(daemon.xds, &tenant.sidecar(&json!({})));
     proxy.first()?;
     let all = two.until(&proxy, Endpoints::Both)?;
-    let secret_name = format!("{}/istio-remote-secret-{cluster}", place.system);
+    let secret_name = format!("{}/istio-remote-secret-{cluster}", tenant.system);
     let (row, state) = shown(&daemon, &cluster).ok_or("the cluster is missing on the page")?;
     assert_eq!(
         row,
@@ -143,8 +146,8 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
 
     let reference = Reference::of(&secret);
     let slip = json!({ "stringData": { &cluster: "current-context: nowhere\n" } });
-    place.cluster.api.patch(&reference, &slip)?;
-    let row = wait::until("the error on the page", SOON, || {
+    tenant.cluster.api.patch(&reference, &slip)?;
+    let row = wait::until("the error on the page", TIMEOUT, || {
         shown(&daemon, &cluster)
             .map(|(row, _)| row)
             .filter(|row| !row["error"].is_null())
@@ -158,9 +161,9 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
     let rejected = format!("pilot_total_rejected_configs{{name=\"{secret_name}\",type=\"Secret\"}} 1");
     let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
     assert!(metrics.contains(&rejected), "{metrics}");
-    proxy.until_same(&all, SOON)?;
+    proxy.until_same(&all, TIMEOUT)?;
 
-    place.cluster.api.delete(&reference)?;
+    tenant.cluster.api.delete(&reference)?;
     two.until(&proxy, Endpoints::Local)?;
     assert!(
         shown(&daemon, &cluster).is_none(),
@@ -170,14 +173,14 @@ fn joins_the_mesh(name: &str) -> Result<(), Failed> {
 }
 
 /// A folder of kubeconfigs, one of which is added and removed.
-fn folder_in_its_place(name: &str) -> Result<(), Failed> {
-    let two = Two::new(name)?;
-    let folder = two.place.folder.join("clusters");
+fn kubeconfig_folder_joins_a_cluster(name: &str) -> Result<(), Failed> {
+    let two = TwoClusters::new(name)?;
+    let folder = two.tenant.folder.join("clusters");
     std::fs::create_dir(&folder).map_err(|error| error.to_string())?;
-    let daemon = two.place.daemon_with("istiod", |command| {
+    let daemon = two.tenant.daemon_with("istiod", |command| {
         command.env("PILOT_MULTICLUSTER_KUBECONFIG_PATH", &folder);
     })?;
-    let proxy = Ads::connect(daemon.xds, &two.place.sidecar(&json!({})));
+    let proxy = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     proxy.first()?;
     two.until(&proxy, Endpoints::Local)?;
     let kubeconfig = two.kubeconfig("reader", two.remote.port())?;
@@ -193,24 +196,24 @@ fn folder_in_its_place(name: &str) -> Result<(), Failed> {
 }
 
 /// An external control plane publishes its roots in the clusters whose namespace names it, and in no others.
-fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
-    let two = Two::new(name)?;
-    let place = &two.place;
+fn external_control_plane_publishes_roots(name: &str) -> Result<(), Failed> {
+    let two = TwoClusters::new(name)?;
+    let tenant = &two.tenant;
     let authority = Authority::new("plugged in");
-    place.cluster.api.apply(&authority.secret(&place.system, None))?;
+    tenant.cluster.api.apply(&authority.secret(&tenant.system, None))?;
     let kubeconfig = std::fs::read_to_string(two.remote.admin_kubeconfig()).map_err(|error| error.to_string())?;
-    place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
-        "metadata": { "namespace": place.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
+    tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "namespace": tenant.system, "name": "remote", "labels": { "istio/multiCluster": "true" } },
         "stringData": { two.cluster_name(): kubeconfig } }))?;
     let external = |name: &str| {
-        place.daemon_with(name, |command| {
+        tenant.daemon_with(name, |command| {
             command.env("EXTERNAL_ISTIOD", "true").env("POD_NAME", name);
         })
     };
-    let map = Reference::new("v1", "ConfigMap", &place.app, "istio-ca-root-cert");
+    let map = Reference::new("v1", "ConfigMap", &tenant.app, "istio-ca-root-cert");
     let daemon = external("first")?;
-    wait::until("root certificates in the config cluster", SOON, || {
-        place.cluster.get(&map).ok().flatten()
+    wait::until("root certificates in the config cluster", TIMEOUT, || {
+        tenant.cluster.get(&map).ok().flatten()
     })?;
     assert!(
         two.remote.get(&map)?.is_none(),
@@ -218,16 +221,16 @@ fn external_control_plane_leads(name: &str) -> Result<(), Failed> {
     );
     drop(daemon);
 
-    let namespace = Reference::new("v1", "Namespace", "", &place.system);
+    let namespace = Reference::new("v1", "Namespace", "", &tenant.system);
     let leaders =
         json!({ "metadata": { "annotations": { "topology.istio.io/controlPlaneClusters": "other,Kubernetes" } } });
     two.remote.api.patch(&namespace, &leaders)?;
     let _daemon = external("second")?;
-    let found = wait::until("root certificates in the remote cluster", SOON, || {
+    let found = wait::until("root certificates in the remote cluster", TIMEOUT, || {
         two.remote.get(&map).ok().flatten()
     })?;
     assert_eq!(found["data"]["root-cert.pem"], authority.root());
-    let lock = Reference::new("v1", "ConfigMap", &place.system, "istio-namespace-controller-election");
+    let lock = Reference::new("v1", "ConfigMap", &tenant.system, "istio-namespace-controller-election");
     let lock = two.remote.get(&lock)?.ok_or("no lock")?;
     let record = lock["metadata"]["annotations"]["control-plane.alpha.kubernetes.io/leader"].as_str();
     assert!(

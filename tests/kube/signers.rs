@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::place::SOON;
+use super::tenant::TIMEOUT;
 use crate::support::http::RUNTIME;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
@@ -35,16 +35,22 @@ const DEFAULT: &str = "signers.example.com/default";
 const NAMED: &str = "signers.example.com/named";
 const OWN: &str = "signers.example.com/own";
 const ID: &str = "spiffe://cluster.local/ns/default/sa/reviews";
-const PATIENCE: Duration = Duration::from_secs(30);
+const SIGN_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("kube::signers::workloads_are_signed_for", workloads_are_signed_for),
-        kubernetes::trial("kube::signers::nothing_is_left_behind", nothing_is_left_behind),
-        kubernetes::trial("kube::signers::own_certificate_is_signed", own_certificate_is_signed),
         kubernetes::trial(
-            "kube::signers::roots_stand_in_a_trust_bundle",
-            roots_stand_in_a_trust_bundle,
+            "kube::signers::workload_certificates_are_signed",
+            workload_certificates_are_signed,
+        ),
+        kubernetes::trial("kube::signers::no_signing_requests_remain", no_signing_requests_remain),
+        kubernetes::trial(
+            "kube::signers::serving_certificate_is_signed",
+            serving_certificate_is_signed,
+        ),
+        kubernetes::trial(
+            "kube::signers::roots_are_in_a_cluster_trust_bundle",
+            roots_are_in_a_cluster_trust_bundle,
         ),
     ]
 }
@@ -165,12 +171,12 @@ fn requests(cluster: &Cluster) -> Result<usize, String> {
 }
 
 fn until_none_is_left(cluster: &Cluster) -> Result<(), String> {
-    wait::until("no CertificateSigningRequest", SOON, || {
+    wait::until("no CertificateSigningRequest", TIMEOUT, || {
         (requests(cluster).ok()? == 0).then_some(())
     })
 }
 
-fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
+fn workload_certificates_are_signed(trial: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{trial}/cluster"))?;
     let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
     let signer = Signer::start(&cluster.api, &[DEFAULT, NAMED]);
@@ -209,7 +215,7 @@ fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
     until_none_is_left(&cluster)?;
 
     let trust = RUNTIME.block_on(async {
-        let known = tokio::time::timeout(PATIENCE, registration.trust.wait_for(Option::is_some)).await;
+        let known = tokio::time::timeout(SIGN_TIMEOUT, registration.trust.wait_for(Option::is_some)).await;
         known
             .expect("the change arrives in time")
             .expect("the watch is open")
@@ -217,11 +223,11 @@ fn workloads_are_signed_for(trial: &str) -> Result<(), Failed> {
     });
     let trust = trust.ok_or("no trust bundle")?;
     assert_eq!(trust.roots, signer.root(DEFAULT).replace("\r\n", "\n"));
-    RUNTIME.block_on(environment.tasks.end(PATIENCE));
+    RUNTIME.block_on(environment.tasks.end(SIGN_TIMEOUT));
     Ok(())
 }
 
-fn nothing_is_left_behind(trial: &str) -> Result<(), Failed> {
+fn no_signing_requests_remain(trial: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{trial}/cluster"))?;
     let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
     let signer = Signer::start(&cluster.api, &[DEFAULT]);
@@ -246,7 +252,7 @@ fn nothing_is_left_behind(trial: &str) -> Result<(), Failed> {
         let signing = registration.signer.sign(request(ID, ""));
         let ending = async {
             tokio::time::sleep(Duration::from_secs(2)).await;
-            environment.tasks.end(PATIENCE).await
+            environment.tasks.end(SIGN_TIMEOUT).await
         };
         tokio::join!(signing, ending)
     };
@@ -257,7 +263,7 @@ fn nothing_is_left_behind(trial: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
+fn serving_certificate_is_signed(trial: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{trial}/cluster"))?;
     let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
     let signer = Signer::start(&cluster.api, &[OWN, NAMED]);
@@ -280,7 +286,7 @@ fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
     };
     let mut next = || {
         RUNTIME.block_on(async {
-            let changed = tokio::time::timeout(PATIENCE, serving.changed()).await;
+            let changed = tokio::time::timeout(SIGN_TIMEOUT, serving.changed()).await;
             changed.expect("the change arrives in time").expect("the watch is open");
             serving.borrow_and_update().clone().expect("a certificate")
         })
@@ -304,11 +310,11 @@ fn own_certificate_is_signed(trial: &str) -> Result<(), Failed> {
     assert_eq!(second.roots, both);
     assert_ne!(second.key.cert, first.key.cert);
     until_none_is_left(&cluster)?;
-    RUNTIME.block_on(environment.tasks.end(PATIENCE));
+    RUNTIME.block_on(environment.tasks.end(SIGN_TIMEOUT));
     Ok(())
 }
 
-fn roots_stand_in_a_trust_bundle(trial: &str) -> Result<(), Failed> {
+fn roots_are_in_a_cluster_trust_bundle(trial: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(&format!("{trial}/cluster"))?;
     let client = account(&cluster, "signers", &scratch(&format!("{trial}/work")))?;
     // A signer's root is published like any other.
@@ -346,7 +352,7 @@ fn roots_stand_in_a_trust_bundle(trial: &str) -> Result<(), Failed> {
         "istio.io:istiod-ca:root-cert",
     );
     let until = |wanted: &str| {
-        wait::until("the roots in the ClusterTrustBundle", SOON, || {
+        wait::until("the roots in the ClusterTrustBundle", TIMEOUT, || {
             let found = cluster.get(&reference).ok()??;
             assert_eq!(found["spec"]["signerName"], "istio.io/istiod-ca");
             (found["spec"]["trustBundle"] == wanted).then_some(())
@@ -366,6 +372,6 @@ fn roots_stand_in_a_trust_bundle(trial: &str) -> Result<(), Failed> {
     cluster.api.delete(&reference)?;
     until(&format!("{one}{other}"))?;
     shutdown.cancel();
-    RUNTIME.block_on(environment.tasks.end(PATIENCE));
+    RUNTIME.block_on(environment.tasks.end(SIGN_TIMEOUT));
     Ok(())
 }

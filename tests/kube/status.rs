@@ -21,12 +21,12 @@ use crate::support::{helm, http};
 
 pub(super) const SYSTEM: &str = "istio-system";
 /// Longer than a released lock stays free: attempts are 7.5 s apart.
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        trial("kube::status::one_of_two_writes", one_of_two_writes),
-        trial("kube::status::machines_register", machines_register),
+        trial("kube::status::only_the_leader_writes", only_the_leader_writes),
+        trial("kube::status::vms_register", vms_register),
     ]
 }
 
@@ -47,7 +47,7 @@ fn root_reference(namespace: &str) -> Reference {
 
 /// Waits until a namespace has exactly these root certificates.
 fn until_root(cluster: &Cluster, namespace: &str, roots: &str) -> Result<(), String> {
-    wait::until(&format!("the roots in {namespace}"), SOON, || {
+    wait::until(&format!("the roots in {namespace}"), TIMEOUT, || {
         let found = cluster.get(&root_reference(namespace)).ok()??;
         let right = found["data"]["root-cert.pem"] == roots && found["metadata"]["labels"]["istio.io/config"] == "true";
         right.then_some(())
@@ -78,7 +78,7 @@ pub(super) fn grant(cluster: &Cluster, folder: &Path, values: &[&str]) -> Result
 }
 
 /// Fails if a request was forbidden.
-pub(super) fn nothing_was_forbidden(cluster: &Cluster) -> Result<(), String> {
+pub(super) fn no_request_was_forbidden(cluster: &Cluster) -> Result<(), String> {
     let asked = cluster.audit(&format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}"));
     assert!(!asked.is_empty(), "the daemons must use this account");
     let forbidden: Vec<_> = asked.into_iter().filter(|request| request.status == 403).collect();
@@ -104,7 +104,7 @@ fn holder(cluster: &Cluster, lock: &str) -> Option<String> {
     (!holder.is_empty()).then_some(holder)
 }
 
-fn one_of_two_writes(name: &str) -> Result<(), Failed> {
+fn only_the_leader_writes(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(name)?;
     let folder = crate::support::scratch(&format!("{name}-logs"));
     for namespace in [SYSTEM, "before"] {
@@ -125,31 +125,31 @@ fn one_of_two_writes(name: &str) -> Result<(), Failed> {
         ("istiod-a", start(&kubeconfig, &folder, "istiod-a", &all)?),
         ("istiod-b", start(&kubeconfig, &folder, "istiod-b", &all)?),
     ];
-    let roots = roots_are_everywhere(&cluster, &first, &second)?;
-    addresses_are_given(&cluster)?;
-    findings_are_told(&cluster)?;
+    let roots = roots_are_in_all_namespaces(&cluster, &first, &second)?;
+    addresses_are_assigned(&cluster)?;
+    findings_are_in_the_status(&cluster)?;
     services_are_exported(&cluster)?;
     let lock = "istio-namespace-controller-election";
-    let leads = wait::until("a leader", SOON, || holder(&cluster, lock))?;
+    let leads = wait::until("a leader", TIMEOUT, || holder(&cluster, lock))?;
     let index = daemons
         .iter()
         .position(|(name, _)| *name == leads)
         .ok_or("an unknown leader")?;
     let (_, leader) = daemons.remove(index);
     leader.process.terminate();
-    leader.process.end_of(SOON)?;
+    leader.process.end_of(TIMEOUT)?;
     let left = daemons[0].0;
-    wait::until("another leader", SOON, || {
+    wait::until("another leader", TIMEOUT, || {
         (holder(&cluster, lock).as_deref() == Some(left)).then_some(())
     })?;
     cluster.namespace("after", &json!({}))?;
     until_root(&cluster, "after", &roots)?;
-    nothing_was_forbidden(&cluster)?;
+    no_request_was_forbidden(&cluster)?;
     Ok(())
 }
 
 /// Returns the roots that all namespaces have in the end.
-fn roots_are_everywhere(cluster: &Cluster, first: &Authority, second: &Authority) -> Result<String, String> {
+fn roots_are_in_all_namespaces(cluster: &Cluster, first: &Authority, second: &Authority) -> Result<String, String> {
     let root = first.root();
     until_root(cluster, "before", &root)?;
     cluster.namespace("later", &json!({}))?;
@@ -183,7 +183,7 @@ fn service_entry(name: &str, hosts: &[&str]) -> Value {
 /// Waits until every host of the entry has its two addresses, and returns them.
 fn until_addresses(cluster: &Cluster, entry: &Value) -> Result<Vec<(String, String)>, String> {
     let hosts = entry["spec"]["hosts"].as_array().map_or(0, Vec::len);
-    wait::until("addresses of a ServiceEntry", SOON, || {
+    wait::until("addresses of a ServiceEntry", TIMEOUT, || {
         let found = cluster.get(&Reference::of(entry)).ok()??;
         let addresses = found["status"]["addresses"].as_array()?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -195,7 +195,7 @@ fn until_addresses(cluster: &Cluster, entry: &Value) -> Result<Vec<(String, Stri
     })
 }
 
-fn addresses_are_given(cluster: &Cluster) -> Result<(), String> {
+fn addresses_are_assigned(cluster: &Cluster) -> Result<(), String> {
     let one = service_entry("one", &["one.example.com"]);
     cluster.api.apply(&one)?;
     let given = until_addresses(cluster, &one)?;
@@ -219,20 +219,20 @@ fn addresses_are_given(cluster: &Cluster) -> Result<(), String> {
     let mut own = service_entry("one", &["one.example.com"]);
     own["spec"]["addresses"] = json!(["10.9.8.7"]);
     cluster.api.apply(&own)?;
-    wait::until("a status without addresses", SOON, || {
+    wait::until("a status without addresses", TIMEOUT, || {
         let found = cluster.get(&Reference::of(&own)).ok()??;
         (found["status"]["addresses"] == json!([])).then_some(())
     })
 }
 
-fn findings_are_told(cluster: &Cluster) -> Result<(), String> {
+fn findings_are_in_the_status(cluster: &Cluster) -> Result<(), String> {
     let rule = |host: &str| {
         json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
             "metadata": { "namespace": "before", "name": "rule" },
             "spec": { "hosts": ["one.example.com"], "http": [{ "route": [{ "destination": { "host": host } }] }] } })
     };
     let until_told = |codes: &[&str]| {
-        wait::until(&format!("findings {codes:?}"), SOON, || {
+        wait::until(&format!("findings {codes:?}"), TIMEOUT, || {
             let found = cluster.get(&Reference::of(&rule(""))).ok()??;
             let told = found["status"]["validationMessages"].as_array()?;
             let told: Vec<_> = told.iter().map(|message| message["type"]["code"].clone()).collect();
@@ -264,7 +264,7 @@ fn services_are_exported(cluster: &Cluster) -> Result<(), String> {
     cluster.api.apply(&service("kube-system"))?;
     let owner = cluster.api.apply(&service("before"))?;
     let export = |namespace: &str| Reference::new("multicluster.x-k8s.io/v1alpha1", "ServiceExport", namespace, "web");
-    let exported = wait::until("a ServiceExport", SOON, || cluster.get(&export("before")).ok()?)?;
+    let exported = wait::until("a ServiceExport", TIMEOUT, || cluster.get(&export("before")).ok()?)?;
     let uid = &exported["metadata"]["ownerReferences"][0]["uid"];
     assert_eq!(*uid, owner["metadata"]["uid"]);
     assert!(
@@ -282,7 +282,7 @@ fn machine(address: &str) -> Node {
     }
 }
 
-fn machines_register(name: &str) -> Result<(), Failed> {
+fn vms_register(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(name)?;
     let folder = crate::support::scratch(&format!("{name}-logs"));
     for namespace in [SYSTEM, "vms"] {
@@ -310,7 +310,7 @@ fn machines_register(name: &str) -> Result<(), Failed> {
 
     let connection = Ads::connect(one.xds, &machine("10.9.9.1"));
     let reference = Reference::new("networking.istio.io/v1", "WorkloadEntry", "vms", "web-10.9.9.1-net1");
-    let entry = wait::until("a WorkloadEntry", SOON, || cluster.get(&reference).ok()?)?;
+    let entry = wait::until("a WorkloadEntry", TIMEOUT, || cluster.get(&reference).ok()?)?;
     assert_eq!(entry["spec"]["address"], "10.9.9.1");
     assert_eq!(entry["spec"]["labels"], json!({ "app": "web", "tier": "front" }));
     assert_eq!(entry["metadata"]["ownerReferences"][0]["uid"], group["metadata"]["uid"]);
@@ -318,8 +318,8 @@ fn machines_register(name: &str) -> Result<(), Failed> {
     assert_eq!(controller(&entry), "istiod-a");
     connection.first()?;
     for (complaint, status) in [(Some("connection refused"), "False"), (None, "True")] {
-        connection.tell_health(complaint)?;
-        wait::until("the workload's health", SOON, || {
+        connection.report_health(complaint)?;
+        wait::until("the workload's health", TIMEOUT, || {
             let entry = cluster.get(&reference).ok()??;
             let condition = &entry["status"]["conditions"][0];
             (condition["type"] == "Healthy" && condition["status"] == status).then_some(())
@@ -331,7 +331,7 @@ fn machines_register(name: &str) -> Result<(), Failed> {
         cluster.api.delete(gone)?;
     }
     cluster.api.apply(&group_written)?;
-    wait::until("the WorkloadEntry again", SOON, || cluster.get(&reference).ok()?)?;
+    wait::until("the WorkloadEntry again", TIMEOUT, || cluster.get(&reference).ok()?)?;
 
     let elsewhere = Ads::connect(other.xds, &machine("10.9.9.1"));
     elsewhere.first()?;
@@ -343,17 +343,17 @@ fn machines_register(name: &str) -> Result<(), Failed> {
     let entry = cluster.get(&reference)?.ok_or("the WorkloadEntry does not exist")?;
     assert_eq!(controller(&entry), "istiod-b");
     drop(elsewhere);
-    wait::until("the removal of the WorkloadEntry", SOON, || {
+    wait::until("the removal of the WorkloadEntry", TIMEOUT, || {
         cluster.get(&reference).ok()?.is_none().then_some(())
     })?;
     let counted = http::get(one.monitoring, "istiod", "/metrics")?.body;
     for line in ["auto_registration_success_total 2", "auto_registration_errors_total 1"] {
         assert!(counted.contains(line), "no {line} in the metrics");
     }
-    nothing_was_forbidden(&cluster)?;
+    no_request_was_forbidden(&cluster)?;
     Ok(())
 }
 
 fn until_ended(connection: &Ads) -> Result<String, String> {
-    wait::until("the end of the connection", SOON, || connection.ended())
+    wait::until("the end of the connection", TIMEOUT, || connection.ended())
 }

@@ -12,7 +12,7 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::place::SOON;
+use super::tenant::TIMEOUT;
 use crate::support::http::RUNTIME;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
@@ -22,13 +22,22 @@ const AUDIENCE: &str = "istio-ca";
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("kube::tokens::api_server_says_who_calls", api_server_says_who_calls),
-        kubernetes::trial("kube::tokens::only_the_audience_counts", only_the_audience_counts),
-        kubernetes::trial("kube::tokens::what_is_deleted_is_nobody", what_is_deleted_is_nobody),
-        kubernetes::trial("kube::tokens::each_cluster_knows_its_own", each_cluster_knows_its_own),
         kubernetes::trial(
-            "kube::tokens::failures_are_not_the_callers",
-            failures_are_not_the_callers,
+            "kube::tokens::tokens_are_reviewed_by_the_api_server",
+            tokens_are_reviewed_by_the_api_server,
+        ),
+        kubernetes::trial("kube::tokens::tokens_need_the_audience", tokens_need_the_audience),
+        kubernetes::trial(
+            "kube::tokens::tokens_of_deleted_objects_are_refused",
+            tokens_of_deleted_objects_are_refused,
+        ),
+        kubernetes::trial(
+            "kube::tokens::each_cluster_reviews_its_own_tokens",
+            each_cluster_reviews_its_own_tokens,
+        ),
+        kubernetes::trial(
+            "kube::tokens::review_failures_are_not_refusals",
+            review_failures_are_not_refusals,
         ),
     ]
 }
@@ -124,7 +133,7 @@ fn setup(trial: &str) -> Result<(&'static Cluster, String, std::path::PathBuf), 
     Ok((cluster, namespace, path))
 }
 
-fn api_server_says_who_calls(trial: &str) -> Result<(), Failed> {
+fn tokens_are_reviewed_by_the_api_server(trial: &str) -> Result<(), Failed> {
     let (cluster, namespace, path) = setup(trial)?;
     let uid = workload(cluster, &namespace, "reviews")?;
     let token = bound_token(cluster, &namespace, "reviews", &uid)?;
@@ -154,7 +163,7 @@ fn api_server_says_who_calls(trial: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn only_the_audience_counts(trial: &str) -> Result<(), Failed> {
+fn tokens_need_the_audience(trial: &str) -> Result<(), Failed> {
     let (cluster, namespace, path) = setup(trial)?;
     workload(cluster, &namespace, "reviews")?;
     let authenticator = authenticator(&[("Kubernetes", &path)])?;
@@ -177,10 +186,10 @@ fn only_the_audience_counts(trial: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn what_is_deleted_is_nobody(trial: &str) -> Result<(), Failed> {
+fn tokens_of_deleted_objects_are_refused(trial: &str) -> Result<(), Failed> {
     let (cluster, namespace, path) = setup(trial)?;
     let authenticator = authenticator(&[("Kubernetes", &path)])?;
-    let gone = |token: &str| wait::until("a refusal", SOON, || ask(&authenticator, token, "").err());
+    let gone = |token: &str| wait::until("a refusal", TIMEOUT, || ask(&authenticator, token, "").err());
     let uid = workload(cluster, &namespace, "reviews")?;
     let of_pod = bound_token(cluster, &namespace, "reviews", &uid)?;
     let of_account = cluster.token(&namespace, "reviews", &[AUDIENCE])?;
@@ -197,7 +206,7 @@ fn what_is_deleted_is_nobody(trial: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn each_cluster_knows_its_own(trial: &str) -> Result<(), Failed> {
+fn each_cluster_reviews_its_own_tokens(trial: &str) -> Result<(), Failed> {
     let (own, namespace, path) = setup(trial)?;
     let remote = kubernetes::shared(1)?;
     let remote_path = path.with_file_name("remote.kubeconfig");
@@ -232,7 +241,7 @@ fn each_cluster_knows_its_own(trial: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn failures_are_not_the_callers(trial: &str) -> Result<(), Failed> {
+fn review_failures_are_not_refusals(trial: &str) -> Result<(), Failed> {
     let (cluster, namespace, path) = setup(trial)?;
     workload(cluster, &namespace, "reviews")?;
     let token = cluster.token(&namespace, "reviews", &[AUDIENCE])?;

@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::support::agent::{self, Certificate, KeyKind, Shown, Trust};
+use crate::support::agent::{self, Certificate, ClientCredentials, KeyKind, Trust};
 use crate::support::http::RUNTIME;
 
 /// The current certificate and roots of a workload.
-pub(crate) type Known = watch::Receiver<Arc<Certificate>>;
+pub(crate) type CertificateWatch = watch::Receiver<Arc<Certificate>>;
 
 /// The certificate client of one workload.
 pub(crate) struct Agent {
     /// The control plane, with the roots of the first connection.
     control_plane: agent::Agent,
     /// A token of the service account for the audience of the mesh's CA, and the cluster that issued it.
-    token: Shown,
+    token: ClientCredentials,
     certificate: watch::Sender<Arc<Certificate>>,
 }
 
 impl Agent {
     /// Requests the first certificate.
-    pub(crate) fn start(control_plane: agent::Agent, token: Shown) -> Result<Agent, String> {
+    pub(crate) fn start(control_plane: agent::Agent, token: ClientCredentials) -> Result<Agent, String> {
         let first = RUNTIME.block_on(control_plane.certificate(&token, KeyKind::Ecdsa));
         let first = first.map_err(|status| status.to_string())?;
         Ok(Agent {
@@ -32,7 +32,7 @@ impl Agent {
         })
     }
 
-    pub(crate) fn known(&self) -> Known {
+    pub(crate) fn known(&self) -> CertificateWatch {
         self.certificate.subscribe()
     }
 

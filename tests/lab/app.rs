@@ -23,7 +23,7 @@ use crate::support::http::{Answer, RUNTIME, answer, quietly};
 use crate::support::wait::now;
 
 /// Time limit of a whole request.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running application. Dropping it closes its port.
 pub(crate) struct Application {
@@ -75,17 +75,17 @@ impl Call {
         let target = SocketAddr::from((self.address, self.port));
         let name = host.name.clone();
         let connected =
-            tokio::task::spawn_blocking(move || host.enter(|| std::net::TcpStream::connect_timeout(&target, PATIENCE)));
+            tokio::task::spawn_blocking(move || host.enter(|| std::net::TcpStream::connect_timeout(&target, TIMEOUT)));
         let stream = connected.await.expect("creating a socket does not panic");
         let stream = stream.map_err(|error| format!("{name}: {target}: {error}"))?;
-        let answer = tokio::time::timeout(PATIENCE, self.over(stream)).await;
-        answer.unwrap_or_else(|_| Err(format!("{}: no response within {PATIENCE:?}", self.host)))
+        let answer = tokio::time::timeout(TIMEOUT, self.over(stream)).await;
+        answer.unwrap_or_else(|_| Err(format!("{}: no response within {TIMEOUT:?}", self.host)))
     }
 
     async fn over(&self, stream: std::net::TcpStream) -> Result<Answer, String> {
-        let in_words = |error: io::Error| error.to_string();
-        stream.set_nonblocking(true).map_err(in_words)?;
-        let stream = TcpStream::from_std(stream).map_err(in_words)?;
+        let error_text = |error: io::Error| error.to_string();
+        stream.set_nonblocking(true).map_err(error_text)?;
+        let stream = TcpStream::from_std(stream).map_err(error_text)?;
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|error| format!("{error:?}"))?;
         RUNTIME.spawn(async move {
@@ -181,10 +181,10 @@ impl Load {
 }
 
 /// Start, result and end of one request.
-type One = (Instant, Result<Answer, String>, Instant);
+type RequestResult = (Instant, Result<Answer, String>, Instant);
 
 impl Outcome {
-    fn count(&mut self, one: Result<One, JoinError>, answered: &AtomicUsize) {
+    fn count(&mut self, one: Result<RequestResult, JoinError>, answered: &AtomicUsize) {
         let (begun, answer, ended) = one.expect("a request does not panic");
         let words = match answer {
             Ok(answer) if answer.status.is_success() => {

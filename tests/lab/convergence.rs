@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::endpoints::Endpoints;
 use super::mesh::{GATEWAYS, Mesh, helloworld, outbound};
-use crate::kube::place::SOON;
+use crate::kube::tenant::TIMEOUT;
 use crate::support::wait;
 use crate::support::wait::now;
 
@@ -17,12 +17,12 @@ const GOAL: Duration = Duration::from_millis(400);
 /// Makes a pod of the second cluster ready and unready in turns; the weight of the gateway in cluster1's sleep follows.
 pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
     let name = "helloworld-v2-measured";
-    mesh.sites[1].run(helloworld("v2", "-measured", Ipv4Addr::new(10, 42, 0, 19)))?;
+    mesh.clusters[1].run(helloworld("v2", "-measured", Ipv4Addr::new(10, 42, 0, 19)))?;
     let gateway = format!("{}:15443", GATEWAYS[1]);
-    let [near, far] = &mut mesh.sites;
+    let [near, far] = &mut mesh.clusters;
     let sleep = near.pod("sleep").proxy();
     let until_weight = |weight: u64| {
-        wait::until("the gateway's new weight", SOON, || {
+        wait::until("the gateway's new weight", TIMEOUT, || {
             let endpoints = Endpoints::of(sleep, &outbound("")).ok()?;
             let mut rows = endpoints.rows.iter();
             rows.any(|row| row.address == gateway && row.weight == weight)

@@ -101,7 +101,7 @@ impl Network {
 
     /// Connects hosts that are attached from now on to an outer network, as nodes of a cluster do: through a router
     /// with an address on each side, which hides the inner addresses. No route leads back.
-    pub(crate) fn lead_to(&mut self, outer: &Network, inside: IpAddr, outside: IpAddr) -> Result<(), String> {
+    pub(crate) fn connect_to(&mut self, outer: &Network, inside: IpAddr, outside: IpAddr) -> Result<(), String> {
         let router = &self.bridge;
         router.ip(&format!("addr add {inside}/{} dev bridge0", self.prefix))?;
         outer.attach(router, "outer0", outside, false)?;

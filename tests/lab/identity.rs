@@ -20,21 +20,21 @@ use super::app::{Application, Call, Load};
 use super::host::{Host, Network};
 use super::lacking;
 use super::proxy::{Proxy, Role, Workload};
-use crate::kube::place::{Place, SOON};
-use crate::support::agent::{Shown, Trust};
+use crate::kube::tenant::{TIMEOUT, Tenant};
+use crate::support::agent::{ClientCredentials, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::{self, authority::Authority, missing, scratch, wait};
 
 const MESH: &str = include_str!("identity.yaml");
 /// Interval between requests during the root rotation.
-const PACE: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(10);
 const ISSUER: &str = "https://issuer.example";
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::optional_trial("lab::identity::policies_hold", policies_hold),
-        kubernetes::optional_trial("lab::identity::roots_change_under_load", roots_change_under_load),
+        kubernetes::optional_trial("lab::identity::policies_are_enforced", policies_are_enforced),
+        kubernetes::optional_trial("lab::identity::root_rotation_under_load", root_rotation_under_load),
     ]
 }
 
@@ -71,7 +71,7 @@ impl TokenIssuer {
 
 /// A service `reviews` and its clients, all with sidecars except `bare`.
 struct Mesh {
-    place: Place<'static>,
+    tenant: Tenant<'static>,
     control_plane: support::agent::Agent,
     network: Network,
     daemon: Daemon,
@@ -86,19 +86,22 @@ struct Pod {
 
 impl Mesh {
     fn new(name: &str, jwks: &str, configure: impl FnOnce(&mut Command)) -> Result<Mesh, String> {
-        let place = Place::shared(0, name)?;
-        place.apply(&MESH.replace("{jwks}", jwks))?;
-        let kubeconfig = place.cluster.admin_kubeconfig();
-        let daemon = Daemon::secured(&place.folder.join("istiod.log"), |command| {
-            command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", &place.system]);
+        let tenant = Tenant::shared(0, name)?;
+        tenant.apply(&MESH.replace("{jwks}", jwks))?;
+        let kubeconfig = tenant.cluster.admin_kubeconfig();
+        let daemon = Daemon::secured(&tenant.folder.join("istiod.log"), |command| {
+            command
+                .arg("--kubeconfig")
+                .arg(&kubeconfig)
+                .args(["-n", &tenant.system]);
             configure(command);
         })?;
-        let roots = wait::until("ConfigMap istio-ca-root-cert", SOON, || published(&place))?;
+        let roots = wait::until("ConfigMap istio-ca-root-cert", TIMEOUT, || published(&tenant))?;
         let mut control_plane = support::agent::Agent::new(daemon.secure, Trust::Roots(roots));
-        control_plane.server = format!("istiod.{}.svc", place.system);
-        let network = Network::start("network", 16, &place.folder)?;
+        control_plane.server = format!("istiod.{}.svc", tenant.system);
+        let network = Network::start("network", 16, &tenant.folder)?;
         Ok(Mesh {
-            place,
+            tenant,
             control_plane,
             network,
             daemon,
@@ -106,7 +109,7 @@ impl Mesh {
     }
 
     fn address(&self, last: u8) -> IpAddr {
-        self.place
+        self.tenant
             .fill(&format!("10.{{n}}.0.{last}"))
             .parse()
             .expect("it is an address")
@@ -114,13 +117,13 @@ impl Mesh {
 
     /// Creates a pod in Kubernetes, and a host and, if wanted, a sidecar for it.
     fn pod(&self, name: &str, last: u8, has_sidecar: bool) -> Result<Pod, String> {
-        let (place, address) = (&self.place, self.address(last));
+        let (tenant, address) = (&self.tenant, self.address(last));
         let labels =
             json!({ "app": name, "security.istio.io/tlsMode": if has_sidecar { "istio" } else { "disabled" } });
         let workload = Workload {
             role: Role::Sidecar,
             name: name.to_owned(),
-            namespace: place.app.clone(),
+            namespace: tenant.app.clone(),
             account: name.to_owned(),
             address,
             labels: labels.clone(),
@@ -128,17 +131,17 @@ impl Mesh {
             network: String::new(),
             is_edge: false,
         };
-        place
+        tenant
             .cluster
             .api
             .apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-            "metadata": { "namespace": place.app, "name": name } }))?;
-        place.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "namespace": place.app, "name": name, "labels": labels },
+            "metadata": { "namespace": tenant.app, "name": name } }))?;
+        tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": tenant.app, "name": name, "labels": labels },
             "spec": { "serviceAccountName": name, "nodeName": "node", "containers": [{ "name": "app", "image": "app" }] },
             "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
                 "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
-        let host = Arc::new(Host::start(name, &place.folder)?);
+        let host = Arc::new(Host::start(name, &tenant.folder)?);
         self.network.attach(&host, "eth0", address, true)?;
         let mut pod = Pod {
             host,
@@ -146,8 +149,8 @@ impl Mesh {
             sidecar: None,
         };
         if has_sidecar {
-            let token = place.cluster.token(&place.app, name, &["istio-ca"])?;
-            let agent = Agent::start(self.control_plane.clone(), Shown::token(token))
+            let token = tenant.cluster.token(&tenant.app, name, &["istio-ca"])?;
+            let agent = Agent::start(self.control_plane.clone(), ClientCredentials::token(token))
                 .map_err(|error| format!("{name}: {error}\n{}", self.daemon.process.log_tail()))?;
             let known = agent.known();
             pod.sidecar = Some(Proxy::start(
@@ -155,7 +158,7 @@ impl Mesh {
                 &workload,
                 &self.control_plane,
                 known,
-                &place.folder,
+                &tenant.folder,
             )?);
             pod.agent = Some(agent);
         }
@@ -165,8 +168,8 @@ impl Mesh {
     /// A request to the service's cluster IP.
     fn call(&self, path: &str) -> Call {
         Call {
-            host: format!("reviews.{}", self.place.app),
-            address: self.place.fill("10.96.{n}.50").parse().expect("it is an address"),
+            host: format!("reviews.{}", self.tenant.app),
+            address: self.tenant.fill("10.96.{n}.50").parse().expect("it is an address"),
             port: 80,
             path: path.to_owned(),
             headers: Vec::new(),
@@ -184,7 +187,7 @@ impl Pod {
     /// Waits until a call gets this status: configuration and endpoints arrive asynchronously.
     fn until_status(&self, call: &Call, status: u16) -> Result<(), String> {
         let mut last = String::new();
-        wait::until(&format!("status {status} for {}", call.path), SOON, || {
+        wait::until(&format!("status {status} for {}", call.path), TIMEOUT, || {
             last = match call.from(&self.host) {
                 Ok(answer) if answer.status == status => return Some(()),
                 Ok(answer) => format!("{} {}", answer.status, answer.body),
@@ -201,13 +204,13 @@ impl Pod {
 }
 
 /// Returns the roots that the control plane publishes for workloads.
-fn published(place: &Place) -> Option<String> {
-    let map = Reference::new("v1", "ConfigMap", &place.app, "istio-ca-root-cert");
-    let map = place.cluster.get(&map).ok()??;
+fn published(tenant: &Tenant) -> Option<String> {
+    let map = Reference::new("v1", "ConfigMap", &tenant.app, "istio-ca-root-cert");
+    let map = tenant.cluster.get(&map).ok()??;
     map["data"]["root-cert.pem"].as_str().map(str::to_owned)
 }
 
-fn policies_hold(name: &str) -> Result<Completion, Failed> {
+fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
     if let Some(reason) = lacking() {
         return missing(reason);
     }
@@ -223,7 +226,7 @@ fn policies_hold(name: &str) -> Result<Completion, Failed> {
     let answer = mesh.call("/open").from(&friend.host)?;
     let seen: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
     let certificate = seen["headers"]["x-forwarded-client-cert"].as_str().unwrap_or_default();
-    let expected = format!("URI=spiffe://cluster.local/ns/{}/sa/friend", mesh.place.app);
+    let expected = format!("URI=spiffe://cluster.local/ns/{}/sa/friend", mesh.tenant.app);
     assert!(
         certificate.contains(&expected),
         "the application receives the client's identity: {certificate:?}"
@@ -300,7 +303,7 @@ fn mount(authority: &Authority, folder: &Path, generation: u32, roots: &str) -> 
 
 /// The steps of a root rotation: both roots are trusted, then the new one signs, then only the new one is trusted.
 /// Requests go on all the time, and none fails.
-fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
+fn root_rotation_under_load(name: &str) -> Result<Completion, Failed> {
     if let Some(reason) = lacking() {
         return missing(reason);
     }
@@ -315,18 +318,18 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
     let friend = mesh.pod("friend", 2, true)?;
     friend.until_status(&mesh.call("/open"), 200)?;
 
-    let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"), PACE);
+    let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"), INTERVAL);
     let both = old.root() + &new.root();
     let steps = [(&old, both.clone()), (&new, both), (&new, new.root())];
     for (generation, (authority, roots)) in (2..).zip(steps) {
         mount(authority, &folder, generation, &roots)?;
         let expected: BTreeSet<String> = certificates(&roots);
-        wait::until("the new roots", SOON, || {
-            (certificates(&published(&mesh.place)?) == expected).then_some(())
+        wait::until("the new roots", TIMEOUT, || {
+            (certificates(&published(&mesh.tenant)?) == expected).then_some(())
         })?;
         for pod in [&reviews, &friend] {
             let agent = pod.agent.as_ref().expect("it has one");
-            wait::until("a certificate of the new CA", SOON, || {
+            wait::until("a certificate of the new CA", TIMEOUT, || {
                 agent.renew().ok()?;
                 let known = agent.known().borrow().clone();
                 let is_signed = known.chain.contains(authority.certificate().trim());
@@ -335,7 +338,7 @@ fn roots_change_under_load(name: &str) -> Result<Completion, Failed> {
         }
         // Wait for requests after each step, which use the current roots.
         let so_far = load.answered();
-        wait::until("requests after the step", SOON, || {
+        wait::until("requests after the step", TIMEOUT, || {
             (load.answered() > so_far + 50).then_some(())
         })?;
     }

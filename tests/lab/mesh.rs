@@ -10,10 +10,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::app::Call;
+use super::cluster::{Content, EAST_WEST, INGRESS, LabCluster, SAMPLE, SYSTEM, Spec};
 use super::host::{Host, Network};
 use super::report::Report;
-use super::site::{Content, EAST_WEST, INGRESS, SAMPLE, SYSTEM, Site, Spec};
-use crate::kube::place::SOON;
+use crate::kube::tenant::TIMEOUT;
 use crate::support::agent::{Agent, Trust};
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
@@ -40,7 +40,7 @@ const INGRESS_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 168, 111, 206);
 
 /// The multicluster deployment model, and the source of network information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Form {
+pub(crate) enum DeploymentModel {
     /// A control plane in each cluster. Namespaces and gateways have network labels.
     MultiPrimary,
     /// The control plane of the first cluster also serves the second.
@@ -50,7 +50,7 @@ pub(crate) enum Form {
 }
 
 /// A control plane.
-pub(crate) struct Plane {
+pub(crate) struct ControlPlane {
     pub(crate) daemon: Daemon,
     kubeconfig: PathBuf,
     cluster: &'static str,
@@ -63,9 +63,9 @@ pub(crate) struct Plane {
 /// The two clusters with everything that runs in them.
 pub(crate) struct Mesh {
     pub(crate) report: Report,
-    pub(crate) sites: [Site; 2],
+    pub(crate) clusters: [LabCluster; 2],
     /// In the order of their clusters.
-    pub(crate) planes: Vec<Plane>,
+    pub(crate) control_planes: Vec<ControlPlane>,
     /// The signing CA of each cluster.
     pub(crate) authorities: [Authority; 2],
     /// A host outside the mesh.
@@ -95,16 +95,16 @@ impl Tally {
     }
 }
 
-impl Plane {
-    fn start(site: &Site, leads: bool, folder: &Path) -> Result<Plane, String> {
-        let kubeconfig = site.kubernetes.admin_kubeconfig();
-        let daemon = Daemon::secured(&folder.join(format!("istiod-{}.log", site.name)), |command| {
-            configure(command, &kubeconfig, site.name, leads);
+impl ControlPlane {
+    fn start(cluster: &LabCluster, leads: bool, folder: &Path) -> Result<ControlPlane, String> {
+        let kubeconfig = cluster.kubernetes.admin_kubeconfig();
+        let daemon = Daemon::secured(&folder.join(format!("istiod-{}.log", cluster.name)), |command| {
+            configure(command, &kubeconfig, cluster.name, leads);
         })?;
-        Ok(Plane {
+        Ok(ControlPlane {
             daemon,
             kubeconfig,
-            cluster: site.name,
+            cluster: cluster.name,
             leads,
             starts: 1,
             folder: folder.to_owned(),
@@ -115,13 +115,13 @@ impl Plane {
     pub(crate) fn restart(&mut self) {
         self.starts += 1;
         let log = self.folder.join(format!("istiod-{}-{}.log", self.cluster, self.starts));
-        self.daemon.begin_again(&log, |command| {
+        self.daemon.restart_unready(&log, |command| {
             configure(command, &self.kubeconfig, self.cluster, self.leads);
         });
     }
 
     /// Starts a second replica that reads the same objects and has no clients yet.
-    pub(crate) fn twin(&self) -> Result<Daemon, String> {
+    pub(crate) fn replica(&self) -> Result<Daemon, String> {
         let log = self.folder.join(format!("istiod-{}-twin.log", self.cluster));
         Daemon::secured(&log, |command| {
             configure(command, &self.kubeconfig, self.cluster, self.leads);
@@ -138,7 +138,7 @@ fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str, leads: boo
 }
 
 /// Installs what the charts install in a remote cluster: read access and the leader's roles for the control plane.
-fn install_remote(site: &Site) -> Result<(), String> {
+fn install_remote(cluster: &LabCluster) -> Result<(), String> {
     let mut objects = helm::objects("base", &[])?;
     objects.extend(helm::objects("istiod", &["global.externalIstiod=true"])?);
     let is_reader = |object: &&Value| {
@@ -146,7 +146,7 @@ fn install_remote(site: &Site) -> Result<(), String> {
         let kinds = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"];
         name.starts_with("istio-reader") && kinds.contains(&object["kind"].as_str().unwrap_or_default())
     };
-    let api = &site.kubernetes.api;
+    let api = &cluster.kubernetes.api;
     objects
         .iter()
         .filter(is_reader)
@@ -159,47 +159,50 @@ fn install_remote(site: &Site) -> Result<(), String> {
 impl Mesh {
     /// Starts both clusters with their gateways; helloworld v1 and sleep run in the first, v2 and sleep in the second.
     /// They do not know each other yet. `folder` is the test's.
-    pub(crate) fn start(title: &str, form: Form, folder: &str) -> Result<Mesh, String> {
+    pub(crate) fn start(title: &str, form: DeploymentModel, folder: &str) -> Result<Mesh, String> {
         let work = scratch(&format!("{folder}/work"));
         let report = Report::start(title, &work)?;
         let shared = Arc::new(Network::start("shared", 24, &work)?);
         let outside = Arc::new(Host::start("outside", &work)?);
         shared.attach(&outside, "eth0", Ipv4Addr::new(192, 168, 111, 50).into(), true)?;
-        let site =
-            |name, network, last| Site::start((name, network), &shared, Ipv4Addr::new(192, 168, 111, last), folder);
+        let cluster = |name, network, last| {
+            LabCluster::start((name, network), &shared, Ipv4Addr::new(192, 168, 111, last), folder)
+        };
         let [first, second] = std::thread::scope(|scope| {
-            let sites = [("cluster1", "network1", 1), ("cluster2", "network2", 2)]
-                .map(|(name, network, last)| scope.spawn(move || site(name, network, last)));
-            sites.map(|site| site.join().expect("starting a cluster does not panic"))
+            let clusters = [("cluster1", "network1", 1), ("cluster2", "network2", 2)]
+                .map(|(name, network, last)| scope.spawn(move || cluster(name, network, last)));
+            clusters.map(|cluster| cluster.join().expect("starting a cluster does not panic"))
         });
-        let sites = [first?, second?];
+        let clusters = [first?, second?];
         let root = Authority::new("cluster1");
         let authorities = [
             root.sibling("cluster1 intermediate"),
             root.sibling("cluster2 intermediate"),
         ];
-        for (site, authority) in sites.iter().zip(&authorities) {
-            let api = &site.kubernetes.api;
+        for (cluster, authority) in clusters.iter().zip(&authorities) {
+            let api = &cluster.kubernetes.api;
             api.apply(&authority.secret(SYSTEM, None))?;
             api.apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": { "namespace": SYSTEM, "name": "istio" },
                 "data": { "mesh": MESH_CONFIG, "meshNetworks": "networks: {}\n" } }))?;
             api.apply_all(MESH)?;
-            if form != Form::MeshNetworks {
-                site.label_network()?;
+            if form != DeploymentModel::MeshNetworks {
+                cluster.label_network()?;
             }
         }
-        let planes = if form == Form::PrimaryRemote {
-            install_remote(&sites[1])?;
-            vec![Plane::start(&sites[0], true, &work)?]
+        let control_planes = if form == DeploymentModel::PrimaryRemote {
+            install_remote(&clusters[1])?;
+            vec![ControlPlane::start(&clusters[0], true, &work)?]
         } else {
-            let started = sites.iter().map(|site| Plane::start(site, false, &work));
+            let started = clusters
+                .iter()
+                .map(|cluster| ControlPlane::start(cluster, false, &work));
             started.collect::<Result<_, _>>()?
         };
         Ok(Mesh {
             report,
-            sites,
-            planes,
+            clusters,
+            control_planes,
             authorities,
             outside,
             folder: work,
@@ -208,61 +211,61 @@ impl Mesh {
 
     /// Starts the workloads of each cluster. Agents trust the roots that the control plane has published there.
     pub(crate) fn populate(&mut self) -> Result<(), String> {
-        for (site, index) in self.sites.iter_mut().zip(0..) {
-            let plane = self.planes.get(index).unwrap_or(&self.planes[0]);
-            let roots = wait::until("the root certificates of the mesh", SOON, || site.roots());
-            let roots =
-                roots.map_err(|error| format!("{}: {error}\n{}", site.name, plane.daemon.process.log_tail()))?;
-            site.control_plane = Some(Agent::new(plane.daemon.secure, Trust::Roots(roots)));
+        for (cluster, index) in self.clusters.iter_mut().zip(0..) {
+            let control_plane = self.control_planes.get(index).unwrap_or(&self.control_planes[0]);
+            let roots = wait::until("the root certificates of the mesh", TIMEOUT, || cluster.roots());
+            let roots = roots
+                .map_err(|error| format!("{}: {error}\n{}", cluster.name, control_plane.daemon.process.log_tail()))?;
+            cluster.control_plane = Some(Agent::new(control_plane.daemon.secure, Trust::Roots(roots)));
         }
-        let [first, second] = &mut self.sites;
+        let [first, second] = &mut self.clusters;
         std::thread::scope(|scope| {
-            let populated = [(first, 0), (second, 1)].map(|(site, index)| {
+            let populated = [(first, 0), (second, 1)].map(|(cluster, index)| {
                 scope.spawn(move || {
-                    site.run(gateway(EAST_WEST, "", 10, GATEWAYS[index]))?;
-                    site.run(sleep())?;
-                    site.run(helloworld(["v1", "v2"][index], "", HELLOWORLDS[index]))?;
+                    cluster.run(gateway(EAST_WEST, "", 10, GATEWAYS[index]))?;
+                    cluster.run(sleep())?;
+                    cluster.run(helloworld(["v1", "v2"][index], "", HELLOWORLDS[index]))?;
                     if index == 0 {
-                        site.run(gateway(INGRESS, "", 11, INGRESS_ADDRESS))?;
+                        cluster.run(gateway(INGRESS, "", 11, INGRESS_ADDRESS))?;
                     }
                     Ok::<_, String>(())
                 })
             });
             populated
                 .into_iter()
-                .try_for_each(|site| site.join().expect("starting pods does not panic"))
+                .try_for_each(|cluster| cluster.join().expect("starting pods does not panic"))
         })
     }
 
     /// Gives the control plane at `reader` the remote Secret of the other cluster, and returns the Secret.
     pub(crate) fn join(&mut self, reader: usize) -> Result<Value, String> {
-        let other = &self.sites[1 - reader];
+        let other = &self.clusters[1 - reader];
         let log = self.folder.join(format!("create-remote-secret-{}.log", other.name));
         let flags = ["--name", other.name, "--server", &other.kubernetes.url()];
         let secret = remote_secret::made(&other.kubernetes, SYSTEM, &flags, &log)?;
-        self.sites[reader].kubernetes.api.apply(&secret)?;
+        self.clusters[reader].kubernetes.api.apply(&secret)?;
         Ok(secret)
     }
 
     /// Edits `meshNetworks` of every control plane.
     pub(crate) fn set_networks(&self, networks: &Value) -> Result<(), String> {
-        for site in &self.sites[..self.planes.len()] {
+        for cluster in &self.clusters[..self.control_planes.len()] {
             let map = Reference::new("v1", "ConfigMap", SYSTEM, "istio");
             let edit = json!({ "data": { "meshNetworks": json!({ "networks": networks }).to_string() } });
-            site.kubernetes.api.patch(&map, &edit)?;
+            cluster.kubernetes.api.patch(&map, &edit)?;
         }
         Ok(())
     }
 
     /// Applies an object in the clusters of all control planes.
     pub(crate) fn apply(&self, text: &str) -> Result<(), String> {
-        self.sites[..self.planes.len()]
+        self.clusters[..self.control_planes.len()]
             .iter()
-            .try_for_each(|site| site.kubernetes.api.apply_all(text))
+            .try_for_each(|cluster| cluster.kubernetes.api.apply_all(text))
     }
 
     /// Splits helloworld requests by weight.
-    pub(crate) fn divide(&self, v1: u32, v2: u32) -> Result<(), String> {
+    pub(crate) fn split_traffic(&self, v1: u32, v2: u32) -> Result<(), String> {
         let to =
             |subset: &str, weight| json!({ "destination": { "host": HELLOWORLD, "subset": subset }, "weight": weight });
         let service = json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
@@ -272,27 +275,27 @@ impl Mesh {
     }
 
     /// Removes the traffic split.
-    pub(crate) fn unite(&self) -> Result<(), String> {
+    pub(crate) fn remove_split(&self) -> Result<(), String> {
         let reference = Reference::new("networking.istio.io/v1", "VirtualService", SAMPLE, "helloworld");
-        self.sites[..self.planes.len()]
+        self.clusters[..self.control_planes.len()]
             .iter()
-            .try_for_each(|site| site.kubernetes.api.delete(&reference))
+            .try_for_each(|cluster| cluster.kubernetes.api.delete(&reference))
     }
 
-    /// Calls [`Site::remove`] for a pod in this cluster.
+    /// Calls [`LabCluster::remove`] for a pod in this cluster.
     pub(crate) fn remove(&mut self, index: usize, name: &str) -> Result<(), String> {
-        let (site, elsewhere) = self.site_and_other(index);
-        site.remove(name, elsewhere)
+        let (cluster, elsewhere) = self.cluster_and_other(index);
+        cluster.remove(name, elsewhere)
     }
 
-    /// Calls [`Site::bury`] for a pod in this cluster.
-    pub(crate) fn bury(&mut self, index: usize, name: &str) -> Result<(), String> {
-        let (site, elsewhere) = self.site_and_other(index);
-        site.bury(name, elsewhere)
+    /// Calls [`LabCluster::delete_crashed`] for a pod in this cluster.
+    pub(crate) fn delete_crashed(&mut self, index: usize, name: &str) -> Result<(), String> {
+        let (cluster, elsewhere) = self.cluster_and_other(index);
+        cluster.delete_crashed(name, elsewhere)
     }
 
-    fn site_and_other(&mut self, index: usize) -> (&mut Site, &Site) {
-        let [first, second] = &mut self.sites;
+    fn cluster_and_other(&mut self, index: usize) -> (&mut LabCluster, &LabCluster) {
+        let [first, second] = &mut self.clusters;
         if index == 0 { (first, second) } else { (second, first) }
     }
 
@@ -300,7 +303,7 @@ impl Mesh {
     pub(crate) fn call(&self, index: usize) -> Call {
         Call {
             host: "helloworld.sample:5000".into(),
-            address: self.sites[index].address_of("helloworld").into(),
+            address: self.clusters[index].address_of("helloworld").into(),
             port: 5000,
             path: "/hello".into(),
             headers: Vec::new(),
@@ -334,9 +337,9 @@ impl Mesh {
 
     /// Waits until a control plane knows such a network gateway. `is_it` receives its cluster, empty if it comes from
     /// the mesh configuration, and its address.
-    pub(crate) fn until_gateway(&self, plane: usize, is_it: impl Fn(&str, &str) -> bool) -> Result<(), String> {
-        let address = self.planes[plane].daemon.monitoring;
-        wait::until("the gateway of a network", SOON, || {
+    pub(crate) fn until_gateway(&self, control_plane: usize, is_it: impl Fn(&str, &str) -> bool) -> Result<(), String> {
+        let address = self.control_planes[control_plane].daemon.monitoring;
+        wait::until("the gateway of a network", TIMEOUT, || {
             let page = http::get(address, "istiod", "/debug/networkz").ok()?;
             let rows: Vec<Value> = serde_json::from_str(&page.body).ok()?;
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -346,15 +349,15 @@ impl Mesh {
     }
 
     /// A step: no proxy has rejected an update.
-    pub(crate) fn nothing_is_refused(&mut self) -> Result<(), String> {
+    pub(crate) fn no_update_is_rejected(&mut self) -> Result<(), String> {
         let mut count = 0;
         let mut refusing = Vec::new();
-        for site in &self.sites {
-            for (pod, proxy) in site.proxies() {
+        for cluster in &self.clusters {
+            for (pod, proxy) in cluster.proxies() {
                 count += 1;
                 let refused = proxy.sum("update_rejected")?;
                 if refused > 0 {
-                    refusing.push(format!("{} in {} refused {refused}", pod.spec.name, site.name));
+                    refusing.push(format!("{} in {} refused {refused}", pod.spec.name, cluster.name));
                 }
             }
         }
@@ -369,9 +372,9 @@ impl Mesh {
     }
 
     /// Waits until a control plane is ready again.
-    pub(crate) fn until_ready(&self, plane: usize) -> Result<(), String> {
-        let daemon = &self.planes[plane].daemon;
-        wait::until("a ready control plane", SOON, || daemon.is_ready().then_some(()))
+    pub(crate) fn until_ready(&self, control_plane: usize) -> Result<(), String> {
+        let daemon = &self.control_planes[control_plane].daemon;
+        wait::until("a ready control plane", TIMEOUT, || daemon.is_ready().then_some(()))
             .map_err(|error| format!("{error}\n{}", daemon.process.log_tail()))
     }
 }

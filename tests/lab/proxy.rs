@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::agent::Known;
+use super::agent::CertificateWatch;
 use super::host::Host;
 use super::rules::{self, SIDECAR};
 use super::sds::Secrets;
@@ -54,16 +54,16 @@ impl Proxy {
         host: &Arc<Host>,
         workload: &Workload,
         control_plane: &agent::Agent,
-        known: Known,
+        known: CertificateWatch,
         folder: &Path,
     ) -> Result<Proxy, String> {
         let sockets = support::sockets();
-        everybody_may(&sockets, 0o777)?;
+        set_mode(&sockets, 0o777)?;
         let (sds, xds, admin) = (sockets.join("sds"), sockets.join("xds"), sockets.join("admin"));
         let secrets = Secrets::serve(&sds, known.clone())?;
         let tunnel = Tunnel::open(&xds, control_plane.clone(), known)?;
         for socket in [&sds, &xds] {
-            everybody_may(socket, 0o666)?;
+            set_mode(socket, 0o666)?;
         }
         let config = folder.join(format!("{}.json", workload.name));
         std::fs::write(
@@ -173,7 +173,7 @@ impl Workload {
     }
 }
 
-fn everybody_may(path: &Path, mode: u32) -> Result<(), String> {
+fn set_mode(path: &Path, mode: u32) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(|error| format!("{}: {error}", path.display()))

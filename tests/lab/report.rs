@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::kube::place::SOON;
+use crate::kube::tenant::TIMEOUT;
 use crate::support::wait::now;
 use crate::support::{variable, wait};
 
@@ -18,7 +18,7 @@ pub(crate) struct Report {
 }
 
 /// Whether the observed state is as expected, and its text.
-pub(crate) type Seen = (bool, String);
+pub(crate) type Observed = (bool, String);
 
 impl Report {
     pub(crate) fn start(title: &str, folder: &Path) -> Result<Report, String> {
@@ -52,11 +52,11 @@ impl Report {
         &mut self,
         what: &str,
         expected: &dyn Display,
-        mut look: impl FnMut() -> Result<Seen, String>,
+        mut look: impl FnMut() -> Result<Observed, String>,
     ) -> Result<(), String> {
         let begun = now();
         let mut seen = String::new();
-        let outcome = wait::until(what, SOON, || {
+        let outcome = wait::until(what, TIMEOUT, || {
             let (is_good, text) = look().unwrap_or_else(|error| (false, error));
             seen = text;
             is_good.then_some(())
@@ -67,7 +67,7 @@ impl Report {
     }
 
     /// Records a state that has already been observed.
-    pub(crate) fn fact(&mut self, what: &str, expected: &dyn Display, seen: Seen) -> Result<(), String> {
+    pub(crate) fn fact(&mut self, what: &str, expected: &dyn Display, seen: Observed) -> Result<(), String> {
         let (is_good, seen) = seen;
         self.line(what, expected, is_good, &seen);
         if is_good {

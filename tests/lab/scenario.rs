@@ -8,23 +8,25 @@ use libtest_mimic::{Completion, Trial};
 use serde_json::{Value, json};
 
 use super::app::{Call, Load};
+use super::cluster::{Content, EAST_WEST};
 use super::convergence;
 use super::endpoints::Endpoints;
 use super::host::Host;
 use super::lacking;
-use super::mesh::{Form, GATEWAYS, HELLOWORLD, HELLOWORLDS, Mesh, SECOND_GATEWAY, gateway, helloworld, outbound};
-use super::report::Seen;
-use super::site::{Content, EAST_WEST};
+use super::mesh::{
+    DeploymentModel, GATEWAYS, HELLOWORLD, HELLOWORLDS, Mesh, SECOND_GATEWAY, gateway, helloworld, outbound,
+};
+use super::report::Observed;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::{helm, missing};
 
 /// A number of requests large enough to measure traffic shares.
-const MANY: usize = 200;
+const REQUESTS: usize = 200;
 /// Interval between background requests during a step.
-const PACE: Duration = Duration::from_millis(20);
+const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The port of east-west gateways.
-const CROSSING: u16 = 15443;
+const EAST_WEST_PORT: u16 = 15443;
 /// The port of helloworld.
 const PORT: u16 = 5000;
 
@@ -34,16 +36,16 @@ pub(super) fn trials() -> Vec<Trial> {
             if let Some(reason) = lacking() {
                 return missing(reason);
             }
-            if form == Form::PrimaryRemote && !helm::is_installed() {
+            if form == DeploymentModel::PrimaryRemote && !helm::is_installed() {
                 return missing("Helm is missing; `make tools` installs it");
             }
             let mut mesh = Mesh::start(title, form, folder)?;
-            if form == Form::PrimaryRemote {
+            if form == DeploymentModel::PrimaryRemote {
                 // Workloads of the second cluster get no certificates before its tokens can be reviewed.
                 mesh.join(0)?;
             }
             mesh.populate()?;
-            let outcome = run(&mut mesh).and_then(|()| mesh.nothing_is_refused());
+            let outcome = run(&mut mesh).and_then(|()| mesh.no_update_is_rejected());
             mesh.report.say(if outcome.is_ok() {
                 "=== all as expected"
             } else {
@@ -57,19 +59,19 @@ pub(super) fn trials() -> Vec<Trial> {
         trial(
             "lab::mesh::multi_primary",
             "two primary clusters on two networks",
-            Form::MultiPrimary,
+            DeploymentModel::MultiPrimary,
             multi_primary,
         ),
         trial(
             "lab::mesh::primary_remote",
             "a primary and a remote cluster on two networks",
-            Form::PrimaryRemote,
+            DeploymentModel::PrimaryRemote,
             primary_remote,
         ),
         trial(
             "lab::mesh::mesh_networks",
             "two primary clusters with networks from meshNetworks alone",
-            Form::MeshNetworks,
+            DeploymentModel::MeshNetworks,
             mesh_networks,
         ),
     ]
@@ -78,14 +80,14 @@ pub(super) fn trials() -> Vec<Trial> {
 impl Mesh {
     /// A step: the endpoints of helloworld, or of a subset of it, in the sleep of a cluster. Prints the table.
     fn sees(&mut self, index: usize, subset: &str, expected: &[(Ipv4Addr, u16, u64)]) -> Result<(), String> {
-        let sleep = self.sites[index].pod("sleep").proxy();
+        let sleep = self.clusters[index].pod("sleep").proxy();
         let expected = Endpoints::expected(&outbound(subset), expected);
         let of = if subset.is_empty() {
             String::new()
         } else {
             format!(" {subset}")
         };
-        let what = format!("endpoints of helloworld{of} in sleep of {}", self.sites[index].name);
+        let what = format!("endpoints of helloworld{of} in sleep of {}", self.clusters[index].name);
         self.report
             .equal(&what, &expected, || Endpoints::of(sleep, &outbound(subset)))?;
         let table = Endpoints::of(sleep, &outbound(subset))?.table();
@@ -98,9 +100,9 @@ impl Mesh {
         let (least, most) = v1;
         let expected = format!("v1 {least}..{most} % of {MANY}, v2 the rest, no failure");
         self.report.step(what, &expected, || {
-            let tally = Mesh::tally(call, host, MANY)?;
-            let share = tally.of("v1") * 100 / MANY;
-            let is_all = tally.of("v1") + tally.of("v2") == MANY;
+            let tally = Mesh::tally(call, host, REQUESTS)?;
+            let share = tally.of("v1") * 100 / REQUESTS;
+            let is_all = tally.of("v1") + tally.of("v2") == REQUESTS;
             Ok(((least..=most).contains(&share) && is_all, tally.to_string()))
         })
     }
@@ -108,8 +110,8 @@ impl Mesh {
     /// Checks [`Self::shares`] for sleep in each cluster.
     fn shares_of_sleep(&mut self, v1: (usize, usize)) -> Result<(), String> {
         for index in 0..2 {
-            let host = Arc::clone(&self.sites[index].pod("sleep").host);
-            let what = format!("requests from sleep in {}", self.sites[index].name);
+            let host = Arc::clone(&self.clusters[index].pod("sleep").host);
+            let what = format!("requests from sleep in {}", self.clusters[index].name);
             self.shares(&what, &self.call(index), &host, v1)?;
         }
         Ok(())
@@ -118,7 +120,7 @@ impl Mesh {
     /// Gives the gateway host of the second cluster two more external addresses.
     pub(super) fn more_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
         let addresses = [140, 141].map(|last| Ipv4Addr::new(192, 168, 111, last));
-        let host = &self.sites[1].pod(EAST_WEST).host;
+        let host = &self.clusters[1].pod(EAST_WEST).host;
         for address in addresses {
             host.ip(&format!("addr add {address}/24 dev eth1"))?;
         }
@@ -129,7 +131,7 @@ impl Mesh {
     fn sees_both(&mut self) -> Result<(), String> {
         for (index, address) in HELLOWORLDS.into_iter().enumerate() {
             let other = 1 - index;
-            self.sees(index, "", &[(address, PORT, 1), (GATEWAYS[other], CROSSING, 1)])?;
+            self.sees(index, "", &[(address, PORT, 1), (GATEWAYS[other], EAST_WEST_PORT, 1)])?;
         }
         Ok(())
     }
@@ -145,13 +147,13 @@ impl Mesh {
         what: &str,
         during: impl FnOnce(&mut Mesh) -> Result<(), String>,
     ) -> Result<(), String> {
-        let host = Arc::clone(&self.sites[index].pod("sleep").host);
-        let load = Load::start(host, self.call(index), PACE);
+        let host = Arc::clone(&self.clusters[index].pod("sleep").host);
+        let load = Load::start(host, self.call(index), INTERVAL);
         let outcome = during(self);
         // Wait for some requests after the change.
         let so_far = load.answered();
         let went_on = self.report.step(
-            &format!("requests from sleep in {} continue", self.sites[index].name),
+            &format!("requests from sleep in {} continue", self.clusters[index].name),
             &"50 more are answered",
             || {
                 let more = load.answered() - so_far;
@@ -160,7 +162,7 @@ impl Mesh {
         );
         let sent = load.end();
         let (count, first) = (sent.failures.len(), sent.failures.first().map(|failure| &failure.words));
-        let seen: Seen = (
+        let seen: Observed = (
             count == 0,
             format!(
                 "{count} of {} {}",
@@ -191,30 +193,30 @@ fn multi_primary(mesh: &mut Mesh) -> Result<(), String> {
         &host,
         (30, 70),
     )?;
-    counts(mesh)?;
+    endpoint_weights(mesh)?;
     gateways_come_and_go(mesh)?;
-    networks_are_edited(mesh)?;
+    mesh_networks_edits(mesh)?;
     secret_goes_and_returns(mesh, &secret)?;
-    server_is_away(mesh)?;
+    api_server_outage(mesh)?;
     convergence::is_quick(mesh)
 }
 
 /// Each cluster has its own intermediate under one root.
 fn one_root(mesh: &mut Mesh) -> Result<(), String> {
     for index in 0..2 {
-        let site = &mesh.sites[index];
-        let agent = site.pod("sleep").agent.as_ref().expect("it has one");
+        let cluster = &mesh.clusters[index];
+        let agent = cluster.pod("sleep").agent.as_ref().expect("it has one");
         let signed = agent.known().borrow().clone();
-        let signer = index.min(mesh.planes.len() - 1);
+        let signer = index.min(mesh.control_planes.len() - 1);
         let own = mesh.authorities[signer].certificate();
         let is_own = signed.chain.contains(own.trim());
         let common = mesh.authorities[0].root();
-        let published = site.roots().unwrap_or_default();
+        let published = cluster.roots().unwrap_or_default();
         let is_common = [&signed.roots, &published]
             .iter()
             .all(|roots| roots.trim() == common.trim());
         let seen = format!("signed by its intermediate: {is_own}, trusts only the common root: {is_common}");
-        let what = format!("issuer and roots of workloads in {}", site.name);
+        let what = format!("issuer and roots of workloads in {}", cluster.name);
         let expected = "signed by its intermediate: true, trusts only the common root: true";
         mesh.report.fact(&what, &expected, (seen == expected, seen))?;
     }
@@ -225,9 +227,9 @@ fn one_root(mesh: &mut Mesh) -> Result<(), String> {
 fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
     for index in 0..2 {
         let other = 1 - index;
-        let (call, host) = (mesh.call(index), Arc::clone(&mesh.sites[index].pod("sleep").host));
+        let (call, host) = (mesh.call(index), Arc::clone(&mesh.clusters[index].pod("sleep").host));
         let far = format!("helloworld-v{}", other + 1);
-        let what = format!("identities of sleep in {} and {far}", mesh.sites[index].name);
+        let what = format!("identities of sleep in {} and {far}", mesh.clusters[index].name);
         let account = |name: &str| format!("spiffe://cluster.local/ns/sample/sa/{name}");
         let expected = format!("By={} URI={}", account("helloworld"), account("sleep"));
         mesh.report.equal(&what, &expected, || {
@@ -245,15 +247,15 @@ fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
             };
             Ok(format!("{} {}", field("By="), field("URI=")))
         })?;
-        let gateway = mesh.sites[other].pod(EAST_WEST).proxy();
+        let gateway = mesh.clusters[other].pod(EAST_WEST).proxy();
         let what = format!(
             "endpoints of helloworld in the gateway of {}",
-            mesh.sites[other].network
+            mesh.clusters[other].network
         );
         let behind = format!("outbound_.5000_._.{HELLOWORLD}");
         let own = Endpoints::expected(&behind, &[(HELLOWORLDS[other], PORT, 1)]);
         mesh.report.equal(&what, &own, || Endpoints::of(gateway, &behind))?;
-        let what = format!("the gateway of {}", mesh.sites[other].network);
+        let what = format!("the gateway of {}", mesh.clusters[other].network);
         mesh.report
             .step(&what, &"connections forwarded without a TLS handshake", || {
                 let passed = gateway.sum(r"^tcp\..*\.downstream_cx_total$")?;
@@ -269,37 +271,37 @@ fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
 
 /// Routes split requests between versions that run in one cluster each.
 fn weights(mesh: &mut Mesh) -> Result<(), String> {
-    mesh.divide(90, 10)?;
+    mesh.split_traffic(90, 10)?;
     mesh.shares_of_sleep((78, 99))?;
-    mesh.sees(0, "v2", &[(GATEWAYS[1], CROSSING, 1)])?;
-    mesh.sees(1, "v1", &[(GATEWAYS[0], CROSSING, 1)])?;
-    mesh.divide(0, 100)?;
+    mesh.sees(0, "v2", &[(GATEWAYS[1], EAST_WEST_PORT, 1)])?;
+    mesh.sees(1, "v1", &[(GATEWAYS[0], EAST_WEST_PORT, 1)])?;
+    mesh.split_traffic(0, 100)?;
     mesh.shares_of_sleep((0, 0))?;
-    mesh.unite()?;
+    mesh.remove_split()?;
     mesh.shares_of_sleep((30, 70))
 }
 
 /// The weight of a gateway is the number of endpoints behind it. A pod without a sidecar is reachable only in its own
 /// network.
-fn counts(mesh: &mut Mesh) -> Result<(), String> {
+fn endpoint_weights(mesh: &mut Mesh) -> Result<(), String> {
     let (second, plain) = (Ipv4Addr::new(10, 42, 0, 17), Ipv4Addr::new(10, 42, 0, 18));
-    mesh.sites[1].run(helloworld("v2", "-second", second))?;
-    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
+    mesh.clusters[1].run(helloworld("v2", "-second", second))?;
+    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
     mesh.shares_of_sleep((18, 55))?;
     let mut bare = helloworld("v2", "-plain", plain);
     bare.content = Content::Application {
         answers: true,
         has_sidecar: false,
     };
-    mesh.sites[1].run(bare)?;
+    mesh.clusters[1].run(bare)?;
     let here = [
         (HELLOWORLDS[1], PORT, 1),
         (second, PORT, 1),
         (plain, PORT, 1),
-        (GATEWAYS[0], CROSSING, 1),
+        (GATEWAYS[0], EAST_WEST_PORT, 1),
     ];
     mesh.sees(1, "", &here)?;
-    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
+    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
     mesh.under_load(0, "while pods of cluster2 end", |mesh| {
         mesh.remove(1, "helloworld-v2-plain")?;
         mesh.remove(1, "helloworld-v2-second")?;
@@ -309,38 +311,38 @@ fn counts(mesh: &mut Mesh) -> Result<(), String> {
 
 /// A second gateway of a network shares its traffic, and is removed when its pod dies.
 fn gateways_come_and_go(mesh: &mut Mesh) -> Result<(), String> {
-    mesh.sites[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY))?;
+    mesh.clusters[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY))?;
     let both = [
         (HELLOWORLDS[0], PORT, 2),
-        (GATEWAYS[1], CROSSING, 1),
-        (SECOND_GATEWAY, CROSSING, 1),
+        (GATEWAYS[1], EAST_WEST_PORT, 1),
+        (SECOND_GATEWAY, EAST_WEST_PORT, 1),
     ];
     mesh.sees(0, "", &both)?;
     mesh.shares_of_sleep((30, 70))?;
-    mesh.sites[1].crash("istio-eastwestgateway-second")?;
+    mesh.clusters[1].crash("istio-eastwestgateway-second")?;
     mesh.under_load(0, "after a gateway's pod died", |mesh| {
-        mesh.bury(1, "istio-eastwestgateway-second")?;
+        mesh.delete_crashed(1, "istio-eastwestgateway-second")?;
         mesh.sees_both()
     })
 }
 
 /// Edits of `meshNetworks`: a network is added, and its gateway replaces the labelled one; the gateway moves; the
 /// network is removed, and the labelled one is used again.
-fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
+fn mesh_networks_edits(mesh: &mut Mesh) -> Result<(), String> {
     let addresses = mesh.more_gateway_addresses()?;
     mesh.under_load(0, "while meshNetworks is edited", |mesh| {
         mesh.set_networks(&json!({ "network2": network_of_cluster2(addresses[0]) }))?;
         // As an operator would do it: the new gateway is known before the old one goes.
         let first = addresses[0].to_string();
-        (0..2).try_for_each(|plane| mesh.until_gateway(plane, |_, known| known == first))?;
-        mesh.sites[1].label_gateway(false)?;
+        (0..2).try_for_each(|control_plane| mesh.until_gateway(control_plane, |_, known| known == first))?;
+        mesh.clusters[1].label_gateway(false)?;
         for address in addresses {
             mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
-            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, CROSSING, 1)])?;
+            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, EAST_WEST_PORT, 1)])?;
             mesh.shares_of_sleep((30, 70))?;
         }
-        mesh.sites[1].label_gateway(true)?;
-        (0..2).try_for_each(|plane| mesh.until_gateway(plane, |cluster, _| cluster == "cluster2"))?;
+        mesh.clusters[1].label_gateway(true)?;
+        (0..2).try_for_each(|control_plane| mesh.until_gateway(control_plane, |cluster, _| cluster == "cluster2"))?;
         mesh.set_networks(&json!({}))?;
         mesh.sees_both()
     })
@@ -350,31 +352,31 @@ fn networks_are_edited(mesh: &mut Mesh) -> Result<(), String> {
 pub(super) fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
     json!({
         "endpoints": [{ "fromRegistry": "cluster2" }],
-        "gateways": [{ "address": gateway, "port": CROSSING }],
+        "gateways": [{ "address": gateway, "port": EAST_WEST_PORT }],
     })
 }
 
 /// The remote cluster's endpoints follow its Secret.
 fn secret_goes_and_returns(mesh: &mut Mesh, secret: &Value) -> Result<(), String> {
     mesh.under_load(1, "while the Secret of cluster1 is removed and added again", |mesh| {
-        mesh.sites[1].kubernetes.api.delete(&Reference::of(secret))?;
+        mesh.clusters[1].kubernetes.api.delete(&Reference::of(secret))?;
         mesh.sees_own_alone(1)?;
-        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 1)])?;
-        mesh.sites[1].kubernetes.api.apply(secret)?;
+        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 1)])?;
+        mesh.clusters[1].kubernetes.api.apply(secret)?;
         mesh.sees_both()
     })
 }
 
 /// An unreachable remote API server removes no endpoints, and its changes arrive once it is back.
-fn server_is_away(mesh: &mut Mesh) -> Result<(), String> {
+fn api_server_outage(mesh: &mut Mesh) -> Result<(), String> {
     mesh.under_load(0, "while the API server of cluster2 is down", |mesh| {
-        mesh.sites[1].kubernetes.stop_server();
+        mesh.clusters[1].kubernetes.stop_server();
         mesh.shares_of_sleep((30, 70))?;
         mesh.sees_both()?;
-        mesh.sites[1].kubernetes.start_server()?;
+        mesh.clusters[1].kubernetes.start_server()?;
         let second = Ipv4Addr::new(10, 42, 0, 17);
-        mesh.sites[1].run(helloworld("v2", "-second", second))?;
-        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], CROSSING, 2)])?;
+        mesh.clusters[1].run(helloworld("v2", "-second", second))?;
+        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
         mesh.remove(1, "helloworld-v2-second")?;
         mesh.sees_both()
     })
@@ -387,9 +389,9 @@ fn primary_remote(mesh: &mut Mesh) -> Result<(), String> {
     mesh.shares_of_sleep((30, 70))?;
     mutual_tls(mesh)?;
     weights(mesh)?;
-    counts(mesh)?;
+    endpoint_weights(mesh)?;
     mesh.under_load(1, "while the control plane restarts", |mesh| {
-        mesh.planes[0].restart();
+        mesh.control_planes[0].restart();
         mesh.until_ready(0)?;
         mesh.sees_both()
     })
@@ -405,7 +407,7 @@ fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
     // One gateway is given as a Service, the other as an address.
     let service = json!({
         "endpoints": [{ "fromRegistry": "cluster1" }],
-        "gateways": [{ "registryServiceName": "istio-eastwestgateway.istio-system.svc.cluster.local", "port": CROSSING }],
+        "gateways": [{ "registryServiceName": "istio-eastwestgateway.istio-system.svc.cluster.local", "port": EAST_WEST_PORT }],
     });
     let networks = |address| json!({ "network1": service, "network2": network_of_cluster2(address) });
     mesh.set_networks(&networks(GATEWAYS[1]))?;
@@ -416,7 +418,7 @@ fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
     mesh.under_load(0, "while a gateway of meshNetworks moves", |mesh| {
         for address in addresses {
             mesh.set_networks(&networks(address))?;
-            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, CROSSING, 1)])?;
+            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, EAST_WEST_PORT, 1)])?;
             mesh.shares_of_sleep((30, 70))?;
         }
         Ok(())

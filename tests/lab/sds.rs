@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::agent::Known;
+use super::agent::CertificateWatch;
 use crate::support::agent::Certificate;
 use crate::support::http::{RUNTIME, quietly};
 
@@ -43,7 +43,7 @@ impl Drop for Secrets {
 
 impl Secrets {
     /// Serves the current secrets and their later versions.
-    pub(crate) fn serve(socket: &Path, known: Known) -> Result<Secrets, String> {
+    pub(crate) fn serve(socket: &Path, known: CertificateWatch) -> Result<Secrets, String> {
         let _runtime = RUNTIME.enter();
         let listener = UnixListener::bind(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
         let server = RUNTIME.spawn(accept(listener, known));
@@ -51,7 +51,7 @@ impl Secrets {
     }
 }
 
-async fn accept(listener: UnixListener, known: Known) {
+async fn accept(listener: UnixListener, known: CertificateWatch) {
     while let Ok((stream, _)) = listener.accept().await {
         let known = known.clone();
         let answers = service_fn(move |request| {
@@ -63,7 +63,7 @@ async fn accept(listener: UnixListener, known: Known) {
     }
 }
 
-async fn dispatch(request: http::Request<Incoming>, known: Known) -> http::Response<tonic::body::Body> {
+async fn dispatch(request: http::Request<Incoming>, known: CertificateWatch) -> http::Response<tonic::body::Body> {
     if request.uri().path() != STREAM {
         return Status::unimplemented(request.uri().path().to_owned()).into_http();
     }
@@ -75,7 +75,7 @@ async fn dispatch(request: http::Request<Incoming>, known: Known) -> http::Respo
 /// Serves one stream: each requested secret, now and after each change. ACKs get no response.
 fn stream(
     request: Request<Streaming<DiscoveryRequest>>,
-    mut known: Known,
+    mut known: CertificateWatch,
 ) -> Response<ReceiverStream<Result<DiscoveryResponse, Status>>> {
     let mut requests = request.into_inner();
     let (outbox, answers) = mpsc::channel(4);

@@ -11,11 +11,11 @@ use libtest_mimic::{Completion, Trial};
 use serde_json::{Value, json};
 
 use super::app::{Call, Failure, Load};
+use super::cluster::EAST_WEST;
 use super::host::Host;
 use super::lacking;
-use super::mesh::{Form, Mesh, SECOND_GATEWAY, gateway, helloworld};
+use super::mesh::{DeploymentModel, Mesh, SECOND_GATEWAY, gateway, helloworld};
 use super::scenario::network_of_cluster2;
-use super::site::EAST_WEST;
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::random::Random;
@@ -23,13 +23,13 @@ use crate::support::wait::now;
 use crate::support::{missing, variable};
 
 /// Interval between the requests of each client.
-const PACE: Duration = Duration::from_millis(50);
+const INTERVAL: Duration = Duration::from_millis(50);
 /// Default length.
 const MINUTES: u64 = 3;
 /// Maximum number of pods of one version in one cluster.
-const MOST: usize = 3;
+const MAX_PODS: usize = 3;
 /// Maximum number of failures in the report.
-const TOLD: usize = 10;
+const MAX_REPORTED: usize = 10;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![kubernetes::optional_trial("lab::mesh::soak", |folder| {
@@ -46,7 +46,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 /// The sources of `network2` and its gateway.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Told {
+enum NetworkSource {
     Labels,
     /// Labels, and `meshNetworks` with this address.
     Both(Ipv4Addr),
@@ -62,9 +62,9 @@ struct Soak {
     secrets: [Value; 2],
     /// Whether each of them exists.
     is_joined: [bool; 2],
-    told: Told,
+    told: NetworkSource,
     /// Temporary pods by cluster: name and version.
-    guests: [BTreeMap<String, &'static str>; 2],
+    temporary_pods: [BTreeMap<String, &'static str>; 2],
     has_second_gateway: bool,
     /// Number of temporary pods so far, by cluster. No name or address is used twice.
     arrivals: [u16; 2],
@@ -87,21 +87,21 @@ const EVENTS: [Event; 10] = [
     ("a gateway starts or dies", 2, Soak::gateway_changes),
     ("a remote Secret is removed or added", 2, Soak::secret_changes),
     ("an API server restarts", 1, Soak::server_restarts),
-    ("a control plane restarts", 2, Soak::plane_restarts),
+    ("a control plane restarts", 2, Soak::control_plane_restarts),
 ];
 
 fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     let title = format!("random changes and faults for {} s, seed {seed}", length.as_secs());
-    let mut mesh = Mesh::start(&title, Form::MultiPrimary, folder)?;
+    let mut mesh = Mesh::start(&title, DeploymentModel::MultiPrimary, folder)?;
     mesh.populate()?;
     let secrets = [mesh.join(0)?, mesh.join(1)?];
     // Each version runs in each cluster, so that neither cluster needs the other.
-    mesh.sites[0].run(helloworld("v2", "", Ipv4Addr::new(10, 42, 0, 20)))?;
-    mesh.sites[1].run(helloworld("v1", "", Ipv4Addr::new(10, 42, 0, 20)))?;
-    mesh.divide(50, 50)?;
+    mesh.clusters[0].run(helloworld("v2", "", Ipv4Addr::new(10, 42, 0, 20)))?;
+    mesh.clusters[1].run(helloworld("v1", "", Ipv4Addr::new(10, 42, 0, 20)))?;
+    mesh.split_traffic(50, 50)?;
     let addresses = mesh.more_gateway_addresses()?;
     for index in 0..2 {
-        let host = Arc::clone(&mesh.sites[index].pod("sleep").host);
+        let host = Arc::clone(&mesh.clusters[index].pod("sleep").host);
         let call = mesh.call(index);
         mesh.report
             .step("workloads of both clusters", &"v1 and v2 answer", || {
@@ -114,8 +114,8 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
         random: Random::new(seed),
         secrets,
         is_joined: [true; 2],
-        told: Told::Labels,
-        guests: [BTreeMap::new(), BTreeMap::new()],
+        told: NetworkSource::Labels,
+        temporary_pods: [BTreeMap::new(), BTreeMap::new()],
         has_second_gateway: false,
         arrivals: [0; 2],
         addresses,
@@ -125,7 +125,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     let clients = soak.clients();
     let loads: Vec<(String, Load)> = clients
         .into_iter()
-        .map(|(name, call, host)| (name, Load::start(host, call, PACE)))
+        .map(|(name, call, host)| (name, Load::start(host, call, INTERVAL)))
         .collect();
     let outcome = soak.run(length);
     let sent: Vec<_> = loads.into_iter().map(|(name, load)| (name, load.end())).collect();
@@ -135,7 +135,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     }
     soak.settle()?;
     state::is_that_of_a_fresh_start(&mut soak.mesh)?;
-    soak.mesh.nothing_is_refused()
+    soak.mesh.no_update_is_rejected()
 }
 
 impl Soak {
@@ -143,11 +143,11 @@ impl Soak {
     fn clients(&self) -> Vec<(String, Call, Arc<Host>)> {
         let mesh = &self.mesh;
         let sleep = |index: usize| {
-            let site = &mesh.sites[index];
+            let cluster = &mesh.clusters[index];
             (
-                format!("sleep in {}", site.name),
+                format!("sleep in {}", cluster.name),
                 mesh.call(index),
-                Arc::clone(&site.pod("sleep").host),
+                Arc::clone(&cluster.pod("sleep").host),
             )
         };
         let outside = (
@@ -192,7 +192,7 @@ impl Soak {
             deaths.any(|(died, unlisted)| failure.ended >= *died && failure.begun <= *unlisted)
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
-        for failure in failed.iter().take(TOLD) {
+        for failure in failed.iter().take(MAX_REPORTED) {
             self.mesh
                 .report
                 .say(&format!("failed request: {} {}", client, failure.words));
@@ -223,73 +223,82 @@ impl Soak {
         for index in 0..2 {
             self.mesh.until_ready(index)?;
             if !self.is_joined[index] {
-                self.mesh.sites[index].kubernetes.api.apply(&self.secrets[index])?;
+                self.mesh.clusters[index].kubernetes.api.apply(&self.secrets[index])?;
             }
         }
         Ok(())
     }
 
-    fn site(&mut self) -> usize {
+    fn cluster(&mut self) -> usize {
         self.random.below(2)
     }
 
     /// Returns a temporary pod of a cluster, if it has one.
-    fn guest(&mut self, site: usize) -> Option<String> {
-        let count = self.guests[site].len();
+    fn temporary_pod(&mut self, cluster: usize) -> Option<String> {
+        let count = self.temporary_pods[cluster].len();
         if count == 0 {
             return None;
         }
         let drawn = self.random.below(count);
-        self.guests[site].keys().nth(drawn).cloned()
+        self.temporary_pods[cluster].keys().nth(drawn).cloned()
     }
 
     fn pod_comes(&mut self) -> Result<(), String> {
-        let (site, version) = (self.site(), ["v1", "v2"][self.random.below(2)]);
-        let present = self.guests[site].values().filter(|known| **known == version).count();
-        if present + 1 >= MOST {
+        let (cluster, version) = (self.cluster(), ["v1", "v2"][self.random.below(2)]);
+        let present = self.temporary_pods[cluster]
+            .values()
+            .filter(|known| **known == version)
+            .count();
+        if present + 1 >= MAX_PODS {
             return self.pod_goes();
         }
-        let number = self.arrivals[site];
-        self.arrivals[site] += 1;
+        let number = self.arrivals[cluster];
+        self.arrivals[cluster] += 1;
         let [third, fourth] = (256 + number).to_be_bytes();
         let spec = helloworld(version, &format!("-{number}"), Ipv4Addr::new(10, 42, third, fourth));
-        self.guests[site].insert(spec.name.clone(), version);
-        self.mesh.sites[site].run(spec)
+        self.temporary_pods[cluster].insert(spec.name.clone(), version);
+        self.mesh.clusters[cluster].run(spec)
     }
 
     fn pod_goes(&mut self) -> Result<(), String> {
-        let site = self.site();
-        let Some(name) = self.guest(site) else { return Ok(()) };
-        self.guests[site].remove(&name);
-        self.mesh.remove(site, &name)
+        let cluster = self.cluster();
+        let Some(name) = self.temporary_pod(cluster) else {
+            return Ok(());
+        };
+        self.temporary_pods[cluster].remove(&name);
+        self.mesh.remove(cluster, &name)
     }
 
     fn pod_dies(&mut self) -> Result<(), String> {
-        let site = self.site();
-        let Some(name) = self.guest(site) else { return Ok(()) };
-        self.guests[site].remove(&name);
-        self.die(site, &name)
+        let cluster = self.cluster();
+        let Some(name) = self.temporary_pod(cluster) else {
+            return Ok(());
+        };
+        self.temporary_pods[cluster].remove(&name);
+        self.die(cluster, &name)
     }
 
-    fn die(&mut self, site: usize, name: &str) -> Result<(), String> {
+    fn die(&mut self, cluster: usize, name: &str) -> Result<(), String> {
         let died = now();
-        self.mesh.sites[site].crash(name)?;
-        self.mesh.bury(site, name)?;
+        self.mesh.clusters[cluster].crash(name)?;
+        self.mesh.delete_crashed(cluster, name)?;
         self.deaths.push((died, now()));
         Ok(())
     }
 
     fn pod_rests(&mut self) -> Result<(), String> {
-        let site = self.site();
-        let Some(name) = self.guest(site) else { return Ok(()) };
-        let site = &mut self.mesh.sites[site];
-        let is_ready = site.pod(&name).is_ready();
-        site.set_ready(&name, !is_ready)
+        let cluster = self.cluster();
+        let Some(name) = self.temporary_pod(cluster) else {
+            return Ok(());
+        };
+        let cluster = &mut self.mesh.clusters[cluster];
+        let is_ready = cluster.pod(&name).is_ready();
+        cluster.set_ready(&name, !is_ready)
     }
 
     fn weights_change(&mut self) -> Result<(), String> {
         let v1 = u32::try_from(self.random.below(101)).expect("the value is at most 100");
-        self.mesh.divide(v1, 100 - v1)
+        self.mesh.split_traffic(v1, 100 - v1)
     }
 
     /// As an operator would do it: the network always has a gateway that each control plane knows.
@@ -299,33 +308,33 @@ impl Soak {
         let tell = |address: Ipv4Addr| {
             mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
             let address = address.to_string();
-            (0..2).try_for_each(|plane| mesh.until_gateway(plane, |_, known| known == address))
+            (0..2).try_for_each(|control_plane| mesh.until_gateway(control_plane, |_, known| known == address))
         };
         self.told = match self.told {
-            Told::Labels => {
+            NetworkSource::Labels => {
                 tell(address)?;
-                Told::Both(address)
+                NetworkSource::Both(address)
             }
-            Told::Both(address) if drawn => {
-                mesh.sites[1].label_gateway(false)?;
-                Told::Networks(address)
+            NetworkSource::Both(address) if drawn => {
+                mesh.clusters[1].label_gateway(false)?;
+                NetworkSource::Networks(address)
             }
-            Told::Both(_) => {
+            NetworkSource::Both(_) => {
                 mesh.set_networks(&json!({}))?;
-                Told::Labels
+                NetworkSource::Labels
             }
-            Told::Networks(old) if old == address => {
-                mesh.sites[1].label_gateway(true)?;
+            NetworkSource::Networks(old) if old == address => {
+                mesh.clusters[1].label_gateway(true)?;
                 // A control plane that does not read the cluster knows nothing in it.
-                let readers = (0..2).filter(|plane| *plane == 1 || self.is_joined[*plane]);
-                for plane in readers {
-                    mesh.until_gateway(plane, |cluster, _| cluster == "cluster2")?;
+                let readers = (0..2).filter(|control_plane| *control_plane == 1 || self.is_joined[*control_plane]);
+                for control_plane in readers {
+                    mesh.until_gateway(control_plane, |cluster, _| cluster == "cluster2")?;
                 }
-                Told::Both(address)
+                NetworkSource::Both(address)
             }
-            Told::Networks(_) => {
+            NetworkSource::Networks(_) => {
                 tell(address)?;
-                Told::Networks(address)
+                NetworkSource::Networks(address)
             }
         };
         Ok(())
@@ -335,7 +344,7 @@ impl Soak {
         let name = format!("{EAST_WEST}-second");
         self.has_second_gateway = !self.has_second_gateway;
         if self.has_second_gateway {
-            return self.mesh.sites[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY));
+            return self.mesh.clusters[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY));
         }
         if self.random.one_in(2) {
             return self.mesh.remove(1, &name);
@@ -344,8 +353,8 @@ impl Soak {
     }
 
     fn secret_changes(&mut self) -> Result<(), String> {
-        let reader = self.site();
-        let (api, secret) = (&self.mesh.sites[reader].kubernetes.api, &self.secrets[reader]);
+        let reader = self.cluster();
+        let (api, secret) = (&self.mesh.clusters[reader].kubernetes.api, &self.secrets[reader]);
         if self.is_joined[reader] {
             api.delete(&Reference::of(secret))?;
         } else {
@@ -357,21 +366,21 @@ impl Soak {
 
     /// The other cluster changes while the server is down.
     fn server_restarts(&mut self) -> Result<(), String> {
-        let site = self.site();
-        self.mesh.sites[site].kubernetes.stop_server();
-        let other = 1 - site;
-        if let Some(name) = self.guest(other) {
-            let other = &mut self.mesh.sites[other];
+        let cluster = self.cluster();
+        self.mesh.clusters[cluster].kubernetes.stop_server();
+        let other = 1 - cluster;
+        if let Some(name) = self.temporary_pod(other) {
+            let other = &mut self.mesh.clusters[other];
             let is_ready = other.pod(&name).is_ready();
             other.set_ready(&name, !is_ready)?;
         }
-        self.mesh.sites[site].kubernetes.start_server()
+        self.mesh.clusters[cluster].kubernetes.start_server()
     }
 
     /// The next event may start while it is still down.
-    fn plane_restarts(&mut self) -> Result<(), String> {
-        let index = self.site();
-        self.mesh.planes[index].restart();
+    fn control_plane_restarts(&mut self) -> Result<(), String> {
+        let index = self.cluster();
+        self.mesh.control_planes[index].restart();
         if self.random.one_in(2) {
             return Ok(());
         }

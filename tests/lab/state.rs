@@ -6,34 +6,34 @@ use serde_json::Value;
 
 use super::mesh::Mesh;
 use super::proxy::Proxy;
-use crate::support::ads::{Ads, Resources, Type, weighed_endpoints};
+use crate::support::ads::{Ads, Resources, Type, weighted_endpoints};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 
 /// The resources of a proxy: the version of each, or its content where the proxy does not keep the version.
-type Held = BTreeMap<(Type, String), String>;
+type HeldResources = BTreeMap<(Type, String), String>;
 
 /// Starts a replica of every control plane and compares its resources with those of each proxy.
 pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
     let twins = mesh
-        .planes
+        .control_planes
         .iter()
-        .map(super::mesh::Plane::twin)
+        .map(super::mesh::ControlPlane::replica)
         .collect::<Result<Vec<Daemon>, _>>()?;
-    for index in 0..mesh.sites.len() {
-        let twin = twins.get(index).unwrap_or(&twins[0]);
-        let site = &mesh.sites[index];
-        let fresh = site.proxies().map(|(pod, proxy)| {
+    for index in 0..mesh.clusters.len() {
+        let replica = twins.get(index).unwrap_or(&twins[0]);
+        let cluster = &mesh.clusters[index];
+        let fresh = cluster.proxies().map(|(pod, proxy)| {
             let node = pod.workload.node();
             let node = Node {
                 id: node["id"].as_str().unwrap_or_default().to_owned(),
                 metadata: node["metadata"].clone(),
             };
-            let fresh = Ads::connect_with_extensions(twin.xds, &node, extensions(proxy)?);
+            let fresh = Ads::connect_with_extensions(replica.xds, &node, extensions(proxy)?);
             Ok((&pod.spec.name, proxy, fresh))
         });
         let fresh: Vec<_> = fresh.collect::<Result<_, String>>()?;
-        let what = format!("resources of the proxies of {}", site.name);
+        let what = format!("resources of the proxies of {}", cluster.name);
         mesh.report.step(&what, &"those of a fresh start", || {
             let mut count = 0;
             for (name, proxy, fresh) in &fresh {
@@ -68,7 +68,7 @@ fn extensions(proxy: &Proxy) -> Result<Vec<String>, String> {
 }
 
 /// Returns the first few names whose content differs.
-fn difference(expected: &Held, seen: &Held) -> String {
+fn difference(expected: &HeldResources, seen: &HeldResources) -> String {
     let names = expected
         .keys()
         .chain(seen.keys().filter(|name| !expected.contains_key(*name)));
@@ -79,11 +79,11 @@ fn difference(expected: &Held, seen: &Held) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-fn of_resources(resources: &Resources) -> Result<Held, String> {
-    let mut held = Held::new();
+fn of_resources(resources: &Resources) -> Result<HeldResources, String> {
+    let mut held = HeldResources::new();
     for (name, resource) in resources {
         let shown = match name.0 {
-            Type::Endpoints => weighed_endpoints(resource)?,
+            Type::Endpoints => weighted_endpoints(resource)?,
             Type::Cluster | Type::Listener | Type::Route => resource.version.clone(),
         };
         held.insert(name.clone(), shown);
@@ -91,14 +91,14 @@ fn of_resources(resources: &Resources) -> Result<Held, String> {
     Ok(held)
 }
 
-fn of_proxy(proxy: &Proxy) -> Result<Held, String> {
+fn of_proxy(proxy: &Proxy) -> Result<HeldResources, String> {
     let text = proxy.ask("/config_dump?include_eds")?;
     let page: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-    let mut held = Held::new();
+    let mut held = HeldResources::new();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     // The dump also contains endpoints of other clusters.
     let mut asked_for = BTreeSet::new();
-    let mut endpoints = Held::new();
+    let mut endpoints = HeldResources::new();
     for config in page["configs"].as_array().into_iter().flatten() {
         let entries = |key: &str| config[key].as_array().into_iter().flatten();
         for entry in entries("dynamic_active_clusters") {
@@ -135,7 +135,7 @@ fn of_proxy(proxy: &Proxy) -> Result<Held, String> {
     Ok(held)
 }
 
-/// The endpoints of a dumped load assignment, in the form of [`weighed_endpoints`].
+/// The endpoints of a dumped load assignment, in the form of [`weighted_endpoints`].
 fn shown(assignment: &Value) -> String {
     let mut rows = Vec::new();
     for locality in assignment["endpoints"].as_array().into_iter().flatten() {

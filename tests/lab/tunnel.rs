@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsConnector;
 
-use super::agent::Known;
+use super::agent::CertificateWatch;
 use crate::support::agent::{Agent, Certificate, Trust};
 use crate::support::http::RUNTIME;
 
@@ -27,7 +27,7 @@ impl Drop for Tunnel {
 
 impl Tunnel {
     /// Connects `socket` to the control plane, with the certificate that is current at the time of each connection.
-    pub(crate) fn open(socket: &Path, control_plane: Agent, known: Known) -> Result<Tunnel, String> {
+    pub(crate) fn open(socket: &Path, control_plane: Agent, known: CertificateWatch) -> Result<Tunnel, String> {
         let _runtime = RUNTIME.enter();
         let listener = UnixListener::bind(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
         let listening = RUNTIME.spawn(async move {
@@ -49,10 +49,12 @@ impl Tunnel {
 async fn pass(mut inside: UnixStream, mut control_plane: Agent, certificate: &Certificate) -> Result<(), String> {
     control_plane.trust = Trust::Roots(certificate.roots.clone());
     let connector = TlsConnector::from(Arc::new(control_plane.tls(Some(certificate))?));
-    let in_words = |error: std::io::Error| error.to_string();
-    let outside = TcpStream::connect(control_plane.address).await.map_err(in_words)?;
+    let error_text = |error: std::io::Error| error.to_string();
+    let outside = TcpStream::connect(control_plane.address).await.map_err(error_text)?;
     let name = ServerName::try_from(control_plane.server).map_err(|error| error.to_string())?;
-    let mut outside = connector.connect(name, outside).await.map_err(in_words)?;
-    copy_bidirectional(&mut inside, &mut outside).await.map_err(in_words)?;
+    let mut outside = connector.connect(name, outside).await.map_err(error_text)?;
+    copy_bidirectional(&mut inside, &mut outside)
+        .await
+        .map_err(error_text)?;
     Ok(())
 }

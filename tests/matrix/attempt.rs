@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::json;
 
-use super::bed::{self, Bed, CLUSTER, Caller, node};
+use super::fixture::{self, CLUSTER, Caller, Fixture, node};
 use super::{Endpoint, GATEWAY};
 use crate::support::agent::{KeyKind, signing_request};
 use crate::support::http;
@@ -22,41 +22,52 @@ const PAGE: &str = "istio.io/debug";
 const SILENCE: Duration = Duration::from_millis(700);
 
 /// Returns an error, with the reason, if the request is refused.
-pub(super) async fn attempt(bed: &Bed, caller: &Caller, endpoint: Endpoint, target: &str) -> Result<(), String> {
+pub(super) async fn attempt(
+    fixture: &Fixture,
+    caller: &Caller,
+    endpoint: Endpoint,
+    target: &str,
+) -> Result<(), String> {
     let (own, account) = caller.says;
     // The node claims an identity; the account exists in every namespace.
     let there = (target, account);
     match endpoint {
-        Endpoint::Clusters => configuration(bed, caller, there, CLUSTER).await,
-        Endpoint::Listeners => configuration(bed, caller, there, LISTENER).await,
-        Endpoint::Names => configuration(bed, caller, there, NAMES).await,
-        Endpoint::Secret => secret(bed, caller, (own, account), target).await,
-        Endpoint::SecretThere => secret(bed, caller, there, target).await,
+        Endpoint::Clusters => configuration(fixture, caller, there, CLUSTER).await,
+        Endpoint::Listeners => configuration(fixture, caller, there, LISTENER).await,
+        Endpoint::Names => configuration(fixture, caller, there, NAMES).await,
+        Endpoint::Secret => secret(fixture, caller, (own, account), target).await,
+        Endpoint::SecretThere => secret(fixture, caller, there, target).await,
         Endpoint::SyncStatus => {
-            let told = ask(bed, caller, "istio.io/debug/syncz", &[]).await?;
+            let told = ask(fixture, caller, "istio.io/debug/syncz", &[]).await?;
             contains(&told, &proxy(target))
         }
         Endpoint::Dump => {
-            let told = ask(bed, caller, "istio.io/debug/config_dump", &[&proxy(target)]).await?;
-            something(&told)
+            let told = ask(fixture, caller, "istio.io/debug/config_dump", &[&proxy(target)]).await?;
+            has_resources(&told)
         }
         Endpoint::PageOfProxy => {
-            let told = ask(bed, caller, PAGE, &[&format!("config_dump?proxyID={}", proxy(target))]).await?;
+            let told = ask(
+                fixture,
+                caller,
+                PAGE,
+                &[&format!("config_dump?proxyID={}", proxy(target))],
+            )
+            .await?;
             contains(&told, "ClustersConfigDump")
         }
         Endpoint::PageOfMesh => {
-            let told = ask(bed, caller, PAGE, &["syncz"]).await?;
+            let told = ask(fixture, caller, PAGE, &["syncz"]).await?;
             contains(&told, &proxy(target))
         }
         Endpoint::HttpOfProxy => {
             let path = format!("/debug/config_dump?proxyID={}", proxy(target));
-            page(bed, caller, &path, "ClustersConfigDump").await
+            page(fixture, caller, &path, "ClustersConfigDump").await
         }
-        Endpoint::HttpOfMesh => page(bed, caller, "/debug/syncz", &proxy(target)).await,
-        Endpoint::OwnCertificate => certificate(bed, caller, None, target).await,
+        Endpoint::HttpOfMesh => page(fixture, caller, "/debug/syncz", &proxy(target)).await,
+        Endpoint::OwnCertificate => certificate(fixture, caller, None, target).await,
         Endpoint::Impersonation => {
             let id = format!("spiffe://cluster.local/ns/{target}/sa/other");
-            certificate(bed, caller, Some(id), target).await
+            certificate(fixture, caller, Some(id), target).await
         }
     }
 }
@@ -66,29 +77,36 @@ fn proxy(namespace: &str) -> String {
     format!("{GATEWAY}.{namespace}")
 }
 
-async fn configuration(bed: &Bed, caller: &Caller, is: (&str, &str), type_url: &str) -> Result<(), String> {
-    let mut stream = bed.ads(caller, &node(is.0, is.1)).await.map_err(in_words)?;
-    let given = stream.ask(type_url, &[]).await.map_err(in_words)?;
+async fn configuration(fixture: &Fixture, caller: &Caller, is: (&str, &str), type_url: &str) -> Result<(), String> {
+    let mut stream = fixture.ads(caller, &node(is.0, is.1)).await.map_err(error_text)?;
+    let given = stream.ask(type_url, &[]).await.map_err(error_text)?;
     // A gateway's name table may be empty; any response is enough.
-    if type_url == NAMES { Ok(()) } else { something(&given) }
+    if type_url == NAMES {
+        Ok(())
+    } else {
+        has_resources(&given)
+    }
 }
 
-async fn secret(bed: &Bed, caller: &Caller, is: (&str, &str), target: &str) -> Result<(), String> {
-    let mut stream = bed.ads(caller, &node(is.0, is.1)).await.map_err(in_words)?;
+async fn secret(fixture: &Fixture, caller: &Caller, is: (&str, &str), target: &str) -> Result<(), String> {
+    let mut stream = fixture.ads(caller, &node(is.0, is.1)).await.map_err(error_text)?;
     let name = format!("kubernetes://{target}/cred");
-    let given = bed::secret(&mut stream, &name, SILENCE).await.map_err(in_words)?;
+    let given = fixture::secret(&mut stream, &name, SILENCE).await.map_err(error_text)?;
     contains(&given, &format!("key of {target}"))
 }
 
-async fn ask(bed: &Bed, caller: &Caller, type_url: &str, names: &[&str]) -> Result<DiscoveryResponse, String> {
+async fn ask(fixture: &Fixture, caller: &Caller, type_url: &str, names: &[&str]) -> Result<DiscoveryResponse, String> {
     let (namespace, account) = caller.says;
-    let mut stream = bed.ads(caller, &node(namespace, account)).await.map_err(in_words)?;
-    stream.ask(type_url, names).await.map_err(in_words)
+    let mut stream = fixture
+        .ads(caller, &node(namespace, account))
+        .await
+        .map_err(error_text)?;
+    stream.ask(type_url, names).await.map_err(error_text)
 }
 
 /// A plaintext connection cannot carry a certificate, but it can carry a token.
-async fn page(bed: &Bed, caller: &Caller, path: &str, text: &str) -> Result<(), String> {
-    let answer = http::request_with(bed.daemon.http, "istiod", path, caller.shown.token.as_deref()).await?;
+async fn page(fixture: &Fixture, caller: &Caller, path: &str, text: &str) -> Result<(), String> {
+    let answer = http::request_with(fixture.daemon.http, "istiod", path, caller.shown.token.as_deref()).await?;
     if answer.status.is_success() && answer.body.contains(text) {
         Ok(())
     } else {
@@ -96,7 +114,7 @@ async fn page(bed: &Bed, caller: &Caller, path: &str, text: &str) -> Result<(), 
     }
 }
 
-async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &str) -> Result<(), String> {
+async fn certificate(fixture: &Fixture, caller: &Caller, of: Option<String>, target: &str) -> Result<(), String> {
     if caller.is_plaintext {
         return Err("certificates are signed only at the secure port".to_owned());
     }
@@ -109,7 +127,7 @@ async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &st
             .as_ref()
             .and_then(|fields| fields.as_object().map(struct_from_json)),
     };
-    let chain = bed.agent.sign(&caller.shown, request).await.map_err(in_words)?;
+    let chain = fixture.agent.sign(&caller.shown, request).await.map_err(error_text)?;
     let leaf = CertificateDer::from_pem_slice(chain.first().ok_or("no certificate")?.as_bytes());
     let leaf = leaf.map_err(|error| error.to_string())?;
     // Names are stored in certificates as plain ASCII.
@@ -121,7 +139,7 @@ async fn certificate(bed: &Bed, caller: &Caller, of: Option<String>, target: &st
     }
 }
 
-fn something(given: &DiscoveryResponse) -> Result<(), String> {
+fn has_resources(given: &DiscoveryResponse) -> Result<(), String> {
     if given.resources.is_empty() {
         Err("response without resources".to_owned())
     } else {
@@ -138,6 +156,6 @@ fn contains(given: &DiscoveryResponse, text: &str) -> Result<(), String> {
     }
 }
 
-fn in_words(status: tonic::Status) -> String {
+fn error_text(status: tonic::Status) -> String {
     format!("{:?}: {}", status.code(), status.message())
 }

@@ -14,14 +14,14 @@ use istiod::{
 use libtest_mimic::{Completion, Failed};
 use serde_json::Value;
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 use crate::support::project;
 
 /// Known differences with their reasons: (case, reason). The list may only shrink.
 const DIFFERENCES: &[(&str, &str)] = &[];
 
 /// Compares all cases.
-pub(super) fn filters_are_those_of_the_builder_of_istio() -> Result<Completion, Failed> {
+pub(super) fn filters_equal_those_of_istios_builder() -> Result<Completion, Failed> {
     let folder = project().join("../shared/conformance/upstream/authz-builder");
     if !folder.is_dir() {
         let reason =
@@ -76,14 +76,14 @@ fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String
             write!(of_pass, "---\n{object}\n")?;
         }
     }
-    let bed = Bed::new(Installation::default(), &mesh, &of_pass)?;
+    let fixture = Fixture::new(Installation::default(), &mesh, &of_pass)?;
     let is_authorization = |name: &str| name.ends_with("rbac") || name.ends_with("ext_authz");
     let found: Vec<Value> = if transport == "http" {
-        let filters = bed.http_filters()?;
+        let filters = fixture.http_filters()?;
         let filters = filters.iter().filter(|filter| is_authorization(&filter.name));
         filters.map(json::to_json).collect()
     } else {
-        let filters = bed.network_filters()?;
+        let filters = fixture.network_filters()?;
         let filters = filters.iter().filter(|filter| is_authorization(&filter.name));
         filters.map(json::to_json).collect()
     };

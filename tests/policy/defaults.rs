@@ -12,12 +12,12 @@ use libtest_mimic::Failed;
 use serde_json::json;
 
 use super::{
-    bed::{Bed, sidecar, unpacked},
     differential::mesh,
+    fixture::{Fixture, sidecar, unpacked},
 };
 
 /// The test of R16.
-pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> {
+pub(super) fn r16_paths_are_normalized_as_configured() -> Result<(), Failed> {
     let (keep, unescape) = (
         PathWithEscapedSlashesAction::KeepUnchanged,
         PathWithEscapedSlashesAction::UnescapeAndForward,
@@ -36,11 +36,11 @@ pub(super) fn r16_paths_are_normalized_as_the_mesh_says() -> Result<(), Failed> 
             "" => "{}".to_owned(),
             chosen => format!("pathNormalization: {{normalization: {chosen}}}"),
         };
-        let bed = Bed::new(Installation::default(), &mesh, "")?;
-        let managers: Vec<HttpConnectionManager> = bed
+        let fixture = Fixture::new(Installation::default(), &mesh, "")?;
+        let managers: Vec<HttpConnectionManager> = fixture
             .names(istiod::generate::ResourceType::Listener)
             .iter()
-            .filter_map(|name| bed.listener(name).ok())
+            .filter_map(|name| fixture.listener(name).ok())
             .flat_map(|listener| listener.filter_chains.into_iter().chain(listener.default_filter_chain))
             .flat_map(|chain| chain.filters)
             .filter_map(|filter| unpacked(&filter))
@@ -96,14 +96,14 @@ spec: {jwtRules: [{issuer: i, jwks: '{\"keys\": []}'}]}
 const VERSIONS: [&str; 6] = ["1.28.0", "1.28.9", "1.29.0", "1.29.2", "1.30.3", ""];
 
 /// The test of R14. Golden cases cover the other resources of older proxies.
-pub(super) fn r14_policies_are_the_same_for_every_version() -> Result<(), Failed> {
+pub(super) fn r14_policies_are_equal_for_all_proxy_versions() -> Result<(), Failed> {
     let filters = |version: &str| {
         let proxy = sidecar(&json!({"ISTIO_VERSION": version}));
-        let bed = Bed::of(Installation::default(), &mesh(), POLICIES, proxy)?;
+        let fixture = Fixture::of(Installation::default(), &mesh(), POLICIES, proxy)?;
         let is_security = |name: &str| ["rbac", "ext_authz", "jwt_authn"].iter().any(|end| name.ends_with(end));
-        let mut http = bed.http_filters()?;
+        let mut http = fixture.http_filters()?;
         http.retain(|filter| is_security(&filter.name));
-        let mut network = bed.network_filters()?;
+        let mut network = fixture.network_filters()?;
         network.retain(|filter| is_security(&filter.name));
         Ok::<_, Failed>((http, network))
     };

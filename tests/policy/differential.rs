@@ -14,8 +14,8 @@ use proptest::{
 use serde_json::{Value, json};
 
 use super::{
-    bed::{Bed, INBOUND, TUNNELED, sidecar},
     evaluator::{self, Outcome, Request, Traffic},
+    fixture::{Fixture, INBOUND, TUNNELED, sidecar},
     oracle::{self, Action, Attribute, Item, Policy, Rule},
 };
 
@@ -303,22 +303,22 @@ pub(super) fn runner(cases: u32) -> TestRunner {
 }
 
 /// The test of R15.
-pub(super) fn r15_policies_mean_what_they_say() -> Result<(), Failed> {
+pub(super) fn r15_filters_enforce_the_policies() -> Result<(), Failed> {
     // The workload also accepts connections through HBONE tunnels, where the peer's identity has another source.
     let mut installation = Installation::default();
     installation.features.pilot_enable_sidecar_listening_hbone = true;
     let tunneled = sidecar(&json!({"ENABLE_HBONE": "true"}));
-    let bed = std::cell::RefCell::new(Bed::of(installation, &mesh(), "", tunneled)?);
+    let fixture = std::cell::RefCell::new(Fixture::of(installation, &mesh(), "", tunneled)?);
     let seen = std::cell::RefCell::new(BTreeMap::<&str, u32>::new());
     let cases = (vec(policy(), 1..4), vec(traffic(), TRAFFIC));
     let result = runner(CASES).run(&cases, |(policies, traffic)| {
         let objects = policies.iter().enumerate().map(|(index, policy)| policy.object(index));
-        let mut bed = bed.borrow_mut();
+        let mut fixture = fixture.borrow_mut();
         let failed = |failed: Failed| TestCaseError::fail(failed.message().unwrap_or_default().to_owned());
-        bed.declare(objects.collect()).map_err(failed)?;
+        fixture.declare(objects.collect()).map_err(failed)?;
         for listener in [INBOUND, TUNNELED] {
-            let http = bed.http_filters_of(listener).map_err(failed)?;
-            let network = bed.network_filters_of(listener).map_err(failed)?;
+            let http = fixture.http_filters_of(listener).map_err(failed)?;
+            let network = fixture.network_filters_of(listener).map_err(failed)?;
             for one in &traffic {
                 let found = evaluator::http(&http, one);
                 prop_assert_eq!(&found, &oracle::judge(&policies, one), "HTTP, {}, {:?}", listener, one);

@@ -99,10 +99,10 @@ pub(super) fn http(filters: &[HttpFilter], traffic: &Traffic) -> Outcome {
 pub(super) fn network(filters: &[Filter], traffic: &Traffic) -> Outcome {
     let mut chain = Chain::new(traffic);
     for filter in filters {
-        if let Some(rbac) = super::bed::unpacked::<NetworkRbac>(filter) {
+        if let Some(rbac) = super::fixture::unpacked::<NetworkRbac>(filter) {
             let (rules, shadow) = (rbac.rules.as_ref(), rbac.shadow_rules.as_ref());
             chain.rbac(&filter.name, rules, shadow, &rbac.shadow_rules_stat_prefix);
-        } else if let Some(check) = super::bed::unpacked::<NetworkExtAuthz>(filter) {
+        } else if let Some(check) = super::fixture::unpacked::<NetworkExtAuthz>(filter) {
             chain.check(check.filter_enabled_metadata.as_ref(), &filter.name);
         }
     }

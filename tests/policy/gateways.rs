@@ -10,7 +10,7 @@ use istiod::{
 use libtest_mimic::Failed;
 use serde_json::json;
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 
 /// A gateway for all local hosts, services that are and are not exported to it, and a service with one workload with
 /// and one without mTLS.
@@ -91,8 +91,8 @@ fn gateway() -> Proxy {
 }
 
 /// The test of R13.
-pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> Result<(), Failed> {
-    let bed = Bed::of(Installation::default(), "{}", OBJECTS, gateway())?;
+pub(super) fn r13_passthrough_reaches_only_exported_mtls_endpoints() -> Result<(), Failed> {
+    let fixture = Fixture::of(Installation::default(), "{}", OBJECTS, gateway())?;
     let reached: BTreeSet<String> = [
         "outbound_.80_._.httpbin.foo.svc.cluster.local",
         "outbound_.90_._.httpbin.foo.svc.cluster.local",
@@ -100,7 +100,7 @@ pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> 
     ]
     .map(str::to_owned)
     .into();
-    let listener = bed.listener("0.0.0.0_15443")?;
+    let listener = fixture.listener("0.0.0.0_15443")?;
     let matches = listener
         .filter_chains
         .iter()
@@ -114,7 +114,7 @@ pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> 
     if let Some(open) = matches.clone().find(|it| !it.application_protocols.iter().all(is_mesh)) {
         return Err(format!("chains without an ALPN match: {open:?}").into());
     }
-    let mut clusters = bed.names(ResourceType::Cluster);
+    let mut clusters = fixture.names(ResourceType::Cluster);
     clusters.retain(|name| name.starts_with("outbound_."));
     if let Some(wrong) = clusters
         .iter()
@@ -123,7 +123,7 @@ pub(super) fn r13_passing_on_reaches_only_what_is_exported_and_speaks_mtls() -> 
         return Err(format!("unexpected cluster {wrong}").into());
     }
     let name = "outbound_.80_._.httpbin.foo.svc.cluster.local";
-    let endpoints = bed
+    let endpoints = fixture
         .resource(ResourceType::Endpoint, name)
         .ok_or("the cluster has no endpoints")?;
     let endpoints = json::any_to_json(&endpoints).to_string();

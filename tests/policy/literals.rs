@@ -8,9 +8,9 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::json;
 
 use super::{
-    bed::Bed,
     differential::{mesh, runner},
     evaluator::{self, Request, Traffic},
+    fixture::Fixture,
     oracle::{Action, Attribute, Item, Policy, Rule},
 };
 
@@ -24,7 +24,7 @@ const ALPHABET: &[char] = &[
 
 /// The attribute that holds a literal, and the traffic attribute that it matches.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum LiteralField {
     Account,
     NamespaceOfAccount,
     Namespace,
@@ -38,36 +38,36 @@ enum Place {
     ServerName,
 }
 
-const PLACES: [Place; 11] = [
-    Place::Account,
-    Place::NamespaceOfAccount,
-    Place::Namespace,
-    Place::Principal,
-    Place::TrustDomain,
-    Place::Subject,
-    Place::Claim,
-    Place::Host,
-    Place::Path,
-    Place::Header,
-    Place::ServerName,
+const LITERAL_FIELDS: [LiteralField; 11] = [
+    LiteralField::Account,
+    LiteralField::NamespaceOfAccount,
+    LiteralField::Namespace,
+    LiteralField::Principal,
+    LiteralField::TrustDomain,
+    LiteralField::Subject,
+    LiteralField::Claim,
+    LiteralField::Host,
+    LiteralField::Path,
+    LiteralField::Header,
+    LiteralField::ServerName,
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Form {
+enum MatchForm {
     Exact,
     Beginning,
     End,
 }
 
-impl Place {
+impl LiteralField {
     /// Returns the attribute and its value; `None` where stars are not supported.
-    fn value(self, form: Form, literal: &str) -> Option<(Attribute, String)> {
+    fn value(self, form: MatchForm, literal: &str) -> Option<(Attribute, String)> {
         let starred = |before: &str| match form {
-            Form::Exact => format!("{before}{literal}"),
-            Form::Beginning => format!("{before}{literal}*"),
-            Form::End => format!("*{literal}"),
+            MatchForm::Exact => format!("{before}{literal}"),
+            MatchForm::Beginning => format!("{before}{literal}*"),
+            MatchForm::End => format!("*{literal}"),
         };
-        let exact = form == Form::Exact;
+        let exact = form == MatchForm::Exact;
         Some(match self {
             Self::Account => (Attribute::ServiceAccount, exact.then(|| format!("foo/{literal}"))?),
             Self::NamespaceOfAccount => (Attribute::ServiceAccount, exact.then(|| format!("{literal}/a"))?),
@@ -85,7 +85,7 @@ impl Place {
 
     /// Returns traffic with this text in the attribute.
     fn traffic(self, text: &str) -> Traffic {
-        let or = |place: bool, other: &str| if place { text.to_owned() } else { other.to_owned() };
+        let or = |field: bool, other: &str| if field { text.to_owned() } else { other.to_owned() };
         let namespace = or(matches!(self, Self::Namespace | Self::NamespaceOfAccount), "foo");
         let account = or(matches!(self, Self::Account | Self::Principal), "a");
         let domain = or(matches!(self, Self::TrustDomain), "td1");
@@ -128,14 +128,14 @@ fn neighbour(literal: &str, (position, letter, change): (usize, char, u8)) -> St
 }
 
 /// The test of R8.
-pub(super) fn r8_a_literal_is_no_expression() -> Result<(), Failed> {
-    let bed = std::cell::RefCell::new(Bed::new(Installation::default(), &mesh(), "")?);
+pub(super) fn r8_literals_are_not_expressions() -> Result<(), Failed> {
+    let fixture = std::cell::RefCell::new(Fixture::new(Installation::default(), &mesh(), "")?);
     let literal = vec(select(ALPHABET), 1..6).prop_map(|letters| letters.into_iter().collect::<String>());
-    let form = select([Form::Exact, Form::Beginning, Form::End].as_slice());
+    let form = select([MatchForm::Exact, MatchForm::Beginning, MatchForm::End].as_slice());
     let edits = vec((0..6_usize, select(ALPHABET), 0..5_u8), 12);
-    let cases = (select(PLACES.as_slice()), form, literal, edits);
-    let result = runner(CASES).run(&cases, |(place, form, literal, edits)| {
-        let Some((attribute, value)) = place.value(form, &literal) else {
+    let cases = (select(LITERAL_FIELDS.as_slice()), form, literal, edits);
+    let result = runner(CASES).run(&cases, |(field, form, literal, edits)| {
+        let Some((attribute, value)) = field.value(form, &literal) else {
             return Ok(());
         };
         let item = Item {
@@ -162,23 +162,23 @@ pub(super) fn r8_a_literal_is_no_expression() -> Result<(), Failed> {
             dry_run: false,
             rules: vec![rule],
         };
-        let mut bed = bed.borrow_mut();
+        let mut fixture = fixture.borrow_mut();
         let failed = |failed: Failed| TestCaseError::fail(failed.message().unwrap_or_default().to_owned());
-        bed.declare(vec![policy.object(0)]).map_err(failed)?;
-        let filters = bed.http_filters().map_err(failed)?;
+        fixture.declare(vec![policy.object(0)]).map_err(failed)?;
+        let filters = fixture.http_filters().map_err(failed)?;
         let texts = edits.iter().map(|edit| neighbour(&literal, *edit));
         for text in texts.chain([literal.clone()]).filter(|text| !text.is_empty()) {
             let expected = match form {
-                Form::Exact => text == literal,
-                Form::Beginning => text.starts_with(&literal),
-                Form::End => text.ends_with(&literal),
+                MatchForm::Exact => text == literal,
+                MatchForm::Beginning => text.starts_with(&literal),
+                MatchForm::End => text.ends_with(&literal),
             };
-            let denied = evaluator::http(&filters, &place.traffic(&text)).denied;
+            let denied = evaluator::http(&filters, &field.traffic(&text)).denied;
             prop_assert_eq!(
                 !denied,
                 expected,
                 "{:?} {:?} {:?} against {:?}",
-                place,
+                field,
                 form,
                 &literal,
                 text

@@ -8,7 +8,7 @@ use istiod::{
 };
 use libtest_mimic::Failed;
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 
 /// `httpbin` is in namespace `foo`, like the client; `other` is in `bar`.
 const OBJECTS: &str = "
@@ -52,8 +52,8 @@ fn leads(strict: bool, rule: &str, host: &str, to: &str) -> Result<bool, Failed>
         },
         ..Installation::default()
     };
-    let bed = Bed::new(installation, "{}", &format!("{OBJECTS}{rule}"))?;
-    let routes = bed.resource(ResourceType::Route, "80").ok_or("no routes")?;
+    let fixture = Fixture::new(installation, "{}", &format!("{OBJECTS}{rule}"))?;
+    let routes = fixture.resource(ResourceType::Route, "80").ok_or("no routes")?;
     let routes = json::any_to_json(&routes);
     let hosts = routes["virtualHosts"].as_array().ok_or("no virtual hosts")?;
     let found = hosts.iter().find(|it| it["name"] == format!("{host}:80"));
@@ -62,7 +62,7 @@ fn leads(strict: bool, rule: &str, host: &str, to: &str) -> Result<bool, Failed>
 }
 
 /// The test of R17.
-pub(super) fn r17_only_owners_decide_where_ownership_is_strict() -> Result<(), Failed> {
+pub(super) fn r17_strict_ownership_limits_virtual_services() -> Result<(), Failed> {
     let (other, evil) = ("other.bar.svc.cluster.local", "elsewhere.evil.svc.cluster.local");
     // (namespace of the VirtualService, host, destination, still allowed if strict)
     let cases = [

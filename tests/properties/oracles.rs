@@ -23,18 +23,18 @@ use crate::support::random::Random;
 type Bytes = BTreeMap<(u64, ResourceType, String), String>;
 
 /// A control plane without time and sockets.
-struct Plane {
+struct ControlPlane {
     world: World,
     store: Store,
 }
 
-impl Plane {
+impl ControlPlane {
     fn new() -> Self {
         Self::of(Installation::default())
     }
 
     fn of(installation: Installation) -> Self {
-        let mut plane = Self {
+        let mut control_plane = Self {
             world: World::new(installation),
             store: Store::default(),
         };
@@ -48,9 +48,11 @@ impl Plane {
             demanded: demanded.collect(),
             ..Membership::default()
         };
-        let mesh = plane.world.snapshot();
-        plane.store.update(&mesh, &ChangeSet::default(), membership, &Serial);
-        plane
+        let mesh = control_plane.world.snapshot();
+        control_plane
+            .store
+            .update(&mesh, &ChangeSet::default(), membership, &Serial);
+        control_plane
     }
 
     /// Commits a batch. Returns the number of resources built.
@@ -230,11 +232,11 @@ fn ambient() -> Installation {
 
 fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Failed> {
     let mut random = Random::new(seed);
-    let mut plane = Plane::of(installation.clone());
+    let mut control_plane = ControlPlane::of(installation.clone());
     let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
     let mut rejected = 0;
     let mut served_by_waypoint = 0;
-    plane.commit(upserts(mesh_rows()))?;
+    control_plane.commit(upserts(mesh_rows()))?;
     for edit in 0..edits {
         let mut batch = Vec::new();
         for _ in 0..=random.below(3) {
@@ -255,11 +257,11 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
                 }
             }
         }
-        plane.commit(batch)?;
+        control_plane.commit(batch)?;
         if edit % 50 == 0 || edit + 1 == edits {
-            let mut scratch = Plane::of(installation.clone());
+            let mut scratch = ControlPlane::of(installation.clone());
             scratch.commit(upserts(mesh_rows().into_iter().chain(objects.values().cloned())))?;
-            let (incremental, scratch) = (plane.bytes(), scratch.bytes());
+            let (incremental, scratch) = (control_plane.bytes(), scratch.bytes());
             let behind = incremental.keys().filter(|(proxy, resource_type, name)| {
                 *proxy == WAYPOINT && *resource_type == ResourceType::Cluster && name.starts_with("inbound-vip|")
             });
@@ -307,14 +309,14 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
             for index in (1..rows.len()).rev() {
                 rows.swap(index, random.below(index + 1));
             }
-            let mut plane = Plane::of(installation.clone());
+            let mut control_plane = ControlPlane::of(installation.clone());
             let mut rest = rows.as_slice();
             while !rest.is_empty() {
                 let (batch, later) = rest.split_at((1 + random.below(20)).min(rest.len()));
-                plane.commit(upserts(batch.iter().cloned()))?;
+                control_plane.commit(upserts(batch.iter().cloned()))?;
                 rest = later;
             }
-            let bytes = plane.bytes();
+            let bytes = control_plane.bytes();
             if let Some(expected) = expected.replace(bytes.clone())
                 && expected != bytes
             {
@@ -344,18 +346,18 @@ fn host_routes(configuration: &Value, name: &str) -> Option<Value> {
 
 /// A gRPC client subscribes to each host separately and gets the same routes as a sidecar, except for EnvoyFilters,
 /// which apply only to Envoys.
-pub(super) fn each_host_has_the_routes_that_a_sidecar_has() -> Result<(), Failed> {
+pub(super) fn grpc_clients_get_the_routes_of_sidecars() -> Result<(), Failed> {
     let mut random = Random::new(SEED + 3);
     let mut compared = 0;
     for round in 0..120 {
-        let mut plane = Plane::new();
+        let mut control_plane = ControlPlane::new();
         let rows = (0..60).flat_map(|_| corpus::rows(&mut random));
         let rows = rows.filter(|row| !matches!(row, Row::EnvoyFilter(_)));
         let rows: Vec<Row> = mesh_rows().into_iter().chain(rows).collect();
-        plane.commit(upserts(rows))?;
+        control_plane.commit(upserts(rows))?;
         let view = |member: u64| {
-            let key = plane.store.group_of(MemberId(member))?;
-            Some(plane.store.snapshot(key)?.view(ResourceType::Route).clone())
+            let key = control_plane.store.group_of(MemberId(member))?;
+            Some(control_plane.store.snapshot(key)?.view(ResourceType::Route).clone())
         };
         let (Some(sidecar), Some(grpc)) = (view(SERVED), view(GRPC)) else {
             return Err("a proxy has no resources".into());
@@ -407,8 +409,8 @@ fn slice(namespace: &str, name: &str, addresses: &[&str]) -> Value {
 
 /// An endpoint change affects one load assignment, a VirtualService affects no clusters and no endpoints, and a service
 /// outside the Sidecar affects nothing.
-pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
-    let mut plane = Plane::new();
+pub(super) fn irrelevant_changes_cause_no_updates() -> Result<(), Failed> {
+    let mut control_plane = ControlPlane::new();
     let mut objects = vec![];
     for index in 0..20 {
         let name = format!("web{index}");
@@ -423,12 +425,12 @@ pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
         "default",
         json!({ "egress": [{ "hosts": ["b/*"] }] }),
     ));
-    plane.commit(upserts(mesh_rows().into_iter().chain(objects.iter().flat_map(rows))))?;
+    control_plane.commit(upserts(mesh_rows().into_iter().chain(objects.iter().flat_map(rows))))?;
     let mut changed_by = |object: &Value| -> Result<BTreeMap<ResourceType, usize>, Failed> {
-        let before = plane.bytes();
-        plane.commit(upserts(rows(object)))?;
+        let before = control_plane.bytes();
+        control_plane.commit(upserts(rows(object)))?;
         let mut counts = BTreeMap::new();
-        let after = plane.bytes();
+        let after = control_plane.bytes();
         // The Sidecar resource of namespace a applies to the first sidecar.
         for ((proxy, resource_type, name), version) in &after {
             let key = (*proxy, *resource_type, name.clone());
@@ -458,7 +460,7 @@ pub(super) fn nobody_is_told_of_what_is_irrelevant() -> Result<(), Failed> {
 /// Twice as many services record about twice as many dependencies, at most.
 pub(super) fn dependencies_grow_linearly() -> Result<(), Failed> {
     let reads = |services: usize| -> Result<usize, Failed> {
-        let mut plane = Plane::new();
+        let mut control_plane = ControlPlane::new();
         let objects = (0..services).flat_map(|index| {
             let name = format!("web{index}");
             [
@@ -467,8 +469,8 @@ pub(super) fn dependencies_grow_linearly() -> Result<(), Failed> {
             ]
         });
         let objects: Vec<Value> = objects.collect();
-        plane.commit(upserts(mesh_rows().into_iter().chain(objects.iter().flat_map(rows))))?;
-        Ok(plane.store.size().reads)
+        control_plane.commit(upserts(mesh_rows().into_iter().chain(objects.iter().flat_map(rows))))?;
+        Ok(control_plane.store.size().reads)
     };
     let (once, twice) = (reads(200)?, reads(400)?);
     if twice * 10 > once * 23 {

@@ -7,7 +7,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::authority::Authority;
-use crate::support::agent::{Agent, KeyKind, Shown, Trust};
+use crate::support::agent::{Agent, ClientCredentials, KeyKind, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::http::RUNTIME;
@@ -19,12 +19,12 @@ const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         Trial::test(
-            "secure::folder::a_certificate_gets_the_next",
-            a_certificate_gets_the_next,
+            "secure::folder::certificates_are_renewed_with_certificates",
+            certificates_are_renewed_with_certificates,
         ),
         Trial::test(
-            "secure::folder::the_own_certificate_is_swapped",
-            the_own_certificate_is_swapped,
+            "secure::folder::serving_certificate_is_reloaded",
+            serving_certificate_is_reloaded,
         ),
     ]
 }
@@ -50,19 +50,22 @@ fn daemon(name: &str, authority: &Authority) -> Result<(Daemon, PathBuf), String
     Ok((daemon, folder))
 }
 
-fn a_certificate_gets_the_next() -> Result<(), Failed> {
+fn certificates_are_renewed_with_certificates() -> Result<(), Failed> {
     let authority = Authority::new("trial");
     let (daemon, _) = daemon("secure-folder", &authority)?;
     let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
     RUNTIME.block_on(async {
-        let refused = agent.certificate(&Shown::default(), KeyKind::Ecdsa).await.err();
+        let refused = agent
+            .certificate(&ClientCredentials::default(), KeyKind::Ecdsa)
+            .await
+            .err();
         expect(
             refused.map(|status| status.code()),
             Some(Code::Unauthenticated),
             "an unauthenticated request for a certificate",
         )?;
 
-        let first = Shown::certificate(authority.certificate(WEB));
+        let first = ClientCredentials::certificate(authority.certificate(WEB));
         for kind in [KeyKind::Ecdsa, KeyKind::Rsa] {
             let next = agent
                 .certificate(&first, kind)
@@ -73,7 +76,7 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
                 authority.root.trim(),
                 "the last entry must be the root",
             )?;
-            let shown = Shown::certificate(next);
+            let shown = ClientCredentials::certificate(next);
             let mut stream = agent
                 .ads(&shown, &node("default", "web"))
                 .await
@@ -94,13 +97,16 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
             }
         }
 
-        let refused = agent.ads(&Shown::default(), &node("default", "web")).await.err();
+        let refused = agent
+            .ads(&ClientCredentials::default(), &node("default", "web"))
+            .await
+            .err();
         expect(
             refused.map(|status| status.code()),
             Some(Code::Unauthenticated),
             "an unauthenticated request for configuration",
         )?;
-        let stranger = Shown::certificate(Authority::new("stranger").certificate(WEB));
+        let stranger = ClientCredentials::certificate(Authority::new("stranger").certificate(WEB));
         let refused = agent.certificate(&stranger, KeyKind::Ecdsa).await;
         expect(refused.is_err(), true, "a connection with a certificate of another CA")
     })?;
@@ -108,7 +114,7 @@ fn a_certificate_gets_the_next() -> Result<(), Failed> {
 }
 
 /// New connections get the new serving certificate; open streams stay.
-fn the_own_certificate_is_swapped() -> Result<(), Failed> {
+fn serving_certificate_is_reloaded() -> Result<(), Failed> {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let folder = scratch("secure-swap");
     old.plug_into(&folder.join("cacerts"));
@@ -134,7 +140,7 @@ fn the_own_certificate_is_swapped() -> Result<(), Failed> {
             command.arg(flag).arg(folder.join(file));
         }
     })?;
-    let shown = Shown::certificate(old.certificate(WEB));
+    let shown = ClientCredentials::certificate(old.certificate(WEB));
     let agent = |authority: &Authority| Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
     let mut stream = RUNTIME
         .block_on(agent(&old).ads(&shown, &node("default", "web")))

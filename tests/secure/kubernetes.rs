@@ -5,7 +5,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::folder::expect;
-use crate::support::agent::{Agent, KeyKind, Shown, Trust};
+use crate::support::agent::{Agent, ClientCredentials, KeyKind, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::http::RUNTIME;
@@ -17,12 +17,12 @@ const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![kubernetes::trial(
-        "secure::kubernetes::a_token_gets_a_certificate",
-        a_token_gets_a_certificate,
+        "secure::kubernetes::tokens_authenticate_certificate_requests",
+        tokens_authenticate_certificate_requests,
     )]
 }
 
-fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
+fn tokens_authenticate_certificate_requests(name: &str) -> Result<(), Failed> {
     let cluster = Cluster::start(name)?;
     let system = "istio-system";
     cluster.namespace(system, &json!({}))?;
@@ -53,7 +53,11 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
     };
     let agent = Agent::new(daemon.secure, Trust::Roots(root.clone()));
     let shown = RUNTIME.block_on(async {
-        for wrong in [Shown::token(other), Shown::token("no.token.atall"), Shown::default()] {
+        for wrong in [
+            ClientCredentials::token(other),
+            ClientCredentials::token("no.token.atall"),
+            ClientCredentials::default(),
+        ] {
             let refused = agent.certificate(&wrong, KeyKind::Ecdsa).await.err();
             expect(
                 refused.map(|status| status.code()),
@@ -61,7 +65,7 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
                 "a token for another audience",
             )?;
         }
-        let by_token = Shown::token(token);
+        let by_token = ClientCredentials::token(token);
         let certificate = agent
             .certificate(&by_token, KeyKind::Ecdsa)
             .await
@@ -71,7 +75,7 @@ fn a_token_gets_a_certificate(name: &str) -> Result<(), Failed> {
             root.trim(),
             "the roots must equal those of the ConfigMap",
         )?;
-        let shown = Shown::certificate(certificate);
+        let shown = ClientCredentials::certificate(certificate);
         for shown in [&by_token, &shown] {
             let mut stream = agent.ads(shown, &node).await.map_err(|status| status.to_string())?;
             stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())?;

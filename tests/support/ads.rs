@@ -144,7 +144,7 @@ impl Ads {
     }
 
     /// Reports the health of the workload, as an agent does: an error message, or none if healthy.
-    pub(crate) fn tell_health(&self, complaint: Option<&str>) -> Result<(), String> {
+    pub(crate) fn report_health(&self, complaint: Option<&str>) -> Result<(), String> {
         let request = DeltaDiscoveryRequest {
             type_url: "type.googleapis.com/istio.v1.HealthInformation".into(),
             error_detail: complaint.map(|message| istiod::proto::google::rpc::Status {
@@ -382,7 +382,7 @@ pub(crate) fn endpoints(assignment: &Resource) -> Result<Vec<String>, String> {
 }
 
 /// Returns the endpoints of a load assignment with priorities and weights, in one line.
-pub(crate) fn weighed_endpoints(assignment: &Resource) -> Result<String, String> {
+pub(crate) fn weighted_endpoints(assignment: &Resource) -> Result<String, String> {
     let shown = |(priority, address, weight)| format!("{address} priority {priority} weight {weight}");
     let mut rows: Vec<_> = all_endpoints(assignment)?.into_iter().map(shown).collect();
     rows.sort();

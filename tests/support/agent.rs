@@ -29,7 +29,7 @@ use tonic::{Request, Status, Streaming};
 use super::envoy::Node;
 
 /// Time limit of one response.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Verification of a server's certificate.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(crate) enum Trust {
 
 /// Credentials that an agent sends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shown {
+pub(crate) struct ClientCredentials {
     /// A client certificate.
     pub(crate) certificate: Option<Certificate>,
     /// A bearer token.
@@ -53,20 +53,20 @@ pub(crate) struct Shown {
     pub(crate) headers: Vec<(&'static str, String)>,
 }
 
-impl Shown {
+impl ClientCredentials {
     /// A token of the cluster that it is sent to.
-    pub(crate) fn token(token: impl Into<String>) -> Shown {
-        Shown {
+    pub(crate) fn token(token: impl Into<String>) -> ClientCredentials {
+        ClientCredentials {
             token: Some(token.into()),
-            ..Shown::default()
+            ..ClientCredentials::default()
         }
     }
 
     /// A certificate.
-    pub(crate) fn certificate(certificate: Certificate) -> Shown {
-        Shown {
+    pub(crate) fn certificate(certificate: Certificate) -> ClientCredentials {
+        ClientCredentials {
             certificate: Some(certificate),
-            ..Shown::default()
+            ..ClientCredentials::default()
         }
     }
 
@@ -141,7 +141,7 @@ impl Agent {
     }
 
     /// Opens a new connection.
-    pub(crate) async fn channel(&self, shown: &Shown) -> Result<Channel, String> {
+    pub(crate) async fn channel(&self, shown: &ClientCredentials) -> Result<Channel, String> {
         let tls = TlsConnector::from(Arc::new(self.tls(shown.certificate.as_ref())?));
         let name = ServerName::try_from(self.server.clone()).map_err(|error| error.to_string())?;
         let address = self.address;
@@ -154,14 +154,14 @@ impl Agent {
             }
         });
         Endpoint::from_static("http://istiod")
-            .connect_timeout(PATIENCE)
+            .connect_timeout(TIMEOUT)
             .connect_with_connector(connector)
             .await
             .map_err(|error| chain_of(&error))
     }
 
     /// Creates a key and requests a certificate for it.
-    pub(crate) async fn certificate(&self, shown: &Shown, kind: KeyKind) -> Result<Certificate, Status> {
+    pub(crate) async fn certificate(&self, shown: &ClientCredentials, kind: KeyKind) -> Result<Certificate, Status> {
         let (key, csr) = signing_request(kind);
         let request = IstioCertificateRequest {
             csr,
@@ -178,16 +178,20 @@ impl Agent {
     }
 
     /// Calls `CreateCertificate` once. Returns the entries of the chain.
-    pub(crate) async fn sign(&self, shown: &Shown, request: IstioCertificateRequest) -> Result<Vec<String>, Status> {
+    pub(crate) async fn sign(
+        &self,
+        shown: &ClientCredentials,
+        request: IstioCertificateRequest,
+    ) -> Result<Vec<String>, Status> {
         let channel = self.channel(shown).await.map_err(Status::unavailable)?;
         let mut client = IstioCertificateServiceClient::new(channel);
         let mut request = shown.request(request);
-        request.set_timeout(PATIENCE);
+        request.set_timeout(TIMEOUT);
         Ok(client.create_certificate(request).await?.into_inner().cert_chain)
     }
 
     /// Opens an ADS stream without sending a request.
-    pub(crate) async fn ads(&self, shown: &Shown, node: &Node) -> Result<Stream, Status> {
+    pub(crate) async fn ads(&self, shown: &ClientCredentials, node: &Node) -> Result<Stream, Status> {
         let channel = self.channel(shown).await.map_err(Status::unavailable)?;
         Stream::open(channel, shown, node).await
     }
@@ -201,7 +205,7 @@ impl Agent {
         let builder = match &self.trust {
             Trust::Anything => builder
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Credulous(provider))),
+                .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider))),
             Trust::Roots(pem) => {
                 let mut roots = RootCertStore::empty();
                 for root in certificates(pem)? {
@@ -250,7 +254,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Opens a stream on a connection.
-    pub(crate) async fn open(channel: Channel, shown: &Shown, node: &Node) -> Result<Stream, Status> {
+    pub(crate) async fn open(channel: Channel, shown: &ClientCredentials, node: &Node) -> Result<Stream, Status> {
         let (requests, outbox) = mpsc::channel(16);
         let request = shown.request(ReceiverStream::new(outbox));
         let responses = AggregatedDiscoveryServiceClient::new(channel)
@@ -289,7 +293,7 @@ impl Stream {
 
     /// Returns the next response.
     pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.responses.message()).await;
+        let next = tokio::time::timeout(TIMEOUT, self.responses.message()).await;
         next.map_err(|_| Status::deadline_exceeded("no response in time"))??
             .ok_or_else(|| Status::ok("the stream ended"))
     }
@@ -306,9 +310,9 @@ impl Stream {
 
 /// A verifier that accepts every server certificate.
 #[derive(Debug)]
-struct Credulous(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Credulous {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -115,7 +115,7 @@ impl Daemon {
 
     /// Kills the daemon and starts it again on the same ports, like [`Self::secured`] and with the same `configure`.
     /// Does not wait until it is ready.
-    pub(crate) fn begin_again(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {
+    pub(crate) fn restart_unready(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {
         self.process.kill();
         let secure = self.secure;
         *self = Daemon::spawned(self.xds, self.http, self.monitoring, log, |command| {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of namespaces at a time.
-const MOST: usize = 4;
+const MAX_NAMESPACES: usize = 4;
 
 /// Script that runs inside the new namespace and then executes the program. The second file is missing in a kernel
 /// without IPv6.
@@ -35,29 +35,29 @@ pub(crate) fn in_namespace(program: &Path) -> Command {
     command
 }
 
-static TAKEN: Mutex<usize> = Mutex::new(0);
+static IN_USE: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
-fn taken() -> MutexGuard<'static, usize> {
+fn in_use() -> MutexGuard<'static, usize> {
     // The value is a plain number, so it is valid even if its holder panicked.
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+    IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A permit for one namespace, until it is dropped.
-pub(crate) struct Place;
+pub(crate) struct Permit;
 
 /// Waits for a permit.
-pub(crate) fn place() -> Place {
-    let mut taken = FREED
-        .wait_while(taken(), |taken| *taken >= MOST)
+pub(crate) fn permit() -> Permit {
+    let mut in_use = FREED
+        .wait_while(in_use(), |in_use| *in_use >= MAX_NAMESPACES)
         .unwrap_or_else(PoisonError::into_inner);
-    *taken += 1;
-    Place
+    *in_use += 1;
+    Permit
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        *taken() -= 1;
+        *in_use() -= 1;
         FREED.notify_one();
     }
 }

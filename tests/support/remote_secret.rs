@@ -13,7 +13,7 @@ use super::kubernetes::api::{Reference, documents};
 use super::process::Process;
 use super::wait;
 
-const SOON: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Starts the command for a cluster, with its output in `log`.
 pub(crate) fn command(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Process {
@@ -35,7 +35,7 @@ pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<()
         namespace,
         &format!("{account}-istio-remote-secret-token"),
     );
-    wait::until("the token Secret", SOON, || cluster.get(&secret).ok().flatten())?;
+    wait::until("the token Secret", TIMEOUT, || cluster.get(&secret).ok().flatten())?;
     let token = cluster.token(namespace, account, &[])?;
     let data = json!({ "token": BASE64_STANDARD.encode(token), "ca.crt": BASE64_STANDARD.encode(cluster.authority()) });
     cluster.api.patch(&secret, &json!({ "data": data }))?;
@@ -46,7 +46,7 @@ pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<()
 pub(crate) fn made(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Result<Value, String> {
     let running = command(cluster, namespace, more, log);
     fill_token_secret(cluster, namespace)?;
-    if !running.end_of(SOON)?.success() {
+    if !running.end_of(TIMEOUT)?.success() {
         return Err(running.log_tail());
     }
     let mut printed = documents(&running.log());

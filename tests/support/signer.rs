@@ -18,7 +18,7 @@ use super::kubernetes::api::Api;
 const API: &str = "certificates.k8s.io/v1";
 const KIND: &str = "CertificateSigningRequest";
 /// Poll interval.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -52,7 +52,7 @@ impl Signer {
                 if !sharing.pauses.load(Ordering::Relaxed) {
                     sign_all(&api, &issuers, &sharing);
                 }
-                std::thread::park_timeout(LOOK);
+                std::thread::park_timeout(POLL_INTERVAL);
             }
         };
         Signer {

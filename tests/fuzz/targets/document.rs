@@ -6,7 +6,7 @@ use istiod::{
     kube::object::Object,
 };
 
-use super::{Target, sort_of};
+use super::{Target, class_of};
 
 /// A file of a mesh folder.
 pub(super) const YAML: Target = Target {
@@ -96,6 +96,6 @@ fn object(bytes: &[u8]) -> u64 {
 
 fn outcome<'a>(rows: usize, messages: impl Iterator<Item = &'a str>) -> u64 {
     messages.fold(rows.min(2) as u64, |sort, message| {
-        sort.rotate_left(1) ^ sort_of(message)
+        sort.rotate_left(1) ^ class_of(message)
     })
 }

@@ -39,7 +39,7 @@ use tokio::{
     sync::watch,
 };
 
-use super::{Target, parts, sort_of};
+use super::{Target, class_of, parts};
 
 /// A certificate signing request: PEM, or DER.
 pub(super) const CSR: Target = Target {
@@ -130,9 +130,9 @@ const CERTIFICATE_WORDS: &[&[u8]] = &[
 const IDENTITY: &str = "spiffe://cluster.local/ns/a/sa/b";
 
 /// An authenticator that gives every caller the same identity.
-struct Credulous;
+struct AllowAll;
 
-impl Authenticator for Credulous {
+impl Authenticator for AllowAll {
     fn name(&self) -> &'static str {
         "nobody"
     }
@@ -148,7 +148,7 @@ impl Authenticator for Credulous {
     }
 }
 
-struct Bed {
+struct Fixture {
     runtime: Runtime,
     authority: Arc<Authority>,
     service: CertificateService,
@@ -168,7 +168,7 @@ fn limits() -> Limits {
     }
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let options = RootOptions {
@@ -180,7 +180,7 @@ impl Bed {
         let authority = Arc::new(Authority::new(material, wall_clock()).expect("the key belongs to the certificate"));
         let (sender, receiver) = watch::channel(Some(authority.clone()));
         let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
-        let everybody = Authenticators::new(vec![Box::new(Credulous)]);
+        let everybody = Authenticators::new(vec![Box::new(AllowAll)]);
         let nobody_else = Box::new(|_: &Caller, _: &str| Err("not allowed".to_owned()));
         let (domains, known) = watch::channel(Arc::new(TrustDomains::default()));
         let service = CertificateService::new(
@@ -248,7 +248,7 @@ fn chain(domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
 }
 
 thread_local! {
-    static BED: Bed = Bed::new();
+    static FIXTURE: Fixture = Fixture::new();
 }
 
 fn pem(label: &str, der: &[u8]) -> Vec<u8> {
@@ -269,7 +269,7 @@ fn csr(bytes: &[u8]) -> u64 {
         lifetime: None,
         signer: "".into(),
     };
-    let issued = BED.with(|bed| bed.authority.issue(&request, wall_clock(), limits()));
+    let issued = FIXTURE.with(|fixture| fixture.authority.issue(&request, wall_clock(), limits()));
     match issued {
         Ok(issued) => {
             let leaf = Certificate::all_from_pem(issued.chain[0].as_bytes()).expect("what was issued can be read");
@@ -278,7 +278,7 @@ fn csr(bytes: &[u8]) -> u64 {
             assert!(!leaf[0].is_ca, "a workload certificate must not be a CA");
             1
         }
-        Err(error) => sort_of(&error.text),
+        Err(error) => class_of(&error.text),
     }
 }
 
@@ -286,10 +286,10 @@ fn csr_call(bytes: &[u8]) -> u64 {
     let request = Request::post("/istio.v1.auth.IstioCertificateService/CreateCertificate")
         .body(Full::new(Bytes::copy_from_slice(bytes)))
         .expect("a valid request");
-    let answer = BED.with(|bed| bed.runtime.block_on(bed.service.call(Call::new(request))));
+    let answer = FIXTURE.with(|fixture| fixture.runtime.block_on(fixture.service.call(Call::new(request))));
     match answer {
         Ok(_) => 1,
-        Err(status) => sort_of(status.message()) ^ status.code() as u64,
+        Err(status) => class_of(status.message()) ^ status.code() as u64,
     }
 }
 
@@ -319,7 +319,7 @@ fn credentials(bytes: &[u8]) -> u64 {
         certificate: None,
         headers: &headers,
     };
-    let known = BED.with(|bed| bed.runtime.block_on(bed.authenticators.authenticate(shown)));
+    let known = FIXTURE.with(|fixture| fixture.runtime.block_on(fixture.authenticators.authenticate(shown)));
     match known {
         Ok(caller) => {
             assert!(
@@ -329,7 +329,7 @@ fn credentials(bytes: &[u8]) -> u64 {
             assert!(caller.source == CallerSource::Forwarded, "no token is signed");
             caller.identities.len() as u64
         }
-        Err(refused) => sort_of(&refused.to_string()),
+        Err(refused) => class_of(&refused.to_string()),
     }
 }
 
@@ -341,7 +341,7 @@ fn certificates(bytes: &[u8]) -> u64 {
             let _ = (read.is_issued_by(read), read.holds_at(wall_clock()), read.pem());
         }
         let (read, says) = (read.err().unwrap_or_default(), says.err());
-        return sort_of(&read) ^ says.map_or(7, |says| sort_of(&says.to_string()));
+        return class_of(&read) ^ says.map_or(7, |says| class_of(&says.to_string()));
     }
     let [certificate, key, roots, chain, revoked] = parts(bytes);
     let mut files = Files::new();
@@ -355,20 +355,20 @@ fn certificates(bytes: &[u8]) -> u64 {
         files.insert(name.into(), Sensitive::new(Bytes::copy_from_slice(content)));
     }
     let _ = PrivateKey::from_pem(&Sensitive::new(Bytes::copy_from_slice(key)));
-    let sort = Certificate::all_from_pem(certificate).map_or_else(|error| sort_of(&error), |all| all.len() as u64);
+    let sort = Certificate::all_from_pem(certificate).map_or_else(|error| class_of(&error), |all| all.len() as u64);
     sort ^ match plugged_in::find("nowhere".into(), &files, true) {
         Found::Nothing => 0,
-        Found::Partly(error) => sort_of(&error.to_string()),
+        Found::Partly(error) => class_of(&error.to_string()),
         Found::Whole(material) => match Authority::new(material, wall_clock()) {
             Ok(_) => 1,
-            Err(error) => sort_of(&error.to_string()),
+            Err(error) => class_of(&error.to_string()),
         },
     }
 }
 
 fn tls(bytes: &[u8]) -> u64 {
-    BED.with(|bed| {
-        bed.runtime.block_on(async {
+    FIXTURE.with(|fixture| {
+        fixture.runtime.block_on(async {
             let (mut ours, theirs) = tokio::io::duplex(64 << 10);
             let client = async {
                 let _ = ours.write_all(bytes).await;
@@ -377,10 +377,10 @@ fn tls(bytes: &[u8]) -> u64 {
                 let _ = ours.read_to_end(&mut answer).await;
                 answer
             };
-            let accepting = async { bed.acceptor.accept(theirs).await.map(drop) };
+            let accepting = async { fixture.acceptor.accept(theirs).await.map(drop) };
             let (accepted, answer) = tokio::join!(accepting, client);
             let answer = answer.first().copied().unwrap_or_default();
-            accepted.map_or_else(|error| sort_of(&error.to_string()), |()| 1) ^ u64::from(answer)
+            accepted.map_or_else(|error| class_of(&error.to_string()), |()| 1) ^ u64::from(answer)
         })
     })
 }

@@ -8,7 +8,7 @@ use istiod::{
 };
 use serde_json::Value;
 
-use super::{Target, parts, sort_of};
+use super::{Target, class_of, parts};
 
 /// A mesh config and networks, each a YAML text.
 pub(super) const MESH_CONFIG: Target = Target {
@@ -59,21 +59,21 @@ fn value(bytes: &[u8]) -> Result<Option<Value>, String> {
 fn mesh_config(bytes: &[u8]) -> u64 {
     let [mesh, networks] = parts(bytes);
     let mut sort = match value(mesh) {
-        Err(message) => sort_of(&message),
+        Err(message) => class_of(&message),
         Ok(None) => 0,
         Ok(Some(value)) => {
             let _ = mesh_config::lay_over_proxy_config(&mesh_config::default_proxy_config(), &value);
             let _ = mesh_config::node_proxy_config(&value);
             match mesh_config::parse(&value) {
                 Ok(parsed) => parsed.warnings.len().min(3) as u64,
-                Err(errors) => sort_of(&errors.iter().map(|error| error.message.as_str()).collect::<String>()),
+                Err(errors) => class_of(&errors.iter().map(|error| error.message.as_str()).collect::<String>()),
             }
         }
     };
     if let Ok(Some(value)) = value(networks) {
         sort ^= match mesh_networks::parse(&value) {
             Ok(_) => 1 << 32,
-            Err(errors) => sort_of(&errors.iter().map(|error| error.message.as_str()).collect::<String>()),
+            Err(errors) => class_of(&errors.iter().map(|error| error.message.as_str()).collect::<String>()),
         };
     }
     sort
@@ -81,7 +81,7 @@ fn mesh_config(bytes: &[u8]) -> u64 {
 
 fn kubeconfig(bytes: &[u8]) -> u64 {
     let value = match value(bytes) {
-        Err(message) => return sort_of(&message),
+        Err(message) => return class_of(&message),
         Ok(value) => value.unwrap_or_default(),
     };
     match CheckedKubeconfig::of(value, &BTreeSet::new()) {
@@ -93,6 +93,6 @@ fn kubeconfig(bytes: &[u8]) -> u64 {
             );
             u64::from(cluster.is_empty())
         }
-        Err(error) => sort_of(&error.to_string()),
+        Err(error) => class_of(&error.to_string()),
     }
 }

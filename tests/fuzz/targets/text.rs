@@ -7,7 +7,7 @@ use istiod::{
     model::credential,
 };
 
-use super::{Target, sort_of};
+use super::{Target, class_of};
 
 /// A regular expression.
 pub(super) const REGEX: Target = Target {
@@ -74,7 +74,7 @@ fn regular_expression(bytes: &[u8]) -> u64 {
     let _ = regex::check(text);
     match regex::compile(text) {
         Ok(compiled) => u64::from(compiled.is_match(b"1.30.3")),
-        Err(error) => sort_of(&error.to_string()),
+        Err(error) => class_of(&error.to_string()),
     }
 }
 

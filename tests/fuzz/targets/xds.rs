@@ -27,7 +27,7 @@ use tokio::{
     sync::watch,
 };
 
-use super::{Target, parts, sort_of};
+use super::{Target, class_of, parts};
 
 /// The bytes of a connection; the HTTP/2 preface may be omitted.
 pub(super) const HTTP2: Target = Target {
@@ -110,7 +110,7 @@ const WORDS: &[&[u8]] = &[
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A time limit that only a hanging input exceeds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Parser)]
 struct Line {
@@ -119,14 +119,14 @@ struct Line {
 }
 
 /// A server whose mesh has one cluster. It runs on the thread of the target.
-struct Bed {
+struct Fixture {
     runtime: Runtime,
     server: Server,
     connections: Connections<Server>,
     _feed: watch::Sender<Option<Arc<ResourceSnapshot>>>,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime can be created");
@@ -171,7 +171,7 @@ fn mesh() -> ResourceSnapshot {
 }
 
 thread_local! {
-    static BED: Bed = Bed::new();
+    static FIXTURE: Fixture = Fixture::new();
 }
 
 fn http2(bytes: &[u8]) -> u64 {
@@ -181,12 +181,12 @@ fn http2(bytes: &[u8]) -> u64 {
     } else {
         [&opening, bytes].concat()
     };
-    let answer = BED.with(|bed| {
-        bed.runtime.block_on(async {
+    let answer = FIXTURE.with(|fixture| {
+        fixture.runtime.block_on(async {
             let (mut ours, theirs) = tokio::io::duplex(32 << 10);
             let address = SocketAddr::from(([127, 0, 0, 1], 1));
             let (mut reader, mut writer) = tokio::io::split(&mut ours);
-            let serving = bed.connections.connection(theirs, Peer::plaintext(address));
+            let serving = fixture.connections.connection(theirs, Peer::plaintext(address));
             let writing = async {
                 // The server may close the connection at any point.
                 let _ = writer.write_all(&sent).await;
@@ -194,7 +194,7 @@ fn http2(bytes: &[u8]) -> u64 {
                 let _ = writer.shutdown().await;
             };
             let mut answer = Vec::new();
-            let exchanged = tokio::time::timeout(PATIENCE, async {
+            let exchanged = tokio::time::timeout(TIMEOUT, async {
                 tokio::join!(serving, writing, reader.read_to_end(&mut answer))
             });
             assert!(exchanged.await.is_ok(), "the connection must end");
@@ -253,10 +253,10 @@ fn exchange(method: &str, bytes: &[u8]) -> u64 {
         .header("content-type", "application/grpc")
         .body(StreamBody::new(Box::pin(body)))
         .expect("a valid request");
-    BED.with(|bed| {
-        bed.runtime.block_on(async {
-            let response = bed.server.handle(request).await;
-            let outcome = tokio::time::timeout(PATIENCE, outcome(response.into_body())).await;
+    FIXTURE.with(|fixture| {
+        fixture.runtime.block_on(async {
+            let response = fixture.server.handle(request).await;
+            let outcome = tokio::time::timeout(TIMEOUT, outcome(response.into_body())).await;
             outcome.expect("the stream ends")
         })
     })
@@ -271,7 +271,7 @@ async fn outcome(mut body: impl http_body::Body<Data: bytes::Buf, Error = std::c
             bytes += bytes::Buf::remaining(data);
         }
         let message = frame.trailers_ref().and_then(|trailers| trailers.get("grpc-message"));
-        sort ^= message.map_or(1, |message| sort_of(&String::from_utf8_lossy(message.as_bytes())));
+        sort ^= message.map_or(1, |message| class_of(&String::from_utf8_lossy(message.as_bytes())));
     }
     sort.rotate_left(8) ^ bytes.min(4096) as u64
 }
@@ -286,7 +286,7 @@ fn node(bytes: &[u8]) -> u64 {
             let _ = (proxy.ip_mode, proxy.is_proxyless(), proxy.labels(), proxy.flag("X"));
             2
         }
-        Err::<Proxy, istiod::generate::proxy::NodeError>(error) => sort_of(&error.to_string()),
+        Err::<Proxy, istiod::generate::proxy::NodeError>(error) => class_of(&error.to_string()),
     };
     as_text.map_or(0, sort) ^ as_message.map_or(1, sort).rotate_left(1)
 }

@@ -10,7 +10,7 @@ pub(super) const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_
 
 /// The record of one Envoy's stream.
 #[derive(Default)]
-pub(super) struct Ledger {
+pub(super) struct StreamRecord {
     /// By type URL.
     types: BTreeMap<String, Exchange>,
     /// Envoy's error messages for responses of the daemon that it rejected.
@@ -34,7 +34,7 @@ struct Exchange {
     answered: bool,
 }
 
-impl Ledger {
+impl StreamRecord {
     /// Records a request, ACK or NACK of Envoy.
     pub(super) fn request(&mut self, request: &DeltaDiscoveryRequest) {
         let exchange = self.types.entry(request.type_url.clone()).or_default();

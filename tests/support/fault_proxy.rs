@@ -21,7 +21,7 @@ enum State {
 }
 
 /// A TCP proxy from a free port of 127.0.0.1 to another port, with fault injection.
-pub(crate) struct Detour {
+pub(crate) struct FaultProxy {
     pub(crate) port: u16,
     /// The state, and the number of times that connections were severed.
     state: watch::Sender<(State, u64)>,
@@ -29,16 +29,16 @@ pub(crate) struct Detour {
     task: JoinHandle<()>,
 }
 
-impl Drop for Detour {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.state.send_modify(|(state, _)| *state = State::Cut);
         self.task.abort();
     }
 }
 
-impl Detour {
+impl FaultProxy {
     /// Forwards to this port of 127.0.0.1, which may have no listener yet.
-    pub(crate) fn to(server: u16) -> Detour {
+    pub(crate) fn to(server: u16) -> FaultProxy {
         let listener = RUNTIME
             .block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
             .expect("a loopback address can be bound");
@@ -52,7 +52,7 @@ impl Detour {
                 RUNTIME.spawn(carry(client, server, receiver.clone()));
             }
         });
-        Detour {
+        FaultProxy {
             port,
             state,
             arrivals,

@@ -17,10 +17,10 @@ use crate::support::{scratch, wait};
 pub(super) const WEB: &str = "web.shop.svc.cluster.local";
 
 /// A time limit that is long enough for a slow machine; successful tests do not reach it.
-pub(super) const SOON: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The applications, their mesh folder, and the daemon that serves it.
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) folder: PathBuf,
     mesh: PathBuf,
     pub(super) v1: Application,
@@ -34,14 +34,14 @@ pub(super) struct Bed {
     pub(super) daemon: Daemon,
 }
 
-impl Bed {
+impl Fixture {
     /// Starts everything but the proxies. All requests are routed to v1.
-    pub(super) fn start(name: &str) -> Result<Bed, String> {
-        Bed::start_with(name, &[])
+    pub(super) fn start(name: &str) -> Result<Fixture, String> {
+        Fixture::start_with(name, &[])
     }
 
     /// Like [`Self::start`], with more files in the folder.
-    pub(super) fn start_with(name: &str, more: &[(&str, &str)]) -> Result<Bed, String> {
+    pub(super) fn start_with(name: &str, more: &[(&str, &str)]) -> Result<Fixture, String> {
         let folder = scratch(name);
         let mesh = folder.join("mesh");
         std::fs::create_dir(&mesh).map_err(|error| error.to_string())?;
@@ -66,7 +66,7 @@ impl Bed {
             write(&mesh, file, text);
         }
         let daemon = Daemon::start(&mesh, &folder.join("istiod.log"))?;
-        Ok(Bed {
+        Ok(Fixture {
             folder,
             mesh,
             v1,
@@ -138,7 +138,7 @@ impl Bed {
     }
 
     /// Edits the folder: splits requests by weight.
-    pub(super) fn divide(&self, v1: u32, v2: u32) {
+    pub(super) fn split_traffic(&self, v1: u32, v2: u32) {
         write(&self.mesh, "routing.yaml", &routing(v1, v2));
     }
 
@@ -148,7 +148,7 @@ impl Bed {
     }
 
     /// Edits the folder: adds a service that the client's Sidecar excludes.
-    pub(super) fn add_unseen_service(&self) {
+    pub(super) fn add_invisible_service(&self) {
         let text = "apiVersion: v1
 kind: Service
 metadata: {name: unseen, namespace: elsewhere}
@@ -166,7 +166,7 @@ spec:
     }
 
     /// Edits the folder: writes a file with invalid YAML.
-    pub(super) fn spoil(&self) {
+    pub(super) fn write_invalid_file(&self) {
         write(&self.mesh, "spoilt.yaml", "kind: [never closed\n");
     }
 }
@@ -185,7 +185,7 @@ pub(super) fn answers(address: SocketAddr, host: &str, count: usize) -> Result<V
 
 /// Sends requests until `application` answers.
 pub(super) fn answered_by(application: &str, address: SocketAddr, host: &str) -> Result<(), String> {
-    wait::until(&format!("a response of {application} at {address}"), SOON, || {
+    wait::until(&format!("a response of {application} at {address}"), TIMEOUT, || {
         (http::get(address, host, "/").ok()?.application()? == application).then_some(())
     })
 }

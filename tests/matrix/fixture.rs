@@ -9,7 +9,7 @@ use tonic::transport::Endpoint;
 
 use super::{GATEWAY, NAMESPACES, SYSTEM};
 use crate::secure::authority::Authority;
-use crate::support::agent::{Agent, Shown, Stream, Trust};
+use crate::support::agent::{Agent, ClientCredentials, Stream, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::kubernetes::Cluster;
@@ -20,7 +20,7 @@ pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cl
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
 /// Time limit of the first responses.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client.
 pub(super) struct Caller {
@@ -29,21 +29,21 @@ pub(super) struct Caller {
     pub(super) is: Option<(&'static str, &'static str)>,
     /// The identity that it claims.
     pub(super) says: (&'static str, &'static str),
-    pub(super) shown: Shown,
+    pub(super) shown: ClientCredentials,
     /// Whether it uses the plaintext port.
     pub(super) is_plaintext: bool,
 }
 
 /// The cluster, the daemon and the CA of the tests.
-pub(super) struct Bed {
+pub(super) struct Fixture {
     cluster: Cluster,
     authority: Authority,
     pub(super) daemon: Daemon,
     pub(super) agent: Agent,
 }
 
-impl Bed {
-    pub(super) fn start(name: &str) -> Result<Bed, String> {
+impl Fixture {
+    pub(super) fn start(name: &str) -> Result<Fixture, String> {
         let cluster = Cluster::start(name)?;
         for namespace in NAMESPACES {
             cluster.namespace(namespace, &json!({}))?;
@@ -56,12 +56,12 @@ impl Bed {
         let plugged = folder.join("cacerts");
         authority.plug_into(&plugged);
         let kubeconfig = cluster.admin_kubeconfig();
-        let daemon = Daemon::secured_at(afar(), &folder.join("istiod.log"), |command| {
+        let daemon = Daemon::secured_at(non_loopback_address(), &folder.join("istiod.log"), |command| {
             command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", SYSTEM]);
             command.env("ROOT_CA_DIR", &plugged);
         })?;
         let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
-        Ok(Bed {
+        Ok(Fixture {
             cluster,
             authority,
             daemon,
@@ -81,7 +81,7 @@ impl Bed {
             // Once it has its secret, the access review of its API server has completed.
             if namespace != SYSTEM {
                 let name = format!("kubernetes://{namespace}/cred");
-                secret(&mut stream, &name, PATIENCE).await.map_err(says)?;
+                secret(&mut stream, &name, TIMEOUT).await.map_err(says)?;
             }
             streams.push(stream);
         }
@@ -105,7 +105,7 @@ impl Bed {
         };
         let token = |namespace, account, audience| {
             let token = self.cluster.token(namespace, account, &[audience])?;
-            Ok::<_, String>(Shown::token(token))
+            Ok::<_, String>(ClientCredentials::token(token))
         };
         let id = format!("spiffe://cluster.local/ns/a/sa/{GATEWAY}");
         let stranger = Authority::new("matrix").certificate(&id);
@@ -117,8 +117,8 @@ impl Bed {
             .certificate(&format!("spiffe://foreign.example/ns/{SYSTEM}/sa/istiod"));
         let dns = self.authority.certificate(&format!("{GATEWAY}.a.svc"));
         Ok(vec![
-            nobody("a plaintext caller", Shown::default(), true),
-            nobody("a caller without credentials", Shown::default(), false),
+            nobody("a plaintext caller", ClientCredentials::default(), true),
+            nobody("a caller without credentials", ClientCredentials::default(), false),
             known("a certificate of a/gw", ("a", GATEWAY), self.certificate("a", GATEWAY)),
             known(
                 "a certificate of a/other",
@@ -144,21 +144,29 @@ impl Bed {
                 token("a", GATEWAY, "somebody-else")?,
                 false,
             ),
-            nobody("a malformed token", Shown::token("no.token.atall"), false),
-            nobody("a certificate of another CA", Shown::certificate(stranger), false),
+            nobody("a malformed token", ClientCredentials::token("no.token.atall"), false),
             nobody(
-                "a certificate of a foreign trust domain",
-                Shown::certificate(foreign),
+                "a certificate of another CA",
+                ClientCredentials::certificate(stranger),
                 false,
             ),
-            nobody("a foreign control plane", Shown::certificate(system), false),
-            nobody("a certificate without an account", Shown::certificate(dns), false),
+            nobody(
+                "a certificate of a foreign trust domain",
+                ClientCredentials::certificate(foreign),
+                false,
+            ),
+            nobody("a foreign control plane", ClientCredentials::certificate(system), false),
+            nobody(
+                "a certificate without an account",
+                ClientCredentials::certificate(dns),
+                false,
+            ),
         ])
     }
 
-    fn certificate(&self, namespace: &str, account: &str) -> Shown {
+    fn certificate(&self, namespace: &str, account: &str) -> ClientCredentials {
         let id = format!("spiffe://cluster.local/ns/{namespace}/sa/{account}");
-        Shown::certificate(self.authority.certificate(&id))
+        ClientCredentials::certificate(self.authority.certificate(&id))
     }
 
     /// Opens a stream on the port that the caller uses.
@@ -200,7 +208,7 @@ pub(super) async fn secret(
 
 /// Returns an address of this machine other than loopback, if it has one. Connections to it stay local and have it as
 /// source.
-fn afar() -> IpAddr {
+fn non_loopback_address() -> IpAddr {
     let own = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
         // Sends nothing; it only looks up the route.
         socket.connect(SocketAddr::from(([192, 0, 2, 1], 9)))?;

@@ -13,8 +13,8 @@ use super::agent::Agent;
 use super::app::Application;
 use super::host::{Host, Network};
 use super::proxy::{Proxy, Role, Workload};
-use crate::kube::place::SOON;
-use crate::support::agent::Shown;
+use crate::kube::tenant::TIMEOUT;
+use crate::support::agent::ClientCredentials;
 use crate::support::kubernetes::Cluster;
 use crate::support::kubernetes::api::Reference;
 use crate::support::{self, wait};
@@ -116,7 +116,7 @@ pub(crate) struct Pod {
 }
 
 /// A cluster with everything that runs in it.
-pub(crate) struct Site {
+pub(crate) struct LabCluster {
     pub(crate) name: &'static str,
     pub(crate) network: &'static str,
     pub(crate) kubernetes: Cluster,
@@ -142,7 +142,7 @@ impl Pod {
     }
 }
 
-impl Site {
+impl LabCluster {
     /// Starts an API server with the namespaces and Services of the mesh, and a network of pods behind a router to
     /// `outside`, where the router has the address `router`. `folder` is the test's folder, relative to that of all
     /// tests.
@@ -151,12 +151,12 @@ impl Site {
         outside: &Arc<Network>,
         router: Ipv4Addr,
         folder: &str,
-    ) -> Result<Site, String> {
+    ) -> Result<LabCluster, String> {
         let kubernetes = Cluster::start(&format!("{folder}/{name}"))?;
         let work = support::scratch(&format!("{folder}/{name}-pods"));
         let mut pods = Network::start(&format!("{name}-network"), 16, &work)?;
-        pods.lead_to(outside, Ipv4Addr::new(10, 42, 0, 1).into(), router.into())?;
-        let site = Site {
+        pods.connect_to(outside, Ipv4Addr::new(10, 42, 0, 1).into(), router.into())?;
+        let cluster = LabCluster {
             name,
             network,
             kubernetes,
@@ -167,13 +167,14 @@ impl Site {
             running: BTreeMap::new(),
             written: BTreeMap::new(),
         };
-        site.kubernetes.namespace(SYSTEM, &json!({}))?;
-        site.kubernetes
+        cluster.kubernetes.namespace(SYSTEM, &json!({}))?;
+        cluster
+            .kubernetes
             .namespace(SAMPLE, &json!({ "istio-injection": "enabled" }))?;
         for service in &SERVICES {
-            site.kubernetes.api.apply(&service.object(&site))?;
+            cluster.kubernetes.api.apply(&service.object(&cluster))?;
         }
-        Ok(site)
+        Ok(cluster)
     }
 
     /// The address of a service in this cluster.
@@ -276,11 +277,11 @@ impl Site {
                 .control_plane
                 .as_ref()
                 .ok_or("the control plane is not running yet")?;
-            let mut token = Shown::token(self.kubernetes.token(namespace, app, &["istio-ca"])?);
+            let mut token = ClientCredentials::token(self.kubernetes.token(namespace, app, &["istio-ca"])?);
             token.cluster = Some(self.name.to_owned());
             // Retry: a control plane may have to learn of the cluster first.
             let mut refused = String::new();
-            let asking = wait::until("a certificate", SOON, || {
+            let asking = wait::until("a certificate", TIMEOUT, || {
                 let started = Agent::start(control_plane.clone(), token.clone());
                 started.map_err(|error| refused = error).ok()
             });
@@ -328,7 +329,7 @@ impl Site {
 
     /// Deletes a pod as Kubernetes does: its endpoints are removed first, and requests under way get the drain time.
     /// Proxies of `elsewhere` may have its endpoints too, if it is a gateway.
-    pub(crate) fn remove(&mut self, name: &str, elsewhere: &Site) -> Result<(), String> {
+    pub(crate) fn remove(&mut self, name: &str, elsewhere: &LabCluster) -> Result<(), String> {
         self.set_state(name, State::Terminating)?;
         if let Some(proxy) = &self.running[name].proxy {
             proxy.drain()?;
@@ -344,7 +345,7 @@ impl Site {
         self.forget(name)
     }
 
-    /// Kills a pod's processes, as a crash does. The endpoints stay until [`Self::bury`].
+    /// Kills a pod's processes, as a crash does. The endpoints stay until [`Self::delete_crashed`].
     pub(crate) fn crash(&mut self, name: &str) -> Result<(), String> {
         let pod = self.running.get_mut(name).ok_or_else(|| format!("no pod {name}"))?;
         (pod.proxy, pod.application, pod.agent) = (None, None, None);
@@ -352,7 +353,7 @@ impl Site {
     }
 
     /// Removes the endpoints of a crashed pod that is not restarted.
-    pub(crate) fn bury(&mut self, name: &str, elsewhere: &Site) -> Result<(), String> {
+    pub(crate) fn delete_crashed(&mut self, name: &str, elsewhere: &LabCluster) -> Result<(), String> {
         self.set_state(name, State::Unready)?;
         self.until_unlisted(name, elsewhere)?;
         self.forget(name)
@@ -370,7 +371,7 @@ impl Site {
         self.publish()
     }
 
-    fn until_unlisted(&self, name: &str, elsewhere: &Site) -> Result<(), String> {
+    fn until_unlisted(&self, name: &str, elsewhere: &LabCluster) -> Result<(), String> {
         let spec = &self.running[name].spec;
         let inside = format!("::{}:", spec.address);
         let outside = match spec.content {
@@ -379,7 +380,7 @@ impl Site {
         };
         wait::until(
             &format!("the removal of {name} from every endpoint table"),
-            SOON,
+            TIMEOUT,
             || {
                 let is_listed = self.lists(&inside)
                     || outside
@@ -432,7 +433,7 @@ fn network_label(label: Value) -> Value {
 }
 
 impl Service {
-    fn object(&self, site: &Site) -> Value {
+    fn object(&self, cluster: &LabCluster) -> Value {
         let ports = self
             .ports
             .iter()
@@ -442,7 +443,7 @@ impl Service {
             "metadata": { "namespace": self.namespace, "name": self.name, "labels": labels },
             "spec": {
                 "type": if self.is_outside { "LoadBalancer" } else { "ClusterIP" },
-                "clusterIP": site.service_address(self),
+                "clusterIP": cluster.service_address(self),
                 "selector": { "app": self.name },
                 "ports": ports.collect::<Vec<_>>(),
             } })

@@ -30,16 +30,16 @@ const ALLOWED_BYTES: usize = 64 << 10;
 /// read but not consumed, and a partial message, which counts against a budget shared by all connections.
 const ALLOWED_WAITING_BYTES: usize = 112 << 10;
 /// The attack case with a partial message.
-const MESSAGE: &str = "partial message";
+const PARTIAL_MESSAGE: &str = "partial message";
 /// Number of connections of a flood.
-const CROWD: usize = 10_000;
+const CONNECTIONS: usize = 10_000;
 /// Number of connections of each attack case whose memory is measured.
 const SAMPLE: usize = 256;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// An attack case: the bytes that a client sends before it stalls.
-struct Sort {
+struct AttackCase {
     what: &'static str,
     sends: Vec<u8>,
 }
@@ -78,22 +78,22 @@ fn headers(more: &[u8]) -> Vec<u8> {
 }
 
 /// Inputs that are cheap for a client and may be expensive for a server.
-fn sorts() -> Vec<Sort> {
+fn attack_cases() -> Vec<AttackCase> {
     let opened = [PREFACE, &frame(4, 0, 0, &[])].concat();
     let after = |frames: Vec<Vec<u8>>| [opened.clone(), frames.concat()].concat();
-    let sort = |what, sends| Sort { what, sends };
+    let case = |what, sends| AttackCase { what, sends };
     let large = field("authorization", &format!("Bearer {}", "x".repeat(12 << 10)));
     // Clients cannot send more than 64 KiB before the server enlarges the window.
     let message = [&b"\x00\x00\x3f\xff\xff"[..], &vec![0x1a; 16_379]].concat();
     let data: Vec<Vec<u8>> = (0..3).map(|_| frame(0, 0, 1, &message)).collect();
-    let crumbs: Vec<Vec<u8>> = (0..15_000).map(|_| frame(0, 0, 1, b"\x00")).collect();
+    let tiny_frames: Vec<Vec<u8>> = (0..15_000).map(|_| frame(0, 0, 1, b"\x00")).collect();
     let many = (0..90).map(|index| frame(1, 4, 2 * index + 1, &headers(&large)));
     vec![
-        sort("nothing", Vec::new()),
-        sort("partial preface", PREFACE[..10].to_vec()),
-        sort("preface and settings", opened.clone()),
-        sort("headers without an end", after(vec![frame(1, 0, 1, &headers(&large))])),
-        sort(
+        case("nothing", Vec::new()),
+        case("partial preface", PREFACE[..10].to_vec()),
+        case("preface and settings", opened.clone()),
+        case("headers without an end", after(vec![frame(1, 0, 1, &headers(&large))])),
+        case(
             "endless header continuation",
             after(
                 std::iter::once(frame(1, 0, 1, &headers(&[])))
@@ -101,20 +101,23 @@ fn sorts() -> Vec<Sort> {
                     .collect(),
             ),
         ),
-        sort("stream without a message", after(vec![frame(1, 4, 1, &headers(&[]))])),
-        sort("streams with large headers", after(many.collect())),
-        sort(MESSAGE, after([vec![frame(1, 4, 1, &headers(&[]))], data].concat())),
-        sort(
-            "message in tiny frames",
-            after([vec![frame(1, 4, 1, &headers(&[]))], crumbs].concat()),
+        case("stream without a message", after(vec![frame(1, 4, 1, &headers(&[]))])),
+        case("streams with large headers", after(many.collect())),
+        case(
+            PARTIAL_MESSAGE,
+            after([vec![frame(1, 4, 1, &headers(&[]))], data].concat()),
         ),
-        sort("pings", after((0..2000).map(|_| frame(6, 0, 0, &[7; 8])).collect())),
-        sort("settings", after((0..2000).map(|_| frame(4, 0, 0, &[])).collect())),
-        sort(
+        case(
+            "message in tiny frames",
+            after([vec![frame(1, 4, 1, &headers(&[]))], tiny_frames].concat()),
+        ),
+        case("pings", after((0..2000).map(|_| frame(6, 0, 0, &[7; 8])).collect())),
+        case("settings", after((0..2000).map(|_| frame(4, 0, 0, &[])).collect())),
+        case(
             "partial TLS record",
             [&b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"[..], &[0x42; 8 << 10]].concat(),
         ),
-        sort("TLS record with a wrong length", b"\x16\x03\x01\xff\xff".to_vec()),
+        case("TLS record with a wrong length", b"\x16\x03\x01\xff\xff".to_vec()),
     ]
 }
 
@@ -175,128 +178,139 @@ fn settled(id: u32) -> usize {
     last
 }
 
-pub(super) fn strangers_cost_little() -> Result<(), Failed> {
+pub(super) fn unauthenticated_connections_use_bounded_memory() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-strangers")?;
-    each_costs_little(&daemon, daemon.xds, None, SAMPLE, sorts())
+    each_case_uses_bounded_memory(&daemon, daemon.xds, None, SAMPLE, attack_cases())
 }
 
-pub(super) fn strangers_over_tls_cost_little() -> Result<(), Failed> {
+pub(super) fn unauthenticated_tls_connections_use_bounded_memory() -> Result<(), Failed> {
     let daemon = secured("bounds-strangers-tls")?;
-    let (shaking, speaking): (Vec<_>, Vec<_>) = sorts().into_iter().partition(|sort| !sort.sends.starts_with(b"PRI "));
-    each_costs_little(&daemon, daemon.secure, None, SAMPLE, shaking)?;
+    let (shaking, speaking): (Vec<_>, Vec<_>) = attack_cases()
+        .into_iter()
+        .partition(|case| !case.sends.starts_with(b"PRI "));
+    each_case_uses_bounded_memory(&daemon, daemon.secure, None, SAMPLE, shaking)?;
     // TLS handshakes of an unoptimised daemon are slow, so this uses fewer connections.
     let tls = Agent::new(daemon.secure, Trust::Anything).tls(None)?;
     let tls = TlsConnector::from(Arc::new(tls));
-    each_costs_little(&daemon, daemon.secure, Some(&tls), SAMPLE / 2, speaking)
+    each_case_uses_bounded_memory(&daemon, daemon.secure, Some(&tls), SAMPLE / 2, speaking)
 }
 
-fn each_costs_little(
+fn each_case_uses_bounded_memory(
     daemon: &Daemon,
     port: u16,
     tls: Option<&TlsConnector>,
     sample: usize,
-    sorts: Vec<Sort>,
+    attack_cases: Vec<AttackCase>,
 ) -> Result<(), Failed> {
     allow_files(daemon.process.id);
     allow_files(std::process::id());
     // Warm-up: shared structures are allocated now.
-    drop(RUNTIME.block_on(connect(port, tls, 32, &sorts[sorts.len() / 2].sends)));
-    let mut dear = Vec::new();
-    for sort in sorts {
+    drop(RUNTIME.block_on(connect(port, tls, 32, &attack_cases[attack_cases.len() / 2].sends)));
+    let mut expensive = Vec::new();
+    for case in attack_cases {
         let before = settled(daemon.process.id);
-        let streams = RUNTIME.block_on(connect(port, tls, sample, &sort.sends));
+        let streams = RUNTIME.block_on(connect(port, tls, sample, &case.sends));
         let grown = settled(daemon.process.id).saturating_sub(before);
         let each = grown / streams.len().max(1);
-        println!("bounds: {each} bytes per connection: {}", sort.what);
-        let waits = tls.is_some() || sort.what == MESSAGE;
+        println!("bounds: {each} bytes per connection: {}", case.what);
+        let waits = tls.is_some() || case.what == PARTIAL_MESSAGE;
         let allowed = if waits { ALLOWED_WAITING_BYTES } else { ALLOWED_BYTES };
         if each > allowed || streams.len() < sample {
-            dear.push(format!("{}: {each} bytes for each of {}", sort.what, streams.len()));
+            expensive.push(format!("{}: {each} bytes for each of {}", case.what, streams.len()));
         }
         // Kept until the measurement is done; otherwise the next case would reuse their memory.
         drop(streams);
     }
-    if dear.is_empty() {
+    if expensive.is_empty() {
         return Ok(());
     }
-    Err(format!("unauthenticated connections use too much memory\n{}", dear.join("\n")).into())
+    Err(format!(
+        "unauthenticated connections use too much memory\n{}",
+        expensive.join("\n")
+    )
+    .into())
 }
 
-pub(super) fn slow_clients_are_in_nobodys_way() -> Result<(), Failed> {
+pub(super) fn slow_clients_do_not_delay_others() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-crowd")?;
-    crowd(
+    flood(
         &daemon,
         daemon.xds,
-        [0, 1, 2, 3, 5].map(|index| sorts().swap_remove(index)).into(),
+        [0, 1, 2, 3, 5].map(|index| attack_cases().swap_remove(index)).into(),
     )
 }
 
-pub(super) fn slow_clients_of_tls_are_in_nobodys_way() -> Result<(), Failed> {
+pub(super) fn slow_tls_clients_do_not_delay_others() -> Result<(), Failed> {
     let daemon = secured("bounds-crowd-tls")?;
-    let slow = |sort: &Sort| ["nothing", "partial TLS record", "TLS record with a wrong length"].contains(&sort.what);
-    crowd(&daemon, daemon.secure, sorts().into_iter().filter(slow).collect())
+    let slow =
+        |case: &AttackCase| ["nothing", "partial TLS record", "TLS record with a wrong length"].contains(&case.what);
+    flood(
+        &daemon,
+        daemon.secure,
+        attack_cases().into_iter().filter(slow).collect(),
+    )
 }
 
-pub(super) fn slow_readers_of_pages_are_in_nobodys_way() -> Result<(), Failed> {
+pub(super) fn slow_page_clients_do_not_delay_others() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-crowd-pages")?;
-    let sort = |what, sends: &[u8]| Sort {
+    let case = |what, sends: &[u8]| AttackCase {
         what,
         sends: sends.to_vec(),
     };
-    let sorts = vec![
-        sort("nothing", b""),
-        sort("one byte", b"P"),
-        sort("partial request head", b"GET /ready HTTP/1.1\r\nhost: x\r\nx-"),
-        sort(
+    let attack_cases = vec![
+        case("nothing", b""),
+        case("one byte", b"P"),
+        case("partial request head", b"GET /ready HTTP/1.1\r\nhost: x\r\nx-"),
+        case(
             "complete request, response not read",
             b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n",
         ),
-        sort(
+        case(
             "partial body",
             b"POST /ready HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx",
         ),
     ];
-    crowd(&daemon, daemon.http.port(), sorts)
+    flood(&daemon, daemon.http.port(), attack_cases)
 }
 
 /// Opens ten thousand connections that send nothing, or stall.
-fn crowd(daemon: &Daemon, port: u16, sorts: Vec<Sort>) -> Result<(), Failed> {
+fn flood(daemon: &Daemon, port: u16, attack_cases: Vec<AttackCase>) -> Result<(), Failed> {
     // One flood at a time: each uses all open files that this process may have.
-    static CROWDED: Mutex<()> = Mutex::new(());
-    let _alone = CROWDED.lock().unwrap_or_else(PoisonError::into_inner);
+    static FLOODING: Mutex<()> = Mutex::new(());
+    let _alone = FLOODING.lock().unwrap_or_else(PoisonError::into_inner);
     allow_files(daemon.process.id);
     allow_files(std::process::id());
     let before = settled(daemon.process.id);
-    let mut crowd = Vec::new();
-    for sort in &sorts {
-        crowd.extend(RUNTIME.block_on(connect(port, None, CROWD / sorts.len(), &sort.sends)));
+    let mut flood = Vec::new();
+    for case in &attack_cases {
+        flood.extend(RUNTIME.block_on(connect(port, None, CONNECTIONS / attack_cases.len(), &case.sends)));
     }
     let begun = wait::now();
     served(daemon)?;
     let grown = memory(daemon.process.id).1.saturating_sub(before);
     println!(
         "bounds: {} stalled clients, {grown} bytes, proxy served after {:?}",
-        crowd.len(),
+        flood.len(),
         begun.elapsed()
     );
-    if crowd.len() < CROWD * 9 / 10 {
-        return Err(format!("only {} of {CROWD} clients connected", crowd.len()).into());
+    if flood.len() < CONNECTIONS * 9 / 10 {
+        return Err(format!("only {} of {CROWD} clients connected", flood.len()).into());
     }
-    if grown > CROWD * ALLOWED_BYTES {
-        return Err(format!("{} unauthenticated connections use {grown} bytes", crowd.len()).into());
+    if grown > CONNECTIONS * ALLOWED_BYTES {
+        return Err(format!("{} unauthenticated connections use {grown} bytes", flood.len()).into());
     }
     // Stalled connections are closed after a timeout.
     RUNTIME.block_on(async {
-        let ended = tokio::time::timeout(Duration::from_mins(1), all_ended(crowd)).await;
+        let ended = tokio::time::timeout(Duration::from_mins(1), all_ended(flood)).await;
         ended.map_err(|_| Failed::from("stalled clients are still connected after a minute"))
     })?;
     served(daemon)
 }
 
 /// Reads until the server has closed every connection.
-async fn all_ended(crowd: Vec<Stream>) {
+async fn all_ended(flood: Vec<Stream>) {
     let mut buffer = [0; 4096];
-    for mut stream in crowd {
+    for mut stream in flood {
         while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
     }
 }

@@ -50,7 +50,7 @@ status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'Tr
 ";
 
 /// A mesh and the resources of one of its proxies.
-pub(super) struct Bed {
+pub(super) struct Fixture {
     world: World,
     store: Store,
 }
@@ -62,7 +62,7 @@ pub(super) const TUNNELED: &str = "main_internal";
 /// The only client.
 const CLIENT: MemberId = MemberId(0);
 
-impl Bed {
+impl Fixture {
     /// Builds a mesh from mesh config and objects, both YAML.
     pub(super) fn new(installation: Installation, mesh: &str, objects: &str) -> Result<Self, Failed> {
         Self::of(installation, mesh, objects, sidecar(&json!({})))
@@ -76,7 +76,7 @@ impl Bed {
             .map(|(name, text)| ((*name).to_owned(), text.as_bytes()))
             .collect();
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
-        let mut bed = Self {
+        let mut fixture = Self {
             world: World::new(installation),
             store: Store::default(),
         };
@@ -85,8 +85,8 @@ impl Bed {
             joined: std::iter::once((CLIENT, Arc::new(proxy))).collect(),
             ..Membership::default()
         };
-        bed.commit(rows.map(Change::Upsert).collect(), membership)?;
-        Ok(bed)
+        fixture.commit(rows.map(Change::Upsert).collect(), membership)?;
+        Ok(fixture)
     }
 
     /// Replaces all AuthorizationPolicies.

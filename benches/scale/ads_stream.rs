@@ -22,7 +22,7 @@ const PREFIX: usize = 5;
 const WINDOW: u32 = 1 << 20;
 
 /// The stream. Dropping it closes the connection.
-pub(crate) struct Link {
+pub(crate) struct AdsStream {
     requests: mpsc::Sender<Bytes>,
     body: Incoming,
     buffer: BytesMut,
@@ -30,7 +30,7 @@ pub(crate) struct Link {
     connection: JoinHandle<()>,
 }
 
-impl Drop for Link {
+impl Drop for AdsStream {
     fn drop(&mut self) {
         self.connection.abort();
     }
@@ -48,36 +48,36 @@ impl hyper::body::Body for Requests {
     }
 }
 
-impl Link {
+impl AdsStream {
     /// Connects and sends the first request, without which a server may not respond.
-    pub(crate) async fn open(address: SocketAddr, is_delta: bool, first: Vec<u8>) -> Result<Link, String> {
-        let stream = TcpStream::connect(address).await.map_err(in_words)?;
-        stream.set_nodelay(true).map_err(in_words)?;
+    pub(crate) async fn open(address: SocketAddr, is_delta: bool, first: Vec<u8>) -> Result<AdsStream, String> {
+        let stream = TcpStream::connect(address).await.map_err(error_text)?;
+        stream.set_nodelay(true).map_err(error_text)?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.initial_stream_window_size(WINDOW);
         builder.initial_connection_window_size(WINDOW);
-        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(in_words)?;
+        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(error_text)?;
         let connection = RUNTIME.spawn(async move {
             // Errors show up on the stream.
             let _ = connection.await;
         });
         let (requests, outbox) = mpsc::channel(16);
-        requests.send(framed(first)).await.map_err(in_words)?;
+        requests.send(framed(first)).await.map_err(error_text)?;
         let method = if is_delta { "Delta" } else { "Stream" };
         let service = "envoy.service.discovery.v3.AggregatedDiscoveryService";
         let request = Request::post(format!("http://{address}/{service}/{method}AggregatedResources"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(Requests(outbox))
-            .map_err(in_words)?;
-        let response = sender.send_request(request).await.map_err(in_words)?;
+            .map_err(error_text)?;
+        let response = sender.send_request(request).await.map_err(error_text)?;
         if let Some(status) = response.headers().get("grpc-status") {
             return Err(format!(
                 "refused: {status:?} {:?}",
                 response.headers().get("grpc-message")
             ));
         }
-        Ok(Link {
+        Ok(AdsStream {
             requests,
             body: response.into_body(),
             buffer: BytesMut::new(),
@@ -87,7 +87,7 @@ impl Link {
     }
 
     pub(crate) async fn send(&self, message: Vec<u8>) -> Result<(), String> {
-        self.requests.send(framed(message)).await.map_err(in_words)
+        self.requests.send(framed(message)).await.map_err(error_text)
     }
 
     /// Returns the next message.
@@ -106,7 +106,7 @@ impl Link {
                 }
                 self.buffer.reserve(PREFIX + length - self.buffer.len());
             }
-            let frame = self.body.frame().await.ok_or("stream ended")?.map_err(in_words)?;
+            let frame = self.body.frame().await.ok_or("stream ended")?.map_err(error_text)?;
             match frame.into_data() {
                 Ok(data) => self.buffer.extend_from_slice(&data),
                 Err(frame) => return Err(format!("stream ended: {:?}", frame.into_trailers())),
@@ -123,7 +123,7 @@ fn framed(message: Vec<u8>) -> Bytes {
     framed.into()
 }
 
-fn in_words(error: impl std::error::Error) -> String {
+fn error_text(error: impl std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),

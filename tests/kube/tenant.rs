@@ -14,12 +14,12 @@ use crate::support::kubernetes::{Cluster, shared};
 use crate::support::scratch;
 
 /// A time limit that is long enough for a busy machine; successful tests do not reach it.
-pub(crate) const SOON: Duration = Duration::from_mins(1);
+pub(crate) const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The part of a cluster that belongs to one test. Texts written there may contain the placeholders `{app}` and
 /// `{system}` for its two namespaces, `{n}` for its number in the run, which makes addresses unique, and `{trial}` for
 /// its name.
-pub(crate) struct Place<'a> {
+pub(crate) struct Tenant<'a> {
     pub(crate) cluster: &'a Cluster,
     /// The test's folder.
     pub(crate) folder: PathBuf,
@@ -32,19 +32,19 @@ pub(crate) struct Place<'a> {
     number: u8,
 }
 
-impl Place<'static> {
+impl Tenant<'static> {
     /// A part of a shared cluster.
-    pub(crate) fn shared(index: usize, trial: &str) -> Result<Place<'static>, String> {
-        Place::within(shared(index)?, trial)
+    pub(crate) fn shared(index: usize, trial: &str) -> Result<Tenant<'static>, String> {
+        Tenant::within(shared(index)?, trial)
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> Tenant<'a> {
     /// Creates the namespaces in a cluster, with a mesh config that selects them.
-    pub(crate) fn within(cluster: &'a Cluster, trial: &str) -> Result<Place<'a>, String> {
+    pub(crate) fn within(cluster: &'a Cluster, trial: &str) -> Result<Tenant<'a>, String> {
         static NUMBERS: AtomicU8 = AtomicU8::new(1);
         let name = trial.trim_start_matches("kube/").replace(['_', '/'], "-");
-        let place = Place {
+        let tenant = Tenant {
             cluster,
             folder: scratch(&format!("{trial}/work")),
             system: format!("{name}-system"),
@@ -52,9 +52,9 @@ impl<'a> Place<'a> {
             trial: name,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
         };
-        place.namespaces(cluster)?;
-        place.set_mesh("")?;
-        Ok(place)
+        tenant.namespaces(cluster)?;
+        tenant.set_mesh("")?;
+        Ok(tenant)
     }
 
     /// Creates the test's namespaces in this or another cluster.
@@ -115,11 +115,11 @@ impl<'a> Place<'a> {
     /// Like [`Self::daemon`], with more flags or variables.
     pub(crate) fn daemon_with(&self, name: &str, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
         let kubeconfig = self.cluster.admin_kubeconfig();
-        self.daemon_by(&kubeconfig, name, configure)
+        self.daemon_with_kubeconfig(&kubeconfig, name, configure)
     }
 
     /// Starts a daemon with a kubeconfig and waits until it is ready.
-    pub(crate) fn daemon_by(
+    pub(crate) fn daemon_with_kubeconfig(
         &self,
         kubeconfig: &Path,
         name: &str,
@@ -130,7 +130,7 @@ impl<'a> Place<'a> {
     }
 
     /// The administrator's kubeconfig with another port of 127.0.0.1.
-    pub(crate) fn kubeconfig_by_way_of(&self, port: u16) -> PathBuf {
+    pub(crate) fn kubeconfig_through(&self, port: u16) -> PathBuf {
         let path = self.folder.join(format!("by-{port}.kubeconfig"));
         self.cluster
             .write_admin_kubeconfig(&path, &format!("https://127.0.0.1:{port}"));

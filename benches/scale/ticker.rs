@@ -6,14 +6,14 @@ use crate::tests::support::http::RUNTIME;
 use crate::tests::support::wait;
 
 /// A fixed rate of events; late ones catch up.
-pub(crate) struct Pace {
+pub(crate) struct Ticker {
     next: Instant,
     apart: Duration,
 }
 
-impl Pace {
-    pub(crate) fn new(a_second: f64) -> Pace {
-        Pace {
+impl Ticker {
+    pub(crate) fn new(a_second: f64) -> Ticker {
+        Ticker {
             next: wait::now(),
             apart: Duration::from_secs_f64(1.0 / a_second),
         }
