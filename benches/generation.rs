@@ -128,7 +128,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "\na doubling costs more than {MOST} times as much in the mean:\n{}",
+        "\na doubling costs more than {MAX_RATIO} times as much in the mean:\n{}",
         steep.join("\n")
     ))
 }

@@ -98,7 +98,7 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
         most / least
     );
     if most / least > MAX_RATIO {
-        return Err(format!("resident memory is not stable: more than {MOST_APART} times"));
+        return Err(format!("resident memory is not stable: more than {MAX_RATIO} times"));
     }
     Ok(())
 }

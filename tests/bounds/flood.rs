@@ -294,7 +294,7 @@ fn flood(daemon: &Daemon, port: u16, attack_cases: Vec<AttackCase>) -> Result<()
         begun.elapsed()
     );
     if flood.len() < CONNECTIONS * 9 / 10 {
-        return Err(format!("only {} of {CROWD} clients connected", flood.len()).into());
+        return Err(format!("only {} of {CONNECTIONS} clients connected", flood.len()).into());
     }
     if grown > CONNECTIONS * ALLOWED_BYTES {
         return Err(format!("{} unauthenticated connections use {grown} bytes", flood.len()).into());

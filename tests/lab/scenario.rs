@@ -98,7 +98,7 @@ impl Mesh {
     /// A step: the share of requests that v1 answers, in per cent.
     fn shares(&mut self, what: &str, call: &Call, host: &Arc<Host>, v1: (usize, usize)) -> Result<(), String> {
         let (least, most) = v1;
-        let expected = format!("v1 {least}..{most} % of {MANY}, v2 the rest, no failure");
+        let expected = format!("v1 {least}..{most} % of {REQUESTS}, v2 the rest, no failure");
         self.report.step(what, &expected, || {
             let tally = Mesh::tally(call, host, REQUESTS)?;
             let share = tally.of("v1") * 100 / REQUESTS;
