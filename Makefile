@@ -18,13 +18,13 @@ KUBERNETES_VERSION := 1.36.3
 HELM_VERSION := 3.22.0
 CARGO_DENY_VERSION := 0.20.2
 CARGO_FUZZ_VERSION := 0.13.1
-# libFuzzer's instrumentation is there in nightly compilers only.
+# Only nightly compilers have libFuzzer's instrumentation.
 FUZZ_TOOLCHAIN := nightly-2026-05-20
-# How long each target is fuzzed.
+# Time for each fuzz target.
 FUZZ_SECONDS := 60
 FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 
-# How long `make soak` lasts; SOAK_SEED decides what happens in it.
+# Length of `make soak`, and the seed of its random events.
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
@@ -36,7 +36,7 @@ build: ## the static release binary, out/istiod
 	install -m 0755 target/$(HOST)/dist/istiod out/istiod
 	ln -sf istiod out/pilot-discovery
 
-# $(call step,NAME,COMMAND): runs the command and notes how long it took. The first failure ends the run, after the table.
+# $(call step,NAME,COMMAND): runs the command and records its time. The first failure prints the table and ends the run.
 STEPS := target/test-steps.txt
 define step
 @mkdir -p target; printf '\n=== %s: %s\n' '$(1)' '$(2)'; begun=$$(date +%s); outcome=ok; $(2) || outcome=failed; \
@@ -44,7 +44,7 @@ printf '%-8s %-6s %5d s\n' '$(1)' "$$outcome" "$$(($$(date +%s) - begun))" >> $(
 [ "$$outcome" = ok ] || { printf '\n'; cat $(STEPS); exit 1; }
 endef
 
-test: ## format, lints, unit and integration tests; ends with the time of each step
+test: ## format check, lints, unit and integration tests; prints the time of each step
 	@mkdir -p target && : > $(STEPS)
 	$(call step,format,cargo fmt --all --check)
 	$(call step,tools,$(MAKE) --no-print-directory tools)
@@ -53,32 +53,32 @@ test: ## format, lints, unit and integration tests; ends with the time of each s
 	$(call step,tests,cargo test --workspace --locked)
 	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
 
-lab: tools ## as root: two clusters on two networks with real API servers and Envoys; each step, expected and seen
+lab: tools ## as root: two clusters on two networks with real API servers and Envoys; prints each step, expected and observed
 	LAB=show cargo test --quiet --locked --test integration -- lab::mesh:: --skip lab::mesh::soak --test-threads 1
 
-soak: tools ## as root: the same mesh for SOAK_MINUTES (30) of changes and faults at random, by SOAK_SEED
+soak: tools ## as root: random changes and faults in the same mesh for SOAK_MINUTES (30), with SOAK_SEED
 	LAB=show SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) \
 	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
 
-# The benches of `make bench`; what one has seen is in target/bench/NAME.json.
+# The benches of `make bench`. Their figures are written to target/bench/NAME.json.
 BENCHES := steps generation suite kubernetes ca scale
-# Set to anything, it makes the figures those that later ones are compared to.
+# If set, the new figures replace those in benches/figures.json.
 BENCH_KEEP :=
-# How much of its hundred thousand connections and changes `make bench-soak` makes.
+# The part of the hundred thousand connections and changes that `make bench-soak` makes.
 SOAK_PART := 1
 
-bench: tools ## figures of what is shipped: each step of the control plane (with valgrind: in instructions), generation as a mesh grows and beside istiod's own suite, a large mesh in a real API server, certificates, thousands of sidecars; ends with one table of all, beside benches/figures.json (BENCH_KEEP=1 writes them there)
+bench: tools ## all benches of the release build, see tests/README.md; prints a table with the kept figures (BENCH_KEEP=1 replaces them)
 	@rm -rf target/bench; failed=; for bench in $(BENCHES); do printf '\n=== %s\n' "$$bench"; \
 	  cargo bench --profile dist --locked --bench "$$bench" -- $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
 	cargo bench --profile dist --locked --bench report; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-bench-soak: ## 100,000 connections that come and go and as many changes: resident memory stays within 5 % (SOAK_PART=0.01: a hundredth)
+bench-soak: ## 100,000 short connections and as many changes; fails if resident memory varies by more than 5 % (SOAK_PART=0.01: a hundredth)
 	cargo bench --profile dist --locked --bench scale -- soak --part $(SOAK_PART)
 
-# What is found stays below target/fuzz; an input that fails is to be kept in tests/fuzz/corpus. The lock file is the
-# daemon's, so that what is fuzzed is what is shipped.
-fuzz: $(TOOLS)/bin/cargo-fuzz $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN) ## libFuzzer over the targets of tests/fuzz, FUZZ_SECONDS each (60), FUZZ_TARGETS="a b"
+# Findings are written to target/fuzz. Add a failing input to tests/fuzz/corpus. The daemon's lock file is used, so that the
+# fuzzed dependencies are those of the release.
+fuzz: $(TOOLS)/bin/cargo-fuzz $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN) ## libFuzzer on the targets of tests/fuzz, FUZZ_SECONDS (60) each; FUZZ_TARGETS="a b" selects targets
 	cp Cargo.lock tests/fuzz/Cargo.lock
 	@for target in $(FUZZ_TARGETS); do \
 	  mkdir -p target/fuzz/corpus/$$target target/fuzz/artifacts/$$target; \
@@ -93,7 +93,7 @@ $(TOOLS)/bin/cargo-fuzz:
 	cargo install --locked --root $(TOOLS) --version $(CARGO_FUZZ_VERSION) cargo-fuzz
 
 $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN):
-	@command -v rustup >/dev/null || { echo 'a nightly compiler is installed with rustup, which is not here' >&2; exit 1; }
+	@command -v rustup >/dev/null || { echo 'rustup is missing; it installs the nightly compiler' >&2; exit 1; }
 	RUSTUP_HOME=$(TOOLS)/rustup rustup toolchain install $(FUZZ_TOOLCHAIN) --profile minimal --no-self-update
 	touch $@
 

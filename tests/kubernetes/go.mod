@@ -1,5 +1,5 @@
-// The API server that the tests run, as a tool of a module of its own. The staging modules of k8s.io/kubernetes are
-// published under versions of their own; its own go.mod names folders instead, so they are replaced here.
+// The API server of the tests, as a tool of a separate module. The staging modules of k8s.io/kubernetes are published with
+// their own versions, but its go.mod refers to them by folder, so they are replaced here.
 module kubernetes
 
 go 1.26.0
