@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use istiod::ca::authority::{Authority, Limits};
+use istiod::ca::authority::{Authority, TtlLimits};
 use istiod::ca::key::KeyKind;
-use istiod::ca::plugged_in::Files;
+use istiod::ca::plugged_in::BundleFiles;
 use istiod::ca::self_signed::{Root, RootOptions};
 use istiod::ca::signing::SigningRequest;
 use istiod::proto::istio::v1::auth::IstioCertificateRequest;
@@ -108,8 +108,8 @@ impl Ca {
             key,
         };
         let root = Root::new("cluster.local", &options, wall_clock()).map_err(|error| error.to_string())?;
-        let material = root.material("bench".into(), &Files::default(), wall_clock());
-        let authority = Authority::new(material, wall_clock()).map_err(|error| error.to_string())?;
+        let bundle = root.bundle("bench".into(), &BundleFiles::default(), wall_clock());
+        let authority = Authority::new(bundle, wall_clock()).map_err(|error| error.to_string())?;
         Ok(Self { root, authority })
     }
 
@@ -140,8 +140,8 @@ impl Ca {
     }
 }
 
-fn limits() -> Limits {
-    Limits { default: DAY, max: DAY }
+fn limits() -> TtlLimits {
+    TtlLimits { default: DAY, max: DAY }
 }
 
 fn request(csr: &str) -> SigningRequest {

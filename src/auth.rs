@@ -1,7 +1,7 @@
-//! Who is calling: what a request shows of its caller, and who may say what that is worth.
+//! Authentication of callers: credentials of a request, and the chain of authenticators that verify them.
 //!
-//! A chain of authenticators is asked in order; the first that knows the caller wins. Nothing here trusts an address, but for
-//! those that are configured to.
+//! The authenticators run in order; the first one that returns a caller wins. No address is trusted unless it is
+//! configured.
 
 pub mod chain;
 mod client_certificate;
@@ -32,82 +32,82 @@ pub use kubernetes::KubernetesTokens;
 pub use oidc::{JwtRule, OidcTokens};
 pub use trust_domain::TrustDomains;
 
-/// What a request shows of its caller.
+/// The credentials of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Credentials<'a> {
-    /// The address of the other side of the connection; none where it is not known.
+    /// The peer address of the connection; none if unknown.
     pub address: Option<SocketAddr>,
-    /// The connection is encrypted.
+    /// True if the connection uses TLS.
     pub is_tls: bool,
-    /// The client certificate of the connection, verified.
+    /// The verified client certificate of the connection.
     pub certificate: Option<&'a Arc<PeerCertificate>>,
     /// The headers of the request.
     pub headers: &'a HeaderMap,
 }
 
-/// By what a caller is known.
+/// The kind of credential that authenticated a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallerSource {
     /// A client certificate.
     ClientCertificate,
-    /// A token.
+    /// A bearer token (JWT).
     IdToken,
-    /// What a trusted gateway says of the client certificate of a connection to it.
+    /// A client certificate that a trusted gateway forwarded (`x-forwarded-client-cert`).
     Forwarded,
 }
 
-/// Who calls.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// By what it is known.
+    /// The credential that authenticated it.
     pub source: CallerSource,
-    /// Its names as a certificate would hold them; SPIFFE ids for workloads. Never empty.
+    /// Its identities as in a certificate's subject alternative names; SPIFFE ids for workloads. Never empty.
     pub identities: Vec<SmolStr>,
-    /// What Kubernetes says of it, where its API server was asked.
+    /// The result of a TokenReview, if an API server authenticated the caller.
     pub kubernetes: Option<KubernetesInfo>,
-    /// When what it showed becomes worthless; none if nothing says so.
+    /// The expiry of its credential; none if the credential has none.
     pub expires_at: Option<SystemTime>,
 }
 
-/// What a TokenReview says of a caller.
+/// The service account and pod of a caller, from a TokenReview.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesInfo {
-    /// The cluster whose API server was asked.
+    /// The cluster whose API server reviewed the token.
     pub cluster: ClusterId,
     /// The namespace.
     pub namespace: Namespace,
     /// The service account.
     pub service_account: SmolStr,
-    /// The pod that the token is bound to; empty if to none.
+    /// The pod that the token is bound to; empty if unbound.
     pub pod_name: SmolStr,
-    /// Its uid; empty if unknown.
+    /// The UID of that pod; empty if unknown.
     pub pod_uid: SmolStr,
 }
 
-/// Why an authenticator does not vouch for a caller.
+/// The reason why an authenticator rejects a caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Nothing was shown that it could look at.
+pub enum AuthenticationError {
+    /// The request has no credential of this kind.
     #[error("no {0} was presented")]
-    Absent(&'static str),
-    /// What was shown is not good. Not worth trying again with the same.
+    Missing(&'static str),
+    /// The credential is invalid. Not retryable with the same credential.
     #[error("{0}")]
     Invalid(String),
-    /// Who could tell cannot be asked now. Worth trying again.
+    /// The authority that verifies the credential is unavailable. Retryable.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// Nobody vouches for a caller: what each authenticator said.
+/// The failure of every authenticator of a chain, with the error of each.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unauthenticated(pub Vec<(&'static str, Refusal)>);
+pub struct Unauthenticated(pub Vec<(&'static str, AuthenticationError)>);
 
-/// One way of knowing callers.
+/// One method of authentication.
 pub trait Authenticator: Send + Sync {
-    /// Its name, for messages.
+    /// The name for messages.
     fn name(&self) -> &'static str;
-    /// Says who calls.
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>>;
+    /// Authenticates the caller.
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>>;
 }
 
 impl<T: Authenticator + ?Sized> Authenticator for Arc<T> {
@@ -115,48 +115,48 @@ impl<T: Authenticator + ?Sized> Authenticator for Arc<T> {
         (**self).name()
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         (**self).authenticate(credentials)
     }
 }
 
-/// The chain. Cheap to clone.
+/// A chain of authenticators. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Authenticators(Arc<[Box<dyn Authenticator>]>);
 
 impl Authenticators {
-    /// A chain, the first one first.
+    /// Creates a chain that runs the authenticators in this order.
     pub fn new(chain: Vec<Box<dyn Authenticator>>) -> Self {
         Self(chain.into())
     }
 
-    /// Asks each in order.
+    /// Returns the caller of the first authenticator that accepts the credentials.
     pub async fn authenticate(&self, credentials: Credentials<'_>) -> Result<Caller, Unauthenticated> {
-        let mut refusals = Vec::new();
+        let mut errors = Vec::new();
         for authenticator in self.0.iter() {
             match authenticator.authenticate(credentials).await {
                 Ok(caller) => return Ok(caller),
-                Err(refusal) => refusals.push((authenticator.name(), refusal)),
+                Err(error) => errors.push((authenticator.name(), error)),
             }
         }
-        Err(Unauthenticated(refusals))
+        Err(Unauthenticated(errors))
     }
 }
 
 impl Unauthenticated {
-    /// Somebody who might know the caller could not be asked.
+    /// True if an authenticator that might have accepted the caller was unavailable.
     pub fn is_unavailable(&self) -> bool {
         self.0
             .iter()
-            .any(|(_, refusal)| matches!(refusal, Refusal::Unavailable(_)))
+            .any(|(_, error)| matches!(error, AuthenticationError::Unavailable(_)))
     }
 }
 
 impl std::fmt::Display for Unauthenticated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (index, (name, refusal)) in self.0.iter().enumerate() {
+        for (index, (name, error)) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{name}: {refusal}")?;
+            write!(f, "{separator}{name}: {error}")?;
         }
         Ok(())
     }
@@ -164,5 +164,5 @@ impl std::fmt::Display for Unauthenticated {
 
 impl std::error::Error for Unauthenticated {}
 
-/// How long somebody else (an API server) may take to say who a caller is.
-pub const REVIEW_PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout of a TokenReview.
+pub const TOKEN_REVIEW_TIMEOUT: Duration = Duration::from_secs(5);

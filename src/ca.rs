@@ -1,14 +1,15 @@
-//! The mesh's certificate authority: which roots the mesh trusts, who signs, and the service that workloads ask.
+//! The certificate authority of the mesh: trusted roots, signing, and the certificate service for workloads.
 
 pub mod authority;
+pub mod authority_selector;
 pub mod bundle;
 pub mod certificate;
+mod channel;
 mod der;
 pub mod files;
 #[cfg(test)]
 mod fixture;
 pub mod impersonation;
-pub mod keeper;
 pub mod key;
 pub mod local;
 pub mod mesh_trust;
@@ -25,20 +26,12 @@ pub mod serving;
 pub mod signing;
 
 use bytes::Bytes;
-use tokio::sync::watch;
 
-/// What the mesh trusts at one time.
+/// The trusted roots of the mesh at one point in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustBundle {
     /// All roots, as PEM.
     pub roots: Bytes,
-    /// What was revoked, as PEM (`ca-crl.pem`); none if nothing says so.
-    pub revoked: Option<Bytes>,
-}
-
-/// Completes when there is news; never if there will be none any more.
-async fn changed<T>(receiver: &mut watch::Receiver<T>) {
-    if receiver.changed().await.is_err() {
-        std::future::pending::<()>().await;
-    }
+    /// The certificate revocation lists as PEM (`ca-crl.pem`), if there are any.
+    pub crl: Option<Bytes>,
 }

@@ -16,7 +16,7 @@ use smol_str::SmolStr;
 use tokio::sync::watch;
 
 use crate::{
-    auth::{Authenticators, Credentials, Refusal},
+    auth::{AuthenticationError, Authenticators, Credentials},
     base::{Namespace, SpiffeId},
     model::{MeshSnapshot, policy::root_namespace},
     table::Cx,
@@ -99,7 +99,7 @@ impl Access {
             let try_again = refused
                 .0
                 .iter()
-                .any(|(_, refusal)| matches!(refusal, Refusal::Unavailable(_)));
+                .any(|(_, refusal)| matches!(refusal, AuthenticationError::Unavailable(_)));
             if try_again {
                 return (StatusCode::SERVICE_UNAVAILABLE, "who calls cannot be found out now\n").into_response();
             }

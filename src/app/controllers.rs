@@ -73,7 +73,7 @@ async fn tell(
 ) {
     loop {
         let known = trust.borrow_and_update().clone();
-        let revoked_now = known.as_ref().and_then(|trust| trust.revoked.clone());
+        let revoked_now = known.as_ref().and_then(|trust| trust.crl.clone());
         for (out, known) in [
             (&roots, known.map(|trust| trust.roots.clone())),
             (&revoked, revoked_now),

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::{
     auth::{
         Authenticators, TrustDomains,
-        chain::{ChainError, ChainOptions, Chains, OWN_TOKEN},
+        chain::{ChainError, ChainOptions, Chains, ISTIO_TOKEN_PATH},
         tls::{Acceptor, TlsOptions, TlsOptionsError},
     },
     ca::{
@@ -21,10 +21,10 @@ use crate::{
         mesh_trust::{self, MeshTrust},
         multi_root::{self, TrustInputs},
         registration::{self, RegistrationError, RegistrationRules},
-        secrets::{ClusterSecrets, Secrets},
+        secrets::{KubernetesSecretStore, SecretStore},
         server::{CertificateService, MayImpersonate},
         serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
-        signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
+        signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest},
     },
     environment::Environment,
     fetch::Fetcher,
@@ -127,12 +127,12 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         client: parts.client.clone(),
     };
     let serving = serving::start(environment, rules.clone(), inputs);
-    let told = serving::told(environment, &rules, serving.clone(), ca.trust.clone());
+    let published = serving::published_trust(environment, &rules, serving.clone(), ca.trust.clone());
     let trust = multi_root::start(
         environment,
         TrustInputs {
             own: ca.trust,
-            told: told.clone(),
+            published: published.clone(),
             mesh: mesh_trust.clone(),
             multi_root: features.istio_multiroot_mesh.then(|| parts.fetcher.clone()),
         },
@@ -165,7 +165,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             check: features.pilot_enable_xds_identity_check,
         }),
         authenticators: chains.requests,
-        trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(told),
+        trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(published),
         acceptor,
         methods,
     })
@@ -180,7 +180,7 @@ async fn authority(
     let namespace = parts.installation.namespace.as_str();
     if !parts.installation.features.enable_ca_server {
         return Ok(LocalCa {
-            signer: Arc::new(Nobody),
+            signer: Arc::new(DisabledSigner),
             authority: watch::channel(None).1,
             trust: watch::channel(None).1,
         });
@@ -198,7 +198,7 @@ async fn authority(
         });
     }
     let secrets = parts.client.clone().map(|client| {
-        let secrets: Arc<dyn Secrets> = Arc::new(ClusterSecrets {
+        let secrets: Arc<dyn SecretStore> = Arc::new(KubernetesSecretStore {
             client,
             cluster: parts.installation.cluster.clone(),
             namespace: namespace.to_owned(),
@@ -216,10 +216,10 @@ async fn authority(
 }
 
 /// Signs nothing: somebody else is the CA (`ENABLE_CA_SERVER`).
-struct Nobody;
+struct DisabledSigner;
 
-impl Signer for Nobody {
-    fn sign(&self, _: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
+impl Signer for DisabledSigner {
+    fn sign(&self, _: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
         let error = SignError {
             kind: SignErrorKind::NotReady,
             text: "this control plane is no CA".into(),
@@ -231,7 +231,7 @@ impl Signer for Nobody {
 /// The ways of knowing callers.
 fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Result<Chains, IdentityError> {
     let features = &parts.installation.features;
-    let own_token = std::fs::read_to_string(OWN_TOKEN).ok();
+    let own_token = std::fs::read_to_string(ISTIO_TOKEN_PATH).ok();
     let options = ChainOptions::new(
         &parts.environment.settings,
         own_token.as_deref(),

@@ -1,5 +1,7 @@
-//! Who is asked about callers, in Istio's order: client certificates, the issuer of `JWT_RULE`, Kubernetes, trusted
-//! gateways; for certificates, outside of a cluster, also the issuer of the own token.
+//! The authenticator chains.
+//!
+//! Parity (pilot/pkg/bootstrap/server.go): the order is client certificate, OIDC issuer of `JWT_RULE`, Kubernetes
+//! token, `x-forwarded-client-cert`. Outside a cluster the CA also accepts tokens of the issuer of istiod's own token.
 
 use std::sync::Arc;
 
@@ -13,43 +15,44 @@ use super::{
 };
 use crate::{fetch::Fetcher, kube::clients::Clients, settings::Settings};
 
-/// Where the own token is mounted.
-pub const OWN_TOKEN: &str = "/var/run/secrets/tokens/istio-token";
+/// The mount path of istiod's own token.
+pub const ISTIO_TOKEN_PATH: &str = "/var/run/secrets/tokens/istio-token";
 
-/// What decides who is asked.
+/// The options of the authenticator chains.
 #[derive(Clone, Default)]
 pub struct ChainOptions {
     /// `JWT_RULE`.
     pub rule: Option<JwtRule>,
-    /// Outside of a cluster: `TOKEN_ISSUER` and `AUDIENCE`, else what the own token says.
+    /// Outside a cluster: `TOKEN_ISSUER` and `AUDIENCE`, else the issuer and audience of istiod's own token.
     pub own_issuer: Option<JwtRule>,
     /// `TRUSTED_GATEWAY_CIDR`.
     pub gateways: Vec<IpNet>,
     /// `TOKEN_AUDIENCES`.
     pub audiences: Vec<SmolStr>,
-    /// The API servers; none without Kubernetes.
+    /// Clients of the API servers; none without Kubernetes.
     pub clients: Option<Clients>,
 }
 
-/// Why the options cannot be used.
+/// Invalid options.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// `JWT_RULE` is no rule.
+    /// `JWT_RULE` is not a valid rule.
     #[error("JWT_RULE: {0}; want JSON such as {{\"issuer\": \"https://...\", \"audiences\": [\"istio-ca\"]}}")]
     Rule(String),
 }
 
-/// The chains.
+/// The two authenticator chains.
 #[derive(Clone, Default)]
 pub struct Chains {
-    /// For configuration and debug pages.
+    /// For xDS and debug endpoints.
     pub requests: Authenticators,
-    /// For certificates.
+    /// For the certificate service.
     pub signing: Authenticators,
 }
 
 impl ChainOptions {
-    /// What variables say. `own_token` is what [`OWN_TOKEN`] holds; `gateways` and `audiences` are those of the features.
+    /// Reads the options from environment variables. `own_token` is the content of [`ISTIO_TOKEN_PATH`]; `gateways` and
+    /// `audiences` come from the feature flags.
     pub fn new(
         settings: &Settings,
         own_token: Option<&str>,
@@ -69,7 +72,7 @@ impl ChainOptions {
         })
     }
 
-    /// The chains. Keys of issuers are fetched by `fetcher`.
+    /// Builds the chains. `fetcher` fetches the key sets of issuers.
     pub fn chains(self, fetcher: &Fetcher, domains: &watch::Receiver<Arc<TrustDomains>>) -> Chains {
         let oidc = |rule: JwtRule| -> Arc<dyn Authenticator> {
             Arc::new(OidcTokens::new(rule, fetcher.clone(), domains.clone()))
@@ -100,7 +103,7 @@ impl ChainOptions {
 }
 
 fn own_issuer(settings: &Settings, own_token: Option<&str>) -> Option<JwtRule> {
-    let claims = own_token.and_then(|own| token::unverified(own.trim()).ok());
+    let claims = own_token.and_then(|own| token::unverified_claims(own.trim()).ok());
     let claims = claims.unwrap_or_default();
     let variable = |name: &str| settings.variable(name).map(str::to_owned);
     let issuer = variable("TOKEN_ISSUER").unwrap_or(claims.iss);
@@ -120,13 +123,14 @@ fn rule(text: &str) -> Result<JwtRule, ChainError> {
     Ok(rule)
 }
 
-/// The ranges among the texts. As in Istio an address without `/` is none; whoever is not meant must not be trusted.
+/// Parses CIDR ranges. Parity (security/pkg/server/ca/authenticate/xfcc_authenticator.go): an address without `/` is
+/// not a range, so it grants no trust by accident.
 fn ranges(texts: &[SmolStr]) -> Vec<IpNet> {
     let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
     let parsed = texts.filter_map(|text| match text.parse::<IpNet>() {
         Ok(range) => Some(range),
         Err(_) => {
-            tracing::warn!("TRUSTED_GATEWAY_CIDR: {text:?} is no range such as 10.0.0.0/8 and has no effect");
+            tracing::warn!("TRUSTED_GATEWAY_CIDR: {text:?} is not a CIDR range such as 10.0.0.0/8; ignored");
             None
         }
     });
@@ -149,7 +153,7 @@ mod tests {
     };
 
     #[derive(Parser)]
-    struct Line {
+    struct TestCli {
         #[command(flatten)]
         flags: DiscoveryFlags,
     }
@@ -157,7 +161,7 @@ mod tests {
     fn settings(variables: &[(&str, &str)]) -> Settings {
         let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
         Settings {
-            flags: Line::try_parse_from(["istiod"]).expect("no flags").flags,
+            flags: TestCli::try_parse_from(["istiod"]).expect("no flags").flags,
             variables: variables.collect(),
         }
     }
@@ -179,8 +183,8 @@ mod tests {
             certificate: None,
             headers: &headers,
         };
-        let Unauthenticated(refusals) = chain.authenticate(nothing).await.expect_err("nothing was shown");
-        refusals.into_iter().map(|(name, _)| name).collect()
+        let Unauthenticated(errors) = chain.authenticate(nothing).await.expect_err("nothing was shown");
+        errors.into_iter().map(|(name, _)| name).collect()
     }
 
     #[tokio::test]

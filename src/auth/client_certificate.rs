@@ -1,21 +1,23 @@
-//! Callers by the certificate of their connection.
+//! Authentication by the client certificate of the TLS connection.
 
 use futures::{FutureExt, future::BoxFuture};
 
-use super::{Authenticator, Caller, CallerSource, Credentials, Refusal};
+use super::{AuthenticationError, Authenticator, Caller, CallerSource, Credentials};
 
-/// Believes verified client certificates of encrypted connections.
+/// Accepts verified client certificates of TLS connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClientCertificates;
 
 impl ClientCertificates {
-    fn caller(credentials: Credentials<'_>) -> Result<Caller, Refusal> {
+    fn caller(credentials: Credentials<'_>) -> Result<Caller, AuthenticationError> {
         let certificate = credentials.certificate.filter(|_| credentials.is_tls);
         let Some(certificate) = certificate else {
-            return Err(Refusal::Absent("client certificate"));
+            return Err(AuthenticationError::Missing("client certificate"));
         };
         if certificate.identities.is_empty() {
-            return Err(Refusal::Invalid("the client certificate names nobody".into()));
+            return Err(AuthenticationError::Invalid(
+                "the client certificate has no identity".into(),
+            ));
         }
         Ok(Caller {
             source: CallerSource::ClientCertificate,
@@ -31,7 +33,7 @@ impl Authenticator for ClientCertificates {
         "client certificate"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         std::future::ready(Self::caller(credentials)).boxed()
     }
 }
@@ -62,12 +64,18 @@ mod tests {
         assert_eq!(caller.identities, certificate.identities);
         assert_eq!(caller.expires_at, Some(SystemTime::UNIX_EPOCH));
         let plain = Credentials { is_tls: false, ..shown };
-        assert!(matches!(ClientCertificates::caller(plain), Err(Refusal::Absent(_))));
+        assert!(matches!(
+            ClientCertificates::caller(plain),
+            Err(AuthenticationError::Missing(_))
+        ));
         let none = Credentials {
             certificate: None,
             ..shown
         };
-        assert!(matches!(ClientCertificates::caller(none), Err(Refusal::Absent(_))));
+        assert!(matches!(
+            ClientCertificates::caller(none),
+            Err(AuthenticationError::Missing(_))
+        ));
         let nameless = Arc::new(PeerCertificate {
             identities: Vec::new(),
             ..(*certificate).clone()
@@ -76,6 +84,9 @@ mod tests {
             certificate: Some(&nameless),
             ..shown
         };
-        assert!(matches!(ClientCertificates::caller(nameless), Err(Refusal::Invalid(_))));
+        assert!(matches!(
+            ClientCertificates::caller(nameless),
+            Err(AuthenticationError::Invalid(_))
+        ));
     }
 }

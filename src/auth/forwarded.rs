@@ -1,7 +1,8 @@
-//! Callers by what a gateway says of the client certificate that it has verified (`x-forwarded-client-cert`).
+//! Authentication by the client certificate that a gateway verified and forwarded (`x-forwarded-client-cert`).
 //!
-//! Whoever may send this header may be anybody, so it counts only from addresses that are configured to
-//! (`TRUSTED_GATEWAY_CIDR`). Once some are, as in Istio, those of the host itself count too; without any, none do.
+//! A sender of this header can claim any identity, so it is accepted only from addresses in `TRUSTED_GATEWAY_CIDR`.
+//! Parity (security/pkg/server/ca/authenticate/xfcc_authenticator.go): once a range is configured, loopback is trusted
+//! too; without any range, no address is.
 
 use std::net::IpAddr;
 
@@ -10,42 +11,51 @@ use http::HeaderMap;
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::{Authenticator, Caller, CallerSource, Credentials, Refusal};
+use super::{AuthenticationError, Authenticator, Caller, CallerSource, Credentials};
 
 /// The header.
 const HEADER: &str = "x-forwarded-client-cert";
-/// The longest header that is looked at, in bytes. Whole chains are never asked for.
+/// The maximum length of the header in bytes. Gateways do not forward whole chains.
 const MAX_HEADER: usize = 16 << 10;
-/// How many names are taken from it.
+/// The maximum number of identities in the header.
 const MAX_NAMES: usize = 64;
 
-/// Believes trusted gateways.
+/// Accepts certificates that trusted gateways forward.
 #[derive(Clone, Debug)]
 pub struct ForwardedCertificates {
     gateways: Vec<IpNet>,
 }
 
 impl ForwardedCertificates {
-    /// Believes gateways of these addresses. None if there are none.
+    /// Trusts gateways in these address ranges. Returns `None` if there are none.
     pub fn new(gateways: Vec<IpNet>) -> Option<Self> {
         (!gateways.is_empty()).then_some(Self { gateways })
     }
 
     fn trusts(&self, address: IpAddr) -> bool {
-        // A socket for both families shows addresses of IPv4 as mapped ones.
+        // A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6 addresses.
         let address = address.to_canonical();
         address.is_loopback() || self.gateways.iter().any(|range| range.contains(&address))
     }
 
-    fn caller(&self, credentials: Credentials<'_>) -> Result<Caller, Refusal> {
+    fn caller(&self, credentials: Credentials<'_>) -> Result<Caller, AuthenticationError> {
         let header = header(credentials.headers)?;
         let address = credentials.address.map(|address| address.ip());
         match address {
             Some(address) if self.trusts(address) => {}
-            Some(address) => return Err(Refusal::Invalid(format!("{address} is no trusted gateway"))),
-            None => return Err(Refusal::Invalid(format!("{HEADER} of a gateway without an address"))),
+            Some(address) => {
+                return Err(AuthenticationError::Invalid(format!(
+                    "{address} is not a trusted gateway"
+                )));
+            }
+            None => {
+                return Err(AuthenticationError::Invalid(format!(
+                    "{HEADER} from a connection without a peer address"
+                )));
+            }
         }
-        let identities = identities(header).map_err(|error| Refusal::Invalid(format!("{HEADER}: {error}")))?;
+        let identities =
+            identities(header).map_err(|error| AuthenticationError::Invalid(format!("{HEADER}: {error}")))?;
         Ok(Caller {
             source: CallerSource::Forwarded,
             identities,
@@ -60,37 +70,39 @@ impl Authenticator for ForwardedCertificates {
         "forwarded client certificate"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         std::future::ready(self.caller(credentials)).boxed()
     }
 }
 
-fn header(headers: &HeaderMap) -> Result<&str, Refusal> {
+fn header(headers: &HeaderMap) -> Result<&str, AuthenticationError> {
     let Some(value) = headers.get(HEADER) else {
-        return Err(Refusal::Absent("forwarded client certificate"));
+        return Err(AuthenticationError::Missing("forwarded client certificate"));
     };
     match value.to_str() {
-        Ok("") => Err(Refusal::Absent("forwarded client certificate")),
+        Ok("") => Err(AuthenticationError::Missing("forwarded client certificate")),
         Ok(text) if text.len() <= MAX_HEADER => Ok(text),
-        Ok(_) => Err(Refusal::Invalid(format!("{HEADER} is longer than {MAX_HEADER} bytes"))),
-        Err(_) => Err(Refusal::Invalid(format!("{HEADER} is no text"))),
+        Ok(_) => Err(AuthenticationError::Invalid(format!(
+            "{HEADER} is longer than {MAX_HEADER} bytes"
+        ))),
+        Err(_) => Err(AuthenticationError::Invalid(format!("{HEADER} is not ASCII text"))),
     }
 }
 
-/// The URIs, DNS names and common names of all elements of the header; never none. The error says what is wrong with it.
+/// Returns the URIs, DNS names and common names of all elements of the header; at least one. The error is the reason.
 pub fn identities(header: &str) -> Result<Vec<SmolStr>, &'static str> {
     let mut found = Vec::new();
     for element in split(header, ',')? {
         let (mut uris, mut names, mut common) = (Vec::new(), Vec::new(), None);
         for pair in split(element, ';')? {
-            let (key, value) = pair.split_once('=').ok_or("a pair without =")?;
+            let (key, value) = pair.split_once('=').ok_or("a pair has no =")?;
             let value = unquoted(value.trim())?;
             match key.trim().to_ascii_lowercase().as_str() {
                 "uri" => uris.push(value),
                 "dns" => names.push(value),
                 "subject" => common = common_name(&value),
                 "by" | "hash" | "cert" | "chain" => {}
-                _ => return Err("an unknown key"),
+                _ => return Err("unknown key"),
             }
         }
         found.extend(
@@ -104,12 +116,12 @@ pub fn identities(header: &str) -> Result<Vec<SmolStr>, &'static str> {
         }
     }
     if found.is_empty() {
-        return Err("it names nobody");
+        return Err("no identity");
     }
     Ok(found.into_iter().map(SmolStr::from).collect())
 }
 
-/// The parts between separators that are outside of quotes.
+/// Splits at separators outside quotes.
 fn split(text: &str, separator: char) -> Result<Vec<&str>, &'static str> {
     let (mut parts, mut begin) = (Vec::new(), 0);
     let (mut is_quoted, mut is_escaped) = (false, false);
@@ -126,27 +138,27 @@ fn split(text: &str, separator: char) -> Result<Vec<&str>, &'static str> {
         }
     }
     if is_quoted {
-        return Err("a quote that is not closed");
+        return Err("unterminated quote");
     }
     parts.push(text.get(begin..).unwrap_or_default());
     Ok(parts)
 }
 
-/// A value without its quotes and escapes.
+/// Removes the quotes and escapes of a value.
 fn unquoted(value: &str) -> Result<String, &'static str> {
     let Some(inner) = value.strip_prefix('"') else {
         return if value.contains('"') {
-            Err("a quote within a value")
+            Err("quote inside an unquoted value")
         } else {
             Ok(value.to_owned())
         };
     };
-    let inner = inner.strip_suffix('"').ok_or("something follows a quoted value")?;
+    let inner = inner.strip_suffix('"').ok_or("characters follow a quoted value")?;
     let (mut text, mut is_escaped) = (String::with_capacity(inner.len()), false);
     for character in inner.chars() {
         match character {
             '\\' if !is_escaped => is_escaped = true,
-            '"' if !is_escaped => return Err("something follows a quoted value"),
+            '"' if !is_escaped => return Err("characters follow a quoted value"),
             _ => {
                 text.push(character);
                 is_escaped = false;
@@ -156,7 +168,7 @@ fn unquoted(value: &str) -> Result<String, &'static str> {
     Ok(text)
 }
 
-/// `CN` of a subject, written as `CN=a,O=b` or as `/O=b/CN=a`.
+/// Returns the `CN` of a subject in the form `CN=a,O=b` or `/O=b/CN=a`.
 fn common_name(subject: &str) -> Option<String> {
     let separator = if subject.starts_with('/') { '/' } else { ',' };
     let mut fields = Vec::new();
@@ -186,7 +198,7 @@ mod tests {
 
     const REVIEWS: &str = "spiffe://cluster.local/ns/default/sa/reviews";
 
-    fn ask(gateways: &[&str], from: Option<&str>, header: Option<&str>) -> Result<Caller, Refusal> {
+    fn ask(gateways: &[&str], from: Option<&str>, header: Option<&str>) -> Result<Caller, AuthenticationError> {
         let gateways = gateways.iter().map(|range| range.parse().expect("a range")).collect();
         let mut headers = HeaderMap::new();
         if let Some(header) = header {
@@ -222,7 +234,10 @@ mod tests {
         );
         for stranger in ["11.1.2.3:99", "[2001:db8::1]:99", "[::ffff:11.1.2.3]:99"] {
             let refused = ask(&["10.0.0.0/8"], Some(stranger), Some(&header));
-            assert!(matches!(refused, Err(Refusal::Invalid(_))), "{stranger}: {refused:?}");
+            assert!(
+                matches!(refused, Err(AuthenticationError::Invalid(_))),
+                "{stranger}: {refused:?}"
+            );
         }
         assert!(ask(&["10.0.0.0/8"], None, Some(&header)).is_err());
         for own in ["127.0.0.1:99", "[::1]:99"] {
@@ -234,7 +249,7 @@ mod tests {
     fn what_names_nobody_is_refused() {
         assert_eq!(
             ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), None),
-            Err(Refusal::Absent("forwarded client certificate"))
+            Err(AuthenticationError::Missing("forwarded client certificate"))
         );
         let long = "a".repeat(MAX_HEADER + 1);
         let many = "URI=a,".repeat(MAX_NAMES + 1);
@@ -251,7 +266,7 @@ mod tests {
             &many,
         ] {
             let refused = ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), Some(bad));
-            assert!(matches!(refused, Err(Refusal::Invalid(_))), "{refused:?}");
+            assert!(matches!(refused, Err(AuthenticationError::Invalid(_))), "{refused:?}");
         }
     }
 

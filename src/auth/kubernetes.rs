@@ -1,11 +1,11 @@
-//! Callers by tokens of their service account, which the API server of their cluster is asked about.
+//! Authentication by service account token, through a TokenReview at the API server of the caller's cluster.
 //!
-//! Only the API server knows whether a pod or account still exists, so its answer is believed for seconds, not for the life
-//! of the token. Requests with one token that come at once are one review: a proxy asks for its certificate and its
-//! configuration at the same moment.
+//! Only the API server knows whether a pod or account still exists, so a result is cached for seconds, not for the
+//! lifetime of the token. Concurrent requests with one token share one review: a proxy requests its certificate and its
+//! configuration at the same time.
 
-mod memory;
 mod review;
+mod review_cache;
 
 use std::{
     sync::Arc,
@@ -17,66 +17,68 @@ use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
 use tokio::sync::{Semaphore, watch};
 
-use self::memory::{Key, Memory};
+use self::review_cache::{CacheKey, ReviewCache};
 use super::{
-    Authenticator, Caller, CallerSource, Credentials, KubernetesInfo, REVIEW_PATIENCE, Refusal, TrustDomains, token,
+    AuthenticationError, Authenticator, Caller, CallerSource, Credentials, KubernetesInfo, TOKEN_REVIEW_TIMEOUT,
+    TrustDomains, token,
 };
 use crate::{base::ClusterId, environment, kube::clients::Clients};
 
-/// How many reviews are under way at most; others wait for a place. Whoever may connect can send tokens, and the API server
-/// has other things to do.
-const REVIEWS: usize = 64;
+/// The maximum number of concurrent reviews; others wait. Unauthenticated clients can send tokens and must not overload
+/// the API server.
+const MAX_CONCURRENT_REVIEWS: usize = 64;
 
-/// Believes what API servers say of tokens.
+/// Accepts service account tokens that an API server authenticates.
+#[doc(alias = "KubeJWTAuthenticator")]
 #[derive(Clone)]
 pub struct KubernetesTokens {
     clients: Clients,
     audiences: Arc<[SmolStr]>,
     domains: watch::Receiver<Arc<TrustDomains>>,
-    memory: Memory,
-    places: Arc<Semaphore>,
+    cache: ReviewCache,
+    permits: Arc<Semaphore>,
     clock: fn() -> (Instant, SystemTime),
 }
 
-/// What is known of a token.
+/// A token that an API server has authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Reviewed {
+struct ReviewedToken {
     info: KubernetesInfo,
-    /// When the token expires, by its own claims, which the API server has verified.
+    /// The expiry in the token's claims, which the API server has verified.
     expires_at: Option<SystemTime>,
 }
 
 impl KubernetesTokens {
-    /// Asks the API servers of `clients` about tokens for any of the audiences (`TOKEN_AUDIENCES`); without audiences, about
-    /// tokens for the API server itself.
+    /// Reviews tokens at the API servers of `clients`, for any of the audiences (`TOKEN_AUDIENCES`). Without audiences,
+    /// tokens must be for the API server itself.
     pub fn new(clients: Clients, audiences: &[SmolStr], domains: watch::Receiver<Arc<TrustDomains>>) -> Self {
         let audiences = audiences.iter().filter(|audience| !audience.is_empty());
         Self {
             clients,
             audiences: audiences.cloned().collect(),
             domains,
-            memory: Memory::default(),
-            places: Arc::new(Semaphore::new(REVIEWS)),
+            cache: ReviewCache::default(),
+            permits: Arc::new(Semaphore::new(MAX_CONCURRENT_REVIEWS)),
             clock: || (environment::now(), environment::wall_clock()),
         }
     }
 
-    async fn caller(&self, credentials: Credentials<'_>) -> Result<Caller, Refusal> {
+    async fn caller(&self, credentials: Credentials<'_>) -> Result<Caller, AuthenticationError> {
         let token = token::bearer(credentials.headers)?;
         let asked = token::cluster(credentials.headers);
         let (cluster, client) = self
             .clients
             .get(asked)
-            .map_err(|unknown| Refusal::Invalid(format!("the caller says that it is elsewhere: {unknown}")))?;
-        let claims = token::unverified(token)?;
-        let (now, calendar) = (self.clock)();
+            .map_err(|unknown| AuthenticationError::Invalid(format!("header clusterid: {unknown}")))?;
+        let claims = token::unverified_claims(token)?;
+        let (now, wall_clock) = (self.clock)();
         let expires_at = claims.expires_at();
-        if expires_at.is_some_and(|end| end <= calendar) {
-            return Err(Refusal::Invalid("the token has expired".into()));
+        if expires_at.is_some_and(|end| end <= wall_clock) {
+            return Err(AuthenticationError::Invalid("the token has expired".into()));
         }
-        let key = Key::new(&cluster, token);
+        let key = CacheKey::new(&cluster, token);
         let review = self.review(cluster, client, token.to_owned(), expires_at);
-        let reviewed = self.memory.get_or(key, now, calendar, review, self.clock).await?;
+        let reviewed = self.cache.get_or(key, now, wall_clock, review, self.clock).await?;
         let info = reviewed.info.clone();
         let domains = self.domains.borrow().clone();
         let id = domains.id(info.namespace.clone(), info.service_account.clone());
@@ -88,28 +90,28 @@ impl KubernetesTokens {
         })
     }
 
-    /// Asks, within bounds of time and number.
+    /// Reviews a token, within the timeout and the concurrency limit.
     fn review(
         &self,
         cluster: ClusterId,
         client: Client,
         token: String,
         expires_at: Option<SystemTime>,
-    ) -> BoxFuture<'static, Result<Reviewed, Refusal>> {
-        let (audiences, places) = (self.audiences.clone(), self.places.clone());
+    ) -> BoxFuture<'static, Result<ReviewedToken, AuthenticationError>> {
+        let (audiences, permits) = (self.audiences.clone(), self.permits.clone());
         let id = cluster.clone();
         let asking = async move {
-            let _place = places.acquire().await;
+            let _permit = permits.acquire().await;
             let info = review::review(client, cluster, token, &audiences).await?;
-            Ok(Reviewed { info, expires_at })
+            Ok(ReviewedToken { info, expires_at })
         };
         async move {
-            match tokio::time::timeout(REVIEW_PATIENCE, asking).await {
+            match tokio::time::timeout(TOKEN_REVIEW_TIMEOUT, asking).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    let seconds = REVIEW_PATIENCE.as_secs();
+                    let seconds = TOKEN_REVIEW_TIMEOUT.as_secs();
                     let text = format!("the API server of cluster {id} did not review the token within {seconds} s");
-                    Err(Refusal::Unavailable(text))
+                    Err(AuthenticationError::Unavailable(text))
                 }
             }
         }
@@ -122,7 +124,7 @@ impl Authenticator for KubernetesTokens {
         "Kubernetes token"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         self.caller(credentials).boxed()
     }
 }

@@ -1,8 +1,8 @@
-//! Callers by tokens that an OpenID Connect issuer has signed: for meshes whose control plane cannot ask an API server.
+//! Authentication by tokens of an OpenID Connect issuer, for meshes whose control plane has no API server.
 //!
-//! The issuer's keys are fetched when a token first needs them, and again when they are old or a token names a key that is
-//! not among them; but not more often than every few seconds, since anybody may name keys. What was fetched last stands
-//! while the issuer is away.
+//! The issuer's key set is fetched on first use, when it is old, and when a token names an unknown key id. A cooldown
+//! bounds the fetches, since any client can send unknown key ids. The last key set stays in use while the issuer is
+//! unavailable.
 
 use std::{
     sync::Arc,
@@ -20,22 +20,22 @@ use smol_str::SmolStr;
 use tokio::sync::{Mutex, watch};
 
 use super::{
-    Authenticator, Caller, CallerSource, Credentials, Refusal, TrustDomains,
+    AuthenticationError, Authenticator, Caller, CallerSource, Credentials, TrustDomains,
     token::{self, Claims},
 };
 use crate::{environment, fetch::Fetcher};
 
-/// How long keys are believed without being fetched again.
-const KEYS_AGE: Duration = Duration::from_mins(20);
-/// How long nothing is fetched after an attempt.
-const PAUSE: Duration = Duration::from_secs(10);
-/// How long a fetch may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How far ahead of our clock an issuer's may be.
+/// The age at which the key set is fetched again.
+const KEY_SET_TTL: Duration = Duration::from_mins(20);
+/// The minimum interval between two fetches.
+const FETCH_COOLDOWN: Duration = Duration::from_secs(10);
+/// The timeout of a fetch.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The tolerated clock skew for `nbf`.
 const LEEWAY: Duration = Duration::from_mins(5);
-/// How many keys of an issuer are looked at.
+/// The maximum number of keys of a key set.
 const MAX_KEYS: usize = 64;
-/// How signatures may be made: by a key that only the issuer has.
+/// The accepted signature algorithms: asymmetric ones only, never `none` or HMAC.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -48,65 +48,72 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::EdDSA,
 ];
 
-/// Whose tokens are good (`JWT_RULE`).
+/// An issuer whose tokens are accepted (`JWT_RULE`).
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct JwtRule {
-    /// The issuer, as tokens name it.
+    /// The issuer (claim `iss`).
     #[serde(default)]
     pub issuer: String,
-    /// One of these a token must be for.
+    /// The accepted audiences; a token must have at least one of them.
     #[serde(default)]
     pub audiences: Vec<String>,
-    /// Where the issuer's keys are; empty: where its discovery document says.
+    /// The URL of the key set; if empty, the discovery document names it.
     #[serde(default, rename = "jwksUri", alias = "jwks_uri")]
     pub jwks_uri: String,
 }
 
-/// How documents are fetched.
-type Get = Arc<dyn Fn(String) -> BoxFuture<'static, Result<Bytes, String>> + Send + Sync>;
+/// Fetches a document.
+type Fetch = Arc<dyn Fn(String) -> BoxFuture<'static, Result<Bytes, String>> + Send + Sync>;
 
-/// Believes what an issuer has signed.
+/// Accepts tokens that an issuer has signed.
+#[doc(alias = "JwtAuthenticator")]
 pub struct OidcTokens {
     rule: JwtRule,
     domains: watch::Receiver<Arc<TrustDomains>>,
-    get: Get,
-    /// Held while keys are fetched, so that one fetch serves all who wait.
-    keys: Mutex<Keys>,
+    get: Fetch,
+    /// Locked during a fetch, so that all waiting requests share it.
+    keys: Mutex<CachedKeySet>,
     clock: fn() -> (Instant, SystemTime),
 }
 
-/// What is known of the issuer's keys.
+/// The cached key set, and the state of the last fetch.
 #[derive(Default)]
-struct Keys {
+struct CachedKeySet {
     set: Option<(Arc<[Jwk]>, Instant)>,
-    attempted: Option<Instant>,
-    problem: String,
+    attempted_at: Option<Instant>,
+    last_error: String,
 }
 
 #[derive(Deserialize)]
-struct Discovery {
+struct DiscoveryDocument {
     issuer: String,
     jwks_uri: String,
 }
 
 #[derive(Deserialize)]
-struct KeySet {
+struct JsonWebKeySet {
     keys: Vec<serde_json::Value>,
 }
 
 impl OidcTokens {
-    /// Fetches keys by `fetcher`.
+    /// Creates an authenticator that fetches key sets through `fetcher`.
     pub fn new(rule: JwtRule, fetcher: Fetcher, domains: watch::Receiver<Arc<TrustDomains>>) -> Self {
-        let get: Get = Arc::new(move |url| {
+        let get: Fetch = Arc::new(move |url| {
             let fetcher = fetcher.clone();
-            async move { fetcher.get(&url, PATIENCE).await.map_err(|error| error.to_string()) }.boxed()
+            async move {
+                fetcher
+                    .get(&url, FETCH_TIMEOUT)
+                    .await
+                    .map_err(|error| error.to_string())
+            }
+            .boxed()
         });
         Self::with(rule, get, domains, || (environment::now(), environment::wall_clock()))
     }
 
     fn with(
         rule: JwtRule,
-        get: Get,
+        get: Fetch,
         domains: watch::Receiver<Arc<TrustDomains>>,
         clock: fn() -> (Instant, SystemTime),
     ) -> Self {
@@ -119,27 +126,27 @@ impl OidcTokens {
         }
     }
 
-    async fn caller(&self, credentials: Credentials<'_>) -> Result<Caller, Refusal> {
+    async fn caller(&self, credentials: Credentials<'_>) -> Result<Caller, AuthenticationError> {
         let token = token::bearer(credentials.headers)?;
-        // What can be told without keys is told first: nothing is fetched for tokens of others.
-        let claims = token::unverified(token)?;
-        let (namespace, account) = self.acceptable(&claims)?;
+        // Checks that need no keys come first, so that tokens of other issuers trigger no fetch.
+        let claims = token::unverified_claims(token)?;
+        let (namespace, account) = self.check_claims(&claims)?;
         let header = jsonwebtoken::decode_header(token)
-            .map_err(|error| Refusal::Invalid(format!("the token's header cannot be read: {error}")))?;
+            .map_err(|error| AuthenticationError::Invalid(format!("the token's header cannot be read: {error}")))?;
         if !ALGORITHMS.contains(&header.alg) {
-            return Err(Refusal::Invalid(format!(
-                "{:?} is no signature of an issuer",
+            return Err(AuthenticationError::Invalid(format!(
+                "signature algorithm {:?} is not accepted",
                 header.alg
             )));
         }
         let keys = self.keys(&header).await?;
         let is_signed = keys
             .iter()
-            .filter(|key| may_have_signed(key, &header))
-            .any(|key| has_signed(key, &header, token));
+            .filter(|key| key_matches(key, &header))
+            .any(|key| signature_is_valid(key, &header, token));
         if !is_signed {
-            let text = format!("the token is not signed by issuer {:?}", self.rule.issuer);
-            return Err(Refusal::Invalid(text));
+            let text = format!("the token has no valid signature of issuer {:?}", self.rule.issuer);
+            return Err(AuthenticationError::Invalid(text));
         }
         let id = self.domains.borrow().id(namespace, account);
         Ok(Caller {
@@ -150,12 +157,12 @@ impl OidcTokens {
         })
     }
 
-    /// Whom the claims mean, if they are for us and for now.
-    fn acceptable(&self, claims: &Claims) -> Result<(crate::base::Namespace, SmolStr), Refusal> {
-        let invalid = |text: String| Err(Refusal::Invalid(text));
+    /// Checks issuer, validity and audience of the claims, and returns the service account.
+    fn check_claims(&self, claims: &Claims) -> Result<(crate::base::Namespace, SmolStr), AuthenticationError> {
+        let invalid = |text: String| Err(AuthenticationError::Invalid(text));
         if claims.iss != self.rule.issuer {
             return invalid(format!(
-                "the token is of issuer {:?}, want {:?}",
+                "the token has issuer {:?}, want {:?}",
                 claims.iss, self.rule.issuer
             ));
         }
@@ -164,7 +171,7 @@ impl OidcTokens {
             return invalid("the token has expired".into());
         }
         if claims.not_before().is_some_and(|begin| begin > now + LEEWAY) {
-            return invalid("the token does not hold yet".into());
+            return invalid("the token is not valid yet".into());
         }
         let is_for_us = claims
             .aud
@@ -176,35 +183,35 @@ impl OidcTokens {
         }
         match token::service_account(&claims.sub) {
             Some(account) => Ok(account),
-            None => invalid("the subject of the token is no service account".into()),
+            None => invalid("the subject of the token is not a service account".into()),
         }
     }
 
-    /// The keys; fetched, if there is reason to.
-    async fn keys(&self, header: &Header) -> Result<Arc<[Jwk]>, Refusal> {
+    /// Returns the key set, and fetches it first if needed.
+    async fn keys(&self, header: &Header) -> Result<Arc<[Jwk]>, AuthenticationError> {
         let mut keys = self.keys.lock().await;
         let (now, _) = (self.clock)();
-        let is_known = |keys: &[Jwk]| keys.iter().any(|key| may_have_signed(key, header));
+        let is_known = |keys: &[Jwk]| keys.iter().any(|key| key_matches(key, header));
         let is_good =
-            |(set, since): &(Arc<[Jwk]>, Instant)| now.saturating_duration_since(*since) < KEYS_AGE && is_known(set);
-        let may_ask = keys
-            .attempted
-            .is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
-        if !keys.set.as_ref().is_some_and(is_good) && may_ask {
-            keys.attempted = Some(now);
+            |(set, since): &(Arc<[Jwk]>, Instant)| now.saturating_duration_since(*since) < KEY_SET_TTL && is_known(set);
+        let may_fetch = keys
+            .attempted_at
+            .is_none_or(|last| now.saturating_duration_since(last) >= FETCH_COOLDOWN);
+        if !keys.set.as_ref().is_some_and(is_good) && may_fetch {
+            keys.attempted_at = Some(now);
             match self.fetch().await {
                 Ok(set) => keys.set = Some((set, now)),
-                Err(problem) => {
-                    tracing::warn!(issuer = self.rule.issuer, "keys of callers' tokens: {problem}");
-                    keys.problem = problem;
+                Err(last_error) => {
+                    tracing::warn!(issuer = self.rule.issuer, "JWKS fetch failed: {last_error}");
+                    keys.last_error = last_error;
                 }
             }
         }
         match &keys.set {
             Some((set, _)) => Ok(set.clone()),
-            None => Err(Refusal::Unavailable(format!(
-                "the keys of issuer {:?} are not known: {}",
-                self.rule.issuer, keys.problem
+            None => Err(AuthenticationError::Unavailable(format!(
+                "no key set of issuer {:?}: {}",
+                self.rule.issuer, keys.last_error
             ))),
         }
     }
@@ -216,18 +223,18 @@ impl OidcTokens {
                 self.rule.issuer.trim_end_matches('/')
             );
             let document = (self.get)(url).await?;
-            let found: Discovery =
+            let found: DiscoveryDocument =
                 serde_json::from_slice(&document).map_err(|error| format!("discovery document: {error}"))?;
             if found.issuer != self.rule.issuer {
-                return Err(format!("the discovery document is of issuer {:?}", found.issuer));
+                return Err(format!("the discovery document has issuer {:?}", found.issuer));
             }
             found.jwks_uri
         } else {
             self.rule.jwks_uri.clone()
         };
         let document = (self.get)(uri).await?;
-        let set: KeySet = serde_json::from_slice(&document).map_err(|error| format!("key set: {error}"))?;
-        // Keys of kinds that are not known here stand beside others.
+        let set: JsonWebKeySet = serde_json::from_slice(&document).map_err(|error| format!("key set: {error}"))?;
+        // A key set may hold keys of unsupported types; these are skipped.
         let keys = set.keys.into_iter().take(MAX_KEYS);
         let keys: Arc<[Jwk]> = keys.filter_map(|key| serde_json::from_value(key).ok()).collect();
         if keys.is_empty() {
@@ -243,21 +250,23 @@ impl Authenticator for OidcTokens {
         "OIDC token"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         self.caller(credentials).boxed()
     }
 }
 
-/// Whether what a key says of itself fits the header.
-fn may_have_signed(key: &Jwk, header: &Header) -> bool {
+/// Returns true if the key's id, use and algorithm match the token header.
+fn key_matches(key: &Jwk, header: &Header) -> bool {
     let common = &key.common;
     let is_named = header.kid.is_none() || header.kid == common.key_id;
     let is_for_signing = matches!(common.public_key_use, None | Some(PublicKeyUse::Signature));
-    let fits = common.key_algorithm.is_none_or(|named| named == same(header.alg));
+    let fits = common
+        .key_algorithm
+        .is_none_or(|named| named == key_algorithm(header.alg));
     is_named && is_for_signing && fits
 }
 
-fn same(algorithm: Algorithm) -> KeyAlgorithm {
+fn key_algorithm(algorithm: Algorithm) -> KeyAlgorithm {
     match algorithm {
         Algorithm::RS256 => KeyAlgorithm::RS256,
         Algorithm::RS384 => KeyAlgorithm::RS384,
@@ -272,8 +281,8 @@ fn same(algorithm: Algorithm) -> KeyAlgorithm {
     }
 }
 
-/// Whether the signature is of the key. Claims are judged elsewhere, by our own clock.
-fn has_signed(key: &Jwk, header: &Header, token: &str) -> bool {
+/// Verifies the signature. `check_claims` checks the claims, by the injected clock.
+fn signature_is_valid(key: &Jwk, header: &Header, token: &str) -> bool {
     let Ok(key) = DecodingKey::from_jwk(key) else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! TLS as a server: what is presented, and what a client's certificate says.
+//! Server-side TLS: the serving certificate, and the identities in client certificates.
 
 mod accept;
 mod options;
@@ -16,49 +16,49 @@ use smol_str::SmolStr;
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, parse_x509_certificate};
 
 pub use self::{
-    accept::{AcceptError, Acceptor, HANDSHAKE_BYTES, HANDSHAKE_PATIENCE, Metered},
+    accept::{AcceptError, Acceptor, HANDSHAKE_TIMEOUT, HandshakeReadLimit, MAX_HANDSHAKE_BYTES},
     options::{TlsOptions, TlsOptionsError},
 };
 
-/// How many names of a certificate are looked at. Workloads have one, gateways and machines a few.
+/// The maximum number of subject alternative names. Workloads have one, gateways and machines a few.
 const MAX_NAMES: usize = 64;
 
-/// What the control plane presents to its clients. Swapped as a whole; connections keep what they began with.
+/// The serving certificate of the control plane. Replaced as a whole; open connections keep theirs.
 #[derive(Clone)]
 pub struct ServingCertificate {
-    /// The chain and its key.
+    /// The certificate chain and its private key.
     pub key: Arc<CertifiedKey>,
-    /// What clients verify the chain against, as PEM: published in ConfigMaps and webhooks.
+    /// The roots that clients verify the chain against, as PEM; published in ConfigMaps and webhooks.
     pub roots: Bytes,
-    /// When the leaf expires.
+    /// The expiry of the leaf.
     pub expires_at: SystemTime,
 }
 
-/// The certificate of a client, verified when it connected.
+/// A client certificate, verified during the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCertificate {
-    /// The URI, DNS and IP names of the leaf, in its order.
+    /// The URI, DNS and IP SANs of the leaf, in order.
     pub identities: Vec<SmolStr>,
-    /// When the leaf expires.
+    /// The expiry of the leaf.
     pub expires_at: SystemTime,
 }
 
-/// What is wrong with a client's certificate, apart from who signed it.
+/// A client certificate with unusable content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerCertificateError {
-    /// It is no certificate.
-    #[error("the client certificate cannot be read: {0}")]
+    /// It cannot be parsed.
+    #[error("the client certificate cannot be parsed: {0}")]
     Unreadable(String),
-    /// Its names cannot be read, or are too many.
-    #[error("the names of the client certificate cannot be used: {0}")]
+    /// The SAN extension is invalid, or has too many names.
+    #[error("the client certificate has an invalid subject alternative name extension: {0}")]
     Names(&'static str),
-    /// A workload's certificate has one SPIFFE id.
-    #[error("the client certificate has {0} URI names, want one SPIFFE id")]
+    /// It does not have exactly one URI SAN.
+    #[error("the client certificate has {0} URI SANs, want one SPIFFE id")]
     NotOneUri(usize),
 }
 
 impl PeerCertificate {
-    /// What the leaf of a chain says. It says nothing about whether the chain is to be believed.
+    /// Parses the leaf of a chain. Does not verify the chain.
     pub fn of_leaf(der: &[u8]) -> Result<Self, PeerCertificateError> {
         let certificate = parse(der)?;
         let expires_at = certificate.validity().not_after.timestamp();
@@ -69,7 +69,7 @@ impl PeerCertificate {
     }
 }
 
-/// The one URI of a leaf.
+/// Returns the only URI SAN of a leaf.
 fn only_uri(der: &[u8]) -> Result<SmolStr, PeerCertificateError> {
     let mut uris = names(&parse(der)?)?
         .into_iter()
@@ -84,19 +84,19 @@ fn only_uri(der: &[u8]) -> Result<SmolStr, PeerCertificateError> {
 fn parse(der: &[u8]) -> Result<X509Certificate<'_>, PeerCertificateError> {
     match parse_x509_certificate(der) {
         Ok(([], certificate)) => Ok(certificate),
-        Ok(_) => Err(PeerCertificateError::Unreadable("something follows it".into())),
+        Ok(_) => Err(PeerCertificateError::Unreadable("trailing bytes".into())),
         Err(error) => Err(PeerCertificateError::Unreadable(error.to_string())),
     }
 }
 
-/// The names of a certificate that identify somebody, each with whether it is a URI.
+/// Returns the URI, DNS and IP SANs of a certificate, each with a flag for URIs.
 fn names(certificate: &X509Certificate<'_>) -> Result<Vec<(bool, SmolStr)>, PeerCertificateError> {
     let extension = certificate
         .subject_alternative_name()
-        .map_err(|_| PeerCertificateError::Names("the extension is there twice or cannot be read"))?;
+        .map_err(|_| PeerCertificateError::Names("it is duplicate or cannot be parsed"))?;
     let names = extension.map_or(&[][..], |extension| &extension.value.general_names);
     if names.len() > MAX_NAMES {
-        return Err(PeerCertificateError::Names("there are more than 64"));
+        return Err(PeerCertificateError::Names("more than 64 names"));
     }
     Ok(names.iter().filter_map(identity).collect())
 }

@@ -1,4 +1,4 @@
-//! Bearer tokens: where they stand, and what they say of themselves, which nobody may believe unverified.
+//! Bearer tokens: extraction from headers, and their unverified claims.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,31 +7,31 @@ use http::{HeaderMap, header::AUTHORIZATION};
 use serde::Deserialize;
 use smol_str::SmolStr;
 
-use super::Refusal;
+use super::AuthenticationError;
 use crate::base::Namespace;
 
-/// The longest token that is looked at, in bytes. Tokens of Kubernetes have about one KiB.
+/// The maximum length of a token in bytes. Kubernetes tokens have about 1 KiB.
 pub const MAX_TOKEN: usize = 16 << 10;
 
-/// The header that says in which cluster a caller is.
+/// The header with the cluster id of a caller.
 const CLUSTER: &str = "clusterid";
 
-/// The claims of a token that matter here. Others are ignored.
+/// The JWT claims that are used. Others are ignored.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 pub struct Claims {
-    /// Who issued it.
+    /// The issuer.
     #[serde(default)]
     pub iss: String,
-    /// Whom it is about.
+    /// The subject.
     #[serde(default)]
     pub sub: String,
-    /// Whom it is for.
+    /// The audiences.
     #[serde(default)]
     pub aud: Audience,
-    /// When it expires, in seconds of the epoch.
+    /// The expiry, in seconds since 1970.
     #[serde(default)]
     pub exp: Option<f64>,
-    /// Since when it holds, likewise.
+    /// The start of the validity, in seconds since 1970.
     #[serde(default)]
     pub nbf: Option<f64>,
 }
@@ -40,9 +40,9 @@ pub struct Claims {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(untagged)]
 pub enum Audience {
-    /// As a text.
+    /// A string.
     One(String),
-    /// As a list.
+    /// A list of strings.
     Many(Vec<String>),
 }
 
@@ -63,24 +63,24 @@ impl Audience {
 }
 
 impl Claims {
-    /// When the token expires; none if it does not say, or says nonsense.
+    /// Returns the expiry; none if it is missing or out of range.
     pub fn expires_at(&self) -> Option<SystemTime> {
-        self.exp.and_then(moment)
+        self.exp.and_then(epoch_seconds)
     }
 
-    /// Since when it holds.
+    /// Returns the start of the validity.
     pub fn not_before(&self) -> Option<SystemTime> {
-        self.nbf.and_then(moment)
+        self.nbf.and_then(epoch_seconds)
     }
 }
 
-fn moment(seconds: f64) -> Option<SystemTime> {
+fn epoch_seconds(seconds: f64) -> Option<SystemTime> {
     let since = Duration::try_from_secs_f64(seconds).ok()?;
     SystemTime::UNIX_EPOCH.checked_add(since)
 }
 
-/// The bearer token of a request: of the first `authorization` that has one.
-pub fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
+/// Returns the bearer token in the first `authorization` header that has one.
+pub fn bearer(headers: &HeaderMap) -> Result<&str, AuthenticationError> {
     let mut values = headers
         .get_all(AUTHORIZATION)
         .iter()
@@ -90,8 +90,8 @@ pub fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     });
     match token {
-        None | Some("") => Err(Refusal::Absent("bearer token")),
-        Some(token) if token.len() > MAX_TOKEN => Err(Refusal::Invalid(format!(
+        None | Some("") => Err(AuthenticationError::Missing("bearer token")),
+        Some(token) if token.len() > MAX_TOKEN => Err(AuthenticationError::Invalid(format!(
             "the token has {} bytes, want at most {MAX_TOKEN}",
             token.len()
         ))),
@@ -99,7 +99,7 @@ pub fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
     }
 }
 
-/// The cluster that a caller says it is in; empty unless it says exactly one.
+/// Returns the `clusterid` of a request; empty unless there is exactly one.
 pub fn cluster(headers: &HeaderMap) -> &str {
     let mut values = headers.get_all(CLUSTER).iter();
     match (values.next(), values.next()) {
@@ -108,22 +108,24 @@ pub fn cluster(headers: &HeaderMap) -> &str {
     }
 }
 
-/// What a token says, without any check of its signature.
-pub fn unverified(token: &str) -> Result<Claims, Refusal> {
+/// Parses the claims of a token without verifying its signature.
+pub fn unverified_claims(token: &str) -> Result<Claims, AuthenticationError> {
     let parts: Vec<&str> = token.splitn(4, '.').collect();
     let &[_, payload, _] = parts.as_slice() else {
-        return Err(Refusal::Invalid("the token is no JWT: want three parts".into()));
+        return Err(AuthenticationError::Invalid(
+            "the token is not a JWT: want three parts".into(),
+        ));
     };
     let bytes = BASE64_URL_SAFE_NO_PAD
         .decode(payload.trim_end_matches('='))
-        .map_err(|_| Refusal::Invalid("the token is no JWT: its second part is no base64".into()))?;
-    // The reader would take a list for an object without fields.
+        .map_err(|_| AuthenticationError::Invalid("the token is not a JWT: the payload is not base64url".into()))?;
+    // serde would parse a JSON array as a struct.
     let claims = bytes.starts_with(b"{").then(|| serde_json::from_slice(&bytes).ok());
-    let unreadable = || Refusal::Invalid("the token is no JWT: its claims cannot be read".into());
+    let unreadable = || AuthenticationError::Invalid("the token is not a JWT: the claims cannot be parsed".into());
     claims.flatten().ok_or_else(unreadable)
 }
 
-/// Namespace and name in `system:serviceaccount:NAMESPACE:NAME`.
+/// Parses `system:serviceaccount:NAMESPACE:NAME`.
 pub fn service_account(name: &str) -> Option<(Namespace, SmolStr)> {
     let parts: Vec<&str> = name.splitn(5, ':').collect();
     match *parts.as_slice() {
@@ -134,7 +136,7 @@ pub fn service_account(name: &str) -> Option<(Namespace, SmolStr)> {
     }
 }
 
-/// Neither empty nor able to change the meaning of an id that it becomes part of.
+/// Returns true if the text is a safe segment of a SPIFFE id: not empty, and without separators.
 fn is_label(text: &str) -> bool {
     !text.is_empty()
         && text
@@ -174,12 +176,15 @@ mod tests {
             &[("authorization", "Bearer")],
             &[("x", "Bearer a")],
         ] {
-            assert_eq!(bearer(&headers(none)), Err(Refusal::Absent("bearer token")));
+            assert_eq!(
+                bearer(&headers(none)),
+                Err(AuthenticationError::Missing("bearer token"))
+            );
         }
         let long = format!("Bearer {}", "a".repeat(MAX_TOKEN + 1));
         assert!(matches!(
             bearer(&headers(&[("authorization", &long)])),
-            Err(Refusal::Invalid(_))
+            Err(AuthenticationError::Invalid(_))
         ));
     }
 
@@ -193,13 +198,13 @@ mod tests {
     #[test]
     fn claims_are_read_without_harm() {
         let token = |claims: &str| format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims));
-        let claims = unverified(&token(r#"{"sub":"s","aud":"a","exp":12.5,"x":[1]}"#)).expect("claims");
+        let claims = unverified_claims(&token(r#"{"sub":"s","aud":"a","exp":12.5,"x":[1]}"#)).expect("claims");
         assert_eq!(claims.aud.all(), ["a"]);
         assert_eq!(
             claims.expires_at(),
             Some(SystemTime::UNIX_EPOCH + Duration::from_millis(12_500))
         );
-        let odd = unverified(&token(r#"{"exp":-1e300,"nbf":1e300,"aud":["a","b"]}"#)).expect("claims");
+        let odd = unverified_claims(&token(r#"{"exp":-1e300,"nbf":1e300,"aud":["a","b"]}"#)).expect("claims");
         assert_eq!((odd.expires_at(), odd.not_before()), (None, None));
         let deep = "[".repeat(1_000_000);
         for bad in [
@@ -212,7 +217,7 @@ mod tests {
             &token("[]"),
             &token(&deep),
         ] {
-            assert!(unverified(bad).is_err());
+            assert!(unverified_claims(bad).is_err());
         }
     }
 

@@ -1,24 +1,24 @@
-//! Whom a client certificate may be signed by: roots for each trust domain.
+//! The trusted roots of each trust domain.
 //!
-//! What a reader would get wrong: there is no pool of all roots. A root vouches only for the trust domains it was given for,
-//! so that a federated mesh cannot sign for ours.
+//! Note: there is no pool of all roots. A root is valid only for the trust domains it is configured for, so that a
+//! federated mesh cannot issue identities of this mesh.
 
 use std::collections::BTreeMap;
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use smol_str::SmolStr;
 
-/// The roots at one time. Swapped as a whole.
+/// The trusted roots at one point in time. Replaced as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustPools {
-    /// Roots by trust domain as it stands in SPIFFE ids, sorted and unique. A domain that is not here is trusted by nobody.
+    /// Sorted, unique roots by trust domain as written in SPIFFE ids. Other trust domains are not trusted.
     pub domains: BTreeMap<SmolStr, Vec<CertificateDer<'static>>>,
-    /// What was revoked. A list counts for certificates that its issuer signed.
-    pub revoked: Vec<CertificateRevocationListDer<'static>>,
+    /// The CRLs. Each one applies to certificates of its issuer.
+    pub crls: Vec<CertificateRevocationListDer<'static>>,
 }
 
 impl TrustPools {
-    /// The roots of a trust domain; empty if it is unknown.
+    /// Returns the roots of a trust domain; empty if it is unknown.
     pub fn roots(&self, trust_domain: &str) -> &[CertificateDer<'static>] {
         self.domains.get(trust_domain).map_or(&[], Vec::as_slice)
     }

@@ -1,13 +1,13 @@
-//! Which trust domains are ours.
+//! The trust domains of the mesh.
 
 use smol_str::SmolStr;
 
 use crate::base::{Namespace, spiffe::SpiffeId};
 
-/// The trust domains of the mesh, as the mesh config has them. Live: whoever needs them holds a `watch::Receiver` of them.
+/// The trust domain of the mesh and its aliases, from the mesh config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustDomains {
-    /// `trustDomain`; `cluster.local` if nothing says so.
+    /// `trustDomain`; default `cluster.local`.
     pub own: SmolStr,
     /// `trustDomainAliases`.
     pub aliases: Vec<SmolStr>,
@@ -23,13 +23,13 @@ impl Default for TrustDomains {
 }
 
 impl TrustDomains {
-    /// The id of an account of ours.
+    /// Returns the SPIFFE id of a service account in the mesh's own trust domain.
     pub fn id(&self, namespace: Namespace, service_account: SmolStr) -> SpiffeId {
         SpiffeId::new(&self.own, namespace, service_account)
     }
 
-    /// Whether a domain, as it stands in ids, is the own one or an alias.
-    pub fn holds(&self, domain: &str) -> bool {
+    /// Returns true if a domain, as written in SPIFFE ids, is the own trust domain or an alias.
+    pub fn contains(&self, domain: &str) -> bool {
         let mut known = std::iter::once(&self.own).chain(&self.aliases);
         known.any(|known| known.replace('@', ".") == domain)
     }

@@ -1,5 +1,5 @@
-//! What signs: a certificate with its key, what leads from it to the roots, and the roots. Immutable; whatever changes makes
-//! a new one. Nothing here waits, reads a file or asks what time it is.
+//! What signs: a certificate with its key, what leads from it to the roots, and the roots. Immutable; whatever changes
+//! makes a new one. Nothing here waits, reads a file or asks what time it is.
 
 use std::{
     fmt,
@@ -11,22 +11,21 @@ use bytes::Bytes;
 use smol_str::SmolStr;
 
 use super::{
-    bundle::{BundleError, Expiry, Material, Verified},
-    certificate::{self, Certificate, Names, Request, Validity},
+    bundle::{BundleError, CaBundle, ExpiryCheck, VerifiedBundle},
+    certificate::{self, Certificate, ParsedCsr, SubjectAltNames, Validity},
     key::{self, KeyKind, PrivateKey},
-    rotate::Passing,
-    signing::{Issued, SignError, SignErrorKind, SigningRequest},
+    signing::{SignError, SignErrorKind, SignedCertificate, SigningRequest},
 };
 use crate::base::{Sensitive, duration};
 
 /// How far the clocks of workloads may be behind ours.
 pub const CLOCK_SKEW: Duration = Duration::from_mins(2);
 /// More than any request needs: one with an RSA key of 8192 bits has about 3 kB.
-const REQUEST_BYTES_MAX: usize = 64 * 1024;
+const CSR_BYTES_MAX: usize = 64 * 1024;
 
 /// How long certificates hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TtlLimits {
     /// `DEFAULT_WORKLOAD_CERT_TTL`: if nobody asks for anything.
     pub default: Duration,
     /// `MAX_WORKLOAD_CERT_TTL`: what may be asked for.
@@ -35,96 +34,119 @@ pub struct Limits {
 
 /// A certificate with a key that was made for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Serving {
+pub struct ServingKeyPair {
     /// The leaf and what leads to the roots, as PEM.
     pub chain: String,
     /// The key as PEM (PKCS#8).
     pub key: Sensitive,
-    /// When the leaf expires.
+    /// The expiry of the leaf.
     pub expires_at: SystemTime,
+}
+
+/// A root of an earlier CA, or a certificate on the cross-signed path to one, and the time until which it is
+/// distributed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ExpiringRoot {
+    pub(super) certificate: Certificate,
+    pub(super) until: SystemTime,
 }
 
 /// See the module's text.
 #[derive(Clone)]
 pub struct Authority {
-    material: Material,
+    bundle: CaBundle,
     certificate: Certificate,
     key: Arc<PrivateKey>,
     own_chain: Vec<Certificate>,
     roots: Vec<Certificate>,
     root: Certificate,
-    holds_until: SystemTime,
+    path_expires_at: SystemTime,
     /// Roots of CAs before this one that are trusted still.
-    held: Vec<Passing>,
+    retained_roots: Vec<ExpiringRoot>,
     /// By what those who trust only CAs before this one trust it.
-    bridges: Vec<Passing>,
+    cross_certs: Vec<ExpiringRoot>,
     /// What is sent after every leaf: PEM blocks, each ending in a newline.
     chain: Vec<String>,
     /// All that the mesh trusts, as PEM.
-    trusted: Bytes,
+    trusted_roots: Bytes,
 }
 
 impl Authority {
     /// Puts the parts together after checking that they fit and that all hold now.
-    pub fn new(material: Material, now: SystemTime) -> Result<Self, BundleError> {
-        Self::with(material, now, Expiry::Counts)
+    pub fn new(bundle: CaBundle, now: SystemTime) -> Result<Self, BundleError> {
+        Self::with_expiry_check(bundle, now, ExpiryCheck::Enforced)
     }
 
     /// As [`Self::new`], with a say in what expired certificates mean.
-    pub fn with(material: Material, now: SystemTime, expiry: Expiry) -> Result<Self, BundleError> {
-        let verified = material.verify(now, expiry)?;
-        let Verified {
+    pub fn with_expiry_check(
+        bundle: CaBundle,
+        now: SystemTime,
+        expiry_check: ExpiryCheck,
+    ) -> Result<Self, BundleError> {
+        let verified = bundle.verify(now, expiry_check)?;
+        let VerifiedBundle {
             certificate,
             key,
             chain,
             roots,
-            holds_until,
+            path_expires_at,
             root,
         } = verified;
         Ok(Self {
             chain: chain.iter().map(Certificate::pem).collect(),
-            trusted: material.roots.pem.clone(),
-            material,
+            trusted_roots: bundle.roots.pem.clone(),
+            bundle,
             certificate,
             key: Arc::new(key),
             own_chain: chain,
             roots,
             root,
-            holds_until,
-            held: Vec::new(),
-            bridges: Vec::new(),
+            path_expires_at,
+            retained_roots: Vec::new(),
+            cross_certs: Vec::new(),
         })
     }
 
-    /// The same with roots that are trusted beside its own, and with what vouches for it, as far as they have not passed.
-    pub(super) fn beside(mut self, mut held: Vec<Passing>, mut bridges: Vec<Passing>, now: SystemTime) -> Self {
-        held.retain(|one| now < one.until && !self.roots.contains(&one.certificate));
-        bridges.retain(|one| now < one.until);
-        let mut trusted = self.material.roots.pem.to_vec();
-        if !held.is_empty() && !trusted.ends_with(b"\n") {
-            trusted.push(b'\n');
+    /// The same with roots that are trusted beside its own, and with what vouches for it, as far as they have not
+    /// passed.
+    pub(super) fn with_retained(
+        mut self,
+        mut retained_roots: Vec<ExpiringRoot>,
+        mut cross_certs: Vec<ExpiringRoot>,
+        now: SystemTime,
+    ) -> Self {
+        retained_roots.retain(|one| now < one.until && !self.roots.contains(&one.certificate));
+        cross_certs.retain(|one| now < one.until);
+        let mut trusted_roots = self.bundle.roots.pem.to_vec();
+        if !retained_roots.is_empty() && !trusted_roots.ends_with(b"\n") {
+            trusted_roots.push(b'\n');
         }
-        trusted.extend(held.iter().flat_map(|one| one.certificate.pem().into_bytes()));
+        trusted_roots.extend(retained_roots.iter().flat_map(|one| one.certificate.pem().into_bytes()));
         // A root in the chain would hide the certificate by which others vouch for it: both have its name and key.
         let own = self
             .own_chain
             .iter()
-            .filter(|one| bridges.is_empty() || !one.is_self_issued());
-        let chain = own.chain(bridges.iter().map(|one| &one.certificate));
+            .filter(|one| cross_certs.is_empty() || !one.is_self_issued());
+        let chain = own.chain(cross_certs.iter().map(|one| &one.certificate));
         self.chain = chain.map(Certificate::pem).collect();
-        self.trusted = Bytes::from(trusted);
-        self.held = held;
-        self.bridges = bridges;
+        self.trusted_roots = Bytes::from(trusted_roots);
+        self.retained_roots = retained_roots;
+        self.cross_certs = cross_certs;
         self
     }
 
     /// Signs a request of a workload. The names are those of `request.identities`; those in the CSR do not count.
-    pub fn issue(&self, request: &SigningRequest, now: SystemTime, limits: Limits) -> Result<Issued, SignError> {
-        if request.csr.len() > REQUEST_BYTES_MAX {
-            let text = format!("the request is longer than {REQUEST_BYTES_MAX} bytes");
+    pub fn issue(
+        &self,
+        request: &SigningRequest,
+        now: SystemTime,
+        limits: TtlLimits,
+    ) -> Result<SignedCertificate, SignError> {
+        if request.csr.len() > CSR_BYTES_MAX {
+            let text = format!("the request is longer than {CSR_BYTES_MAX} bytes");
             return Err(error(SignErrorKind::Csr, text));
         }
-        let read = Request::from_pem(&request.csr).map_err(|why| error(SignErrorKind::Csr, why))?;
+        let read = ParsedCsr::from_pem(&request.csr).map_err(|why| error(SignErrorKind::Csr, why))?;
         let lifetime = match request.lifetime {
             None | Some(Duration::ZERO) => limits.default,
             Some(asked) if asked > limits.max => {
@@ -135,27 +157,32 @@ impl Authority {
             Some(asked) => asked,
         };
         let (leaf, _) = self.leaf(&read, &request.identities, lifetime, now)?;
-        Ok(Issued {
+        Ok(SignedCertificate {
             chain: std::iter::once(leaf).chain(self.chain.iter().cloned()).collect(),
-            roots: String::from_utf8_lossy(&self.trusted).into_owned(),
+            roots: String::from_utf8_lossy(&self.trusted_roots).into_owned(),
         })
     }
 
     /// A certificate for a server of the control plane, with a new key of the CA's own kind: RSA of 2048 bits, P-384 if
     /// the CA has that, else P-256. The limits of workloads do not count.
-    pub fn issue_serving(&self, names: &[SmolStr], lifetime: Duration, now: SystemTime) -> Result<Serving, SignError> {
+    pub fn issue_serving(
+        &self,
+        names: &[SmolStr],
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<ServingKeyPair, SignError> {
         let kind = match self.key.kind() {
             KeyKind::Rsa(_) => KeyKind::Rsa(2048),
             KeyKind::P384 => KeyKind::P384,
             KeyKind::P256 | KeyKind::P521 | KeyKind::Ed25519 => KeyKind::P256,
         };
         let key = PrivateKey::generate(kind).map_err(|why| error(SignErrorKind::Generation, why))?;
-        let request = Request {
+        let request = ParsedCsr {
             public_key: key.public(),
             has_common_name: false,
         };
         let (leaf, expires_at) = self.leaf(&request, names, lifetime, now)?;
-        Ok(Serving {
+        Ok(ServingKeyPair {
             chain: std::iter::once(&leaf).chain(&self.chain).map(String::as_str).collect(),
             key: key.pem().clone(),
             expires_at,
@@ -164,27 +191,30 @@ impl Authority {
 
     fn leaf(
         &self,
-        request: &Request,
+        request: &ParsedCsr,
         names: &[SmolStr],
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<(String, SystemTime), SignError> {
-        let names = Names::new(names).map_err(|why| error(SignErrorKind::Generation, why))?;
-        if now >= self.holds_until {
+        let names = SubjectAltNames::new(names).map_err(|why| error(SignErrorKind::Generation, why))?;
+        if now >= self.path_expires_at {
             let text = format!("signing certificate {} has expired", self.certificate.name);
             return Err(error(SignErrorKind::Generation, text));
         }
-        let wanted = now.checked_add(lifetime).unwrap_or(self.holds_until);
-        let until = wanted.min(self.holds_until);
-        let from = now.checked_sub(CLOCK_SKEW).unwrap_or(now);
-        let der = certificate::leaf(request, &names, Validity { from, until }, &self.certificate, &self.key)
+        let wanted = now.checked_add(lifetime).unwrap_or(self.path_expires_at);
+        let until = wanted.min(self.path_expires_at);
+        let validity = Validity {
+            not_before: now.checked_sub(CLOCK_SKEW).unwrap_or(now),
+            not_after: until,
+        };
+        let der = certificate::leaf(request, &names, validity, &self.certificate, &self.key)
             .map_err(|why| error(SignErrorKind::Generation, why))?;
         Ok((key::pem("CERTIFICATE", &der), until))
     }
 
     /// What it was made of.
-    pub fn material(&self) -> &Material {
-        &self.material
+    pub fn bundle(&self) -> &CaBundle {
+        &self.bundle
     }
 
     /// The signing certificate.
@@ -198,8 +228,8 @@ impl Authority {
     }
 
     /// All roots that the mesh trusts, as PEM.
-    pub fn trusted(&self) -> &Bytes {
-        &self.trusted
+    pub fn trusted_roots(&self) -> &Bytes {
+        &self.trusted_roots
     }
 
     /// When the first trusted root expires.
@@ -213,8 +243,8 @@ impl Authority {
     }
 
     /// The first instant at which nothing can be signed any more: the earliest end on the path to the root.
-    pub fn holds_until(&self) -> SystemTime {
-        self.holds_until
+    pub fn path_expires_at(&self) -> SystemTime {
+        self.path_expires_at
     }
 
     /// The roots that it trusts by itself.
@@ -231,12 +261,12 @@ impl Authority {
         &self.own_chain
     }
 
-    pub(super) fn held(&self) -> &[Passing] {
-        &self.held
+    pub(super) fn retained_roots(&self) -> &[ExpiringRoot] {
+        &self.retained_roots
     }
 
-    pub(super) fn bridges(&self) -> &[Passing] {
-        &self.bridges
+    pub(super) fn cross_certs(&self) -> &[ExpiringRoot] {
+        &self.cross_certs
     }
 
     pub(super) fn key(&self) -> &PrivateKey {
@@ -251,7 +281,7 @@ impl Authority {
 
 impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CA {} of {}", self.certificate.name, self.material.place)
+        write!(f, "CA {} of {}", self.certificate.name, self.bundle.location)
     }
 }
 

@@ -1,4 +1,5 @@
-//! X.509 certificates as far as a CA looks at them: what was read of one, who issued whom, and how new ones are put together.
+//! X.509 certificates as far as a CA looks at them: what was read of one, who issued whom, and how new ones are put
+//! together.
 
 use std::time::SystemTime;
 
@@ -128,21 +129,21 @@ impl Certificate {
     }
 
     /// True if it signed a list of revoked certificates, in DER.
-    pub(super) fn has_signed_list(&self, list: &[u8]) -> bool {
-        let (Ok((_, own)), Ok((_, list))) = (
+    pub(super) fn has_signed_crl(&self, crl: &[u8]) -> bool {
+        let (Ok((_, own)), Ok((_, crl))) = (
             X509Certificate::from_der(&self.der),
-            CertificateRevocationList::from_der(list),
+            CertificateRevocationList::from_der(crl),
         ) else {
             return false;
         };
         let key = &own.tbs_certificate.subject_pki;
-        let content = list.tbs_cert_list.as_ref();
-        list.tbs_cert_list.issuer.as_raw() == self.subject
-            && key::is_signed(key, &list.signature_algorithm, &list.signature_value, content)
+        let content = crl.tbs_cert_list.as_ref();
+        crl.tbs_cert_list.issuer.as_raw() == self.subject
+            && key::is_signed(key, &crl.signature_algorithm, &crl.signature_value, content)
     }
 
     /// True if it holds at a time.
-    pub fn holds_at(&self, now: SystemTime) -> bool {
+    pub fn is_valid_at(&self, now: SystemTime) -> bool {
         self.not_before <= now && now < self.not_after
     }
 
@@ -153,14 +154,14 @@ impl Certificate {
 }
 
 /// What a certificate of a request is made from.
-pub(super) struct Request {
+pub(super) struct ParsedCsr {
     /// A `SubjectPublicKeyInfo` in DER.
     pub(super) public_key: Vec<u8>,
     /// The request has a common name that is not empty.
     pub(super) has_common_name: bool,
 }
 
-impl Request {
+impl ParsedCsr {
     /// Reads a PEM request and checks that its sender has the key. The error says what is wrong.
     pub(super) fn from_pem(pem: &[u8]) -> Result<Self, String> {
         let block = x509_parser::pem::parse_x509_pem(pem);
@@ -192,13 +193,13 @@ impl Request {
 }
 
 /// The names that a certificate says of its holder.
-pub(super) struct Names {
+pub(super) struct SubjectAltNames {
     /// The content of the extension.
     alternative: Vec<u8>,
     first: SmolStr,
 }
 
-impl Names {
+impl SubjectAltNames {
     /// SPIFFE ids become URIs, addresses IPs, everything else DNS names. The error says what cannot be a name.
     pub(super) fn new(names: &[SmolStr]) -> Result<Self, String> {
         let first = names.first().ok_or("there is no identity to certify")?.clone();
@@ -225,20 +226,23 @@ impl Names {
 /// A time span.
 #[derive(Clone, Copy)]
 pub(super) struct Validity {
-    pub(super) from: SystemTime,
-    pub(super) until: SystemTime,
+    pub(super) not_before: SystemTime,
+    pub(super) not_after: SystemTime,
 }
 
 /// The certificate of a workload or server, in DER.
 pub(super) fn leaf(
-    request: &Request,
-    names: &Names,
+    request: &ParsedCsr,
+    names: &SubjectAltNames,
     validity: Validity,
     issuer: &Certificate,
     key: &PrivateKey,
 ) -> Result<Vec<u8>, KeyError> {
     let common_name = Some(&names.first).filter(|name| request.has_common_name && name.len() <= COMMON_NAME_MAX);
-    let subject = common_name.map_or_else(|| der::value(der::SEQUENCE, &[]), |name| name_of(OID_COMMON_NAME, name));
+    let subject = common_name.map_or_else(
+        || der::value(der::SEQUENCE, &[]),
+        |name| distinguished_name(OID_COMMON_NAME, name),
+    );
     let mut extensions = vec![
         der::extension(OID_KEY_USAGE, true, &der::flags(LEAF_USAGE)),
         der::extension(
@@ -250,7 +254,7 @@ pub(super) fn leaf(
     ];
     extensions.extend(issuer.key_id.as_deref().map(authority_key_id));
     extensions.push(der::extension(OID_ALTERNATIVE_NAMES, true, &names.alternative));
-    let contents = Contents {
+    let contents = TbsCertificate {
         subject: &subject,
         public_key: &request.public_key,
         issuer: &issuer.subject,
@@ -262,28 +266,28 @@ pub(super) fn leaf(
 
 /// A self-signed CA certificate of an organization, in DER.
 pub(super) fn root(organization: &str, validity: Validity, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
-    let subject = name_of(OID_ORGANIZATION, organization);
+    let subject = distinguished_name(OID_ORGANIZATION, organization);
     let id = key_id_of_bits(key.public_bits());
-    authority(&subject, &key.public(), &id, validity, None, key)
+    ca_certificate(&subject, &key.public(), &id, validity, None, key)
 }
 
 /// A self-signed CA certificate like an old one, with a new time span, in DER.
 pub(super) fn renewed_root(old: &Certificate, validity: Validity, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
-    authority(&old.subject, &old.public_key, &old.own_key_id(), validity, None, key)
+    ca_certificate(&old.subject, &old.public_key, &old.own_key_id(), validity, None, key)
 }
 
 /// A certificate by which whoever trusts `issuer` also trusts what `subject` issues, in DER.
-pub(super) fn cross(
+pub(super) fn cross_signed(
     subject: &Certificate,
     validity: Validity,
     issuer: &Certificate,
     key: &PrivateKey,
 ) -> Result<Vec<u8>, KeyError> {
     let id = subject.own_key_id();
-    authority(&subject.subject, &subject.public_key, &id, validity, Some(issuer), key)
+    ca_certificate(&subject.subject, &subject.public_key, &id, validity, Some(issuer), key)
 }
 
-fn authority(
+fn ca_certificate(
     subject: &[u8],
     public_key: &[u8],
     id: &[u8],
@@ -298,7 +302,7 @@ fn authority(
         der::extension(OID_SUBJECT_KEY_ID, false, &der::octets(id)),
     ];
     extensions.extend(issuer.and_then(|issuer| issuer.key_id.as_deref()).map(authority_key_id));
-    let contents = Contents {
+    let contents = TbsCertificate {
         subject,
         public_key,
         issuer: issuer.map_or(subject, |issuer| &issuer.subject),
@@ -309,7 +313,7 @@ fn authority(
 }
 
 /// What is signed.
-struct Contents<'a> {
+struct TbsCertificate<'a> {
     subject: &'a [u8],
     public_key: &'a [u8],
     issuer: &'a [u8],
@@ -317,13 +321,16 @@ struct Contents<'a> {
     extensions: Vec<u8>,
 }
 
-impl Contents<'_> {
+impl TbsCertificate<'_> {
     fn sign(&self, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
         let mut serial = [0; 16];
         rand::fill(&mut serial).map_err(|_| KeyError::Generation)?;
         let validity = der::nested(
             der::SEQUENCE,
-            &[&der::time(self.validity.from), &der::time(self.validity.until)],
+            &[
+                &der::time(self.validity.not_before),
+                &der::time(self.validity.not_after),
+            ],
         );
         let extensions = der::value(0xa3, &der::value(der::SEQUENCE, &self.extensions));
         let parts: [&[u8]; 8] = [
@@ -336,12 +343,12 @@ impl Contents<'_> {
             self.public_key,
             &extensions,
         ];
-        key.seal(&der::nested(der::SEQUENCE, &parts))
+        key.sign_tbs(&der::nested(der::SEQUENCE, &parts))
     }
 }
 
 /// A `Name` of one attribute.
-fn name_of(oid: &[u8], text: &str) -> Vec<u8> {
+fn distinguished_name(oid: &[u8], text: &str) -> Vec<u8> {
     let attribute = der::nested(der::SEQUENCE, &[oid, &der::utf8(text)]);
     der::value(der::SEQUENCE, &der::value(der::SET, &attribute))
 }

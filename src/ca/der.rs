@@ -1,7 +1,8 @@
 //! The little of DER that a certificate needs, written forwards.
 //!
-//! Certificates are put together here and not by a library because the issuer's name and key id must stand in them byte for
-//! byte as in the signing certificate: a name that was parsed and written again may be equal to people and not to verifiers.
+//! Certificates are put together here and not by a library because the issuer's name and key id must stand in them byte
+//! for byte as in the signing certificate: a name that was parsed and written again may be equal to people and not to
+//! verifiers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
 //! Files that are replaced while they are used, such as those of a mounted Secret.
 //!
-//! What a reader would get wrong: it is the folders that are watched. A mounted Secret changes by a link that is exchanged
-//! beside the file, which no watch of the file itself would see.
+//! What a reader would get wrong: it is the folders that are watched. A mounted Secret changes by a link that is
+//! exchanged beside the file, which no watch of the file itself would see.
 
 use std::{
     collections::BTreeSet,
@@ -16,16 +16,16 @@ use tokio::{
 };
 
 /// How long files must be quiet before they are read: a certificate and its key are two writes.
-pub const QUIET: Duration = Duration::from_millis(100);
+pub const DEBOUNCE: Duration = Duration::from_millis(100);
 /// How often they are looked at for what no event tells: a folder that did not exist, the target of a link.
 pub const POLL: Duration = Duration::from_secs(5);
 /// How many notices wait at most. Each means "look again".
-const NOTICES: usize = 16;
+const EVENT_QUEUE_LEN: usize = 16;
 
 /// Tells when files may have changed.
 pub struct FileWatch {
     watcher: Option<RecommendedWatcher>,
-    notices: mpsc::Receiver<()>,
+    events: mpsc::Receiver<()>,
     folders: BTreeSet<PathBuf>,
     watched: BTreeSet<PathBuf>,
 }
@@ -33,44 +33,44 @@ pub struct FileWatch {
 impl FileWatch {
     /// Watches these files, there or not yet.
     pub fn new<'a>(files: impl IntoIterator<Item = &'a Path>) -> Self {
-        let (sender, notices) = mpsc::channel(NOTICES);
-        let tell = move |event: notify::Result<Event>| {
+        let (sender, events) = mpsc::channel(EVENT_QUEUE_LEN);
+        let notify = move |event: notify::Result<Event>| {
             // An error of the watcher may hide a change. Reading is none.
-            if !event.is_ok_and(|event| is_reading(event.kind)) {
+            if !event.is_ok_and(|event| is_read_access(event.kind)) {
                 // A full queue says already that something is there to look at.
                 let _ = sender.try_send(());
             }
         };
-        let watcher = RecommendedWatcher::new(tell, Config::default()).inspect_err(|error| {
+        let watcher = RecommendedWatcher::new(notify, Config::default()).inspect_err(|error| {
             tracing::warn!(%error, "changes of certificates cannot be watched; they are looked for every few seconds");
         });
         let mut watch = Self {
             watcher: watcher.ok(),
-            notices,
+            events,
             folders: files.into_iter().map(folder).collect(),
             watched: BTreeSet::new(),
         };
-        watch.follow();
+        watch.watch_folders();
         watch
     }
 
     /// Waits until a file may have changed and is quiet, or [`POLL`] has passed. Whoever is told reads and compares.
     pub async fn changed(&mut self) {
-        self.follow();
-        if timeout(POLL, next(&mut self.notices)).await.is_err() {
+        self.watch_folders();
+        if timeout(POLL, next(&mut self.events)).await.is_err() {
             // A folder that was replaced is watched no longer, and nobody says so.
-            self.forget();
+            self.unwatch_folders();
             return;
         }
         // Whoever writes without end is read in between.
-        let latest = Instant::now() + 10 * QUIET;
-        while timeout_at(latest.min(Instant::now() + QUIET), next(&mut self.notices))
+        let latest = Instant::now() + 10 * DEBOUNCE;
+        while timeout_at(latest.min(Instant::now() + DEBOUNCE), next(&mut self.events))
             .await
             .is_ok()
         {}
     }
 
-    fn follow(&mut self) {
+    fn watch_folders(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         for folder in &self.folders {
             if !self.watched.contains(folder) && watcher.watch(folder, RecursiveMode::NonRecursive).is_ok() {
@@ -79,7 +79,7 @@ impl FileWatch {
         }
     }
 
-    fn forget(&mut self) {
+    fn unwatch_folders(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         for folder in std::mem::take(&mut self.watched) {
             let _ = watcher.unwatch(&folder);
@@ -94,14 +94,14 @@ fn folder(file: &Path) -> PathBuf {
     }
 }
 
-async fn next(notices: &mut mpsc::Receiver<()>) {
-    if notices.recv().await.is_none() {
+async fn next(events: &mut mpsc::Receiver<()>) {
+    if events.recv().await.is_none() {
         // No watcher: only polling is left.
         std::future::pending::<()>().await;
     }
 }
 
-fn is_reading(kind: EventKind) -> bool {
+fn is_read_access(kind: EventKind) -> bool {
     use notify::event::{AccessKind, AccessMode};
     matches!(kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write))
 }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     async fn noticed(watch: &mut FileWatch) -> bool {
-        timeout(QUIET * 20, watch.changed()).await.is_ok()
+        timeout(DEBOUNCE * 20, watch.changed()).await.is_ok()
     }
 
     #[tokio::test]

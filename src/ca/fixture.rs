@@ -19,10 +19,10 @@ use smol_str::SmolStr;
 use time::OffsetDateTime;
 
 use super::{
-    authority::Limits,
-    bundle::Material,
+    authority::TtlLimits,
+    bundle::CaBundle,
     key::KeyKind,
-    plugged_in::{self, Files, Found},
+    plugged_in::{self, BundleFiles, BundleLookup},
     self_signed::RootOptions,
     signing::SigningRequest,
 };
@@ -30,7 +30,7 @@ use crate::base::Sensitive;
 
 pub(super) const HOUR: Duration = Duration::from_hours(1);
 pub(super) const DAY: Duration = Duration::from_hours(24);
-pub(super) const LIMITS: Limits = Limits {
+pub(super) const LIMITS: TtlLimits = TtlLimits {
     default: DAY,
     max: Duration::from_hours(90 * 24),
 };
@@ -78,7 +78,7 @@ pub(super) fn file(text: impl Into<String>) -> Sensitive {
 }
 
 /// The files of a CA under a root, with Istio's names.
-pub(super) fn files(ca: &Issuer, root: &Issuer) -> Files {
+pub(super) fn files(ca: &Issuer, root: &Issuer) -> BundleFiles {
     [
         (plugged_in::CERTIFICATE, ca.pem()),
         (plugged_in::KEY, ca.key().serialize_pem()),
@@ -90,9 +90,9 @@ pub(super) fn files(ca: &Issuer, root: &Issuer) -> Files {
     .collect()
 }
 
-pub(super) fn material(files: &Files) -> Material {
+pub(super) fn ca_bundle(files: &BundleFiles) -> CaBundle {
     match plugged_in::find("folder etc/cacerts".into(), files, true) {
-        Found::Whole(material) => material,
+        BundleLookup::Complete(bundle) => bundle,
         found => panic!("a whole bundle, not {found:?}"),
     }
 }

@@ -1,7 +1,7 @@
 //! Who may ask for certificates of others: proxies of a node (ztunnel), for what runs on their own node.
 //!
-//! The rule is that of Kubernetes for kubelets. A node that is taken over can take the identities of its own pods, which it
-//! has in its hands anyway, and no others.
+//! The rule is that of Kubernetes for kubelets. A node that is taken over can take the identities of its own pods,
+//! which it has in its hands anyway, and no others.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -28,7 +28,7 @@ pub struct NodeAuthorizer {
 pub enum ImpersonationError {
     /// No account may.
     #[error("nobody may ask for other identities; hint: CA_TRUSTED_NODE_ACCOUNTS names who may")]
-    Off,
+    Disabled,
     /// The caller showed no token of Kubernetes.
     #[error("only callers with a token of Kubernetes may ask for other identities")]
     NoToken,
@@ -48,12 +48,12 @@ pub enum ImpersonationError {
     #[error("pod {0} of cluster {1} is not known")]
     Pod(ObjectKey, crate::base::ClusterId),
     /// There is a pod of this name, but it is another one.
-    #[error("pod {pod} is not the caller's: it has {what} {ours:?}, the token {theirs:?}")]
-    OtherPod {
+    #[error("pod {pod} is not the caller's: it has {field} {ours:?}, the token {theirs:?}")]
+    PodMismatch {
         /// The pod.
         pod: Box<ObjectKey>,
         /// What differs.
-        what: &'static str,
+        field: &'static str,
         /// What is known of the pod.
         ours: SmolStr,
         /// What the token says.
@@ -91,7 +91,7 @@ impl NodeAuthorizer {
     /// Whether the caller may have a certificate of `identity`.
     pub fn authorize(&self, caller: &Caller, identity: &str) -> Result<(), ImpersonationError> {
         if self.trusted.is_empty() {
-            return Err(ImpersonationError::Off);
+            return Err(ImpersonationError::Disabled);
         }
         let info = caller.kubernetes.as_ref().ok_or(ImpersonationError::NoToken)?;
         let account = (info.namespace.clone(), info.service_account.clone());
@@ -99,7 +99,7 @@ impl NodeAuthorizer {
             return Err(ImpersonationError::Account(account.0, account.1));
         }
         let id: SpiffeId = identity.parse()?;
-        if !self.domains.borrow().holds(&id.trust_domain) {
+        if !self.domains.borrow().contains(&id.trust_domain) {
             return Err(ImpersonationError::TrustDomain(id.trust_domain));
         }
         let mesh = self.mesh.borrow().clone();
@@ -122,10 +122,10 @@ fn shares_node(mesh: &MeshSnapshot, caller: &KubernetesInfo, id: &SpiffeId) -> R
         ("uid", &pod.uid, &caller.pod_uid),
         ("service account", &pod.service_account, &account),
     ];
-    if let Some((what, ours, theirs)) = pairs.into_iter().find(|(_, ours, theirs)| ours != theirs) {
-        return Err(ImpersonationError::OtherPod {
+    if let Some((field, ours, theirs)) = pairs.into_iter().find(|(_, ours, theirs)| ours != theirs) {
+        return Err(ImpersonationError::PodMismatch {
             pod: key.into(),
-            what,
+            field,
             ours: ours.clone(),
             theirs: theirs.clone(),
         });

@@ -16,7 +16,8 @@ use x509_parser::{
 use super::der;
 use crate::base::Sensitive;
 
-/// sha256WithRSAEncryption, ecdsa-with-SHA256, -SHA384, -SHA512 and Ed25519, each as the DER of an `AlgorithmIdentifier`.
+/// sha256WithRSAEncryption, ecdsa-with-SHA256, -SHA384, -SHA512 and Ed25519, each as the DER of an
+/// `AlgorithmIdentifier`.
 const RSA_SHA256: &[u8] = &[0x30, 13, 6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 11, 5, 0];
 const ECDSA_SHA256: &[u8] = &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2];
 const ECDSA_SHA384: &[u8] = &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 3];
@@ -140,7 +141,7 @@ impl PrivateKey {
     }
 
     /// Signs, and puts what was signed into the frame that certificates, requests and revocation lists have in common.
-    pub(super) fn seal(&self, content: &[u8]) -> Result<Vec<u8>, KeyError> {
+    pub(super) fn sign_tbs(&self, content: &[u8]) -> Result<Vec<u8>, KeyError> {
         let signature = self.pair.sign(content).map_err(|_| KeyError::Signing)?;
         let parts = [content, self.algorithm(), &der::bits(&signature)];
         Ok(der::nested(der::SEQUENCE, &parts))

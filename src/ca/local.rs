@@ -1,4 +1,5 @@
-//! The CA of this process, live: whatever its certificate comes from, there is one authority at a time, and one set of roots.
+//! The CA of this process, live: whatever its certificate comes from, there is one authority at a time, and one set of
+//! roots.
 
 pub mod options;
 
@@ -19,24 +20,25 @@ use tokio::{
 use self::options::LocalOptions;
 use super::{
     TrustBundle,
-    authority::{Authority, Limits},
+    authority::{Authority, TtlLimits},
+    authority_selector::{AuthoritySelector, AuthoritySource, Decision, RootStorage, SecretState},
     files::FileWatch,
-    keeper::{Keeper, Keeping, Known, Source, Step},
-    metrics::{self, Expiry},
-    plugged_in::{self, FolderError, Found},
+    metrics::{self, ExpiryMetrics},
+    plugged_in::{self, BundleLookup, FolderError},
     rotate,
-    secrets::{Secret, SecretError, Secrets},
-    self_signed::{OWN_SECRET, PLUGGED_SECRET, Root},
-    signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
+    secrets::{Secret, SecretError, SecretStore},
+    self_signed::{CACERTS_SECRET, Root, SELF_SIGNED_SECRET},
+    signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest},
 };
 use crate::{environment::Environment, task::Tasks};
 
 /// How often it is looked whether something ends or has passed.
-const REVIEW: Duration = Duration::from_hours(1);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_hours(1);
 /// The first wait before a failed write is tried again; each next one is twice as long, up to [`RETRY_MAX`].
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How often an incomplete folder is read before it counts as a mistake, and how long in between: it may be being filled.
+/// How often an incomplete folder is read before it counts as a mistake, and how long in between: it may be being
+/// filled.
 const START_ATTEMPTS: u32 = 5;
 const START_WAIT: Duration = Duration::from_millis(200);
 
@@ -65,31 +67,31 @@ pub enum LocalError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// Starts the CA. `secrets`: where a root of our own is kept, and where `cacerts` may be; none: in memory. `organization`
-/// is whose name a new root gets: the trust domain, once the mesh config is known.
+/// Starts the CA. `secrets`: where a root of our own is kept, and where `cacerts` may be; none: in memory.
+/// `organization` is whose name a new root gets: the trust domain, once the mesh config is known.
 pub async fn start(
     environment: &Environment,
     options: LocalOptions,
-    secrets: Option<Arc<dyn Secrets>>,
+    secrets: Option<Arc<dyn SecretStore>>,
     organization: BoxFuture<'static, SmolStr>,
 ) -> Result<LocalCa, LocalError> {
     let clock = crate::environment::wall_clock;
-    let (ca, life) = prepare(options, secrets, organization, clock).await?;
-    Expiry::register(&environment.registry, ca.authority.clone(), clock)?;
+    let (ca, controller) = prepare(options, secrets, organization, clock).await?;
+    ExpiryMetrics::register(&environment.registry, ca.authority.clone(), clock)?;
     let tasks = environment.tasks.clone();
     environment
         .tasks
-        .spawn_until_shutdown("certificate authority", life.run(tasks));
+        .spawn_until_shutdown("certificate authority", controller.run(tasks));
     Ok(ca)
 }
 
 /// The CA as far as the folder alone says it, and what keeps it up to date.
 async fn prepare(
     options: LocalOptions,
-    secrets: Option<Arc<dyn Secrets>>,
+    secrets: Option<Arc<dyn SecretStore>>,
     organization: BoxFuture<'static, SmolStr>,
     clock: fn() -> SystemTime,
-) -> Result<(LocalCa, Life), LocalError> {
+) -> Result<(LocalCa, CaController), LocalError> {
     // Watched before it is read, so that no change falls in between.
     let watch = FileWatch::new([options.folder.join(plugged_in::CERTIFICATE).as_path()]);
     let rules = options.rules(secrets.is_some());
@@ -97,7 +99,7 @@ async fn prepare(
     for _ in 1..START_ATTEMPTS {
         if !matches!(
             plugged_in::find(rules.folder.clone(), &files, rules.revocation),
-            Found::Partly(_)
+            BundleLookup::Incomplete(_)
         ) {
             break;
         }
@@ -106,8 +108,8 @@ async fn prepare(
     }
     let (authority_out, authority) = watch::channel(None);
     let (trust_out, trust) = watch::channel(None);
-    let mut life = Life {
-        keeper: Keeper::new(rules.clone(), files),
+    let mut controller = CaController {
+        selector: AuthoritySelector::new(rules.clone(), files),
         options,
         secrets,
         organization: Some(organization),
@@ -115,14 +117,14 @@ async fn prepare(
         watch: Some(watch),
         authority: authority_out,
         trust: trust_out,
-        complaint: String::new(),
+        last_rejection: String::new(),
         failures: 0,
     };
     // Only the folder is known; what it says counts at once, and if it is wrong there is nothing to go on with.
-    match life.keeper.step(clock()) {
-        Step::Complain(why) => return Err(LocalError::Bundle(why)),
-        step @ Step::Become(_) => life.apply(step),
-        Step::Stay | Step::Make(_) => None,
+    match controller.selector.decide(clock()) {
+        Decision::Reject(why) => return Err(LocalError::Bundle(why)),
+        decision @ Decision::Switch(_) => controller.apply(decision),
+        Decision::NoChange | Decision::CreateRoot(_) => None,
     };
     let signer = Arc::new(LocalSigner::new(authority.clone(), rules.limits, clock));
     let ca = LocalCa {
@@ -130,14 +132,14 @@ async fn prepare(
         authority,
         trust,
     };
-    Ok((ca, life))
+    Ok((ca, controller))
 }
 
 /// What keeps the CA up to date.
-struct Life {
+struct CaController {
     options: LocalOptions,
-    keeper: Keeper,
-    secrets: Option<Arc<dyn Secrets>>,
+    selector: AuthoritySelector,
+    secrets: Option<Arc<dyn SecretStore>>,
     /// Taken when it is known.
     organization: Option<BoxFuture<'static, SmolStr>>,
     clock: fn() -> SystemTime,
@@ -146,64 +148,64 @@ struct Life {
     authority: watch::Sender<Option<Arc<Authority>>>,
     trust: watch::Sender<Option<Arc<TrustBundle>>>,
     /// What was said last, so that it is not said again.
-    complaint: String,
+    last_rejection: String,
     /// Writes that failed since the last that did not.
     failures: u32,
 }
 
-impl Life {
+impl CaController {
     async fn run(mut self, tasks: Tasks) {
-        let mut plugged = self.follow(&tasks, PLUGGED_SECRET);
-        let mut own = self.follow(&tasks, OWN_SECRET);
-        let mut folder = self.follow_folder(&tasks);
+        let mut plugged = self.watch_secret(&tasks, CACERTS_SECRET);
+        let mut own = self.watch_secret(&tasks, SELF_SIGNED_SECRET);
+        let mut folder = self.watch_folder(&tasks);
         let mut organization = None;
         let mut candidate = None;
-        let mut check = self.first_check();
-        let mut review = Instant::now();
-        let mut again = None;
+        let mut rotation_check = self.first_rotation_check();
+        let mut expiry_check = Instant::now();
+        let mut retry = None;
         loop {
-            let step = self.keeper.step((self.clock)());
-            let is_new = matches!(step, Step::Become(_));
-            if let Some(keeping) = self.apply(step)
-                && again.is_none()
+            let decision = self.selector.decide((self.clock)());
+            let is_new = matches!(decision, Decision::Switch(_));
+            if let Some(storage) = self.apply(decision)
+                && retry.is_none()
                 && let Some(organization) = &organization
             {
-                again = self.make(keeping, organization, &mut candidate).await;
-                if again.is_none() {
+                retry = self.create_root(storage, organization, &mut candidate).await;
+                if retry.is_none() {
                     continue;
                 }
             }
             // Nothing can be signed with a root that has expired: that waits for no interval.
             if is_new && self.is_expired() {
-                check = check.map(|_| Instant::now());
+                rotation_check = rotation_check.map(|_| Instant::now());
             }
             tokio::select! {
-                secret = told(&mut plugged) => self.keeper.plugged = secret,
-                secret = told(&mut own) => self.keeper.own = secret,
-                name = known(&mut self.organization) => {
+                secret = next_secret(&mut plugged) => self.selector.cacerts = secret,
+                secret = next_secret(&mut own) => self.selector.istio_ca_secret = secret,
+                name = resolved(&mut self.organization) => {
                     self.organization = None;
                     organization = Some(name);
                 }
-                Some(()) = folder.recv() => self.read().await,
-                () = until(again) => again = None,
-                () = until(check) => check = self.rotate().await,
-                () = sleep_until(review) => {
-                    review = Instant::now() + REVIEW;
-                    self.review();
+                Some(()) = folder.recv() => self.reload_files().await,
+                () = until(retry) => retry = None,
+                () = until(rotation_check) => rotation_check = self.rotate().await,
+                () = sleep_until(expiry_check) => {
+                    expiry_check = Instant::now() + EXPIRY_CHECK_INTERVAL;
+                    self.expiry_check();
                 }
             }
         }
     }
 
-    fn follow(&self, tasks: &Tasks, name: &'static str) -> Option<mpsc::Receiver<Option<Secret>>> {
+    fn watch_secret(&self, tasks: &Tasks, name: &'static str) -> Option<mpsc::Receiver<Option<Secret>>> {
         let secrets = self.secrets.as_ref()?;
         let (sender, receiver) = mpsc::channel(4);
-        tasks.spawn_until_shutdown("CA Secret", secrets.follow(name, sender));
+        tasks.spawn_until_shutdown("CA Secret", secrets.watch(name, sender));
         Some(receiver)
     }
 
     /// A task of its own: gathering notices must not begin anew whenever something else happens.
-    fn follow_folder(&mut self, tasks: &Tasks) -> mpsc::Receiver<()> {
+    fn watch_folder(&mut self, tasks: &Tasks) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel(1);
         if let Some(mut watch) = self.watch.take() {
             tasks.spawn_until_shutdown("CA folder", async move {
@@ -219,35 +221,35 @@ impl Life {
     }
 
     /// Does what can be done at once. Where a root that has to be made is to be kept, if one has.
-    fn apply(&mut self, step: Step) -> Option<Keeping> {
-        match step {
-            Step::Stay => {}
-            Step::Become(current) => {
+    fn apply(&mut self, decision: Decision) -> Option<RootStorage> {
+        match decision {
+            Decision::NoChange => {}
+            Decision::Switch(current) => {
                 let authority = current.authority.clone();
                 let name = &authority.certificate().name;
-                let place = &authority.material().place;
-                tracing::info!(%name, %place, roots = authority.roots().len(), "this CA signs from now on");
-                self.complaint.clear();
-                self.keeper.current = Some(current);
+                let location = &authority.bundle().location;
+                tracing::info!(%name, %location, roots = authority.roots().len(), "this CA signs from now on");
+                self.last_rejection.clear();
+                self.selector.current = Some(current);
                 self.publish(authority);
             }
-            Step::Complain(why) => {
-                if self.complaint != why {
-                    let goes_on = self.keeper.current.is_some();
+            Decision::Reject(why) => {
+                if self.last_rejection != why {
+                    let goes_on = self.selector.current.is_some();
                     tracing::error!(goes_on, "the CA cannot be changed: {why}");
-                    self.complaint = why;
+                    self.last_rejection = why;
                 }
             }
-            Step::Make(keeping) => return Some(keeping),
+            Decision::CreateRoot(storage) => return Some(storage),
         }
         None
     }
 
     fn publish(&self, authority: Arc<Authority>) {
-        let revoked = authority.material().revoked.as_ref().map(|part| part.pem.clone());
+        let crl = authority.bundle().crl.as_ref().map(|part| part.pem.clone());
         let trust = Arc::new(TrustBundle {
-            roots: authority.trusted().clone(),
-            revoked,
+            roots: authority.trusted_roots().clone(),
+            crl,
         });
         // Trust first: nobody is to see a certificate whose root is not known here.
         self.trust.send_if_modified(|known| {
@@ -259,9 +261,9 @@ impl Life {
     }
 
     /// Makes a root and keeps it. The time of the next attempt, if that failed.
-    async fn make(
+    async fn create_root(
         &mut self,
-        keeping: Keeping,
+        storage: RootStorage,
         organization: &SmolStr,
         candidate: &mut Option<Root>,
     ) -> Option<Instant> {
@@ -269,19 +271,19 @@ impl Life {
             Some(root) => root,
             None => {
                 let (organization, options, now) =
-                    (organization.clone(), self.keeper.rules.root.clone(), (self.clock)());
+                    (organization.clone(), self.selector.rules.root.clone(), (self.clock)());
                 // An RSA key takes long to find; streams are not to wait for it.
                 let made = spawn_blocking(move || Root::new(&organization, &options, now)).await;
                 match made {
                     Ok(Ok(root)) => root,
-                    Ok(Err(error)) => return Some(self.failed("a root cannot be made", &error)),
-                    Err(error) => return Some(self.failed("a root cannot be made", &error)),
+                    Ok(Err(error)) => return Some(self.retry_after("a root cannot be made", &error)),
+                    Err(error) => return Some(self.retry_after("a root cannot be made", &error)),
                 }
             }
         };
-        let (Keeping::Secret(name), Some(secrets)) = (keeping, self.secrets.clone()) else {
+        let (RootStorage::Secret(name), Some(secrets)) = (storage, self.secrets.clone()) else {
             tracing::warn!("the root of this CA is kept nowhere: it ends with this process");
-            self.keeper.memory = Some(root);
+            self.selector.in_memory_root = Some(root);
             return None;
         };
         match secrets.create(root.to_secret(name)).await {
@@ -290,7 +292,7 @@ impl Life {
             Err(SecretError::Conflict) => tracing::info!(secret = name, "another replica was faster to make a root"),
             Err(error) => {
                 *candidate = Some(root);
-                return Some(self.failed("the root cannot be kept", &error));
+                return Some(self.retry_after("the root cannot be kept", &error));
             }
         }
         self.failures = 0;
@@ -298,29 +300,31 @@ impl Life {
         Some(Instant::now() + RETRY_MAX)
     }
 
-    fn failed(&mut self, what: &str, error: &dyn std::fmt::Display) -> Instant {
-        let wait = RETRY.saturating_mul(2_u32.saturating_pow(self.failures)).min(RETRY_MAX);
+    fn retry_after(&mut self, what: &str, error: &dyn std::fmt::Display) -> Instant {
+        let wait = RETRY_MIN
+            .saturating_mul(2_u32.saturating_pow(self.failures))
+            .min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
         tracing::warn!(%error, "{what}; it is tried again");
         Instant::now() + wait
     }
 
-    async fn read(&mut self) {
+    async fn reload_files(&mut self) {
         let folder = self.options.folder.clone();
         match spawn_blocking(move || plugged_in::read(&folder)).await {
-            Ok(Ok(files)) => self.keeper.files = files,
+            Ok(Ok(files)) => self.selector.files = files,
             Ok(Err(error)) => tracing::warn!(%error, "the folder of the CA cannot be read; what it held last counts"),
             Err(error) => tracing::warn!(%error, "the folder of the CA cannot be read; what it held last counts"),
         }
     }
 
     fn is_expired(&self) -> bool {
-        let current = self.keeper.current.as_ref();
-        current.is_some_and(|current| current.authority.holds_until() <= (self.clock)())
+        let current = self.selector.current.as_ref();
+        current.is_some_and(|current| current.authority.path_expires_at() <= (self.clock)())
     }
 
     /// When roots are looked at first; none: never. Replicas begin at different times.
-    fn first_check(&self) -> Option<Instant> {
+    fn first_rotation_check(&self) -> Option<Instant> {
         let interval = self.options.check_interval?;
         let wait = if self.options.jitter {
             random_below(interval)
@@ -333,7 +337,7 @@ impl Life {
     /// Renews the root if that is due. When to look next.
     async fn rotate(&mut self) -> Option<Instant> {
         let next = self.options.check_interval.map(|interval| Instant::now() + interval);
-        let (root, source) = match self.keeper.renewal((self.clock)()) {
+        let (root, source) = match self.selector.renewal((self.clock)()) {
             None => return next,
             Some(Ok(renewed)) => renewed,
             Some(Err(error)) => {
@@ -341,9 +345,9 @@ impl Life {
                 return next;
             }
         };
-        let (Some(secret), Some(secrets)) = (self.keeper.secret_of(&root, source), &self.secrets) else {
-            if source == Source::Memory {
-                self.keeper.memory = Some(root);
+        let (Some(secret), Some(secrets)) = (self.selector.renewed_secret(&root, source), &self.secrets) else {
+            if source == AuthoritySource::InMemory {
+                self.selector.in_memory_root = Some(root);
             }
             return next;
         };
@@ -352,8 +356,8 @@ impl Life {
             Err(SecretError::Conflict) => tracing::info!("another replica was faster to renew the root"),
             // Nothing was changed here, so nothing has to be taken back.
             Err(error) => {
-                let again = self.failed("the renewed root cannot be kept", &error);
-                return next.map(|next| next.min(again));
+                let retry = self.retry_after("the renewed root cannot be kept", &error);
+                return next.map(|next| next.min(retry));
             }
         }
         self.failures = 0;
@@ -361,15 +365,15 @@ impl Life {
     }
 
     /// Lets go of what has passed, and says what ends soon.
-    fn review(&mut self) {
+    fn expiry_check(&mut self) {
         let now = (self.clock)();
-        let Some(current) = &mut self.keeper.current else {
+        let Some(current) = &mut self.selector.current else {
             return;
         };
         if let Some(warning) = metrics::warning(&current.authority, now) {
             tracing::warn!("{warning}");
         }
-        let Some(without) = rotate::without_passed(&current.authority, now) else {
+        let Some(without) = rotate::without_expired(&current.authority, now) else {
             return;
         };
         current.authority = Arc::new(without);
@@ -379,10 +383,10 @@ impl Life {
 }
 
 /// What is told of a Secret next. Pending for ever if nobody tells.
-async fn told(by: &mut Option<mpsc::Receiver<Option<Secret>>>) -> Known {
+async fn next_secret(by: &mut Option<mpsc::Receiver<Option<Secret>>>) -> SecretState {
     if let Some(receiver) = by {
         if let Some(secret) = receiver.recv().await {
-            return Known::from(secret);
+            return SecretState::from(secret);
         }
         *by = None;
     }
@@ -396,7 +400,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-async fn known(organization: &mut Option<BoxFuture<'static, SmolStr>>) -> SmolStr {
+async fn resolved(organization: &mut Option<BoxFuture<'static, SmolStr>>) -> SmolStr {
     match organization {
         Some(organization) => organization.await,
         None => std::future::pending().await,
@@ -413,13 +417,17 @@ fn random_below(most: Duration) -> Duration {
 /// Signs with the authority of the moment.
 pub struct LocalSigner {
     authority: watch::Receiver<Option<Arc<Authority>>>,
-    limits: Limits,
+    limits: TtlLimits,
     clock: fn() -> SystemTime,
 }
 
 impl LocalSigner {
     /// A signer; `clock` says what time it is.
-    pub fn new(authority: watch::Receiver<Option<Arc<Authority>>>, limits: Limits, clock: fn() -> SystemTime) -> Self {
+    pub fn new(
+        authority: watch::Receiver<Option<Arc<Authority>>>,
+        limits: TtlLimits,
+        clock: fn() -> SystemTime,
+    ) -> Self {
         Self {
             authority,
             limits,
@@ -429,7 +437,7 @@ impl LocalSigner {
 }
 
 impl Signer for LocalSigner {
-    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
+    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
         // In place: it is a millisecond of work that the caller's threads are there for.
         async move {
             let authority = self.authority.borrow().clone();

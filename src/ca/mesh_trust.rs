@@ -53,8 +53,12 @@ impl MeshTrust {
     pub fn of(config: &MeshConfig) -> Self {
         let address = config.default_config.as_ref().map(|config| &config.discovery_address);
         Self {
-            trust_domain: written(&config.trust_domain),
-            aliases: config.trust_domain_aliases.iter().map(|alias| written(alias)).collect(),
+            trust_domain: spiffe_form(&config.trust_domain),
+            aliases: config
+                .trust_domain_aliases
+                .iter()
+                .map(|alias| spiffe_form(alias))
+                .collect(),
             discovery_host: host(address.map_or("", String::as_str)).into(),
             anchors: config.ca_certificates.iter().filter_map(Anchor::of).collect(),
         }
@@ -81,13 +85,13 @@ impl Anchor {
         Some(Self {
             source,
             signers: data.cert_signers.iter().map(SmolStr::new).collect(),
-            trust_domains: data.trust_domains.iter().map(|domain| written(domain)).collect(),
+            trust_domains: data.trust_domains.iter().map(|domain| spiffe_form(domain)).collect(),
         })
     }
 }
 
 /// A trust domain as it stands in SPIFFE ids.
-fn written(trust_domain: &str) -> SmolStr {
+fn spiffe_form(trust_domain: &str) -> SmolStr {
     trust_domain.replace('@', ".").to_smolstr()
 }
 
@@ -110,9 +114,9 @@ pub fn follow(
                 (mesh.revision.0 > 0).then(|| Arc::new(MeshTrust::of(mesh.mesh_config(&Cx::untracked()))))
             };
             sender.send_if_modified(|last| {
-                let news = *last != now;
+                let is_changed = *last != now;
                 *last = now;
-                news
+                is_changed
             });
             if mesh.changed().await.is_err() {
                 return;

@@ -18,14 +18,14 @@ use super::authority::Authority;
 pub const WARN_BEFORE: Duration = Duration::from_hours(30 * 24);
 
 /// `citadel_server_{root_cert,cert_chain}_expiry_{timestamp,seconds}`, as they are when somebody looks.
-pub struct Expiry {
+pub struct ExpiryMetrics {
     authority: watch::Receiver<Option<Arc<Authority>>>,
     clock: fn() -> SystemTime,
     root: [Gauge; 2],
     chain: [Gauge; 2],
 }
 
-impl Expiry {
+impl ExpiryMetrics {
     /// Registers the metrics. An error means that a name is taken.
     pub fn register(
         registry: &Registry,
@@ -60,7 +60,7 @@ impl Expiry {
     }
 }
 
-impl Collector for Expiry {
+impl Collector for ExpiryMetrics {
     fn desc(&self) -> Vec<&Desc> {
         self.root.iter().chain(&self.chain).flat_map(Collector::desc).collect()
     }
@@ -93,7 +93,7 @@ fn seconds(at: SystemTime) -> f64 {
 
 /// What is to be said of an authority that ends soon.
 pub fn warning(authority: &Authority, now: SystemTime) -> Option<String> {
-    let until = authority.holds_until();
+    let until = authority.path_expires_at();
     let left = until.duration_since(now).unwrap_or_default();
     (left < WARN_BEFORE).then(|| {
         let days = left.as_secs() / (24 * 3600);

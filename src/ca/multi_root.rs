@@ -1,7 +1,9 @@
-//! Everything the mesh trusts besides its own CA: roots in the mesh config, and those that SPIFFE bundle endpoints tell.
+//! Everything the mesh trusts besides its own CA: roots in the mesh config, and those that SPIFFE bundle endpoints
+//! tell.
 //!
-//! What a reader would get wrong: an endpoint that does not answer takes nothing away. What it told last stays until it tells
-//! something else or the mesh config names it no longer, since whoever is trusted must not be cut off by a failing server.
+//! What a reader would get wrong: an endpoint that does not answer takes nothing away. What it told last stays until it
+//! tells something else or the mesh config names it no longer, since whoever is trusted must not be cut off by a
+//! failing server.
 
 mod bundle;
 mod endpoint;
@@ -25,7 +27,7 @@ use self::endpoint::Endpoints;
 use super::{
     TrustBundle,
     certificate::Certificate,
-    changed,
+    channel::changed,
     mesh_trust::{Anchor, AnchorSource, MeshTrust},
 };
 use crate::{
@@ -35,19 +37,19 @@ use crate::{
 };
 
 /// How long an endpoint may take, all tries together.
-const FETCH_PATIENCE: Duration = Duration::from_secs(10);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The wait before an endpoint is tried again within that time; each next one is twice as long.
-const FETCH_PAUSE: Duration = Duration::from_millis(500);
+const FETCH_BACKOFF: Duration = Duration::from_millis(500);
 /// How often the calendar is looked at.
-const LOOK: Duration = Duration::from_secs(10);
+const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What trust is made from.
 pub struct TrustInputs {
     /// What the own CA, or the signer in its place, is verified against.
     pub own: watch::Receiver<Option<Arc<TrustBundle>>>,
-    /// What the control plane's own certificate is verified against. Where that is not of the own CA, somebody else may well
-    /// certify workloads, and by the same root.
-    pub told: watch::Receiver<Option<Arc<TrustBundle>>>,
+    /// What the control plane's own certificate is verified against. Where that is not of the own CA, somebody else may
+    /// well certify workloads, and by the same root.
+    pub published: watch::Receiver<Option<Arc<TrustBundle>>>,
     /// What the mesh config says.
     pub mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
     /// Who fetches from endpoints; none if the mesh has one root (`ISTIO_MULTIROOT_MESH` is off).
@@ -59,7 +61,8 @@ pub struct TrustInputs {
 pub struct Trust {
     /// Whom clients of the control plane may be certified by.
     pub pools: watch::Receiver<Arc<TrustPools>>,
-    /// What workloads trust: PEM blocks of one root each, sorted and unique. Only the own roots if the mesh has one root.
+    /// What workloads trust: PEM blocks of one root each, sorted and unique. Only the own roots if the mesh has one
+    /// root.
     pub anchors: watch::Receiver<Arc<Vec<String>>>,
 }
 
@@ -71,17 +74,17 @@ pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
         let fetch: Fetch = Arc::new(move |url| fetched(fetcher.clone(), url).boxed());
         fetch
     });
-    let follower = Follower {
+    let controller = TrustController {
         own: inputs.own,
-        told: inputs.told,
+        published: inputs.published,
         mesh: inputs.mesh,
         fetch,
         now: environment::wall_clock,
-        look: LOOK,
+        poll_interval: CLOCK_POLL_INTERVAL,
         pools,
         anchors,
     };
-    environment.tasks.spawn_until_shutdown("trust", follower.run());
+    environment.tasks.spawn_until_shutdown("trust", controller.run());
     Trust {
         pools: pools_receiver,
         anchors: anchors_receiver,
@@ -94,7 +97,7 @@ type Fetch = Arc<dyn Fn(SmolStr) -> BoxFuture<'static, Result<Vec<Certificate>, 
 /// The roots at an endpoint. A server that fails is tried again for as long as there is time.
 async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, String> {
     let url = endpoint::url(&url)?;
-    let (mut left, mut pause) = (FETCH_PATIENCE, FETCH_PAUSE);
+    let (mut left, mut pause) = (FETCH_TIMEOUT, FETCH_BACKOFF);
     loop {
         let began = environment::now();
         let error = match fetcher.get(&url, left).await {
@@ -110,55 +113,55 @@ async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, Str
     }
 }
 
-struct Follower {
+struct TrustController {
     own: watch::Receiver<Option<Arc<TrustBundle>>>,
-    told: watch::Receiver<Option<Arc<TrustBundle>>>,
+    published: watch::Receiver<Option<Arc<TrustBundle>>>,
     mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
     fetch: Option<Fetch>,
     now: fn() -> SystemTime,
-    look: Duration,
+    poll_interval: Duration,
     pools: watch::Sender<Arc<TrustPools>>,
     anchors: watch::Sender<Arc<Vec<String>>>,
 }
 
-impl Follower {
+impl TrustController {
     async fn run(mut self) {
         let mut endpoints = Endpoints::default();
         let mut fetching = FuturesUnordered::new();
         fetching.push(pending().boxed());
-        let mut news = true;
+        let mut is_changed = true;
         loop {
             let mesh = self.mesh.borrow_and_update().clone().unwrap_or_default();
             if let Some(fetch) = &self.fetch {
-                news |= endpoints.want(&endpoint_urls(&mesh));
+                is_changed |= endpoints.set_urls(&endpoint_urls(&mesh));
                 for url in endpoints.take_due((self.now)()) {
                     let fetched = fetch(url.clone());
                     fetching.push(fetched.map(|roots| (url, roots)).boxed());
                 }
             }
-            if std::mem::take(&mut news) {
+            if std::mem::take(&mut is_changed) {
                 self.publish(&mesh, &endpoints);
             }
             tokio::select! {
-                () = changed(&mut self.own) => news = true,
-                () = changed(&mut self.told) => news = true,
-                () = changed(&mut self.mesh) => news = true,
+                () = changed(&mut self.own) => is_changed = true,
+                () = changed(&mut self.published) => is_changed = true,
+                () = changed(&mut self.mesh) => is_changed = true,
                 Some((url, roots)) = fetching.next() => {
                     if let Err(error) = &roots {
                         tracing::warn!(%url, error, "a SPIFFE bundle endpoint of caCertificates gave no roots; what it gave before stays");
                     }
-                    news = endpoints.answered(&url, roots, (self.now)());
+                    is_changed = endpoints.record_response(&url, roots, (self.now)());
                 }
-                () = sleep(self.look), if self.fetch.is_some() => {}
+                () = sleep(self.poll_interval), if self.fetch.is_some() => {}
             }
         }
     }
 
     fn publish(&mut self, mesh: &MeshTrust, endpoints: &Endpoints) {
         let own = self.own.borrow_and_update().clone();
-        let told = self.told.borrow_and_update().clone();
-        let own: Vec<&TrustBundle> = own.as_deref().into_iter().chain(told.as_deref()).collect();
-        let trusted = Trusted::of(&own, mesh, endpoints, self.fetch.is_some());
+        let published = self.published.borrow_and_update().clone();
+        let own: Vec<&TrustBundle> = own.as_deref().into_iter().chain(published.as_deref()).collect();
+        let trusted = TrustState::of(&own, mesh, endpoints, self.fetch.is_some());
         self.pools.send_if_modified(|last| replace(last, trusted.pools));
         let changed = self.anchors.send_if_modified(|last| replace(last, trusted.anchors));
         if changed {
@@ -168,11 +171,11 @@ impl Follower {
 }
 
 fn replace<T: PartialEq>(last: &mut Arc<T>, now: T) -> bool {
-    let news = **last != now;
-    if news {
+    let is_changed = **last != now;
+    if is_changed {
         *last = Arc::new(now);
     }
-    news
+    is_changed
 }
 
 fn endpoint_urls(mesh: &MeshTrust) -> Vec<SmolStr> {
@@ -185,12 +188,12 @@ fn endpoint_urls(mesh: &MeshTrust) -> Vec<SmolStr> {
 
 /// What is trusted at one time.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Trusted {
+struct TrustState {
     pools: TrustPools,
     anchors: Vec<String>,
 }
 
-impl Trusted {
+impl TrustState {
     fn of(own: &[&TrustBundle], mesh: &MeshTrust, endpoints: &Endpoints, multi_root: bool) -> Self {
         let mut domains: BTreeMap<SmolStr, Vec<Certificate>> = BTreeMap::new();
         let mut all: Vec<Certificate> = own
@@ -203,9 +206,7 @@ impl Trusted {
         }
         for (index, anchor) in mesh.anchors.iter().enumerate() {
             let found = match &anchor.source {
-                AnchorSource::Pem(pem) => {
-                    authorities(roots(pem.as_bytes(), &format!("caCertificates[{index}]")), index)
-                }
+                AnchorSource::Pem(pem) => only_cas(roots(pem.as_bytes(), &format!("caCertificates[{index}]")), index),
                 AnchorSource::Endpoint(url) => endpoints.roots(url).to_vec(),
             };
             let for_domains: Vec<&SmolStr> = match anchor.trust_domains.as_slice() {
@@ -219,10 +220,10 @@ impl Trusted {
                 all.extend(found);
             }
         }
-        let revoked = own
+        let crls = own
             .iter()
-            .find_map(|own| own.revoked.as_ref())
-            .map(|pem| lists(pem))
+            .find_map(|own| own.crl.as_ref())
+            .map(|pem| parse_crls(pem))
             .unwrap_or_default();
         let domains = domains.into_iter().map(|(domain, roots)| {
             let mut roots: Vec<_> = roots.into_iter().map(|root| root.der).collect();
@@ -232,7 +233,7 @@ impl Trusted {
         });
         let pools = TrustPools {
             domains: domains.collect(),
-            revoked,
+            crls,
         };
         let mut anchors: Vec<String> = all.iter().map(Certificate::pem).collect();
         anchors.sort_unstable();
@@ -254,7 +255,7 @@ fn roots(pem: &[u8], place: &str) -> Vec<Certificate> {
 }
 
 /// Roots of the mesh config have to be CAs, all of an entry.
-fn authorities(roots: Vec<Certificate>, index: usize) -> Vec<Certificate> {
+fn only_cas(roots: Vec<Certificate>, index: usize) -> Vec<Certificate> {
     match roots.iter().find(|root| !root.is_ca) {
         Some(leaf) => {
             let name = &leaf.name;
@@ -265,9 +266,9 @@ fn authorities(roots: Vec<Certificate>, index: usize) -> Vec<Certificate> {
     }
 }
 
-fn lists(pem: &[u8]) -> Vec<CertificateRevocationListDer<'static>> {
-    let lists = CertificateRevocationListDer::pem_slice_iter(pem);
-    lists
+fn parse_crls(pem: &[u8]) -> Vec<CertificateRevocationListDer<'static>> {
+    let parse_crls = CertificateRevocationListDer::pem_slice_iter(pem);
+    parse_crls
         .filter_map(|list| {
             list.inspect_err(|error| tracing::error!(%error, "a list of what was revoked cannot be read"))
                 .ok()

@@ -1,5 +1,5 @@
-//! A CA that an operator gives us: as files of a folder (a mounted Secret) or as a Secret that is read from the API server,
-//! with the names of Istio or those of cert-manager and `kubernetes.io/tls`.
+//! A CA that an operator gives us: as files of a folder (a mounted Secret) or as a Secret that is read from the API
+//! server, with the names of Istio or those of cert-manager and `kubernetes.io/tls`.
 
 use std::{
     collections::BTreeMap,
@@ -10,11 +10,11 @@ use std::{
 use bytes::Bytes;
 use smol_str::{SmolStr, ToSmolStr};
 
-use super::bundle::{BundleError, Material, Part, Problem};
+use super::bundle::{BundleError, BundlePart, CaBundle, Problem};
 use crate::base::Sensitive;
 
 /// The files of a folder, or the data of a Secret, by name.
-pub type Files = BTreeMap<SmolStr, Sensitive>;
+pub type BundleFiles = BTreeMap<SmolStr, Sensitive>;
 
 /// Istio's names.
 pub const CERTIFICATE: &str = "ca-cert.pem";
@@ -25,9 +25,9 @@ pub const CHAIN: &str = "cert-chain.pem";
 /// See [`CERTIFICATE`].
 pub const ROOTS: &str = "root-cert.pem";
 /// See [`CERTIFICATE`].
-pub const REVOKED: &str = "ca-crl.pem";
+pub const CRL: &str = "ca-crl.pem";
 /// Says that the control plane made the bundle itself.
-pub const GENERATED: &str = "istio-generated";
+pub const GENERATED_MARKER: &str = "istio-generated";
 const TLS_CERTIFICATE: &str = "tls.crt";
 const TLS_KEY: &str = "tls.key";
 const TLS_ROOTS: &str = "ca.crt";
@@ -37,8 +37,8 @@ const NAMES: [&str; 9] = [
     KEY,
     CHAIN,
     ROOTS,
-    REVOKED,
-    GENERATED,
+    CRL,
+    GENERATED_MARKER,
     TLS_CERTIFICATE,
     TLS_KEY,
     TLS_ROOTS,
@@ -52,19 +52,19 @@ const ATTEMPTS: usize = 5;
 
 /// What stands in a place.
 #[derive(Debug)]
-pub enum Found {
+pub enum BundleLookup {
     /// No part of a bundle.
-    Nothing,
+    Absent,
     /// Some parts but not all: somebody is not done, or made a mistake.
-    Partly(BundleError),
+    Incomplete(BundleError),
     /// All parts. Whether they fit is another question.
-    Whole(Material),
+    Complete(CaBundle),
 }
 
 /// Takes the parts of a bundle out of files. `revocation`: `PILOT_ENABLE_CA_CRL`.
-pub fn find(place: SmolStr, files: &Files, revocation: bool) -> Found {
+pub fn find(location: SmolStr, files: &BundleFiles, with_crl: bool) -> BundleLookup {
     let bytes = |name: &str| files.get(name).map(|file| file.reveal().clone());
-    let part = |name: &'static str| Part {
+    let part = |name: &'static str| BundlePart {
         name: name.into(),
         pem: bytes(name).unwrap_or_default(),
     };
@@ -78,33 +78,33 @@ pub fn find(place: SmolStr, files: &Files, revocation: bool) -> Found {
     let chain = if is_tls { certificate } else { CHAIN };
     let parts = [key, certificate, roots, chain];
     if !parts.iter().any(is_there) {
-        return Found::Nothing;
+        return BundleLookup::Absent;
     }
     // A root that signs itself has an empty chain.
     let is_missing = |name: &&str| !is_there(name) && (*name != CHAIN || !files.contains_key(CHAIN));
     let missing: Vec<&str> = parts.into_iter().filter(is_missing).collect();
-    let material = Material {
-        place,
+    let bundle = CaBundle {
+        location,
         certificate: part(certificate),
         key_name: key.into(),
         key: files.get(key).cloned().unwrap_or_default(),
         chain: if is_tls {
-            both(&part(certificate), &part(roots))
+            cert_manager_chain(&part(certificate), &part(roots))
         } else {
             part(CHAIN)
         },
         roots: part(roots),
-        revoked: (revocation && !is_tls && is_there(&REVOKED)).then(|| part(REVOKED)),
+        crl: (with_crl && !is_tls && is_there(&CRL)).then(|| part(CRL)),
     };
     match missing.first() {
-        Some(_) => Found::Partly(material.error(&missing.join(", ").into(), Problem::Missing)),
-        None => Found::Whole(material),
+        Some(_) => BundleLookup::Incomplete(bundle.error(&missing.join(", ").into(), Problem::Missing)),
+        None => BundleLookup::Complete(bundle),
     }
 }
 
 /// cert-manager has no file for the chain: it is the signing certificate and its issuer.
-fn both(certificate: &Part, roots: &Part) -> Part {
-    Part {
+fn cert_manager_chain(certificate: &BundlePart, roots: &BundlePart) -> BundlePart {
+    BundlePart {
         name: SmolStr::new_static("tls.crt, ca.crt"),
         pem: Bytes::from([certificate.pem.as_ref(), b"\n", roots.pem.as_ref()].concat()),
     }
@@ -120,10 +120,10 @@ pub struct FolderError {
     pub error: io::Error,
 }
 
-/// Reads the files that count, all of one state: a mounted Secret that is swapped meanwhile is read again. A folder that
-/// is not there is empty.
-pub fn read(folder: &Path) -> Result<Files, FolderError> {
-    let mut result = Ok(Files::new());
+/// Reads the files that count, all of one state: a mounted Secret that is swapped meanwhile is read again. A folder
+/// that is not there is empty.
+pub fn read(folder: &Path) -> Result<BundleFiles, FolderError> {
+    let mut result = Ok(BundleFiles::new());
     for _ in 0..ATTEMPTS {
         let before = std::fs::read_link(folder.join(DATA)).ok();
         let at = before
@@ -137,8 +137,8 @@ pub fn read(folder: &Path) -> Result<Files, FolderError> {
     result
 }
 
-fn read_once(folder: &Path) -> Result<Files, FolderError> {
-    let mut files = Files::new();
+fn read_once(folder: &Path) -> Result<BundleFiles, FolderError> {
+    let mut files = BundleFiles::new();
     for name in NAMES {
         let path = folder.join(name);
         let failed = |error| FolderError {

@@ -1,8 +1,9 @@
-//! Certificates that a signer of Kubernetes signs: this process checks who asks for what, approves, and hands on the chain.
+//! Certificates that a signer of Kubernetes signs: this process checks who asks for what, approves, and hands on the
+//! chain.
 //!
-//! What a reader would get wrong: what comes back is what the request asked for. A CA of our own puts the caller's names into
-//! a certificate whatever stands in the request; another signer does not know the caller, so here a request that asks for
-//! anything else is refused.
+//! What a reader would get wrong: what comes back is what the request asked for. A CA of our own puts the caller's
+//! names into a certificate whatever stands in the request; another signer does not know the caller, so here a request
+//! that asks for anything else is refused.
 
 mod check;
 pub mod request;
@@ -19,16 +20,16 @@ use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
 use tokio::sync::{Semaphore, watch};
 
-use self::request::{Order, OrderError};
+use self::request::{CsrError, CsrSpec};
 use super::{
     TrustBundle,
-    authority::Limits,
-    bundle::{self, Expiry},
+    authority::TtlLimits,
+    bundle::{self, ExpiryCheck},
     certificate::Certificate,
-    changed,
+    channel,
     files::FileWatch,
     mesh_trust::MeshTrust,
-    signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest},
+    signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest},
 };
 use crate::{
     base::duration,
@@ -44,7 +45,7 @@ const ROOTS: &str = "./etc/external-ca-cert/root-cert.pem";
 /// The root of the cluster's own CA.
 const CLUSTER_ROOTS: &str = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// Objects that are awaited at once. Each has a watch of its own at the API server.
-const AT_ONCE: usize = 64;
+const MAX_CONCURRENT_REQUESTS: usize = 64;
 /// What certificates of workloads are for.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth", "client auth"];
 
@@ -60,7 +61,7 @@ pub struct RegistrationRules {
     /// The signer of the control plane's own certificate, if `PILOT_CERT_PROVIDER` names one: its root is trusted.
     pub own_signer: SmolStr,
     /// How long certificates hold.
-    pub limits: Limits,
+    pub limits: TtlLimits,
 }
 
 /// Settings that cannot be followed.
@@ -76,7 +77,7 @@ pub enum RegistrationError {
 
 impl RegistrationRules {
     /// What settings say; `None` if this process is to sign itself.
-    pub fn of(settings: &Settings, limits: Limits) -> Result<Option<Self>, RegistrationError> {
+    pub fn of(settings: &Settings, limits: TtlLimits) -> Result<Option<Self>, RegistrationError> {
         let text = |name: &str| SmolStr::from(settings.variable(name).unwrap_or_default());
         match text("EXTERNAL_CA").as_str() {
             "" => return Ok(None),
@@ -141,7 +142,8 @@ fn roots_file(domain: &str, is_file: &dyn Fn(&Path) -> bool) -> Option<PathBuf> 
 pub struct Registration {
     /// Has requests of workloads signed.
     pub signer: Arc<dyn Signer>,
-    /// What the mesh trusts: the file's roots and those that the mesh config names for the signers; `None` while none is known.
+    /// What the mesh trusts: the file's roots and those that the mesh config names for the signers; `None` while none
+    /// is known.
     pub trust: watch::Receiver<Option<Arc<TrustBundle>>>,
 }
 
@@ -155,11 +157,14 @@ pub fn start(
     let client = client.ok_or(RegistrationError::NoCluster)?;
     let (files, roots) = watch::channel(None);
     if let Some(path) = rules.roots.clone() {
-        let reading = follow_roots(path, files);
+        let reading = watch_root_file(path, files);
         environment.tasks.spawn_until_shutdown("roots of the signer", reading);
     }
     let (out, trust) = watch::channel(None);
-    let following = follow_trust(rules.clone(), roots.clone(), mesh.clone(), out);
+    let (trust_rules, trust_roots, trust_mesh) = (rules.clone(), roots.clone(), mesh.clone());
+    let following = channel::combine(trust_roots, trust_mesh, out, move |roots, mesh| {
+        trust_bundle(&trust_rules, roots.as_ref(), mesh.as_deref())
+    });
     environment.tasks.spawn_until_shutdown("trust of the signer", following);
     let signer = KubernetesSigner {
         rules,
@@ -167,7 +172,7 @@ pub fn start(
         tasks: environment.tasks.clone(),
         roots,
         mesh,
-        at_once: Semaphore::new(AT_ONCE),
+        permits: Semaphore::new(MAX_CONCURRENT_REQUESTS),
     };
     Ok(Registration {
         signer: Arc::new(signer),
@@ -176,9 +181,9 @@ pub fn start(
 }
 
 /// Reads the file whenever it changes; what was good stays.
-async fn follow_roots(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
+async fn watch_root_file(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
     let mut watch = FileWatch::new([path.as_path()]);
-    let mut complained = String::new();
+    let mut last_error = String::new();
     loop {
         let read = std::fs::read(&path).map_err(|error| error.to_string());
         let checked = read.and_then(|pem| match Certificate::all_from_pem(&pem)?.as_slice() {
@@ -187,16 +192,16 @@ async fn follow_roots(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
         });
         match checked {
             Ok(pem) => {
-                complained.clear();
+                last_error.clear();
                 roots.send_if_modified(|known| {
-                    let news = known.as_ref() != Some(&pem);
+                    let is_changed = known.as_ref() != Some(&pem);
                     *known = Some(pem);
-                    news
+                    is_changed
                 });
             }
-            Err(error) if error != complained => {
+            Err(error) if error != last_error => {
                 tracing::error!(file = %path.display(), error, "the signer's root certificates cannot be read");
-                complained = error;
+                last_error = error;
             }
             Err(_) => {}
         }
@@ -207,34 +212,12 @@ async fn follow_roots(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
     }
 }
 
-async fn follow_trust(
-    rules: RegistrationRules,
-    mut roots: watch::Receiver<Option<Bytes>>,
-    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-    out: watch::Sender<Option<Arc<TrustBundle>>>,
-) {
-    loop {
-        let now = {
-            let (roots, mesh) = (roots.borrow_and_update().clone(), mesh.borrow_and_update());
-            trusted(&rules, roots.as_ref(), mesh.as_deref())
-        };
-        out.send_if_modified(|last| {
-            // What was trusted last stays where nothing is.
-            let news = now.is_some() && *last != now;
-            if news {
-                last.clone_from(&now);
-            }
-            news
-        });
-        tokio::select! {
-            () = changed(&mut roots) => {}
-            () = changed(&mut mesh) => {}
-        }
-    }
-}
-
 /// The roots of the file and of the signers that the settings name, each certificate once.
-fn trusted(rules: &RegistrationRules, roots: Option<&Bytes>, mesh: Option<&MeshTrust>) -> Option<Arc<TrustBundle>> {
+fn trust_bundle(
+    rules: &RegistrationRules,
+    roots: Option<&Bytes>,
+    mesh: Option<&MeshTrust>,
+) -> Option<Arc<TrustBundle>> {
     let signers = [&rules.own_signer, &rules.signer]
         .into_iter()
         .filter(|name| !name.is_empty());
@@ -257,7 +240,7 @@ fn trusted(rules: &RegistrationRules, roots: Option<&Bytes>, mesh: Option<&MeshT
         }
     }
     let roots = (!blocks.is_empty()).then(|| Bytes::from(blocks.concat()))?;
-    Some(Arc::new(TrustBundle { roots, revoked: None }))
+    Some(Arc::new(TrustBundle { roots, crl: None }))
 }
 
 /// Has certificates signed by Kubernetes.
@@ -268,72 +251,72 @@ struct KubernetesSigner {
     /// The file's roots.
     roots: watch::Receiver<Option<Bytes>>,
     mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-    at_once: Semaphore,
+    permits: Semaphore,
 }
 
 impl Signer for KubernetesSigner {
-    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
-        self.order(request).boxed()
+    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
+        self.request_certificate(request).boxed()
     }
 }
 
 impl KubernetesSigner {
-    async fn order(&self, request: SigningRequest) -> Result<Issued, SignError> {
+    async fn request_certificate(&self, request: SigningRequest) -> Result<SignedCertificate, SignError> {
         let csr = check::check(&request.csr, &request.identities).map_err(|why| {
             let text = format!("unable to validate SAN Identities in CSR: {why}");
             error(SignErrorKind::Csr, text)
         })?;
         let lifetime = self.rules.lifetime(request.lifetime);
-        let order = Order {
+        let spec = CsrSpec {
             csr,
             lifetime: lifetime.map_err(|text| error(SignErrorKind::Ttl, text))?,
             signer: (self.rules.signer(&request.signer)).map_err(|text| error(SignErrorKind::Generation, text))?,
             usages: USAGES,
             names: request.identities.join(","),
         };
-        let signer = order.signer.clone();
-        let turn = self.at_once.acquire();
-        let turn = tokio::time::timeout(request::PATIENCE, turn).await;
-        let Ok(Ok(_turn)) = turn else {
+        let signer = spec.signer.clone();
+        let permit = self.permits.acquire();
+        let permit = tokio::time::timeout(request::SIGNING_TIMEOUT, permit).await;
+        let Ok(Ok(_permit)) = permit else {
             let text = "too many certificates are being signed; try again later".into();
             return Err(error(SignErrorKind::NotReady, text));
         };
-        let signed = request::sign(&self.client, &self.tasks, order).await;
+        let signed = request::sign(&self.client, &self.tasks, spec).await;
         let chain = signed.map_err(|failure| {
             let kind = match failure {
-                OrderError::Ending => SignErrorKind::NotReady,
+                CsrError::ShuttingDown => SignErrorKind::NotReady,
                 _ => SignErrorKind::Generation,
             };
             error(kind, failure.to_string())
         })?;
         let file = self.roots.borrow().clone();
         let mesh = self.mesh.borrow().clone();
-        let known = Roots {
+        let known = SignerRoots {
             file: file.as_deref(),
             mesh: mesh.as_ref().and_then(|mesh| mesh.signer_roots(&signer)),
             // Parity: whom the caller named is asked for proof, whom the settings name is believed.
-            proof: !request.signer.is_empty(),
+            must_verify: !request.signer.is_empty(),
         };
         issued(&chain, &known, environment::wall_clock()).map_err(|text| error(SignErrorKind::Csr, text))
     }
 }
 
 /// The roots that a chain may lead to.
-struct Roots<'a> {
+struct SignerRoots<'a> {
     /// Those of the file, as PEM. They are always believed.
     file: Option<&'a [u8]>,
     /// Those that the mesh config names for the signer, as PEM.
     mesh: Option<&'a str>,
     /// The chain has to lead to one.
-    proof: bool,
+    must_verify: bool,
 }
 
 /// What is answered: the chain, and the roots unless they stand at its end.
-fn issued(chain: &str, known: &Roots<'_>, now: SystemTime) -> Result<Issued, String> {
+fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<SignedCertificate, String> {
     let certificates = Certificate::all_from_pem(chain.as_bytes())?;
     let blocks = certificates.iter().map(Certificate::pem).collect();
     if let Some(file) = known.file {
-        return Ok(Issued {
+        return Ok(SignedCertificate {
             chain: blocks,
             roots: String::from_utf8_lossy(file).into_owned(),
         });
@@ -346,7 +329,7 @@ fn issued(chain: &str, known: &Roots<'_>, now: SystemTime) -> Result<Issued, Str
         (Some(mesh), _) => Certificate::all_from_pem(mesh.as_bytes())
             .map_err(|error| format!("caCertificates of the mesh config: {error}"))?,
         (None, Some(last)) => vec![last.clone()],
-        (None, None) if known.proof => {
+        (None, None) if known.must_verify => {
             return Err(
                 "failed to find root cert from either signed cert-chain or mesh config; \
                         hint: add an entry to caCertificates whose certSigners has the signer"
@@ -355,12 +338,12 @@ fn issued(chain: &str, known: &Roots<'_>, now: SystemTime) -> Result<Issued, Str
         }
         (None, None) => Vec::new(),
     };
-    if known.proof {
-        bundle::path(leaf, above, &roots, now, Expiry::Counts)
+    if known.must_verify {
+        bundle::path(leaf, above, &roots, now, ExpiryCheck::Enforced)
             .map_err(|why| format!("root cert from signed cert-chain is invalid ({why})"))?;
     }
     let stands_at_the_end = matches!(roots.as_slice(), [root] if last == Some(root));
-    Ok(Issued {
+    Ok(SignedCertificate {
         chain: blocks,
         roots: if stands_at_the_end {
             String::new()

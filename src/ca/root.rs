@@ -1,6 +1,6 @@
-//! The root certificates of the mesh, live: from the folder of plugged-in CA certificates, else from the Secret `cacerts`,
-//! else from the Secret in which a self-signed root is kept. Unknown stays unknown: what was known last is kept when a
-//! source goes away, since whoever trusts it must not stop.
+//! The root certificates of the mesh, live: from the folder of plugged-in CA certificates, else from the Secret
+//! `cacerts`, else from the Secret in which a self-signed root is kept. Unknown stays unknown: what was known last is
+//! kept when a source goes away, since whoever trusts it must not stop.
 
 use std::{
     future::Future,
@@ -53,7 +53,7 @@ pub struct RootSource {
 
 /// What each source says, the best first.
 #[derive(Default)]
-struct Found([Option<Bytes>; 1 + SECRETS.len()]);
+struct RootCandidates([Option<Bytes>; 1 + SECRETS.len()]);
 
 impl RootSource {
     /// Looks until nobody wants to know any more.
@@ -61,14 +61,14 @@ impl RootSource {
         let (first, mut first_events) = self.secret(SECRETS[0]);
         let (second, mut second_events) = self.secret(SECRETS[1]);
         let following = async {
-            let mut found = Found([read(&self.folder), None, None]);
+            let mut candidates = RootCandidates([read(&self.folder), None, None]);
             // Nothing is said before both lists are there: a worse root would be distributed for a moment.
             let (Some(one), Some(other)) = tokio::join!(first_events.recv(), second_events.recv()) else {
                 return;
             };
-            found.0[1] = pem(one);
-            found.0[2] = pem(other);
-            if found.0.iter().all(Option::is_none) {
+            candidates.0[1] = pem(one);
+            candidates.0[2] = pem(other);
+            if candidates.0.iter().all(Option::is_none) {
                 let folder = self.folder.display();
                 tracing::warn!(
                     %folder,
@@ -76,17 +76,17 @@ impl RootSource {
                 );
             }
             loop {
-                publish(&roots, &found);
+                publish(&roots, &candidates);
                 tokio::select! {
                     event = first_events.recv() => match event {
-                        Some(event) => found.0[1] = pem(event),
+                        Some(event) => candidates.0[1] = pem(event),
                         None => return,
                     },
                     event = second_events.recv() => match event {
-                        Some(event) => found.0[2] = pem(event),
+                        Some(event) => candidates.0[2] = pem(event),
                         None => return,
                     },
-                    () = sleep(FOLDER_INTERVAL) => found.0[0] = read(&self.folder),
+                    () = sleep(FOLDER_INTERVAL) => candidates.0[0] = read(&self.folder),
                     () = roots.closed() => return,
                 }
             }
@@ -124,8 +124,8 @@ impl RootSource {
 }
 
 /// Says what is known now; what was known last stands where nothing is.
-fn publish(roots: &watch::Sender<Option<Bytes>>, found: &Found) {
-    let best = found.0.iter().flatten().next().cloned();
+fn publish(roots: &watch::Sender<Option<Bytes>>, candidates: &RootCandidates) {
+    let best = candidates.0.iter().flatten().next().cloned();
     let changed = roots.send_if_modified(|known| {
         let changed = best.is_some() && *known != best;
         if changed {
@@ -192,10 +192,10 @@ mod tests {
     fn the_best_source_counts_and_nothing_is_forgotten() {
         let (sender, receiver) = watch::channel(None);
         let root = |text: &'static str| Some(Bytes::from_static(text.as_bytes()));
-        publish(&sender, &Found([None, None, root("self")]));
-        publish(&sender, &Found([None, root("plugged"), root("self")]));
+        publish(&sender, &RootCandidates([None, None, root("self")]));
+        publish(&sender, &RootCandidates([None, root("plugged"), root("self")]));
         assert_eq!(*receiver.borrow(), root("plugged"));
-        publish(&sender, &Found::default());
+        publish(&sender, &RootCandidates::default());
         assert_eq!(*receiver.borrow(), root("plugged"));
     }
 }

@@ -1,5 +1,5 @@
-//! Secrets of the control plane's own namespace: followed, made, replaced. A trait, since races between replicas are played
-//! against a store in memory.
+//! Secrets of the control plane's own namespace: followed, made, replaced. A trait, since races between replicas are
+//! played against a store in memory.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The type of Secrets that hold a root of our own.
-const TYPE: &str = "istio.io/ca-root";
+const SECRET_TYPE: &str = "istio.io/ca-root";
 
 /// A Secret. Its values never print.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,10 +49,10 @@ pub enum SecretError {
 }
 
 /// Where Secrets are.
-pub trait Secrets: Send + Sync {
-    /// Tells of one Secret: first what stands there (none if it is not there), then every change. While that is not known,
-    /// nothing is told. Ends when nobody listens.
-    fn follow(&self, name: &'static str, told: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()>;
+pub trait SecretStore: Send + Sync {
+    /// Tells of one Secret: first what stands there (none if it is not there), then every change. While that is not
+    /// known, nothing is told. Ends when nobody listens.
+    fn watch(&self, name: &'static str, sender: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()>;
     /// Makes a Secret.
     fn create(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>>;
     /// Replaces the data of a Secret if it is still of that version.
@@ -61,7 +61,7 @@ pub trait Secrets: Send + Sync {
 
 /// Secrets of a namespace of a cluster.
 #[derive(Clone)]
-pub struct ClusterSecrets {
+pub struct KubernetesSecretStore {
     /// The client of the config cluster.
     pub client: Client,
     /// The config cluster, for metrics.
@@ -72,15 +72,15 @@ pub struct ClusterSecrets {
     pub metrics: WatchMetrics,
 }
 
-impl ClusterSecrets {
+impl KubernetesSecretStore {
     fn api(&self) -> Api<core::Secret> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 }
 
-impl Secrets for ClusterSecrets {
-    fn follow(&self, name: &'static str, told: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()> {
-        let (sender, mut events) = mpsc::channel(4);
+impl SecretStore for KubernetesSecretStore {
+    fn watch(&self, name: &'static str, sender: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()> {
+        let (event_sender, mut events) = mpsc::channel(4);
         let resource = ApiResource::erase::<core::Secret>(&());
         let target = WatchTarget {
             namespace: Some(self.namespace.clone()),
@@ -88,15 +88,15 @@ impl Secrets for ClusterSecrets {
             ..WatchTarget::all(resource)
         };
         let health = WatchHealth::new(&self.cluster, &target.name(), &self.metrics);
-        let watching = watch_as(self.client.clone(), target, health, read, sender);
-        let telling = async move {
+        let watching = watch_as(self.client.clone(), target, health, read, event_sender);
+        let forwarding = async move {
             while let Some(event) = events.recv().await {
                 let present = match event {
                     WatchEvent::Restarted(all) => all.into_iter().next(),
                     WatchEvent::Applied(secret) => Some(secret),
                     WatchEvent::Deleted(_) => None,
                 };
-                if told.send(present).await.is_err() {
+                if sender.send(present).await.is_err() {
                     return;
                 }
             }
@@ -104,7 +104,7 @@ impl Secrets for ClusterSecrets {
         async move {
             tokio::select! {
                 () = watching => {}
-                () = telling => {}
+                () = forwarding => {}
             }
         }
         .boxed()
@@ -113,7 +113,7 @@ impl Secrets for ClusterSecrets {
     fn create(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>> {
         async move {
             let mut object = core::Secret {
-                type_: Some(TYPE.into()),
+                type_: Some(SECRET_TYPE.into()),
                 data: Some(data(&secret)),
                 ..core::Secret::default()
             };

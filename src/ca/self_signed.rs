@@ -6,20 +6,20 @@ use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
 
 use super::{
-    bundle::{Material, Part},
+    bundle::{BundlePart, CaBundle},
     certificate::{self, Certificate, Validity},
     key::{self, KeyError, KeyKind, PrivateKey},
-    plugged_in::{CERTIFICATE, CHAIN, Files, GENERATED, KEY, ROOTS},
+    plugged_in::{BundleFiles, CERTIFICATE, CHAIN, GENERATED_MARKER, KEY, ROOTS},
     secrets::Secret,
 };
 use crate::base::Sensitive;
 
 /// Where a root of our own is kept.
-pub const OWN_SECRET: &str = "istio-ca-secret";
+pub const SELF_SIGNED_SECRET: &str = "istio-ca-secret";
 /// Where an operator's bundle is; with `USE_CACERTS_FOR_SELF_SIGNED_CA` also a root of our own.
-pub const PLUGGED_SECRET: &str = "cacerts";
+pub const CACERTS_SECRET: &str = "cacerts";
 /// How many roots before it a root keeps beside it. They have its name and key, so what they verify it verifies too.
-const OTHERS_MAX: usize = 4;
+const ADDITIONAL_ROOTS_MAX: usize = 4;
 /// A key that only says what others do not.
 const LEAF_KEY: &str = "key.pem";
 
@@ -40,7 +40,7 @@ pub struct Root {
     /// Its key, as PEM.
     pub key: Sensitive,
     /// What is trusted beside it, as PEM: roots that it follows.
-    pub others: Bytes,
+    pub additional_roots: Bytes,
 }
 
 impl Root {
@@ -51,7 +51,7 @@ impl Root {
         Ok(Self {
             certificate: Bytes::from(key::pem("CERTIFICATE", &der)),
             key: key.pem().clone(),
-            others: Bytes::new(),
+            additional_roots: Bytes::new(),
         })
     }
 
@@ -66,11 +66,14 @@ impl Root {
     ) -> Result<Self, KeyError> {
         let pair = PrivateKey::from_pem(key)?;
         let der = certificate::renewed_root(old, validity(options, now), &pair)?;
-        let others = trusted.iter().filter(|one| now < one.not_after).take(OTHERS_MAX);
+        let additional_roots = trusted
+            .iter()
+            .filter(|one| now < one.not_after)
+            .take(ADDITIONAL_ROOTS_MAX);
         Ok(Self {
             certificate: Bytes::from(key::pem("CERTIFICATE", &der)),
             key: key.clone(),
-            others: Bytes::from(others.map(Certificate::pem).collect::<String>()),
+            additional_roots: Bytes::from(additional_roots.map(Certificate::pem).collect::<String>()),
         })
     }
 
@@ -80,7 +83,7 @@ impl Root {
         Some(Self {
             certificate: value(CERTIFICATE)?.reveal().clone(),
             key: value(KEY)?.clone(),
-            others: value(ROOTS).map(|roots| roots.reveal().clone()).unwrap_or_default(),
+            additional_roots: value(ROOTS).map(|roots| roots.reveal().clone()).unwrap_or_default(),
         })
     }
 
@@ -91,13 +94,13 @@ impl Root {
             (KEY.into(), self.key.clone()),
             (
                 ROOTS.into(),
-                Sensitive::new(self.with(Certificate::all_from_pem(&self.others).unwrap_or_default())),
+                Sensitive::new(self.merged_with(Certificate::all_from_pem(&self.additional_roots).unwrap_or_default())),
             ),
             (CHAIN.into(), Sensitive::default()),
             (LEAF_KEY.into(), Sensitive::default()),
         ]);
-        if name == PLUGGED_SECRET {
-            data.insert(GENERATED.into(), Sensitive::default());
+        if name == CACERTS_SECRET {
+            data.insert(GENERATED_MARKER.into(), Sensitive::default());
         }
         Secret {
             name: name.into(),
@@ -107,28 +110,28 @@ impl Root {
     }
 
     /// What a CA is made of. `files`: those of the folder, whose roots are trusted too.
-    pub fn material(&self, place: SmolStr, files: &Files, now: SystemTime) -> Material {
+    pub fn bundle(&self, location: SmolStr, files: &BundleFiles, now: SystemTime) -> CaBundle {
         let folder = files.get(ROOTS).map(|file| file.reveal().clone());
-        let others = std::iter::once(self.others.clone()).chain(folder);
+        let additional_roots = std::iter::once(self.additional_roots.clone()).chain(folder);
         // A text that is no certificate adds no trust; the root itself is enough to go on.
-        let others = others.flat_map(|pem| Certificate::all_from_pem(&pem).unwrap_or_default());
-        let holding = others.filter(|one| one.is_ca && now < one.not_after);
-        Material {
-            place,
+        let additional_roots = additional_roots.flat_map(|pem| Certificate::all_from_pem(&pem).unwrap_or_default());
+        let holding = additional_roots.filter(|one| one.is_ca && now < one.not_after);
+        CaBundle {
+            location,
             certificate: part(CERTIFICATE, self.certificate.clone()),
             key_name: KEY.into(),
             key: self.key.clone(),
             chain: part(CHAIN, Bytes::new()),
-            roots: part(CERTIFICATE, self.with(holding)),
-            revoked: None,
+            roots: part(CERTIFICATE, self.merged_with(holding)),
+            crl: None,
         }
     }
 
     /// The root and others, each once, as PEM.
-    fn with(&self, others: impl IntoIterator<Item = Certificate>) -> Bytes {
+    fn merged_with(&self, additional_roots: impl IntoIterator<Item = Certificate>) -> Bytes {
         let mut pem = String::from_utf8_lossy(&self.certificate).trim_end().to_owned() + "\n";
         let mut known = Certificate::all_from_pem(&self.certificate).unwrap_or_default();
-        for one in others {
+        for one in additional_roots {
             if !known.contains(&one) {
                 pem.push_str(&one.pem());
                 known.push(one);
@@ -138,19 +141,19 @@ impl Root {
     }
 }
 
-fn part(name: &'static str, pem: Bytes) -> Part {
-    Part { name: name.into(), pem }
+fn part(name: &'static str, pem: Bytes) -> BundlePart {
+    BundlePart { name: name.into(), pem }
 }
 
 /// A time span that begins a little early: the clocks of others may be behind.
 fn validity(options: &RootOptions, now: SystemTime) -> Validity {
     Validity {
-        from: now.checked_sub(super::authority::CLOCK_SKEW).unwrap_or(now),
-        until: now.checked_add(options.lifetime).unwrap_or(now),
+        not_before: now.checked_sub(super::authority::CLOCK_SKEW).unwrap_or(now),
+        not_after: now.checked_add(options.lifetime).unwrap_or(now),
     }
 }
 
 /// Where a Secret stands, for messages.
-pub fn place(namespace: &str, name: &str) -> SmolStr {
+pub fn location(namespace: &str, name: &str) -> SmolStr {
     format_smolstr!("Secret {namespace}/{name}")
 }

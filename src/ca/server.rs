@@ -14,7 +14,7 @@ use smol_str::SmolStr;
 use tokio::sync::{Semaphore, watch};
 use tonic::{Code, Status};
 
-use super::signing::{Issued, SignError, SignErrorKind, Signer, SigningRequest};
+use super::signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest};
 use crate::{
     auth::{Authenticators, Caller, TrustDomains},
     base::spiffe,
@@ -27,9 +27,9 @@ const CREATE_CERTIFICATE: &str = "/istio.v1.auth.IstioCertificateService/CreateC
 const IMPERSONATED: &str = "ImpersonatedIdentity";
 const CERT_SIGNER: &str = "CertSigner";
 /// How many calls may be in progress: a caller holds one while others (API servers, signers) are asked.
-const CALLS: usize = 1024;
+const MAX_CONCURRENT_CALLS: usize = 1024;
 /// The largest request: a CSR with the largest key that is accepted is a tenth of it.
-const REQUEST_BYTES: usize = 64 << 10;
+const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// Says whether a caller may have a certificate of somebody else: `Err` tells why not.
 pub type MayImpersonate = Box<dyn Fn(&Caller, &str) -> Result<(), String> + Send + Sync>;
@@ -58,7 +58,7 @@ impl CertificateService {
             signer,
             domains,
             may_impersonate,
-            calls: Semaphore::new(CALLS),
+            calls: Semaphore::new(MAX_CONCURRENT_CALLS),
             metrics: Metrics::new(registry)?,
         })
     }
@@ -66,11 +66,12 @@ impl CertificateService {
     async fn create(&self, mut call: Call) -> Result<Bytes, Status> {
         self.metrics.requests.inc();
         let Ok(_permit) = self.calls.try_acquire() else {
-            let message = format!("{CALLS} requests for certificates are in progress; try again in some seconds");
+            let message =
+                format!("{MAX_CONCURRENT_CALLS} requests for certificates are in progress; try again in some seconds");
             return Err(Status::resource_exhausted(message));
         };
         let caller = self.caller(&mut call).await?;
-        let message = call.message(REQUEST_BYTES).await?;
+        let message = call.message(MAX_REQUEST_BYTES).await?;
         let request = IstioCertificateRequest::decode(message).map_err(|error| {
             self.metrics.unreadable.inc();
             Status::invalid_argument(format!("the request cannot be decoded: {error}"))
@@ -119,7 +120,7 @@ impl CertificateService {
     /// What the certificate is to say.
     fn identities(&self, caller: &Caller, impersonated: &str) -> Result<Vec<SmolStr>, Status> {
         if impersonated.is_empty() {
-            return self.own(caller);
+            return self.own_identities(caller);
         }
         match (self.may_impersonate)(caller, impersonated) {
             Ok(()) => Ok(vec![impersonated.into()]),
@@ -131,11 +132,11 @@ impl CertificateService {
         }
     }
 
-    /// The caller's own names. A certificate of another mesh may open a stream where that mesh is trusted, but its names are
-    /// not ours to vouch for.
-    fn own(&self, caller: &Caller) -> Result<Vec<SmolStr>, Status> {
+    /// The caller's own names. A certificate of another mesh may open a stream where that mesh is trusted, but its
+    /// names are not ours to vouch for.
+    fn own_identities(&self, caller: &Caller) -> Result<Vec<SmolStr>, Status> {
         let domains = self.domains.borrow().clone();
-        let is_foreign = |name: &&SmolStr| spiffe::trust_domain(name).is_some_and(|domain| !domains.holds(domain));
+        let is_foreign = |name: &&SmolStr| spiffe::trust_domain(name).is_some_and(|domain| !domains.contains(domain));
         let Some(foreign) = caller.identities.iter().find(is_foreign) else {
             return Ok(caller.identities.clone());
         };
@@ -190,7 +191,7 @@ fn lifetime(seconds: i64) -> Option<Duration> {
 }
 
 /// The roots are the last entry, in one piece: clients tell them from the chain by that.
-fn response(issued: Issued) -> IstioCertificateResponse {
+fn response(issued: SignedCertificate) -> IstioCertificateResponse {
     let mut cert_chain = issued.chain;
     cert_chain.extend(Some(issued.roots).filter(|roots| !roots.is_empty()));
     IstioCertificateResponse { cert_chain }

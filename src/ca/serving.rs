@@ -1,7 +1,7 @@
 //! The control plane's own certificate: mounted files, an own one of the mesh's CA, or one of a Kubernetes signer.
 //!
-//! What a reader would get wrong: nothing takes a certificate away. Files that cannot be read, an authority that cannot sign
-//! and a signer that does not answer leave what was served before, and are asked again.
+//! What a reader would get wrong: nothing takes a certificate away. Files that cannot be read, an authority that cannot
+//! sign and a signer that does not answer leave what was served before, and are asked again.
 
 mod material;
 
@@ -19,7 +19,12 @@ use tokio::{sync::watch, time::sleep};
 
 pub use self::material::{MaterialError, certificate};
 use super::{
-    TrustBundle, authority::Authority, changed, files::FileWatch, mesh_trust::MeshTrust, registration::request,
+    TrustBundle,
+    authority::Authority,
+    channel::{self, changed},
+    files::FileWatch,
+    mesh_trust::MeshTrust,
+    registration::request,
     signing::SignError,
 };
 use crate::{
@@ -42,10 +47,10 @@ const SIGNER_PREFIX: &str = "k8s.io/";
 /// Ten years, as those of the self-signed root (`CITADEL_SELF_SIGNED_CA_CERT_TTL`).
 const LIFETIME: Duration = Duration::from_hours(87_600);
 /// The first wait before what failed is tried again; each next one is twice as long.
-const RETRY: Duration = Duration::from_secs(1);
-const RETRY_AT_MOST: Duration = Duration::from_mins(1);
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_mins(1);
 /// How often the calendar is looked at. A timer would not do: calendars are set, and machines sleep.
-const LOOK: Duration = Duration::from_mins(1);
+const CLOCK_POLL_INTERVAL: Duration = Duration::from_mins(1);
 /// What a certificate of a Kubernetes signer is for.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth"];
 
@@ -202,32 +207,32 @@ pub struct ServingInputs {
 }
 
 /// The certificate, live. `None` until there is one. Where there never will be one, the sender is gone.
-pub type Serving = watch::Receiver<Option<Arc<ServingCertificate>>>;
+pub type ServingReceiver = watch::Receiver<Option<Arc<ServingCertificate>>>;
 
 /// Starts to keep the certificate.
-pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInputs) -> Serving {
+pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInputs) -> ServingReceiver {
     let (out, serving) = watch::channel(None);
     let tasks = &environment.tasks;
-    let calendar = Calendar {
+    let clock = Clock {
         now: environment::wall_clock,
-        look: LOOK,
+        poll_interval: CLOCK_POLL_INTERVAL,
     };
     match rules.source.clone() {
         ServingSource::Files(files) => {
-            tasks.spawn_until_shutdown("own certificate", follow_files(files, calendar, out));
+            tasks.spawn_until_shutdown("own certificate", follow_files(files, clock, out));
         }
         ServingSource::Authority => {
-            let following = follow_authority(rules, inputs, calendar, out);
+            let following = follow_authority(rules, inputs, clock, out);
             tasks.spawn_until_shutdown("own certificate", following);
         }
         ServingSource::Kubernetes { signer } => match inputs.client {
             Some(client) => {
-                let orders = Orders {
+                let signer_client = SignerClient {
                     client,
                     tasks: tasks.clone(),
                     signer,
                 };
-                let following = follow_signer(rules, orders, inputs.mesh, calendar, out);
+                let following = follow_signer(rules, signer_client, inputs.mesh, clock, out);
                 tasks.spawn_until_shutdown("own certificate", following);
             }
             None => tracing::error!(
@@ -240,89 +245,74 @@ pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInpu
     serving
 }
 
-/// What clients are to verify the control plane by, live. A certificate that is not of the mesh's own CA has its own roots.
-pub fn told(
+/// What clients are to verify the control plane by, live. A certificate that is not of the mesh's own CA has its own
+/// roots.
+pub fn published_trust(
     environment: &Environment,
     rules: &ServingRules,
-    mut serving: Serving,
-    mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
+    serving: ServingReceiver,
+    trust: watch::Receiver<Option<Arc<TrustBundle>>>,
 ) -> watch::Receiver<Option<Arc<TrustBundle>>> {
     if matches!(rules.source, ServingSource::Authority | ServingSource::None) {
         return trust;
     }
-    let (out, told) = watch::channel(None);
+    let (out, published) = watch::channel(None);
+    let publishing = channel::combine(serving, trust, out, |serving, trust| {
+        published_now(serving.as_deref(), trust.as_deref())
+    });
     environment
         .tasks
-        .spawn_until_shutdown("roots of the own certificate", async move {
-            loop {
-                let now = {
-                    let (serving, trust) = (serving.borrow_and_update(), trust.borrow_and_update());
-                    told_now(serving.as_deref(), trust.as_deref())
-                };
-                out.send_if_modified(|last| {
-                    let news = now.is_some() && *last != now;
-                    if news {
-                        last.clone_from(&now);
-                    }
-                    news
-                });
-                tokio::select! {
-                    () = changed(&mut serving) => {}
-                    () = changed(&mut trust) => {}
-                    () = out.closed() => return,
-                }
-            }
-        });
-    told
+        .spawn_until_shutdown("roots of the serving certificate", publishing);
+    published
 }
 
-fn told_now(serving: Option<&ServingCertificate>, trust: Option<&TrustBundle>) -> Option<Arc<TrustBundle>> {
+fn published_now(serving: Option<&ServingCertificate>, trust: Option<&TrustBundle>) -> Option<Arc<TrustBundle>> {
     let roots = serving?.roots.clone();
-    let revoked = trust.and_then(|trust| trust.revoked.clone());
-    Some(Arc::new(TrustBundle { roots, revoked }))
+    let crl = trust.and_then(|trust| trust.crl.clone());
+    Some(Arc::new(TrustBundle { roots, crl }))
 }
 
 /// What time it is, and how often that is asked.
 #[derive(Clone, Copy)]
-struct Calendar {
+struct Clock {
     now: fn() -> SystemTime,
-    look: Duration,
+    poll_interval: Duration,
 }
 
-type Out = watch::Sender<Option<Arc<ServingCertificate>>>;
+type ServingSender = watch::Sender<Option<Arc<ServingCertificate>>>;
 
-fn publish(out: &Out, certificate: ServingCertificate, from: &str) {
+fn publish(out: &ServingSender, certificate: ServingCertificate, from: &str) {
     let expires_at = time::OffsetDateTime::from(certificate.expires_at);
     tracing::info!(from, %expires_at, "the control plane's own certificate is set");
     out.send_replace(Some(Arc::new(certificate)));
 }
 
 /// How long a certificate stays before it is renewed: to the middle of its life. Zero if that has passed.
-fn renewal(issued_at: SystemTime, expires_at: SystemTime, now: SystemTime) -> Duration {
+fn time_until_renewal(issued_at: SystemTime, expires_at: SystemTime, now: SystemTime) -> Duration {
     let life = expires_at.duration_since(issued_at).unwrap_or_default();
     (issued_at + life / 2).duration_since(now).unwrap_or_default()
 }
 
 fn retry_after(failures: u32) -> Duration {
-    (RETRY * 2_u32.saturating_pow(failures.min(10))).min(RETRY_AT_MOST)
+    (RETRY_MIN * 2_u32.saturating_pow(failures.min(10))).min(RETRY_MAX)
 }
 
-async fn follow_files(files: ServingFiles, calendar: Calendar, out: Out) {
+async fn follow_files(files: ServingFiles, clock: Clock, out: ServingSender) {
     let paths = [&files.certificate, &files.key, &files.roots];
     let mut watch = FileWatch::new(paths.map(PathBuf::as_path));
-    let (mut loaded, mut complained) = (None, String::new());
+    let (mut loaded, mut last_error) = (None, String::new());
     loop {
         let read = files.read();
         // A failure is looked at again, since the calendar may have moved.
         if read.is_err() || loaded.as_ref() != read.as_ref().ok() {
-            match read.and_then(|contents| Ok((files.certificate_of(&contents, (calendar.now)())?, contents))) {
+            match read.and_then(|contents| Ok((files.certificate_of(&contents, (clock.now)())?, contents))) {
                 Ok((certificate, contents)) => {
                     publish(&out, certificate, "files");
-                    (loaded, complained) = (Some(contents), String::new());
+                    (loaded, last_error) = (Some(contents), String::new());
                 }
-                Err(error) if error != complained => {
+                Err(error) if error != last_error => {
                     tracing::error!(%error, "the control plane's own certificate cannot be loaded; what was loaded before stays");
-                    complained = error;
+                    last_error = error;
                 }
                 Err(_) => {}
             }
@@ -332,10 +322,10 @@ async fn follow_files(files: ServingFiles, calendar: Calendar, out: Out) {
 }
 
 /// Certificate, key and roots.
-type Contents = [Sensitive; 3];
+type FileContents = [Sensitive; 3];
 
 impl ServingFiles {
-    fn read(&self) -> Result<Contents, String> {
+    fn read(&self) -> Result<FileContents, String> {
         let read = |path: &PathBuf| match std::fs::read(path) {
             Ok(bytes) => Ok(Sensitive::new(bytes.into())),
             Err(error) => Err(format!("{}: {error}", path.display())),
@@ -343,7 +333,7 @@ impl ServingFiles {
         Ok([read(&self.certificate)?, read(&self.key)?, read(&self.roots)?])
     }
 
-    fn certificate_of(&self, contents: &Contents, now: SystemTime) -> Result<ServingCertificate, String> {
+    fn certificate_of(&self, contents: &FileContents, now: SystemTime) -> Result<ServingCertificate, String> {
         let [chain, key, roots] = contents;
         certificate(chain.reveal(), key, roots.reveal().clone(), now).map_err(|error| {
             let file = match &error {
@@ -356,14 +346,14 @@ impl ServingFiles {
     }
 }
 
-async fn follow_authority(rules: ServingRules, inputs: ServingInputs, calendar: Calendar, out: Out) {
+async fn follow_authority(rules: ServingRules, inputs: ServingInputs, clock: Clock, out: ServingSender) {
     let ServingInputs {
         mut authority,
         mut trust,
         mut mesh,
         ..
     } = inputs;
-    let mut issued: Option<Own> = None;
+    let mut issued: Option<IssuedCertificate> = None;
     let mut failures = 0;
     loop {
         let (signer, bundle) = (authority.borrow_and_update().clone(), trust.borrow_and_update().clone());
@@ -371,16 +361,16 @@ async fn follow_authority(rules: ServingRules, inputs: ServingInputs, calendar: 
             .borrow_and_update()
             .as_ref()
             .map(|mesh| rules.all_names(&mesh.discovery_host));
-        let mut wait = calendar.look;
+        let mut wait = clock.poll_interval;
         if let (Some(signer), Some(bundle), Some(names)) = (signer, bundle, names) {
-            let now = (calendar.now)();
-            let stays = issued.as_ref().filter(|own| own.stays(&signer, &names, now));
-            let own = match stays {
+            let now = (clock.now)();
+            let is_current = issued.as_ref().filter(|own| own.is_current(&signer, &names, now));
+            let own = match is_current {
                 Some(own) => Ok(own.clone()),
-                None => Own::issue(signer, names, rules.lifetime, now).await,
+                None => IssuedCertificate::issue(signer, names, rules.lifetime, now).await,
             };
             let set = own.and_then(|own| {
-                let now = (calendar.now)();
+                let now = (clock.now)();
                 if !own.is_served(&out, &bundle.roots) {
                     publish(&out, own.certificate(bundle.roots.clone(), now)?, "the mesh's CA");
                 }
@@ -409,7 +399,7 @@ async fn follow_authority(rules: ServingRules, inputs: ServingInputs, calendar: 
 
 /// A certificate of the mesh's CA, and what it was made from.
 #[derive(Clone)]
-struct Own {
+struct IssuedCertificate {
     signer: Arc<Authority>,
     names: Vec<SmolStr>,
     chain: Bytes,
@@ -418,7 +408,7 @@ struct Own {
     expires_at: SystemTime,
 }
 
-impl Own {
+impl IssuedCertificate {
     async fn issue(
         signer: Arc<Authority>,
         names: Vec<SmolStr>,
@@ -444,13 +434,13 @@ impl Own {
     }
 
     /// True if there is no reason for another one.
-    fn stays(&self, signer: &Arc<Authority>, names: &[SmolStr], now: SystemTime) -> bool {
+    fn is_current(&self, signer: &Arc<Authority>, names: &[SmolStr], now: SystemTime) -> bool {
         Arc::ptr_eq(&self.signer, signer)
             && self.names == names
-            && !renewal(self.issued_at, self.expires_at, now).is_zero()
+            && !time_until_renewal(self.issued_at, self.expires_at, now).is_zero()
     }
 
-    fn is_served(&self, out: &Out, roots: &Bytes) -> bool {
+    fn is_served(&self, out: &ServingSender, roots: &Bytes) -> bool {
         let served = out.borrow();
         let leaf = served.as_ref().and_then(|served| served.key.cert.first().cloned());
         let same = leaf.is_some() && leaf == material::leaf(&self.chain);
@@ -463,13 +453,13 @@ impl Own {
 }
 
 /// Where orders for a certificate go.
-struct Orders {
+struct SignerClient {
     client: Client,
     tasks: Tasks,
     signer: SmolStr,
 }
 
-impl Orders {
+impl SignerClient {
     /// A new key, and a certificate for it.
     async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), String> {
         let wanted = names.to_vec();
@@ -478,14 +468,14 @@ impl Orders {
             Ok(made) => made.map_err(|error| error.to_string())?,
             Err(error) => return Err(error.to_string()),
         };
-        let order = request::Order {
+        let spec = request::CsrSpec {
             csr,
             signer: self.signer.to_string(),
             usages: USAGES,
             lifetime: Some(lifetime),
             names: names.join(","),
         };
-        match request::sign(&self.client, &self.tasks, order).await {
+        match request::sign(&self.client, &self.tasks, spec).await {
             Ok(chain) => Ok((chain.into(), key)),
             Err(error) => Err(error.to_string()),
         }
@@ -494,10 +484,10 @@ impl Orders {
 
 async fn follow_signer(
     rules: ServingRules,
-    orders: Orders,
+    signer_client: SignerClient,
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-    calendar: Calendar,
-    out: Out,
+    clock: Clock,
+    out: ServingSender,
 ) {
     let mut failures = 0;
     // What it was made from, and when it is made anew.
@@ -505,20 +495,22 @@ async fn follow_signer(
     let mut renew_at = SystemTime::UNIX_EPOCH;
     loop {
         let trust = mesh.borrow_and_update().clone();
-        let roots = trust.as_ref().and_then(|trust| trust.signer_roots(&orders.signer));
-        let mut wait = calendar.look;
+        let roots = trust
+            .as_ref()
+            .and_then(|trust| trust.signer_roots(&signer_client.signer));
+        let mut wait = clock.poll_interval;
         match (&trust, roots) {
             (Some(trust), Some(roots)) => {
                 let wanted = (rules.all_names(&trust.discovery_host), Bytes::from(roots.to_owned()));
-                if made.as_ref() != Some(&wanted) || renew_at <= (calendar.now)() {
-                    let ordered = orders.certificate(&wanted.0, rules.lifetime).await;
-                    let now = (calendar.now)();
+                if made.as_ref() != Some(&wanted) || renew_at <= (clock.now)() {
+                    let ordered = signer_client.certificate(&wanted.0, rules.lifetime).await;
+                    let now = (clock.now)();
                     let own = ordered.and_then(|(chain, key)| {
                         certificate(&chain, &key, wanted.1.clone(), now).map_err(|error| error.to_string())
                     });
                     match own {
                         Ok(own) => {
-                            renew_at = now + renewal(now, own.expires_at, now);
+                            renew_at = now + time_until_renewal(now, own.expires_at, now);
                             publish(&out, own, "a Kubernetes signer");
                             (made, failures) = (Some(wanted), 0);
                         }
@@ -531,7 +523,7 @@ async fn follow_signer(
                 }
             }
             (Some(_), None) => tracing::error!(
-                signer = %orders.signer,
+                signer = %signer_client.signer,
                 "the mesh config names no root of the signer, so it is asked for no certificate of the control plane's own; \
                  hint: add an entry to caCertificates whose certSigners has the signer"
             ),

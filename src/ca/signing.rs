@@ -20,7 +20,7 @@ pub struct SigningRequest {
 
 /// A certificate with what leads to the roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Issued {
+pub struct SignedCertificate {
     /// PEM blocks, the leaf first, each ending in a newline.
     pub chain: Vec<String>,
     /// All trusted roots as PEM; empty if there is no more to say than the chain does.
@@ -65,5 +65,5 @@ pub struct SignError {
 /// Signs certificates of workloads: this process, or a signer of Kubernetes.
 pub trait Signer: Send + Sync {
     /// Signs one.
-    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>>;
+    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>>;
 }

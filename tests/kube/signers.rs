@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Parser;
-use istiod::ca::authority::Limits;
+use istiod::ca::authority::TtlLimits;
 use istiod::ca::mesh_trust::{Anchor, AnchorSource, MeshTrust};
 use istiod::ca::registration::{self, Registration, RegistrationRules};
 use istiod::ca::serving::{self, ServingInputs, ServingRules, ServingSource};
-use istiod::ca::signing::{Issued, SignError, SignErrorKind, SigningRequest};
+use istiod::ca::signing::{SignError, SignErrorKind, SignedCertificate, SigningRequest};
 use istiod::environment::Environment;
 use istiod::kube::client::{self, Access, Rate};
 use istiod::kube::health::WatchMetrics;
@@ -132,7 +132,7 @@ fn register(
         domain: "signers.example.com".into(),
         roots: None,
         own_signer: OWN.into(),
-        limits: Limits {
+        limits: TtlLimits {
             default: hours(24),
             max: hours(48),
         },
@@ -159,7 +159,7 @@ fn request(id: &str, signer: &str) -> SigningRequest {
     }
 }
 
-fn sign(registration: &Registration, request: SigningRequest) -> Result<Issued, SignError> {
+fn sign(registration: &Registration, request: SigningRequest) -> Result<SignedCertificate, SignError> {
     RUNTIME.block_on(registration.signer.sign(request))
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue};
-use istiod::auth::{Authenticator, Caller, Credentials, KubernetesTokens, Refusal};
+use istiod::auth::{AuthenticationError, Authenticator, Caller, Credentials, KubernetesTokens};
 use istiod::kube::client::{self, Access, Rate};
 use istiod::kube::clients::Clients;
 use libtest_mimic::{Failed, Trial};
@@ -85,7 +85,7 @@ fn authenticator(kubeconfigs: &[(&str, &Path)]) -> Result<KubernetesTokens, Stri
     ))
 }
 
-fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<Caller, Refusal> {
+fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<Caller, AuthenticationError> {
     let mut headers = HeaderMap::new();
     let bearer = HeaderValue::from_str(&format!("Bearer {token}")).expect("tokens are text");
     headers.insert("authorization", bearer);
@@ -171,7 +171,7 @@ fn tokens_need_the_audience(trial: &str) -> Result<(), Failed> {
         let token = cluster.token(&namespace, "reviews", audiences)?;
         let refused = ask(&authenticator, &token, "");
         assert!(
-            matches!(refused, Err(Refusal::Invalid(_))),
+            matches!(refused, Err(AuthenticationError::Invalid(_))),
             "{audiences:?}: {refused:?}"
         );
     }
@@ -180,7 +180,7 @@ fn tokens_need_the_audience(trial: &str) -> Result<(), Failed> {
     let (message, signature) = both.rsplit_once('.').ok_or("a JWT")?;
     let forged = format!("{message}.{}", signature.chars().rev().collect::<String>());
     let refused = ask(&authenticator, &forged, "");
-    assert!(matches!(refused, Err(Refusal::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(AuthenticationError::Invalid(_))), "{refused:?}");
     // The administrator's token is valid, but is not a service account JWT.
     assert!(ask(&authenticator, "administrator", "").is_err());
     Ok(())
@@ -197,12 +197,12 @@ fn tokens_of_deleted_objects_are_refused(trial: &str) -> Result<(), Failed> {
     cluster
         .api
         .delete(&Reference::new("v1", "Pod", &namespace, "reviews-1"))?;
-    assert!(matches!(gone(&of_pod)?, Refusal::Invalid(_)));
+    assert!(matches!(gone(&of_pod)?, AuthenticationError::Invalid(_)));
     assert!(ask(&authenticator, &of_account, "").is_ok(), "the account still exists");
     cluster
         .api
         .delete(&Reference::new("v1", "ServiceAccount", &namespace, "reviews"))?;
-    assert!(matches!(gone(&of_account)?, Refusal::Invalid(_)));
+    assert!(matches!(gone(&of_account)?, AuthenticationError::Invalid(_)));
     Ok(())
 }
 
@@ -236,7 +236,10 @@ fn each_cluster_reviews_its_own_tokens(trial: &str) -> Result<(), Failed> {
         (&here, "elsewhere"),
     ] {
         let refused = ask(&authenticator, token, cluster);
-        assert!(matches!(refused, Err(Refusal::Invalid(_))), "{cluster}: {refused:?}");
+        assert!(
+            matches!(refused, Err(AuthenticationError::Invalid(_))),
+            "{cluster}: {refused:?}"
+        );
     }
     Ok(())
 }
@@ -255,7 +258,7 @@ fn review_failures_are_not_refusals(trial: &str) -> Result<(), Failed> {
     for cluster in ["mute", "away"] {
         let refused = ask(&authenticator, &token, cluster);
         assert!(
-            matches!(refused, Err(Refusal::Unavailable(_))),
+            matches!(refused, Err(AuthenticationError::Unavailable(_))),
             "{cluster}: {refused:?}"
         );
     }

@@ -17,12 +17,12 @@ impl Authenticator for TakenAtItsWord {
         "word"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         let token = credentials.headers.get("authorization");
         let token = token.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
         let caller = match token {
-            None => Err(Refusal::Absent("token")),
-            Some("away") => Err(Refusal::Unavailable("the API server is away".to_owned())),
+            None => Err(AuthenticationError::Missing("token")),
+            Some("away") => Err(AuthenticationError::Unavailable("the API server is away".to_owned())),
             Some(id) => Ok(Caller {
                 source: CallerSource::IdToken,
                 identities: vec![id.into()],

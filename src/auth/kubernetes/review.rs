@@ -1,4 +1,6 @@
-//! TokenReview: the question and what its answer is worth.
+//! TokenReview: the request and the validation of its result.
+//!
+//! Parity (security/pkg/k8s/tokenreview/k8sauthn.go): checks the audiences, the group and the format of the user name.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +12,25 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenRe
 use smol_str::SmolStr;
 
 use crate::{
-    auth::{KubernetesInfo, Refusal, token},
+    auth::{AuthenticationError, KubernetesInfo, token},
     base::ClusterId,
 };
 
-/// The group that every service account is in.
+/// The group of all service accounts.
 const GROUP: &str = "system:serviceaccounts";
-/// Where the pod stands that a token is bound to.
+/// The extra key with the name of the pod that a token is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-/// As above, its uid.
+/// The extra key with the UID of that pod.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-/// Asks an API server whom a token stands for.
+/// Reviews a token at an API server.
 pub(super) async fn review(
     client: Client,
     cluster: ClusterId,
     token: String,
     audiences: &[SmolStr],
-) -> Result<KubernetesInfo, Refusal> {
-    let question = TokenReview {
+) -> Result<KubernetesInfo, AuthenticationError> {
+    let review_request = TokenReview {
         metadata: ObjectMeta::default(),
         spec: TokenReviewSpec {
             audiences: (!audiences.is_empty()).then(|| audiences.iter().map(ToString::to_string).collect()),
@@ -37,53 +39,59 @@ pub(super) async fn review(
         status: None,
     };
     let answer = Api::<TokenReview>::all(client)
-        .create(&PostParams::default(), &question)
+        .create(&PostParams::default(), &review_request)
         .await
         .map_err(|error| failed(&cluster, &error))?;
-    judge(cluster, answer.status.unwrap_or_default(), audiences)
+    evaluate(cluster, answer.status.unwrap_or_default(), audiences)
 }
 
-/// What a failed question means. Only where the API server finds fault with the question is it the caller's.
-fn failed(cluster: &ClusterId, error: &::kube::Error) -> Refusal {
+/// Maps an API error. Only a rejected request (400, 422) is the caller's fault.
+fn failed(cluster: &ClusterId, error: &::kube::Error) -> AuthenticationError {
     match error {
-        ::kube::Error::Api(status) if matches!(status.code, 401 | 403) => Refusal::Unavailable(format!(
-            "the API server of cluster {cluster} does not let istiod review tokens: {}; hint: istiod's account there \
+        ::kube::Error::Api(status) if matches!(status.code, 401 | 403) => AuthenticationError::Unavailable(format!(
+            "the API server of cluster {cluster} forbids istiod to review tokens: {}; hint: istiod's account there \
              needs create on tokenreviews.authentication.k8s.io",
             status.message,
         )),
-        ::kube::Error::Api(status) if matches!(status.code, 400 | 422) => Refusal::Invalid(format!(
+        ::kube::Error::Api(status) if matches!(status.code, 400 | 422) => AuthenticationError::Invalid(format!(
             "the API server of cluster {cluster} cannot review the token: {}",
             status.message
         )),
-        other => Refusal::Unavailable(format!("the API server of cluster {cluster} cannot be asked: {other}")),
+        other => {
+            AuthenticationError::Unavailable(format!("the API server of cluster {cluster} is unavailable: {other}"))
+        }
     }
 }
 
-/// Who is meant, if the answer is good.
-fn judge(cluster: ClusterId, status: TokenReviewStatus, audiences: &[SmolStr]) -> Result<KubernetesInfo, Refusal> {
-    let invalid = |text: &str| Refusal::Invalid(format!("cluster {cluster}: {text}"));
+/// Returns the service account of an authenticated token.
+fn evaluate(
+    cluster: ClusterId,
+    status: TokenReviewStatus,
+    audiences: &[SmolStr],
+) -> Result<KubernetesInfo, AuthenticationError> {
+    let invalid = |text: &str| AuthenticationError::Invalid(format!("cluster {cluster}: {text}"));
     if let Some(error) = status.error.filter(|error| !error.is_empty()) {
         return Err(invalid(&error));
     }
     if status.authenticated != Some(true) {
         return Err(invalid("the token is not authenticated"));
     }
-    // A server that knows nothing of audiences names none, and has judged the token as one for itself.
-    let meant = status.audiences.unwrap_or_default();
+    // A server without audience support returns none and has validated the token for its own audience.
+    let accepted = status.audiences.unwrap_or_default();
     if !audiences.is_empty()
-        && !meant
+        && !accepted
             .iter()
-            .any(|meant| audiences.iter().any(|audience| audience == meant))
+            .any(|accepted| audiences.iter().any(|audience| audience == accepted))
     {
         return Err(invalid("the token is for other audiences"));
     }
     let user = status.user.unwrap_or_default();
     if !user.groups.unwrap_or_default().iter().any(|group| group == GROUP) {
-        return Err(invalid("the token is not of a service account"));
+        return Err(invalid("the token does not belong to a service account"));
     }
     let name = user.username.unwrap_or_default();
     let Some((namespace, service_account)) = token::service_account(&name) else {
-        return Err(invalid("the user of the token is no service account"));
+        return Err(invalid("the user of the token is not a service account"));
     };
     let extra = user.extra.unwrap_or_default();
     Ok(KubernetesInfo {

@@ -75,7 +75,7 @@ fn token(seconds: i64) -> String {
     format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()))
 }
 
-async fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<Caller, Refusal> {
+async fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<Caller, AuthenticationError> {
     let mut headers = HeaderMap::new();
     let bearer = HeaderValue::from_str(&format!("Bearer {token}")).expect("a value");
     headers.insert("authorization", bearer);
@@ -133,8 +133,11 @@ async fn what_the_api_server_does_not_vouch_for_is_refused() {
         let server = server(201, reviewed(status), Duration::ZERO);
         let authenticator = authenticator(&[("Kubernetes", &server)]);
         let refused = ask(&authenticator, &token(60), "").await;
-        assert!(matches!(refused, Err(Refusal::Invalid(_))), "{what}: {refused:?}");
-        assert_eq!(authenticator.memory.sizes(), (0, 0), "{what}: refusals are not kept");
+        assert!(
+            matches!(refused, Err(AuthenticationError::Invalid(_))),
+            "{what}: {refused:?}"
+        );
+        assert_eq!(authenticator.cache.sizes(), (0, 0), "{what}: refusals are not kept");
     }
 }
 
@@ -145,11 +148,14 @@ async fn an_api_server_that_fails_is_not_the_callers_fault() {
     for code in [401, 403, 429, 500, 503] {
         let server = server(code, status(code), Duration::ZERO);
         let refused = ask(&authenticator(&[("Kubernetes", &server)]), &token(60), "").await;
-        assert!(matches!(refused, Err(Refusal::Unavailable(_))), "{code}: {refused:?}");
+        assert!(
+            matches!(refused, Err(AuthenticationError::Unavailable(_))),
+            "{code}: {refused:?}"
+        );
     }
     let server = server(400, status(400), Duration::ZERO);
     let refused = ask(&authenticator(&[("Kubernetes", &server)]), &token(60), "").await;
-    assert!(matches!(refused, Err(Refusal::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(AuthenticationError::Invalid(_))), "{refused:?}");
 }
 
 #[tokio::test]
@@ -179,7 +185,10 @@ async fn nobody_is_asked_about_what_cannot_be_a_token() {
     let server = server(201, reviewed(reviews()), Duration::ZERO);
     let authenticator = authenticator(&[("Kubernetes", &server)]);
     for bad in ["x", "a.b.c", &token(-1)] {
-        assert!(matches!(ask(&authenticator, bad, "").await, Err(Refusal::Invalid(_))));
+        assert!(matches!(
+            ask(&authenticator, bad, "").await,
+            Err(AuthenticationError::Invalid(_))
+        ));
     }
     assert_eq!(server.asked(), 0);
 }
@@ -194,7 +203,7 @@ async fn one_token_is_asked_about_once() {
     assert!(all.iter().all(Result::is_ok));
     assert!(ask(&authenticator, &token, "").await.is_ok());
     assert_eq!(server.asked(), 1, "merged, then remembered");
-    assert_eq!(authenticator.memory.sizes(), (1, 0));
+    assert_eq!(authenticator.cache.sizes(), (1, 0));
     assert!(ask(&authenticator, &self::token(61), "").await.is_ok());
     assert_eq!(server.asked(), 2, "another token is another question");
 }

@@ -54,7 +54,7 @@ fn claims() -> Value {
 impl Issuer {
     fn authenticator(&self, jwks_uri: &str) -> OidcTokens {
         let (asked, served) = (self.asked.clone(), self.served.clone());
-        let get: Get = Arc::new(move |url| {
+        let get: Fetch = Arc::new(move |url| {
             asked.lock().expect("no panic").push(url.clone());
             let answer = match url.strip_suffix("/.well-known/openid-configuration") {
                 Some(issuer) => Ok(json!({"issuer": issuer, "jwks_uri": "https://keys.example.com/keys"})),
@@ -81,7 +81,7 @@ impl Issuer {
     }
 }
 
-async fn ask(authenticator: &OidcTokens, token: &str) -> Result<Caller, Refusal> {
+async fn ask(authenticator: &OidcTokens, token: &str) -> Result<Caller, AuthenticationError> {
     let mut headers = HeaderMap::new();
     let bearer = HeaderValue::from_str(&format!("Bearer {token}")).expect("a value");
     headers.insert("authorization", bearer);
@@ -134,7 +134,10 @@ async fn claims_must_be_for_us_and_now() {
     ];
     for claims in bad {
         let refused = ask(&authenticator, &issuer.sign("k1", &claims)).await;
-        assert!(matches!(refused, Err(Refusal::Invalid(_))), "{claims}: {refused:?}");
+        assert!(
+            matches!(refused, Err(AuthenticationError::Invalid(_))),
+            "{claims}: {refused:?}"
+        );
     }
     assert_eq!(issuer.asked(), Vec::<String>::new(), "nothing is fetched for them");
     assert!(
@@ -157,7 +160,10 @@ async fn signatures_of_others_are_refused() {
     let unsigned = format!("eyJhbGciOiJub25lIn0.{payload}.");
     for bad in [forger.sign("k1", &claims()), format!("{message}."), hmac, unsigned] {
         let refused = ask(&authenticator, &bad).await;
-        assert!(matches!(refused, Err(Refusal::Invalid(_))), "{bad}: {refused:?}");
+        assert!(
+            matches!(refused, Err(AuthenticationError::Invalid(_))),
+            "{bad}: {refused:?}"
+        );
     }
     assert!(ask(&authenticator, &good).await.is_ok());
 }
@@ -174,7 +180,10 @@ async fn unknown_keys_are_asked_for_but_not_at_once_again() {
     *issuer.served.lock().expect("no panic") = Err("down".into());
     let token = issuer.sign("k1", &claims());
     let refused = ask(&authenticator, &token).await;
-    assert!(matches!(refused, Err(Refusal::Unavailable(_))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(AuthenticationError::Unavailable(_))),
+        "{refused:?}"
+    );
     *issuer.served.lock().expect("no panic") = Ok(json!({"keys": [issuer.jwk]}));
     assert!(ask(&authenticator, &token).await.is_err(), "nothing is fetched so soon");
     LATER.store(11, Ordering::SeqCst);

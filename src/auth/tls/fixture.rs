@@ -16,7 +16,7 @@ use time::{Duration, OffsetDateTime};
 
 use super::ServingCertificate;
 
-/// A root, or what one has signed to sign.
+/// A root or intermediate CA.
 pub(crate) struct TestCa {
     pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -62,7 +62,7 @@ impl TestCa {
         self.pem.clone().into_bytes().into()
     }
 
-    /// A certificate with these URIs, good for an hour.
+    /// A certificate with these URIs, valid for an hour.
     pub(crate) fn client(&self, uris: &[&str]) -> TestCertificate {
         self.leaf(uris, &[], 7, OffsetDateTime::now_utc() + Duration::hours(1))
     }
@@ -98,7 +98,7 @@ impl TestCa {
         }
     }
 
-    /// A list that revokes the serials.
+    /// A CRL that revokes these serial numbers.
     pub(crate) fn revoke(&self, serials: &[u64]) -> Bytes {
         let now = OffsetDateTime::now_utc();
         let revoked = serials.iter().map(|serial| RevokedCertParams {

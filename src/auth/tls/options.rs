@@ -1,4 +1,4 @@
-//! Which TLS is spoken: `--tls-min-version`, `--tls-cipher-suites`, `COMPLIANCE_POLICY`.
+//! TLS versions and cipher suites: `--tls-min-version`, `--tls-cipher-suites`, `COMPLIANCE_POLICY`.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use rustls::{
 
 use crate::settings::DiscoveryFlags;
 
-/// Names of suites that Istio accepts and that are not spoken here, because they are weak.
-const REFUSED: [&str; 14] = [
+/// Cipher suites that Istio accepts but that are too weak to be offered.
+const WEAK_SUITES: [&str; 14] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
@@ -30,39 +30,41 @@ const REFUSED: [&str; 14] = [
     "TLS_RSA_WITH_AES_256_CBC_SHA",
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
-/// As above: their key exchange keeps no past secret.
-const REFUSED_EXCHANGES: [&str; 2] = ["TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_256_GCM_SHA384"];
-/// The suites of `fips-140-2`.
+/// Cipher suites with static RSA key exchange, which has no forward secrecy.
+const STATIC_RSA_SUITES: [&str; 2] = ["TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_256_GCM_SHA384"];
+/// The cipher suites of `fips-140-2`. Parity (pkg/security/security.go).
 const FIPS: [CipherSuite; 4] = [
     CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
     CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
     CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
     CipherSuite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
 ];
-/// The suites of `pqc`.
+/// The cipher suites of `pqc`.
 const PQC: [CipherSuite; 2] = [
     CipherSuite::TLS13_AES_128_GCM_SHA256,
     CipherSuite::TLS13_AES_256_GCM_SHA384,
 ];
 
-/// What is spoken.
+/// The TLS parameters of servers.
 #[derive(Clone, Debug)]
 pub struct TlsOptions {
-    /// Suites, curves and signatures.
+    /// Cipher suites, key exchange groups and signature algorithms.
     pub provider: Arc<CryptoProvider>,
-    /// Versions.
+    /// The protocol versions.
     pub versions: Vec<&'static SupportedProtocolVersion>,
 }
 
-/// Why the options cannot be used.
+/// Invalid options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsOptionsError {
-    /// A name that no TLS library knows.
+    /// An unknown cipher suite.
     #[error("--tls-cipher-suites: cipher suite {0} is not supported or does not exist")]
     UnknownSuite(String),
-    /// All suites are too weak for us, and TLS 1.3 is not allowed.
-    #[error("--tls-cipher-suites leaves nothing to speak; hint: name suites with ECDHE and GCM, or none")]
-    Nothing,
+    /// No usable cipher suite is left, and TLS 1.3 is not allowed.
+    #[error(
+        "--tls-cipher-suites leaves no usable cipher suite; hint: use suites with ECDHE and GCM, or unset the flag"
+    )]
+    NoUsableVersion,
 }
 
 impl Default for TlsOptions {
@@ -75,7 +77,7 @@ impl Default for TlsOptions {
 }
 
 impl TlsOptions {
-    /// What flags and `COMPLIANCE_POLICY` say. The latter has the last word.
+    /// Reads the flags and `COMPLIANCE_POLICY`. The latter takes precedence.
     pub fn new(flags: &DiscoveryFlags, compliance: &str) -> Result<Self, TlsOptionsError> {
         let mut provider = default_provider();
         let mut versions = vec![&TLS13];
@@ -85,12 +87,12 @@ impl TlsOptions {
         let names: Vec<&str> = flags.tls_cipher_suites.iter().map(|name| name.trim()).collect();
         let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
         if !names.is_empty() {
-            let asked = known_suites(&provider, &names)?;
-            // As in Go, the suites of TLS 1.3 are not a matter of choice.
+            let requested = known_suites(&provider, &names)?;
+            // As in Go's crypto/tls, the TLS 1.3 suites are not configurable.
             let is_new = |suite: CipherSuite| go_name(suite).starts_with("TLS_AES") || is_chacha_of_13(suite);
             provider
                 .cipher_suites
-                .retain(|suite| is_new(suite.suite()) || asked.contains(&suite.suite()));
+                .retain(|suite| is_new(suite.suite()) || requested.contains(&suite.suite()));
         }
         match compliance {
             "fips-140-2" => {
@@ -104,7 +106,7 @@ impl TlsOptions {
                 provider.kx_groups = vec![kx_group::X25519MLKEM768];
             }
             "" => {}
-            unknown => tracing::warn!("COMPLIANCE_POLICY {unknown:?} is not known and has no effect"),
+            unknown => tracing::warn!("COMPLIANCE_POLICY: unknown value {unknown:?}; ignored"),
         }
         let speaks = |version: &&'static SupportedProtocolVersion| {
             let mut suites = provider.cipher_suites.iter();
@@ -112,7 +114,7 @@ impl TlsOptions {
         };
         versions.retain(speaks);
         if versions.is_empty() {
-            return Err(TlsOptionsError::Nothing);
+            return Err(TlsOptionsError::NoUsableVersion);
         }
         Ok(Self {
             provider: provider.into(),
@@ -121,19 +123,19 @@ impl TlsOptions {
     }
 }
 
-/// The suites that are named; those that are too weak are told and left out.
+/// Returns the named suites; weak ones are logged and skipped.
 fn known_suites(provider: &CryptoProvider, names: &[&str]) -> Result<Vec<CipherSuite>, TlsOptionsError> {
     let mut suites = Vec::new();
     for &name in names {
         let found = provider.cipher_suites.iter().find(|suite| {
             let known = go_name(suite.suite());
-            // The names of ChaCha20 suites had no hash in the past.
+            // Older names of the ChaCha20 suites have no hash suffix.
             known == name || known.strip_suffix("_SHA256").filter(|_| known.contains("CHACHA20")) == Some(name)
         });
         if let Some(suite) = found {
             suites.push(suite.suite());
-        } else if REFUSED.contains(&name) || REFUSED_EXCHANGES.contains(&name) {
-            tracing::warn!("--tls-cipher-suites: {name} is not offered, since it is weak");
+        } else if WEAK_SUITES.contains(&name) || STATIC_RSA_SUITES.contains(&name) {
+            tracing::warn!("--tls-cipher-suites: {name} is weak; ignored");
         } else {
             return Err(TlsOptionsError::UnknownSuite(name.to_owned()));
         }
@@ -141,7 +143,7 @@ fn known_suites(provider: &CryptoProvider, names: &[&str]) -> Result<Vec<CipherS
     Ok(suites)
 }
 
-/// The name that Go, and so Istio, has for a suite.
+/// The name of a cipher suite in Go and Istio.
 fn go_name(suite: CipherSuite) -> String {
     suite.as_str().unwrap_or_default().replacen("TLS13_", "TLS_", 1)
 }
@@ -157,13 +159,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct TestCli {
         #[command(flatten)]
         flags: DiscoveryFlags,
     }
 
     fn options(words: &[&str], compliance: &str) -> Result<TlsOptions, TlsOptionsError> {
-        let line = Line::try_parse_from(std::iter::once("istiod").chain(words.iter().copied())).expect("flags");
+        let line = TestCli::try_parse_from(std::iter::once("istiod").chain(words.iter().copied())).expect("flags");
         TlsOptions::new(&line.flags, compliance)
     }
 
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_are_spoken_unless_told_otherwise() {
+    fn tls_1_2_and_1_3_are_the_default() {
         assert_eq!(options(&[], "").expect("fine").versions, [&TLS13, &TLS12]);
         assert_eq!(
             options(&["--tls-min-version=TLS1_3"], "").expect("fine").versions,
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn suites_have_go_names_and_concern_old_tls_alone() {
+    fn cipher_suites_have_go_names_and_apply_to_tls_1_2() {
         let named = options(
             &["--tls-cipher-suites=TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,TLS_AES_128_GCM_SHA256"],
             "",
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn compliance_has_the_last_word() {
+    fn compliance_policy_takes_precedence() {
         let fips = options(&["--tls-min-version=TLS1_3"], "fips-140-2").expect("fine");
         assert_eq!(fips.versions, [&TLS12]);
         assert_eq!(suites(&fips).len(), FIPS.len());
@@ -214,6 +216,9 @@ mod tests {
         assert_eq!(pqc.versions, [&TLS13]);
         assert_eq!(suites(&pqc).len(), PQC.len());
         let weak = ["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"];
-        assert_eq!(options(&weak, "fips-140-2").map(drop), Err(TlsOptionsError::Nothing));
+        assert_eq!(
+            options(&weak, "fips-140-2").map(drop),
+            Err(TlsOptionsError::NoUsableVersion)
+        );
     }
 }

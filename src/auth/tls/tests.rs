@@ -30,16 +30,16 @@ struct Setup {
     root: TestCa,
 }
 
-fn pools(roots: &[(&str, &TestCa)], revoked: Option<Bytes>) -> Arc<TrustPools> {
+fn pools(roots: &[(&str, &TestCa)], crls: Option<Bytes>) -> Arc<TrustPools> {
     let roots = roots.iter().map(|(domain, ca)| {
         let roots = CertificateDer::pem_slice_iter(ca.pem.as_bytes()).map(|root| root.expect("our own PEM"));
         (SmolStr::new(domain), roots.collect())
     });
     let domains: BTreeMap<_, Vec<_>> = roots.collect();
-    let revoked = revoked.unwrap_or_default();
-    let revoked = CertificateRevocationListDer::pem_slice_iter(&revoked).map(|list| list.expect("our own PEM"));
-    let revoked = revoked.collect();
-    Arc::new(TrustPools { domains, revoked })
+    let crls = crls.unwrap_or_default();
+    let crls = CertificateRevocationListDer::pem_slice_iter(&crls).map(|list| list.expect("our own PEM"));
+    let crls = crls.collect();
+    Arc::new(TrustPools { domains, crls })
 }
 
 fn setup() -> Setup {
@@ -184,11 +184,10 @@ async fn what_is_revoked_is_refused_and_what_no_list_speaks_of_is_not() {
     let setup = setup();
     let until = OffsetDateTime::now_utc() + Duration::hours(1);
     let other = TestCa::new("other");
-    let revoked = setup.root.revoke(&[666]);
-    setup.pools.send_replace(pools(
-        &[("cluster.local", &setup.root), ("other", &other)],
-        Some(revoked),
-    ));
+    let crls = setup.root.revoke(&[666]);
+    setup
+        .pools
+        .send_replace(pools(&[("cluster.local", &setup.root), ("other", &other)], Some(crls)));
     assert!(
         setup
             .connect(Some(setup.root.leaf(&[REVIEWS], &[], 666, until)))
@@ -238,9 +237,9 @@ async fn nothing_is_resumed() {
 #[tokio::test]
 async fn a_silent_client_is_given_up() {
     let mut setup = setup();
-    setup.acceptor.patience = StdDuration::from_millis(20);
+    setup.acceptor.timeout = StdDuration::from_millis(20);
     let (here, _there) = duplex(1 << 10);
-    assert!(matches!(setup.acceptor.accept(here).await, Err(AcceptError::Slow)));
+    assert!(matches!(setup.acceptor.accept(here).await, Err(AcceptError::Timeout)));
 }
 
 #[tokio::test]
@@ -272,7 +271,7 @@ async fn a_handshake_is_bounded() {
     };
     let (refused, sent) = tokio::join!(accept, flood);
     assert!(matches!(refused, AcceptError::Handshake(_)), "{refused}");
-    assert!(sent <= HANDSHAKE_BYTES + (8 << 10), "{sent} bytes were taken");
+    assert!(sent <= MAX_HANDSHAKE_BYTES + (8 << 10), "{sent} bytes were taken");
 }
 
 #[test]

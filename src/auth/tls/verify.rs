@@ -1,5 +1,8 @@
-//! Verification of client certificates: a pool of roots for each trust domain, so that the CA of one domain cannot vouch for
-//! workloads of another.
+//! Verification of client certificates: one pool of roots per trust domain, so that the CA of one domain cannot issue
+//! identities of another.
+//!
+//! Parity (security/pkg/server/ca/… and pkg/spiffe/spiffe.go, PeerCertVerifier): the leaf's trust domain selects the
+//! pool.
 
 use std::{
     collections::BTreeMap,
@@ -23,14 +26,15 @@ use tokio::sync::watch;
 use super::only_uri;
 use crate::{auth::trust::TrustPools, base::spiffe::SpiffeId};
 
-/// Longest chain that is looked at, the leaf included.
+/// The maximum chain length, including the leaf.
 const MAX_CHAIN: usize = 8;
 
-/// Verifiers of chains, made of pools.
-struct Verifiers(BTreeMap<SmolStr, Arc<dyn ClientCertVerifier>>);
+/// Chain verifiers by trust domain.
+struct PoolVerifiers(BTreeMap<SmolStr, Arc<dyn ClientCertVerifier>>);
 
-impl Verifiers {
-    /// What cannot be used is left out and told: a bad certificate of one domain takes nothing from the others.
+impl PoolVerifiers {
+    /// Builds the verifiers. Unusable roots and CRLs are skipped and returned as problems, so that a bad certificate of
+    /// one domain does not affect the others.
     fn new(pools: &TrustPools, provider: &Arc<CryptoProvider>) -> (Self, Vec<String>) {
         let mut problems = Vec::new();
         let stores: BTreeMap<_, _> = pools
@@ -38,18 +42,20 @@ impl Verifiers {
             .iter()
             .map(|(domain, roots)| (domain.clone(), store(domain, roots, &mut problems)))
             .collect();
-        let revoked = revocation_lists(pools, &stores, provider, &mut problems);
+        let crls = revocation_lists(pools, &stores, provider, &mut problems);
         let mut verifiers = BTreeMap::new();
         for (domain, store) in stores {
-            match verifier(store, &revoked, provider) {
+            match verifier(store, &crls, provider) {
                 Ok(verifier) => drop(verifiers.insert(domain, verifier)),
-                Err(error) => problems.push(format!("nobody can vouch for trust domain {domain}: {error}")),
+                Err(error) => problems.push(format!(
+                    "no client certificate verifier for trust domain {domain}: {error}"
+                )),
             }
         }
         (Self(verifiers), problems)
     }
 
-    /// Verifies a chain against the pool of its leaf's trust domain.
+    /// Verifies a chain against the pool of the trust domain in the leaf's SPIFFE id.
     fn verify(
         &self,
         leaf: &CertificateDer<'_>,
@@ -57,7 +63,9 @@ impl Verifiers {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         if others.len() >= MAX_CHAIN {
-            return Err(Error::General(format!("a chain of more than {MAX_CHAIN} certificates")));
+            return Err(Error::General(format!(
+                "the chain has more than {MAX_CHAIN} certificates"
+            )));
         }
         let refused = |error: &dyn fmt::Display| Error::General(error.to_string());
         let id: SpiffeId = only_uri(leaf)
@@ -67,7 +75,7 @@ impl Verifiers {
         let Some(pool) = self.0.get(&id.trust_domain) else {
             let known: Vec<&str> = self.0.keys().map(SmolStr::as_str).collect();
             return Err(Error::General(format!(
-                "no roots are known for trust domain {}; known are those of {}",
+                "no roots for trust domain {}; known trust domains: {}",
                 id.trust_domain,
                 known.join(", "),
             )));
@@ -86,7 +94,8 @@ fn store(domain: &str, roots: &[CertificateDer<'static>], problems: &mut Vec<Str
     store.into()
 }
 
-/// The lists that can be read. Whether one can is only told when it is used, with any root.
+/// Returns the usable CRLs. rustls reports an unusable one only when a verifier is built, so one is built with any
+/// root.
 fn revocation_lists(
     pools: &TrustPools,
     stores: &BTreeMap<SmolStr, Arc<RootCertStore>>,
@@ -96,76 +105,77 @@ fn revocation_lists(
     let Some(any) = stores.values().find(|store| !store.is_empty()) else {
         return Vec::new();
     };
-    let mut revoked = Vec::new();
-    for list in &pools.revoked {
+    let mut crls = Vec::new();
+    for list in &pools.crls {
         match verifier(any.clone(), std::slice::from_ref(list), provider) {
-            Ok(_) => revoked.push(list.clone()),
-            Err(error) => problems.push(format!("a list of revoked certificates cannot be used: {error}")),
+            Ok(_) => crls.push(list.clone()),
+            Err(error) => problems.push(format!("a CRL cannot be used: {error}")),
         }
     }
-    revoked
+    crls
 }
 
 fn verifier(
     store: Arc<RootCertStore>,
-    revoked: &[CertificateRevocationListDer<'static>],
+    crls: &[CertificateRevocationListDer<'static>],
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
-    // A list says what was revoked by one CA; of certificates of others it says nothing, which is no reason to refuse.
+    // A CRL covers one CA only; certificates of other CAs have an unknown revocation status, which is accepted.
     WebPkiClientVerifier::builder_with_provider(store, provider.clone())
-        .with_crls(revoked.iter().cloned())
+        .with_crls(crls.iter().cloned())
         .allow_unknown_revocation_status()
         .build()
 }
 
-/// Verifies clients against the pools of the moment. A certificate is optional: there are other ways to be known.
-pub(super) struct LiveVerifier {
+/// Verifies clients against the current trust pools. The certificate is optional, since callers may use a token
+/// instead.
+pub(super) struct TrustPoolVerifier {
     pools: watch::Receiver<Arc<TrustPools>>,
     provider: Arc<CryptoProvider>,
-    /// What was made of the pools that were seen last. A lock, not a message: the library asks synchronously, and making
-    /// it anew is a matter of milliseconds.
-    made: Mutex<Option<(Arc<TrustPools>, Arc<Verifiers>)>>,
+    /// The verifiers of the pools that were seen last. A mutex, not a message: rustls calls synchronously, and a
+    /// rebuild takes milliseconds.
+    built: Mutex<Option<(Arc<TrustPools>, Arc<PoolVerifiers>)>>,
 }
 
-impl LiveVerifier {
+impl TrustPoolVerifier {
     pub(super) fn new(pools: watch::Receiver<Arc<TrustPools>>, provider: Arc<CryptoProvider>) -> Self {
         Self {
             pools,
             provider,
-            made: Mutex::default(),
+            built: Mutex::default(),
         }
     }
 
-    fn verifiers(&self) -> Arc<Verifiers> {
+    fn verifiers(&self) -> Arc<PoolVerifiers> {
         let pools = self.pools.borrow().clone();
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, verifiers)) = &*made
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, verifiers)) = &*built
             && Arc::ptr_eq(of, &pools)
         {
             return verifiers.clone();
         }
-        let (verifiers, problems) = Verifiers::new(&pools, &self.provider);
+        let (verifiers, problems) = PoolVerifiers::new(&pools, &self.provider);
         for problem in problems {
-            tracing::warn!("client certificates: {problem}");
+            tracing::warn!("trust pool is incomplete: {problem}");
         }
         let verifiers = Arc::new(verifiers);
-        *made = Some((pools, verifiers.clone()));
+        *built = Some((pools, verifiers.clone()));
         verifiers
     }
 }
 
-impl fmt::Debug for LiveVerifier {
+impl fmt::Debug for TrustPoolVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LiveVerifier")
     }
 }
 
-impl ClientCertVerifier for LiveVerifier {
+impl ClientCertVerifier for TrustPoolVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
-    /// None: clients have one certificate, and names of roots would only tell strangers about the mesh.
+    /// Empty: clients have one certificate, and names of roots would disclose the mesh to unauthenticated clients.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -210,7 +220,7 @@ mod tests {
     use crate::auth::tls::fixture::TestCa;
 
     #[test]
-    fn what_cannot_be_read_takes_nothing_from_other_domains() {
+    fn unusable_roots_do_not_affect_other_trust_domains() {
         let root = TestCa::new("cluster.local");
         let good = CertificateDer::pem_slice_iter(root.pem.as_bytes()).map(|root| root.expect("our own PEM"));
         let domains = BTreeMap::from([
@@ -218,8 +228,8 @@ mod tests {
             ("cluster.local".into(), good.collect()),
             ("empty".into(), Vec::new()),
         ]);
-        let revoked = vec![CertificateRevocationListDer::from(vec![0])];
-        let (verifiers, problems) = Verifiers::new(&TrustPools { domains, revoked }, &Arc::new(default_provider()));
+        let crls = vec![CertificateRevocationListDer::from(vec![0])];
+        let (verifiers, problems) = PoolVerifiers::new(&TrustPools { domains, crls }, &Arc::new(default_provider()));
         assert_eq!(problems.len(), 4, "{problems:?}");
         let client = root.client(&["spiffe://cluster.local/ns/default/sa/reviews"]);
         assert!(verifiers.verify(client.leaf(), &[], UnixTime::now()).is_ok());

@@ -6,7 +6,7 @@ use x509_parser::prelude::*;
 
 use super::{
     super::{
-        fixture::{self, DAY, HOUR, ID, LIMITS, files, intermediate, material, request, root, start, verify},
+        fixture::{self, DAY, HOUR, ID, LIMITS, ca_bundle, files, intermediate, request, root, start, verify},
         key::KeyKind,
         self_signed::Root,
     },
@@ -16,7 +16,7 @@ use super::{
 fn plugged_in() -> Authority {
     let root = root("root", 3650);
     let ca = intermediate("ca", 365, &root);
-    Authority::new(material(&files(&ca, &root)), start()).unwrap()
+    Authority::new(ca_bundle(&files(&ca, &root)), start()).unwrap()
 }
 
 fn own(kind: KeyKind) -> Authority {
@@ -25,7 +25,7 @@ fn own(kind: KeyKind) -> Authority {
         ..fixture::root_options()
     };
     let root = Root::new("cluster.local", &options, start()).unwrap();
-    Authority::new(root.material("memory".into(), &Default::default(), start()), start()).unwrap()
+    Authority::new(root.bundle("memory".into(), &Default::default(), start()), start()).unwrap()
 }
 
 fn der(block: &str) -> CertificateDer<'static> {
@@ -36,7 +36,7 @@ fn at(seconds: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.unsigned_abs())
 }
 
-fn kind_of(result: Result<Issued, SignError>) -> (SignErrorKind, String) {
+fn kind_of(result: Result<SignedCertificate, SignError>) -> (SignErrorKind, String) {
     let error = result.unwrap_err();
     (error.kind, error.text)
 }
@@ -52,8 +52,8 @@ fn certificates_have_the_form_that_istio_gives_them() {
             .iter()
             .all(|block| block.ends_with("-----END CERTIFICATE-----\n"))
     );
-    assert_eq!(issued.roots.as_bytes(), authority.trusted().as_ref());
-    verify(&issued.chain, authority.trusted(), start()).unwrap();
+    assert_eq!(issued.roots.as_bytes(), authority.trusted_roots().as_ref());
+    verify(&issued.chain, authority.trusted_roots(), start()).unwrap();
     let leaf = der(&issued.chain[0]);
     let (rest, leaf) = X509Certificate::from_der(&leaf).unwrap();
     assert!(rest.is_empty());
@@ -123,7 +123,8 @@ fn every_kind_of_key_signs_and_is_signed() {
             };
             let issued = authority.issue(&request, start(), LIMITS).unwrap();
             assert_eq!(issued.chain.len(), 1, "a root has no chain");
-            verify(&issued.chain, authority.trusted(), start()).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            verify(&issued.chain, authority.trusted_roots(), start())
+                .unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         }
     }
 }
@@ -200,7 +201,7 @@ fn requests_that_are_none_are_refused_with_what_is_wrong() {
         (pem(&[]), "failed to parse"),
         (pem(&forged), "not signed by its own key"),
         (pem(&longer), "trailing data"),
-        (vec![b'A'; REQUEST_BYTES_MAX + 1], "longer than"),
+        (vec![b'A'; CSR_BYTES_MAX + 1], "longer than"),
     ] {
         let request = SigningRequest { csr, ..good.clone() };
         let (kind, text) = kind_of(authority.issue(&request, start(), LIMITS));
@@ -249,8 +250,8 @@ fn lifetimes_have_a_default_a_limit_and_an_end() {
 fn nothing_outlives_the_path_to_the_root() {
     let root = root("root", 100);
     let ca = intermediate("ca", 365, &root);
-    let authority = Authority::new(material(&files(&ca, &root)), start()).unwrap();
-    assert_eq!(authority.holds_until(), start() + DAY * 100);
+    let authority = Authority::new(ca_bundle(&files(&ca, &root)), start()).unwrap();
+    assert_eq!(authority.path_expires_at(), start() + DAY * 100);
 }
 
 #[test]
@@ -270,15 +271,15 @@ fn servers_get_keys_of_the_kind_of_the_ca_and_no_limit() {
         let chain = Certificate::all_from_pem(serving.chain.as_bytes()).unwrap();
         assert_eq!(chain[0].public_key, key.public());
         assert!(!format!("{serving:?}").contains("PRIVATE"), "keys never print");
-        verify(&[serving.chain], authority.trusted(), start()).unwrap();
+        verify(&[serving.chain], authority.trusted_roots(), start()).unwrap();
     }
 }
 
 #[test]
 fn nothing_prints_the_key_of_a_ca() {
     let authority = plugged_in();
-    let key = String::from_utf8(authority.material().key.reveal().to_vec()).unwrap();
+    let key = String::from_utf8(authority.bundle().key.reveal().to_vec()).unwrap();
     let line = key.lines().nth(1).unwrap();
-    let printed = format!("{authority:?} {:?} {:#?}", authority.material(), authority.key());
+    let printed = format!("{authority:?} {:?} {:#?}", authority.bundle(), authority.key());
     assert!(!printed.contains(line), "{printed}");
 }

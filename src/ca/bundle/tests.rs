@@ -4,14 +4,14 @@ use time::OffsetDateTime;
 use super::{
     super::{
         authority::Authority,
-        fixture::{DAY, Issuer, file, files, intermediate, material, parameters, root, start},
-        plugged_in::{self, Files},
+        fixture::{DAY, Issuer, ca_bundle, file, files, intermediate, parameters, root, start},
+        plugged_in::{self, BundleFiles},
     },
     *,
 };
 
-fn problem(files: &Files) -> BundleError {
-    Authority::new(material(files), start()).unwrap_err()
+fn problem(files: &BundleFiles) -> BundleError {
+    Authority::new(ca_bundle(files), start()).unwrap_err()
 }
 
 fn list(by: &Issuer) -> String {
@@ -30,16 +30,16 @@ fn list(by: &Issuer) -> String {
 fn a_bundle_whose_parts_fit_is_a_ca() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 365, &root);
-    Authority::new(material(&files(&ca, &root)), start()).unwrap();
+    Authority::new(ca_bundle(&files(&ca, &root)), start()).unwrap();
     // A root that signs itself needs no chain.
     let mut alone = files(&root, &root);
     alone.insert(plugged_in::CHAIN.into(), file(""));
-    Authority::new(material(&alone), start()).unwrap();
+    Authority::new(ca_bundle(&alone), start()).unwrap();
     // A path by way of the chain alone.
     let lower = intermediate("lower", 300, &ca);
     let mut deep = files(&lower, &root);
     deep.insert(plugged_in::CHAIN.into(), file(lower.pem() + &ca.pem()));
-    Authority::new(material(&deep), start()).unwrap();
+    Authority::new(ca_bundle(&deep), start()).unwrap();
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn keys_are_read_in_every_form_that_tools_write() {
             .map(|(name, text)| (name.into(), file(text)))
             .collect();
         // These were made by openssl at the end of 2026, for a hundred years.
-        let authority = Authority::new(material(&files), start() + DAY * 400);
+        let authority = Authority::new(ca_bundle(&files), start() + DAY * 400);
         authority.unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
@@ -120,11 +120,7 @@ fn errors_name_the_place_and_the_file() {
             "root-cert.pem: there is no certificate",
         ),
         (plugged_in::ROOTS, other.pem(), "ca-cert.pem: cannot verify the cert"),
-        (
-            plugged_in::REVOKED,
-            "nonsense".into(),
-            "ca-crl.pem: there is no X509 CRL",
-        ),
+        (plugged_in::CRL, "nonsense".into(), "ca-crl.pem: there is no X509 CRL"),
     ] {
         let error = with(name, text);
         assert!(
@@ -140,24 +136,24 @@ fn who_may_not_sign_is_no_ca() {
     let mut leaf = parameters("leaf", 365);
     leaf.is_ca = IsCa::ExplicitNoCa;
     let leaf = Issuer::signed_by(leaf, KeyPair::generate().unwrap(), &root).unwrap();
-    assert_eq!(problem(&files(&leaf, &root)).problem, Problem::NoAuthority);
+    assert_eq!(problem(&files(&leaf, &root)).problem, Problem::NotCa);
     let mut no_signing = parameters("no signing", 365);
     no_signing.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
     let no_signing = Issuer::signed_by(no_signing, KeyPair::generate().unwrap(), &root).unwrap();
-    assert_eq!(problem(&files(&no_signing, &root)).problem, Problem::NoAuthority);
+    assert_eq!(problem(&files(&no_signing, &root)).problem, Problem::NotCa);
 }
 
 #[test]
 fn a_path_holds_as_a_whole_or_not_at_all() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 10, &root);
-    let good = material(&files(&ca, &root));
+    let good = ca_bundle(&files(&ca, &root));
     assert!(Authority::new(good.clone(), start() + DAY * 9).is_ok());
     for now in [start() + DAY * 10, start() - DAY * 2] {
         let error = Authority::new(good.clone(), now).unwrap_err();
         assert!(error.to_string().contains("does not hold now"), "{error}");
     }
-    assert!(Authority::with(good, start() + DAY * 10, Expiry::Ignored).is_ok());
+    assert!(Authority::with_expiry_check(good, start() + DAY * 10, ExpiryCheck::Skipped).is_ok());
 }
 
 #[test]
@@ -178,13 +174,13 @@ fn lists_are_wanted_of_every_ca_of_the_chain() {
     let other = intermediate("ca", 365, &root);
     let with = |text: String| {
         let mut files = files(&ca, &root);
-        files.insert(plugged_in::REVOKED.into(), file(text));
-        Authority::new(material(&files), start())
+        files.insert(plugged_in::CRL.into(), file(text));
+        Authority::new(ca_bundle(&files), start())
     };
     let both = list(&ca) + &list(&root);
     let authority = with(both.clone()).unwrap();
-    let revoked = authority.material().revoked.clone().unwrap();
-    assert_eq!(revoked.pem, both.as_bytes());
+    let crl = authority.bundle().crl.clone().unwrap();
+    assert_eq!(crl.pem, both.as_bytes());
     for (text, want) in [
         (list(&ca), "root"),
         (list(&root), "ca"),
@@ -192,7 +188,7 @@ fn lists_are_wanted_of_every_ca_of_the_chain() {
     ] {
         let error = with(text).unwrap_err();
         assert!(
-            matches!(&error.problem, Problem::NoList(name) if name.contains(want)),
+            matches!(&error.problem, Problem::MissingCrl(name) if name.contains(want)),
             "{error}"
         );
     }

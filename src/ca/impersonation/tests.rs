@@ -103,7 +103,7 @@ fn a_caller_is_the_pod_that_its_token_is_bound_to() {
     };
     let reborn = with(&|info| info.pod_uid = "u-old".into());
     assert!(
-        matches!(reborn, ImpersonationError::OtherPod { what: "uid", .. }),
+        matches!(reborn, ImpersonationError::PodMismatch { field: "uid", .. }),
         "{reborn}"
     );
     let unbound = with(&|info| info.pod_uid = "".into());
@@ -133,8 +133,8 @@ fn an_account_of_another_pod_is_not_the_callers() {
     assert!(
         matches!(
             refused,
-            ImpersonationError::OtherPod {
-                what: "service account",
+            ImpersonationError::PodMismatch {
+                field: "service account",
                 ..
             }
         ),
@@ -145,7 +145,7 @@ fn an_account_of_another_pod_is_not_the_callers() {
 #[test]
 fn without_trusted_accounts_nobody_may() {
     let refused = authorizer(&[]).authorize(&caller(Some(ztunnel())), REVIEWS);
-    assert_eq!(refused, Err(ImpersonationError::Off));
+    assert_eq!(refused, Err(ImpersonationError::Disabled));
     let channel = (
         watch::channel(Arc::default()).1,
         watch::channel(fixture::world(Vec::new()).snapshot).1,

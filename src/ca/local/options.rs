@@ -6,7 +6,7 @@ use smol_str::{SmolStr, format_smolstr};
 
 use crate::{
     base::duration,
-    ca::{authority::Limits, keeper::Rules, key::KeyKind, self_signed::RootOptions},
+    ca::{authority::TtlLimits, authority_selector::SelectionRules, key::KeyKind, self_signed::RootOptions},
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -19,7 +19,7 @@ pub struct LocalOptions {
     /// The control plane's namespace.
     pub namespace: SmolStr,
     /// `DEFAULT_WORKLOAD_CERT_TTL`, `MAX_WORKLOAD_CERT_TTL`.
-    pub limits: Limits,
+    pub limits: TtlLimits,
     /// `CITADEL_SELF_SIGNED_CA_CERT_TTL`, `CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE`.
     pub root: RootOptions,
     /// `CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL`; none: roots are not renewed.
@@ -29,7 +29,7 @@ pub struct LocalOptions {
     /// `CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE`.
     pub grace_percent: u32,
     /// `USE_CACERTS_FOR_SELF_SIGNED_CA`.
-    pub own_in_cacerts: bool,
+    pub self_signed_in_cacerts: bool,
     /// `PILOT_ENABLE_CA_CRL`.
     pub revocation: bool,
     /// `ISTIO_MULTIROOT_MESH`.
@@ -52,7 +52,7 @@ impl LocalOptions {
         let options = Self {
             folder: reader.text("ROOT_CA_DIR").unwrap_or("./etc/cacerts").into(),
             namespace: namespace.into(),
-            limits: Limits {
+            limits: TtlLimits {
                 default: reader.duration("DEFAULT_WORKLOAD_CERT_TTL", hours(24)),
                 max: reader.duration("MAX_WORKLOAD_CERT_TTL", hours(2160)),
             },
@@ -68,21 +68,21 @@ impl LocalOptions {
             grace_percent: reader.read("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE", 20, |text| {
                 text.parse().ok().filter(|percent| *percent <= 100)
             }),
-            own_in_cacerts: reader.flag("USE_CACERTS_FOR_SELF_SIGNED_CA", false),
+            self_signed_in_cacerts: reader.flag("USE_CACERTS_FOR_SELF_SIGNED_CA", false),
             revocation: reader.flag("PILOT_ENABLE_CA_CRL", true),
             multi_root: reader.flag("ISTIO_MULTIROOT_MESH", false),
         };
         (options, reader.errors)
     }
 
-    pub(super) fn rules(&self, has_secrets: bool) -> Rules {
-        Rules {
+    pub(super) fn rules(&self, has_secret_store: bool) -> SelectionRules {
+        SelectionRules {
             namespace: self.namespace.clone(),
             folder: format_smolstr!("folder {}", self.folder.display()),
-            own_in_cacerts: self.own_in_cacerts,
+            self_signed_in_cacerts: self.self_signed_in_cacerts,
             revocation: self.revocation,
             multi_root: self.multi_root,
-            has_secrets,
+            has_secret_store,
             limits: self.limits,
             root: self.root.clone(),
             grace_percent: self.grace_percent,
@@ -152,7 +152,7 @@ mod tests {
             (HOUR * 87_600, KeyKind::Rsa(2048))
         );
         assert_eq!((options.check_interval, options.grace_percent), (Some(HOUR), 20));
-        assert!(options.jitter && options.revocation && !options.own_in_cacerts && !options.multi_root);
+        assert!(options.jitter && options.revocation && !options.self_signed_in_cacerts && !options.multi_root);
     }
 
     #[test]

@@ -27,11 +27,11 @@ struct Endpoint {
 
 impl Endpoints {
     /// These endpoints count. New ones are due at once; true if some are gone that told something.
-    pub(super) fn want(&mut self, urls: &[SmolStr]) -> bool {
-        let mut lost = false;
+    pub(super) fn set_urls(&mut self, urls: &[SmolStr]) -> bool {
+        let mut has_lost_roots = false;
         self.0.retain(|url, endpoint| {
             let stays = urls.contains(url);
-            lost |= !stays && !endpoint.roots.is_empty();
+            has_lost_roots |= !stays && !endpoint.roots.is_empty();
             stays
         });
         for url in urls {
@@ -41,7 +41,7 @@ impl Endpoints {
                 failures: 0,
             });
         }
-        lost
+        has_lost_roots
     }
 
     /// The endpoints that are to be asked now; each is told of once.
@@ -58,7 +58,12 @@ impl Endpoints {
     }
 
     /// An endpoint answered. True if that changes what it told.
-    pub(super) fn answered(&mut self, url: &str, roots: Result<Vec<Certificate>, String>, now: SystemTime) -> bool {
+    pub(super) fn record_response(
+        &mut self,
+        url: &str,
+        roots: Result<Vec<Certificate>, String>,
+        now: SystemTime,
+    ) -> bool {
         // Nobody may want to know any more.
         let Some(endpoint) = self.0.get_mut(url) else {
             return false;
@@ -67,9 +72,9 @@ impl Endpoints {
             Ok(roots) => {
                 endpoint.due = Some(now + INTERVAL);
                 endpoint.failures = 0;
-                let news = endpoint.roots != roots;
+                let is_changed = endpoint.roots != roots;
                 endpoint.roots = roots;
-                news
+                is_changed
             }
             Err(_) => {
                 let wait = RETRY * 2_u32.saturating_pow(endpoint.failures.min(10));

@@ -42,7 +42,7 @@ pub(super) fn leaf() -> Vec<u8> {
 fn own(roots: &[&str]) -> TrustBundle {
     TrustBundle {
         roots: roots.concat().into(),
-        revoked: None,
+        crl: None,
     }
 }
 
@@ -82,7 +82,7 @@ fn blocks(pems: &[&str]) -> Vec<String> {
     blocks
 }
 
-fn pool(trusted: &Trusted, domain: &str) -> Vec<String> {
+fn pool(trusted: &TrustState, domain: &str) -> Vec<String> {
     let roots = trusted.pools.roots(domain).iter().cloned();
     let mut blocks: Vec<String> = roots
         .map(|root| Certificate::from_der(root).expect("a root").pem())
@@ -99,7 +99,7 @@ fn one_root_mesh_trusts_its_own_ca() {
         pem(&signer, &["a/b"], &[]),
         pem(&extra, &[], &["friend"]),
     ]);
-    let trusted = Trusted::of(&[&own(&[&one, &other, &one])], &mesh, &Endpoints::default(), false);
+    let trusted = TrustState::of(&[&own(&[&one, &other, &one])], &mesh, &Endpoints::default(), false);
     assert_eq!(trusted.anchors, blocks(&[&one, &other]), "sorted and unique");
     assert_eq!(pool(&trusted, "own"), blocks(&[&one, &other, &signer]));
     assert_eq!(pool(&trusted, "alias"), pool(&trusted, "own"));
@@ -119,7 +119,7 @@ fn several_roots_are_merged() {
         pem(&one, &[], &[]),
         pem(&both, &[], &["friend", "own"]),
     ]);
-    let trusted = Trusted::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
+    let trusted = TrustState::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&one, &extra, &both]));
     assert_eq!(pool(&trusted, "own"), blocks(&[&one, &extra, &both]));
     assert_eq!(pool(&trusted, "alias"), blocks(&[&one, &extra]));
@@ -137,9 +137,9 @@ fn a_bad_entry_hurts_itself_alone() {
         pem(bad, &[], &[]),
         pem(&extra, &[], &[]),
     ]);
-    let trusted = Trusted::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
+    let trusted = TrustState::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&one, &extra]));
-    let trusted = Trusted::of(&[], &mesh, &Endpoints::default(), true);
+    let trusted = TrustState::of(&[], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&extra]));
 }
 
@@ -159,11 +159,11 @@ fn lists_of_the_own_ca_are_passed_on() {
     };
     let list = list.signed_by(&issuer).expect("a list");
     let bundle = TrustBundle {
-        revoked: Some(Bytes::from(list.pem().expect("PEM"))),
+        crl: Some(Bytes::from(list.pem().expect("PEM"))),
         ..own(&[])
     };
-    let trusted = Trusted::of(&[&bundle], &mesh(Vec::new()), &Endpoints::default(), false);
-    assert_eq!(trusted.pools.revoked, [list.der().clone()]);
+    let trusted = TrustState::of(&[&bundle], &mesh(Vec::new()), &Endpoints::default(), false);
+    assert_eq!(trusted.pools.crls, [list.der().clone()]);
 }
 
 #[test]
@@ -172,30 +172,33 @@ fn endpoints_are_asked_on_schedule_and_keep_what_they_told() {
     let roots = || certificates(&root("one"));
     let mut endpoints = Endpoints::default();
     let urls: Vec<SmolStr> = vec!["https://a".into(), "https://b".into()];
-    assert!(!endpoints.want(&urls));
+    assert!(!endpoints.set_urls(&urls));
     assert_eq!(endpoints.take_due(now), urls);
     assert!(endpoints.take_due(now).is_empty(), "they are being asked");
-    let told = roots();
-    assert!(endpoints.answered("https://a", Ok(told.clone()), now));
-    assert!(!endpoints.answered("https://b", Err("no".into()), now));
+    let published = roots();
+    assert!(endpoints.record_response("https://a", Ok(published.clone()), now));
+    assert!(!endpoints.record_response("https://b", Err("no".into()), now));
     assert!(endpoints.take_due(now + RETRY - Duration::from_secs(1)).is_empty());
     assert_eq!(endpoints.take_due(now + RETRY), ["https://b"]);
-    endpoints.answered("https://b", Err("no".into()), now);
+    endpoints.record_response("https://b", Err("no".into()), now);
     assert!(endpoints.take_due(now + RETRY).is_empty(), "twice as long");
     assert_eq!(endpoints.take_due(now + 2 * RETRY), ["https://b"]);
     for _ in 0..20 {
-        endpoints.answered("https://b", Err("no".into()), now);
+        endpoints.record_response("https://b", Err("no".into()), now);
     }
     assert_eq!(endpoints.take_due(now + INTERVAL), urls);
     assert!(
-        !endpoints.answered("https://a", Ok(told.clone()), now),
+        !endpoints.record_response("https://a", Ok(published.clone()), now),
         "the same again"
     );
-    assert!(!endpoints.answered("https://a", Err("no".into()), now));
-    assert_eq!(endpoints.roots("https://a"), told, "the last good roots stay");
-    assert!(endpoints.want(&urls[1..]), "roots are gone");
+    assert!(!endpoints.record_response("https://a", Err("no".into()), now));
+    assert_eq!(endpoints.roots("https://a"), published, "the last good roots stay");
+    assert!(endpoints.set_urls(&urls[1..]), "roots are gone");
     assert!(endpoints.roots("https://a").is_empty());
-    assert!(!endpoints.answered("https://a", Ok(told), now), "nobody wants to know");
+    assert!(
+        !endpoints.record_response("https://a", Ok(published), now),
+        "nobody wants to know"
+    );
 }
 
 #[test]
@@ -212,9 +215,9 @@ thread_local! {
 
 #[tokio::test]
 async fn trust_follows_its_sources() {
-    let (one, told, later) = (root("one"), root("told"), root("later"));
+    let (one, published, later) = (root("one"), root("told"), root("later"));
     let answers: VecDeque<_> = [
-        Ok(certificates(&told)),
+        Ok(certificates(&published)),
         Err("down".to_owned()),
         Ok(certificates(&later)),
     ]
@@ -225,9 +228,9 @@ async fn trust_follows_its_sources() {
     let (mesh_sender, mesh_receiver) = watch::channel(None);
     let (pools, mut pools_receiver) = watch::channel(Arc::default());
     let (anchors, mut anchors_receiver) = watch::channel(Arc::default());
-    let follower = Follower {
+    let controller = TrustController {
         own: own_receiver,
-        told: told_receiver,
+        published: told_receiver,
         mesh: mesh_receiver,
         fetch: Some(Arc::new(move |url| {
             assert_eq!(url, "https://friend");
@@ -235,12 +238,12 @@ async fn trust_follows_its_sources() {
             async move { answer.unwrap_or_else(|| Err("no more".into())) }.boxed()
         })),
         now: || SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000) + PASSED.get(),
-        look: Duration::from_millis(10),
+        poll_interval: Duration::from_millis(10),
         pools,
         anchors,
     };
     let tasks = Tasks::default();
-    tasks.spawn_until_shutdown("test", follower.run());
+    tasks.spawn_until_shutdown("test", controller.run());
     let mut next = async || {
         let changed = tokio::time::timeout(Duration::from_secs(10), anchors_receiver.changed()).await;
         changed.expect("in time").expect("it is followed");
@@ -249,7 +252,7 @@ async fn trust_follows_its_sources() {
     assert_eq!(next().await, blocks(&[&one]));
     let endpoint = anchor(AnchorSource::Endpoint("https://friend".into()), &[], &["friend"]);
     mesh_sender.send_replace(Some(Arc::new(mesh(vec![endpoint]))));
-    assert_eq!(next().await, blocks(&[&one, &told]));
+    assert_eq!(next().await, blocks(&[&one, &published]));
     assert_eq!(pools_receiver.borrow_and_update().roots("friend").len(), 1);
     // The second answer is a failure, which changes nothing; the third one comes a minute later.
     PASSED.set(INTERVAL);
@@ -260,7 +263,7 @@ async fn trust_follows_its_sources() {
     assert_eq!(next().await, blocks(&[&one]));
     own_sender.send_replace(Some(Arc::new(own(&[&one, &later]))));
     assert_eq!(next().await, blocks(&[&one, &later]));
-    told_sender.send_replace(Some(Arc::new(own(&[&told]))));
-    assert_eq!(next().await, blocks(&[&one, &later, &told]));
+    told_sender.send_replace(Some(Arc::new(own(&[&published]))));
+    assert_eq!(next().await, blocks(&[&one, &later, &published]));
     assert!(tasks.end(Duration::from_secs(5)).await);
 }

@@ -1,38 +1,38 @@
 use std::os::unix::fs::symlink;
 
 use super::{
-    super::fixture::{file, files, intermediate, material, root},
+    super::fixture::{ca_bundle, file, files, intermediate, root},
     *,
 };
 
-fn bundle() -> Files {
+fn bundle() -> BundleFiles {
     let root = root("root", 3650);
     files(&intermediate("ca", 365, &root), &root)
 }
 
-fn find_in(files: &Files) -> Found {
+fn find_in(files: &BundleFiles) -> BundleLookup {
     find("folder x".into(), files, true)
 }
 
 #[test]
 fn no_file_is_no_bundle_and_some_are_a_mistake() {
-    assert!(matches!(find_in(&Files::new()), Found::Nothing));
+    assert!(matches!(find_in(&BundleFiles::new()), BundleLookup::Absent));
     let whole = bundle();
-    assert!(matches!(find_in(&whole), Found::Whole(_)));
+    assert!(matches!(find_in(&whole), BundleLookup::Complete(_)));
     for name in [CERTIFICATE, KEY, CHAIN, ROOTS] {
         let mut files = whole.clone();
         files.remove(name);
-        let Found::Partly(error) = find_in(&files) else {
+        let BundleLookup::Incomplete(error) = find_in(&files) else {
             panic!("without {name} it is incomplete")
         };
         assert_eq!(
             error.to_string(),
             format!("folder x: {name}: incomplete signing CA bundle detected: it is missing")
         );
-        let only = Files::from([(name.into(), whole[name].clone())]);
+        let only = BundleFiles::from([(name.into(), whole[name].clone())]);
         let found = find_in(&only);
         let names_the_others = match &found {
-            Found::Partly(error) => !error.name.contains(name),
+            BundleLookup::Incomplete(error) => !error.name.contains(name),
             _ => false,
         };
         assert!(names_the_others, "only {name}: {found:?}");
@@ -41,16 +41,21 @@ fn no_file_is_no_bundle_and_some_are_a_mistake() {
 
 #[test]
 fn empty_values_are_none_but_for_the_chain() {
-    let empty = |names: &[&str]| names.iter().map(|name| ((*name).into(), file(""))).collect::<Files>();
+    let empty = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| ((*name).into(), file("")))
+            .collect::<BundleFiles>()
+    };
     assert!(matches!(
-        find_in(&empty(&[CERTIFICATE, KEY, ROOTS, CHAIN, GENERATED])),
-        Found::Nothing
+        find_in(&empty(&[CERTIFICATE, KEY, ROOTS, CHAIN, GENERATED_MARKER])),
+        BundleLookup::Absent
     ));
     let mut files = bundle();
     files.extend(empty(&[CHAIN]));
-    assert!(matches!(find_in(&files), Found::Whole(_)));
+    assert!(matches!(find_in(&files), BundleLookup::Complete(_)));
     files.extend(empty(&[KEY]));
-    assert!(matches!(find_in(&files), Found::Partly(_)));
+    assert!(matches!(find_in(&files), BundleLookup::Incomplete(_)));
 }
 
 #[test]
@@ -58,40 +63,40 @@ fn cert_manager_has_other_names_and_no_chain_of_its_own() {
     let (root_name, ca_name) = ("root", "ca");
     let root = root(root_name, 3650);
     let ca = intermediate(ca_name, 365, &root);
-    let mut tls: Files = [
+    let mut tls: BundleFiles = [
         (TLS_CERTIFICATE, ca.pem()),
         (TLS_KEY, ca.key().serialize_pem()),
         (TLS_ROOTS, root.pem()),
-        (REVOKED, "not looked at".into()),
+        (CRL, "not looked at".into()),
     ]
     .into_iter()
     .map(|(name, text)| (name.into(), file(text)))
     .collect();
-    let found = material(&tls);
+    let found = ca_bundle(&tls);
     assert_eq!(found.certificate.pem, ca.pem().as_bytes());
     assert_eq!(found.roots.pem, root.pem().as_bytes());
-    assert_eq!(found.revoked, None);
+    assert_eq!(found.crl, None);
     let chain = crate::ca::certificate::Certificate::all_from_pem(&found.chain.pem).unwrap();
     assert_eq!(chain.len(), 2);
     tls.remove(TLS_ROOTS);
-    assert!(matches!(find_in(&tls), Found::Partly(error) if error.name == "ca.crt"));
+    assert!(matches!(find_in(&tls), BundleLookup::Incomplete(error) if error.name == "ca.crt"));
 }
 
 #[test]
 fn lists_of_the_revoked_can_be_turned_off() {
     let mut files = bundle();
-    files.insert(REVOKED.into(), file("a list"));
-    let revoked = |on| match find("x".into(), &files, on) {
-        Found::Whole(material) => material.revoked.is_some(),
+    files.insert(CRL.into(), file("a list"));
+    let crl = |on| match find("x".into(), &files, on) {
+        BundleLookup::Complete(bundle) => bundle.crl.is_some(),
         found => panic!("{found:?}"),
     };
-    assert!(revoked(true) && !revoked(false));
+    assert!(crl(true) && !crl(false));
 }
 
 #[test]
 fn a_folder_that_is_not_there_is_empty_and_one_that_cannot_be_read_is_not() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(read(&folder.path().join("none")).unwrap(), Files::new());
+    assert_eq!(read(&folder.path().join("none")).unwrap(), BundleFiles::new());
     // A folder in place of a file cannot be read, whoever we are.
     std::fs::create_dir(folder.path().join(KEY)).unwrap();
     let error = read(folder.path()).unwrap_err();

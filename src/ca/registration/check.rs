@@ -13,13 +13,13 @@ use x509_parser::{
 use crate::ca::key;
 
 /// More than any request needs.
-const BYTES_MAX: usize = 64 * 1024;
+const CSR_BYTES_MAX: usize = 64 * 1024;
 
-/// Checks a PEM request of a caller with these identities. What is given back is the request that was checked, as PEM and
-/// without anything around it. The error says what is wrong.
+/// Checks a PEM request of a caller with these identities. What is given back is the request that was checked, as PEM
+/// and without anything around it. The error says what is wrong.
 pub(super) fn check(csr: &[u8], identities: &[SmolStr]) -> Result<String, String> {
-    if csr.len() > BYTES_MAX {
-        return Err(format!("it is longer than {BYTES_MAX} bytes"));
+    if csr.len() > CSR_BYTES_MAX {
+        return Err(format!("it is longer than {CSR_BYTES_MAX} bytes"));
     }
     let (_, block) = x509_parser::pem::parse_x509_pem(csr).map_err(|_| "it is no PEM")?;
     let (rest, request) =
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused() {
         assert!(check(b"", &[]).is_err());
-        assert!(check(&vec![b'x'; BYTES_MAX + 1], &[]).is_err());
+        assert!(check(&vec![b'x'; CSR_BYTES_MAX + 1], &[]).is_err());
         let pem = request(&params(vec![uri(ID)], &[]));
         let mut der = x509_parser::pem::parse_x509_pem(pem.as_bytes())
             .expect("PEM")

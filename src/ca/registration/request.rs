@@ -23,17 +23,17 @@ use tokio::{
 use crate::task::Tasks;
 
 /// How long a signer may take.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub const SIGNING_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long the object's deletion may take.
-const CLEANUP_PATIENCE: Duration = Duration::from_secs(5);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The wait before a broken watch is begun anew.
-const PAUSE: Duration = Duration::from_millis(500);
+const WATCH_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// What all names begin with.
-const PREFIX: &str = "csr-workload-";
+const NAME_PREFIX: &str = "csr-workload-";
 
 /// What is asked of a signer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct CsrSpec {
     /// The certificate signing request, as PEM.
     pub csr: String,
     /// The signer's full name.
@@ -48,7 +48,7 @@ pub struct Order {
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
+pub enum CsrError {
     /// The API server refused, or could not be asked.
     #[error("cannot {action} a CertificateSigningRequest for signer {signer}: {error}; hint: {hint}")]
     Kubernetes {
@@ -72,7 +72,7 @@ pub enum OrderError {
     /// Retryable.
     #[error(
         "signer {signer} did not sign CertificateSigningRequest {name} within {} s; hint: is the signer's controller running?",
-        PATIENCE.as_secs()
+        SIGNING_TIMEOUT.as_secs()
     )]
     Timeout {
         /// The object.
@@ -88,42 +88,42 @@ pub enum OrderError {
     },
     /// The process ends.
     #[error("the control plane is shutting down")]
-    Ending,
+    ShuttingDown,
 }
 
 /// Has an order signed; the chain comes as PEM, leaf first. The object is deleted even if the caller stops waiting.
-pub async fn sign(client: &Client, tasks: &Tasks, order: Order) -> Result<String, OrderError> {
+pub async fn sign(client: &Client, tasks: &Tasks, spec: CsrSpec) -> Result<String, CsrError> {
     let (sender, signed) = oneshot::channel();
     let (client, shutdown) = (client.clone(), tasks.shutdown().clone());
     tasks.spawn("certificate signing request", async move {
         let api: Api<CertificateSigningRequest> = Api::all(client);
         let ending = shutdown.cancelled();
-        let result = fulfil(&api, &order, ending).await;
+        let result = create_and_wait(&api, &spec, ending).await;
         // Whoever asked may be gone.
         let _ = sender.send(result);
     });
-    signed.await.unwrap_or(Err(OrderError::Ending))
+    signed.await.unwrap_or(Err(CsrError::ShuttingDown))
 }
 
-async fn fulfil(
+async fn create_and_wait(
     api: &Api<CertificateSigningRequest>,
-    order: &Order,
+    spec: &CsrSpec,
     ending: impl Future<Output = ()>,
-) -> Result<String, OrderError> {
+) -> Result<String, CsrError> {
     let created = api
-        .create(&PostParams::default(), &object(order))
+        .create(&PostParams::default(), &object(spec))
         .await
-        .map_err(|error| order.failed("create", error))?;
+        .map_err(|error| spec.failed("create", error))?;
     let name = created.metadata.name.clone().unwrap_or_default();
-    let waiting = timeout(PATIENCE, approve_and_wait(api, order, created));
+    let waiting = timeout(SIGNING_TIMEOUT, approve_and_wait(api, spec, created));
     let result = tokio::select! {
-        result = waiting => result.unwrap_or_else(|_| Err(OrderError::Timeout {
+        result = waiting => result.unwrap_or_else(|_| Err(CsrError::Timeout {
             name: name.clone(),
-            signer: order.signer.clone(),
+            signer: spec.signer.clone(),
         })),
-        () = ending => Err(OrderError::Ending),
+        () = ending => Err(CsrError::ShuttingDown),
     };
-    match timeout(CLEANUP_PATIENCE, api.delete(&name, &DeleteParams::default())).await {
+    match timeout(CLEANUP_TIMEOUT, api.delete(&name, &DeleteParams::default())).await {
         Ok(Ok(_)) => {}
         // Others clear up too.
         Ok(Err(::kube::Error::Api(status))) if status.code == 404 => {}
@@ -133,17 +133,17 @@ async fn fulfil(
     result
 }
 
-fn object(order: &Order) -> CertificateSigningRequest {
+fn object(spec: &CsrSpec) -> CertificateSigningRequest {
     CertificateSigningRequest {
         metadata: ObjectMeta {
-            generate_name: Some(PREFIX.into()),
+            generate_name: Some(NAME_PREFIX.into()),
             ..ObjectMeta::default()
         },
         spec: CertificateSigningRequestSpec {
-            request: ByteString(order.csr.clone().into_bytes()),
-            signer_name: order.signer.clone(),
-            usages: Some(order.usages.iter().map(ToString::to_string).collect()),
-            expiration_seconds: order.lifetime.map(seconds),
+            request: ByteString(spec.csr.clone().into_bytes()),
+            signer_name: spec.signer.clone(),
+            usages: Some(spec.usages.iter().map(ToString::to_string).collect()),
+            expiration_seconds: spec.lifetime.map(seconds),
             ..CertificateSigningRequestSpec::default()
         },
         ..CertificateSigningRequest::default()
@@ -156,11 +156,11 @@ fn seconds(lifetime: Duration) -> i32 {
 
 async fn approve_and_wait(
     api: &Api<CertificateSigningRequest>,
-    order: &Order,
+    spec: &CsrSpec,
     mut object: CertificateSigningRequest,
-) -> Result<String, OrderError> {
+) -> Result<String, CsrError> {
     let name = object.metadata.name.clone().unwrap_or_default();
-    let message = format!("CSR ({name}) for the certificate ({}) is approved", order.names);
+    let message = format!("CSR ({name}) for the certificate ({}) is approved", spec.names);
     object
         .status
         .get_or_insert_default()
@@ -177,20 +177,20 @@ async fn approve_and_wait(
     let mut object: CertificateSigningRequest = api
         .replace_subresource("approval", &name, &PostParams::default(), &body)
         .await
-        .map_err(|error| order.failed("approve", error))?;
+        .map_err(|error| spec.failed("approve", error))?;
     let parameters = WatchParams::default()
         .fields(&format!("metadata.name={name}"))
-        .timeout(PATIENCE.as_secs() as u32);
+        .timeout(SIGNING_TIMEOUT.as_secs() as u32);
     loop {
-        if let Some(chain) = certificate(order, &name, &object)? {
+        if let Some(chain) = certificate(spec, &name, &object)? {
             return Ok(chain);
         }
         // Nothing is missed: the watch begins behind the version that was looked at.
         let version = object.metadata.resource_version.clone().unwrap_or_default();
-        if let Some(chain) = watched(api, order, &name, &parameters, &version).await? {
+        if let Some(chain) = watched(api, spec, &name, &parameters, &version).await? {
             return Ok(chain);
         }
-        sleep(PAUSE).await;
+        sleep(WATCH_RETRY_DELAY).await;
         if let Ok(now) = api.get(&name).await {
             object = now;
         }
@@ -200,11 +200,11 @@ async fn approve_and_wait(
 /// Watches until the certificate is there; nothing if the watch broke.
 async fn watched(
     api: &Api<CertificateSigningRequest>,
-    order: &Order,
+    spec: &CsrSpec,
     name: &str,
     parameters: &WatchParams,
     version: &str,
-) -> Result<Option<String>, OrderError> {
+) -> Result<Option<String>, CsrError> {
     let Ok(events) = api.watch(parameters, version).await else {
         return Ok(None);
     };
@@ -212,12 +212,12 @@ async fn watched(
     while let Ok(Some(event)) = events.try_next().await {
         match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                if let Some(chain) = certificate(order, name, &object)? {
+                if let Some(chain) = certificate(spec, name, &object)? {
                     return Ok(Some(chain));
                 }
             }
             WatchEvent::Deleted(_) => {
-                return Err(OrderError::Refused {
+                return Err(CsrError::Refused {
                     name: name.to_owned(),
                     reason: "it was deleted".into(),
                 });
@@ -230,7 +230,7 @@ async fn watched(
 }
 
 /// The certificate in an object, if it is there yet.
-fn certificate(order: &Order, name: &str, object: &CertificateSigningRequest) -> Result<Option<String>, OrderError> {
+fn certificate(spec: &CsrSpec, name: &str, object: &CertificateSigningRequest) -> Result<Option<String>, CsrError> {
     let Some(status) = &object.status else { return Ok(None) };
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let refusal = conditions
@@ -238,7 +238,7 @@ fn certificate(order: &Order, name: &str, object: &CertificateSigningRequest) ->
         .find(|condition| matches!(condition.type_.as_str(), "Denied" | "Failed"));
     if let Some(refusal) = refusal {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        return Err(OrderError::Refused {
+        return Err(CsrError::Refused {
             name: name.to_owned(),
             reason: format!(
                 "{}: {} {}",
@@ -255,16 +255,16 @@ fn certificate(order: &Order, name: &str, object: &CertificateSigningRequest) ->
     let is_chain = matches!(certificates.next(), Some(Ok(_))) && certificates.all(|certificate| certificate.is_ok());
     match String::from_utf8(chain.0.clone()) {
         Ok(text) if is_chain => Ok(Some(text)),
-        _ => Err(OrderError::NoCertificate {
-            signer: order.signer.clone(),
+        _ => Err(CsrError::NoCertificate {
+            signer: spec.signer.clone(),
         }),
     }
 }
 
-impl Order {
-    fn failed(&self, action: &'static str, error: ::kube::Error) -> OrderError {
+impl CsrSpec {
+    fn failed(&self, action: &'static str, error: ::kube::Error) -> CsrError {
         let forbidden = matches!(&error, ::kube::Error::Api(status) if status.code == 403);
-        OrderError::Kubernetes {
+        CsrError::Kubernetes {
             action,
             signer: self.signer.clone(),
             error: Box::new(error),
@@ -283,8 +283,8 @@ mod tests {
 
     use super::*;
 
-    fn order() -> Order {
-        Order {
+    fn spec() -> CsrSpec {
+        CsrSpec {
             csr: "csr".into(),
             signer: "example.com/mesh".into(),
             usages: &["server auth"],
@@ -310,21 +310,21 @@ mod tests {
 
     #[test]
     fn objects_say_what_is_ordered() {
-        let object = object(&order());
+        let object = object(&spec());
         assert_eq!(object.metadata.generate_name.as_deref(), Some("csr-workload-"));
         assert_eq!(object.spec.expiration_seconds, Some(3600));
         assert_eq!(object.spec.usages, Some(vec!["server auth".to_owned()]));
         assert_eq!(seconds(Duration::MAX), i32::MAX);
-        let unlimited = super::object(&Order {
+        let unlimited = super::object(&CsrSpec {
             lifetime: None,
-            ..order()
+            ..spec()
         });
         assert_eq!(unlimited.spec.expiration_seconds, None);
     }
 
     #[test]
     fn certificates_are_waited_for() {
-        let look = |object: &CertificateSigningRequest| certificate(&order(), "csr-workload-x", object);
+        let look = |object: &CertificateSigningRequest| certificate(&spec(), "csr-workload-x", object);
         assert!(matches!(look(&CertificateSigningRequest::default()), Ok(None)));
         assert!(matches!(look(&signed("", "Approved")), Ok(None)));
         let refused = look(&signed("", "Denied")).expect_err("a denial").to_string();
@@ -332,10 +332,10 @@ mod tests {
             refused.contains("csr-workload-x") && refused.contains("Because"),
             "{refused}"
         );
-        assert!(matches!(look(&signed("", "Failed")), Err(OrderError::Refused { .. })));
+        assert!(matches!(look(&signed("", "Failed")), Err(CsrError::Refused { .. })));
         assert!(matches!(
             look(&signed("nonsense", "Approved")),
-            Err(OrderError::NoCertificate { .. })
+            Err(CsrError::NoCertificate { .. })
         ));
         let key = rcgen::KeyPair::generate().expect("a key");
         let params = rcgen::CertificateParams::new(vec!["a.b".to_owned()]).expect("names");

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const HOUR: Duration = Duration::from_hours(1);
-const LIMITS: Limits = Limits {
+const LIMITS: TtlLimits = TtlLimits {
     default: HOUR,
     max: Duration::from_hours(24),
 };
@@ -20,7 +20,7 @@ fn now() -> SystemTime {
 }
 
 #[derive(Parser)]
-struct Line {
+struct TestCli {
     #[command(flatten)]
     flags: DiscoveryFlags,
 }
@@ -28,7 +28,7 @@ struct Line {
 fn settings(variables: &[(&str, &str)]) -> Settings {
     let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
     Settings {
-        flags: Line::try_parse_from(["istiod"]).expect("flags").flags,
+        flags: TestCli::try_parse_from(["istiod"]).expect("flags").flags,
         variables: variables.collect::<BTreeMap<_, _>>(),
     }
 }
@@ -120,11 +120,11 @@ fn lifetimes_are_bounded() {
     );
 }
 
-fn answer(chain: &str, file: Option<&str>, mesh: Option<&str>, proof: bool) -> Result<Issued, String> {
-    let known = Roots {
+fn answer(chain: &str, file: Option<&str>, mesh: Option<&str>, must_verify: bool) -> Result<SignedCertificate, String> {
+    let known = SignerRoots {
         file: file.map(str::as_bytes),
         mesh,
-        proof,
+        must_verify,
     };
     issued(chain, &known, now())
 }
@@ -208,16 +208,20 @@ fn the_mesh_trusts_what_its_signers_have() {
         ..rules("a/default", "")
     };
     let file = Bytes::from(file);
-    let trusted =
-        |file: Option<&Bytes>, mesh: Option<&MeshTrust>| trusted(&rules, file, mesh).map(|trust| trust.roots.clone());
+    let trust_bundle = |file: Option<&Bytes>, mesh: Option<&MeshTrust>| {
+        trust_bundle(&rules, file, mesh).map(|trust| trust.roots.clone())
+    };
     let block = |pem: &str| Certificate::all_from_pem(pem.as_bytes()).expect("PEM")[0].pem();
     let blocks = |pems: &[&str]| Some(Bytes::from(pems.iter().map(|pem| block(pem)).collect::<String>()));
     let file_text = std::str::from_utf8(&file).expect("text");
-    assert_eq!(trusted(None, None), None);
-    assert_eq!(trusted(Some(&file), None), blocks(&[file_text]));
-    assert_eq!(trusted(Some(&file), Some(&mesh)), blocks(&[file_text, &own, &default]));
+    assert_eq!(trust_bundle(None, None), None);
+    assert_eq!(trust_bundle(Some(&file), None), blocks(&[file_text]));
     assert_eq!(
-        trusted(Some(&Bytes::from(own.clone())), Some(&mesh)),
+        trust_bundle(Some(&file), Some(&mesh)),
+        blocks(&[file_text, &own, &default])
+    );
+    assert_eq!(
+        trust_bundle(Some(&Bytes::from(own.clone())), Some(&mesh)),
         blocks(&[&own, &default]),
         "each once"
     );

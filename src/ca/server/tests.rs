@@ -7,19 +7,19 @@ use http_body_util::Full;
 
 use super::*;
 use crate::{
-    auth::{Authenticator, CallerSource, Credentials, Refusal},
+    auth::{AuthenticationError, Authenticator, CallerSource, Credentials},
     rpc::unary,
 };
 
 /// Knows whoever says so in a header.
-struct Named;
+struct HeaderAuthenticator;
 
-impl Authenticator for Named {
+impl Authenticator for HeaderAuthenticator {
     fn name(&self) -> &'static str {
         "header"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         let name = |headers: &HeaderMap| {
             headers
                 .get("caller")
@@ -27,8 +27,8 @@ impl Authenticator for Named {
                 .map(SmolStr::new)
         };
         let caller = match name(credentials.headers) {
-            None => Err(Refusal::Absent("header")),
-            Some(name) if name == "away" => Err(Refusal::Unavailable("away".into())),
+            None => Err(AuthenticationError::Missing("header")),
+            Some(name) if name == "away" => Err(AuthenticationError::Unavailable("away".into())),
             Some(name) => Ok(Caller {
                 source: CallerSource::IdToken,
                 identities: name.split(',').filter(|id| !id.is_empty()).map(SmolStr::new).collect(),
@@ -41,20 +41,20 @@ impl Authenticator for Named {
 }
 
 #[derive(Default)]
-struct Clerk {
+struct FakeSigner {
     asked: Mutex<Vec<SigningRequest>>,
     error: Option<SignErrorKind>,
 }
 
-impl Signer for Clerk {
-    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<Issued, SignError>> {
+impl Signer for FakeSigner {
+    fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
         self.asked.lock().expect("not poisoned").push(request);
         let answer = match self.error {
             Some(kind) => Err(SignError {
                 kind,
                 text: "no".into(),
             }),
-            None => Ok(Issued {
+            None => Ok(SignedCertificate {
                 chain: vec!["leaf\n".into(), "ca\n".into()],
                 roots: "a\nb\n".into(),
             }),
@@ -63,25 +63,25 @@ impl Signer for Clerk {
     }
 }
 
-struct Bed {
+struct Fixture {
     service: CertificateService,
-    clerk: Arc<Clerk>,
+    signer: Arc<FakeSigner>,
     registry: Registry,
 }
 
-impl Bed {
-    fn new(clerk: Clerk) -> Self {
-        Self::with(clerk, Box::new(|_, _| Err("not on its node".into())))
+impl Fixture {
+    fn new(signer: FakeSigner) -> Self {
+        Self::with(signer, Box::new(|_, _| Err("not on its node".into())))
     }
 
-    fn with(clerk: Clerk, may_impersonate: MayImpersonate) -> Self {
-        let (clerk, registry) = (Arc::new(clerk), Registry::new());
-        let authenticators = Authenticators::new(vec![Box::new(Named)]);
+    fn with(signer: FakeSigner, may_impersonate: MayImpersonate) -> Self {
+        let (signer, registry) = (Arc::new(signer), Registry::new());
+        let authenticators = Authenticators::new(vec![Box::new(HeaderAuthenticator)]);
         let domains = watch::channel(Arc::new(TrustDomains::default())).1;
-        let service = CertificateService::new(authenticators, clerk.clone(), domains, may_impersonate, &registry);
+        let service = CertificateService::new(authenticators, signer.clone(), domains, may_impersonate, &registry);
         Self {
             service: service.expect("an empty registry"),
-            clerk,
+            signer,
             registry,
         }
     }
@@ -137,10 +137,13 @@ const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 
 #[tokio::test]
 async fn the_roots_are_the_last_entry() {
-    let bed = Bed::new(Clerk::default());
-    let chain = bed.ask(WEB, &request(&[(CERT_SIGNER, "mine")])).await.expect("signed");
+    let fixture = Fixture::new(FakeSigner::default());
+    let chain = fixture
+        .ask(WEB, &request(&[(CERT_SIGNER, "mine")]))
+        .await
+        .expect("signed");
     assert_eq!(chain, ["leaf\n", "ca\n", "a\nb\n"]);
-    let asked = bed.clerk.asked.lock().expect("not poisoned");
+    let asked = fixture.signer.asked.lock().expect("not poisoned");
     let expected = SigningRequest {
         csr: b"csr".to_vec(),
         identities: vec![WEB.into()],
@@ -149,27 +152,27 @@ async fn the_roots_are_the_last_entry() {
     };
     assert_eq!(*asked, [expected]);
     assert_eq!(
-        bed.counts(),
+        fixture.counts(),
         BTreeMap::from([("csr".into(), 1), ("success_cert_issuance".into(), 1)])
     );
 }
 
 #[tokio::test]
 async fn r11_who_is_not_known_gets_nothing() {
-    let bed = Bed::new(Clerk::default());
+    let fixture = Fixture::new(FakeSigner::default());
     for (caller, code) in [
         ("", Code::Unauthenticated),
         (",", Code::Unauthenticated),
         ("away", Code::Unavailable),
     ] {
-        let status = bed.ask(caller, &request(&[])).await.expect_err("refused");
+        let status = fixture.ask(caller, &request(&[])).await.expect_err("refused");
         assert_eq!(status.code(), code, "{caller}");
         assert!(status.message().starts_with("request authenticate failure"), "{status}");
     }
-    assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
+    assert!(fixture.signer.asked.lock().expect("not poisoned").is_empty());
     let counts = [("authentication_failure", 2), ("csr", 3), ("id_extraction_err", 1)];
     assert_eq!(
-        bed.counts(),
+        fixture.counts(),
         counts.map(|(name, count)| (name.to_owned(), count)).into()
     );
 }
@@ -177,25 +180,30 @@ async fn r11_who_is_not_known_gets_nothing() {
 #[tokio::test]
 async fn r11_nobody_is_somebody_else_without_leave() {
     let asked = request(&[(IMPERSONATED, "spiffe://cluster.local/ns/default/sa/other")]);
-    let bed = Bed::new(Clerk::default());
-    let status = bed.ask(WEB, &asked).await.expect_err("refused");
+    let fixture = Fixture::new(FakeSigner::default());
+    let status = fixture.ask(WEB, &asked).await.expect_err("refused");
     assert_eq!(status.code(), Code::Unauthenticated);
     assert_eq!(status.message(), "request impersonation authentication failure");
-    assert!(bed.clerk.asked.lock().expect("not poisoned").is_empty());
+    assert!(fixture.signer.asked.lock().expect("not poisoned").is_empty());
 
-    let bed = Bed::with(Clerk::default(), Box::new(|_, _| Ok(())));
-    bed.ask(WEB, &asked).await.expect("signed");
-    let asked = bed.clerk.asked.lock().expect("not poisoned");
+    let fixture = Fixture::with(FakeSigner::default(), Box::new(|_, _| Ok(())));
+    fixture.ask(WEB, &asked).await.expect("signed");
+    let asked = fixture.signer.asked.lock().expect("not poisoned");
     assert_eq!(asked[0].identities, ["spiffe://cluster.local/ns/default/sa/other"]);
 }
 
 #[tokio::test]
 async fn r11_names_of_another_mesh_are_not_vouched_for() {
-    let bed = Bed::new(Clerk::default());
-    let answer = bed.ask("spiffe://elsewhere/ns/a/sa/b", &request(&[])).await;
+    let fixture = Fixture::new(FakeSigner::default());
+    let answer = fixture.ask("spiffe://elsewhere/ns/a/sa/b", &request(&[])).await;
     assert_eq!(answer.expect_err("not ours").code(), Code::Unauthenticated);
-    assert!(bed.ask("spiffe://cluster.local/ns/a/sa/b", &request(&[])).await.is_ok());
-    assert_eq!(bed.counts()["authentication_failure"], 1);
+    assert!(
+        fixture
+            .ask("spiffe://cluster.local/ns/a/sa/b", &request(&[]))
+            .await
+            .is_ok()
+    );
+    assert_eq!(fixture.counts()["authentication_failure"], 1);
 }
 
 #[tokio::test]
@@ -207,34 +215,37 @@ async fn errors_have_istios_codes() {
         (SignErrorKind::Generation, Code::Internal),
     ] {
         let error = Some(kind);
-        let bed = Bed::new(Clerk {
+        let fixture = Fixture::new(FakeSigner {
             error,
-            ..Clerk::default()
+            ..FakeSigner::default()
         });
-        let status = bed.ask(WEB, &request(&[])).await.expect_err("refused");
+        let status = fixture.ask(WEB, &request(&[])).await.expect_err("refused");
         assert_eq!((status.code(), status.message()), (code, "CSR signing error (no)"));
-        assert_eq!(bed.counts()["csr_sign_err"], 1);
+        assert_eq!(fixture.counts()["csr_sign_err"], 1);
     }
-    let bed = Bed::new(Clerk::default());
-    let status = bed.send(WEB, b"\xff").await.expect_err("no message");
+    let fixture = Fixture::new(FakeSigner::default());
+    let status = fixture.send(WEB, b"\xff").await.expect_err("no message");
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert_eq!(bed.counts()["csr_parsing_err"], 1);
-    let status = bed.send(WEB, &vec![0; REQUEST_BYTES + 1]).await.expect_err("too large");
+    assert_eq!(fixture.counts()["csr_parsing_err"], 1);
+    let status = fixture
+        .send(WEB, &vec![0; MAX_REQUEST_BYTES + 1])
+        .await
+        .expect_err("too large");
     assert_eq!(status.code(), Code::ResourceExhausted);
 }
 
 #[tokio::test]
 async fn calls_in_progress_are_bounded() {
-    let bed = Bed::new(Clerk::default());
-    let all = bed
+    let fixture = Fixture::new(FakeSigner::default());
+    let all = fixture
         .service
         .calls
-        .try_acquire_many(CALLS as u32)
+        .try_acquire_many(MAX_CONCURRENT_CALLS as u32)
         .expect("none in progress");
-    let status = bed.ask(WEB, &request(&[])).await.expect_err("too many");
+    let status = fixture.ask(WEB, &request(&[])).await.expect_err("too many");
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(all);
-    bed.ask(WEB, &request(&[])).await.expect("signed");
+    fixture.ask(WEB, &request(&[])).await.expect("signed");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 use super::*;
 use crate::{
-    ca::bundle::{Material, Part},
+    ca::bundle::{BundlePart, CaBundle},
     settings::DiscoveryFlags,
 };
 
@@ -14,7 +14,7 @@ const HOUR: Duration = Duration::from_hours(1);
 static NOW: LazyLock<SystemTime> = LazyLock::new(|| SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000));
 
 #[derive(Parser)]
-struct Line {
+struct TestCli {
     #[command(flatten)]
     flags: DiscoveryFlags,
 }
@@ -22,7 +22,7 @@ struct Line {
 fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Settings {
     let line = std::iter::once("istiod").chain(flags.iter().copied());
     Settings {
-        flags: Line::try_parse_from(line).expect("flags").flags,
+        flags: TestCli::try_parse_from(line).expect("flags").flags,
         variables: variables
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
@@ -37,29 +37,29 @@ fn authority(lifetime: Duration) -> Arc<Authority> {
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     (params.not_before, params.not_after) = ((*NOW - HOUR).into(), (*NOW + lifetime).into());
     let key = KeyPair::generate().expect("a key");
-    let root = Part {
+    let root = BundlePart {
         name: "ca-cert.pem".into(),
         pem: params.self_signed(&key).expect("a root").pem().into(),
     };
-    let material = Material {
-        place: "the test".into(),
+    let bundle = CaBundle {
+        location: "the test".into(),
         certificate: root.clone(),
         key_name: "ca-key.pem".into(),
         key: Sensitive::new(key.serialize_pem().into()),
-        chain: Part {
+        chain: BundlePart {
             name: "cert-chain.pem".into(),
             pem: Bytes::new(),
         },
         roots: root,
-        revoked: None,
+        crl: None,
     };
-    Arc::new(Authority::new(material, *NOW).expect("a CA"))
+    Arc::new(Authority::new(bundle, *NOW).expect("a CA"))
 }
 
 fn trust(authority: &Authority) -> Option<Arc<TrustBundle>> {
     Some(Arc::new(TrustBundle {
-        roots: authority.trusted().clone(),
-        revoked: None,
+        roots: authority.trusted_roots().clone(),
+        crl: None,
     }))
 }
 
@@ -149,19 +149,22 @@ fn flags_come_before_mounted_files_before_the_provider() {
 
 #[test]
 fn half_of_a_life_is_lived() {
-    assert_eq!(renewal(*NOW, *NOW + 10 * HOUR, *NOW), 5 * HOUR);
-    assert_eq!(renewal(*NOW, *NOW + 10 * HOUR, *NOW + 2 * HOUR), 3 * HOUR);
-    assert_eq!(renewal(*NOW, *NOW + 10 * HOUR, *NOW + 6 * HOUR), Duration::ZERO);
-    assert_eq!(renewal(*NOW, *NOW - HOUR, *NOW), Duration::ZERO);
-    assert_eq!(retry_after(0), RETRY);
-    assert_eq!(retry_after(3), 8 * RETRY);
-    assert_eq!(retry_after(u32::MAX), RETRY_AT_MOST);
+    assert_eq!(time_until_renewal(*NOW, *NOW + 10 * HOUR, *NOW), 5 * HOUR);
+    assert_eq!(time_until_renewal(*NOW, *NOW + 10 * HOUR, *NOW + 2 * HOUR), 3 * HOUR);
+    assert_eq!(
+        time_until_renewal(*NOW, *NOW + 10 * HOUR, *NOW + 6 * HOUR),
+        Duration::ZERO
+    );
+    assert_eq!(time_until_renewal(*NOW, *NOW - HOUR, *NOW), Duration::ZERO);
+    assert_eq!(retry_after(0), RETRY_MIN);
+    assert_eq!(retry_after(3), 8 * RETRY_MIN);
+    assert_eq!(retry_after(u32::MAX), RETRY_MAX);
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
     let issuer = authority(10 * HOUR);
-    let roots = || issuer.trusted().clone();
+    let roots = || issuer.trusted_roots().clone();
     let (chain, key) = pair(&issuer);
     let made = certificate(&chain, &key, roots(), *NOW).expect("a certificate");
     assert_eq!(made.expires_at, *NOW + HOUR);
@@ -204,14 +207,14 @@ thread_local! {
     static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-const CALENDAR: Calendar = Calendar {
+const CLOCK: Clock = Clock {
     now: || *NOW + PASSED.get(),
-    look: Duration::from_millis(10),
+    poll_interval: Duration::from_millis(10),
 };
 /// Long enough for what would happen to happen.
-const MOMENT: Duration = Duration::from_millis(200);
+const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-fn pass(time: Duration) {
+fn advance(time: Duration) {
     PASSED.set(PASSED.get() + time);
 }
 
@@ -227,15 +230,15 @@ fn rules() -> ServingRules {
     }
 }
 
-struct Following {
+struct Harness {
     authority: watch::Sender<Option<Arc<Authority>>>,
     trust: watch::Sender<Option<Arc<TrustBundle>>>,
     mesh: watch::Sender<Option<Arc<MeshTrust>>>,
-    serving: Serving,
+    serving: ServingReceiver,
     tasks: Tasks,
 }
 
-impl Following {
+impl Harness {
     fn start(issuer: Option<Arc<Authority>>) -> Self {
         let trust = watch::Sender::new(issuer.as_deref().and_then(trust));
         let authority = watch::Sender::new(issuer);
@@ -248,7 +251,7 @@ impl Following {
             client: None,
         };
         let tasks = Tasks::default();
-        tasks.spawn_until_shutdown("test", follow_authority(rules(), inputs, CALENDAR, out));
+        tasks.spawn_until_shutdown("test", follow_authority(rules(), inputs, CLOCK, out));
         Self {
             authority,
             trust,
@@ -264,7 +267,7 @@ impl Following {
     }
 
     async fn is_quiet(&mut self) -> bool {
-        tokio::time::timeout(MOMENT, self.serving.changed()).await.is_err()
+        tokio::time::timeout(SETTLE_TIME, self.serving.changed()).await.is_err()
     }
 
     async fn end(self) {
@@ -274,59 +277,59 @@ impl Following {
 
 #[tokio::test]
 async fn the_mesh_ca_signs_and_signs_anew() {
-    let mut following = Following::start(Some(authority(10 * HOUR)));
-    let first = following.next().await;
+    let mut harness = Harness::start(Some(authority(10 * HOUR)));
+    let first = harness.next().await;
     assert_eq!(first.expires_at, *NOW + 10 * HOUR, "as long as the CA says");
-    pass(4 * HOUR);
-    assert!(following.is_quiet().await, "less than half of its life");
-    pass(HOUR);
-    let second = following.next().await;
+    advance(4 * HOUR);
+    assert!(harness.is_quiet().await, "less than half of its life");
+    advance(HOUR);
+    let second = harness.next().await;
     assert_eq!(second.expires_at, first.expires_at, "the CA itself holds no longer");
     assert_ne!(first.key.cert, second.key.cert);
 
     // Another CA, another certificate; its root is told with it.
     let other = authority(10_000 * HOUR);
-    following.authority.send_replace(Some(other.clone()));
-    let third = following.next().await;
+    harness.authority.send_replace(Some(other.clone()));
+    let third = harness.next().await;
     assert_ne!(third.key.cert, second.key.cert);
-    following.trust.send_replace(trust(&other));
-    let fourth = following.next().await;
+    harness.trust.send_replace(trust(&other));
+    let fourth = harness.next().await;
     assert_eq!(fourth.key.cert, third.key.cert, "roots alone are no reason to sign");
-    assert_eq!(fourth.roots, *other.trusted());
+    assert_eq!(fourth.roots, *other.trusted_roots());
 
     let mesh = MeshTrust {
         discovery_host: "discovery.example.com".into(),
         ..MeshTrust::default()
     };
-    following.mesh.send_replace(Some(Arc::new(mesh)));
-    let fifth = following.next().await;
+    harness.mesh.send_replace(Some(Arc::new(mesh)));
+    let fifth = harness.next().await;
     assert!(dns_names(&fifth).contains(&"discovery.example.com".to_owned()));
     assert_eq!(
         dns_names(&fourth),
         ["istio-pilot.mesh.svc", "istiod-remote.mesh.svc", "istiod.mesh.svc"]
     );
-    pass(1000 * HOUR);
-    assert!(following.is_quiet().await, "nothing changes, nothing is said");
-    following.end().await;
+    advance(1000 * HOUR);
+    assert!(harness.is_quiet().await, "nothing changes, nothing is said");
+    harness.end().await;
 }
 
 #[tokio::test]
 async fn a_ca_that_cannot_sign_is_asked_again_and_takes_nothing_away() {
-    let mut following = Following::start(None);
-    assert!(following.is_quiet().await, "there is no CA");
+    let mut harness = Harness::start(None);
+    assert!(harness.is_quiet().await, "there is no CA");
     let issuer = authority(10_000 * HOUR);
-    following.trust.send_replace(trust(&issuer));
-    following.authority.send_replace(Some(issuer));
-    let first = following.next().await;
+    harness.trust.send_replace(trust(&issuer));
+    harness.authority.send_replace(Some(issuer));
+    let first = harness.next().await;
     let expired = authority(HOUR);
-    pass(2 * HOUR);
-    following.authority.send_replace(Some(expired));
-    assert!(following.is_quiet().await);
-    let served = following.serving.borrow().clone().expect("a certificate");
+    advance(2 * HOUR);
+    harness.authority.send_replace(Some(expired));
+    assert!(harness.is_quiet().await);
+    let served = harness.serving.borrow().clone().expect("a certificate");
     assert!(Arc::ptr_eq(&served, &first));
-    following.authority.send_replace(None);
-    assert!(following.is_quiet().await);
-    following.end().await;
+    harness.authority.send_replace(None);
+    assert!(harness.is_quiet().await);
+    harness.end().await;
 }
 
 #[tokio::test]
@@ -342,10 +345,10 @@ async fn files_are_swapped_one_by_one() {
     let (chain, key) = pair(&issuer);
     let (out, mut serving) = watch::channel(None);
     let tasks = Tasks::default();
-    tasks.spawn_until_shutdown("test", follow_files(files.clone(), CALENDAR, out));
+    tasks.spawn_until_shutdown("test", follow_files(files.clone(), CLOCK, out));
     std::fs::write(&files.certificate, &chain).expect("a file");
     std::fs::write(&files.key, key.reveal()).expect("a file");
-    std::fs::write(&files.roots, issuer.trusted()).expect("a file");
+    std::fs::write(&files.roots, issuer.trusted_roots()).expect("a file");
     let patience = Duration::from_secs(20);
     let mut next = async || {
         let changed = tokio::time::timeout(patience, serving.changed()).await;
@@ -359,7 +362,7 @@ async fn files_are_swapped_one_by_one() {
     );
 
     // The root alone.
-    let both = [issuer.trusted().clone(), authority(HOUR).trusted().clone()].concat();
+    let both = [issuer.trusted_roots().clone(), authority(HOUR).trusted_roots().clone()].concat();
     std::fs::write(&files.roots, &both).expect("a file");
     let second = next().await;
     assert_eq!(second.roots, both);
@@ -382,15 +385,18 @@ async fn files_are_swapped_one_by_one() {
 fn the_roots_of_the_certificate_are_told_with_what_was_revoked() {
     let issuer = authority(HOUR);
     let (chain, key) = pair(&issuer);
-    let own = certificate(&chain, &key, issuer.trusted().clone(), *NOW).expect("a certificate");
+    let own = certificate(&chain, &key, issuer.trusted_roots().clone(), *NOW).expect("a certificate");
     let trust = TrustBundle {
         roots: Bytes::from_static(b"others"),
-        revoked: Some(Bytes::from_static(b"revoked")),
+        crl: Some(Bytes::from_static(b"revoked")),
     };
-    assert_eq!(told_now(None, Some(&trust)), None);
-    let told = told_now(Some(&own), Some(&trust)).expect("roots");
-    assert_eq!((&told.roots, &told.revoked), (issuer.trusted(), &trust.revoked));
-    assert_eq!(told_now(Some(&own), None).expect("roots").revoked, None);
+    assert_eq!(published_now(None, Some(&trust)), None);
+    let published_trust = published_now(Some(&own), Some(&trust)).expect("roots");
+    assert_eq!(
+        (&published_trust.roots, &published_trust.crl),
+        (issuer.trusted_roots(), &trust.crl)
+    );
+    assert_eq!(published_now(Some(&own), None).expect("roots").crl, None);
 }
 
 #[test]
@@ -404,7 +410,7 @@ fn errors_name_the_file() {
     assert!(missing.starts_with("/tls.crt: "), "{missing}");
     let issuer = authority(HOUR);
     let (chain, key) = pair(&issuer);
-    let roots = Sensitive::new(issuer.trusted().clone());
+    let roots = Sensitive::new(issuer.trusted_roots().clone());
     let contents = [Sensitive::new(chain), Sensitive::default(), roots];
     let error = files.certificate_of(&contents, *NOW).map(|_| ()).expect_err("no key");
     assert!(error.starts_with("/tls.key: "), "{error}");

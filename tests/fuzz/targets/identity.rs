@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Request};
 use http_body_util::Full;
 use istiod::{
     auth::{
-        Authenticator, Authenticators, Caller, CallerSource, Credentials, JwtRule, Refusal, TrustDomains,
+        AuthenticationError, Authenticator, Authenticators, Caller, CallerSource, Credentials, JwtRule, TrustDomains,
         chain::ChainOptions,
         tls::{Acceptor, PeerCertificate, ServingCertificate, TlsOptions},
         token,
@@ -16,11 +16,11 @@ use istiod::{
     },
     base::Sensitive,
     ca::{
-        authority::{Authority, Limits},
+        authority::{Authority, TtlLimits},
         certificate::Certificate,
         key::{KeyKind, PrivateKey},
         local::LocalSigner,
-        plugged_in::{self, Files, Found},
+        plugged_in::{self, BundleFiles, BundleLookup},
         self_signed::{Root, RootOptions},
         server::CertificateService,
         signing::SigningRequest,
@@ -137,7 +137,7 @@ impl Authenticator for AllowAll {
         "nobody"
     }
 
-    fn authenticate<'a>(&'a self, _: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, _: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         let caller = Caller {
             source: CallerSource::IdToken,
             identities: vec![IDENTITY.into()],
@@ -161,8 +161,8 @@ struct Fixture {
     _pools: watch::Sender<Arc<TrustPools>>,
 }
 
-fn limits() -> Limits {
-    Limits {
+fn limits() -> TtlLimits {
+    TtlLimits {
         default: Duration::from_hours(24),
         max: Duration::from_hours(2160),
     }
@@ -176,8 +176,8 @@ impl Fixture {
             key: KeyKind::P256,
         };
         let root = Root::new("cluster.local", &options, wall_clock()).expect("a root can be created");
-        let material = root.material("nowhere".into(), &Files::new(), wall_clock());
-        let authority = Arc::new(Authority::new(material, wall_clock()).expect("the key belongs to the certificate"));
+        let bundle = root.bundle("nowhere".into(), &BundleFiles::new(), wall_clock());
+        let authority = Arc::new(Authority::new(bundle, wall_clock()).expect("the key belongs to the certificate"));
         let (sender, receiver) = watch::channel(Some(authority.clone()));
         let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
         let everybody = Authenticators::new(vec![Box::new(AllowAll)]);
@@ -305,7 +305,7 @@ fn credentials(bytes: &[u8]) -> u64 {
             headers.append(name, value);
         }
     }
-    if let Ok(claims) = token::bearer(&headers).and_then(token::unverified) {
+    if let Ok(claims) = token::bearer(&headers).and_then(token::unverified_claims) {
         let _ = (
             claims.expires_at(),
             claims.not_before(),
@@ -344,22 +344,22 @@ fn certificates(bytes: &[u8]) -> u64 {
         return class_of(&read) ^ says.map_or(7, |says| class_of(&says.to_string()));
     }
     let [certificate, key, roots, chain, revoked] = parts(bytes);
-    let mut files = Files::new();
+    let mut files = BundleFiles::new();
     for (name, content) in [
         (plugged_in::CERTIFICATE, certificate),
         (plugged_in::KEY, key),
         (plugged_in::ROOTS, roots),
         (plugged_in::CHAIN, chain),
-        (plugged_in::REVOKED, revoked),
+        (plugged_in::CRL, revoked),
     ] {
         files.insert(name.into(), Sensitive::new(Bytes::copy_from_slice(content)));
     }
     let _ = PrivateKey::from_pem(&Sensitive::new(Bytes::copy_from_slice(key)));
     let sort = Certificate::all_from_pem(certificate).map_or_else(|error| class_of(&error), |all| all.len() as u64);
     sort ^ match plugged_in::find("nowhere".into(), &files, true) {
-        Found::Nothing => 0,
-        Found::Partly(error) => class_of(&error.to_string()),
-        Found::Whole(material) => match Authority::new(material, wall_clock()) {
+        BundleLookup::Absent => 0,
+        BundleLookup::Incomplete(error) => class_of(&error.to_string()),
+        BundleLookup::Complete(bundle) => match Authority::new(bundle, wall_clock()) {
             Ok(_) => 1,
             Err(error) => class_of(&error.to_string()),
         },

@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 
 use super::*;
-use crate::auth::{Authenticator, CallerSource, Credentials, Refusal, tls::PeerCertificate};
+use crate::auth::{AuthenticationError, Authenticator, CallerSource, Credentials, tls::PeerCertificate};
 
 const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 
@@ -15,7 +15,7 @@ impl Authenticator for Doorman {
         "doorman"
     }
 
-    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, Refusal>> {
+    fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
         let token = credentials.headers.get("token").and_then(|token| token.to_str().ok());
         let caller = |identities: Vec<SmolStr>, expires_at| Caller {
             source: CallerSource::IdToken,
@@ -25,9 +25,9 @@ impl Authenticator for Doorman {
         };
         let known = match (credentials.certificate, token) {
             (Some(certificate), _) => Ok(caller(certificate.identities.clone(), Some(certificate.expires_at))),
-            (None, Some("away")) => Err(Refusal::Unavailable("away".into())),
+            (None, Some("away")) => Err(AuthenticationError::Unavailable("away".into())),
             (None, Some(id)) => Ok(caller(vec![id.into()], Some(environment::wall_clock() + self.0))),
-            (None, None) => Err(Refusal::Absent("token")),
+            (None, None) => Err(AuthenticationError::Missing("token")),
         };
         async { known }.boxed()
     }
