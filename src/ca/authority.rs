@@ -1,5 +1,5 @@
-//! What signs: a certificate with its key, what leads from it to the roots, and the roots. Immutable; whatever changes
-//! makes a new one. Nothing here waits, reads a file or asks what time it is.
+//! A signing CA: its certificate and key, the chain to the roots, and the trusted roots. Immutable; a change creates a
+//! new one. No I/O, no waiting, and time is a parameter.
 
 use std::{
     fmt,
@@ -18,24 +18,25 @@ use super::{
 };
 use crate::base::{Sensitive, duration};
 
-/// How far the clocks of workloads may be behind ours.
+/// The tolerated clock skew of workloads: certificates are valid from this long before now.
+/// Parity (security/pkg/pki/util/generate_cert.go).
 pub const CLOCK_SKEW: Duration = Duration::from_mins(2);
-/// More than any request needs: one with an RSA key of 8192 bits has about 3 kB.
+/// The maximum size of a CSR. One with an RSA key of 8192 bits has about 3 kB.
 const CSR_BYTES_MAX: usize = 64 * 1024;
 
-/// How long certificates hold.
+/// The lifetimes of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TtlLimits {
-    /// `DEFAULT_WORKLOAD_CERT_TTL`: if nobody asks for anything.
+    /// `DEFAULT_WORKLOAD_CERT_TTL`: for requests without a lifetime.
     pub default: Duration,
-    /// `MAX_WORKLOAD_CERT_TTL`: what may be asked for.
+    /// `MAX_WORKLOAD_CERT_TTL`: the longest lifetime that may be requested.
     pub max: Duration,
 }
 
-/// A certificate with a key that was made for it.
+/// A serving certificate with its generated key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingKeyPair {
-    /// The leaf and what leads to the roots, as PEM.
+    /// The leaf and the chain to the roots, as PEM.
     pub chain: String,
     /// The key as PEM (PKCS#8).
     pub key: Sensitive,
@@ -51,7 +52,8 @@ pub(super) struct ExpiringRoot {
     pub(super) until: SystemTime,
 }
 
-/// See the module's text.
+/// A signing CA with the roots that the mesh trusts.
+#[doc(alias = "IstioCA")]
 #[derive(Clone)]
 pub struct Authority {
     bundle: CaBundle,
@@ -61,23 +63,23 @@ pub struct Authority {
     roots: Vec<Certificate>,
     root: Certificate,
     path_expires_at: SystemTime,
-    /// Roots of CAs before this one that are trusted still.
+    /// Roots of earlier CAs that are still trusted.
     retained_roots: Vec<ExpiringRoot>,
-    /// By what those who trust only CAs before this one trust it.
+    /// Certificates for this CA by earlier CAs (cross-signed), for peers that trust only those.
     cross_certs: Vec<ExpiringRoot>,
-    /// What is sent after every leaf: PEM blocks, each ending in a newline.
+    /// The chain that follows every leaf: PEM blocks, each ending in a newline.
     chain: Vec<String>,
-    /// All that the mesh trusts, as PEM.
+    /// All trusted roots of the mesh, as PEM.
     trusted_roots: Bytes,
 }
 
 impl Authority {
-    /// Puts the parts together after checking that they fit and that all hold now.
+    /// Creates a CA after verifying that the parts of the bundle match and are valid now.
     pub fn new(bundle: CaBundle, now: SystemTime) -> Result<Self, BundleError> {
         Self::with_expiry_check(bundle, now, ExpiryCheck::Enforced)
     }
 
-    /// As [`Self::new`], with a say in what expired certificates mean.
+    /// Like [`Self::new`], with a choice of how expired certificates are treated.
     pub fn with_expiry_check(
         bundle: CaBundle,
         now: SystemTime,
@@ -122,7 +124,7 @@ impl Authority {
             trusted_roots.push(b'\n');
         }
         trusted_roots.extend(retained_roots.iter().flat_map(|one| one.certificate.pem().into_bytes()));
-        // A root in the chain would hide the certificate by which others vouch for it: both have its name and key.
+        // A self-signed root in the chain would hide the cross-signed certificate, which has the same name and key.
         let own = self
             .own_chain
             .iter()
@@ -135,7 +137,8 @@ impl Authority {
         self
     }
 
-    /// Signs a request of a workload. The names are those of `request.identities`; those in the CSR do not count.
+    /// Signs a workload certificate. Its SANs are `request.identities`; names in the CSR are ignored, so that a caller
+    /// cannot obtain another identity.
     pub fn issue(
         &self,
         request: &SigningRequest,
@@ -143,7 +146,7 @@ impl Authority {
         limits: TtlLimits,
     ) -> Result<SignedCertificate, SignError> {
         if request.csr.len() > CSR_BYTES_MAX {
-            let text = format!("the request is longer than {CSR_BYTES_MAX} bytes");
+            let text = format!("the CSR is longer than {CSR_BYTES_MAX} bytes");
             return Err(error(SignErrorKind::Csr, text));
         }
         let read = ParsedCsr::from_pem(&request.csr).map_err(|why| error(SignErrorKind::Csr, why))?;
@@ -163,8 +166,8 @@ impl Authority {
         })
     }
 
-    /// A certificate for a server of the control plane, with a new key of the CA's own kind: RSA of 2048 bits, P-384 if
-    /// the CA has that, else P-256. The limits of workloads do not count.
+    /// Issues a serving certificate of the control plane with a new key: RSA 2048 if the CA's key is RSA, P-384 if it
+    /// is P-384, else P-256. Workload TTL limits do not apply. Parity (security/pkg/pki/ca/ca.go, GenKeyCert).
     pub fn issue_serving(
         &self,
         names: &[SmolStr],
@@ -212,7 +215,7 @@ impl Authority {
         Ok((key::pem("CERTIFICATE", &der), until))
     }
 
-    /// What it was made of.
+    /// The bundle that the CA was created from.
     pub fn bundle(&self) -> &CaBundle {
         &self.bundle
     }
@@ -222,37 +225,37 @@ impl Authority {
         &self.certificate
     }
 
-    /// What is sent after every leaf: PEM blocks, each ending in a newline.
+    /// The chain that follows every leaf: PEM blocks, each ending in a newline.
     pub fn chain(&self) -> &[String] {
         &self.chain
     }
 
-    /// All roots that the mesh trusts, as PEM.
+    /// All trusted roots of the mesh, as PEM.
     pub fn trusted_roots(&self) -> &Bytes {
         &self.trusted_roots
     }
 
-    /// When the first trusted root expires.
+    /// The expiry of the first trusted root.
     pub fn root_expires_at(&self) -> SystemTime {
         self.roots.first().map_or(self.root.not_after, |root| root.not_after)
     }
 
-    /// When the first certificate of the chain expires; none if the chain is empty.
+    /// The expiry of the first certificate of the chain; none if the chain is empty.
     pub fn chain_expires_at(&self) -> Option<SystemTime> {
         self.own_chain.first().map(|first| first.not_after)
     }
 
-    /// The first instant at which nothing can be signed any more: the earliest end on the path to the root.
+    /// The earliest expiry on the path to the root. From then on nothing can be signed.
     pub fn path_expires_at(&self) -> SystemTime {
         self.path_expires_at
     }
 
-    /// The roots that it trusts by itself.
+    /// The roots of its own bundle.
     pub fn roots(&self) -> &[Certificate] {
         &self.roots
     }
 
-    /// The root that its path leads to.
+    /// The root at the end of its path.
     pub fn root(&self) -> &Certificate {
         &self.root
     }
@@ -273,7 +276,7 @@ impl Authority {
         &self.key
     }
 
-    /// What its key is.
+    /// The type of its key.
     pub fn key_kind(&self) -> KeyKind {
         self.key.kind()
     }

@@ -1,8 +1,7 @@
-//! Which CA it is to be, from what is known of the folder and the Secrets. Decisions only: no waiting, no clock, no
-//! writing.
+//! Selects the signing CA from the known state of the folder and the Secrets. Pure decisions: no I/O, no clock.
 //!
-//! What a reader would get wrong: not knowing is not the same as there being nothing. Without an answer of the API
-//! server nothing is made, and what went away or broke does not take away a CA that works.
+//! Note: unknown differs from absent. While the state of a Secret is unknown no root is created, and a missing or
+//! broken source never removes a working CA.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -18,38 +17,38 @@ use super::{
     self_signed::{self, CACERTS_SECRET, Root, RootOptions, SELF_SIGNED_SECRET},
 };
 
-/// How a CA is chosen and kept.
+/// The rules of CA selection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectionRules {
     /// The control plane's namespace, for messages.
     pub namespace: SmolStr,
-    /// How the folder is called in messages.
+    /// The name of the folder in messages.
     pub folder: SmolStr,
-    /// `USE_CACERTS_FOR_SELF_SIGNED_CA`: a root of our own may be in Secret `cacerts`.
+    /// `USE_CACERTS_FOR_SELF_SIGNED_CA`: Secret `cacerts` may hold a self-signed root.
     pub self_signed_in_cacerts: bool,
     /// `PILOT_ENABLE_CA_CRL`.
     pub revocation: bool,
-    /// `ISTIO_MULTIROOT_MESH`: roots of a plugged-in CA may be added and removed while we run.
+    /// `ISTIO_MULTIROOT_MESH`: roots of a plugged-in CA may be added and removed at run time.
     pub multi_root: bool,
-    /// Whether there is an API server to keep a root in.
+    /// True if Secrets can store a root.
     pub has_secret_store: bool,
-    /// How long certificates hold.
+    /// The lifetimes of certificates.
     pub limits: TtlLimits,
-    /// How roots are made.
+    /// The parameters of self-signed roots.
     pub root: RootOptions,
     /// `CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE`.
     pub grace_percent: u32,
 }
 
-/// What is known of a Secret.
+/// The known state of a Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SecretState {
-    /// Nobody has said yet.
+    /// Not listed yet.
     #[default]
     Unknown,
-    /// It is not there.
+    /// It does not exist.
     Absent,
-    /// It is there.
+    /// It exists.
     Present(Secret),
 }
 
@@ -59,52 +58,52 @@ impl From<Option<Secret>> for SecretState {
     }
 }
 
-/// Where the CA is from.
+/// The source of the CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthoritySource {
-    /// The folder, or Secret `cacerts`: the same bundle by two ways.
+    /// The folder, or Secret `cacerts`, which hold the same bundle.
     PluggedIn,
-    /// A root of our own in this Secret.
+    /// A self-signed root in this Secret.
     SelfSigned(&'static str),
-    /// A root of our own that nobody keeps.
+    /// A self-signed root in memory only.
     InMemory,
 }
 
-/// The CA of the moment.
+/// The current CA.
 #[derive(Clone, Debug)]
 pub struct CurrentAuthority {
-    /// Where it is from.
+    /// Its source.
     pub source: AuthoritySource,
-    /// What it is.
+    /// The signing CA.
     pub authority: Arc<Authority>,
 }
 
-/// Where a root is to be kept.
+/// The storage of a new root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootStorage {
-    /// In this Secret.
+    /// This Secret.
     Secret(&'static str),
-    /// In memory.
+    /// Memory.
     Memory,
 }
 
-/// What is to be done.
+/// The next action.
 #[derive(Debug)]
 pub enum Decision {
-    /// All is as it should be, or nothing is known that could be acted on.
+    /// Nothing to do, or not enough is known.
     NoChange,
-    /// This is the CA from now on.
+    /// Switch to this CA.
     Switch(CurrentAuthority),
-    /// A root has to be made and kept.
+    /// Create a root and store it.
     CreateRoot(RootStorage),
-    /// Something is wrong that people have to mend; meanwhile all stays as it is.
+    /// The input is unusable and must be fixed by an operator; the current CA stays.
     Reject(String),
 }
 
-/// Everything that decides.
+/// The inputs of CA selection.
 #[derive(Debug)]
 pub struct AuthoritySelector {
-    /// The rules.
+    /// The selection rules.
     pub rules: SelectionRules,
     /// The files of the folder.
     pub files: BundleFiles,
@@ -112,14 +111,14 @@ pub struct AuthoritySelector {
     pub cacerts: SecretState,
     /// Secret `istio-ca-secret`.
     pub istio_ca_secret: SecretState,
-    /// A root that is kept nowhere else.
+    /// A root that is stored in memory only.
     pub in_memory_root: Option<Root>,
-    /// The CA of the moment.
+    /// The current CA.
     pub current: Option<CurrentAuthority>,
 }
 
 impl AuthoritySelector {
-    /// Nothing is known yet but the folder.
+    /// Creates a selector that knows only the folder.
     pub fn new(rules: SelectionRules, files: BundleFiles) -> Self {
         Self {
             rules,
@@ -131,7 +130,8 @@ impl AuthoritySelector {
         }
     }
 
-    /// What follows from what is known.
+    /// Returns the next action.
+    /// Parity (pilot/pkg/bootstrap/istio_ca.go): folder, then Secret `cacerts`, then the self-signed root.
     pub fn decide(&self, now: SystemTime) -> Decision {
         let is_ours = |has_mark: bool| self.rules.self_signed_in_cacerts && has_mark;
         if !is_ours(self.files.contains_key(GENERATED_MARKER)) {
@@ -150,7 +150,7 @@ impl AuthoritySelector {
                 });
         }
         match &self.cacerts {
-            // It may hold a bundle. A root that is made meanwhile would be one too many.
+            // The Secret may hold a bundle, so no root must be created yet.
             SecretState::Unknown => return Decision::NoChange,
             SecretState::Present(secret) if !is_ours(secret.data.contains_key(GENERATED_MARKER)) => {
                 let location = self_signed::location(&self.rules.namespace, CACERTS_SECRET);
@@ -174,7 +174,7 @@ impl AuthoritySelector {
         }
     }
 
-    /// Neither a bundle nor a root of our own is there.
+    /// Handles the absence of both a bundle and a self-signed root.
     fn no_source(&self) -> Decision {
         let name = if self.rules.self_signed_in_cacerts {
             CACERTS_SECRET
@@ -184,7 +184,7 @@ impl AuthoritySelector {
         match &self.current {
             None => Decision::CreateRoot(RootStorage::Secret(name)),
             Some(current) => Decision::Reject(format!(
-                "what the CA {} came from is gone; it goes on until this process ends",
+                "the source of CA {} is gone; it stays in use until istiod restarts",
                 current.authority.certificate().name
             )),
         }
@@ -195,7 +195,7 @@ impl AuthoritySelector {
         match Root::from_secret(secret) {
             Some(root) => self.use_self_signed(AuthoritySource::SelfSigned(name), &root, location, now),
             None => Decision::Reject(format!(
-                "{location}: there is no ca-cert.pem or no ca-key.pem in it; hint: mend it, or delete it and restart for a new root"
+                "{location}: ca-cert.pem or ca-key.pem is missing; hint: fix the Secret, or delete it and restart to create a new root"
             )),
         }
     }
@@ -210,7 +210,7 @@ impl AuthoritySelector {
         }
         if current.source == AuthoritySource::PluggedIn {
             return Decision::Reject(format!(
-                "the bundle of the plugged-in CA {} is gone; it goes on until this process ends",
+                "the bundle of plugged-in CA {} is gone; it stays in use until istiod restarts",
                 current.authority.certificate().name
             ));
         }
@@ -226,7 +226,7 @@ impl AuthoritySelector {
         };
         let before = current.authority.bundle();
         if current.source == AuthoritySource::PluggedIn {
-            // A list that is gone is no reason to trust again what it named.
+            // Removal of a CRL must not make revoked certificates trusted again.
             if bundle.crl.is_none() && before.roots.pem == bundle.roots.pem {
                 bundle.crl.clone_from(&before.crl);
             }
@@ -254,7 +254,7 @@ impl AuthoritySelector {
         }
     }
 
-    /// Another CA than the current one, or a new certificate of the same root.
+    /// Switches to another CA, or to a renewed certificate of the same root.
     fn transition(
         &self,
         source: AuthoritySource,
@@ -264,7 +264,7 @@ impl AuthoritySelector {
     ) -> Decision {
         let is_renewed = current.authority.certificate().public_key == next.certificate().public_key
             && current.authority.certificate().subject == next.certificate().subject;
-        // Roots beside it that its Secret no longer names are held too: a replica that does not know of them wrote it.
+        // Additional roots that its Secret no longer lists are retained too: Istio's replicas do not write them.
         let span = if is_renewed {
             self.rules.root.lifetime
         } else {
@@ -276,7 +276,8 @@ impl AuthoritySelector {
         })
     }
 
-    /// Whether the roots of a plugged-in CA may become others without a restart.
+    /// Checks whether the roots of a plugged-in CA may change without a restart.
+    /// Parity (pilot/pkg/bootstrap/istio_ca.go, handleEvent): only with multi-root, and if one set contains the other.
     fn check_root_change(&self, before: &[Certificate], after: &[Certificate]) -> Result<(), &'static str> {
         let within = |few: &[Certificate], many: &[Certificate]| few.iter().all(|one| many.contains(one));
         let (fewer, more) = (within(after, before), within(before, after));
@@ -284,17 +285,15 @@ impl AuthoritySelector {
             return Ok(());
         }
         if !self.rules.multi_root {
-            return Err(
-                "other roots are not taken while the process runs; hint: ISTIO_MULTIROOT_MESH=true, or restart",
-            );
+            return Err("roots cannot change at run time; hint: set ISTIO_MULTIROOT_MESH=true, or restart");
         }
         if fewer || more {
             return Ok(());
         }
-        Err("other roots are not taken while the process runs; hint: first add the new root, later remove the old one")
+        Err("roots cannot be replaced at once; hint: first add the new root, later remove the old one")
     }
 
-    /// A root to take the place of the current one, if that is one of our own and ends soon.
+    /// Returns a renewed root if the current one is self-signed and due for renewal.
     pub fn renewal(&self, now: SystemTime) -> Option<Result<(Root, AuthoritySource), String>> {
         let current = self.current.as_ref()?;
         let authority = &current.authority;
@@ -312,7 +311,7 @@ impl AuthoritySelector {
         )
     }
 
-    /// The Secret of a renewed root: what stands there, with other certificates. None if it is not known to be there.
+    /// Returns the Secret of a renewed root: the present one with new certificates. None if it is not known to exist.
     pub fn renewed_secret(&self, root: &Root, source: AuthoritySource) -> Option<Secret> {
         let AuthoritySource::SelfSigned(name) = source else {
             return None;
@@ -341,7 +340,7 @@ fn first_authority(source: AuthoritySource, bundle: CaBundle, now: SystemTime, e
     }
 }
 
-/// Where it stands is no difference.
+/// Compares the content of two bundles, and ignores their location.
 fn same_content(one: &CaBundle, other: &CaBundle) -> bool {
     one.certificate.pem == other.certificate.pem
         && one.key == other.key

@@ -1,4 +1,4 @@
-//! What a CA is made of, as it comes from a folder or a Secret, and whether its parts belong together.
+//! The bundle of a CA (certificate, key, chain, roots, CRL) from a folder or a Secret, and its verification.
 
 use std::{fmt, time::SystemTime};
 
@@ -12,67 +12,67 @@ use super::{
 };
 use crate::base::Sensitive;
 
-/// How many certificates a path may have: more is a mistake.
+/// The maximum number of certificates on a path.
 const PATH_LEN_MAX: usize = 10;
 
-/// Where a part of a bundle stands.
+/// A file or Secret key of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundlePart {
-    /// A file or a key of a Secret, for messages.
+    /// The name of the file or key, for messages.
     pub name: SmolStr,
-    /// The text.
+    /// The content.
     pub pem: Bytes,
 }
 
-/// The parts of a CA.
+/// The parts of a CA bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaBundle {
-    /// Where they stand: `folder ./etc/cacerts`, `Secret istio-system/cacerts`.
+    /// The source, for messages: `folder ./etc/cacerts`, `Secret istio-system/cacerts`.
     pub location: SmolStr,
-    /// The certificate that signs; further ones in the text do not count.
+    /// The signing certificate; further certificates in this part are ignored.
     pub certificate: BundlePart,
-    /// The file or key that the private key stands in.
+    /// The name of the file or key with the private key.
     pub key_name: SmolStr,
     /// Its private key.
     pub key: Sensitive,
-    /// What leads from the signing certificate to a root; empty for a root that signs itself.
+    /// The chain from the signing certificate to a root; empty for a self-signed root.
     pub chain: BundlePart,
-    /// What the mesh trusts.
+    /// The trusted roots.
     pub roots: BundlePart,
-    /// What was revoked.
+    /// The certificate revocation lists.
     pub crl: Option<BundlePart>,
 }
 
-/// Why the parts are no CA. Not retryable: somebody has to mend them.
+/// An unusable CA bundle. Not retryable: an operator must fix it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{location}: {name}: {problem}")]
 pub struct BundleError {
-    /// Where the parts stand.
+    /// The source of the bundle.
     pub location: SmolStr,
-    /// Which one is wrong.
+    /// The part with the problem.
     pub name: SmolStr,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// What can be wrong with a part.
+/// A problem of a bundle part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// The bundle has some parts but not this one.
+    /// The part is missing.
     Missing,
-    /// It cannot be read.
+    /// It cannot be parsed.
     Unreadable(String),
-    /// It holds nothing of what it should.
+    /// It does not contain what it should.
     Empty(&'static str),
-    /// The certificate may not sign others.
+    /// The certificate is not a CA.
     NotCa,
     /// The private key cannot be used.
     Key(KeyError),
-    /// The key is that of another certificate.
+    /// The key does not match the certificate.
     KeyMismatch,
-    /// No path leads to a root, or what does is not valid now.
+    /// There is no valid path to a root.
     NoPath(String),
-    /// A certificate of the chain has signed no list of what was revoked.
+    /// A CA of the chain has no CRL.
     MissingCrl(SmolStr),
 }
 
@@ -91,36 +91,37 @@ impl fmt::Display for Problem {
             Self::NoPath(why) => write!(f, "cannot verify the cert with the provided root and chain: {why}"),
             Self::MissingCrl(name) => write!(
                 f,
-                "missing CRL signed by {name}; hint: proxies want a list of every CA in the chain"
+                "missing CRL signed by {name}; hint: Envoy requires a CRL of every CA in the chain"
             ),
         }
     }
 }
 
-/// Whether the time spans of certificates count.
+/// The treatment of expired certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryCheck {
-    /// What does not hold now is an error.
+    /// A certificate outside its validity is an error.
     Enforced,
-    /// An expired certificate is accepted: it is about to be renewed.
+    /// Expired certificates are accepted, because the root is renewed next.
     Skipped,
 }
 
-/// A bundle whose parts belong together.
+/// A verified bundle.
 #[derive(Debug)]
 pub(super) struct VerifiedBundle {
     pub(super) certificate: Certificate,
     pub(super) key: PrivateKey,
     pub(super) chain: Vec<Certificate>,
     pub(super) roots: Vec<Certificate>,
-    /// The first instant at which the path to the root holds no longer.
+    /// The earliest expiry on the path to the root.
     pub(super) path_expires_at: SystemTime,
-    /// The root that the path leads to.
+    /// The root at the end of the path.
     pub(super) root: Certificate,
 }
 
 impl CaBundle {
-    /// Checks every part and how they fit.
+    /// Verifies every part, and that they match.
+    /// Parity (security/pkg/pki/util/keycertbundle.go, Verify).
     pub(super) fn verify(&self, now: SystemTime, expiry_check: ExpiryCheck) -> Result<VerifiedBundle, BundleError> {
         let certificate = self.certificates(&self.certificate)?;
         let certificate = certificate.into_iter().next();
@@ -159,7 +160,8 @@ impl CaBundle {
         Certificate::all_from_pem(&part.pem).map_err(|why| self.error(&part.name, Problem::Unreadable(why)))
     }
 
-    /// Envoy takes a list for one CA of a chain to mean that there is one for each; if not, it refuses everybody.
+    /// Verifies that every CA of the chain has a CRL. Given a CRL of one CA, Envoy requires one of each CA in the chain
+    /// and otherwise rejects all peers.
     fn verify_crls(&self, crl: &BundlePart, chain: &[Certificate]) -> Result<(), BundleError> {
         let mut crls = Vec::new();
         for list in CertificateRevocationListDer::pem_slice_iter(&crl.pem) {
@@ -186,7 +188,7 @@ impl CaBundle {
     }
 }
 
-/// The certificates from one to a root, both included.
+/// Returns the path from a certificate to a root, both included.
 pub(super) fn path<'a>(
     from: &'a Certificate,
     chain: &'a [Certificate],
@@ -196,7 +198,7 @@ pub(super) fn path<'a>(
 ) -> Result<Vec<&'a Certificate>, String> {
     let counts = |one: &Certificate| expiry_check == ExpiryCheck::Skipped || one.is_valid_at(now);
     let mut expired = None;
-    // Depth first; each entry is a path that may become longer.
+    // Depth-first search; each entry is a path to extend.
     let mut open = vec![vec![from]];
     while let Some(path) = open.pop() {
         let Some(&last) = path.last() else { continue };
@@ -216,8 +218,8 @@ pub(super) fn path<'a>(
         }
     }
     Err(match expired {
-        Some(one) => format!("certificate {} does not hold now", one.name),
-        None => format!("nothing leads from {} to a root", from.name),
+        Some(one) => format!("certificate {} is expired or not yet valid", one.name),
+        None => format!("no path from {} to a root", from.name),
     })
 }
 

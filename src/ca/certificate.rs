@@ -37,35 +37,35 @@ const VERSION: &[u8] = &[0xa0, 3, 2, 1, 2];
 /// The longest common name that X.520 allows.
 const COMMON_NAME_MAX: usize = 64;
 
-/// What was read of a certificate.
+/// A parsed certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The whole.
+    /// The certificate in DER.
     pub der: CertificateDer<'static>,
-    /// Whom it is for: a `Name` in DER.
+    /// The subject: a `Name` in DER.
     pub(super) subject: Vec<u8>,
-    /// Who issued it: a `Name` in DER.
+    /// The issuer: a `Name` in DER.
     pub(super) issuer: Vec<u8>,
     /// Its public key: a `SubjectPublicKeyInfo` in DER.
     pub(super) public_key: Vec<u8>,
-    /// The subject key id, if it says one.
+    /// The subject key identifier, if there is one.
     pub(super) key_id: Option<Vec<u8>>,
-    /// From when on it holds.
+    /// The start of its validity.
     pub not_before: SystemTime,
-    /// Until when it holds.
+    /// The end of its validity.
     pub not_after: SystemTime,
-    /// It may sign certificates.
+    /// True if it may sign certificates (basicConstraints and keyUsage).
     pub is_ca: bool,
-    /// The subject for people.
+    /// The subject as text.
     pub name: SmolStr,
 }
 
 impl Certificate {
-    /// Reads DER. The error says what is wrong.
+    /// Parses DER. The error is the reason.
     pub fn from_der(der: CertificateDer<'static>) -> Result<Self, String> {
         let (rest, parsed) = X509Certificate::from_der(&der).map_err(|error| error.to_string())?;
         if !rest.is_empty() {
-            return Err("bytes follow the certificate".into());
+            return Err("trailing bytes after the certificate".into());
         }
         let fields = &parsed.tbs_certificate;
         let constraints = parsed.basic_constraints().map_err(|error| error.to_string())?;
@@ -87,23 +87,23 @@ impl Certificate {
         })
     }
 
-    /// Reads every certificate of a PEM text; blocks of other kinds are left out. The error says which one is wrong.
+    /// Parses all certificates of a PEM text; blocks of other types are skipped. The error names the position.
     pub fn all_from_pem(pem: &[u8]) -> Result<Vec<Self>, String> {
         let blocks = CertificateDer::pem_slice_iter(pem).enumerate();
         let read = blocks.map(|(index, block)| {
-            let at = |error| format!("certificate {} cannot be read: {error}", index + 1);
+            let at = |error| format!("certificate {} cannot be parsed: {error}", index + 1);
             let der = block.map_err(|error| at(error.to_string()))?;
             Self::from_der(der).map_err(at)
         });
         read.collect()
     }
 
-    /// The certificate as a PEM block with a newline at its end.
+    /// The certificate as a PEM block that ends in a newline.
     pub fn pem(&self) -> String {
         key::pem("CERTIFICATE", &self.der)
     }
 
-    /// True if it is its own issuer by name: nobody above it.
+    /// True if subject and issuer are equal.
     pub fn is_self_issued(&self) -> bool {
         self.subject == self.issuer
     }
@@ -128,7 +128,7 @@ impl Certificate {
         )
     }
 
-    /// True if it signed a list of revoked certificates, in DER.
+    /// True if it signed this CRL, in DER.
     pub(super) fn has_signed_crl(&self, crl: &[u8]) -> bool {
         let (Ok((_, own)), Ok((_, crl))) = (
             X509Certificate::from_der(&self.der),
@@ -142,27 +142,27 @@ impl Certificate {
             && key::is_signed(key, &crl.signature_algorithm, &crl.signature_value, content)
     }
 
-    /// True if it holds at a time.
+    /// True if a time is within its validity.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         self.not_before <= now && now < self.not_after
     }
 
-    /// The key id, or the one that it would have.
+    /// The subject key identifier, computed if the certificate has none.
     fn own_key_id(&self) -> Vec<u8> {
         self.key_id.clone().unwrap_or_else(|| key_id(&self.public_key))
     }
 }
 
-/// What a certificate of a request is made from.
+/// The parts of a CSR that are used.
 pub(super) struct ParsedCsr {
     /// A `SubjectPublicKeyInfo` in DER.
     pub(super) public_key: Vec<u8>,
-    /// The request has a common name that is not empty.
+    /// True if the request has a non-empty common name.
     pub(super) has_common_name: bool,
 }
 
 impl ParsedCsr {
-    /// Reads a PEM request and checks that its sender has the key. The error says what is wrong.
+    /// Parses a PEM CSR and verifies its signature, which proves possession of the key. The error is the reason.
     pub(super) fn from_pem(pem: &[u8]) -> Result<Self, String> {
         let block = x509_parser::pem::parse_x509_pem(pem);
         let (_, block) = block.map_err(|_| "certificate signing request is not properly encoded: want PEM")?;
@@ -179,7 +179,7 @@ impl ParsedCsr {
         let info = &request.certification_request_info;
         let key = &info.subject_pki;
         if !key::is_signed(key, &request.signature_algorithm, &request.signature_value, info.raw) {
-            return Err("the request is not signed by its own key, or its algorithm is not supported".into());
+            return Err("the signature of the CSR is invalid, or its algorithm is not supported".into());
         }
         let has_common_name = info
             .subject
@@ -192,22 +192,23 @@ impl ParsedCsr {
     }
 }
 
-/// The names that a certificate says of its holder.
+/// The subject alternative names of a certificate.
 pub(super) struct SubjectAltNames {
-    /// The content of the extension.
+    /// The extension value in DER.
     alternative: Vec<u8>,
     first: SmolStr,
 }
 
 impl SubjectAltNames {
-    /// SPIFFE ids become URIs, addresses IPs, everything else DNS names. The error says what cannot be a name.
+    /// Encodes SPIFFE ids as URIs, IP addresses as IPs, and all others as DNS names. The error names an invalid
+    /// identity. Parity (security/pkg/pki/util/san.go).
     pub(super) fn new(names: &[SmolStr]) -> Result<Self, String> {
-        let first = names.first().ok_or("there is no identity to certify")?.clone();
+        let first = names.first().ok_or("no identity to certify")?.clone();
         let mut parts = Vec::new();
         for name in names {
-            // A name is one name, whatever it holds: IA5 text without what could end or split it for somebody else.
+            // Printable ASCII without commas only: a verifier must not be able to read one identity as several.
             if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.contains(',') {
-                return Err(format!("{name:?} cannot stand in a certificate"));
+                return Err(format!("identity {name:?} is not valid in a certificate"));
             }
             parts.extend(match name.parse() {
                 Ok(std::net::IpAddr::V4(ip)) => der::value(0x87, &ip.octets()),
@@ -223,14 +224,14 @@ impl SubjectAltNames {
     }
 }
 
-/// A time span.
+/// The validity period of a certificate.
 #[derive(Clone, Copy)]
 pub(super) struct Validity {
     pub(super) not_before: SystemTime,
     pub(super) not_after: SystemTime,
 }
 
-/// The certificate of a workload or server, in DER.
+/// Issues a workload or serving certificate, in DER.
 pub(super) fn leaf(
     request: &ParsedCsr,
     names: &SubjectAltNames,
@@ -264,19 +265,19 @@ pub(super) fn leaf(
     contents.sign(key)
 }
 
-/// A self-signed CA certificate of an organization, in DER.
+/// Creates a self-signed root of an organization, in DER.
 pub(super) fn root(organization: &str, validity: Validity, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
     let subject = distinguished_name(OID_ORGANIZATION, organization);
     let id = key_id_of_bits(key.public_bits());
     ca_certificate(&subject, &key.public(), &id, validity, None, key)
 }
 
-/// A self-signed CA certificate like an old one, with a new time span, in DER.
+/// Creates a root with the name and key of an old one and a new validity, in DER.
 pub(super) fn renewed_root(old: &Certificate, validity: Validity, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
     ca_certificate(&old.subject, &old.public_key, &old.own_key_id(), validity, None, key)
 }
 
-/// A certificate by which whoever trusts `issuer` also trusts what `subject` issues, in DER.
+/// Creates a cross-signed certificate: peers that trust `issuer` accept certificates of `subject`. In DER.
 pub(super) fn cross_signed(
     subject: &Certificate,
     validity: Validity,
@@ -312,7 +313,7 @@ fn ca_certificate(
     contents.sign(key)
 }
 
-/// What is signed.
+/// The `TBSCertificate` of RFC 5280.
 struct TbsCertificate<'a> {
     subject: &'a [u8],
     public_key: &'a [u8],
@@ -347,7 +348,7 @@ impl TbsCertificate<'_> {
     }
 }
 
-/// A `Name` of one attribute.
+/// A `Name` with one attribute.
 fn distinguished_name(oid: &[u8], text: &str) -> Vec<u8> {
     let attribute = der::nested(der::SEQUENCE, &[oid, &der::utf8(text)]);
     der::value(der::SEQUENCE, &der::value(der::SET, &attribute))
@@ -358,7 +359,7 @@ fn authority_key_id(id: &[u8]) -> Vec<u8> {
     der::extension(OID_AUTHORITY_KEY_ID, false, &content)
 }
 
-/// A key id of a `SubjectPublicKeyInfo`.
+/// The key identifier of a `SubjectPublicKeyInfo`.
 fn key_id(public_key: &[u8]) -> Vec<u8> {
     use x509_parser::prelude::SubjectPublicKeyInfo;
     match SubjectPublicKeyInfo::from_der(public_key) {

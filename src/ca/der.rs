@@ -1,8 +1,7 @@
-//! The little of DER that a certificate needs, written forwards.
+//! A minimal DER writer for certificates.
 //!
-//! Certificates are put together here and not by a library because the issuer's name and key id must stand in them byte
-//! for byte as in the signing certificate: a name that was parsed and written again may be equal to people and not to
-//! verifiers.
+//! Certificates are not written by a library because the issuer's name and key id must be equal byte for byte to those
+//! of the signing certificate: verifiers may reject a name that was parsed and encoded again.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -35,16 +34,16 @@ pub(super) fn value(tag: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A value that is made of others.
+/// A constructed value.
 pub(super) fn nested(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     value(tag, &parts.concat())
 }
 
-/// A whole number that is not negative, of big-endian bytes.
+/// An unsigned integer from big-endian bytes.
 pub(super) fn unsigned(bytes: &[u8]) -> Vec<u8> {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
     let digits = bytes.get(zeros..).unwrap_or_default();
-    // A first bit that is set would make it negative; and nothing at all is no number.
+    // A set first bit would make the number negative; an empty number is invalid.
     let sign: &[u8] = if digits.first().is_none_or(|first| *first >= 0x80) {
         &[0]
     } else {
@@ -63,26 +62,26 @@ pub(super) fn octets(bytes: &[u8]) -> Vec<u8> {
     value(OCTET_STRING, bytes)
 }
 
-/// Named bits of a byte, without the zeros at its end, as DER wants it.
+/// Named bits of a byte, without trailing zeros, as DER requires.
 pub(super) fn flags(byte: u8) -> Vec<u8> {
     value(BIT_STRING, &[byte.trailing_zeros().min(7) as u8, byte])
 }
 
-/// A text.
+/// A UTF-8 string.
 pub(super) fn utf8(text: &str) -> Vec<u8> {
     value(UTF8_STRING, text.as_bytes())
 }
 
-/// An X.509 extension. `content` is the DER of what it says.
+/// An X.509 extension. `content` is its value in DER.
 pub(super) fn extension(oid: &[u8], critical: bool, content: &[u8]) -> Vec<u8> {
     let critical: &[u8] = if critical { &[BOOLEAN, 1, 0xff] } else { &[] };
     nested(SEQUENCE, &[oid, critical, &octets(content)])
 }
 
-/// A point in time as certificates write it: two digits of the year before 2050, four from then on.
+/// A time as in RFC 5280: UTCTime before 2050, GeneralizedTime from then on.
 pub(super) fn time(at: SystemTime) -> Vec<u8> {
     let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    // RFC 5280: the last second that can be said also stands for "never".
+    // RFC 5280 section 4.1.2.5: 99991231235959Z means no expiry.
     let latest = 253_402_300_799;
     let at = OffsetDateTime::from_unix_timestamp(seconds.min(latest) as i64)
         .expect("because every second until the year 9999 is a date");
@@ -100,7 +99,7 @@ pub(super) fn time(at: SystemTime) -> Vec<u8> {
     }
 }
 
-/// The calendar's time of seconds since 1970; what lies before is 1970.
+/// Converts seconds since 1970; earlier times become 1970.
 pub(super) fn system_time(seconds: i64) -> SystemTime {
     let since = Duration::from_secs(seconds.max(0).unsigned_abs());
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)

@@ -1,7 +1,7 @@
-//! Files that are replaced while they are used, such as those of a mounted Secret.
+//! Watches files that may be replaced at any time, such as those of a mounted Secret.
 //!
-//! What a reader would get wrong: it is the folders that are watched. A mounted Secret changes by a link that is
-//! exchanged beside the file, which no watch of the file itself would see.
+//! Note: the folders are watched, not the files. The kubelet updates a mounted Secret by swapping a symbolic link next
+//! to the file, which a watch of the file would not see.
 
 use std::{
     collections::BTreeSet,
@@ -15,14 +15,14 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-/// How long files must be quiet before they are read: a certificate and its key are two writes.
+/// The debounce interval: a certificate and its key are two writes.
 pub const DEBOUNCE: Duration = Duration::from_millis(100);
-/// How often they are looked at for what no event tells: a folder that did not exist, the target of a link.
+/// The poll interval, for changes without events: a folder that did not exist, the target of a link.
 pub const POLL: Duration = Duration::from_secs(5);
-/// How many notices wait at most. Each means "look again".
+/// The capacity of the event queue.
 const EVENT_QUEUE_LEN: usize = 16;
 
-/// Tells when files may have changed.
+/// A watch on files.
 pub struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     events: mpsc::Receiver<()>,
@@ -31,18 +31,18 @@ pub struct FileWatch {
 }
 
 impl FileWatch {
-    /// Watches these files, there or not yet.
+    /// Watches these files, which need not exist yet.
     pub fn new<'a>(files: impl IntoIterator<Item = &'a Path>) -> Self {
         let (sender, events) = mpsc::channel(EVENT_QUEUE_LEN);
         let notify = move |event: notify::Result<Event>| {
-            // An error of the watcher may hide a change. Reading is none.
+            // An error may hide a change; read accesses are not changes.
             if !event.is_ok_and(|event| is_read_access(event.kind)) {
-                // A full queue says already that something is there to look at.
+                // A full queue already signals a change.
                 let _ = sender.try_send(());
             }
         };
         let watcher = RecommendedWatcher::new(notify, Config::default()).inspect_err(|error| {
-            tracing::warn!(%error, "changes of certificates cannot be watched; they are looked for every few seconds");
+            tracing::warn!(%error, "file watch failed; falling back to polling");
         });
         let mut watch = Self {
             watcher: watcher.ok(),
@@ -54,15 +54,16 @@ impl FileWatch {
         watch
     }
 
-    /// Waits until a file may have changed and is quiet, or [`POLL`] has passed. Whoever is told reads and compares.
+    /// Waits until a file may have changed and the debounce interval has passed, or for [`POLL`]. The caller reads the
+    /// files and compares.
     pub async fn changed(&mut self) {
         self.watch_folders();
         if timeout(POLL, next(&mut self.events)).await.is_err() {
-            // A folder that was replaced is watched no longer, and nobody says so.
+            // The watch of a replaced folder ends silently, so all are renewed.
             self.unwatch_folders();
             return;
         }
-        // Whoever writes without end is read in between.
+        // Continuous writes must not postpone the reload for ever.
         let latest = Instant::now() + 10 * DEBOUNCE;
         while timeout_at(latest.min(Instant::now() + DEBOUNCE), next(&mut self.events))
             .await
@@ -96,7 +97,7 @@ fn folder(file: &Path) -> PathBuf {
 
 async fn next(events: &mut mpsc::Receiver<()>) {
     if events.recv().await.is_none() {
-        // No watcher: only polling is left.
+        // Without a watcher, polling remains.
         std::future::pending::<()>().await;
     }
 }

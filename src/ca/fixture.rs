@@ -48,7 +48,7 @@ pub(super) fn root_options() -> RootOptions {
     }
 }
 
-/// A CA made by another library.
+/// A CA of another library.
 pub(super) type Issuer = CertifiedIssuer<'static, KeyPair>;
 
 pub(super) fn parameters(name: &str, days: u32) -> CertificateParams {
@@ -97,7 +97,7 @@ pub(super) fn ca_bundle(files: &BundleFiles) -> CaBundle {
     }
 }
 
-/// A request with a key of its own.
+/// A request with a new key.
 pub(super) fn request(names: &[&str]) -> SigningRequest {
     let key = KeyPair::generate().expect("a key");
     SigningRequest {
@@ -112,14 +112,14 @@ pub(super) fn request(names: &[&str]) -> SigningRequest {
     }
 }
 
-/// The contents of a request without any name.
+/// CSR parameters without names.
 pub(super) fn nameless() -> CertificateParams {
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name = DistinguishedName::new();
     parameters
 }
 
-/// Verifies a chain, the leaf first, as a server does that trusts these roots.
+/// Verifies a chain, leaf first, like a server that trusts these roots.
 pub(super) fn verify(chain: &[String], roots: &[u8], now: SystemTime) -> Result<(), String> {
     let mut store = RootCertStore::empty();
     for root in CertificateDer::pem_slice_iter(roots) {

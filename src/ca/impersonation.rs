@@ -1,7 +1,9 @@
-//! Who may ask for certificates of others: proxies of a node (ztunnel), for what runs on their own node.
+//! Impersonation by node proxies (ztunnel): they may request certificates of workloads on their own node.
 //!
-//! The rule is that of Kubernetes for kubelets. A node that is taken over can take the identities of its own pods,
-//! which it has in its hands anyway, and no others.
+//! Same rule as Kubernetes' node authorizer for kubelets: a compromised node can obtain the identities of its own pods,
+//! but no others.
+//!
+//! Parity (security/pkg/server/ca/node_auth.go); unlike Istio, the trust domain of the identity is checked too.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,7 +17,8 @@ use crate::{
     table::Cx,
 };
 
-/// Decides who may ask for whom.
+/// Authorizes node proxies to request certificates of other workloads.
+#[doc(alias = "MulticlusterNodeAuthorizor")]
 #[derive(Clone)]
 pub struct NodeAuthorizer {
     trusted: Arc<BTreeSet<(Namespace, SmolStr)>>,
@@ -23,49 +26,49 @@ pub struct NodeAuthorizer {
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 }
 
-/// Why a caller may not ask for another. The caller is told nothing of it.
+/// The reason why impersonation is denied. Logged, but never sent to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImpersonationError {
-    /// No account may.
-    #[error("nobody may ask for other identities; hint: CA_TRUSTED_NODE_ACCOUNTS names who may")]
+    /// No trusted account is configured.
+    #[error("impersonation is disabled; hint: set CA_TRUSTED_NODE_ACCOUNTS")]
     Disabled,
-    /// The caller showed no token of Kubernetes.
-    #[error("only callers with a token of Kubernetes may ask for other identities")]
+    /// The caller did not authenticate with a Kubernetes token.
+    #[error("impersonation requires a Kubernetes token")]
     NoToken,
-    /// This account may not.
-    #[error("{0}/{1} may not ask for other identities")]
+    /// The service account is not trusted.
+    #[error("service account {0}/{1} is not in CA_TRUSTED_NODE_ACCOUNTS")]
     Account(Namespace, SmolStr),
-    /// What is asked for is no identity.
+    /// The requested identity is not a SPIFFE id.
     #[error(transparent)]
     Identity(#[from] spiffe::SpiffeError),
-    /// The identity is of another mesh.
-    #[error("trust domain {0} is not ours")]
+    /// The identity belongs to another trust domain.
+    #[error("trust domain {0} is not one of this mesh")]
     TrustDomain(SmolStr),
-    /// The token is bound to no pod.
-    #[error("the token of {0}/{1} is bound to no pod")]
+    /// The token is not bound to a pod.
+    #[error("the token of {0}/{1} is not bound to a pod")]
     Unbound(Namespace, SmolStr),
-    /// The caller's pod is not known; it may be so new, or so long gone.
-    #[error("pod {0} of cluster {1} is not known")]
+    /// The caller's pod is unknown; it may be too new, or deleted.
+    #[error("unknown pod {0} in cluster {1}")]
     Pod(ObjectKey, crate::base::ClusterId),
-    /// There is a pod of this name, but it is another one.
+    /// A pod of this name exists, but it is not the caller's.
     #[error("pod {pod} is not the caller's: it has {field} {ours:?}, the token {theirs:?}")]
     PodMismatch {
         /// The pod.
         pod: Box<ObjectKey>,
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
-        /// What is known of the pod.
+        /// The value of the known pod.
         ours: SmolStr,
-        /// What the token says.
+        /// The value in the token.
         theirs: SmolStr,
     },
-    /// Nothing of the identity runs there.
+    /// No workload with the identity runs on the caller's node.
     #[error("no pod of {0}/{1} is on node {2:?}")]
     NotOnNode(Namespace, SmolStr, SmolStr),
 }
 
 impl NodeAuthorizer {
-    /// Lets the accounts (`CA_TRUSTED_NODE_ACCOUNTS`, `namespace/name`) ask. Gives what is no account, too.
+    /// Trusts these accounts (`CA_TRUSTED_NODE_ACCOUNTS`, `namespace/name`). Also returns the malformed entries.
     pub fn new(
         accounts: &[SmolStr],
         domains: watch::Receiver<Arc<TrustDomains>>,
@@ -88,7 +91,7 @@ impl NodeAuthorizer {
         (authorizer, wrong)
     }
 
-    /// Whether the caller may have a certificate of `identity`.
+    /// Checks that the caller may obtain a certificate of `identity`.
     pub fn authorize(&self, caller: &Caller, identity: &str) -> Result<(), ImpersonationError> {
         if self.trusted.is_empty() {
             return Err(ImpersonationError::Disabled);
@@ -107,7 +110,7 @@ impl NodeAuthorizer {
     }
 }
 
-/// Whether something of the identity runs where the caller does.
+/// Checks that the caller is the pod its token is bound to, and that a workload with the identity runs on its node.
 fn shares_node(mesh: &MeshSnapshot, caller: &KubernetesInfo, id: &SpiffeId) -> Result<(), ImpersonationError> {
     let cx = Cx::untracked();
     let (namespace, account) = (caller.namespace.clone(), caller.service_account.clone());

@@ -1,4 +1,4 @@
-//! Private keys of certificate authorities and of what they issue: read in every form that tools write, made, used.
+//! Private keys of CAs and leaf certificates: parsing, generation and signing.
 
 use std::fmt;
 
@@ -24,10 +24,10 @@ const ECDSA_SHA384: &[u8] = &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3
 const ECDSA_SHA512: &[u8] = &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 4];
 const ED25519: &[u8] = &[0x30, 5, 6, 3, 0x2b, 0x65, 0x70];
 
-/// What a key is.
+/// The type of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// RSA of so many bits.
+    /// RSA with this modulus size in bits.
     Rsa(u32),
     /// NIST P-256.
     P256,
@@ -39,27 +39,27 @@ pub enum KeyKind {
     Ed25519,
 }
 
-/// A private key. It never prints.
+/// A private key. Its debug output is redacted.
 pub struct PrivateKey {
     pair: KeyPair,
     kind: KeyKind,
     pem: Sensitive,
 }
 
-/// Why there is no key. The text never holds any of it.
+/// A key error. Its text never contains key material.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// The text holds no key in a form that is known.
-    #[error("it holds no private key in PEM (PKCS#8, PKCS#1 or SEC1, not encrypted)")]
+    /// The text has no key in a supported format.
+    #[error("no unencrypted private key in PEM (PKCS#8, PKCS#1 or SEC1)")]
     Unreadable,
-    /// The key is of a kind that cannot sign here.
+    /// The key type is not supported.
     #[error("the key is neither RSA of 2048 to 8192 bits, nor P-256, P-384, P-521 or Ed25519")]
     Unsupported,
-    /// No key of this kind can be made.
-    #[error("no {0:?} key can be made; hint: RSA keys have 2048, 3072 or 4096 bits")]
+    /// Keys of this type cannot be generated.
+    #[error("cannot generate a {0:?} key; hint: RSA keys have 2048, 3072 or 4096 bits")]
     Kind(KeyKind),
-    /// The library failed.
-    #[error("making a key failed")]
+    /// Key generation failed.
+    #[error("key generation failed")]
     Generation,
     /// Signing failed.
     #[error("signing failed")]
@@ -67,14 +67,14 @@ pub enum KeyError {
 }
 
 impl PrivateKey {
-    /// Reads the first private key in PEM: PKCS#8, PKCS#1 (`RSA PRIVATE KEY`) or SEC1 (`EC PRIVATE KEY`).
+    /// Parses the first private key in PEM: PKCS#8, PKCS#1 (`RSA PRIVATE KEY`) or SEC1 (`EC PRIVATE KEY`).
     pub fn from_pem(pem: &Sensitive) -> Result<Self, KeyError> {
         let der = PrivateKeyDer::from_pem_slice(pem.reveal()).map_err(|_| KeyError::Unreadable)?;
         let pair = KeyPair::try_from(&der).map_err(|_| KeyError::Unsupported)?;
         Self::new(pair, pem.clone())
     }
 
-    /// Makes a key. RSA takes a tenth of a second or more.
+    /// Generates a key. RSA takes a tenth of a second or more.
     pub fn generate(kind: KeyKind) -> Result<Self, KeyError> {
         let made = match kind {
             KeyKind::Rsa(2048) => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_2048),
@@ -114,17 +114,17 @@ impl PrivateKey {
         self.kind
     }
 
-    /// The key as PEM, in the form that it came in; PKCS#8 if it was made here.
+    /// The key as PEM, in its original format; PKCS#8 if generated.
     pub fn pem(&self) -> &Sensitive {
         &self.pem
     }
 
-    /// Its public half: a `SubjectPublicKeyInfo` in DER.
+    /// The public key: a `SubjectPublicKeyInfo` in DER.
     pub fn public(&self) -> Vec<u8> {
         self.pair.subject_public_key_info()
     }
 
-    /// The public half without its frame: what key ids are made of.
+    /// The raw public key bits, the input of key identifiers.
     pub(super) fn public_bits(&self) -> &[u8] {
         self.pair.der_bytes()
     }
@@ -140,7 +140,7 @@ impl PrivateKey {
         }
     }
 
-    /// Signs, and puts what was signed into the frame that certificates, requests and revocation lists have in common.
+    /// Signs a TBS structure and returns the signed structure, as in certificates, CSRs and CRLs.
     pub(super) fn sign_tbs(&self, content: &[u8]) -> Result<Vec<u8>, KeyError> {
         let signature = self.pair.sign(content).map_err(|_| KeyError::Signing)?;
         let parts = [content, self.algorithm(), &der::bits(&signature)];
@@ -181,7 +181,7 @@ pub(super) fn pem(label: &str, der: &[u8]) -> String {
     out
 }
 
-/// True if `content` was signed by the owner of a public key. All algorithms that TLS knows; SHA-1 never.
+/// Verifies a signature of `content` by a public key. Accepts the algorithms of TLS, except SHA-1.
 pub(super) fn is_signed(
     by: &SubjectPublicKeyInfo<'_>,
     algorithm: &AlgorithmIdentifier<'_>,

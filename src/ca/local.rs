@@ -32,9 +32,9 @@ use super::{
 };
 use crate::{environment::Environment, task::Tasks};
 
-/// How often it is looked whether something ends or has passed.
+/// The interval of expiry checks.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_hours(1);
-/// The first wait before a failed write is tried again; each next one is twice as long, up to [`RETRY_MAX`].
+/// The first backoff after a failed write; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How often an incomplete folder is read before it counts as a mistake, and how long in between: it may be being
@@ -42,33 +42,33 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const START_ATTEMPTS: u32 = 5;
 const START_WAIT: Duration = Duration::from_millis(200);
 
-/// What others need of the CA. Cheap to clone.
+/// Handles of the running CA. Cheap to clone.
 #[derive(Clone)]
 pub struct LocalCa {
-    /// Signs requests of workloads with the authority of the moment.
+    /// Signs workload certificates with the current authority.
     pub signer: Arc<dyn Signer>,
-    /// What signs now; none while nothing is known.
+    /// The current authority; none while unknown.
     pub authority: watch::Receiver<Option<Arc<Authority>>>,
-    /// What the mesh trusts now; none while nothing is known.
+    /// The current trust bundle; none while unknown.
     pub trust: watch::Receiver<Option<Arc<TrustBundle>>>,
 }
 
-/// Why there is no CA. Not retryable: an operator's bundle is wrong, and signing with anything else would be worse.
+/// A fatal CA error. Not retryable: the operator's bundle is invalid, and no other CA must sign instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// The folder cannot be read.
     #[error("failed to create an istiod CA: {0}")]
     Folder(#[from] FolderError),
-    /// The bundle in the folder is no CA.
+    /// The bundle in the folder is invalid.
     #[error("failed to create an istiod CA: {0}")]
     Bundle(String),
-    /// The name of a metric is taken.
+    /// A metric name is already registered.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
 }
 
-/// Starts the CA. `secrets`: where a root of our own is kept, and where `cacerts` may be; none: in memory.
-/// `organization` is whose name a new root gets: the trust domain, once the mesh config is known.
+/// Starts the CA. `secrets` stores a self-signed root and may hold `cacerts`; without it a root lives in memory.
+/// `organization` is the subject of a new root: the trust domain, once the mesh config is known.
 pub async fn start(
     environment: &Environment,
     options: LocalOptions,
@@ -85,14 +85,14 @@ pub async fn start(
     Ok(ca)
 }
 
-/// The CA as far as the folder alone says it, and what keeps it up to date.
+/// Creates the CA from the folder alone, and its controller.
 async fn prepare(
     options: LocalOptions,
     secrets: Option<Arc<dyn SecretStore>>,
     organization: BoxFuture<'static, SmolStr>,
     clock: fn() -> SystemTime,
 ) -> Result<(LocalCa, CaController), LocalError> {
-    // Watched before it is read, so that no change falls in between.
+    // Watch before reading, so that no change is missed.
     let watch = FileWatch::new([options.folder.join(plugged_in::CERTIFICATE).as_path()]);
     let rules = options.rules(secrets.is_some());
     let mut files = plugged_in::read(&options.folder)?;
@@ -120,7 +120,7 @@ async fn prepare(
         last_rejection: String::new(),
         failures: 0,
     };
-    // Only the folder is known; what it says counts at once, and if it is wrong there is nothing to go on with.
+    // Only the folder is known. A bundle in it is used at once; an invalid one is a start-up error.
     match controller.selector.decide(clock()) {
         Decision::Reject(why) => return Err(LocalError::Bundle(why)),
         decision @ Decision::Switch(_) => controller.apply(decision),
@@ -135,21 +135,22 @@ async fn prepare(
     Ok((ca, controller))
 }
 
-/// What keeps the CA up to date.
+/// The controller that selects, creates and rotates the CA.
+#[doc(alias = "SelfSignedCARootCertRotator")]
 struct CaController {
     options: LocalOptions,
     selector: AuthoritySelector,
     secrets: Option<Arc<dyn SecretStore>>,
-    /// Taken when it is known.
+    /// Taken once resolved.
     organization: Option<BoxFuture<'static, SmolStr>>,
     clock: fn() -> SystemTime,
-    /// Taken when the life begins.
+    /// Taken when the controller starts.
     watch: Option<FileWatch>,
     authority: watch::Sender<Option<Arc<Authority>>>,
     trust: watch::Sender<Option<Arc<TrustBundle>>>,
-    /// What was said last, so that it is not said again.
+    /// The last logged rejection, to log each one once.
     last_rejection: String,
-    /// Writes that failed since the last that did not.
+    /// Consecutive failed writes.
     failures: u32,
 }
 
@@ -175,7 +176,7 @@ impl CaController {
                     continue;
                 }
             }
-            // Nothing can be signed with a root that has expired: that waits for no interval.
+            // An expired root cannot sign, so its renewal does not wait for the interval.
             if is_new && self.is_expired() {
                 rotation_check = rotation_check.map(|_| Instant::now());
             }
@@ -204,7 +205,7 @@ impl CaController {
         Some(receiver)
     }
 
-    /// A task of its own: gathering notices must not begin anew whenever something else happens.
+    /// Watches the folder in its own task, so that other events do not restart the debounce.
     fn watch_folder(&mut self, tasks: &Tasks) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel(1);
         if let Some(mut watch) = self.watch.take() {
@@ -220,7 +221,7 @@ impl CaController {
         receiver
     }
 
-    /// Does what can be done at once. Where a root that has to be made is to be kept, if one has.
+    /// Applies a decision. Returns the storage if a root must be created.
     fn apply(&mut self, decision: Decision) -> Option<RootStorage> {
         match decision {
             Decision::NoChange => {}
@@ -228,7 +229,7 @@ impl CaController {
                 let authority = current.authority.clone();
                 let name = &authority.certificate().name;
                 let location = &authority.bundle().location;
-                tracing::info!(%name, %location, roots = authority.roots().len(), "this CA signs from now on");
+                tracing::info!(%name, %location, roots = authority.roots().len(), "signing CA changed");
                 self.last_rejection.clear();
                 self.selector.current = Some(current);
                 self.publish(authority);
@@ -236,7 +237,7 @@ impl CaController {
             Decision::Reject(why) => {
                 if self.last_rejection != why {
                     let goes_on = self.selector.current.is_some();
-                    tracing::error!(goes_on, "the CA cannot be changed: {why}");
+                    tracing::error!(keeps_current = goes_on, error = why, "CA bundle rejected");
                     self.last_rejection = why;
                 }
             }
@@ -251,7 +252,7 @@ impl CaController {
             roots: authority.trusted_roots().clone(),
             crl,
         });
-        // Trust first: nobody is to see a certificate whose root is not known here.
+        // Trust first: a certificate must not be visible before its root is trusted.
         self.trust.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&trust);
             *known = Some(trust);
@@ -260,7 +261,7 @@ impl CaController {
         self.authority.send_replace(Some(authority));
     }
 
-    /// Makes a root and keeps it. The time of the next attempt, if that failed.
+    /// Creates and stores a root. Returns the time of the next attempt, if there is one.
     async fn create_root(
         &mut self,
         storage: RootStorage,
@@ -272,31 +273,31 @@ impl CaController {
             None => {
                 let (organization, options, now) =
                     (organization.clone(), self.selector.rules.root.clone(), (self.clock)());
-                // An RSA key takes long to find; streams are not to wait for it.
+                // Generating an RSA key is slow and must not block streams.
                 let made = spawn_blocking(move || Root::new(&organization, &options, now)).await;
                 match made {
                     Ok(Ok(root)) => root,
-                    Ok(Err(error)) => return Some(self.retry_after("a root cannot be made", &error)),
-                    Err(error) => return Some(self.retry_after("a root cannot be made", &error)),
+                    Ok(Err(error)) => return Some(self.retry_after("root creation failed", &error)),
+                    Err(error) => return Some(self.retry_after("root creation failed", &error)),
                 }
             }
         };
         let (RootStorage::Secret(name), Some(secrets)) = (storage, self.secrets.clone()) else {
-            tracing::warn!("the root of this CA is kept nowhere: it ends with this process");
+            tracing::warn!("self-signed root is in memory only and is lost on restart");
             self.selector.in_memory_root = Some(root);
             return None;
         };
         match secrets.create(root.to_secret(name)).await {
-            Ok(()) => tracing::info!(secret = name, "a new root was made"),
-            // The winner's is told of by the watch.
-            Err(SecretError::Conflict) => tracing::info!(secret = name, "another replica was faster to make a root"),
+            Ok(()) => tracing::info!(secret = name, "root created"),
+            // The watch delivers the root of the replica that created it first.
+            Err(SecretError::Conflict) => tracing::info!(secret = name, "root already created by another replica"),
             Err(error) => {
                 *candidate = Some(root);
-                return Some(self.retry_after("the root cannot be kept", &error));
+                return Some(self.retry_after("root Secret write failed", &error));
             }
         }
         self.failures = 0;
-        // Until the watch tells what stands there now.
+        // Wait for the watch to deliver the Secret.
         Some(Instant::now() + RETRY_MAX)
     }
 
@@ -305,7 +306,7 @@ impl CaController {
             .saturating_mul(2_u32.saturating_pow(self.failures))
             .min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
-        tracing::warn!(%error, "{what}; it is tried again");
+        tracing::warn!(%error, "{what}; retrying");
         Instant::now() + wait
     }
 
@@ -313,8 +314,8 @@ impl CaController {
         let folder = self.options.folder.clone();
         match spawn_blocking(move || plugged_in::read(&folder)).await {
             Ok(Ok(files)) => self.selector.files = files,
-            Ok(Err(error)) => tracing::warn!(%error, "the folder of the CA cannot be read; what it held last counts"),
-            Err(error) => tracing::warn!(%error, "the folder of the CA cannot be read; what it held last counts"),
+            Ok(Err(error)) => tracing::warn!(%error, "CA folder read failed; keeping the last content"),
+            Err(error) => tracing::warn!(%error, "CA folder read failed; keeping the last content"),
         }
     }
 
@@ -323,7 +324,7 @@ impl CaController {
         current.is_some_and(|current| current.authority.path_expires_at() <= (self.clock)())
     }
 
-    /// When roots are looked at first; none: never. Replicas begin at different times.
+    /// The time of the first rotation check; none if disabled. Jitter spreads the replicas.
     fn first_rotation_check(&self) -> Option<Instant> {
         let interval = self.options.check_interval?;
         let wait = if self.options.jitter {
@@ -334,14 +335,15 @@ impl CaController {
         Some(Instant::now() + wait + interval)
     }
 
-    /// Renews the root if that is due. When to look next.
+    /// Renews the root if due. Returns the time of the next check.
+    /// Parity (security/pkg/pki/ca/selfsignedcarootcertrotator.go).
     async fn rotate(&mut self) -> Option<Instant> {
         let next = self.options.check_interval.map(|interval| Instant::now() + interval);
         let (root, source) = match self.selector.renewal((self.clock)()) {
             None => return next,
             Some(Ok(renewed)) => renewed,
             Some(Err(error)) => {
-                tracing::error!(%error, "the root cannot be renewed");
+                tracing::error!(%error, "root renewal failed");
                 return next;
             }
         };
@@ -352,11 +354,11 @@ impl CaController {
             return next;
         };
         match secrets.replace(secret).await {
-            Ok(()) => tracing::info!("the root was renewed"),
-            Err(SecretError::Conflict) => tracing::info!("another replica was faster to renew the root"),
-            // Nothing was changed here, so nothing has to be taken back.
+            Ok(()) => tracing::info!("root renewed"),
+            Err(SecretError::Conflict) => tracing::info!("root already renewed by another replica"),
+            // Memory is unchanged, so there is nothing to roll back.
             Err(error) => {
-                let retry = self.retry_after("the renewed root cannot be kept", &error);
+                let retry = self.retry_after("root Secret write failed", &error);
                 return next.map(|next| next.min(retry));
             }
         }
@@ -364,7 +366,7 @@ impl CaController {
         next
     }
 
-    /// Lets go of what has passed, and says what ends soon.
+    /// Drops expired roots, and warns about an expiring CA.
     fn expiry_check(&mut self) {
         let now = (self.clock)();
         let Some(current) = &mut self.selector.current else {
@@ -382,7 +384,7 @@ impl CaController {
     }
 }
 
-/// What is told of a Secret next. Pending for ever if nobody tells.
+/// Returns the next state of a Secret. Never completes without a watch.
 async fn next_secret(by: &mut Option<mpsc::Receiver<Option<Secret>>>) -> SecretState {
     if let Some(receiver) = by {
         if let Some(secret) = receiver.recv().await {
@@ -409,12 +411,12 @@ async fn resolved(organization: &mut Option<BoxFuture<'static, SmolStr>>) -> Smo
 
 fn random_below(most: Duration) -> Duration {
     let mut bytes = [0; 8];
-    // Without randomness there is no key either; the start is then simply not spread.
+    // Without randomness there is no jitter.
     let _ = rand::fill(&mut bytes);
     Duration::from_secs(u64::from_le_bytes(bytes) % most.as_secs().max(1))
 }
 
-/// Signs with the authority of the moment.
+/// A signer that uses the current authority.
 pub struct LocalSigner {
     authority: watch::Receiver<Option<Arc<Authority>>>,
     limits: TtlLimits,
@@ -422,7 +424,7 @@ pub struct LocalSigner {
 }
 
 impl LocalSigner {
-    /// A signer; `clock` says what time it is.
+    /// Creates a signer with an injected clock.
     pub fn new(
         authority: watch::Receiver<Option<Arc<Authority>>>,
         limits: TtlLimits,
@@ -438,12 +440,12 @@ impl LocalSigner {
 
 impl Signer for LocalSigner {
     fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
-        // In place: it is a millisecond of work that the caller's threads are there for.
+        // Runs inline: signing takes about a millisecond, on the caller's thread.
         async move {
             let authority = self.authority.borrow().clone();
             let authority = authority.ok_or_else(|| SignError {
                 kind: SignErrorKind::NotReady,
-                text: "Istio CA is not ready: no signing certificate is known yet".into(),
+                text: "Istio CA is not ready: no signing certificate yet".into(),
             })?;
             authority.issue(&request, (self.clock)(), self.limits)
         }

@@ -1,4 +1,4 @@
-//! What the mesh config says of trust, taken out of snapshots.
+//! The trust settings of the mesh config.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use crate::{
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeshTrust {
-    /// The mesh's trust domain, as it stands in SPIFFE ids.
+    /// The trust domain of the mesh, as written in SPIFFE ids.
     pub trust_domain: SmolStr,
-    /// Other names of it, as they stand in SPIFFE ids.
+    /// Its aliases, as written in SPIFFE ids.
     pub aliases: Vec<SmolStr>,
     /// The host of `defaultConfig.discoveryAddress`; empty if there is none.
     pub discovery_host: SmolStr,
@@ -28,28 +28,28 @@ pub struct MeshTrust {
     pub anchors: Vec<Anchor>,
 }
 
-/// Further roots that are trusted: an entry of `caCertificates`.
+/// Additional trusted roots: an entry of `caCertificates`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
-    /// The roots, or who knows them.
+    /// The roots, or the endpoint that serves them.
     pub source: AnchorSource,
-    /// The Kubernetes signers whose certificates they verify.
+    /// The Kubernetes signers that these roots belong to.
     pub signers: Vec<SmolStr>,
-    /// The trust domains that they vouch for, as they stand in SPIFFE ids; empty: the mesh's own.
+    /// The trust domains they are valid for, as written in SPIFFE ids; empty: the mesh's own.
     pub trust_domains: Vec<SmolStr>,
 }
 
-/// Where the roots of an [`Anchor`] are.
+/// The source of the roots of an [`Anchor`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnchorSource {
-    /// Here, as PEM.
+    /// Inline PEM.
     Pem(String),
-    /// At a SPIFFE bundle endpoint.
+    /// A SPIFFE bundle endpoint.
     Endpoint(SmolStr),
 }
 
 impl MeshTrust {
-    /// What a mesh config says.
+    /// Reads a mesh config.
     pub fn of(config: &MeshConfig) -> Self {
         let address = config.default_config.as_ref().map(|config| &config.discovery_address);
         Self {
@@ -64,7 +64,7 @@ impl MeshTrust {
         }
     }
 
-    /// The roots that the mesh config names for certificates of a Kubernetes signer, as PEM. The first entry counts.
+    /// Returns the roots of a Kubernetes signer as PEM, from the first matching entry.
     pub fn signer_roots(&self, signer: &str) -> Option<&str> {
         self.anchors.iter().find_map(|anchor| match &anchor.source {
             AnchorSource::Pem(pem) if anchor.signers.iter().any(|name| name == signer) => Some(pem.as_str()),
@@ -90,7 +90,7 @@ impl Anchor {
     }
 }
 
-/// A trust domain as it stands in SPIFFE ids.
+/// Converts a trust domain to its form in SPIFFE ids. Parity (pkg/spiffe/spiffe.go): `@` becomes `.`.
 fn spiffe_form(trust_domain: &str) -> SmolStr {
     trust_domain.replace('@', ".").to_smolstr()
 }
@@ -101,7 +101,7 @@ fn host(address: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Follows the mesh config of snapshots; tells only what differs. `None` until there is a snapshot of the mesh.
+/// Publishes the trust settings whenever they change. `None` until there is a mesh snapshot.
 pub fn follow(
     environment: &Environment,
     mut mesh: watch::Receiver<Arc<MeshSnapshot>>,

@@ -1,4 +1,4 @@
-//! When the certificates of the CA expire, for alerts.
+//! Expiry metrics of the CA's certificates.
 
 use std::{
     sync::Arc,
@@ -14,10 +14,10 @@ use tokio::sync::watch;
 
 use super::authority::Authority;
 
-/// How long before the end people are told.
+/// The remaining lifetime below which expiry is logged.
 pub const WARN_BEFORE: Duration = Duration::from_hours(30 * 24);
 
-/// `citadel_server_{root_cert,cert_chain}_expiry_{timestamp,seconds}`, as they are when somebody looks.
+/// The metrics `citadel_server_{root_cert,cert_chain}_expiry_{timestamp,seconds}`, computed at collection.
 pub struct ExpiryMetrics {
     authority: watch::Receiver<Option<Arc<Authority>>>,
     clock: fn() -> SystemTime,
@@ -26,7 +26,7 @@ pub struct ExpiryMetrics {
 }
 
 impl ExpiryMetrics {
-    /// Registers the metrics. An error means that a name is taken.
+    /// Registers the metrics. Fails if a name is already registered.
     pub fn register(
         registry: &Registry,
         authority: watch::Receiver<Option<Arc<Authority>>>,
@@ -39,21 +39,21 @@ impl ExpiryMetrics {
             root: [
                 gauge(
                     "citadel_server_root_cert_expiry_timestamp",
-                    "When the root certificate expires, in seconds since 1970.",
+                    "Expiry time of the root certificate, in seconds since 1970.",
                 )?,
                 gauge(
                     "citadel_server_root_cert_expiry_seconds",
-                    "Seconds until the root certificate expires; negative if it has.",
+                    "Seconds until the root certificate expires; negative if expired.",
                 )?,
             ],
             chain: [
                 gauge(
                     "citadel_server_cert_chain_expiry_timestamp",
-                    "When the certificate chain of the CA expires, in seconds since 1970.",
+                    "Expiry time of the CA certificate chain, in seconds since 1970.",
                 )?,
                 gauge(
                     "citadel_server_cert_chain_expiry_seconds",
-                    "Seconds until the certificate chain of the CA expires; negative if it has.",
+                    "Seconds until the CA certificate chain expires; negative if expired.",
                 )?,
             ],
         }))
@@ -91,14 +91,14 @@ fn seconds(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as f64
 }
 
-/// What is to be said of an authority that ends soon.
+/// Returns a warning if a CA expires soon.
 pub fn warning(authority: &Authority, now: SystemTime) -> Option<String> {
     let until = authority.path_expires_at();
     let left = until.duration_since(now).unwrap_or_default();
     (left < WARN_BEFORE).then(|| {
         let days = left.as_secs() / (24 * 3600);
         format!(
-            "the CA certificate {} ends in {days} days; hint: renew it before workloads lose theirs",
+            "CA certificate {} expires in {days} days; hint: renew it before workload certificates expire",
             authority.certificate().name
         )
     })

@@ -60,7 +60,7 @@ pub struct RegistrationRules {
     pub roots: Option<PathBuf>,
     /// The signer of the control plane's own certificate, if `PILOT_CERT_PROVIDER` names one: its root is trusted.
     pub own_signer: SmolStr,
-    /// How long certificates hold.
+    /// The lifetimes of certificates.
     pub limits: TtlLimits,
 }
 

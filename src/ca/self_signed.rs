@@ -23,7 +23,7 @@ const ADDITIONAL_ROOTS_MAX: usize = 4;
 /// A key that only says what others do not.
 const LEAF_KEY: &str = "key.pem";
 
-/// How roots are made.
+/// The parameters of self-signed roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootOptions {
     /// `CITADEL_SELF_SIGNED_CA_CERT_TTL`.

@@ -1,4 +1,4 @@
-//! What variables say of the CA, with Istio's names and defaults.
+//! CA options from environment variables. Parity (pilot/pkg/features, security/pkg/pki): Istio's names and defaults.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
 
 const HOUR: Duration = Duration::from_hours(1);
 
-/// What decides how the CA lives.
+/// The options of the CA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalOptions {
     /// `ROOT_CA_DIR`: where plugged-in certificates are mounted.
@@ -37,7 +37,7 @@ pub struct LocalOptions {
 }
 
 impl LocalOptions {
-    /// Reads variables. What cannot be read leaves its default standing and is told of.
+    /// Reads the variables. An invalid value yields its default and an error text.
     pub fn new(variables: &BTreeMap<String, String>, namespace: &str) -> (Self, Vec<String>) {
         let mut reader = Reader {
             variables,
@@ -90,7 +90,7 @@ impl LocalOptions {
     }
 }
 
-/// Sizes that keys can be made of.
+/// Parses a supported RSA key size.
 fn rsa(text: &str) -> Option<KeyKind> {
     let bits = text.parse().ok()?;
     [2048, 3072, 4096].contains(&bits).then_some(KeyKind::Rsa(bits))
@@ -110,9 +110,8 @@ impl<'a> Reader<'a> {
     fn read<T>(&mut self, name: &str, default: T, read: impl FnOnce(&str) -> Option<T>) -> T {
         let Some(text) = self.text(name) else { return default };
         read(text).unwrap_or_else(|| {
-            self.errors.push(format!(
-                "variable {name} has the value {text:?}, which cannot be used; its default stands"
-            ));
+            self.errors
+                .push(format!("variable {name}: invalid value {text:?}; using the default"));
             default
         })
     }

@@ -338,7 +338,7 @@ fn certificates(bytes: &[u8]) -> u64 {
         let read = Certificate::from_der(CertificateDer::from(bytes.to_vec()));
         let says = PeerCertificate::of_leaf(bytes);
         if let Ok(read) = &read {
-            let _ = (read.is_issued_by(read), read.holds_at(wall_clock()), read.pem());
+            let _ = (read.is_issued_by(read), read.is_valid_at(wall_clock()), read.pem());
         }
         let (read, says) = (read.err().unwrap_or_default(), says.err());
         return class_of(&read) ^ says.map_or(7, |says| class_of(&says.to_string()));
