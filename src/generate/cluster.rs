@@ -13,6 +13,7 @@ mod inbound;
 mod limit;
 mod load_balancer;
 mod outbound;
+mod outbound_key;
 mod outlier;
 mod service;
 mod static_clusters;
@@ -23,11 +24,11 @@ mod waypoint;
 pub use added::{AddedKey, AddedPart};
 pub use inbound::{InboundKey, InboundPart};
 pub(super) use load_balancer::consistent_hash;
-pub use outbound::{OutboundKey, OutboundPart};
 pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessions};
 pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
 pub use tunnel::TunnelCluster;
 pub use waypoint::WaypointPart;
+pub use {outbound::OutboundPart, outbound_key::OutboundKey};
 
 use super::{
     BuildContext, EncodedResource,

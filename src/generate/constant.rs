@@ -23,9 +23,13 @@ use crate::{
                     socket_address::PortSpecifier,
                     transport_socket::ConfigType,
                 },
+                listener::v3::{Filter, filter},
                 route::v3::RouteConfiguration,
             },
             extensions::{
+                filters::network::http_connection_manager::v3::{
+                    HttpFilter, http_filter::ConfigType as HttpFilterConfig,
+                },
                 http::header_formatters::preserve_case::v3::PreserveCaseFormatterConfig,
                 transport_sockets::{raw_buffer::v3::RawBuffer, tls::v3::SdsSecretConfig},
             },
@@ -340,5 +344,22 @@ pub fn empty_route_configuration(name: &str) -> RouteConfiguration {
         name: name.to_owned(),
         validate_clusters: Some(false),
         ..Default::default()
+    }
+}
+
+/// An HTTP filter with its configuration.
+pub fn http_filter(name: &str, config: Any) -> HttpFilter {
+    HttpFilter {
+        name: name.to_owned(),
+        config_type: Some(HttpFilterConfig::TypedConfig(config)),
+        ..Default::default()
+    }
+}
+
+/// A network filter with its configuration.
+pub fn network_filter(name: &str, config: Any) -> Filter {
+    Filter {
+        name: name.to_owned(),
+        config_type: Some(filter::ConfigType::TypedConfig(config)),
     }
 }

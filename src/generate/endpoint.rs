@@ -5,6 +5,7 @@
 //! ([`locality`]).
 
 mod assignment;
+mod lb_endpoint;
 mod locality;
 mod network;
 
@@ -29,8 +30,8 @@ use crate::{
     },
     proto::envoy::config::endpoint::v3::ClusterLoadAssignment,
 };
-use assignment::LocalityEndpoints;
 pub use assignment::Target;
+use lb_endpoint::LocalityEndpoints;
 pub use locality::{LocalityLb, LocationDependencies, locality_setting, needs};
 
 /// Inputs of a load assignment, besides the rows that it reads.

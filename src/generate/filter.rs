@@ -11,6 +11,7 @@ pub mod http_filters;
 mod memo;
 pub mod proxy_view;
 pub mod security;
+mod security_filters;
 pub mod stack;
 pub mod stats;
 pub mod tcp;
@@ -20,5 +21,5 @@ pub mod tracing;
 
 pub use chain_fields::NetworkFilters;
 pub use memo::FilterMemo;
-pub use proxy_view::{FilterProxyView, ListenerClass};
+pub use proxy_view::{FilterProxyView, ListenerClass, SecurityPolicies};
 pub use stack::FilterStack;

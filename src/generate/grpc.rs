@@ -17,7 +17,7 @@ use smol_str::SmolStr;
 use super::{
     BuildContext, RequestedResources, ResourceType, VipView,
     endpoint::{self, EndpointKey, EndpointProxyView},
-    filter::security::SecurityPolicies,
+    filter::proxy_view::SecurityPolicies,
     name::{self, ClusterMode},
     proxy::MetadataKey,
     proxy_class::ServiceTarget,

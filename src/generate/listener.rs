@@ -8,17 +8,11 @@ pub mod filter_chain;
 pub mod gateway;
 pub mod hbone;
 pub mod inbound;
-pub mod inbound_chain;
-mod inbound_filters;
 pub mod inspector;
 pub mod outbound;
-pub mod outbound_client;
-pub mod outbound_listener;
-mod outbound_tcp;
 mod termination;
 #[cfg(test)]
 mod tests;
-pub mod virtual_listener;
 pub mod waypoint;
 
 use super::{
@@ -33,10 +27,12 @@ use crate::base::Hashed;
 use gateway::{GatewayKey, GatewayPart};
 use hbone::{HbonePart, InternalKey, OriginateKey, TerminateKey};
 use inbound::{InboundKey, InboundPart, InboundProxyView};
-use outbound::{OutboundPart, catch_all_cluster};
-use outbound_client::OutboundProxyView;
-use outbound_listener::OutboundKey;
-use virtual_listener::{HttpProxyKey, VirtualOutboundKey};
+use outbound::{
+    OutboundPart, catch_all_cluster,
+    listener::OutboundKey,
+    proxy_view::OutboundProxyView,
+    virtual_listener::{HttpProxyKey, VirtualOutboundKey},
+};
 use waypoint::{WaypointKey, WaypointPart};
 
 /// What a part of this kind is selected by.

@@ -16,9 +16,11 @@ mod headers;
 mod http;
 mod matches;
 mod retry;
+pub mod routes;
 pub(crate) mod sidecar;
 #[cfg(test)]
 mod tests;
+mod translation;
 mod virtual_host;
 pub(crate) mod waypoint;
 

@@ -23,7 +23,7 @@ use super::{
     plan::{self, ListedResource, PartKey, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
     resource::{Built, Note, ResourceSnapshot, TypeResources},
-    route::fragment::{FragmentKey, Routes},
+    route::{fragment::FragmentKey, routes::Routes},
 };
 use crate::{
     api::access_review::Subject,

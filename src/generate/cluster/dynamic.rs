@@ -1,6 +1,5 @@
 //! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
 
-use super::{draft::Draft, service::Context};
 use crate::{
     base::host,
     generate::name::ClusterMode,
@@ -10,19 +9,13 @@ use crate::{
         service::{Protocol, Resolution},
     },
     proto::{
-        Any,
         envoy::{
-            config::cluster::v3::cluster::{ClusterDiscoveryType, CustomClusterType, DnsLookupFamily, LbPolicy},
-            extensions::{
-                clusters::dynamic_forward_proxy::v3::{ClusterConfig, cluster_config::ClusterImplementationSpecifier},
-                common::dynamic_forward_proxy::v3::DnsCacheConfig,
-            },
+            config::cluster::v3::cluster::DnsLookupFamily,
+            extensions::common::dynamic_forward_proxy::v3::DnsCacheConfig,
         },
         istio::mesh::v1alpha1::mesh_config::{ExtensionProvider, extension_provider::Provider},
     },
 };
-
-const DYNAMIC_CLUSTER: &str = "envoy.clusters.dynamic_forward_proxy";
 
 /// The cache of resolved names of a wildcard host; the listener's filter names it too.
 pub fn dns_cache(host: &str) -> DnsCacheConfig {
@@ -45,31 +38,6 @@ pub(super) fn serves(protocol: Protocol) -> bool {
         protocol,
         Protocol::Http | Protocol::Tls | Protocol::Grpc | Protocol::Http2
     )
-}
-
-/// The cluster of a wildcard host.
-pub(super) fn cluster(context: &Context) -> Draft {
-    let config = ClusterConfig {
-        cluster_implementation_specifier: Some(ClusterImplementationSpecifier::DnsCacheConfig(dns_cache(
-            &context.service.key.hostname,
-        ))),
-        ..Default::default()
-    };
-    let kind = ClusterDiscoveryType::ClusterType(CustomClusterType {
-        name: DYNAMIC_CLUSTER.to_owned(),
-        typed_config: Some(Any::pack(&config)),
-    });
-    let mut draft = Draft::of(context.key.name(), kind);
-    draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
-    context.set_protocol(&mut draft);
-    context.apply_pool(&mut draft);
-    context.apply_outlier(&mut draft);
-    context.apply_tls(&mut draft);
-    if context.key.client.metadata_exchange {
-        draft.exchange_metadata();
-    }
-    context.set_metadata(&mut draft, false);
-    draft
 }
 
 /// The service behind an extension provider. Parity: those of Lightstep and OpenCensus do not count.

@@ -3,33 +3,32 @@
 
 use std::{cell::OnceCell, collections::BTreeSet};
 
-use smol_str::SmolStr;
-
 use super::{
     ClusterKey, ClusterResource,
     discovery::Kinds,
     dynamic, finished,
     limit::{Limit, Wanted},
+    outbound_key::{InlineProxyView, OutboundKey},
     service::Context,
 };
 use crate::{
-    base::{Hashed, ObjectKey, Shared, cidr::IpMode},
+    base::{Hashed, ObjectKey, Shared},
     generate::{
         BuildContext,
         endpoint::{self, EndpointKey, EndpointProxyView},
         name::ClusterMode,
         patch::{
-            self, PatchContext, PatchRef,
+            self, PatchContext,
             cluster::{ClusterPatches, ParsedName},
         },
         proxy::ProxyType,
-        proxy_view::{OutboundProxyView, Place, SocketProxyView},
+        proxy_view::{OutboundProxyView, Place},
         resource::{Built, Note},
         selected::Selected,
         traffic_policy,
     },
     model::{
-        ScopeKey, Service, ServiceKey, SidecarScope,
+        ScopeKey, Service, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
         service::{Protocol, Resolution, ServicePort},
     },
@@ -49,36 +48,6 @@ pub struct OutboundPart {
     pub place: Option<Place>,
     /// What limits the services, where only those are wanted that something leads to.
     pub limit: Option<Limit>,
-}
-
-/// One outbound cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundKey {
-    /// The service.
-    pub service: ServiceKey,
-    /// The service port.
-    pub port: u32,
-    /// The subset, empty for the default cluster.
-    pub subset: SmolStr,
-    /// What it is for.
-    pub mode: ClusterMode,
-    /// The rule, if there is one.
-    pub rule: Option<RuleRef>,
-    /// The client.
-    pub client: Hashed<SocketProxyView>,
-    /// What endpoints that stand inline depend on of the client: for DNS clusters only.
-    pub inline: Option<InlineProxyView>,
-    /// EnvoyFilter patches that concern it, in order.
-    pub patches: Shared<[PatchRef]>,
-}
-
-/// What DNS clusters depend on of a client besides the rest.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct InlineProxyView {
-    /// The address families, which are asked for.
-    pub ip_mode: IpMode,
-    /// As for endpoints of EDS.
-    pub endpoints: EndpointProxyView,
 }
 
 impl OutboundPart {
@@ -315,11 +284,6 @@ fn passes_mtls_through(ctx: &BuildContext, gateways: &[ObjectKey]) -> bool {
 }
 
 impl OutboundKey {
-    /// The cluster's name.
-    pub fn name(&self) -> String {
-        self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
-    }
-
     pub(super) fn listed(self) -> ClusterResource {
         ClusterResource::Cluster(ClusterKey::Outbound(self))
     }

@@ -1,5 +1,7 @@
 //! One outbound cluster, made from a service port and the policy for it.
 
+mod dynamic_cluster;
+
 use std::{cell::OnceCell, collections::BTreeSet};
 
 use super::{
@@ -7,7 +9,7 @@ use super::{
     discovery::{self, Kinds},
     draft::{Draft, Finished},
     dynamic, load_balancer,
-    outbound::OutboundKey,
+    outbound_key::OutboundKey,
     outlier,
     tls::{self, TlsInputs},
     tunnel,
@@ -59,7 +61,7 @@ pub(super) struct Context<'a> {
 impl Context<'_> {
     pub(super) fn cluster(&self) -> Option<Finished> {
         if dynamic::is_dynamic(self.service, self.key.mode) {
-            return Some(dynamic::cluster(self).finish());
+            return Some(dynamic_cluster::cluster(self).finish());
         }
         let mut draft = self.discovery()?;
         self.set_statistics(&mut draft);

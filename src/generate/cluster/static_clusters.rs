@@ -1,6 +1,6 @@
 //! Clusters that do not depend on services: where traffic goes that belongs to none.
 
-use super::{ClusterKey, TunnelCluster, connection_pool, draft::Draft, finished};
+use super::{ClusterKey, TunnelCluster, connection_pool, draft::Draft, finished, tunnel::PASSTHROUGH_IDLE_SECONDS};
 use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
@@ -29,8 +29,6 @@ pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 /// The SDS provider beside the proxy.
 const EXTERNAL_SDS: &str = "sds-external";
 const EXTERNAL_SDS_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
-/// How long connections to unknown destinations may be idle, in seconds.
-pub(super) const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 
 /// Which of the clusters a client gets, and what they depend on of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

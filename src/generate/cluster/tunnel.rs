@@ -53,6 +53,9 @@ use crate::{
     },
 };
 
+/// How long connections to unknown destinations may be idle, in seconds.
+pub(super) const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
+
 /// How long a tunnel without streams stays open, where the mesh says nothing, in seconds.
 const IDLE_SECONDS: i64 = 3600;
 /// How long a cluster remembers a peer that nobody connects to any more, in seconds.
@@ -174,7 +177,7 @@ impl TunnelCluster {
         };
         draft.cluster.transport_socket = Some(socket(INTERNAL_UPSTREAM, Any::pack(&transport)));
         draft.use_client_protocol();
-        draft.common_http().idle_timeout = Some(seconds(super::static_clusters::PASSTHROUGH_IDLE_SECONDS));
+        draft.common_http().idle_timeout = Some(seconds(PASSTHROUGH_IDLE_SECONDS));
         draft
     }
 }

@@ -4,7 +4,7 @@
 use super::{
     ClusterResource,
     discovery::Kinds,
-    outbound::{InlineProxyView, OutboundKey},
+    outbound_key::{InlineProxyView, OutboundKey},
 };
 use crate::{
     base::{Hashed, Shared},

@@ -7,7 +7,7 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::assignment::{LbEndpoint, LocalityEndpoints};
+use super::lb_endpoint::{LbEndpoint, LocalityEndpoints};
 use crate::{
     base::Labels,
     generate::BuildContext,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     NetworkProxyView,
-    assignment::{LbEndpoint, LocalityEndpoints, peer},
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, peer},
 };
 use crate::{
     base::{

@@ -5,7 +5,10 @@
 
 use prost_types::{Struct, Value, value::Kind};
 
-use super::{stack::FilterStack, telemetry::Logging};
+use super::{
+    stack::{FilterStack, LogPlace},
+    telemetry::Logging,
+};
 use crate::proto::{
     Any,
     envoy::{
@@ -38,21 +41,6 @@ use crate::proto::{
     },
     opentelemetry::proto::common::v1::{AnyValue, KeyValue, KeyValueList, any_value},
 };
-
-/// Where a log stands; decides which events it is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogPlace {
-    /// An HTTP connection manager.
-    Http,
-    /// A TCP proxy.
-    Tcp,
-    /// A listener: connections for which no filter chain was found.
-    Listener,
-    /// The TCP proxy that opens HBONE tunnels: failures upstream.
-    HboneOrigination,
-    /// The connection manager that ends HBONE tunnels: responses of 400 and above.
-    HboneTermination,
-}
 
 const DEFAULT_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
      %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \

@@ -3,9 +3,9 @@
 //! Note: a Wasm filter carries no configuration but requests it by name. Every proxy with such a filter must be served
 //! a resource of this name, or its listener never becomes ready.
 
-use super::{FilterStack, ListenerClass, http_filters::filter as http_filter_of};
+use super::{FilterStack, ListenerClass};
 use crate::{
-    generate::constant::ads_source,
+    generate::constant::{ads_source, http_filter as http_filter_of},
     model::extension::{ExtensionCode, ExtensionFilter, ExtensionLayer},
     proto::{
         Any,

@@ -7,12 +7,12 @@ use std::{net::IpAddr, sync::LazyLock};
 use prost::Message;
 
 use super::{
-    access_log::LogPlace,
     chain_fields::NetworkFilters,
     extension,
+    memo::{ManagerKey, Noted},
     proxy_view::{FilterProxyView, ListenerClass},
     security,
-    stack::FilterStack,
+    stack::{FilterStack, LogPlace},
 };
 use crate::{
     base::{Hostname, cidr},
@@ -47,6 +47,7 @@ use crate::{
             proxy_config::proxy_headers::{MetadataExchangeMode, SetCurrentClientCertDetails as MeshClientCert},
         },
     },
+    table::Memoized,
 };
 
 pub use template::ManagerTemplate;
@@ -119,6 +120,26 @@ impl HttpConnection {
 }
 
 impl FilterStack<'_> {
+    /// The connection manager encoded, without the prefix of its statistics and its routes.
+    pub(crate) fn shared_manager(&self, http: &HttpConnection) -> Memoized<Noted<Vec<u8>>> {
+        let key = ManagerKey {
+            stack: self.key(),
+            base: http.base.encode_to_vec(),
+            is_grpc_web: http.is_grpc_web(),
+            use_remote_address: http.use_remote_address,
+            port: if self.client.extension_filters.is_empty() {
+                0
+            } else {
+                http.port
+            },
+            tunneled: http.tunneled,
+            mesh_only_exchange: http.mesh_only_exchange,
+            http3: http.http3,
+        };
+        let managers = &self.memo().managers;
+        self.shared(managers, key, |stack| stack.http_connection_manager(http))
+    }
+
     /// Adds the connection manager as a network filter.
     pub fn add_http_connection(&self, filters: &mut NetworkFilters, http: &HttpConnection) {
         let denied = self.denies_http(http.tunneled, http.port);

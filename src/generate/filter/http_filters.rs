@@ -9,7 +9,7 @@ use super::{
     extension::{self, ExtensionPhase},
     hcm::HttpConnection,
     proxy_view::ListenerClass,
-    security::SecurityStage,
+    security_filters::SecurityStage,
     stack::FilterStack,
     stats::STATS_FILTER,
 };
@@ -17,8 +17,8 @@ use crate::{
     base::Hostname,
     generate::{
         constant::{
-            ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, list, metadata_exchange, object, structure,
-            text,
+            ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, http_filter, list, metadata_exchange, object,
+            structure, text,
         },
         proxy::ProxyType,
         wire,
@@ -39,7 +39,7 @@ use crate::{
                         router::v3::Router,
                         stateful_session::v3::StatefulSession,
                     },
-                    network::http_connection_manager::v3::{HttpFilter, http_filter},
+                    network::http_connection_manager::v3::HttpFilter,
                 },
             },
         },
@@ -94,7 +94,7 @@ impl FilterStack<'_> {
             }
         }
         for config in &self.stats_configs().value {
-            write(out, &filter(STATS_FILTER, config.clone()));
+            write(out, &http_filter(STATS_FILTER, config.clone()));
         }
         if features.pilot_enable_persistent_session_filter && !inbound {
             out.extend_from_slice(&fixed.stateful_session);
@@ -147,7 +147,7 @@ impl FilterStack<'_> {
                 fields: config.into_iter().collect(),
             }),
         };
-        filter(METADATA_EXCHANGE, Any::pack(&config))
+        http_filter(METADATA_EXCHANGE, Any::pack(&config))
     }
 
     /// The labels that metadata exchange carries beyond the usual ones.
@@ -173,15 +173,6 @@ impl FilterStack<'_> {
                 fields: fields.into_iter().collect(),
             }),
         })
-    }
-}
-
-/// An HTTP filter with its configuration.
-pub fn filter(name: &str, config: Any) -> HttpFilter {
-    HttpFilter {
-        name: name.to_owned(),
-        config_type: Some(http_filter::ConfigType::TypedConfig(config)),
-        ..Default::default()
     }
 }
 
@@ -215,7 +206,7 @@ pub fn peer_discovery(side: PeerSide) -> HttpFilter {
         type_url: PEER_METADATA_URL.to_owned(),
         value: Some(structure(fields)),
     };
-    filter(name, Any::pack(&config))
+    http_filter(name, Any::pack(&config))
 }
 
 /// The configuration of filters that find out who peers are.
@@ -248,22 +239,22 @@ struct Fixed {
 }
 
 static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
-    let fault = filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
-    let cors = filter("envoy.filters.http.cors", Any::pack(&Cors {}));
+    let fault = http_filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
+    let cors = http_filter("envoy.filters.http.cors", Any::pack(&Cors {}));
     let session = Any::pack(&StatefulSession::default());
     Fixed {
-        grpc_web: written(&filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {}))),
+        grpc_web: written(&http_filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {}))),
         grpc_stats: written(&make_grpc_stats()),
         alpn: written(&make_alpn()),
         fault_and_cors: [written(&fault), written(&cors)].concat(),
-        stateful_session: written(&filter("envoy.filters.http.stateful_session", session)),
+        stateful_session: written(&http_filter("envoy.filters.http.stateful_session", session)),
         upstream_peer: written(&peer_discovery(PeerSide::Upstream)),
         router: [false, true].map(|suppress_envoy_headers| {
             let router = Router {
                 suppress_envoy_headers,
                 ..Default::default()
             };
-            written(&filter("envoy.filters.http.router", Any::pack(&router)))
+            written(&http_filter("envoy.filters.http.router", Any::pack(&router)))
         }),
     }
 });
@@ -274,7 +265,7 @@ fn make_grpc_stats() -> HttpFilter {
         per_method_stat_specifier: Some(PerMethodStatSpecifier::StatsForAllMethods(false)),
         ..Default::default()
     };
-    filter("envoy.filters.http.grpc_stats", Any::pack(&config))
+    http_filter("envoy.filters.http.grpc_stats", Any::pack(&config))
 }
 
 fn make_alpn() -> HttpFilter {
@@ -292,7 +283,7 @@ fn make_alpn() -> HttpFilter {
             })
             .collect(),
     };
-    filter(ALPN_FILTER, Any::pack(&config))
+    http_filter(ALPN_FILTER, Any::pack(&config))
 }
 
 /// The name of the DNS cache that a wildcard host's filters and cluster share.
@@ -309,5 +300,5 @@ fn dynamic_forward_proxy(host: &Hostname) -> HttpFilter {
         })),
         ..Default::default()
     };
-    filter("envoy.filters.http.dynamic_forward_proxy", Any::pack(&config))
+    http_filter("envoy.filters.http.dynamic_forward_proxy", Any::pack(&config))
 }

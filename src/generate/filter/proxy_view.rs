@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use smol_str::SmolStr;
 
-use super::security::SecurityPolicies;
 use crate::{
     api::Config,
     base::{Hashed, Labels, MessageKey, Namespace, ObjectKey, Shared, duration},
@@ -72,6 +71,28 @@ pub struct FilterProxyView {
     pub listener_patches: Shared<[PatchRef]>,
     /// EnvoyFilter patches of routes that apply, in order: for the routes that stand in listeners.
     pub route_patches: Shared<[PatchRef]>,
+}
+
+/// The security policies that concern a client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SecurityPolicies {
+    /// AuthorizationPolicies: of the root namespace first, oldest first.
+    pub authorization: Shared<[ObjectKey]>,
+    /// RequestAuthentications: of the client's own namespace first, oldest first.
+    pub request_authentication: Shared<[ObjectKey]>,
+}
+
+impl SecurityPolicies {
+    /// The policies that concern a workload.
+    pub fn of(ctx: &BuildContext, subject: &Subject) -> Self {
+        let (cx, mesh) = (ctx.cx, ctx.mesh);
+        let authorization = policy::attached(cx, mesh, &mesh.authorization_policies_by_namespace, subject);
+        let authentication = policy::attached(cx, mesh, &mesh.request_authentications_by_namespace, subject);
+        Self {
+            authorization: authorization.into(),
+            request_authentication: authentication.into(),
+        }
+    }
 }
 
 /// Tags with which a proxy names itself in traces.

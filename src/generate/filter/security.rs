@@ -15,14 +15,10 @@ mod trust_domain;
 
 pub use rbac::proxyless_filters;
 
-use std::cell::OnceCell;
-
-use super::{FilterStack, memo::Noted, proxy_view::ListenerClass};
+use super::{FilterStack, memo::Noted, proxy_view::ListenerClass, security_filters::SecurityFilters};
 use crate::{
     api::Config,
-    base::{ObjectKey, Shared},
     generate::BuildContext,
-    model::policy::{self, Subject},
     proto::{
         envoy::{
             config::{
@@ -63,39 +59,6 @@ const URI_TEMPLATE_MATCHER: &str = "envoy.path.match.uri_template.uri_template_m
 /// The prefix of the statistics of network filters.
 const NETWORK_STAT_PREFIX: &str = "tcp.";
 
-/// The security policies that concern a client.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SecurityPolicies {
-    /// AuthorizationPolicies: of the root namespace first, oldest first.
-    pub authorization: Shared<[ObjectKey]>,
-    /// RequestAuthentications: of the client's own namespace first, oldest first.
-    pub request_authentication: Shared<[ObjectKey]>,
-}
-
-impl SecurityPolicies {
-    /// The policies that concern a workload.
-    pub fn of(ctx: &BuildContext, subject: &Subject) -> Self {
-        let (cx, mesh) = (ctx.cx, ctx.mesh);
-        let authorization = policy::attached(cx, mesh, &mesh.authorization_policies_by_namespace, subject);
-        let authentication = policy::attached(cx, mesh, &mesh.request_authentications_by_namespace, subject);
-        Self {
-            authorization: authorization.into(),
-            request_authentication: authentication.into(),
-        }
-    }
-}
-
-/// The places of security filters in a stack, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SecurityStage {
-    /// `CUSTOM` policies: an external service decides.
-    Custom,
-    /// JWTs are checked. There is no such filter in TCP chains.
-    Authentication,
-    /// `AUDIT`, `DENY` and `ALLOW` policies.
-    Authorization,
-}
-
 /// What a chain carries; requests have attributes that connections have not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
@@ -103,39 +66,21 @@ enum Traffic {
     Tcp,
 }
 
-/// The security filters of the chains of one kind.
-#[derive(Clone, Debug, Default)]
-pub struct SecurityFilters<F> {
-    custom: Vec<F>,
-    authentication: Vec<F>,
-    authorization: Vec<F>,
-    /// The client lacks a filter that its policies need. The chain must let nothing through: [`denied_routes`] or a TCP
-    /// proxy to nowhere stand at its end. No filter is built then.
-    pub denied: bool,
-}
-
-impl<F> SecurityFilters<F> {
-    /// The filters of a stage.
-    pub fn of(&self, stage: SecurityStage) -> &[F] {
-        match stage {
-            SecurityStage::Custom => &self.custom,
-            SecurityStage::Authentication => &self.authentication,
-            SecurityStage::Authorization => &self.authorization,
-        }
-    }
-}
-
-/// The filters of one listener, built once: all its chains of a kind have the same. The second of each pair is for
-/// traffic that comes out of an HBONE tunnel.
-#[derive(Default)]
-pub struct BuiltSecurity {
-    /// The AuthorizationPolicies of the client, once read.
-    policies: OnceCell<Vec<Shared<Config<AuthorizationPolicy>>>>,
-    http: [OnceCell<Memoized<Noted<SecurityFilters<HttpFilter>>>>; 2],
-    network: [OnceCell<Memoized<Noted<SecurityFilters<Filter>>>>; 2],
-}
-
 impl FilterStack<'_> {
+    /// The security filters of HTTP chains.
+    fn shared_http_security(&self, tunneled: bool) -> Memoized<Noted<SecurityFilters<HttpFilter>>> {
+        let memo = &self.memo().http_security;
+        self.shared(memo, (self.key(), tunneled), |stack| stack.make_http_security(tunneled))
+    }
+
+    /// The security filters of TCP chains.
+    fn shared_network_security(&self, tunneled: bool) -> Memoized<Noted<SecurityFilters<Filter>>> {
+        let memo = &self.memo().network_security;
+        self.shared(memo, (self.key(), tunneled), |stack| {
+            stack.make_network_security(tunneled)
+        })
+    }
+
     /// The security filters of HTTP chains. `tunneled`: the peer is known from an HBONE tunnel, not from TLS.
     pub fn http_security(&self, tunneled: bool) -> &SecurityFilters<HttpFilter> {
         let built = self.security.http[usize::from(tunneled)].get_or_init(|| self.shared_http_security(tunneled));
@@ -143,7 +88,7 @@ impl FilterStack<'_> {
     }
 
     /// See [`Self::http_security`].
-    pub(crate) fn make_http_security(&self, tunneled: bool) -> SecurityFilters<HttpFilter> {
+    fn make_http_security(&self, tunneled: bool) -> SecurityFilters<HttpFilter> {
         self.checked(Traffic::Http, || SecurityFilters {
             custom: custom::http_filters(self, tunneled),
             authentication: jwt::filter(self).into_iter().collect(),
@@ -159,7 +104,7 @@ impl FilterStack<'_> {
     }
 
     /// See [`Self::network_security`].
-    pub(crate) fn make_network_security(&self, tunneled: bool) -> SecurityFilters<Filter> {
+    fn make_network_security(&self, tunneled: bool) -> SecurityFilters<Filter> {
         self.checked(Traffic::Tcp, || SecurityFilters {
             custom: custom::network_filters(self, tunneled),
             authentication: Vec::new(),

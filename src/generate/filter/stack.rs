@@ -1,21 +1,57 @@
 //! `FilterStack`: what is at hand while the filters of one listener are built, and where remarks are noted.
 
-use std::cell::RefCell;
+use std::{
+    cell::{OnceCell, RefCell},
+    hash::Hash,
+};
 
 use smol_str::SmolStr;
 
 use super::{
-    access_log::LogPlace,
+    memo::{FilterMemo, Noted, StackKey},
     proxy_view::{FilterProxyView, ListenerClass},
-    security::BuiltSecurity,
+    security_filters::SecurityFilters,
     telemetry::Telemetries,
 };
 use crate::{
-    base::{Hashed, Hostname},
+    api::Config,
+    base::{Hashed, Hostname, Shared},
     generate::{BuildContext, resource::Note},
     model::features::Features,
-    proto::{envoy::config::accesslog::v3::AccessLog, istio::mesh::v1alpha1::MeshConfig},
+    proto::{
+        envoy::{
+            config::{accesslog::v3::AccessLog, listener::v3::Filter},
+            extensions::filters::network::http_connection_manager::v3::HttpFilter,
+        },
+        istio::{mesh::v1alpha1::MeshConfig, security::v1beta1::AuthorizationPolicy},
+    },
+    table::{Memo, Memoized},
 };
+
+/// Where a log stands; decides which events it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogPlace {
+    /// An HTTP connection manager.
+    Http,
+    /// A TCP proxy.
+    Tcp,
+    /// A listener: connections for which no filter chain was found.
+    Listener,
+    /// The TCP proxy that opens HBONE tunnels: failures upstream.
+    HboneOrigination,
+    /// The connection manager that ends HBONE tunnels: responses of 400 and above.
+    HboneTermination,
+}
+
+/// The filters of one listener, built once: all its chains of a kind have the same. The second of each pair is for
+/// traffic that comes out of an HBONE tunnel.
+#[derive(Default)]
+pub struct BuiltSecurity {
+    /// The AuthorizationPolicies of the client, once read.
+    pub(super) policies: OnceCell<Vec<Shared<Config<AuthorizationPolicy>>>>,
+    pub(super) http: [OnceCell<Memoized<Noted<SecurityFilters<HttpFilter>>>>; 2],
+    pub(super) network: [OnceCell<Memoized<Noted<SecurityFilters<Filter>>>>; 2],
+}
 
 /// The surroundings of one listener's filters: the mesh, the client, the direction.
 pub struct FilterStack<'a> {
@@ -122,4 +158,35 @@ pub struct ProviderCluster {
     pub host: String,
     /// The cluster.
     pub cluster: String,
+}
+
+impl FilterStack<'_> {
+    /// The key of what depends on the stack alone.
+    pub(super) fn key(&self) -> StackKey {
+        (self.client.clone(), self.class)
+    }
+
+    /// Returns a shared value, built on first use, and repeats its notes.
+    pub(super) fn shared<K: Eq + Hash, T>(
+        &self,
+        memo: &Memo<K, Noted<T>>,
+        key: K,
+        build: impl FnOnce(&FilterStack) -> T,
+    ) -> Memoized<Noted<T>> {
+        let shared = memo.get(self.ctx.cx, key, |cx| {
+            let own = FilterStack::new(&BuildContext { cx, ..self.ctx }, self.client, self.class);
+            let value = build(&own);
+            let notes = own.into_notes();
+            Noted { value, notes }
+        });
+        for note in &shared.notes {
+            self.note(note.code, note.detail.clone());
+        }
+        shared
+    }
+
+    /// The values that filter stacks share.
+    pub(super) fn memo(&self) -> &FilterMemo {
+        self.ctx.memo.get()
+    }
 }

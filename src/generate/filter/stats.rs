@@ -1,6 +1,6 @@
 //! The `istio.stats` filters, HTTP and network alike.
 
-use super::{proxy_view::ListenerClass, stack::FilterStack, telemetry::MetricsConfig};
+use super::{memo::Noted, proxy_view::ListenerClass, stack::FilterStack, telemetry::MetricsConfig};
 use crate::{
     generate::proxy::ProxyType,
     proto::{
@@ -8,14 +8,25 @@ use crate::{
         istio::mesh::v1alpha1::mesh_config::extension_provider::Provider,
         stats::{MetricConfig, PluginConfig, Reporter},
     },
+    table::Memoized,
 };
 
 /// The name of the filter, and of the extension.
 pub const STATS_FILTER: &str = "istio.stats";
 
 impl FilterStack<'_> {
+    /// The configuration of each stats filter: one for each Prometheus provider that measures, by provider name.
+    pub fn stats_configs(&self) -> Memoized<Noted<Vec<Any>>> {
+        let memo = &self.memo().stats;
+        #[allow(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method itself is of one lifetime only"
+        )]
+        self.shared(memo, self.key(), |stack| stack.make_stats_configs())
+    }
+
     /// See [`Self::stats_configs`].
-    pub(crate) fn make_stats_configs(&self) -> Vec<Any> {
+    fn make_stats_configs(&self) -> Vec<Any> {
         let metrics = self.telemetries.metrics(self.class);
         let prometheus = metrics
             .iter()

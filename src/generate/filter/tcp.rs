@@ -1,26 +1,28 @@
 //! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
 
+use prost::Message;
 use prost_types::Duration;
 
 use super::{
     chain_fields::NetworkFilters,
     extension::{self, ExtensionPhase},
     http_filters::dns_cache_name,
-    security::SecurityStage,
-    stack::FilterStack,
+    memo::Noted,
+    security_filters::SecurityStage,
+    stack::{FilterStack, LogPlace},
     stats::STATS_FILTER,
 };
 use crate::{
     base::Hostname,
-    generate::{constant::METADATA_EXCHANGE, wire},
+    generate::{
+        constant::{METADATA_EXCHANGE, network_filter},
+        wire,
+    },
     model::{extension::ExtensionLayer, service::Protocol},
     proto::{
         Any,
         envoy::{
-            config::{
-                cluster::v3::cluster::DnsLookupFamily,
-                listener::v3::{Filter, filter::ConfigType},
-            },
+            config::{cluster::v3::cluster::DnsLookupFamily, listener::v3::Filter},
             extensions::{
                 common::dynamic_forward_proxy::v3::DnsCacheConfig,
                 filters::network::{
@@ -46,6 +48,7 @@ use crate::{
             load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
         },
     },
+    table::Memoized,
 };
 
 const ACCESS_LOG: u32 = 5;
@@ -125,6 +128,17 @@ pub struct TcpChain {
 }
 
 impl FilterStack<'_> {
+    /// The access logs of TCP proxies, encoded as fields of these.
+    pub(crate) fn shared_tcp_logs(&self) -> Memoized<Noted<Vec<u8>>> {
+        self.shared(&self.memo().logs, self.key(), |stack| {
+            let proxy = TcpProxy {
+                access_log: stack.access_logs(LogPlace::Tcp),
+                ..Default::default()
+            };
+            proxy.encode_to_vec()
+        })
+    }
+
     /// A whole chain to an upstream.
     pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> NetworkFilters {
         let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_ref());
@@ -261,14 +275,6 @@ impl FilterStack<'_> {
     }
 }
 
-/// A network filter with its configuration.
-pub fn filter(name: &str, config: Any) -> Filter {
-    Filter {
-        name: name.to_owned(),
-        config_type: Some(ConfigType::TypedConfig(config)),
-    }
-}
-
 /// A TCP proxy to one cluster, with nothing else.
 pub fn plain_proxy(cluster: &str) -> TcpProxy {
     TcpProxy {
@@ -352,7 +358,7 @@ fn redis(stat_prefix: String, cluster: &str) -> Filter {
         }),
         ..Default::default()
     };
-    filter(REDIS_PROXY, Any::pack(&redis))
+    network_filter(REDIS_PROXY, Any::pack(&redis))
 }
 
 fn sni_forward_proxy(host: &Hostname, port: u32) -> Filter {
@@ -365,5 +371,5 @@ fn sni_forward_proxy(host: &Hostname, port: u32) -> Filter {
         port_specifier: Some(PortSpecifier::PortValue(port)),
         ..Default::default()
     };
-    filter(SNI_FORWARD_PROXY, Any::pack(&config))
+    network_filter(SNI_FORWARD_PROXY, Any::pack(&config))
 }

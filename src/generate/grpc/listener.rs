@@ -8,9 +8,10 @@ use super::{GrpcKey, GrpcProxyView, tls};
 use crate::{
     base::{ObjectKey, Shared},
     generate::{
-        BuildContext, EncodedResource, VipView, constant,
-        filter::{http_filters::filter, security},
-        listener::outbound_listener::additional_addresses,
+        BuildContext, EncodedResource, VipView,
+        constant::{self, http_filter},
+        filter::security,
+        listener::outbound::listener::additional_addresses,
         name,
         resource::Built,
         route::filters::{STATEFUL_SESSION, session},
@@ -198,8 +199,8 @@ impl OutboundKey {
 
     fn filters(ctx: &BuildContext, service: &Service) -> Vec<HttpFilter> {
         let session = session(service, &ctx.mesh.installation.features);
-        let session = session.map(|session| filter(STATEFUL_SESSION, Any::pack(&session)));
-        let fault = filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
+        let session = session.map(|session| http_filter(STATEFUL_SESSION, Any::pack(&session)));
+        let fault = http_filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
         session.into_iter().chain([fault, router()]).collect()
     }
 }
@@ -284,7 +285,7 @@ fn local_routes() -> RouteConfiguration {
 }
 
 fn router() -> HttpFilter {
-    filter("envoy.filters.http.router", Any::pack(&Router::default()))
+    http_filter("envoy.filters.http.router", Any::pack(&Router::default()))
 }
 
 /// Returns an IP address, or any other text of a name, as an address.

@@ -10,20 +10,21 @@ use prost::Message;
 use super::{
     filter_chain::{Chain, max_connections_per_event},
     inspector,
-    outbound::listener_name,
-    outbound_listener::{additional_addresses, exact_balance},
-    termination,
+    outbound::{
+        listener::{additional_addresses, exact_balance},
+        listener_name,
+    },
+    termination::{self, Transport},
 };
 use crate::{
     base::{Hashed, Labels, MessageKey, ObjectKey, Shared, SmolStr, cidr::IpMode},
     generate::{
         BuildContext, GatewayView, constant,
         filter::{
-            access_log::LogPlace,
             chain_fields::{NetworkFilters, WrittenListener},
             hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::FilterStack,
+            stack::{FilterStack, LogPlace},
             tls::{Inside, ServerCertificates},
         },
         labels, name,
@@ -105,15 +106,6 @@ impl GatewayPart {
             }),
         }
     }
-}
-
-/// What carries the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Transport {
-    /// TCP.
-    Tcp,
-    /// QUIC over UDP.
-    Quic,
 }
 
 /// What one listener of a gateway is built from.

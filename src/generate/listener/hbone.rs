@@ -8,19 +8,18 @@ use super::{
     filter_chain::cidr_range,
     inbound::{InboundListener, InboundProxyView},
     inspector::original_destination,
-    outbound_listener::{additional_addresses, exact_balance},
+    outbound::listener::{additional_addresses, exact_balance},
 };
 use crate::{
     base::{Hashed, Shared, cidr::IpMode},
     generate::{
         BuildContext, EncodedResource,
-        constant::{self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, wildcards},
+        constant::{self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, http_filter, network_filter, wildcards},
         filter::{
-            access_log::LogPlace,
             http_filters::{self, PeerSide},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::FilterStack,
-            tcp::{self, TCP_PROXY, plain_proxy},
+            stack::{FilterStack, LogPlace},
+            tcp::{TCP_PROXY, plain_proxy},
         },
         patch::{self, PatchContext},
         proxy::IstioVersion,
@@ -168,7 +167,7 @@ impl OriginateKey {
             use_original_dst: Some(false),
             listener_filters: vec![original_destination()],
             filter_chains: vec![FilterChain {
-                filters: vec![tcp::filter(TCP_PROXY, Any::pack(&proxy))],
+                filters: vec![network_filter(TCP_PROXY, Any::pack(&proxy))],
                 ..Default::default()
             }],
             access_log: stack.access_logs(LogPlace::Listener),
@@ -274,7 +273,7 @@ impl FilterStack<'_> {
         manager.access_log = self.access_logs(LogPlace::HboneTermination);
         manager.http_filters = vec![
             self.connect_authority(),
-            http_filters::filter("envoy.filters.http.router", Any::pack(&Router::default())),
+            http_filter("envoy.filters.http.router", Any::pack(&Router::default())),
         ];
         if self.has_extension(METADATA_EXCHANGE) {
             manager
@@ -282,7 +281,7 @@ impl FilterStack<'_> {
                 .insert(0, http_filters::peer_discovery(PeerSide::Downstream));
         }
         manager.route_specifier = Some(RouteSpecifier::RouteConfig(tunnel_routes()));
-        tcp::filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
+        network_filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
     }
 
     /// Keeps what is known of the tunnel for the connections inside.
@@ -306,7 +305,7 @@ impl FilterStack<'_> {
                 .collect(),
             ..Default::default()
         };
-        http_filters::filter("connect_authority", Any::pack(&config))
+        http_filter("connect_authority", Any::pack(&config))
     }
 }
 

@@ -1,5 +1,8 @@
 //! Inbound listeners of sidecars: `virtualInbound`, and the sockets that a Sidecar's ingress listeners ask for.
 
+pub mod chain;
+mod filters;
+
 use std::{borrow::Cow, cell::OnceCell, collections::BTreeMap, net::IpAddr};
 
 use prost::Message;
@@ -8,14 +11,13 @@ use smol_str::SmolStr;
 use super::{
     ListenerKey,
     filter_chain::max_connections_per_event,
-    gateway::Transport,
-    inbound_chain::{ChainForm, chain_forms, terminating_form},
-    inbound_filters::InboundPort,
     inspector::{Inspected, original_destination, original_source},
-    outbound::listener_name,
-    outbound_client::{is_own_port, own_ports},
-    outbound_listener::{MemberKind, additional_addresses, exact_balance},
-    termination,
+    outbound::{
+        listener::{MemberKind, additional_addresses, exact_balance},
+        listener_name,
+        proxy_view::{is_own_port, own_ports},
+    },
+    termination::{self, Transport},
 };
 use crate::{
     api::{Config, Kind, Meta},
@@ -27,10 +29,9 @@ use crate::{
         BuildContext,
         constant::{self, config_metadata, wildcards},
         filter::{
-            access_log::LogPlace,
             chain_fields::{NetworkFilters, WrittenListener, field, write_match},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::FilterStack,
+            stack::{FilterStack, LogPlace},
             tcp::add_black_hole,
             tls::{Inside, ServerCertificates},
         },
@@ -54,6 +55,8 @@ use crate::{
         istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar},
     },
 };
+use chain::{ChainForm, chain_forms, terminating_form};
+use filters::InboundPort;
 
 /// The name of the listener that intercepted inbound connections come to.
 pub const VIRTUAL_INBOUND: &str = "virtualInbound";

@@ -4,15 +4,16 @@
 //! add their chains, ports that are not declared turn it into a sniffing one. What one would get wrong: the state of a
 //! listener (HTTP, TCP, sniffing) depends on the order of services, and so decides who is heard at all.
 
+pub mod listener;
+pub mod proxy_view;
+mod tcp;
+pub mod virtual_listener;
+
 use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use super::{
-    ListenerKey,
-    outbound_client::OutboundProxyView,
-    outbound_listener::{ListenPort, Member, MemberKind, OutboundKey},
-};
+use super::ListenerKey;
 use crate::{
     base::{Hashed, Hostname, ObjectKey, cidr, host},
     generate::{
@@ -27,6 +28,8 @@ use crate::{
         sidecar_scope::EgressListener,
     },
 };
+use listener::{ListenPort, Member, MemberKind, OutboundKey};
+use proxy_view::OutboundProxyView;
 
 /// The outbound listeners of the sidecars of one kind in one scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,5 @@
 //! TLS that a proxy terminates as a server's settings say: on gateways and on ingress listeners of Sidecars.
 
-use super::gateway::Transport;
 use crate::{
     generate::{
         constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
@@ -52,6 +51,15 @@ const KNOWN_SUITES: &[&str] = &[
 ];
 
 const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
+
+/// What carries the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Transport {
+    /// TCP.
+    Tcp,
+    /// QUIC over UDP.
+    Quic,
+}
 
 /// What the TLS of a server depends on besides its settings.
 pub(super) struct Context<'a> {

@@ -17,19 +17,19 @@ use super::{
     filter_chain::plaintext_http_alpns,
     hbone::{OriginateKey, TerminateKey, internal, state_value},
     inspector::{self, original_destination},
-    outbound_listener::MemberKind,
+    outbound::listener::MemberKind,
 };
 use crate::{
     base::{Hashed, NetworkId, cidr::IpMode},
     generate::{
         BuildContext, EncodedResource, VipView,
+        constant::network_filter,
         filter::{
-            access_log::LogPlace,
             chain_fields::{NetworkFilters, WrittenListener, field},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::FilterStack,
-            tcp::{self, TCP_PROXY, TcpChain, plain_proxy},
+            stack::{FilterStack, LogPlace},
+            tcp::{TCP_PROXY, TcpChain, plain_proxy},
         },
         name::{self, ClusterMode, VipTraffic},
         patch::PatchContext,
@@ -216,7 +216,7 @@ impl FilterStack<'_> {
             access_log: self.access_logs(LogPlace::HboneOrigination),
             ..plain_proxy(cluster)
         };
-        tcp::filter(TCP_PROXY, Any::pack(&proxy))
+        network_filter(TCP_PROXY, Any::pack(&proxy))
     }
 
     /// Tells the connections further on what the endpoint's metadata say of the way.
@@ -231,7 +231,7 @@ impl FilterStack<'_> {
             ],
             ..Default::default()
         };
-        tcp::filter("propagate_endpoint_metadata", Any::pack(&config))
+        network_filter("propagate_endpoint_metadata", Any::pack(&config))
     }
 }
 
@@ -371,7 +371,7 @@ fn connect_authority() -> Filter {
         on_new_connection: vec![state_value(&local, &value, "", SharedWithUpstream::Once)],
         ..Default::default()
     };
-    tcp::filter("connect_authority", Any::pack(&config))
+    network_filter("connect_authority", Any::pack(&config))
 }
 
 fn tcp_filters(stack: &FilterStack, port: &ServicePort, cluster: &str) -> NetworkFilters {

@@ -3,9 +3,9 @@
 use super::{
     destination, filters, hash,
     headers::HeaderChanges,
-    http::Translation,
     matches,
     retry::{self, Balancing},
+    translation::Translation,
 };
 use crate::{
     base::Shared,

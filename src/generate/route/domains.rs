@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    base::cidr,
+    base::{Hostname, SmolStr, cidr},
     generate::VipView,
     model::{
         Service,
@@ -158,6 +158,15 @@ fn shared_suffix_forms(host: &str, dns_domain: &str) -> Vec<String> {
     let short = unique.join(".");
     let longer = (unique.len() == 2).then(|| format!("{short}.{}", common[0]));
     std::iter::once(short).chain(longer).collect()
+}
+
+/// Returns the host in lower case, in its allocation if it already is.
+pub(super) fn lower_case(host: &Hostname) -> SmolStr {
+    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        SmolStr::from(host.to_ascii_lowercase())
+    } else {
+        host.text().clone()
+    }
 }
 
 #[cfg(test)]

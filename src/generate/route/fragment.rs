@@ -1,14 +1,13 @@
 //! Encoded routes of one VirtualService, shared by all virtual hosts and route configurations that contain them.
 //! Proxies differ in few attributes that routes depend on, so most fragments have many users.
 
-use bytes::Bytes;
-use prost::Message;
-
 use super::{
     RouteProxyView,
     destination::{PortInference, Target, TargetMap, TargetRows},
     hash,
-    http::{self, MESH_GATEWAY, Translation},
+    http::{self, MESH_GATEWAY},
+    routes::Routes,
+    translation::Translation,
 };
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr},
@@ -18,7 +17,6 @@ use crate::{
         destination_rule::{self, RuleRef},
         virtual_service::Reach,
     },
-    proto::envoy::config::route::v3::VirtualHost,
     table::{Cx, Table},
 };
 
@@ -107,43 +105,6 @@ pub(super) fn routes<'a>(ctx: &BuildContext<'a>, key: &FragmentKey) -> &'a Share
 fn known(ctx: &BuildContext, key: FragmentKey) -> FragmentKey {
     let known = ctx.memo.get::<Fragments>().get_key_value(&Cx::untracked(), &key);
     known.map_or(key, |(known, _)| known.clone())
-}
-
-/// Encoded routes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Routes {
-    field: Bytes,
-    /// Offset of the catch-all route, which can only be the last; otherwise the length.
-    catch_all: usize,
-}
-
-impl Routes {
-    /// Wraps encoded routes; `catch_all` is the offset of the catch-all route.
-    pub(super) fn of_bytes(field: Vec<u8>, catch_all: Option<usize>) -> Self {
-        debug_assert!(
-            VirtualHost::decode(&*field).is_ok_and(|holder| holder.encode_to_vec() == field),
-            "because routes are written in the order of their fields"
-        );
-        Self {
-            catch_all: catch_all.unwrap_or(field.len()),
-            field: field.into(),
-        }
-    }
-
-    /// Returns true without routes.
-    pub fn is_empty(&self) -> bool {
-        self.field.is_empty()
-    }
-
-    /// Returns the field `routes` of a virtual host, with tags and lengths.
-    pub fn field(&self) -> &Bytes {
-        &self.field
-    }
-
-    /// Returns the conditional routes and the catch-all route separately.
-    pub fn parts(&self) -> (Bytes, Bytes) {
-        (self.field.slice(..self.catch_all), self.field.slice(self.catch_all..))
-    }
 }
 
 impl Fragment {

@@ -11,7 +11,8 @@ use super::{
     configuration,
     destination::Target,
     domains, filters,
-    fragment::{self, DeclaredRoutes, Fragment, FragmentKey, Routes, Server, TrafficOrigin},
+    fragment::{self, DeclaredRoutes, Fragment, FragmentKey, Server, TrafficOrigin},
+    routes::Routes,
 };
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},

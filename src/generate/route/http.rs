@@ -5,12 +5,11 @@ use std::borrow::Cow;
 use prost::Message;
 
 use super::{
-    RouteProxyView, action,
-    destination::{self, PortInference, TargetMap},
-    filters,
-    fragment::Routes,
+    action, destination, filters,
     headers::{self, HeaderChanges},
     matches, retry,
+    routes::Routes,
+    translation::Translation,
 };
 use crate::{
     api::Meta,
@@ -18,7 +17,6 @@ use crate::{
     generate::{BuildContext, constant, wire},
     model::{
         Service,
-        features::Features,
         virtual_service::{Semantics, VirtualService},
     },
     proto::{
@@ -38,33 +36,6 @@ use crate::{
 
 /// Gateway name that refers to sidecars.
 pub(crate) const MESH_GATEWAY: &str = "mesh";
-
-/// Context of a translation.
-pub(crate) struct Translation<'a> {
-    /// The mesh.
-    pub(crate) ctx: &'a BuildContext<'a>,
-    /// Attributes of the proxy.
-    pub(crate) client: &'a RouteProxyView,
-    /// [`MESH_GATEWAY`], or `namespace/name` of the Gateway.
-    pub(crate) gateway: &'a str,
-    /// Port of the listener, or of the server on gateways; 0 for route configurations of all ports.
-    pub(crate) port: u32,
-    /// Whether the server terminates TLS.
-    pub(crate) tls: bool,
-    /// Whether responses advertise HTTP/3.
-    pub(crate) advertise_http3: bool,
-    /// Port of destinations that have none.
-    pub(crate) inference: PortInference,
-    /// Rows of the destinations.
-    pub(crate) targets: &'a TargetMap,
-}
-
-impl<'a> Translation<'a> {
-    /// Returns the feature variables.
-    pub(crate) fn features(&self) -> &'a Features {
-        &self.ctx.mesh.installation.features
-    }
-}
 
 /// Translates all routes that apply; none if no match applies to the proxy.
 pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {

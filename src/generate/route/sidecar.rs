@@ -14,9 +14,10 @@ use super::{
     RouteConfigProxyView,
     assembly::{self, Host},
     configuration,
-    domains::{self, PortForms},
-    fragment::{self, FragmentKey, Routes},
+    domains::{self, PortForms, lower_case},
+    fragment::{self, FragmentKey},
     hash, http,
+    routes::Routes,
     virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
 use crate::{
@@ -280,14 +281,5 @@ impl DefaultHost {
         let cluster = name::outbound_cluster(self.port, "", &host);
         let operation = [&host, ":", itoa::Buffer::new().format(self.port), "/*"].concat();
         routes.route(&cluster, &operation, hashed_by)
-    }
-}
-
-/// Returns the host in lower case, in its allocation if it already is.
-pub(super) fn lower_case(host: &Hostname) -> SmolStr {
-    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        SmolStr::from(host.to_ascii_lowercase())
-    } else {
-        host.text().clone()
     }
 }

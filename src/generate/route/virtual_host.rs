@@ -95,7 +95,7 @@ impl<'a> VirtualHosts<'a> {
             dns_domain: &self.client.dns_domain,
             absolute: features.pilot_enable_absolute_fqdn_vhost_domain,
         };
-        let host = super::sidecar::lower_case(&service.key.hostname);
+        let host = super::domains::lower_case(&service.key.hostname);
         let domains = domains::of_service(&service.at_port(port), names, &self.client.vip, forms);
         let (name, domains) = self.named(&host, port, domains)?;
         let include_attempt_count = self.client.include_attempt_count;

@@ -8,8 +8,9 @@ use prost::Message;
 use super::{
     RouteProxyView,
     destination::{PortInference, TargetMap, TargetRows},
-    fragment::Routes,
-    http::{self, DefaultRoutes, MESH_GATEWAY, Translation},
+    http::{self, DefaultRoutes, MESH_GATEWAY},
+    routes::Routes,
+    translation::Translation,
 };
 use crate::{
     base::{Labels, Shared},

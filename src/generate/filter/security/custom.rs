@@ -13,10 +13,8 @@ use super::{
 use crate::{
     api::Config,
     generate::{
-        constant,
-        filter::{
-            FilterStack, http_filters::filter as http_filter, stack::ProviderCluster, tcp::filter as network_filter,
-        },
+        constant::{self, http_filter, network_filter},
+        filter::{FilterStack, stack::ProviderCluster},
     },
     proto::{
         Any,

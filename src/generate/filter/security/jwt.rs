@@ -8,8 +8,8 @@ use crate::{
     api::fetched_keys::{FetchedKeys, KeySource},
     base::{ObjectKey, url},
     generate::{
-        constant,
-        filter::{FilterStack, http_filters::filter as http_filter},
+        constant::{self, http_filter},
+        filter::FilterStack,
         proxy::ProxyType,
     },
     model::{features::RemoteJwks as Fetcher, wants::KEYS_TIMEOUT},

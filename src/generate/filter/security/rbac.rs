@@ -13,7 +13,8 @@ use crate::{
     base::ObjectKey,
     generate::{
         BuildContext,
-        filter::{FilterStack, http_filters::filter as http_filter, tcp::filter as network_filter},
+        constant::{http_filter, network_filter},
+        filter::FilterStack,
         resource::Note,
     },
     proto::{

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer};
 use crate::{
     base::{Hostname, SmolStr, host},
-    generate::{BuildContext, constant::wildcards, route::destination::Target},
+    generate::{BuildContext, constant::wildcards, listener::termination::Transport, route::destination::Target},
     model::{
         ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
@@ -13,8 +14,6 @@ use crate::{
     },
     proto::istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
 };
-
-use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer, Transport};
 
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
 

@@ -7,6 +7,7 @@ use std::{
 
 use rustc_hash::FxHashMap;
 
+use super::{Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed};
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
     generate::{
@@ -16,6 +17,12 @@ use crate::{
             PatchContext,
             route::{RoutePatchList, RoutePatches},
         },
+        route::{
+            RouteProxyView,
+            destination::Target,
+            domains::lower_case,
+            fragment::{self, DeclaredRoutes, Fragment, TrafficOrigin},
+        },
     },
     model::{
         Service, ServiceKey, SidecarScope,
@@ -24,15 +31,6 @@ use crate::{
         sidecar_scope::EgressListener,
         virtual_service::{Reach, Semantics},
     },
-};
-
-use super::{
-    super::{
-        RouteProxyView,
-        destination::Target,
-        fragment::{self, DeclaredRoutes, Fragment, TrafficOrigin},
-    },
-    Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed, lower_case,
 };
 
 /// Route configuration of HTTP proxy listeners.

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    filter_chain::Chain,
-    outbound::resolves_on_demand,
-    outbound_listener::{ListenPort, Member, OutboundListener},
+    listener::{ListenPort, Member, OutboundListener},
+    resolves_on_demand,
 };
 use crate::{
     api::kube::service::TargetPort,
@@ -18,6 +17,7 @@ use crate::{
             chain_fields::NetworkFilters,
             tcp::{TcpChain, TcpClusters, TcpUpstream},
         },
+        listener::filter_chain::Chain,
         name::{self, ClusterMode, outbound_cluster},
         route::{
             destination::{self, PortInference},
@@ -65,7 +65,7 @@ impl<'m> From<&'m L4MatchAttributes> for Static<'m> {
 
 impl OutboundListener<'_> {
     /// The chains of a TCP, TLS or undeclared port.
-    pub(super) fn tcp_chains(&self, member: &Member, service: &Service) -> Vec<Chain> {
+    pub(crate) fn tcp_chains(&self, member: &Member, service: &Service) -> Vec<Chain> {
         let ctx = &self.stack.ctx;
         let rows: Vec<_> = member
             .virtual_services

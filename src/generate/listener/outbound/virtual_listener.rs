@@ -3,9 +3,8 @@
 use smol_str::SmolStr;
 
 use super::{
-    filter_chain::{Chain, max_connections_per_event},
-    outbound_client::OutboundProxyView,
-    outbound_listener::{OutboundKey, OutboundListener, additional_addresses},
+    listener::{OutboundKey, OutboundListener, additional_addresses},
+    proxy_view::OutboundProxyView,
 };
 use crate::{
     base::{Hashed, cidr::IpMode},
@@ -13,13 +12,13 @@ use crate::{
         BuildContext,
         constant::{self, loopbacks, wildcards},
         filter::{
-            access_log::LogPlace,
             chain_fields::{NetworkFilters, WrittenListener, field, write_match},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::ListenerClass,
-            stack::FilterStack,
+            stack::{FilterStack, LogPlace},
             tcp::{add_black_hole, plain_proxy},
         },
+        listener::filter_chain::{Chain, max_connections_per_event},
         name,
         patch::PatchContext,
         proxy::InterceptionMode,

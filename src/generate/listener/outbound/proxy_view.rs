@@ -2,7 +2,7 @@
 
 use smol_str::SmolStr;
 
-use super::outbound_listener::ListenPort;
+use super::listener::ListenPort;
 use crate::{
     base::{Hashed, Labels, Namespace, Shared},
     generate::{

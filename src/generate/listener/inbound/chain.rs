@@ -1,10 +1,12 @@
 //! Inbound filter chains: what each port accepts under each mode of mutual TLS.
 
-use super::{
-    filter_chain::{RAW_BUFFER, TLS, plaintext_http_alpns},
-    outbound_listener::MemberKind,
+use crate::{
+    generate::listener::{
+        filter_chain::{RAW_BUFFER, TLS, plaintext_http_alpns},
+        outbound::listener::MemberKind,
+    },
+    model::{authentication::MtlsMode, features::Features},
 };
-use crate::model::{authentication::MtlsMode, features::Features};
 
 /// HTTP from a sidecar.
 const MTLS_HTTP: &[&str] = &["istio-http/1.0", "istio-http/1.1", "istio-h2"];

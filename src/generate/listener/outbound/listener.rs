@@ -4,12 +4,7 @@ use std::{collections::BTreeSet, ops::Deref};
 
 use smol_str::SmolStr;
 
-use super::{
-    filter_chain::{Chain, RAW_BUFFER, max_connections_per_event, plaintext_http_alpns},
-    inspector::{http_inspector, tls_inspector},
-    outbound::{listener_name, resolves_on_demand},
-    outbound_client::OutboundProxyView,
-};
+use super::{listener_name, proxy_view::OutboundProxyView, resolves_on_demand};
 use crate::{
     base::{Hashed, ObjectKey},
     generate::{
@@ -21,6 +16,10 @@ use crate::{
             proxy_view::ListenerClass,
             stack::FilterStack,
             tcp::plain_proxy,
+        },
+        listener::{
+            filter_chain::{Chain, RAW_BUFFER, max_connections_per_event, plaintext_http_alpns},
+            inspector::{http_inspector, tls_inspector},
         },
         name,
         patch::PatchContext,
@@ -110,11 +109,11 @@ impl MemberKind {
 }
 
 /// An outbound listener in the making.
-pub(super) struct OutboundListener<'a> {
+pub(crate) struct OutboundListener<'a> {
     /// Mesh, client, remarks.
-    pub(super) stack: FilterStack<'a>,
+    pub(crate) stack: FilterStack<'a>,
     /// What it is built from.
-    pub(super) key: &'a OutboundKey,
+    pub(crate) key: &'a OutboundKey,
 }
 
 impl Deref for OutboundListener<'_> {
@@ -217,7 +216,7 @@ impl OutboundListener<'_> {
     }
 
     /// The listener around its chains.
-    pub(super) fn listener(&self, chains: Vec<Chain>, write_catch_all: impl FnOnce(&mut Vec<u8>)) -> WrittenListener {
+    pub(crate) fn listener(&self, chains: Vec<Chain>, write_catch_all: impl FnOnce(&mut Vec<u8>)) -> WrittenListener {
         let key = self.key;
         let features = self.stack.features();
         let tls_inspected = chains.iter().any(Chain::needs_tls_inspector);
@@ -274,7 +273,7 @@ pub fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<Additi
 }
 
 /// Connections are spread evenly over worker threads.
-pub(super) fn exact_balance() -> ConnectionBalanceConfig {
+pub(crate) fn exact_balance() -> ConnectionBalanceConfig {
     ConnectionBalanceConfig {
         balance_type: Some(connection_balance_config::BalanceType::ExactBalance(
             connection_balance_config::ExactBalance {},

@@ -2,10 +2,7 @@
 
 use smol_str::SmolStr;
 
-use super::{
-    inbound::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND},
-    outbound::listener_name,
-};
+use super::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND};
 use crate::{
     api::kube::service::TargetPort,
     base::Shared,
@@ -17,6 +14,7 @@ use crate::{
             stack::FilterStack,
             tcp::{TcpChain, plain_proxy},
         },
+        listener::outbound::listener_name,
         name, patch,
     },
     model::{
@@ -41,38 +39,38 @@ const TARGET_PORT: &str = "%TARGET_PORT%";
 
 /// A port of the workload with chains of its own, or (passthrough) all others.
 #[derive(Clone, Debug)]
-pub(super) struct InboundPort {
+pub(crate) struct InboundPort {
     /// The service's port, of an ingress listener the listener's; shows in traces and statistics.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// Its name.
-    pub(super) name: SmolStr,
+    pub(crate) name: SmolStr,
     /// Its protocol.
-    pub(super) protocol: Protocol,
+    pub(crate) protocol: Protocol,
     /// The workload's port; 0: any.
-    pub(super) target_port: u32,
+    pub(crate) target_port: u32,
     /// The address, which shows in names even where the virtual listener has the chains.
-    pub(super) bind: SmolStr,
+    pub(crate) bind: SmolStr,
     /// Further addresses.
-    pub(super) further_binds: Vec<SmolStr>,
+    pub(crate) further_binds: Vec<SmolStr>,
     /// It has a socket of its own.
-    pub(super) bind_to_port: bool,
+    pub(crate) bind_to_port: bool,
     /// The service's host, or a name for the Sidecar.
-    pub(super) hostname: String,
+    pub(crate) hostname: String,
     /// The service.
-    pub(super) service: Option<Shared<Service>>,
+    pub(crate) service: Option<Shared<Service>>,
     /// It stands for all ports that nobody declares.
-    pub(super) passthrough: bool,
+    pub(crate) passthrough: bool,
     /// The traffic comes out of an HBONE tunnel.
-    pub(super) tunneled: bool,
+    pub(crate) tunneled: bool,
     /// TLS that an ingress listener terminates.
-    pub(super) tls: Option<ServerTlsSettings>,
+    pub(crate) tls: Option<ServerTlsSettings>,
     /// The object that it was made from.
-    pub(super) metadata: Option<Metadata>,
+    pub(crate) metadata: Option<Metadata>,
 }
 
 impl InboundPort {
     /// A port of a service.
-    pub(super) fn of_service(
+    pub(crate) fn of_service(
         service: &Shared<Service>,
         port: &ServicePort,
         target_port: u32,
@@ -93,7 +91,7 @@ impl InboundPort {
     }
 
     /// What is left over: all ports (0), or one with a policy of its own.
-    pub(super) fn passthrough(target_port: u32) -> Self {
+    pub(crate) fn passthrough(target_port: u32) -> Self {
         Self {
             number: 0,
             name: SmolStr::new_static(VIRTUAL_INBOUND),
@@ -112,7 +110,7 @@ impl InboundPort {
     }
 
     /// The cluster it leads to.
-    pub(super) fn cluster(&self) -> String {
+    pub(crate) fn cluster(&self) -> String {
         if self.passthrough {
             INBOUND_PASSTHROUGH.to_owned()
         } else {
@@ -121,7 +119,7 @@ impl InboundPort {
     }
 
     /// The name of its chains.
-    pub(super) fn chain_name(&self, http: bool) -> String {
+    pub(crate) fn chain_name(&self, http: bool) -> String {
         match (self.passthrough, http) {
             (true, true) => "virtualInbound-catchall-http".to_owned(),
             (true, false) => VIRTUAL_INBOUND.to_owned(),
@@ -187,7 +185,7 @@ impl InboundPort {
 
 impl FilterStack<'_> {
     /// Routes that stand in an inbound listener, patched.
-    pub(super) fn patched_routes(&self, routes: RouteConfiguration) -> RouteConfiguration {
+    pub(crate) fn patched_routes(&self, routes: RouteConfiguration) -> RouteConfiguration {
         let patches = &self.client.route_patches;
         let mut notes = Vec::new();
         let routes = patch::inbound_routes(&self.ctx, patches, routes, &mut notes);
@@ -200,7 +198,7 @@ impl FilterStack<'_> {
 
 impl InboundListener<'_> {
     /// The filters of an HTTP chain.
-    pub(super) fn http_filters(&self, port: &InboundPort) -> NetworkFilters {
+    pub(crate) fn http_filters(&self, port: &InboundPort) -> NetworkFilters {
         let client = self.stack.client;
         let routes = HttpRoutes::Inline(Box::new(self.stack.patched_routes(port.routes())));
         let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
@@ -217,7 +215,7 @@ impl InboundListener<'_> {
     }
 
     /// The filters of a TCP chain.
-    pub(super) fn tcp_filters(&self, port: &InboundPort) -> NetworkFilters {
+    pub(crate) fn tcp_filters(&self, port: &InboundPort) -> NetworkFilters {
         let cluster = port.cluster();
         let mut proxy = plain_proxy(&cluster);
         let pattern = &self.stack.mesh.inbound_cluster_stat_name;
