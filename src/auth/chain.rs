@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_order_is_istios() {
+    async fn the_chain_has_istios_order() {
         let map = watch::channel(Arc::new(BTreeMap::new())).1;
         let variables = [("JWT_RULE", r#"{"issuer":"a"}"#), ("TOKEN_ISSUER", "b")];
         let mut options = options(&variables, None, &["10.0.0.0/8"]).expect("fine");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_token_names_an_issuer_outside_of_a_cluster() {
+    fn the_own_token_sets_the_issuer_outside_a_cluster() {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(r#"{"iss":"https://k8s","aud":["istio-ca","x"]}"#);
         let token = format!("e30.{claims}.c2ln\n");
         let own = options(&[], Some(&token), &[])
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_rule_is_an_error() {
+    fn an_invalid_rule_is_an_error() {
         for bad in ["{", "[]", "{}", r#"{"issuer":""}"#, r#"{"issuer":1}"#] {
             assert!(
                 matches!(options(&[("JWT_RULE", bad)], None, &[]), Err(ChainError::Rule(_))),

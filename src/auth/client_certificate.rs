@@ -48,7 +48,7 @@ mod tests {
     use crate::auth::tls::PeerCertificate;
 
     #[test]
-    fn a_certificate_counts_on_encrypted_connections() {
+    fn certificates_are_accepted_on_tls_connections_only() {
         let headers = HeaderMap::new();
         let certificate = Arc::new(PeerCertificate {
             identities: vec!["spiffe://cluster.local/ns/default/sa/reviews".into()],

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn gateways_say_who_calls() {
+    fn trusted_gateways_forward_identities() {
         let header = format!("By=x;Hash=abc;Subject=\"CN=reviews,O=a\\\\,b\";URI={REVIEWS};DNS=a.b,URI=spiffe://c/d");
         let caller = ask(&["10.0.0.0/8"], Some("10.1.2.3:99"), Some(&header)).expect("a caller");
         assert_eq!(caller.source, CallerSource::Forwarded);
@@ -230,13 +230,13 @@ mod tests {
         let header = format!("URI={REVIEWS}");
         assert!(
             ForwardedCertificates::new(Vec::new()).is_none(),
-            "without ranges nobody is believed, loopback neither"
+            "without ranges no address is trusted, not even loopback"
         );
-        for stranger in ["11.1.2.3:99", "[2001:db8::1]:99", "[::ffff:11.1.2.3]:99"] {
-            let refused = ask(&["10.0.0.0/8"], Some(stranger), Some(&header));
+        for untrusted in ["11.1.2.3:99", "[2001:db8::1]:99", "[::ffff:11.1.2.3]:99"] {
+            let refused = ask(&["10.0.0.0/8"], Some(untrusted), Some(&header));
             assert!(
                 matches!(refused, Err(AuthenticationError::Invalid(_))),
-                "{stranger}: {refused:?}"
+                "{untrusted}: {refused:?}"
             );
         }
         assert!(ask(&["10.0.0.0/8"], None, Some(&header)).is_err());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nobody_is_refused() {
+    fn invalid_headers_are_rejected() {
         assert_eq!(
             ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), None),
             Err(AuthenticationError::Missing("forwarded client certificate"))

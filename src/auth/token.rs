@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bearer_counts() {
+    fn the_first_bearer_token_is_used() {
         let shown = headers(&[
             ("authorization", "Basic x"),
             ("Authorization", "Bearer a.b.c"),
@@ -189,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn two_clusters_are_none() {
+    fn ambiguous_cluster_ids_are_ignored() {
         assert_eq!(cluster(&headers(&[("clusterid", "one")])), "one");
         assert_eq!(cluster(&headers(&[("clusterid", "one"), ("clusterid", "two")])), "");
         assert_eq!(cluster(&headers(&[])), "");
     }
 
     #[test]
-    fn claims_are_read_without_harm() {
+    fn hostile_claims_are_parsed_safely() {
         let token = |claims: &str| format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims));
         let claims = unverified_claims(&token(r#"{"sub":"s","aud":"a","exp":12.5,"x":[1]}"#)).expect("claims");
         assert_eq!(claims.aud.all(), ["a"]);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_have_four_parts_that_are_names() {
+    fn service_account_names_have_four_valid_parts() {
         let account = service_account("system:serviceaccount:default:reviews");
         assert_eq!(account, Some(("default".into(), "reviews".into())));
         for bad in [

@@ -109,8 +109,7 @@ impl Authority {
         })
     }
 
-    /// The same with roots that are trusted beside its own, and with what vouches for it, as far as they have not
-    /// passed.
+    /// Returns the CA with these retained roots and cross-signed certificates, without expired ones.
     pub(super) fn with_retained(
         mut self,
         mut retained_roots: Vec<ExpiringRoot>,

@@ -1,5 +1,4 @@
-//! X.509 certificates as far as a CA looks at them: what was read of one, who issued whom, and how new ones are put
-//! together.
+//! X.509 certificates and requests: parsing, signature checks, and issuing.
 
 use std::time::SystemTime;
 

@@ -1,5 +1,4 @@
-//! The CA of this process, live: whatever its certificate comes from, there is one authority at a time, and one set of
-//! roots.
+//! The CA of this process: one current authority and one set of trusted roots, from whichever source.
 
 pub mod options;
 
@@ -37,8 +36,7 @@ const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_hours(1);
 /// The first backoff after a failed write; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How often an incomplete folder is read before it counts as a mistake, and how long in between: it may be being
-/// filled.
+/// The number of attempts to read an incomplete folder at start, and the wait in between: it may still be written.
 const START_ATTEMPTS: u32 = 5;
 const START_WAIT: Duration = Duration::from_millis(200);
 

@@ -1,9 +1,7 @@
-//! Everything the mesh trusts besides its own CA: roots in the mesh config, and those that SPIFFE bundle endpoints
-//! tell.
+//! The trusted roots of the mesh: its own CA, the mesh config, and SPIFFE bundle endpoints.
 //!
-//! What a reader would get wrong: an endpoint that does not answer takes nothing away. What it told last stays until it
-//! tells something else or the mesh config names it no longer, since whoever is trusted must not be cut off by a
-//! failing server.
+//! Note: a failing endpoint does not remove roots, unlike in Istio (pilot/pkg/trustbundle/trustbundle.go). Its last
+//! roots stay until it returns others or the mesh config drops it, so that an outage does not break trust.
 
 mod bundle;
 mod endpoint;
@@ -36,37 +34,35 @@ use crate::{
     fetch::Fetcher,
 };
 
-/// How long an endpoint may take, all tries together.
+/// The total timeout of a fetch, including retries.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// The wait before an endpoint is tried again within that time; each next one is twice as long.
+/// The first backoff between these retries; it doubles.
 const FETCH_BACKOFF: Duration = Duration::from_millis(500);
-/// How often the calendar is looked at.
+/// The interval at which the wall clock is polled.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What trust is made from.
+/// The sources of trust.
 pub struct TrustInputs {
-    /// What the own CA, or the signer in its place, is verified against.
+    /// The trust bundle of the own CA, or of the Kubernetes signer.
     pub own: watch::Receiver<Option<Arc<TrustBundle>>>,
-    /// What the control plane's own certificate is verified against. Where that is not of the own CA, somebody else may
-    /// well certify workloads, and by the same root.
+    /// The roots of the serving certificate. If another CA issued it, that CA may also certify workloads.
     pub published: watch::Receiver<Option<Arc<TrustBundle>>>,
-    /// What the mesh config says.
+    /// The trust settings of the mesh config.
     pub mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-    /// Who fetches from endpoints; none if the mesh has one root (`ISTIO_MULTIROOT_MESH` is off).
+    /// Fetches from endpoints; none unless `ISTIO_MULTIROOT_MESH` is on.
     pub multi_root: Option<Fetcher>,
 }
 
-/// What the mesh trusts, live. Cheap to clone.
+/// Handles of the trusted roots. Cheap to clone.
 #[derive(Clone)]
 pub struct Trust {
-    /// Whom clients of the control plane may be certified by.
+    /// The roots for client certificates, by trust domain.
     pub pools: watch::Receiver<Arc<TrustPools>>,
-    /// What workloads trust: PEM blocks of one root each, sorted and unique. Only the own roots if the mesh has one
-    /// root.
+    /// The roots for workloads: sorted, unique PEM blocks of one root each. Only the own roots without multi-root.
     pub anchors: watch::Receiver<Arc<Vec<String>>>,
 }
 
-/// Starts to follow what is trusted.
+/// Starts the trust controller.
 pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
     let (pools, pools_receiver) = watch::channel(Arc::default());
     let (anchors, anchors_receiver) = watch::channel(Arc::default());
@@ -91,10 +87,10 @@ pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
     }
 }
 
-/// Fetches the document of an endpoint.
+/// Fetches the roots of an endpoint.
 type Fetch = Arc<dyn Fn(SmolStr) -> BoxFuture<'static, Result<Vec<Certificate>, String>> + Send + Sync>;
 
-/// The roots at an endpoint. A server that fails is tried again for as long as there is time.
+/// Fetches the roots of an endpoint, with retries within the timeout.
 async fn fetched(fetcher: Fetcher, url: SmolStr) -> Result<Vec<Certificate>, String> {
     let url = endpoint::url(&url)?;
     let (mut left, mut pause) = (FETCH_TIMEOUT, FETCH_BACKOFF);
@@ -148,7 +144,7 @@ impl TrustController {
                 () = changed(&mut self.mesh) => is_changed = true,
                 Some((url, roots)) = fetching.next() => {
                     if let Err(error) = &roots {
-                        tracing::warn!(%url, error, "a SPIFFE bundle endpoint of caCertificates gave no roots; what it gave before stays");
+                        tracing::warn!(%url, error, "SPIFFE bundle fetch failed; keeping the last roots");
                     }
                     is_changed = endpoints.record_response(&url, roots, (self.now)());
                 }
@@ -165,7 +161,7 @@ impl TrustController {
         self.pools.send_if_modified(|last| replace(last, trusted.pools));
         let changed = self.anchors.send_if_modified(|last| replace(last, trusted.anchors));
         if changed {
-            tracing::info!(roots = self.anchors.borrow().len(), "what the mesh trusts changed");
+            tracing::info!(roots = self.anchors.borrow().len(), "trusted roots changed");
         }
     }
 }
@@ -186,7 +182,7 @@ fn endpoint_urls(mesh: &MeshTrust) -> Vec<SmolStr> {
     urls.collect()
 }
 
-/// What is trusted at one time.
+/// The trusted roots at one point in time.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct TrustState {
     pools: TrustPools,
@@ -242,24 +238,25 @@ impl TrustState {
     }
 }
 
-/// Roots without trust domains are for workloads of meshes with several roots, or for signers in place of the own CA.
+/// True if roots without trust domains apply to the own trust domain: with multi-root, or as roots of a Kubernetes
+/// signer.
 fn counts_for_own(anchor: &Anchor, multi_root: bool) -> bool {
     multi_root || !anchor.signers.is_empty()
 }
 
 fn roots(pem: &[u8], place: &str) -> Vec<Certificate> {
     Certificate::all_from_pem(pem).unwrap_or_else(|error| {
-        tracing::error!(place, error, "roots cannot be read and are not trusted");
+        tracing::error!(place, error, "invalid root certificates ignored");
         Vec::new()
     })
 }
 
-/// Roots of the mesh config have to be CAs, all of an entry.
+/// Rejects an entry of the mesh config that has a non-CA certificate.
 fn only_cas(roots: Vec<Certificate>, index: usize) -> Vec<Certificate> {
     match roots.iter().find(|root| !root.is_ca) {
         Some(leaf) => {
             let name = &leaf.name;
-            tracing::error!(%name, "caCertificates[{index}] holds a certificate that is no CA; the entry is not trusted");
+            tracing::error!(%name, "caCertificates[{index}] has a certificate that is not a CA; entry ignored");
             Vec::new()
         }
         None => roots,
@@ -270,7 +267,7 @@ fn parse_crls(pem: &[u8]) -> Vec<CertificateRevocationListDer<'static>> {
     let parse_crls = CertificateRevocationListDer::pem_slice_iter(pem);
     parse_crls
         .filter_map(|list| {
-            list.inspect_err(|error| tracing::error!(%error, "a list of what was revoked cannot be read"))
+            list.inspect_err(|error| tracing::error!(%error, "invalid CRL ignored"))
                 .ok()
         })
         .collect()

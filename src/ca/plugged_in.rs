@@ -1,5 +1,7 @@
-//! A CA that an operator gives us: as files of a folder (a mounted Secret) or as a Secret that is read from the API
-//! server, with the names of Istio or those of cert-manager and `kubernetes.io/tls`.
+//! Plugged-in CA bundles: in a folder (a mounted Secret) or in a Secret, with the file names of Istio or of
+//! cert-manager and `kubernetes.io/tls`.
+//!
+//! Parity (security/pkg/pki/ca/ca.go, pilot/pkg/bootstrap/istio_ca.go): file names and completeness rules.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +15,10 @@ use smol_str::{SmolStr, ToSmolStr};
 use super::bundle::{BundleError, BundlePart, CaBundle, Problem};
 use crate::base::Sensitive;
 
-/// The files of a folder, or the data of a Secret, by name.
+/// Files of a folder, or data of a Secret, by name.
 pub type BundleFiles = BTreeMap<SmolStr, Sensitive>;
 
-/// Istio's names.
+/// Istio's name of the signing certificate.
 pub const CERTIFICATE: &str = "ca-cert.pem";
 /// See [`CERTIFICATE`].
 pub const KEY: &str = "ca-key.pem";
@@ -26,12 +28,12 @@ pub const CHAIN: &str = "cert-chain.pem";
 pub const ROOTS: &str = "root-cert.pem";
 /// See [`CERTIFICATE`].
 pub const CRL: &str = "ca-crl.pem";
-/// Says that the control plane made the bundle itself.
+/// Marks a bundle that the control plane generated itself.
 pub const GENERATED_MARKER: &str = "istio-generated";
 const TLS_CERTIFICATE: &str = "tls.crt";
 const TLS_KEY: &str = "tls.key";
 const TLS_ROOTS: &str = "ca.crt";
-/// All names that count.
+/// All file names that are read.
 const NAMES: [&str; 9] = [
     CERTIFICATE,
     KEY,
@@ -43,25 +45,25 @@ const NAMES: [&str; 9] = [
     TLS_KEY,
     TLS_ROOTS,
 ];
-/// No bundle is longer than what a Secret can hold.
+/// The maximum file size: that of a Secret.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
-/// Through this link the kubelet swaps all files of a mounted Secret at once.
+/// The symbolic link by which the kubelet swaps all files of a mounted Secret at once.
 const DATA: &str = "..data";
-/// How often a folder that is swapped while it is read is read again.
+/// The maximum number of reads while the folder is being swapped.
 const ATTEMPTS: usize = 5;
 
-/// What stands in a place.
+/// The result of a bundle lookup.
 #[derive(Debug)]
 pub enum BundleLookup {
-    /// No part of a bundle.
+    /// No part is present.
     Absent,
-    /// Some parts but not all: somebody is not done, or made a mistake.
+    /// Some parts are missing: the bundle is being written, or misconfigured.
     Incomplete(BundleError),
-    /// All parts. Whether they fit is another question.
+    /// All parts are present; not verified yet.
     Complete(CaBundle),
 }
 
-/// Takes the parts of a bundle out of files. `revocation`: `PILOT_ENABLE_CA_CRL`.
+/// Looks up the parts of a bundle in files. `with_crl`: `PILOT_ENABLE_CA_CRL`.
 pub fn find(location: SmolStr, files: &BundleFiles, with_crl: bool) -> BundleLookup {
     let bytes = |name: &str| files.get(name).map(|file| file.reveal().clone());
     let part = |name: &'static str| BundlePart {
@@ -80,7 +82,7 @@ pub fn find(location: SmolStr, files: &BundleFiles, with_crl: bool) -> BundleLoo
     if !parts.iter().any(is_there) {
         return BundleLookup::Absent;
     }
-    // A root that signs itself has an empty chain.
+    // The chain of a self-signed root is empty.
     let is_missing = |name: &&str| !is_there(name) && (*name != CHAIN || !files.contains_key(CHAIN));
     let missing: Vec<&str> = parts.into_iter().filter(is_missing).collect();
     let bundle = CaBundle {
@@ -102,7 +104,7 @@ pub fn find(location: SmolStr, files: &BundleFiles, with_crl: bool) -> BundleLoo
     }
 }
 
-/// cert-manager has no file for the chain: it is the signing certificate and its issuer.
+/// Builds the chain of a cert-manager bundle, which has no chain file: the signing certificate and its issuer.
 fn cert_manager_chain(certificate: &BundlePart, roots: &BundlePart) -> BundlePart {
     BundlePart {
         name: SmolStr::new_static("tls.crt, ca.crt"),
@@ -110,18 +112,18 @@ fn cert_manager_chain(certificate: &BundlePart, roots: &BundlePart) -> BundlePar
     }
 }
 
-/// A folder that cannot be read. Retryable: nothing is known of what it holds, which is not the same as nothing.
+/// A failed read of a folder. Retryable: the content is unknown, which differs from empty.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {error}")]
 pub struct FolderError {
     /// The folder or file.
     pub path: PathBuf,
-    /// Why.
+    /// The cause.
     pub error: io::Error,
 }
 
-/// Reads the files that count, all of one state: a mounted Secret that is swapped meanwhile is read again. A folder
-/// that is not there is empty.
+/// Reads the bundle files consistently: a mounted Secret that is swapped meanwhile is read again. A missing folder is
+/// empty.
 pub fn read(folder: &Path) -> Result<BundleFiles, FolderError> {
     let mut result = Ok(BundleFiles::new());
     for _ in 0..ATTEMPTS {
@@ -148,7 +150,7 @@ fn read_once(folder: &Path) -> Result<BundleFiles, FolderError> {
         match std::fs::metadata(&path) {
             Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
                 return Err(failed(io::Error::other(format!(
-                    "it is longer than {FILE_BYTES_MAX} bytes"
+                    "the file is longer than {FILE_BYTES_MAX} bytes"
                 ))));
             }
             Ok(_) => {}

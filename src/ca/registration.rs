@@ -1,9 +1,10 @@
-//! Certificates that a signer of Kubernetes signs: this process checks who asks for what, approves, and hands on the
-//! chain.
+//! Registration authority for Kubernetes signers: checks a CSR, has it signed by a CertificateSigningRequest, and
+//! returns the chain.
 //!
-//! What a reader would get wrong: what comes back is what the request asked for. A CA of our own puts the caller's
-//! names into a certificate whatever stands in the request; another signer does not know the caller, so here a request
-//! that asks for anything else is refused.
+//! Note: the certificate has the names of the CSR. The own CA ignores those and writes the caller's identities; an
+//! external signer does not know the caller, so a CSR with any other name is rejected here.
+//!
+//! Parity (security/pkg/pki/ra/k8s_ra.go).
 
 mod check;
 pub mod request;
@@ -40,43 +41,43 @@ use crate::{
 
 /// The value of `EXTERNAL_CA`.
 const KUBERNETES: &str = "ISTIOD_RA_KUBERNETES_API";
-/// Where the root of the signer is mounted.
+/// The mount path of the signer's root.
 const ROOTS: &str = "./etc/external-ca-cert/root-cert.pem";
 /// The root of the cluster's own CA.
 const CLUSTER_ROOTS: &str = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
-/// Objects that are awaited at once. Each has a watch of its own at the API server.
+/// The maximum number of concurrent CertificateSigningRequests; each has a watch at the API server.
 const MAX_CONCURRENT_REQUESTS: usize = 64;
-/// What certificates of workloads are for.
+/// The key usages of workload certificates.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth", "client auth"];
 
-/// How certificates are asked for.
+/// The rules of the registration authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistrationRules {
-    /// `K8S_SIGNER`: who signs if the caller names nobody; may be empty.
+    /// `K8S_SIGNER`: the default signer; may be empty.
     pub signer: SmolStr,
-    /// `CERT_SIGNER_DOMAIN`: the domain of the signers that callers may name; empty: they may not.
+    /// `CERT_SIGNER_DOMAIN`: the domain of signers that callers may name; if empty, they may not name any.
     pub domain: SmolStr,
-    /// The file with the roots of the signer; none: the mesh config or the chain has them.
+    /// The file with the signer's roots; none: they come from the mesh config or the chain.
     pub roots: Option<PathBuf>,
-    /// The signer of the control plane's own certificate, if `PILOT_CERT_PROVIDER` names one: its root is trusted.
+    /// The signer of the serving certificate, if `PILOT_CERT_PROVIDER` names one; its root is trusted.
     pub own_signer: SmolStr,
     /// The lifetimes of certificates.
     pub limits: TtlLimits,
 }
 
-/// Settings that cannot be followed.
+/// Invalid settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistrationError {
-    /// Who that is, is not known.
-    #[error("EXTERNAL_CA={0} is not possible; hint: the only value is {KUBERNETES}")]
+    /// Unknown external CA.
+    #[error("EXTERNAL_CA={0} is not supported; hint: the only value is {KUBERNETES}")]
     UnknownCa(String),
-    /// There is nobody to ask.
-    #[error("EXTERNAL_CA={KUBERNETES} needs a Kubernetes cluster; hint: istiod runs in one, or --kubeconfig names one")]
+    /// There is no cluster.
+    #[error("EXTERNAL_CA={KUBERNETES} needs a Kubernetes cluster; hint: run istiod in one, or set --kubeconfig")]
     NoCluster,
 }
 
 impl RegistrationRules {
-    /// What settings say; `None` if this process is to sign itself.
+    /// Reads the settings; `None` if the own CA signs.
     pub fn of(settings: &Settings, limits: TtlLimits) -> Result<Option<Self>, RegistrationError> {
         let text = |name: &str| SmolStr::from(settings.variable(name).unwrap_or_default());
         match text("EXTERNAL_CA").as_str() {
@@ -95,18 +96,18 @@ impl RegistrationRules {
         }))
     }
 
-    /// The full name of the signer that is to sign.
+    /// Returns the full name of the signer.
     fn signer(&self, named: &str) -> Result<String, String> {
         match (named, self.domain.as_str(), self.signer.as_str()) {
             ("", _, "") => Err("the request names no signer, and K8S_SIGNER is not set".into()),
             ("", _, signer) => Ok(signer.to_owned()),
             (named, "", _) => Err(format!("certSignerDomain is required for signer {named}")),
             (named, domain, _) if is_path_segment(named) => Ok(format!("{domain}/{named}")),
-            (named, ..) => Err(format!("{named:?} is not the name of a signer")),
+            (named, ..) => Err(format!("{named:?} is not a valid signer name")),
         }
     }
 
-    /// The lifetime to ask for; none: the signer decides.
+    /// Returns the lifetime to request; none: the signer decides.
     fn lifetime(&self, asked: Option<Duration>) -> Result<Option<Duration>, String> {
         match asked {
             Some(asked) if asked > self.limits.max => Err(format!(
@@ -120,7 +121,7 @@ impl RegistrationRules {
     }
 }
 
-/// Signers are named `domain/path`. A path that is longer or has slashes would name signers that nobody meant.
+/// True if the name is one segment of `domain/path`. A slash would let a caller select a signer outside the domain.
 fn is_path_segment(name: &str) -> bool {
     name.len() <= 253
         && name
@@ -132,22 +133,21 @@ fn roots_file(domain: &str, is_file: &dyn Fn(&Path) -> bool) -> Option<PathBuf> 
     match (is_file(Path::new(ROOTS)), domain) {
         (true, _) => Some(ROOTS.into()),
         (false, "") => Some(CLUSTER_ROOTS.into()),
-        // Signers of the domain have roots of their own.
+        // Each signer of the domain has its own roots.
         (false, _) => None,
     }
 }
 
-/// What others need of it. Cheap to clone.
+/// Handles of the registration authority. Cheap to clone.
 #[derive(Clone)]
 pub struct Registration {
-    /// Has requests of workloads signed.
+    /// Signs workload CSRs.
     pub signer: Arc<dyn Signer>,
-    /// What the mesh trusts: the file's roots and those that the mesh config names for the signers; `None` while none
-    /// is known.
+    /// The trust bundle: the roots of the file and those of the signers in the mesh config; `None` while none is known.
     pub trust: watch::Receiver<Option<Arc<TrustBundle>>>,
 }
 
-/// Starts to follow the roots, and gives the signer.
+/// Starts to watch the roots, and creates the signer.
 pub fn start(
     environment: &Environment,
     rules: RegistrationRules,
@@ -180,14 +180,14 @@ pub fn start(
     })
 }
 
-/// Reads the file whenever it changes; what was good stays.
+/// Reads the file whenever it changes; an invalid one keeps the last roots.
 async fn watch_root_file(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
     let mut watch = FileWatch::new([path.as_path()]);
     let mut last_error = String::new();
     loop {
         let read = std::fs::read(&path).map_err(|error| error.to_string());
         let checked = read.and_then(|pem| match Certificate::all_from_pem(&pem)?.as_slice() {
-            [] => Err("there is no PEM block CERTIFICATE".to_owned()),
+            [] => Err("no PEM block CERTIFICATE".to_owned()),
             _ => Ok(Bytes::from(pem)),
         });
         match checked {
@@ -200,7 +200,7 @@ async fn watch_root_file(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
                 });
             }
             Err(error) if error != last_error => {
-                tracing::error!(file = %path.display(), error, "the signer's root certificates cannot be read");
+                tracing::error!(file = %path.display(), error, "signer root file is invalid");
                 last_error = error;
             }
             Err(_) => {}
@@ -212,7 +212,7 @@ async fn watch_root_file(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
     }
 }
 
-/// The roots of the file and of the signers that the settings name, each certificate once.
+/// Merges the roots of the file and of the configured signers, without duplicates.
 fn trust_bundle(
     rules: &RegistrationRules,
     roots: Option<&Bytes>,
@@ -227,10 +227,7 @@ fn trust_bundle(
     for text in texts {
         match Certificate::all_from_pem(text) {
             Ok(certificates) => all.extend(certificates),
-            Err(error) => tracing::error!(
-                error,
-                "caCertificates of the mesh config: roots of a signer cannot be read"
-            ),
+            Err(error) => tracing::error!(error, "caCertificates: invalid signer roots ignored"),
         }
     }
     let mut blocks: Vec<String> = Vec::new();
@@ -243,7 +240,8 @@ fn trust_bundle(
     Some(Arc::new(TrustBundle { roots, crl: None }))
 }
 
-/// Has certificates signed by Kubernetes.
+/// A signer that uses CertificateSigningRequests.
+#[doc(alias = "KubernetesRA")]
 struct KubernetesSigner {
     rules: RegistrationRules,
     client: Client,
@@ -278,7 +276,7 @@ impl KubernetesSigner {
         let permit = self.permits.acquire();
         let permit = tokio::time::timeout(request::SIGNING_TIMEOUT, permit).await;
         let Ok(Ok(_permit)) = permit else {
-            let text = "too many certificates are being signed; try again later".into();
+            let text = "too many signing requests in progress; try again later".into();
             return Err(error(SignErrorKind::NotReady, text));
         };
         let signed = request::sign(&self.client, &self.tasks, spec).await;
@@ -294,24 +292,24 @@ impl KubernetesSigner {
         let known = SignerRoots {
             file: file.as_deref(),
             mesh: mesh.as_ref().and_then(|mesh| mesh.signer_roots(&signer)),
-            // Parity: whom the caller named is asked for proof, whom the settings name is believed.
+            // Parity (security/pkg/pki/ra/k8s_ra.go): only the chain of a signer that the caller named is verified.
             must_verify: !request.signer.is_empty(),
         };
         issued(&chain, &known, environment::wall_clock()).map_err(|text| error(SignErrorKind::Csr, text))
     }
 }
 
-/// The roots that a chain may lead to.
+/// The roots that a chain may end at.
 struct SignerRoots<'a> {
-    /// Those of the file, as PEM. They are always believed.
+    /// The roots of the file, as PEM. Always trusted.
     file: Option<&'a [u8]>,
-    /// Those that the mesh config names for the signer, as PEM.
+    /// The signer's roots in the mesh config, as PEM.
     mesh: Option<&'a str>,
-    /// The chain has to lead to one.
+    /// True if the chain must end at one of them.
     must_verify: bool,
 }
 
-/// What is answered: the chain, and the roots unless they stand at its end.
+/// Returns the chain, and the roots unless the chain ends with them.
 fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<SignedCertificate, String> {
     let certificates = Certificate::all_from_pem(chain.as_bytes())?;
     let blocks = certificates.iter().map(Certificate::pem).collect();
@@ -321,7 +319,7 @@ fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<Signe
             roots: String::from_utf8_lossy(file).into_owned(),
         });
     }
-    let (leaf, above) = certificates.split_first().ok_or("the signer gave no certificate")?;
+    let (leaf, above) = certificates.split_first().ok_or("the signer returned no certificate")?;
     let last = above
         .last()
         .filter(|last| last.is_self_issued() && last.is_issued_by(last));

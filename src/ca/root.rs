@@ -25,18 +25,18 @@ use crate::{
     },
 };
 
-/// The root in a folder or Secret of plugged-in certificates.
+/// The root of a plugged-in CA.
 const ROOT: &str = "root-cert.pem";
-/// The root as cert-manager and `kubernetes.io/tls` Secrets have it.
+/// The root in Secrets of cert-manager and type `kubernetes.io/tls`.
 const TLS_ROOT: &str = "ca.crt";
 /// The certificate of a self-signed CA, which is its own root.
 const SELF_SIGNED: &str = "ca-cert.pem";
-/// Secrets that may hold a root, the best first.
+/// Secrets that may hold a root, by priority.
 const SECRETS: [&str; 2] = ["cacerts", "istio-ca-secret"];
-/// How often the folder is read: mounted Secrets change about once a minute at most.
+/// The poll interval of the folder: the kubelet updates mounted Secrets at most about once a minute.
 const FOLDER_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where roots are looked for.
+/// The sources of root certificates.
 #[derive(Clone)]
 pub struct RootSource {
     /// `ROOT_CA_DIR`.
@@ -51,18 +51,19 @@ pub struct RootSource {
     pub metrics: WatchMetrics,
 }
 
-/// What each source says, the best first.
+/// The root of each source, by priority.
 #[derive(Default)]
 struct RootCandidates([Option<Bytes>; 1 + SECRETS.len()]);
 
 impl RootSource {
-    /// Looks until nobody wants to know any more.
+    /// Publishes the root until the receiver is dropped.
     pub async fn run(self, roots: watch::Sender<Option<Bytes>>) {
         let (first, mut first_events) = self.secret(SECRETS[0]);
         let (second, mut second_events) = self.secret(SECRETS[1]);
         let following = async {
             let mut candidates = RootCandidates([read(&self.folder), None, None]);
-            // Nothing is said before both lists are there: a worse root would be distributed for a moment.
+            // Publish nothing before both Secrets are listed: a root of lower priority would be distributed for a
+            // moment.
             let (Some(one), Some(other)) = tokio::join!(first_events.recv(), second_events.recv()) else {
                 return;
             };
@@ -72,7 +73,7 @@ impl RootSource {
                 let folder = self.folder.display();
                 tracing::warn!(
                     %folder,
-                    "no root certificates are known, so none are distributed; hint: create Secret cacerts with root-cert.pem"
+                    "no root certificates found, none are distributed; hint: create Secret cacerts with root-cert.pem"
                 );
             }
             loop {
@@ -123,7 +124,7 @@ impl RootSource {
     }
 }
 
-/// Says what is known now; what was known last stands where nothing is.
+/// Publishes the best root; keeps the last one if there is none.
 fn publish(roots: &watch::Sender<Option<Bytes>>, candidates: &RootCandidates) {
     let best = candidates.0.iter().flatten().next().cloned();
     let changed = roots.send_if_modified(|known| {
@@ -134,7 +135,7 @@ fn publish(roots: &watch::Sender<Option<Bytes>>, candidates: &RootCandidates) {
         changed
     });
     if changed {
-        tracing::info!("the root certificates of the mesh are known");
+        tracing::info!("root certificates changed");
     }
 }
 
@@ -146,7 +147,7 @@ fn pem(event: WatchEvent<Option<Bytes>>) -> Option<Bytes> {
     }
 }
 
-/// The root in a Secret.
+/// Returns the root in a Secret.
 fn root_of(secret: Object) -> Option<Bytes> {
     [ROOT, TLS_ROOT, SELF_SIGNED].into_iter().find_map(|key| {
         let text = secret.value["data"][key].as_str()?;
@@ -155,7 +156,7 @@ fn root_of(secret: Object) -> Option<Bytes> {
     })
 }
 
-/// The root in a folder.
+/// Returns the root in a folder.
 fn read(folder: &Path) -> Option<Bytes> {
     [ROOT, TLS_ROOT].into_iter().find_map(|name| {
         let root = Bytes::from(std::fs::read(folder.join(name)).ok()?);

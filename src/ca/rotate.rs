@@ -1,10 +1,9 @@
-//! From one root to the next without a failed handshake.
+//! Root rotation without failed handshakes.
 //!
-//! A root of our own is renewed with its own key and name, so that either certificate verifies what the other's holders
-//! have. When another CA takes over, two things keep both sides talking: the roots that were trusted stay trusted for
-//! as long as certificates under them may hold, and what signed before signs a certificate for the new root, which is
-//! sent along with every chain. So those who know only the old roots verify the new certificates, and the others the
-//! old ones.
+//! A self-signed root is renewed with its key and name, so that either certificate verifies the leaves of both. When
+//! another CA takes over, the old roots stay trusted while certificates under them may be valid, and the old CA
+//! cross-signs the new root; that certificate is sent with every chain. Peers that trust only the old or only the new
+//! roots accept both.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +12,8 @@ use super::{
     certificate::{self, Certificate, Validity},
 };
 
-/// True if less than so many percent of a certificate's life are left.
+/// True if at most this percentage of a certificate's lifetime is left.
+/// Parity (security/pkg/pki/ca/selfsignedcarootcertrotator.go).
 pub fn is_renewal_due(certificate: &Certificate, now: SystemTime, grace_percent: u32) -> bool {
     let life = certificate.not_after.duration_since(certificate.not_before);
     let left = certificate.not_after.duration_since(now);
@@ -23,11 +23,11 @@ pub fn is_renewal_due(certificate: &Certificate, now: SystemTime, grace_percent:
     }
 }
 
-/// `next` after `before`, another CA. `span`: how long certificates of `before` may still be in use.
+/// Returns `next` as the successor of another CA, `before`. Certificates of `before` may be in use for `span`.
 pub fn hand_over(before: &Authority, next: Authority, span: Duration, now: SystemTime) -> Authority {
     let until = now.checked_add(span).unwrap_or(now);
     let mut retained_roots = before.retained_roots().to_vec();
-    // Nobody needs a root beside another one of its name and key.
+    // A root with the name and key of the new one need not be retained.
     let own = std::slice::from_ref(next.root());
     for root in before.roots().iter().filter(|root| !covers(own, root)) {
         let expiring = ExpiringRoot {
@@ -48,19 +48,19 @@ pub fn hand_over(before: &Authority, next: Authority, span: Duration, now: Syste
         match cross_sign(before, next.root(), validity) {
             Ok(cross_cert) => cross_certs.extend(cross_cert),
             Err(error) => {
-                tracing::warn!(%error, "the old CA cannot vouch for the new one; hint: whoever knows only its roots may refuse new certificates");
+                tracing::warn!(%error, "cross-signing the new root failed; peers that trust only the old roots may reject new certificates");
             }
         }
     }
     next.with_retained(retained_roots, cross_certs, now)
 }
 
-/// `next` after `before`, the same CA with other content: what still passes passes on.
+/// Returns `next`, the same CA with other content, with the retained roots and cross-signed certificates of `before`.
 pub fn inherit_retained(before: &Authority, next: Authority, now: SystemTime) -> Authority {
     next.with_retained(before.retained_roots().to_vec(), before.cross_certs().to_vec(), now)
 }
 
-/// An authority without what has passed; none if nothing has.
+/// Returns the authority without expired roots and cross-signed certificates; `None` if none has expired.
 pub fn without_expired(authority: &Authority, now: SystemTime) -> Option<Authority> {
     let mut all = authority.retained_roots().iter().chain(authority.cross_certs());
     all.any(|one| one.until <= now).then(|| {
@@ -69,14 +69,14 @@ pub fn without_expired(authority: &Authority, now: SystemTime) -> Option<Authori
     })
 }
 
-/// True if some of these roots verify what `root` verifies.
+/// True if one of these roots has the name and key of `root`, and so verifies the same certificates.
 fn covers(roots: &[Certificate], root: &Certificate) -> bool {
     roots
         .iter()
         .any(|one| one.subject == root.subject && one.public_key == root.public_key)
 }
 
-/// The certificate of a root by another authority, and what leads from that to its root.
+/// Cross-signs a root by another authority. Returns the certificate and the path to that authority's root.
 fn cross_sign(before: &Authority, root: &Certificate, validity: Validity) -> Result<Vec<ExpiringRoot>, String> {
     let der = certificate::cross_signed(root, validity, before.certificate(), before.key())
         .map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! Secrets of the control plane's own namespace: followed, made, replaced. A trait, since races between replicas are
-//! played against a store in memory.
+//! Secrets of the control plane's namespace: watch, create, replace. A trait, so that tests can race replicas against a
+//! store in memory.
 
 use std::collections::BTreeMap;
 
@@ -23,43 +23,43 @@ use crate::{
     },
 };
 
-/// The type of Secrets that hold a root of our own.
+/// The type of Secrets with a self-signed root.
 const SECRET_TYPE: &str = "istio.io/ca-root";
 
-/// A Secret. Its values never print.
+/// A Secret. Its values are redacted in debug output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secret {
     /// Its name.
     pub name: SmolStr,
-    /// Its resource version; empty for one that is to be made.
+    /// Its resource version; empty for a new one.
     pub version: String,
-    /// What it holds.
+    /// Its data.
     pub data: BTreeMap<SmolStr, Sensitive>,
 }
 
-/// Why a Secret was not written.
+/// A failed write of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// There is one of this name, or it changed meanwhile: what stands there now counts.
-    #[error("somebody else was faster")]
+    /// The Secret exists already, or has changed. The present one must be used.
+    #[error("the Secret was written concurrently")]
     Conflict,
-    /// Anything else. Retryable: the API server may be away, or rights may come later.
+    /// Any other error. Retryable: the API server may be unavailable, or permissions may be added.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Where Secrets are.
+/// A store of Secrets.
 pub trait SecretStore: Send + Sync {
-    /// Tells of one Secret: first what stands there (none if it is not there), then every change. While that is not
-    /// known, nothing is told. Ends when nobody listens.
+    /// Watches one Secret: sends its present state (`None` if absent), then every change. Sends nothing while the state
+    /// is unknown. Ends when the receiver is dropped.
     fn watch(&self, name: &'static str, sender: mpsc::Sender<Option<Secret>>) -> BoxFuture<'static, ()>;
-    /// Makes a Secret.
+    /// Creates a Secret.
     fn create(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>>;
-    /// Replaces the data of a Secret if it is still of that version.
+    /// Replaces the data of a Secret if its resource version is unchanged.
     fn replace(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>>;
 }
 
-/// Secrets of a namespace of a cluster.
+/// Secrets of a namespace, in the API server.
 #[derive(Clone)]
 pub struct KubernetesSecretStore {
     /// The client of the config cluster.
@@ -128,7 +128,7 @@ impl SecretStore for KubernetesSecretStore {
     fn replace(&self, secret: Secret) -> BoxFuture<'_, Result<(), SecretError>> {
         async move {
             let api = self.api();
-            // What else stands in it (labels, owners) stays.
+            // Keep labels, owners and other fields.
             let mut object = api.get(&secret.name).await.map_err(|error| write_error(&error))?;
             if object.metadata.resource_version.as_ref() != Some(&secret.version) {
                 return Err(SecretError::Conflict);
@@ -154,7 +154,7 @@ fn write_error(error: &::kube::Error) -> SecretError {
     }
 }
 
-/// A Secret as it was listed. A value that is no base64 is none.
+/// Parses a listed Secret. Values that are not base64 are skipped.
 fn read(object: Object) -> Secret {
     let data = object.value["data"].as_object().into_iter().flatten();
     let data = data.filter_map(|(key, value)| {

@@ -1,4 +1,6 @@
-//! A root that the control plane made itself, and the Secret that keeps it for the next process and for other replicas.
+//! Self-signed roots, and the Secret that stores them across restarts and replicas.
+//!
+//! Parity (security/pkg/pki/ca/ca.go): Secret names, type and keys.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -14,13 +16,13 @@ use super::{
 };
 use crate::base::Sensitive;
 
-/// Where a root of our own is kept.
+/// The Secret with the self-signed root.
 pub const SELF_SIGNED_SECRET: &str = "istio-ca-secret";
-/// Where an operator's bundle is; with `USE_CACERTS_FOR_SELF_SIGNED_CA` also a root of our own.
+/// The Secret with a plugged-in bundle; with `USE_CACERTS_FOR_SELF_SIGNED_CA` also a self-signed root.
 pub const CACERTS_SECRET: &str = "cacerts";
-/// How many roots before it a root keeps beside it. They have its name and key, so what they verify it verifies too.
+/// The maximum number of earlier roots that stay trusted after renewals. They have the same name and key.
 const ADDITIONAL_ROOTS_MAX: usize = 4;
-/// A key that only says what others do not.
+/// The always empty key for a leaf's private key.
 const LEAF_KEY: &str = "key.pem";
 
 /// The parameters of self-signed roots.
@@ -32,19 +34,19 @@ pub struct RootOptions {
     pub key: KeyKind,
 }
 
-/// A root with its key.
+/// A self-signed root with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     /// The certificate, as PEM.
     pub certificate: Bytes,
     /// Its key, as PEM.
     pub key: Sensitive,
-    /// What is trusted beside it, as PEM: roots that it follows.
+    /// Earlier roots that stay trusted, as PEM.
     pub additional_roots: Bytes,
 }
 
 impl Root {
-    /// Makes a root with a new key. Slow: an RSA key is looked for.
+    /// Creates a root with a new key. Slow for RSA.
     pub fn new(organization: &str, options: &RootOptions, now: SystemTime) -> Result<Self, KeyError> {
         let key = PrivateKey::generate(options.key)?;
         let der = certificate::root(organization, validity(options, now), &key)?;
@@ -55,8 +57,8 @@ impl Root {
         })
     }
 
-    /// Makes a root of the same name and key that holds longer. What was trusted stays trusted while it holds, so that
-    /// whoever knows only the old root and whoever knows only the new one trust the same certificates.
+    /// Creates a root with the same name and key and a new validity. Earlier roots stay trusted until they expire, so
+    /// that peers with the old root and peers with the new one trust the same certificates.
     pub fn renewed(
         old: &Certificate,
         key: &Sensitive,
@@ -77,7 +79,7 @@ impl Root {
         })
     }
 
-    /// What a Secret holds; none if it lacks the certificate or the key.
+    /// Reads a root from a Secret; none if the certificate or the key is missing.
     pub fn from_secret(secret: &Secret) -> Option<Self> {
         let value = |name: &str| secret.data.get(name).filter(|value| !value.is_empty());
         Some(Self {
@@ -87,7 +89,7 @@ impl Root {
         })
     }
 
-    /// The Secret that keeps it.
+    /// Converts the root to its Secret.
     pub fn to_secret(&self, name: &str) -> Secret {
         let mut data = BTreeMap::from([
             (CERTIFICATE.into(), Sensitive::new(self.certificate.clone())),
@@ -109,11 +111,11 @@ impl Root {
         }
     }
 
-    /// What a CA is made of. `files`: those of the folder, whose roots are trusted too.
+    /// Returns the CA bundle. Roots in `files` (the folder) are trusted too.
     pub fn bundle(&self, location: SmolStr, files: &BundleFiles, now: SystemTime) -> CaBundle {
         let folder = files.get(ROOTS).map(|file| file.reveal().clone());
         let additional_roots = std::iter::once(self.additional_roots.clone()).chain(folder);
-        // A text that is no certificate adds no trust; the root itself is enough to go on.
+        // Invalid additional roots are ignored; the root itself suffices.
         let additional_roots = additional_roots.flat_map(|pem| Certificate::all_from_pem(&pem).unwrap_or_default());
         let holding = additional_roots.filter(|one| one.is_ca && now < one.not_after);
         CaBundle {
@@ -127,7 +129,7 @@ impl Root {
         }
     }
 
-    /// The root and others, each once, as PEM.
+    /// Returns the root and others as PEM, without duplicates.
     fn merged_with(&self, additional_roots: impl IntoIterator<Item = Certificate>) -> Bytes {
         let mut pem = String::from_utf8_lossy(&self.certificate).trim_end().to_owned() + "\n";
         let mut known = Certificate::all_from_pem(&self.certificate).unwrap_or_default();
@@ -145,7 +147,7 @@ fn part(name: &'static str, pem: Bytes) -> BundlePart {
     BundlePart { name: name.into(), pem }
 }
 
-/// A time span that begins a little early: the clocks of others may be behind.
+/// The validity of a root, backdated for clock skew.
 fn validity(options: &RootOptions, now: SystemTime) -> Validity {
     Validity {
         not_before: now.checked_sub(super::authority::CLOCK_SKEW).unwrap_or(now),
@@ -153,7 +155,7 @@ fn validity(options: &RootOptions, now: SystemTime) -> Validity {
     }
 }
 
-/// Where a Secret stands, for messages.
+/// The location of a Secret, for messages.
 pub fn location(namespace: &str, name: &str) -> SmolStr {
     format_smolstr!("Secret {namespace}/{name}")
 }

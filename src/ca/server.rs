@@ -1,7 +1,8 @@
-//! The gRPC service `IstioCertificateService`: a workload shows who it is and gets a certificate that says so.
+//! The gRPC service `IstioCertificateService`: signs certificates for authenticated workloads.
 //!
-//! Nothing of a request is read before its caller is known. What the certificate says is what the authenticators say of
-//! the caller; the names in the request count for nothing.
+//! The message is not read before the caller is authenticated. The certificate has the identities that the
+//! authenticators return; names in the CSR are ignored. Parity (security/pkg/server/ca/server.go): status codes and
+//! metrics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,15 +27,15 @@ const CREATE_CERTIFICATE: &str = "/istio.v1.auth.IstioCertificateService/CreateC
 /// Fields of the metadata of a request.
 const IMPERSONATED: &str = "ImpersonatedIdentity";
 const CERT_SIGNER: &str = "CertSigner";
-/// How many calls may be in progress: a caller holds one while others (API servers, signers) are asked.
+/// The maximum number of concurrent calls; a call may wait for an API server or a signer.
 const MAX_CONCURRENT_CALLS: usize = 1024;
-/// The largest request: a CSR with the largest key that is accepted is a tenth of it.
+/// The maximum message size; a CSR with the largest accepted key needs a tenth of it.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 
-/// Says whether a caller may have a certificate of somebody else: `Err` tells why not.
+/// Checks whether a caller may obtain a certificate of another identity; `Err` is the reason.
 pub type MayImpersonate = Box<dyn Fn(&Caller, &str) -> Result<(), String> + Send + Sync>;
 
-/// The service.
+/// The certificate service.
 pub struct CertificateService {
     authenticators: Authenticators,
     signer: Arc<dyn Signer>,
@@ -45,7 +46,7 @@ pub struct CertificateService {
 }
 
 impl CertificateService {
-    /// A service that signs for callers whom the authenticators know. An error means that a metric's name is taken.
+    /// Creates the service. Fails if a metric name is already registered.
     pub fn new(
         authenticators: Authenticators,
         signer: Arc<dyn Signer>,
@@ -66,8 +67,7 @@ impl CertificateService {
     async fn create(&self, mut call: Call) -> Result<Bytes, Status> {
         self.metrics.requests.inc();
         let Ok(_permit) = self.calls.try_acquire() else {
-            let message =
-                format!("{MAX_CONCURRENT_CALLS} requests for certificates are in progress; try again in some seconds");
+            let message = format!("{MAX_CONCURRENT_CALLS} certificate requests are in progress; retry in some seconds");
             return Err(Status::resource_exhausted(message));
         };
         let caller = self.caller(&mut call).await?;
@@ -107,9 +107,11 @@ impl CertificateService {
             Err(refused) => {
                 self.metrics.unauthenticated.inc();
                 call.offend();
-                tracing::warn!(address = ?credentials.address, %refused, "a request for a certificate is refused");
+                tracing::warn!(address = ?credentials.address, %refused, "client authentication failed");
                 Err(if refused.is_unavailable() {
-                    Status::unavailable("request authenticate failure: who could tell cannot be asked now; try again")
+                    Status::unavailable(
+                        "request authenticate failure: the authentication backend is unavailable; retry",
+                    )
                 } else {
                     Status::unauthenticated("request authenticate failure")
                 })
@@ -117,7 +119,7 @@ impl CertificateService {
         }
     }
 
-    /// What the certificate is to say.
+    /// Returns the identities of the certificate.
     fn identities(&self, caller: &Caller, impersonated: &str) -> Result<Vec<SmolStr>, Status> {
         if impersonated.is_empty() {
             return self.own_identities(caller);
@@ -126,14 +128,14 @@ impl CertificateService {
             Ok(()) => Ok(vec![impersonated.into()]),
             Err(why) => {
                 self.metrics.unauthenticated.inc();
-                tracing::warn!(caller = ?caller.identities, impersonated, why, "a caller may not have a certificate of somebody else");
+                tracing::warn!(caller = ?caller.identities, impersonated, why, "impersonation denied");
                 Err(Status::unauthenticated("request impersonation authentication failure"))
             }
         }
     }
 
-    /// The caller's own names. A certificate of another mesh may open a stream where that mesh is trusted, but its
-    /// names are not ours to vouch for.
+    /// Returns the caller's own identities. A client certificate of a federated mesh may open a stream, but this CA
+    /// must not certify identities of another trust domain.
     fn own_identities(&self, caller: &Caller) -> Result<Vec<SmolStr>, Status> {
         let domains = self.domains.borrow().clone();
         let is_foreign = |name: &&SmolStr| spiffe::trust_domain(name).is_some_and(|domain| !domains.contains(domain));
@@ -141,12 +143,12 @@ impl CertificateService {
             return Ok(caller.identities.clone());
         };
         self.metrics.unauthenticated.inc();
-        tracing::warn!(%foreign, "a caller of another trust domain asked for a certificate");
+        tracing::warn!(%foreign, "certificate request from another trust domain denied");
         Err(Status::unauthenticated("request authenticate failure"))
     }
 
     fn failed(&self, caller: &Caller, error: &SignError) -> Status {
-        tracing::warn!(caller = ?caller.identities, %error, "no certificate was signed");
+        tracing::warn!(caller = ?caller.identities, %error, "certificate signing failed");
         self.metrics.failed.with_label_values(&[error.kind.label()]).inc();
         let code = match error.kind {
             SignErrorKind::Csr => {
@@ -170,7 +172,7 @@ impl Unary for CertificateService {
     }
 }
 
-/// A field of the metadata that is text; else empty.
+/// Returns a string field of the metadata; else empty.
 fn text<'a>(request: &'a IstioCertificateRequest, field: &str) -> &'a str {
     let value = request
         .metadata
@@ -182,7 +184,7 @@ fn text<'a>(request: &'a IstioCertificateRequest, field: &str) -> &'a str {
     }
 }
 
-/// What is not above zero asks for the default.
+/// Converts the requested lifetime; zero or negative means the default.
 fn lifetime(seconds: i64) -> Option<Duration> {
     u64::try_from(seconds)
         .ok()
@@ -190,7 +192,7 @@ fn lifetime(seconds: i64) -> Option<Duration> {
         .map(Duration::from_secs)
 }
 
-/// The roots are the last entry, in one piece: clients tell them from the chain by that.
+/// Builds the response. Clients expect all roots in the last entry.
 fn response(issued: SignedCertificate) -> IstioCertificateResponse {
     let mut cert_chain = issued.chain;
     cert_chain.extend(Some(issued.roots).filter(|roots| !roots.is_empty()));
@@ -215,29 +217,26 @@ impl Metrics {
         };
         let failed = Opts::new(
             "citadel_server_csr_sign_err_count",
-            "Requests for certificates that could not be fulfilled, by kind.",
+            "Certificate requests that failed to be signed, by error type.",
         );
         let failed = IntCounterVec::new(failed, &["error"])?;
         registry.register(Box::new(failed.clone()))?;
         Ok(Self {
-            requests: counter("citadel_server_csr_count", "Requests for certificates.")?,
+            requests: counter("citadel_server_csr_count", "Certificate requests received.")?,
             unauthenticated: counter(
                 "citadel_server_authentication_failure_count",
-                "Requests for certificates of callers who are not known, or not who they would be.",
+                "Certificate requests with failed authentication or denied impersonation.",
             )?,
             unreadable: counter(
                 "citadel_server_csr_parsing_err_count",
-                "Requests for certificates that could not be read.",
+                "Certificate requests that could not be parsed.",
             )?,
             nameless: counter(
                 "citadel_server_id_extraction_err_count",
-                "Requests for certificates of callers without a name.",
+                "Certificate requests from callers without an identity.",
             )?,
             failed,
-            issued: counter(
-                "citadel_server_success_cert_issuance_count",
-                "Certificates that were signed.",
-            )?,
+            issued: counter("citadel_server_success_cert_issuance_count", "Certificates issued.")?,
         })
     }
 }

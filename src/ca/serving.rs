@@ -1,7 +1,7 @@
-//! The control plane's own certificate: mounted files, an own one of the mesh's CA, or one of a Kubernetes signer.
+//! The serving certificate of the control plane: from files, the mesh's CA, or a Kubernetes signer.
 //!
-//! What a reader would get wrong: nothing takes a certificate away. Files that cannot be read, an authority that cannot
-//! sign and a signer that does not answer leave what was served before, and are asked again.
+//! Note: a failure never removes a certificate. Unreadable files and failing signers leave the last one in use and are
+//! retried. Parity (pilot/pkg/bootstrap/certcontroller.go, pilot/pkg/bootstrap/server.go).
 
 mod material;
 
@@ -35,29 +35,29 @@ use crate::{
     task::Tasks,
 };
 
-/// Where certificates are mounted that no flag names.
+/// The default mount paths, without flags.
 const MOUNTED: &str = "./var/run/secrets/istiod/tls/tls.crt";
 const MOUNTED_KEY: &str = "./var/run/secrets/istiod/tls/tls.key";
 const MOUNTED_ROOTS: [&str; 2] = [
     "./var/run/secrets/istiod/ca/root-cert.pem",
     "./var/run/secrets/istiod/tls/ca.crt",
 ];
-/// What `PILOT_CERT_PROVIDER` begins with where it names a Kubernetes signer.
+/// The prefix of `PILOT_CERT_PROVIDER` for a Kubernetes signer.
 const SIGNER_PREFIX: &str = "k8s.io/";
-/// Ten years, as those of the self-signed root (`CITADEL_SELF_SIGNED_CA_CERT_TTL`).
+/// The default lifetime: ten years, like the self-signed root (`CITADEL_SELF_SIGNED_CA_CERT_TTL`).
 const LIFETIME: Duration = Duration::from_hours(87_600);
-/// The first wait before what failed is tried again; each next one is twice as long.
+/// The first backoff after a failure; it doubles.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
-/// How often the calendar is looked at. A timer would not do: calendars are set, and machines sleep.
+/// The interval at which the wall clock is polled. A timer would not do: calendars are set, and machines sleep.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_mins(1);
-/// What a certificate of a Kubernetes signer is for.
+/// The key usages of a certificate of a Kubernetes signer.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth"];
 
-/// Where the certificate comes from.
+/// The source of the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServingSource {
-    /// Files, by flags or where they are mounted.
+    /// Files named by flags, or at the default mount paths.
     Files(ServingFiles),
     /// The mesh's own CA.
     Authority,
@@ -66,7 +66,7 @@ pub enum ServingSource {
         /// Its name.
         signer: SmolStr,
     },
-    /// Nowhere: nothing is served with TLS.
+    /// None: TLS is not served.
     None,
 }
 
@@ -77,25 +77,25 @@ pub struct ServingFiles {
     pub certificate: PathBuf,
     /// Its key (`--tlsKeyFile`).
     pub key: PathBuf,
-    /// What clients verify it against (`--caCertFile`).
+    /// The roots for clients (`--caCertFile`).
     pub roots: PathBuf,
 }
 
-/// How the own certificate is made.
+/// The rules of the serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingRules {
-    /// Where it comes from.
+    /// The source.
     pub source: ServingSource,
-    /// The DNS names that it has besides the host of the mesh's discovery address.
+    /// The DNS names, besides the host of the mesh's discovery address.
     pub names: BTreeSet<SmolStr>,
-    /// How long it is to hold at most.
+    /// The maximum lifetime.
     pub lifetime: Duration,
 }
 
-/// Settings that cannot be followed.
+/// Invalid settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServingError {
-    /// Kubernetes has no such signer any more.
+    /// Kubernetes removed this signer.
     #[error(
         "PILOT_CERT_PROVIDER=kubernetes is not possible: Kubernetes does not sign such certificates any more; \
          hint: use istiod, or k8s.io/ and the name of a signer"
@@ -104,7 +104,7 @@ pub enum ServingError {
 }
 
 impl ServingRules {
-    /// What settings say. `serves_ca` is `ENABLE_CA_SERVER`.
+    /// Reads the settings. `serves_ca` is `ENABLE_CA_SERVER`.
     pub fn of(settings: &Settings, namespace: &str, revision: &str, serves_ca: bool) -> Result<Self, ServingError> {
         let lifetime = match settings
             .variable("CITADEL_SELF_SIGNED_CA_CERT_TTL")
@@ -134,7 +134,7 @@ impl ServingRules {
     }
 }
 
-/// Chooses: flags before mounted files before `PILOT_CERT_PROVIDER`.
+/// Returns the source: flags, then mounted files, then `PILOT_CERT_PROVIDER`.
 fn source(
     settings: &Settings,
     serves_ca: bool,
@@ -150,9 +150,9 @@ fn source(
             roots,
         }));
     }
-    // Parity: flags count together or not at all.
+    // Parity (pilot/pkg/bootstrap/server.go): the flags are used only if all three are set.
     if flags.iter().any(Option::is_some) {
-        tracing::warn!("--tlsCertFile, --tlsKeyFile and --caCertFile count only if all three are given");
+        tracing::warn!("--tlsCertFile, --tlsKeyFile and --caCertFile are ignored unless all three are set");
     }
     let (certificate, key) = (Path::new(MOUNTED), Path::new(MOUNTED_KEY));
     let roots = MOUNTED_ROOTS.into_iter().map(Path::new).find(|path| is_file(path));
@@ -173,7 +173,7 @@ fn source(
             tracing::warn!(
                 provider,
                 signs,
-                "there is no certificate of the own servers, so nothing is served with TLS; \
+                "no serving certificate source, TLS is not served; \
                  hint: PILOT_CERT_PROVIDER is istiod (with ENABLE_CA_SERVER and without EXTERNAL_CA), or k8s.io/ and the name of a signer"
             );
             Ok(ServingSource::None)
@@ -181,7 +181,7 @@ fn source(
     }
 }
 
-/// The names by which clients know the control plane, besides its discovery address.
+/// Returns the DNS names of the control plane, besides its discovery address.
 fn names(namespace: &str, revision: &str, custom_hosts: &str) -> BTreeSet<SmolStr> {
     let mut services: Vec<SmolStr> = ["istiod", "istiod-remote", "istio-pilot"].map(SmolStr::new).to_vec();
     if !matches!(revision, "" | "default") {
@@ -194,22 +194,22 @@ fn names(namespace: &str, revision: &str, custom_hosts: &str) -> BTreeSet<SmolSt
     known.chain(custom.map(SmolStr::new)).collect()
 }
 
-/// What the certificate is made from.
+/// The inputs of the serving certificate.
 pub struct ServingInputs {
     /// The mesh's own CA; none while there is none.
     pub authority: watch::Receiver<Option<Arc<Authority>>>,
-    /// What its certificates are verified against.
+    /// The trust bundle of that CA.
     pub trust: watch::Receiver<Option<Arc<TrustBundle>>>,
-    /// What the mesh config says.
+    /// The trust settings of the mesh config.
     pub mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-    /// The config cluster, where Kubernetes signers are.
+    /// The config cluster, for Kubernetes signers.
     pub client: Option<Client>,
 }
 
-/// The certificate, live. `None` until there is one. Where there never will be one, the sender is gone.
+/// The current serving certificate; `None` until there is one. The sender is dropped if there will never be one.
 pub type ServingReceiver = watch::Receiver<Option<Arc<ServingCertificate>>>;
 
-/// Starts to keep the certificate.
+/// Starts to maintain the certificate.
 pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInputs) -> ServingReceiver {
     let (out, serving) = watch::channel(None);
     let tasks = &environment.tasks;
@@ -237,7 +237,7 @@ pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInpu
             }
             None => tracing::error!(
                 %signer,
-                "PILOT_CERT_PROVIDER names a Kubernetes signer and there is no cluster, so nothing is served with TLS"
+                "PILOT_CERT_PROVIDER names a Kubernetes signer but there is no cluster, TLS is not served"
             ),
         },
         ServingSource::None => {}
@@ -245,8 +245,7 @@ pub fn start(environment: &Environment, rules: ServingRules, inputs: ServingInpu
     serving
 }
 
-/// What clients are to verify the control plane by, live. A certificate that is not of the mesh's own CA has its own
-/// roots.
+/// Returns the roots that clients verify the control plane with. A certificate of another CA has its own roots.
 pub fn published_trust(
     environment: &Environment,
     rules: &ServingRules,
@@ -272,7 +271,7 @@ fn published_now(serving: Option<&ServingCertificate>, trust: Option<&TrustBundl
     Some(Arc::new(TrustBundle { roots, crl }))
 }
 
-/// What time it is, and how often that is asked.
+/// A wall clock and its poll interval.
 #[derive(Clone, Copy)]
 struct Clock {
     now: fn() -> SystemTime,
@@ -283,11 +282,11 @@ type ServingSender = watch::Sender<Option<Arc<ServingCertificate>>>;
 
 fn publish(out: &ServingSender, certificate: ServingCertificate, from: &str) {
     let expires_at = time::OffsetDateTime::from(certificate.expires_at);
-    tracing::info!(from, %expires_at, "the control plane's own certificate is set");
+    tracing::info!(from, %expires_at, "serving certificate changed");
     out.send_replace(Some(Arc::new(certificate)));
 }
 
-/// How long a certificate stays before it is renewed: to the middle of its life. Zero if that has passed.
+/// Returns the time until renewal at half of the lifetime; zero if overdue.
 fn time_until_renewal(issued_at: SystemTime, expires_at: SystemTime, now: SystemTime) -> Duration {
     let life = expires_at.duration_since(issued_at).unwrap_or_default();
     (issued_at + life / 2).duration_since(now).unwrap_or_default()
@@ -303,7 +302,7 @@ async fn follow_files(files: ServingFiles, clock: Clock, out: ServingSender) {
     let (mut loaded, mut last_error) = (None, String::new());
     loop {
         let read = files.read();
-        // A failure is looked at again, since the calendar may have moved.
+        // A failure is retried, since time may have made the certificate valid.
         if read.is_err() || loaded.as_ref() != read.as_ref().ok() {
             match read.and_then(|contents| Ok((files.certificate_of(&contents, (clock.now)())?, contents))) {
                 Ok((certificate, contents)) => {
@@ -311,7 +310,7 @@ async fn follow_files(files: ServingFiles, clock: Clock, out: ServingSender) {
                     (loaded, last_error) = (Some(contents), String::new());
                 }
                 Err(error) if error != last_error => {
-                    tracing::error!(%error, "the control plane's own certificate cannot be loaded; what was loaded before stays");
+                    tracing::error!(%error, "serving certificate load failed; keeping the last one");
                     last_error = error;
                 }
                 Err(_) => {}
@@ -321,7 +320,7 @@ async fn follow_files(files: ServingFiles, clock: Clock, out: ServingSender) {
     }
 }
 
-/// Certificate, key and roots.
+/// The content of certificate, key and roots.
 type FileContents = [Sensitive; 3];
 
 impl ServingFiles {
@@ -382,7 +381,7 @@ async fn follow_authority(rules: ServingRules, inputs: ServingInputs, clock: Clo
                     failures = 0;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the mesh's CA could not sign the control plane's own certificate");
+                    tracing::error!(%error, "serving certificate signing by the mesh CA failed");
                     wait = retry_after(failures);
                     failures += 1;
                 }
@@ -397,7 +396,7 @@ async fn follow_authority(rules: ServingRules, inputs: ServingInputs, clock: Clo
     }
 }
 
-/// A certificate of the mesh's CA, and what it was made from.
+/// A serving certificate of the mesh's CA, and its inputs.
 #[derive(Clone)]
 struct IssuedCertificate {
     signer: Arc<Authority>,
@@ -415,7 +414,7 @@ impl IssuedCertificate {
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<Self, String> {
-        // A key of RSA takes a good part of a second.
+        // Generating an RSA key takes a good part of a second.
         let making = tokio::task::spawn_blocking(move || {
             let issued = signer.issue_serving(&names, lifetime, now)?;
             Ok(Self {
@@ -433,7 +432,7 @@ impl IssuedCertificate {
         }
     }
 
-    /// True if there is no reason for another one.
+    /// True if the certificate need not be reissued.
     fn is_current(&self, signer: &Arc<Authority>, names: &[SmolStr], now: SystemTime) -> bool {
         Arc::ptr_eq(&self.signer, signer)
             && self.names == names
@@ -452,7 +451,7 @@ impl IssuedCertificate {
     }
 }
 
-/// Where orders for a certificate go.
+/// The client of a Kubernetes signer.
 struct SignerClient {
     client: Client,
     tasks: Tasks,
@@ -460,7 +459,7 @@ struct SignerClient {
 }
 
 impl SignerClient {
-    /// A new key, and a certificate for it.
+    /// Generates a key, and has a certificate signed for it.
     async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), String> {
         let wanted = names.to_vec();
         let making = tokio::task::spawn_blocking(move || material::request(&wanted));
@@ -490,7 +489,7 @@ async fn follow_signer(
     out: ServingSender,
 ) {
     let mut failures = 0;
-    // What it was made from, and when it is made anew.
+    // The inputs of the last certificate, and the time of its renewal.
     let mut made: Option<(Vec<SmolStr>, Bytes)> = None;
     let mut renew_at = SystemTime::UNIX_EPOCH;
     loop {
@@ -515,7 +514,7 @@ async fn follow_signer(
                             (made, failures) = (Some(wanted), 0);
                         }
                         Err(error) => {
-                            tracing::error!(%error, "no certificate of the control plane's own from the Kubernetes signer");
+                            tracing::error!(%error, "serving certificate signing by Kubernetes failed");
                             wait = retry_after(failures);
                             failures += 1;
                         }
@@ -524,7 +523,7 @@ async fn follow_signer(
             }
             (Some(_), None) => tracing::error!(
                 signer = %signer_client.signer,
-                "the mesh config names no root of the signer, so it is asked for no certificate of the control plane's own; \
+                "the mesh config has no root of the signer, no serving certificate is requested; \
                  hint: add an entry to caCertificates whose certSigners has the signer"
             ),
             (None, _) => {}

@@ -1,47 +1,47 @@
-//! What is asked of whoever signs certificates of workloads, and what is answered.
+//! The interface of signers of workload certificates.
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use smol_str::SmolStr;
 
-/// A certificate that is asked for, by a caller who is known.
+/// A signing request of an authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SigningRequest {
-    /// The certificate signing request, as PEM. Only its key counts, and whether it has a common name.
+    /// The CSR as PEM. Only its key, and the presence of a common name, are used.
     pub csr: Vec<u8>,
-    /// What the certificate is to say of its holder: the caller's names, never those that the request asks for.
+    /// The identities to certify: those of the caller, never those in the CSR.
     pub identities: Vec<SmolStr>,
-    /// How long it is to hold; none: the default.
+    /// The requested lifetime; none: the default.
     pub lifetime: Option<Duration>,
-    /// The Kubernetes signer that is asked for (metadata `CertSigner`); empty: none.
+    /// The requested Kubernetes signer (metadata `CertSigner`); empty: none.
     pub signer: SmolStr,
 }
 
-/// A certificate with what leads to the roots.
+/// A signed certificate with its chain and roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedCertificate {
     /// PEM blocks, the leaf first, each ending in a newline.
     pub chain: Vec<String>,
-    /// All trusted roots as PEM; empty if there is no more to say than the chain does.
+    /// All trusted roots as PEM; empty if the chain already ends with them.
     pub roots: String,
 }
 
-/// What kind of thing went wrong; the label of `citadel_server_csr_sign_err_count` and the code of the answer.
+/// The type of a signing error: determines the label of `citadel_server_csr_sign_err_count` and the status code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignErrorKind {
-    /// The request is not acceptable.
+    /// The CSR is not acceptable.
     Csr,
-    /// The lifetime that is asked for is not acceptable.
+    /// The requested lifetime is too long.
     Ttl,
-    /// There is no (valid) signing certificate now.
+    /// There is no valid signing certificate yet.
     NotReady,
     /// Signing failed.
     Generation,
 }
 
 impl SignErrorKind {
-    /// Istio's name of the kind.
+    /// Istio's name of the error type. Parity (security/pkg/pki/error).
     pub fn label(self) -> &'static str {
         match self {
             Self::Csr => "CSR_ERROR",
@@ -52,18 +52,19 @@ impl SignErrorKind {
     }
 }
 
-/// Why nothing was signed.
+/// A signing error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CSR signing error ({text})")]
 pub struct SignError {
-    /// What kind of thing went wrong.
+    /// The type.
     pub kind: SignErrorKind,
-    /// For people.
+    /// The message.
     pub text: String,
 }
 
-/// Signs certificates of workloads: this process, or a signer of Kubernetes.
+/// Signs workload certificates: the own CA, or a Kubernetes signer.
+#[doc(alias = "CertificateAuthority")]
 pub trait Signer: Send + Sync {
-    /// Signs one.
+    /// Signs a certificate.
     fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>>;
 }

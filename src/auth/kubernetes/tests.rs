@@ -90,7 +90,7 @@ async fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Re
 }
 
 #[tokio::test]
-async fn the_api_server_says_who_calls() {
+async fn authenticated_tokens_yield_the_service_account() {
     let server = server(201, reviewed(reviews()), Duration::ZERO);
     let authenticator = authenticator(&[("Kubernetes", &server)]);
     let caller = ask(&authenticator, &token(60), "").await.expect("a caller");
@@ -104,7 +104,7 @@ async fn the_api_server_says_who_calls() {
 }
 
 #[tokio::test]
-async fn what_the_api_server_does_not_vouch_for_is_refused() {
+async fn rejected_tokens_are_invalid() {
     let with = |path: &str, value: Value| {
         let mut status = reviews();
         *status.pointer_mut(path).expect("a field") = value;

@@ -95,7 +95,7 @@ async fn ask(authenticator: &OidcTokens, token: &str) -> Result<Caller, Authenti
 }
 
 #[tokio::test]
-async fn what_the_issuer_signed_is_good() {
+async fn tokens_of_the_issuer_are_accepted() {
     let issuer = issuer("k1");
     let authenticator = issuer.authenticator("");
     let caller = ask(&authenticator, &issuer.sign("k1", &claims()))
@@ -113,7 +113,7 @@ async fn what_the_issuer_signed_is_good() {
 }
 
 #[tokio::test]
-async fn claims_must_be_for_us_and_now() {
+async fn claims_are_checked() {
     let issuer = issuer("k1");
     let authenticator = issuer.authenticator("https://keys.example.com/keys");
     let with = |key: &str, value: Value| {
@@ -148,7 +148,7 @@ async fn claims_must_be_for_us_and_now() {
 }
 
 #[tokio::test]
-async fn signatures_of_others_are_refused() {
+async fn foreign_signatures_are_rejected() {
     let (issuer, forger) = (issuer("k1"), self::issuer("k1"));
     let authenticator = issuer.authenticator("https://keys.example.com/keys");
     let good = issuer.sign("k1", &claims());
@@ -169,7 +169,7 @@ async fn signatures_of_others_are_refused() {
 }
 
 #[tokio::test]
-async fn unknown_keys_are_asked_for_but_not_at_once_again() {
+async fn unknown_keys_are_fetched_with_a_cooldown() {
     static LATER: AtomicU64 = AtomicU64::new(0);
     let issuer = issuer("k1");
     let mut authenticator = issuer.authenticator("https://keys.example.com/keys");

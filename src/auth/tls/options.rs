@@ -32,7 +32,7 @@ const WEAK_SUITES: [&str; 14] = [
 ];
 /// Cipher suites with static RSA key exchange, which has no forward secrecy.
 const STATIC_RSA_SUITES: [&str; 2] = ["TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_256_GCM_SHA384"];
-/// The cipher suites of `fips-140-2`. Parity (pkg/security/security.go).
+/// The cipher suites of `fips-140-2`.
 const FIPS: [CipherSuite; 4] = [
     CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
     CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,

@@ -180,7 +180,7 @@ async fn intermediates_are_followed_and_a_leaf_cannot_sign() {
 }
 
 #[tokio::test]
-async fn what_is_revoked_is_refused_and_what_no_list_speaks_of_is_not() {
+async fn only_certificates_on_a_crl_are_revoked() {
     let setup = setup();
     let until = OffsetDateTime::now_utc() + Duration::hours(1);
     let other = TestCa::new("other");

@@ -1,7 +1,7 @@
 //! Verification of client certificates: one pool of roots per trust domain, so that the CA of one domain cannot issue
 //! identities of another.
 //!
-//! Parity (security/pkg/server/ca/… and pkg/spiffe/spiffe.go, PeerCertVerifier): the leaf's trust domain selects the
+//! Parity (pkg/spiffe/spiffe.go, PeerCertVerifier): the leaf's trust domain selects the
 //! pool.
 
 use std::{

@@ -42,7 +42,7 @@ fn kind_of(result: Result<SignedCertificate, SignError>) -> (SignErrorKind, Stri
 }
 
 #[test]
-fn certificates_have_the_form_that_istio_gives_them() {
+fn leaves_have_the_fields_of_istios() {
     let authority = plugged_in();
     let issued = authority.issue(&request(&[ID]), start(), LIMITS).unwrap();
     assert_eq!(issued.chain.len(), 3, "the leaf, the CA, the root");
@@ -75,7 +75,7 @@ fn certificates_have_the_form_that_istio_gives_them() {
 }
 
 #[test]
-fn the_issuer_stands_in_a_leaf_byte_for_byte() {
+fn the_issuer_is_copied_to_leaves_byte_for_byte() {
     let authority = plugged_in();
     let issued = authority.issue(&request(&[ID]), start(), LIMITS).unwrap();
     let (leaf, ca) = (der(&issued.chain[0]), der(&issued.chain[1]));
@@ -95,7 +95,7 @@ fn the_issuer_stands_in_a_leaf_byte_for_byte() {
 }
 
 #[test]
-fn every_kind_of_key_signs_and_is_signed() {
+fn all_key_types_sign_and_are_signed() {
     for kind in [
         KeyKind::Rsa(2048),
         KeyKind::P256,
@@ -130,7 +130,7 @@ fn every_kind_of_key_signs_and_is_signed() {
 }
 
 #[test]
-fn names_are_those_of_the_caller_and_never_those_of_the_request() {
+fn names_come_from_the_caller_never_from_the_csr() {
     let authority = own(KeyKind::P256);
     let key = KeyPair::generate().unwrap();
     let mut asked = CertificateParams::new(["admin.example.com".to_owned()]).unwrap();
@@ -169,7 +169,7 @@ fn names_are_those_of_the_caller_and_never_those_of_the_request() {
 }
 
 #[test]
-fn names_that_could_be_read_as_others_are_refused() {
+fn ambiguous_names_are_rejected() {
     let authority = own(KeyKind::P256);
     for names in [
         &[][..],
@@ -185,7 +185,7 @@ fn names_that_could_be_read_as_others_are_refused() {
 }
 
 #[test]
-fn requests_that_are_none_are_refused_with_what_is_wrong() {
+fn invalid_csrs_are_rejected_with_the_reason() {
     let authority = own(KeyKind::P256);
     let good = request(&[ID]);
     let (_, block) = x509_parser::pem::parse_x509_pem(&good.csr).unwrap();
@@ -199,7 +199,7 @@ fn requests_that_are_none_are_refused_with_what_is_wrong() {
         (b"nonsense".to_vec(), "not properly encoded"),
         (pem(b"nonsense"), "failed to parse"),
         (pem(&[]), "failed to parse"),
-        (pem(&forged), "not signed by its own key"),
+        (pem(&forged), "the signature of the CSR is invalid"),
         (pem(&longer), "trailing data"),
         (vec![b'A'; CSR_BYTES_MAX + 1], "longer than"),
     ] {
@@ -211,7 +211,7 @@ fn requests_that_are_none_are_refused_with_what_is_wrong() {
 }
 
 #[test]
-fn lifetimes_have_a_default_a_limit_and_an_end() {
+fn lifetimes_are_defaulted_limited_and_clamped() {
     let authority = plugged_in();
     let ends = |lifetime: Option<Duration>, now: SystemTime| {
         let request = SigningRequest {
@@ -247,7 +247,7 @@ fn lifetimes_have_a_default_a_limit_and_an_end() {
 }
 
 #[test]
-fn nothing_outlives_the_path_to_the_root() {
+fn leaves_do_not_outlive_the_path_to_the_root() {
     let root = root("root", 100);
     let ca = intermediate("ca", 365, &root);
     let authority = Authority::new(ca_bundle(&files(&ca, &root)), start()).unwrap();
@@ -255,7 +255,7 @@ fn nothing_outlives_the_path_to_the_root() {
 }
 
 #[test]
-fn servers_get_keys_of_the_kind_of_the_ca_and_no_limit() {
+fn serving_certificates_use_the_ca_key_type_without_ttl_limit() {
     for (kind, want) in [
         (KeyKind::Rsa(2048), KeyKind::Rsa(2048)),
         (KeyKind::P256, KeyKind::P256),
@@ -276,7 +276,7 @@ fn servers_get_keys_of_the_kind_of_the_ca_and_no_limit() {
 }
 
 #[test]
-fn nothing_prints_the_key_of_a_ca() {
+fn ca_keys_are_redacted() {
     let authority = plugged_in();
     let key = String::from_utf8(authority.bundle().key.reveal().to_vec()).unwrap();
     let line = key.lines().nth(1).unwrap();

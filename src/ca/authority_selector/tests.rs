@@ -76,7 +76,7 @@ fn bundle() -> (Issuer, BundleFiles) {
 }
 
 #[test]
-fn nothing_is_made_while_the_secrets_are_not_known() {
+fn no_root_is_created_while_secrets_are_unknown() {
     let mut selector = selector(BundleFiles::new());
     assert!(matches!(selector.decide(start()), Decision::NoChange));
     selector.istio_ca_secret = SecretState::Absent;
@@ -97,7 +97,7 @@ fn nothing_is_made_while_the_secrets_are_not_known() {
 }
 
 #[test]
-fn the_folder_counts_without_the_api_server() {
+fn the_folder_is_used_without_the_api_server() {
     let (_, files) = bundle();
     let mut selector = selector(files);
     let authority = settle(&mut selector, start());
@@ -105,7 +105,7 @@ fn the_folder_counts_without_the_api_server() {
 }
 
 #[test]
-fn a_root_of_our_own_is_read_back() {
+fn a_self_signed_root_is_read_back() {
     let (selector, root) = own();
     let current = selector.current.unwrap();
     assert_eq!(current.source, AuthoritySource::SelfSigned(SELF_SIGNED_SECRET));
@@ -115,7 +115,7 @@ fn a_root_of_our_own_is_read_back() {
 }
 
 #[test]
-fn secrets_of_our_own_have_istios_keys() {
+fn self_signed_secrets_have_istios_keys() {
     let root = own_root();
     let secret = root.to_secret(SELF_SIGNED_SECRET);
     let keys: Vec<_> = secret.data.keys().map(SmolStr::as_str).collect();
@@ -136,7 +136,7 @@ fn secrets_of_our_own_have_istios_keys() {
 }
 
 #[test]
-fn garbage_in_the_secret_is_told_of_and_never_replaced() {
+fn an_invalid_secret_is_rejected_and_never_replaced() {
     let mut selector = selector(BundleFiles::new());
     selector.cacerts = SecretState::Absent;
     for data in [
@@ -160,7 +160,7 @@ fn garbage_in_the_secret_is_told_of_and_never_replaced() {
 }
 
 #[test]
-fn cacerts_that_come_later_are_switched_to_and_nobody_is_cut_off() {
+fn switching_to_cacerts_keeps_all_peers_verifiable() {
     let (mut selector, old) = own();
     let before = selector.current.clone().unwrap().authority;
     let (new, files) = bundle();
@@ -187,7 +187,7 @@ fn cacerts_that_come_later_are_switched_to_and_nobody_is_cut_off() {
 }
 
 #[test]
-fn a_root_that_signs_itself_can_take_over_too() {
+fn switching_to_a_self_signed_bundle_keeps_peers_verifiable() {
     let (mut selector, old) = own();
     let new = root("root", 3650);
     selector.cacerts = secret(CACERTS_SECRET, files(&new, &new));
@@ -198,7 +198,7 @@ fn a_root_that_signs_itself_can_take_over_too() {
 }
 
 #[test]
-fn another_root_in_the_secret_takes_over_like_another_ca() {
+fn another_root_in_the_secret_is_switched_to() {
     let (mut selector, old) = own();
     let before = selector.current.clone().unwrap().authority;
     let other = own_root();
@@ -212,7 +212,7 @@ fn another_root_in_the_secret_takes_over_like_another_ca() {
 }
 
 #[test]
-fn a_bundle_that_is_broken_or_gone_leaves_the_ca_that_works() {
+fn a_broken_or_missing_bundle_keeps_the_current_ca() {
     let (_, good) = bundle();
     let mut selector = selector(good.clone());
     settle(&mut selector, start());
@@ -234,7 +234,7 @@ fn a_bundle_that_is_broken_or_gone_leaves_the_ca_that_works() {
 }
 
 #[test]
-fn a_broken_bundle_is_no_reason_for_a_root_of_our_own() {
+fn a_broken_bundle_does_not_create_a_root() {
     let (_, mut files) = bundle();
     files.remove(KEY);
     let mut selector = selector(files.clone());
@@ -254,7 +254,7 @@ fn certificate_key_and_chain_are_renewed_under_the_same_root() {
     let after = settle(&mut selector, start());
     assert_ne!(before.certificate(), after.certificate());
     assert_eq!(before.trusted_roots(), after.trusted_roots());
-    assert_eq!(after.chain().len(), 2, "nothing has to vouch for it");
+    assert_eq!(after.chain().len(), 2, "no cross-signed certificate is needed");
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn other_roots_need_multi_root_and_an_overlap() {
 }
 
 #[test]
-fn a_list_of_the_revoked_comes_and_stays() {
+fn a_removed_crl_stays_in_effect() {
     use rcgen::{CertificateRevocationListParams, KeyIdMethod, SerialNumber};
     let list = |by: &Issuer| {
         let parameters = CertificateRevocationListParams {
@@ -317,7 +317,7 @@ fn a_list_of_the_revoked_comes_and_stays() {
 }
 
 #[test]
-fn cacerts_can_hold_a_root_of_our_own() {
+fn cacerts_can_hold_a_self_signed_root() {
     let mut selector = selector(BundleFiles::new());
     selector.rules.self_signed_in_cacerts = true;
     (selector.cacerts, selector.istio_ca_secret) = (SecretState::Absent, SecretState::Absent);
@@ -363,7 +363,7 @@ fn without_a_cluster_the_root_is_in_memory() {
 }
 
 #[test]
-fn a_root_is_renewed_in_the_last_fifth_of_its_life() {
+fn a_root_is_renewed_in_the_last_fifth_of_its_lifetime() {
     let (mut selector, old) = own();
     let life = DAY * 3650;
     assert!(selector.renewal(start()).is_none());
@@ -379,7 +379,7 @@ fn a_root_is_renewed_in_the_last_fifth_of_its_life() {
     assert_eq!(after.certificate().subject, before.certificate().subject);
     assert_eq!(after.root_expires_at(), now + life);
     assert_eq!(after.roots().len(), 2, "the old root is trusted while it holds");
-    assert!(after.chain().is_empty(), "nothing has to vouch for it");
+    assert!(after.chain().is_empty(), "no cross-signed certificate is needed");
     // No handshake fails: each side may know either root, or both.
     let leaves = [&before, &after].map(|ca| ca.issue(&request(&[ID]), now, LIMITS).unwrap());
     for leaf in &leaves {
@@ -395,7 +395,7 @@ fn a_root_is_renewed_in_the_last_fifth_of_its_life() {
 }
 
 #[test]
-fn roots_that_a_replica_of_istio_renewed_are_taken_with_the_old_one() {
+fn a_root_renewed_by_istio_keeps_the_old_one_trusted() {
     let (mut selector, old) = own();
     let now = start() + DAY * 3000;
     let (renewed, source) = selector.renewal(now).unwrap().unwrap();
@@ -425,7 +425,7 @@ fn an_expired_root_is_read_and_renewed() {
 }
 
 #[test]
-fn plugged_in_cas_are_not_renewed_here() {
+fn plugged_in_cas_are_not_renewed() {
     let (_, files) = bundle();
     let mut selector = selector(files);
     settle(&mut selector, start());
@@ -433,7 +433,7 @@ fn plugged_in_cas_are_not_renewed_here() {
 }
 
 #[test]
-fn roots_do_not_pile_up() {
+fn the_number_of_retained_roots_is_bounded() {
     let (mut selector, _) = own();
     selector.rules.grace_percent = 100;
     for hour in 1..12 {

@@ -27,7 +27,7 @@ fn list(by: &Issuer) -> String {
 }
 
 #[test]
-fn a_bundle_whose_parts_fit_is_a_ca() {
+fn a_complete_bundle_is_accepted() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 365, &root);
     Authority::new(ca_bundle(&files(&ca, &root)), start()).unwrap();
@@ -43,7 +43,7 @@ fn a_bundle_whose_parts_fit_is_a_ca() {
 }
 
 #[test]
-fn keys_are_read_in_every_form_that_tools_write() {
+fn keys_are_parsed_in_all_pem_formats() {
     for (name, certificate, key) in [
         (
             "PKCS#1",
@@ -78,7 +78,7 @@ fn keys_are_read_in_every_form_that_tools_write() {
 }
 
 #[test]
-fn errors_name_the_place_and_the_file() {
+fn errors_name_the_location_and_the_file() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 365, &root);
     let other = intermediate("other", 365, &root);
@@ -97,7 +97,7 @@ fn errors_name_the_place_and_the_file() {
         (
             plugged_in::CERTIFICATE,
             "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
-            "ca-cert.pem: certificate 1 cannot be read",
+            "ca-cert.pem: certificate 1 cannot be parsed",
         ),
         (
             plugged_in::CERTIFICATE,
@@ -107,7 +107,7 @@ fn errors_name_the_place_and_the_file() {
         (
             plugged_in::KEY,
             "nonsense".into(),
-            "ca-key.pem: it holds no private key",
+            "ca-key.pem: no unencrypted private key",
         ),
         (
             plugged_in::KEY,
@@ -131,7 +131,7 @@ fn errors_name_the_place_and_the_file() {
 }
 
 #[test]
-fn who_may_not_sign_is_no_ca() {
+fn leaf_certificates_are_not_a_ca() {
     let root = root("root", 3650);
     let mut leaf = parameters("leaf", 365);
     leaf.is_ca = IsCa::ExplicitNoCa;
@@ -144,7 +144,7 @@ fn who_may_not_sign_is_no_ca() {
 }
 
 #[test]
-fn a_path_holds_as_a_whole_or_not_at_all() {
+fn an_expired_certificate_invalidates_the_path() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 10, &root);
     let good = ca_bundle(&files(&ca, &root));
@@ -157,7 +157,7 @@ fn a_path_holds_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_name_alone_is_no_path() {
+fn an_issuer_name_without_a_signature_is_not_a_path() {
     let good = root("root", 3650);
     let forged = root("root", 3650);
     let ca = intermediate("ca", 365, &good);
@@ -168,7 +168,7 @@ fn a_name_alone_is_no_path() {
 }
 
 #[test]
-fn lists_are_wanted_of_every_ca_of_the_chain() {
+fn crls_are_required_of_every_ca_of_the_chain() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 365, &root);
     let other = intermediate("ca", 365, &root);

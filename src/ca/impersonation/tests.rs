@@ -63,7 +63,7 @@ fn caller(kubernetes: Option<KubernetesInfo>) -> Caller {
 }
 
 #[test]
-fn a_node_may_ask_for_what_runs_on_it() {
+fn a_node_may_impersonate_its_own_workloads() {
     let authorizer = authorizer(&["istio-system/ztunnel"]);
     let ask = |identity: &str| authorizer.authorize(&caller(Some(ztunnel())), identity);
     assert_eq!(ask(REVIEWS), Ok(()));
@@ -92,7 +92,7 @@ fn a_node_may_ask_for_what_runs_on_it() {
 }
 
 #[test]
-fn a_caller_is_the_pod_that_its_token_is_bound_to() {
+fn the_caller_must_be_the_pod_of_its_token() {
     let authorizer = authorizer(&["istio-system/ztunnel"]);
     let ask = |info: Option<KubernetesInfo>| authorizer.authorize(&caller(info), REVIEWS).expect_err("refused");
     assert_eq!(ask(None), ImpersonationError::NoToken);
@@ -120,7 +120,7 @@ fn a_caller_is_the_pod_that_its_token_is_bound_to() {
 }
 
 #[test]
-fn an_account_of_another_pod_is_not_the_callers() {
+fn the_service_account_of_the_pod_must_match() {
     let authorizer = authorizer(&["istio-system/ztunnel", "default/reviews"]);
     let info = KubernetesInfo {
         namespace: "default".into(),
@@ -143,7 +143,7 @@ fn an_account_of_another_pod_is_not_the_callers() {
 }
 
 #[test]
-fn without_trusted_accounts_nobody_may() {
+fn impersonation_is_disabled_without_trusted_accounts() {
     let refused = authorizer(&[]).authorize(&caller(Some(ztunnel())), REVIEWS);
     assert_eq!(refused, Err(ImpersonationError::Disabled));
     let channel = (

@@ -1,4 +1,4 @@
-//! CA options from environment variables. Parity (pilot/pkg/features, security/pkg/pki): Istio's names and defaults.
+//! CA options from environment variables. Parity (pilot/pkg/bootstrap/istio_ca.go): Istio's names and defaults.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 

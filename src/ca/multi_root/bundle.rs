@@ -1,4 +1,5 @@
-//! A SPIFFE bundle: a JSON Web Key Set whose keys of use `x509-svid` are roots, one certificate each.
+//! Parser of SPIFFE bundles: JSON Web Key Sets whose keys with use `x509-svid` hold one root each
+//! (SPIFFE Trust Domain and Bundle specification, section 4).
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use rustls::pki_types::CertificateDer;
@@ -6,7 +7,7 @@ use serde::Deserialize;
 
 use crate::ca::certificate::Certificate;
 
-/// More roots than any trust domain has.
+/// The maximum number of roots in a bundle.
 const ROOTS_MAX: usize = 100;
 
 #[derive(Deserialize)]
@@ -22,18 +23,18 @@ struct Key {
     x5c: Vec<String>,
 }
 
-/// The roots in a bundle; at least one. The error says what is wrong.
+/// Returns the roots of a bundle; at least one. The error is the reason.
 pub(super) fn roots(document: &[u8]) -> Result<Vec<Certificate>, String> {
     let document: Document =
-        serde_json::from_slice(document).map_err(|error| format!("it is no SPIFFE bundle: {error}"))?;
-    // Keys of another use verify tokens.
+        serde_json::from_slice(document).map_err(|error| format!("not a SPIFFE bundle: {error}"))?;
+    // Keys with another use (`jwt-svid`) verify tokens.
     let keys = document.keys.iter().enumerate();
     let roots = keys.filter(|(_, key)| key.usage == "x509-svid");
     let roots: Vec<Certificate> = roots.map(|(index, key)| root(index, key)).collect::<Result<_, _>>()?;
     match roots.len() {
-        0 => Err("it holds no key of use x509-svid".into()),
+        0 => Err("no key with use x509-svid".into()),
         1..=ROOTS_MAX => Ok(roots),
-        many => Err(format!("it holds {many} roots, more than {ROOTS_MAX}")),
+        many => Err(format!("{many} roots, more than {ROOTS_MAX}")),
     }
 }
 
@@ -46,7 +47,7 @@ fn root(index: usize, key: &Key) -> Result<Certificate, String> {
     let der = BASE64_STANDARD.decode(text).map_err(|error| wrong(error.to_string()))?;
     let root = Certificate::from_der(CertificateDer::from(der)).map_err(wrong)?;
     if !root.is_ca {
-        return Err(wrong("it is no CA".into()));
+        return Err(wrong("the certificate is no CA".into()));
     }
     Ok(root)
 }

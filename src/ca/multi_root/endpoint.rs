@@ -1,4 +1,4 @@
-//! When SPIFFE bundle endpoints are asked, and what they told.
+//! The fetch schedule and the last roots of SPIFFE bundle endpoints.
 
 use std::{
     collections::BTreeMap,
@@ -9,24 +9,24 @@ use smol_str::SmolStr;
 
 use crate::ca::certificate::Certificate;
 
-/// How often an endpoint is asked.
+/// The fetch interval. Parity (pilot/pkg/trustbundle/trustbundle.go): 30 minutes.
 pub(super) const INTERVAL: Duration = Duration::from_mins(30);
-/// The first wait after a failure; each next one is twice as long, up to [`INTERVAL`].
+/// The first backoff after a failure; it doubles up to [`INTERVAL`].
 pub(super) const RETRY: Duration = Duration::from_mins(1);
 
-/// Endpoints by URL as the mesh config has it.
+/// Endpoints by URL as in the mesh config.
 #[derive(Default)]
 pub(super) struct Endpoints(BTreeMap<SmolStr, Endpoint>);
 
 struct Endpoint {
     roots: Vec<Certificate>,
-    /// When it is to be asked; none while it is.
+    /// The time of the next fetch; none during a fetch.
     due: Option<SystemTime>,
     failures: u32,
 }
 
 impl Endpoints {
-    /// These endpoints count. New ones are due at once; true if some are gone that told something.
+    /// Sets the endpoints. New ones are due at once. Returns true if an endpoint with roots was removed.
     pub(super) fn set_urls(&mut self, urls: &[SmolStr]) -> bool {
         let mut has_lost_roots = false;
         self.0.retain(|url, endpoint| {
@@ -44,7 +44,7 @@ impl Endpoints {
         has_lost_roots
     }
 
-    /// The endpoints that are to be asked now; each is told of once.
+    /// Returns the endpoints to fetch now, each once.
     pub(super) fn take_due(&mut self, now: SystemTime) -> Vec<SmolStr> {
         let due = self
             .0
@@ -57,14 +57,14 @@ impl Endpoints {
         .collect()
     }
 
-    /// An endpoint answered. True if that changes what it told.
+    /// Records the result of a fetch. Returns true if the roots changed.
     pub(super) fn record_response(
         &mut self,
         url: &str,
         roots: Result<Vec<Certificate>, String>,
         now: SystemTime,
     ) -> bool {
-        // Nobody may want to know any more.
+        // The endpoint may have been removed.
         let Some(endpoint) = self.0.get_mut(url) else {
             return false;
         };
@@ -85,17 +85,17 @@ impl Endpoints {
         }
     }
 
-    /// What an endpoint told last.
+    /// Returns the last roots of an endpoint.
     pub(super) fn roots(&self, url: &str) -> &[Certificate] {
         self.0.get(url).map_or(&[], |endpoint| &endpoint.roots)
     }
 }
 
-/// The URL of an endpoint. They are asked over HTTPS; the scheme may be left out.
+/// Returns the URL of an endpoint, with `https://` as the only and default scheme.
 pub(super) fn url(text: &str) -> Result<String, String> {
     match text.split_once("://") {
         Some(("https", _)) => Ok(text.to_owned()),
-        Some((scheme, _)) => Err(format!("{scheme} is not possible: bundles are fetched over https")),
+        Some((scheme, _)) => Err(format!("scheme {scheme} is not supported: want https")),
         None => Ok(format!("https://{text}")),
     }
 }

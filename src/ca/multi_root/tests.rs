@@ -92,7 +92,7 @@ fn pool(trusted: &TrustState, domain: &str) -> Vec<String> {
 }
 
 #[test]
-fn one_root_mesh_trusts_its_own_ca() {
+fn without_multi_root_only_the_own_ca_is_trusted() {
     let (one, other, extra, signer) = (root("one"), root("other"), root("extra"), root("signer"));
     let mesh = mesh(vec![
         pem(&extra, &[], &[]),
@@ -127,7 +127,7 @@ fn several_roots_are_merged() {
 }
 
 #[test]
-fn a_bad_entry_hurts_itself_alone() {
+fn an_invalid_entry_does_not_affect_others() {
     let (one, extra) = (root("one"), root("extra"));
     let key = KeyPair::generate().expect("a key");
     let leaf = params("leaf", false).self_signed(&key).expect("a leaf").pem();
@@ -144,7 +144,7 @@ fn a_bad_entry_hurts_itself_alone() {
 }
 
 #[test]
-fn lists_of_the_own_ca_are_passed_on() {
+fn crls_of_the_own_ca_are_used() {
     let key = KeyPair::generate().expect("a key");
     let mut params = params("one", true);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -167,7 +167,7 @@ fn lists_of_the_own_ca_are_passed_on() {
 }
 
 #[test]
-fn endpoints_are_asked_on_schedule_and_keep_what_they_told() {
+fn endpoints_are_fetched_on_schedule_and_keep_their_roots() {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
     let roots = || certificates(&root("one"));
     let mut endpoints = Endpoints::default();
@@ -197,7 +197,7 @@ fn endpoints_are_asked_on_schedule_and_keep_what_they_told() {
     assert!(endpoints.roots("https://a").is_empty());
     assert!(
         !endpoints.record_response("https://a", Ok(published), now),
-        "nobody wants to know"
+        "the endpoint was removed"
     );
 }
 

@@ -15,7 +15,7 @@ fn find_in(files: &BundleFiles) -> BundleLookup {
 }
 
 #[test]
-fn no_file_is_no_bundle_and_some_are_a_mistake() {
+fn an_empty_folder_is_absent_and_some_files_are_incomplete() {
     assert!(matches!(find_in(&BundleFiles::new()), BundleLookup::Absent));
     let whole = bundle();
     assert!(matches!(find_in(&whole), BundleLookup::Complete(_)));
@@ -40,7 +40,7 @@ fn no_file_is_no_bundle_and_some_are_a_mistake() {
 }
 
 #[test]
-fn empty_values_are_none_but_for_the_chain() {
+fn only_the_chain_may_be_empty() {
     let empty = |names: &[&str]| {
         names
             .iter()
@@ -59,7 +59,7 @@ fn empty_values_are_none_but_for_the_chain() {
 }
 
 #[test]
-fn cert_manager_has_other_names_and_no_chain_of_its_own() {
+fn cert_manager_bundles_are_found() {
     let (root_name, ca_name) = ("root", "ca");
     let root = root(root_name, 3650);
     let ca = intermediate(ca_name, 365, &root);
@@ -83,7 +83,7 @@ fn cert_manager_has_other_names_and_no_chain_of_its_own() {
 }
 
 #[test]
-fn lists_of_the_revoked_can_be_turned_off() {
+fn crls_can_be_disabled() {
     let mut files = bundle();
     files.insert(CRL.into(), file("a list"));
     let crl = |on| match find("x".into(), &files, on) {
@@ -94,7 +94,7 @@ fn lists_of_the_revoked_can_be_turned_off() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_empty_and_one_that_cannot_be_read_is_not() {
+fn a_missing_folder_is_empty_and_an_unreadable_one_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(read(&folder.path().join("none")).unwrap(), BundleFiles::new());
     // A folder in place of a file cannot be read, whoever we are.
@@ -104,7 +104,7 @@ fn a_folder_that_is_not_there_is_empty_and_one_that_cannot_be_read_is_not() {
 }
 
 #[test]
-fn a_mounted_secret_is_read_as_one_state() {
+fn a_mounted_secret_is_read_consistently() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     for (version, text) in [("..one", "1"), ("..two", "2")] {

@@ -1,4 +1,6 @@
-//! Whether a request asks only for what its sender is: another signer is going to certify whatever stands in it.
+//! Checks that a CSR requests only identities of its caller, since an external signer certifies its content as it is.
+//!
+//! Parity (security/pkg/pki/ra/k8s_ra.go, ValidateCSR).
 
 use std::net::IpAddr;
 
@@ -12,43 +14,43 @@ use x509_parser::{
 
 use crate::ca::key;
 
-/// More than any request needs.
+/// The maximum size of a CSR.
 const CSR_BYTES_MAX: usize = 64 * 1024;
 
-/// Checks a PEM request of a caller with these identities. What is given back is the request that was checked, as PEM
-/// and without anything around it. The error says what is wrong.
+/// Checks a PEM CSR of a caller with these identities. Returns the checked CSR alone, re-encoded as PEM, so that
+/// trailing data never reaches the signer. The error is the reason.
 pub(super) fn check(csr: &[u8], identities: &[SmolStr]) -> Result<String, String> {
     if csr.len() > CSR_BYTES_MAX {
         return Err(format!("it is longer than {CSR_BYTES_MAX} bytes"));
     }
-    let (_, block) = x509_parser::pem::parse_x509_pem(csr).map_err(|_| "it is no PEM")?;
+    let (_, block) = x509_parser::pem::parse_x509_pem(csr).map_err(|_| "not PEM")?;
     let (rest, request) =
-        X509CertificationRequest::from_der(&block.contents).map_err(|error| format!("it cannot be read: {error}"))?;
+        X509CertificationRequest::from_der(&block.contents).map_err(|error| format!("invalid CSR: {error}"))?;
     if !rest.is_empty() {
-        return Err("bytes follow it".into());
+        return Err("trailing bytes".into());
     }
     let info = &request.certification_request_info;
     let (algorithm, signature) = (&request.signature_algorithm, &request.signature_value);
     if !key::is_signed(&info.subject_pki, algorithm, signature, info.raw) {
-        return Err("it is not signed by its own key, or its algorithm is not supported".into());
+        return Err("it is not signed by its own key, or the algorithm is not supported".into());
     }
     check_subject(&info.subject)?;
     let mut extensions: Vec<&X509Extension<'_>> = Vec::new();
     for attribute in info.iter_attributes() {
         match attribute.parsed_attribute() {
             ParsedCriAttribute::ExtensionRequest(request) => extensions.extend(&request.extensions),
-            _ => return Err("it has an attribute besides the names".into()),
+            _ => return Err("an attribute besides the names is requested".into()),
         }
     }
     match extensions.as_slice() {
-        [] => return Err("it has no names".into()),
+        [] => return Err("the CSR has no names".into()),
         [names] => check_names(names, identities)?,
-        _ => return Err("it asks for an extension besides the names".into()),
+        _ => return Err("an extension besides the names is requested".into()),
     }
     Ok(key::pem("CERTIFICATE REQUEST", &block.contents))
 }
 
-/// The subject is empty, or an organization without a name, as Istio's agent writes it.
+/// Checks that the subject is empty, or one empty organization as Istio's agent writes it.
 fn check_subject(subject: &X509Name<'_>) -> Result<(), String> {
     let mut attributes = subject.iter_attributes();
     let is_nameless = match (attributes.next(), attributes.next()) {
@@ -59,24 +61,24 @@ fn check_subject(subject: &X509Name<'_>) -> Result<(), String> {
     if is_nameless {
         Ok(())
     } else {
-        Err(format!("its subject is not empty: {subject}"))
+        Err(format!("the subject is not empty: {subject}"))
     }
 }
 
-/// There is at most one URI and nothing else, and it is a name of the caller.
+/// Checks that the names are at most one URI, which is an identity of the caller.
 fn check_names(extension: &X509Extension<'_>, identities: &[SmolStr]) -> Result<(), String> {
     let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else {
-        return Err("it asks for an extension besides the names".into());
+        return Err("an extension besides the names is requested".into());
     };
     if names.general_names.len() > 1 {
-        return Err("it has more than one name".into());
+        return Err("the CSR has more than one name".into());
     }
     for name in &names.general_names {
         let GeneralName::URI(uri) = name else {
-            return Err(format!("it has a name that is no URI: {}", shown(name)));
+            return Err(format!("a name is not a URI: {}", shown(name)));
         };
         if !identities.iter().any(|identity| identity == uri) {
-            return Err(format!("{uri:?} is not who the caller is"));
+            return Err(format!("{uri:?} is not an identity of the caller"));
         }
     }
     Ok(())
@@ -134,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_agents_and_ztunnels_pass() {
+    fn csrs_of_agents_and_ztunnels_are_accepted() {
         assert!(checked(&params(vec![uri(ID)], &[])).is_ok());
         assert!(checked(&params(vec![uri(ID)], &[(DnType::OrganizationName, "")])).is_ok());
     }
 
     #[test]
-    fn what_is_passed_on_is_what_was_checked() {
+    fn the_checked_csr_is_the_one_passed_on() {
         let pem = request(&params(vec![uri(ID)], &[]));
         let evil = request(&params(vec![uri("spiffe://cluster.local/ns/a/sa/root")], &[]));
         let passed = check(format!("{pem}{evil}").as_bytes(), &[ID.into()]).expect("it passes");
@@ -155,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_is_not_is_refused() {
+    fn other_identities_are_rejected() {
         let other = "spiffe://cluster.local/ns/a/sa/c";
         let refused = |params: &CertificateParams, why: &str| {
             let error = checked(params).expect_err(why);
             assert!(error.contains(why), "{error}");
         };
         refused(&params(vec![], &[]), "no names");
-        refused(&params(vec![uri(other)], &[]), "not who the caller is");
+        refused(&params(vec![uri(other)], &[]), "is not an identity of the caller");
         refused(&params(vec![uri(ID), uri(ID)], &[]), "more than one name");
         refused(&params(vec![dns("other")], &[]), "DNS");
         refused(
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn invalid_csrs_are_rejected() {
         assert!(check(b"", &[]).is_err());
         assert!(check(&vec![b'x'; CSR_BYTES_MAX + 1], &[]).is_err());
         let pem = request(&params(vec![uri(ID)], &[]));

@@ -1,4 +1,6 @@
-//! A CertificateSigningRequest of Kubernetes: created, approved, awaited, and deleted in any case.
+//! The lifecycle of a Kubernetes CertificateSigningRequest: create, approve, wait, and always delete.
+//!
+//! Parity (security/pkg/k8s/chiron/utils.go).
 
 use std::time::Duration;
 
@@ -22,51 +24,51 @@ use tokio::{
 
 use crate::task::Tasks;
 
-/// How long a signer may take.
+/// The signing timeout.
 pub const SIGNING_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long the object's deletion may take.
+/// The timeout of the deletion.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The wait before a broken watch is begun anew.
+/// The delay before a broken watch is restarted.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(500);
-/// What all names begin with.
+/// The `generateName` of the objects.
 const NAME_PREFIX: &str = "csr-workload-";
 
-/// What is asked of a signer.
+/// The parameters of a CertificateSigningRequest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsrSpec {
     /// The certificate signing request, as PEM.
     pub csr: String,
     /// The signer's full name.
     pub signer: String,
-    /// What the certificate is for.
+    /// The key usages.
     pub usages: &'static [&'static str],
-    /// How long it is to hold; none: as long as the signer likes.
+    /// The requested lifetime; none: the signer decides.
     pub lifetime: Option<Duration>,
-    /// The names in the certificate, for the message of the approval.
+    /// The names in the certificate, for the approval message.
     pub names: String,
 }
 
-/// Why there is no certificate.
+/// A failed signing.
 #[derive(Debug, thiserror::Error)]
 pub enum CsrError {
-    /// The API server refused, or could not be asked.
+    /// The API server rejected the request, or is unavailable.
     #[error("cannot {action} a CertificateSigningRequest for signer {signer}: {error}; hint: {hint}")]
     Kubernetes {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The signer.
         signer: String,
-        /// What the API server says.
+        /// The API error.
         error: Box<::kube::Error>,
-        /// What may be wrong.
+        /// A hint at the cause.
         hint: &'static str,
     },
-    /// Somebody denied it, or the signer failed; not worth repeating at once.
+    /// The request was denied, or signing failed. Not retryable at once.
     #[error("CertificateSigningRequest {name} was not signed: {reason}")]
     Refused {
         /// The object.
         name: String,
-        /// What its conditions say.
+        /// The reason in its conditions.
         reason: String,
     },
     /// Retryable.
@@ -80,18 +82,18 @@ pub enum CsrError {
         /// The signer.
         signer: String,
     },
-    /// The signer is at fault.
-    #[error("signer {signer} answered with something that is no certificate")]
+    /// The signer returned an invalid certificate.
+    #[error("signer {signer} returned an invalid certificate")]
     NoCertificate {
         /// The signer.
         signer: String,
     },
-    /// The process ends.
+    /// The process is shutting down.
     #[error("the control plane is shutting down")]
     ShuttingDown,
 }
 
-/// Has an order signed; the chain comes as PEM, leaf first. The object is deleted even if the caller stops waiting.
+/// Has a CSR signed and returns the chain as PEM, leaf first. The object is deleted even if the caller stops waiting.
 pub async fn sign(client: &Client, tasks: &Tasks, spec: CsrSpec) -> Result<String, CsrError> {
     let (sender, signed) = oneshot::channel();
     let (client, shutdown) = (client.clone(), tasks.shutdown().clone());
@@ -99,7 +101,7 @@ pub async fn sign(client: &Client, tasks: &Tasks, spec: CsrSpec) -> Result<Strin
         let api: Api<CertificateSigningRequest> = Api::all(client);
         let ending = shutdown.cancelled();
         let result = create_and_wait(&api, &spec, ending).await;
-        // Whoever asked may be gone.
+        // The caller may have stopped waiting.
         let _ = sender.send(result);
     });
     signed.await.unwrap_or(Err(CsrError::ShuttingDown))
@@ -125,10 +127,10 @@ async fn create_and_wait(
     };
     match timeout(CLEANUP_TIMEOUT, api.delete(&name, &DeleteParams::default())).await {
         Ok(Ok(_)) => {}
-        // Others clear up too.
+        // Kubernetes removes old objects too.
         Ok(Err(::kube::Error::Api(status))) if status.code == 404 => {}
-        Ok(Err(error)) => tracing::warn!(name, %error, "a CertificateSigningRequest could not be deleted"),
-        Err(_) => tracing::warn!(name, "a CertificateSigningRequest could not be deleted in time"),
+        Ok(Err(error)) => tracing::warn!(name, %error, "CertificateSigningRequest deletion failed"),
+        Err(_) => tracing::warn!(name, "CertificateSigningRequest deletion timed out"),
     }
     result
 }
@@ -185,7 +187,7 @@ async fn approve_and_wait(
         if let Some(chain) = certificate(spec, &name, &object)? {
             return Ok(chain);
         }
-        // Nothing is missed: the watch begins behind the version that was looked at.
+        // The watch starts at the inspected version, so no change is missed.
         let version = object.metadata.resource_version.clone().unwrap_or_default();
         if let Some(chain) = watched(api, spec, &name, &parameters, &version).await? {
             return Ok(chain);
@@ -197,7 +199,7 @@ async fn approve_and_wait(
     }
 }
 
-/// Watches until the certificate is there; nothing if the watch broke.
+/// Watches until the certificate is issued; `None` if the watch broke.
 async fn watched(
     api: &Api<CertificateSigningRequest>,
     spec: &CsrSpec,
@@ -229,7 +231,7 @@ async fn watched(
     Ok(None)
 }
 
-/// The certificate in an object, if it is there yet.
+/// Returns the certificate of an object, once issued.
 fn certificate(spec: &CsrSpec, name: &str, object: &CertificateSigningRequest) -> Result<Option<String>, CsrError> {
     let Some(status) = &object.status else { return Ok(None) };
     let conditions = status.conditions.as_deref().unwrap_or_default();
@@ -269,9 +271,9 @@ impl CsrSpec {
             signer: self.signer.clone(),
             error: Box::new(error),
             hint: if forbidden {
-                "the ClusterRole has to allow certificatesigningrequests, their approval, and `approve` of the signer"
+                "the ClusterRole must allow certificatesigningrequests, their approval, and `approve` on the signer"
             } else {
-                "is the API server there?"
+                "check that the API server is available"
             },
         }
     }

@@ -65,7 +65,7 @@ fn leaf(issuer: &Issuer) -> String {
 }
 
 #[test]
-fn settings_decide_who_signs() {
+fn settings_select_the_signer() {
     let of = |variables: &[(&str, &str)]| RegistrationRules::of(&settings(variables), LIMITS);
     assert_eq!(of(&[]), Ok(None));
     assert_eq!(
@@ -130,14 +130,14 @@ fn answer(chain: &str, file: Option<&str>, mesh: Option<&str>, must_verify: bool
 }
 
 #[test]
-fn the_file_has_the_roots() {
+fn roots_come_from_the_file() {
     let (root, other) = (root("root"), root("other").pem());
     let answer = answer(&leaf(&root), Some(&other), None, false).expect("an answer");
     assert_eq!((answer.chain.len(), answer.roots.as_str()), (1, other.as_str()));
 }
 
 #[test]
-fn a_named_signer_proves_itself() {
+fn chains_of_named_signers_are_verified() {
     let (root, other) = (root("root"), root("root").pem());
     let leaf = leaf(&root);
     let both = format!("{leaf}{}", root.pem());
@@ -172,7 +172,7 @@ fn a_named_signer_proves_itself() {
 }
 
 #[test]
-fn an_expired_chain_is_no_proof() {
+fn an_expired_chain_is_rejected() {
     let root = root("root");
     let mut params = params("leaf", false);
     params.not_after = (now() - Duration::from_secs(1)).into();
@@ -183,7 +183,7 @@ fn an_expired_chain_is_no_proof() {
 }
 
 #[test]
-fn the_mesh_trusts_what_its_signers_have() {
+fn the_mesh_trusts_the_roots_of_its_signers() {
     let (file, own, default, other) = (
         root("file").pem(),
         root("own").pem(),

@@ -1,4 +1,4 @@
-//! The service with callers and a signer that do as they are told.
+//! The service with fake authenticators and a fake signer.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -11,7 +11,7 @@ use crate::{
     rpc::unary,
 };
 
-/// Knows whoever says so in a header.
+/// Authenticates by the header `caller`.
 struct HeaderAuthenticator;
 
 impl Authenticator for HeaderAuthenticator {
@@ -158,7 +158,7 @@ async fn the_roots_are_the_last_entry() {
 }
 
 #[tokio::test]
-async fn r11_who_is_not_known_gets_nothing() {
+async fn r11_unauthenticated_callers_get_no_certificate() {
     let fixture = Fixture::new(FakeSigner::default());
     for (caller, code) in [
         ("", Code::Unauthenticated),
@@ -178,7 +178,7 @@ async fn r11_who_is_not_known_gets_nothing() {
 }
 
 #[tokio::test]
-async fn r11_nobody_is_somebody_else_without_leave() {
+async fn r11_impersonation_requires_authorization() {
     let asked = request(&[(IMPERSONATED, "spiffe://cluster.local/ns/default/sa/other")]);
     let fixture = Fixture::new(FakeSigner::default());
     let status = fixture.ask(WEB, &asked).await.expect_err("refused");
@@ -193,7 +193,7 @@ async fn r11_nobody_is_somebody_else_without_leave() {
 }
 
 #[tokio::test]
-async fn r11_names_of_another_mesh_are_not_vouched_for() {
+async fn r11_identities_of_other_trust_domains_are_not_certified() {
     let fixture = Fixture::new(FakeSigner::default());
     let answer = fixture.ask("spiffe://elsewhere/ns/a/sa/b", &request(&[])).await;
     assert_eq!(answer.expect_err("not ours").code(), Code::Unauthenticated);
@@ -235,7 +235,7 @@ async fn errors_have_istios_codes() {
 }
 
 #[tokio::test]
-async fn calls_in_progress_are_bounded() {
+async fn concurrent_calls_are_bounded() {
     let fixture = Fixture::new(FakeSigner::default());
     let all = fixture
         .service
@@ -249,7 +249,7 @@ async fn calls_in_progress_are_bounded() {
 }
 
 #[test]
-fn lifetimes_that_are_not_above_zero_ask_for_the_default() {
+fn zero_and_negative_lifetimes_mean_the_default() {
     assert_eq!([-1, 0, 1].map(lifetime), [None, None, Some(Duration::from_secs(1))]);
     assert!(lifetime(i64::MAX).is_some());
 }

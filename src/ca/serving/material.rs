@@ -1,4 +1,4 @@
-//! From PEM to what is presented, and the request for what is to be presented.
+//! Conversion of PEM to a serving certificate, and CSRs for serving certificates.
 
 use std::{
     sync::Arc,
@@ -17,27 +17,27 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{auth::tls::ServingCertificate, base::Sensitive};
 
-/// Why PEM is nothing that could be presented. Never says what is in a key.
+/// Unusable PEM. Its text never contains key material.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MaterialError {
-    /// The chain.
+    /// Invalid chain.
     #[error("no certificate chain: {0}")]
     Chain(String),
     /// The key.
     #[error("no private key: {0}; hint: PKCS#8, PKCS#1 and SEC1 in PEM are understood, without a password")]
     Key(String),
-    /// The two do not belong together; when files are exchanged, one of them is yet to come.
-    #[error("the key is not that of the certificate")]
+    /// Key and certificate do not match; during a file update, one of them may still be old.
+    #[error("the key does not match the certificate")]
     Mismatch,
-    /// It is too late.
+    /// The certificate has expired.
     #[error("the certificate expired at {0}")]
     Expired(String),
-    /// What it is verified against.
+    /// Invalid roots.
     #[error("no root certificates: {0}")]
     Roots(String),
 }
 
-/// Puts together what is presented.
+/// Creates a serving certificate from PEM.
 pub fn certificate(
     chain: &[u8],
     key: &Sensitive,
@@ -45,7 +45,7 @@ pub fn certificate(
     now: SystemTime,
 ) -> Result<ServingCertificate, MaterialError> {
     let chain = certificates(chain).map_err(MaterialError::Chain)?;
-    let leaf = chain.first().expect("chains are not empty");
+    let leaf = chain.first().expect("certificates() returns at least one");
     let expires_at = expiry(leaf).map_err(MaterialError::Chain)?;
     if expires_at <= now {
         return Err(MaterialError::Expired(
@@ -67,18 +67,18 @@ pub fn certificate(
     })
 }
 
-/// The certificates of a PEM text; at least one.
+/// Parses the certificates of a PEM text; at least one.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())?;
     if all.is_empty() {
-        return Err("there is no PEM block CERTIFICATE".into());
+        return Err("no PEM block CERTIFICATE".into());
     }
     Ok(all)
 }
 
-/// The first certificate of a chain, if there is one.
+/// Returns the first certificate of a chain, if there is one.
 pub(super) fn leaf(chain: &[u8]) -> Option<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(chain).next()?.ok()
 }
@@ -89,10 +89,10 @@ fn expiry(leaf: &CertificateDer<'_>) -> Result<SystemTime, String> {
     let since = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     SystemTime::UNIX_EPOCH
         .checked_add(since)
-        .ok_or_else(|| "it expires after the end of time".to_owned())
+        .ok_or_else(|| "the expiry is out of range".to_owned())
 }
 
-/// A new RSA key, and the request of a certificate with these DNS names for it, both as PEM.
+/// Generates an RSA key and a CSR with these DNS names, both as PEM.
 pub(super) fn request(names: &[SmolStr]) -> Result<(String, Sensitive), rcgen::Error> {
     let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?;
     let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;

@@ -30,7 +30,7 @@ fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Settings {
     }
 }
 
-/// A self-signed CA that holds for so long.
+/// A self-signed CA with this lifetime.
 fn authority(lifetime: Duration) -> Arc<Authority> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -84,7 +84,7 @@ fn dns_names(served: &ServingCertificate) -> Vec<String> {
 }
 
 #[test]
-fn names_are_those_of_the_services() {
+fn dns_names_are_those_of_the_services() {
     let known = ["istio-pilot.mesh.svc", "istiod-remote.mesh.svc", "istiod.mesh.svc"];
     assert_eq!(names("mesh", "default", "").into_iter().collect::<Vec<_>>(), known);
     assert_eq!(names("mesh", "", " ,").into_iter().collect::<Vec<_>>(), known);
@@ -148,7 +148,7 @@ fn flags_come_before_mounted_files_before_the_provider() {
 }
 
 #[test]
-fn half_of_a_life_is_lived() {
+fn renewal_is_due_at_half_of_the_lifetime() {
     assert_eq!(time_until_renewal(*NOW, *NOW + 10 * HOUR, *NOW), 5 * HOUR);
     assert_eq!(time_until_renewal(*NOW, *NOW + 10 * HOUR, *NOW + 2 * HOUR), 3 * HOUR);
     assert_eq!(
@@ -162,7 +162,7 @@ fn half_of_a_life_is_lived() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_material_is_rejected() {
     let issuer = authority(10 * HOUR);
     let roots = || issuer.trusted_roots().clone();
     let (chain, key) = pair(&issuer);
@@ -203,7 +203,7 @@ fn requests_have_names_and_no_subject() {
 }
 
 thread_local! {
-    /// How far the calendar of the test is.
+    /// The time by which the test clock is advanced.
     static PASSED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -211,7 +211,7 @@ const CLOCK: Clock = Clock {
     now: || *NOW + PASSED.get(),
     poll_interval: Duration::from_millis(10),
 };
-/// Long enough for what would happen to happen.
+/// Long enough for pending changes to be applied.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
 fn advance(time: Duration) {
@@ -276,7 +276,7 @@ impl Harness {
 }
 
 #[tokio::test]
-async fn the_mesh_ca_signs_and_signs_anew() {
+async fn the_mesh_ca_issues_and_reissues() {
     let mut harness = Harness::start(Some(authority(10 * HOUR)));
     let first = harness.next().await;
     assert_eq!(first.expires_at, *NOW + 10 * HOUR, "as long as the CA says");
@@ -314,7 +314,7 @@ async fn the_mesh_ca_signs_and_signs_anew() {
 }
 
 #[tokio::test]
-async fn a_ca_that_cannot_sign_is_asked_again_and_takes_nothing_away() {
+async fn a_failing_ca_is_retried_and_keeps_the_certificate() {
     let mut harness = Harness::start(None);
     assert!(harness.is_quiet().await, "there is no CA");
     let issuer = authority(10_000 * HOUR);
@@ -333,7 +333,7 @@ async fn a_ca_that_cannot_sign_is_asked_again_and_takes_nothing_away() {
 }
 
 #[tokio::test]
-async fn files_are_swapped_one_by_one() {
+async fn files_may_be_replaced_one_by_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let files = ServingFiles {
@@ -382,7 +382,7 @@ async fn files_are_swapped_one_by_one() {
 }
 
 #[test]
-fn the_roots_of_the_certificate_are_told_with_what_was_revoked() {
+fn the_roots_are_published_with_the_crl() {
     let issuer = authority(HOUR);
     let (chain, key) = pair(&issuer);
     let own = certificate(&chain, &key, issuer.trusted_roots().clone(), *NOW).expect("a certificate");
