@@ -1,6 +1,6 @@
 //! The root certificates of the mesh, live: from the folder of plugged-in CA certificates, else from the Secret
 //! `cacerts`, else from the Secret in which a self-signed root is kept. Unknown stays unknown: what was known last is
-//! kept when a source goes away, since whoever trusts it must not stop.
+//! kept when a source goes away, since peers depend on it.
 
 use std::{
     future::Future,

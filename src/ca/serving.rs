@@ -49,7 +49,7 @@ const LIFETIME: Duration = Duration::from_hours(87_600);
 /// The first backoff after a failure; it doubles.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
-/// The interval at which the wall clock is polled. A timer would not do: calendars are set, and machines sleep.
+/// The interval at which the wall clock is polled. A timer does not suffice: clocks are adjusted, and machines sleep.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_mins(1);
 /// The key usages of a certificate of a Kubernetes signer.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth"];

@@ -40,7 +40,7 @@ fn own_root() -> Root {
     Root::new("cluster.local", &root_options(), start()).unwrap()
 }
 
-/// A keeper with a root of its own, and the root.
+/// A selector with a self-signed root, and the root.
 fn own() -> (AuthoritySelector, Root) {
     let root = own_root();
     let mut selector = selector(BundleFiles::new());
@@ -151,7 +151,7 @@ fn an_invalid_secret_is_rejected_and_never_replaced() {
             "{why}"
         );
     }
-    // A CA that works goes on.
+    // A working CA stays.
     let (mut selector, _) = own();
     selector.istio_ca_secret = secret(SELF_SIGNED_SECRET, BundleFiles::new());
     rejection(&selector);
@@ -169,16 +169,16 @@ fn switching_to_cacerts_keeps_all_peers_verifiable() {
     assert_eq!(authority.bundle().location, "Secret istio-system/cacerts");
     let ours = |authority: &Authority| authority.issue(&request(&[ID]), start(), LIMITS).unwrap();
     let (old_leaf, new_leaf) = (ours(&before), ours(&authority));
-    // Who knows only the old root, who knows only the new one, who knows what is distributed now.
+    // Peers that trust only the old root, only the new one, or the published bundle.
     verify(&new_leaf.chain, &old.certificate, start()).unwrap();
     verify(&new_leaf.chain, new.pem().as_bytes(), start()).unwrap();
     verify(&old_leaf.chain, authority.trusted_roots(), start()).unwrap();
     verify(&new_leaf.chain, authority.trusted_roots(), start()).unwrap();
     verify(&old_leaf.chain, new_leaf.roots.as_bytes(), start()).unwrap();
-    // The same bundle by the other way is no change.
+    // The same bundle from the other source is no change.
     selector.files = files;
     assert!(matches!(selector.decide(start()), Decision::NoChange));
-    // When no certificate of the old CA can be in use any more, it is forgotten.
+    // Once no certificate of the old CA can be in use, its root is dropped.
     let later = start() + LIMITS.max;
     assert!(rotate::without_expired(&authority, later - HOUR).is_none());
     let after = rotate::without_expired(&authority, later).unwrap();
@@ -328,7 +328,7 @@ fn cacerts_can_hold_a_self_signed_root() {
     let root = own_root();
     let kept = root.to_secret(CACERTS_SECRET);
     selector.cacerts = SecretState::Present(kept.clone());
-    // It is mounted too.
+    // The Secret is also mounted.
     selector.files = kept.data.clone();
     let authority = settle(&mut selector, start());
     assert_eq!(
@@ -336,13 +336,13 @@ fn cacerts_can_hold_a_self_signed_root() {
         AuthoritySource::SelfSigned(CACERTS_SECRET)
     );
     assert_eq!(authority.trusted_roots(), &root.certificate);
-    // istio-ca-secret goes before it.
+    // istio-ca-secret takes precedence.
     let first = own_root();
     selector.current = None;
     selector.istio_ca_secret = SecretState::Present(first.to_secret(SELF_SIGNED_SECRET));
     let authority = settle(&mut selector, start());
     assert!(authority.trusted_roots().starts_with(&first.certificate));
-    // Without the variable it is a bundle like any other.
+    // Without the variable it is a plugged-in bundle.
     selector.rules.self_signed_in_cacerts = false;
     selector.current = None;
     settle(&mut selector, start());
@@ -388,7 +388,7 @@ fn a_root_is_renewed_in_the_last_fifth_of_its_lifetime() {
         }
     }
     assert!(selector.renewal(now).is_none(), "once is enough");
-    // When the old one has expired, it goes.
+    // The old root is dropped after its expiry.
     let later = start() + life + DAY;
     let last = settle(&mut selector, later);
     assert_eq!(last.trusted_roots(), &renewed.certificate);
@@ -400,7 +400,7 @@ fn a_root_renewed_by_istio_keeps_the_old_one_trusted() {
     let now = start() + DAY * 3000;
     let (renewed, source) = selector.renewal(now).unwrap().unwrap();
     let mut secret = selector.renewed_secret(&renewed, source).unwrap();
-    // It writes the certificate and leaves root-cert.pem as it was.
+    // Istio writes the certificate and leaves root-cert.pem unchanged.
     secret
         .data
         .insert(ROOTS.into(), Sensitive::new(old.certificate.clone()));

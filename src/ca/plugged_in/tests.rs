@@ -97,7 +97,7 @@ fn crls_can_be_disabled() {
 fn a_missing_folder_is_empty_and_an_unreadable_one_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(read(&folder.path().join("none")).unwrap(), BundleFiles::new());
-    // A folder in place of a file cannot be read, whoever we are.
+    // A folder in place of a file is unreadable even for root.
     std::fs::create_dir(folder.path().join(KEY)).unwrap();
     let error = read(folder.path()).unwrap_err();
     assert!(error.to_string().contains(KEY), "{error}");

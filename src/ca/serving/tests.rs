@@ -287,7 +287,7 @@ async fn the_mesh_ca_issues_and_reissues() {
     assert_eq!(second.expires_at, first.expires_at, "the CA itself holds no longer");
     assert_ne!(first.key.cert, second.key.cert);
 
-    // Another CA, another certificate; its root is told with it.
+    // A new CA issues a new certificate, published with its root.
     let other = authority(10_000 * HOUR);
     harness.authority.send_replace(Some(other.clone()));
     let third = harness.next().await;
