@@ -1,10 +1,11 @@
-//! Generates the messages of Envoy, xDS and Istio, and the descriptor set that describes them.
+//! Generates the messages of Envoy, xDS and Istio, and their descriptor set.
 //!
-//! Envoy's .proto files come out of the registry package `envoy-types`, which is in the lock file but is never
-//! compiled; `cargo metadata` says where it lies. Everything in `proto/contrib`, `proto/istio`, `proto/udpa` and `proto/xds`
-//! is our own.
-//! All messages are in the descriptor set, so that JSON of any Envoy type can be read and written; Rust types are
-//! generated only for the packages that the daemon builds itself (see `TYPED`), since they are what costs build time.
+//! Envoy's .proto files come from the registry package `envoy-types`, which is in the lock file but never compiled;
+//! `cargo metadata` returns its path. All files in `proto/contrib`, `proto/istio`, `proto/udpa` and `proto/xds` are our
+//! own.
+//!
+//! The descriptor set has all messages, so that JSON of any Envoy type can be read and written. Rust types are
+//! generated only for the packages that the daemon builds itself (`TYPED`), as they dominate the build time.
 
 #![allow(clippy::disallowed_methods, reason = "cargo passes its settings in the environment")]
 
@@ -19,7 +20,7 @@ use prost::Message;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet, UninterpretedOption};
 use protox::file::{ChainFileResolver, File, FileResolver, GoogleFileResolver};
 
-/// The roots that imports are relative to, in the package `envoy-types`.
+/// The import roots in the package `envoy-types`.
 const SHIPPED_ROOTS: &[&str] = &[
     "cel-spec/proto",
     "client_model",
@@ -29,8 +30,7 @@ const SHIPPED_ROOTS: &[&str] = &[
     "xds",
 ];
 
-/// Folders, or single files, that become Rust types together with all that they import.
-/// A folder also stands for the folders inside it.
+/// Folders (with subfolders) and files that become Rust types, together with all their imports.
 const TYPED: &[&str] = &[
     "istio",
     "udpa/type",
@@ -142,10 +142,10 @@ const TYPED: &[&str] = &[
     "envoy/extensions/wasm",
 ];
 
-/// The services for which gRPC clients and servers are generated, by file.
+/// The files whose services get gRPC clients and servers.
 const SERVICES: &[&str] = &["envoy/service/discovery/v3/ads.proto", "istio/"];
 
-/// Files that declare nothing but options. They are left out: no option reaches the descriptors.
+/// Files that only declare options. They are omitted: options do not reach the descriptors.
 const OPTION_FILES: &[&str] = &[
     "validate/",
     "udpa/annotations/",
@@ -157,7 +157,7 @@ const OPTION_FILES: &[&str] = &[
     "google/protobuf/descriptor.proto",
 ];
 
-/// Options that change the wire form or the JSON form.
+/// Options that affect the wire form or the JSON form.
 const KEPT_OPTIONS: &[&str] = &["packed", "allow_alias", "json_name"];
 
 type Error = Box<dyn std::error::Error>;
@@ -193,7 +193,7 @@ fn main() -> Result<(), Error> {
     generate(typed(all))
 }
 
-/// The folder of .proto files in the package `envoy-types`.
+/// Returns the folder of .proto files in the package `envoy-types`.
 fn shipped_protos(own: &Path) -> Result<PathBuf, Error> {
     let output = Command::new(env::var("CARGO")?)
         .args(["metadata", "--format-version=1", "--locked", "--manifest-path"])
@@ -213,7 +213,7 @@ fn shipped_protos(own: &Path) -> Result<PathBuf, Error> {
     Ok(Path::new(manifest).with_file_name("proto"))
 }
 
-/// Parsed files by the name under which others import them.
+/// Parsed files by the name in import statements.
 #[derive(Default)]
 struct Sources {
     files: BTreeMap<String, FileDescriptorProto>,
@@ -240,8 +240,8 @@ impl Sources {
 
     /// Replaces each relative type name by the absolute one.
     ///
-    /// A relative name such as `config.core.v3.HttpUri` means the innermost scope in which the whole name exists. protox
-    /// instead settles for the innermost scope that has a package or message `config` in any file, and then fails.
+    /// A relative name such as `config.core.v3.HttpUri` means the innermost scope that has the whole name. protox
+    /// instead takes the innermost scope that has a package or message `config` in any file, and then fails.
     fn qualify_names(&mut self) {
         let mut known = BTreeSet::new();
         for file in self.files.values() {
@@ -287,9 +287,9 @@ fn is_option_file(name: &str) -> bool {
     OPTION_FILES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Removes what neither the wire form nor the JSON form depends on: the descriptors are a third as large without it.
+/// Removes all that neither the wire form nor the JSON form needs. The descriptors are a third as large without it.
 fn strip_file(file: &mut FileDescriptorProto) {
-    // Public imports are listed by position, which the removal moves; nothing generated needs to know them.
+    // Public imports refer to positions, which the removal shifts; generated code does not need them.
     file.public_dependency.clear();
     file.weak_dependency.clear();
     file.dependency.retain(|name| !is_option_file(name));
@@ -383,7 +383,7 @@ fn qualify(scope: &str, name: Option<&mut String>, known: &BTreeSet<String>) {
     }
 }
 
-/// The files that become Rust types: the chosen ones and all that they import.
+/// Returns the files that become Rust types: those in `TYPED` and all their imports.
 fn typed(all: FileDescriptorSet) -> FileDescriptorSet {
     let chosen = |name: &str| {
         TYPED.iter().any(|path| {
@@ -412,7 +412,7 @@ fn typed(all: FileDescriptorSet) -> FileDescriptorSet {
     }
 }
 
-/// Writes one Rust file a package and the tree of modules that includes them.
+/// Writes one Rust file per package and the module tree that includes them.
 fn generate(files: FileDescriptorSet) -> Result<(), Error> {
     let services = tonic_prost_build::configure()
         .build_transport(false)

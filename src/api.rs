@@ -11,6 +11,8 @@ pub mod field;
 pub mod folder;
 pub mod gateway_api;
 pub mod istio;
+pub mod kind;
+pub(crate) mod kinds;
 pub mod kube;
 pub mod mcs;
 pub mod mesh_config;
@@ -26,5 +28,6 @@ pub mod yaml;
 
 pub use diagnostics::{Diagnostic, Severity};
 pub use field::FieldError;
-pub use meta::{Config, Kind, Meta};
+pub use kind::{Kind, KindClass};
+pub use meta::{Config, Meta};
 pub use row::Row;

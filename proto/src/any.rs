@@ -1,4 +1,4 @@
-//! `google.protobuf.Any` with shared bytes: a copy of an encoded resource costs a reference, not its length.
+//! `google.protobuf.Any` with shared bytes: copying an encoded resource only adds a reference.
 
 use bytes::Bytes;
 use prost::{DecodeError, Message, Name};
@@ -32,10 +32,10 @@ impl Any {
         }
     }
 
-    /// Decodes the message if it is an `M`.
+    /// Decodes the message if it is an `M`. Another type is `None`, not an error.
     ///
     /// # Errors
-    /// When the bytes are no `M`. Another type is `None`, not an error.
+    /// If the bytes are not a valid `M`.
     pub fn unpack<M: Message + Name + Default>(&self) -> Result<Option<M>, DecodeError> {
         if self.is::<M>() {
             M::decode(self.value.clone()).map(Some)
@@ -44,12 +44,12 @@ impl Any {
         }
     }
 
-    /// Whether the message is an `M`. Only the name after the last slash counts, as in all protobuf libraries.
+    /// True if the message is an `M`. Only the name after the last slash counts, as in all protobuf libraries.
     pub fn is<M: Name>(&self) -> bool {
         self.type_name() == M::full_name()
     }
 
-    /// The full name of the message's type.
+    /// Returns the full name of the message's type.
     pub fn type_name(&self) -> &str {
         self.type_url
             .rsplit_once('/')

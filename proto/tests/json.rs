@@ -1,4 +1,4 @@
-//! The JSON form: what Istio accepts, what is written, and that bytes are canonical.
+//! The JSON form: the forms that Istio accepts, the written form, and canonical bytes.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ fn reads_what_it_writes() {
 
 #[test]
 fn bytes_are_those_of_the_generated_type() {
-    // A packed message is not encoded again by its generated type, so reading must already give the canonical bytes.
+    // A packed message is not encoded again, so reading must return canonical bytes.
     let value = json!({
         "type": "STATIC", "name": "b", "lbPolicy": 0, "altStatName": "",
         "metadata": {"typedFilterMetadata": {}, "filterMetadata": {"z": {}, "y": {"k": ""}, "a": {"n": 0}}},

@@ -1,16 +1,16 @@
-//! What an API server says of who may read Secrets: no object that anybody writes, but an input like others.
+//! The answer of an API server to a SubjectAccessReview for Secrets: an input that is not a manifest.
 
 use smol_str::{SmolStr, format_smolstr};
 
 use super::{Kind, meta::Keyed};
 use crate::base::{ClusterId, Namespace, ObjectKey};
 
-/// Who reads Secrets: a service account where it runs.
+/// A service account that asks for Secrets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subject {
-    /// The cluster whose API server decides.
+    /// The cluster of the API server.
     pub cluster: ClusterId,
-    /// The namespace of the account, and that of the Secrets.
+    /// The namespace of the account and of the Secrets.
     pub namespace: Namespace,
     /// The service account.
     pub service_account: SmolStr,
@@ -27,34 +27,34 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Whether a service account may read the Secrets of its namespace.
+/// The permission of a service account to read the Secrets of its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It may.
+    /// Access is allowed.
     Allowed,
-    /// It may not, for this reason.
+    /// Access is denied, for this reason.
     Denied(SmolStr),
-    /// Nobody has said so far, for this reason.
+    /// No answer yet, for this reason.
     Unknown(SmolStr),
 }
 
 /// The answer for one service account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessReview {
-    /// Of [`Self::key`].
+    /// The key, see [`Self::key`].
     pub key: ObjectKey,
     /// The answer.
     pub access: Access,
 }
 
 impl AccessReview {
-    /// The kind of such rows.
+    /// The kind of these rows.
     pub const KIND: Kind = Kind::AccessReview;
 
-    /// The key of a subject. It belongs to the config cluster, so that a cluster that comes back is asked anew and not
-    /// forgotten.
+    /// Returns the key of a subject. Its cluster is the config cluster, so that the answer is kept and asked again when
+    /// the subject's cluster returns.
     pub fn key(config_cluster: &ClusterId, subject: &Subject) -> ObjectKey {
-        // Accounts hold no slash, so no two subjects have one name.
+        // Service account names contain no slash, so names of subjects are unique.
         let name = format_smolstr!("{}/{}", subject.cluster, subject.service_account);
         ObjectKey::new(config_cluster, subject.namespace.clone(), name)
     }

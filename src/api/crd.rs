@@ -1,22 +1,22 @@
-//! The CustomResourceDefinitions of Istio's kinds, made from the message definitions.
+//! The CustomResourceDefinitions of Istio's kinds, generated from the protobuf messages.
 //!
-//! What a message does not tell (what is required, limits, rules) stands in `crd/constraints.yaml`; the rest follows from
-//! names and types. All served versions of a kind have one schema, so that no conversion is ever needed.
+//! `crd/constraints.yaml` adds what messages cannot express: required fields, limits, rules. All served versions of a kind
+//! have the same schema, so no conversion is ever needed.
 
 mod kinds;
 mod schema;
 
 use serde_json::{Value, json};
 
-use self::kinds::{Column, Definition};
+use self::kinds::{Column, KindDefinition};
 use super::yaml;
 
-/// The definitions, by API group and then by name.
+/// Returns the definitions, by API group and then by name.
 pub fn definitions() -> Vec<Value> {
-    kinds::DEFINITIONS.iter().map(definition).collect()
+    kinds::definitions().iter().map(custom_resource_definition).collect()
 }
 
-/// The definitions as YAML documents, each but the first after a marker line.
+/// Returns the definitions as YAML documents, separated by marker lines.
 pub fn text() -> String {
     let documents: Vec<String> = definitions().iter().map(yaml::to_text).collect();
     format!(
@@ -25,21 +25,21 @@ pub fn text() -> String {
     )
 }
 
-fn definition(definition: &Definition) -> Value {
-    let kind = definition.kind.name();
-    let group = definition.kind.group();
-    let singular = kind.to_ascii_lowercase();
+fn custom_resource_definition(kind_definition: &KindDefinition) -> Value {
+    let KindDefinition { kind, definition, .. } = kind_definition;
+    let (name, group, plural) = (kind.name(), kind.group(), kind.plural());
+    let singular = name.to_ascii_lowercase();
     let mut names = json!({
         "categories": ["istio-io", group.replace('.', "-")],
-        "kind": kind,
-        "listKind": format!("{kind}List"),
-        "plural": definition.kind.plural(),
+        "kind": name,
+        "listKind": format!("{name}List"),
+        "plural": plural,
         "singular": singular,
     });
     if !definition.short_name.is_empty() {
         names["shortNames"] = json!([definition.short_name]);
     }
-    // The labels are those of Istio's file; a chart that templates the definitions sets its own.
+    // The labels of Istio's file; a chart that templates the definitions sets its own.
     let mut labels = json!({ "app": "istio-pilot", "chart": "istio", "heritage": "Tiller", "release": "istio" });
     if !definition.component.is_empty() {
         labels["istio"] = json!(definition.component);
@@ -48,24 +48,25 @@ fn definition(definition: &Definition) -> Value {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            // What people wrote must not go when a release does.
+            // Users' objects must outlive a Helm release.
             "annotations": { "helm.sh/resource-policy": "keep" },
             "labels": labels,
-            "name": format!("{}.{group}", definition.kind.plural()),
+            "name": format!("{plural}.{group}"),
         },
         "spec": {
             "group": group,
             "names": names,
             "scope": "Namespaced",
-            "versions": versions(definition),
+            "versions": versions(kind_definition),
         },
     })
 }
 
-fn versions(definition: &Definition) -> Vec<Value> {
-    let schema = schema::of_object(definition);
+fn versions(kind_definition: &KindDefinition) -> Vec<Value> {
+    let KindDefinition { kind, definition, .. } = kind_definition;
+    let schema = schema::of_object(kind_definition);
     let columns: Vec<Value> = definition.columns.iter().map(column).collect();
-    let mut names = definition.kind.versions().to_vec();
+    let mut names = kind.versions().to_vec();
     names.sort_unstable();
     let version = |name: &str| {
         let mut version = json!({
@@ -88,7 +89,7 @@ fn column(column: &Column) -> Value {
         "name": column.name,
         "type": if column.path == kinds::CREATION { "date" } else { "string" },
         "jsonPath": column.path,
-        "description": column.about,
+        "description": column.description,
     })
 }
 

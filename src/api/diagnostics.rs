@@ -1,4 +1,4 @@
-//! What is wrong with users' config, as data beside the rows.
+//! Diagnostics of users' configuration, as data.
 
 use std::fmt;
 
@@ -7,36 +7,36 @@ use smol_str::SmolStr;
 use super::Kind;
 use crate::base::ObjectKey;
 
-/// How bad a diagnostic is.
+/// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The object counts, but something in it is likely not what the user meant.
+    /// The object applies, but likely not as the user meant.
     Warning,
-    /// The object, or the named part of it, does not count.
+    /// The object, or the named part of it, does not apply.
     Error,
 }
 
-/// One finding about one object.
+/// A problem of one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Diagnostic {
-    /// The kind of the object; `None` when the document does not tell.
+    /// The kind of the object; `None` if the document does not state it.
     pub kind: Option<Kind>,
     /// The object.
     pub key: ObjectKey,
     /// The field, as a path like `spec.http[0].route`; empty for the object as a whole.
     pub field: String,
-    /// A short stable word for programs, such as `InvalidField`.
+    /// A short stable code for programs, such as `InvalidField`.
     pub code: SmolStr,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What is wrong, for people.
+    /// The reason, for people.
     pub message: String,
-    /// Where it was read: `file.yaml:12`; empty for objects that do not come from a file.
+    /// The position `file.yaml:12`; empty for objects that do not come from a file.
     pub place: SmolStr,
 }
 
 impl Diagnostic {
-    /// A finding about a document whose kind and name are not known.
+    /// Returns a diagnostic of a document whose kind and name are unknown.
     pub fn of_document(place: impl Into<SmolStr>, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             kind: None,
@@ -49,7 +49,7 @@ impl Diagnostic {
         }
     }
 
-    /// A finding about an object.
+    /// Returns a diagnostic of an object.
     pub fn of_object(
         kind: Kind,
         key: ObjectKey,
@@ -68,7 +68,7 @@ impl Diagnostic {
         }
     }
 
-    /// The same finding, read at a place.
+    /// Sets the position.
     pub fn at(mut self, place: &SmolStr) -> Self {
         self.place = place.clone();
         self

@@ -1,24 +1,33 @@
-//! One document to rows and diagnostics, by its `apiVersion` and `kind`.
+//! Parsing of one document to rows and diagnostics, by its `apiVersion` and `kind`.
 
 use serde_json::Value;
 
 use super::{
-    Diagnostic, FieldError, Kind, Meta, Row, Severity, field::scalar_text, gateway_api, istio, kube, mcs, typed,
+    Diagnostic, FieldError, Kind, Meta, Row, Severity,
+    field::scalar_text,
+    gateway_api,
+    istio::{
+        self, ErrorPolicy, destination_rule, envoy_filter, extension, gateway, proxy_config, security, service_entry,
+        sidecar, telemetry, virtual_service, workload,
+    },
+    kinds::with_kinds,
+    row::types,
+    typed,
 };
 use crate::base::{ClusterId, Namespace, ObjectKey, Shared};
 
-/// What a document gives.
+/// The content of a document.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Parsed {
-    /// The objects that count.
+pub struct ParsedDocument {
+    /// The objects that apply.
     pub rows: Vec<Row>,
-    /// The objects that are there but do not count.
+    /// The objects that exist but do not apply.
     pub rejected: Vec<(Kind, ObjectKey)>,
-    /// What is wrong.
+    /// The problems found.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-impl Parsed {
+impl ParsedDocument {
     fn error(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             diagnostics: vec![Diagnostic::of_document("", code, message)],
@@ -26,7 +35,7 @@ impl Parsed {
         }
     }
 
-    /// Adds what another document gives.
+    /// Adds the content of another document.
     pub fn extend(&mut self, other: Self) {
         self.rows.extend(other.rows);
         self.rejected.extend(other.rejected);
@@ -34,16 +43,16 @@ impl Parsed {
     }
 }
 
-/// Parses a document. Lists are taken apart; kinds that are no input are passed over.
-pub fn parse(cluster: &ClusterId, value: &Value) -> Parsed {
+/// Parses a document. A list yields its items; kinds that are not inputs are skipped.
+pub fn parse(cluster: &ClusterId, value: &Value) -> ParsedDocument {
     if value.is_null() {
-        return Parsed::default();
+        return ParsedDocument::default();
     }
     if !value.is_object() {
-        return Parsed::error("NotAnObject", "the document is no object with apiVersion and kind");
+        return ParsedDocument::error("NotAnObject", "the document is not an object with apiVersion and kind");
     }
     let (Some(api_version), Some(kind)) = (text(value, "apiVersion"), text(value, "kind")) else {
-        return Parsed::error("MissingKind", "the document has no apiVersion and kind");
+        return ParsedDocument::error("MissingKind", "the document has no apiVersion and kind");
     };
     if let (Some(item_kind), Value::Array(items)) = (kind.strip_suffix("List"), &value["items"]) {
         return items_of_list(cluster, api_version, item_kind, items);
@@ -55,21 +64,21 @@ fn text<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
     value.get(name)?.as_str().filter(|text| !text.is_empty())
 }
 
-/// Items of a `List` are whole objects, those of a `PodList` may leave out what the list says.
-fn items_of_list(cluster: &ClusterId, api_version: &str, item_kind: &str, items: &[Value]) -> Parsed {
-    let mut parsed = Parsed::default();
+/// Parses the items of a list. Items of a `PodList` may omit `apiVersion` and `kind`, items of a `List` may not.
+fn items_of_list(cluster: &ClusterId, api_version: &str, item_kind: &str, items: &[Value]) -> ParsedDocument {
+    let mut parsed = ParsedDocument::default();
     for (position, item) in items.iter().enumerate() {
         let version = text(item, "apiVersion").or((!item_kind.is_empty()).then_some(api_version));
         let kind = text(item, "kind").or((!item_kind.is_empty()).then_some(item_kind));
         parsed.extend(match (version, kind) {
             (Some(version), Some(kind)) => object(cluster, version, kind, item),
-            _ => Parsed::error("MissingKind", format!("items[{position}] has no apiVersion and kind")),
+            _ => ParsedDocument::error("MissingKind", format!("items[{position}] has no apiVersion and kind")),
         });
     }
     parsed
 }
 
-fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value) -> Parsed {
+fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value) -> ParsedDocument {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let known = Kind::ALL
         .iter()
@@ -80,7 +89,7 @@ fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value
     };
     if !kind.versions().contains(&version) {
         let message = format!(
-            "{api_version} is not served, want one of: {}",
+            "{api_version} is not served; want one of: {}",
             kind.versions().join(", ")
         );
         return rejected(
@@ -94,15 +103,15 @@ fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value
     parse_object(cluster, kind, value)
 }
 
-/// Parses an object whose kind is known, whatever `apiVersion` and `kind` it states (items of lists state none).
-pub fn parse_object(cluster: &ClusterId, kind: Kind, value: &Value) -> Parsed {
+/// Parses an object of a known kind. Its own `apiVersion` and `kind` are ignored: items of lists have none.
+pub fn parse_object(cluster: &ClusterId, kind: Kind, value: &Value) -> ParsedDocument {
     match Meta::parse(kind, cluster, value) {
-        Ok(meta) => row(Shared::new(meta), value),
+        Ok(meta) => parse_row(Shared::new(meta), value),
         Err(errors) => rejected(cluster, kind, value, "InvalidField", errors),
     }
 }
 
-/// Groups of which every kind is an input; a kind that they do not have is a mistake, not somebody else's.
+/// Groups of which every kind is an input. An unknown kind in them is a mistake; in other groups it is not an input.
 const ISTIO_GROUPS: [&str; 4] = [
     "networking.istio.io",
     "security.istio.io",
@@ -110,12 +119,12 @@ const ISTIO_GROUPS: [&str; 4] = [
     "extensions.istio.io",
 ];
 
-fn unknown_kind(group: &str, kind_name: &str, value: &Value) -> Parsed {
+fn unknown_kind(group: &str, kind_name: &str, value: &Value) -> ParsedDocument {
     if !ISTIO_GROUPS.contains(&group) {
-        return Parsed::default();
+        return ParsedDocument::default();
     }
     let name = value["metadata"]["name"].as_str().unwrap_or_default();
-    let mut parsed = Parsed::error(
+    let mut parsed = ParsedDocument::error(
         "UnknownKind",
         format!("{group} has no kind {kind_name} (object {name:?})"),
     );
@@ -123,68 +132,54 @@ fn unknown_kind(group: &str, kind_name: &str, value: &Value) -> Parsed {
     parsed
 }
 
-fn row(meta: Shared<Meta>, value: &Value) -> Parsed {
-    let (kind, key) = (meta.kind, meta.key.clone());
-    macro_rules! kube_row {
-        ($type:ident) => {
-            kube::$type::parse(meta, value).map(Row::from)
-        };
-    }
-    macro_rules! typed_row {
-        ($type:ty) => {
-            typed::parse::<$type>(meta, value).map(Row::from)
-        };
-    }
-    macro_rules! checked_row {
-        ($type:ty, $check:path) => {
-            typed::parse::<$type>(meta, value).and_then(|config| {
-                let errors = $check(&config.spec);
-                if errors.is_empty() {
-                    Ok(Row::from(config))
-                } else {
-                    Err(errors)
-                }
-            })
-        };
-    }
-    let parsed: Result<Row, Vec<FieldError>> = match kind {
-        Kind::Namespace => kube_row!(Namespace),
-        Kind::Node => kube_row!(Node),
-        Kind::Pod => kube_row!(Pod),
-        Kind::Service => kube_row!(Service),
-        Kind::EndpointSlice => kube_row!(EndpointSlice),
-        Kind::Secret => kube_row!(Secret),
-        Kind::ConfigMap => kube_row!(ConfigMap),
-        Kind::GatewayClass => typed_row!(gateway_api::GatewayClass),
-        Kind::KubeGateway => typed_row!(gateway_api::Gateway),
-        Kind::HttpRoute => checked_row!(gateway_api::HttpRoute, gateway_api::expression::of_http),
-        Kind::GrpcRoute => checked_row!(gateway_api::GrpcRoute, gateway_api::expression::of_grpc),
-        Kind::TlsRoute => typed_row!(gateway_api::TlsRoute),
-        Kind::TcpRoute => typed_row!(gateway_api::TcpRoute),
-        Kind::UdpRoute => typed_row!(gateway_api::UdpRoute),
-        Kind::BackendTlsPolicy => typed_row!(gateway_api::BackendTlsPolicy),
-        Kind::ListenerSet => typed_row!(gateway_api::ListenerSet),
-        Kind::ReferenceGrant => typed_row!(gateway_api::ReferenceGrant),
-        Kind::BackendTrafficPolicy => typed_row!(gateway_api::BackendTrafficPolicy),
-        Kind::Ingress => typed_row!(kube::Ingress),
-        Kind::IngressClass => typed_row!(kube::IngressClass),
-        Kind::ServiceExport => typed_row!(mcs::ServiceExport),
-        Kind::ServiceImport => typed_row!(mcs::ServiceImport),
-        _ => {
-            let (row, diagnostics) = istio::parse(meta, value);
-            return Parsed {
-                rejected: if row.is_none() { vec![(kind, key)] } else { Vec::new() },
-                rows: row.into_iter().collect(),
-                diagnostics,
-            };
+macro_rules! parse_by_kind {
+    ($($(#[$doc:meta])* $kind:ident: $row:ty {
+        table: $table:ident, class: $class:ident, parser: $parser:ident $arguments:tt, $($column:tt)*
+    })*) => {
+        fn parse_row(meta: Shared<Meta>, manifest: &Value) -> ParsedDocument {
+            match meta.kind {
+                $(Kind::$kind => parse_by_kind!($parser $arguments, types::$kind, meta, manifest),)*
+            }
         }
     };
+    (kube(), $row:ty, $meta:ident, $manifest:ident) => {
+        single_row(&$meta, $manifest, <$row>::parse($meta.clone(), $manifest))
+    };
+    (typed(), $row:ty, $meta:ident, $manifest:ident) => {{
+        let parsed: Result<$row, _> = typed::parse($meta.clone(), $manifest);
+        single_row(&$meta, $manifest, parsed)
+    }};
+    (typed($check:path), $row:ty, $meta:ident, $manifest:ident) => {{
+        let parsed: Result<$row, _> = typed::parse($meta.clone(), $manifest);
+        let checked = parsed.and_then(|config| match $check(&config.spec) {
+            errors if errors.is_empty() => Ok(config),
+            errors => Err(errors),
+        });
+        single_row(&$meta, $manifest, checked)
+    }};
+    (istio($check:path, $policy:ident), $row:ty, $meta:ident, $manifest:ident) => {{
+        let (row, diagnostics) = istio::parse($meta.clone(), $manifest, $check, ErrorPolicy::$policy);
+        let row: Option<$row> = row;
+        ParsedDocument {
+            rejected: if row.is_none() { vec![($meta.kind, $meta.key.clone())] } else { Vec::new() },
+            rows: row.into_iter().map(Row::from).collect(),
+            diagnostics,
+        }
+    }};
+    (internal(), $row:ty, $meta:ident, $manifest:ident) => {
+        ParsedDocument::error("UnknownKind", format!("{} is not a kind of manifests", $meta.kind.name()))
+    };
+}
+
+with_kinds!(parse_by_kind);
+
+fn single_row(meta: &Meta, manifest: &Value, parsed: Result<impl Into<Row>, Vec<FieldError>>) -> ParsedDocument {
     match parsed {
-        Ok(row) => Parsed {
-            rows: vec![row],
-            ..Parsed::default()
+        Ok(row) => ParsedDocument {
+            rows: vec![row.into()],
+            ..ParsedDocument::default()
         },
-        Err(errors) => rejected(&key.cluster, kind, value, "InvalidField", errors),
+        Err(errors) => rejected(&meta.key.cluster, meta.kind, manifest, "InvalidField", errors),
     }
 }
 
@@ -195,8 +190,14 @@ fn error(field: &str, message: String) -> FieldError {
     }
 }
 
-/// An object that does not count, named as well as it names itself.
-fn rejected(cluster: &ClusterId, kind: Kind, value: &Value, code: &'static str, errors: Vec<FieldError>) -> Parsed {
+/// Returns a rejected object. Its key is read leniently, as its metadata may be invalid.
+fn rejected(
+    cluster: &ClusterId,
+    kind: Kind,
+    value: &Value,
+    code: &'static str,
+    errors: Vec<FieldError>,
+) -> ParsedDocument {
     let metadata = |name: &str| scalar_text(&value["metadata"][name]).unwrap_or_default();
     let namespace = match metadata("namespace") {
         _ if kind.is_cluster_scoped() => Namespace::default(),
@@ -205,7 +206,7 @@ fn rejected(cluster: &ClusterId, kind: Kind, value: &Value, code: &'static str, 
     };
     let key = ObjectKey::new(cluster, namespace, metadata("name"));
     let diagnostic = |error| Diagnostic::of_object(kind, key.clone(), Severity::Error, code, error);
-    Parsed {
+    ParsedDocument {
         rows: Vec::new(),
         diagnostics: errors.into_iter().map(diagnostic).collect(),
         rejected: vec![(kind, key)],

@@ -1,4 +1,4 @@
-//! The keys of an issuer of tokens, fetched from its server: no object that anybody writes, but an input like others.
+//! The key set of a token issuer, fetched from its server: an input that is not a manifest.
 
 use std::fmt;
 
@@ -10,20 +10,20 @@ use crate::{
     proto::istio::security::v1beta1::JwtRule,
 };
 
-/// Where OpenID Connect Discovery puts an issuer's own description.
+/// The path of an issuer's metadata (OpenID Connect Discovery).
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
-/// Where the keys of an issuer are to be had.
+/// The source of a token issuer's keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeySource {
     /// The URL of the key set.
     Keys(SmolStr),
-    /// An issuer, whose description (OpenID Connect Discovery) names that URL.
+    /// The URL of an issuer, whose metadata (OpenID Connect Discovery) contains the URL of the key set.
     Discovery(SmolStr),
 }
 
 impl KeySource {
-    /// Where the keys of a rule are; none if the rule holds them itself.
+    /// Returns the key source of a rule; `None` if the rule contains the keys.
     pub fn of(rule: &JwtRule) -> Option<Self> {
         if !rule.jwks.is_empty() {
             None
@@ -34,7 +34,7 @@ impl KeySource {
         }
     }
 
-    /// What is fetched first.
+    /// Returns the URL of the first request.
     pub fn url(&self) -> String {
         match self {
             Self::Keys(url) => url.to_string(),
@@ -43,7 +43,7 @@ impl KeySource {
     }
 }
 
-/// What is fetched first, without a password.
+/// Formats the URL of the first request without credentials.
 impl fmt::Display for KeySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let url = self.url();
@@ -56,20 +56,20 @@ impl fmt::Display for KeySource {
     }
 }
 
-/// The last good key set of a source.
+/// The last valid key set of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchedKeys {
-    /// The config cluster, no namespace, the source.
+    /// The key: config cluster, no namespace, the source as the name.
     pub key: ObjectKey,
-    /// The key set as its server wrote it; empty if it has no key that Envoy can use.
+    /// The key set as the server sent it; empty if Envoy can use none of its keys.
     pub keys: SmolStr,
 }
 
 impl FetchedKeys {
-    /// The kind of such rows.
+    /// The kind of these rows.
     pub const KIND: Kind = Kind::FetchedKeys;
 
-    /// The key of a source. A space tells issuers from URLs.
+    /// Returns the key of a source. A space distinguishes issuers from URLs.
     pub fn key(cluster: &ClusterId, source: &KeySource) -> ObjectKey {
         let name = match source {
             KeySource::Keys(url) => url.clone(),

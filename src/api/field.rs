@@ -1,4 +1,5 @@
-//! Reading JSON objects field by field: what is absent or null is empty, what has a wrong type is an error with its path.
+//! Reads JSON objects field by field. Absent and null fields are empty; a field of a wrong type is an error with its
+//! path.
 
 use std::cell::RefCell;
 
@@ -7,13 +8,13 @@ use smol_str::SmolStr;
 
 use crate::base::Labels;
 
-/// What is wrong with one field of an object.
+/// An error in one field of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct FieldError {
     /// The field as a path, such as `spec.ports[0].port`; empty for the object as a whole.
     pub field: String,
-    /// What is wrong with it, for people.
+    /// The reason, for people.
     pub message: String,
 }
 
@@ -32,14 +33,14 @@ impl FieldErrors {
         });
     }
 
-    /// The value, or the recorded errors (which are then forgotten).
+    /// Returns the value, or the recorded errors and clears them.
     pub fn finish<T>(&self, value: T) -> Result<T, Vec<FieldError>> {
         let errors = self.errors.take();
         if errors.is_empty() { Ok(value) } else { Err(errors) }
     }
 }
 
-/// One JSON object and where it stands. An absent object reads as an empty one.
+/// A JSON object with its path. An absent object reads as an empty one.
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
     path: String,
@@ -48,7 +49,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The object that a document holds.
+    /// Returns the object of a document.
     pub fn root(value: &'a Value, errors: &'a FieldErrors) -> Self {
         Self::new(String::new(), value, errors)
     }
@@ -77,7 +78,7 @@ impl<'a> Fields<'a> {
         self.map?.get(name).filter(|value| !value.is_null())
     }
 
-    /// True if the field is there and not null.
+    /// True if the field exists and is not null.
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }
@@ -92,7 +93,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// The object in a field.
+    /// Returns the object in a field.
     pub fn object(&self, name: &str) -> Self {
         match self.value(name) {
             Some(value) => Self::new(self.path_of(name), value, self.errors),
@@ -104,7 +105,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The objects of a list.
+    /// Returns the objects of a list.
     pub fn objects(&self, name: &str) -> Vec<Self> {
         self.list(name)
             .iter()
@@ -121,7 +122,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The texts of a list.
+    /// Returns the texts of a list.
     pub fn texts(&self, name: &str) -> Vec<SmolStr> {
         let texts = self.list(name).iter().enumerate();
         texts
@@ -131,18 +132,18 @@ impl<'a> Fields<'a> {
             .collect()
     }
 
-    /// A text; `None` when absent.
+    /// Returns a text; `None` if absent.
     pub fn optional_text(&self, name: &str) -> Option<SmolStr> {
         let value = self.value(name)?;
         scalar_text(value).or_else(|| self.wrong(name, "a string", value))
     }
 
-    /// A text; empty when absent.
+    /// Returns a text; empty if absent.
     pub fn text(&self, name: &str) -> SmolStr {
         self.optional_text(name).unwrap_or_default()
     }
 
-    /// A number that is not negative and fits 32 bits.
+    /// Returns an unsigned number of 32 bits.
     pub fn number(&self, name: &str) -> Option<u32> {
         let value = self.value(name)?;
         let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
@@ -156,7 +157,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A port number (0 to 65535); 0 when absent.
+    /// Returns a port number (0 to 65535); 0 if absent.
     pub fn port(&self, name: &str) -> u32 {
         match self.number(name) {
             Some(port) if port > 65_535 => {
@@ -167,7 +168,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A boolean; `None` when absent.
+    /// Returns a boolean; `None` if absent.
     pub fn flag(&self, name: &str) -> Option<bool> {
         match self.value(name)? {
             Value::Bool(flag) => Some(*flag),
@@ -175,7 +176,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A map of texts.
+    /// Returns a map of texts.
     pub fn labels(&self, name: &str) -> Labels {
         let Some(map) = self.object(name).map else {
             return Labels::new();
@@ -191,14 +192,14 @@ impl<'a> Fields<'a> {
             .collect()
     }
 
-    /// A field that may hold a number or a text, as Kubernetes' `IntOrString`.
+    /// Returns a field that may be a number or a text, such as Kubernetes' `IntOrString`.
     pub fn raw(&self, name: &str) -> Option<&'a Value> {
         self.value(name)
     }
 }
 
-/// A scalar as text. In YAML `name: off` is a boolean and `version: 1` a number; where text is wanted they are text, in
-/// the spelling that they have in JSON (`false`, `1`), as `sigs.k8s.io/yaml` makes it.
+/// Returns a scalar as text. YAML reads `name: off` as a boolean and `version: 1` as a number. Where text is wanted
+/// they become text as in JSON (`false`, `1`), as in `sigs.k8s.io/yaml`.
 pub(super) fn scalar_text(value: &Value) -> Option<SmolStr> {
     match value {
         Value::String(text) => Some(SmolStr::new(text)),

@@ -1,16 +1,18 @@
-//! The mesh folder: file names and contents to everything that they declare. Pure: whoever calls has read the files.
+//! The mesh folder: its files' names and contents to rows and settings. Pure: the caller reads the files.
 //!
-//! A file's name decides what it is: `mesh.yaml`, `meshnetworks.yaml`, `env.yaml`, `proxies.yaml` and `scenario.yaml`
-//! are not read as objects, `kube-<id>.yaml` belongs to the cluster `<id>`, everything else to the config cluster.
-//! Reading goes in two steps, so that one changed file is parsed alone: [`FileContent::read`], then what the files declare
-//! together, [`Settings::of`] and [`declared`].
+//! The name of a file decides its role: `mesh.yaml`, `meshnetworks.yaml`, `env.yaml`, `proxies.yaml` and
+//! `scenario.yaml` do not contain objects, `kube-<id>.yaml` belongs to the cluster `<id>`, all other files belong to
+//! the config cluster. Parsing has two steps, so that only a changed file is parsed again: [`FileContent::read`], then
+//! [`Settings::of`] and [`declared`] combine the files.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::{
-    Config, Diagnostic, FieldError, Kind, Meta, Row, Severity, document, mesh_config, mesh_networks,
+    Config, Diagnostic, FieldError, Kind, Meta, Row, Severity,
+    document::{self, ParsedDocument},
+    mesh_config, mesh_networks,
     meta::DEFAULT_CREATION,
     yaml::{self, YamlError},
 };
@@ -19,10 +21,10 @@ use crate::{
     proto::istio::mesh::v1alpha1::{MeshConfig, MeshNetworks},
 };
 
-/// What a file is, by its name.
+/// The role of a file, from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Objects of a cluster; `None`: the config cluster.
+    /// Objects of a cluster; `None` is the config cluster.
     Objects(Option<ClusterId>),
     /// MeshConfig.
     Mesh,
@@ -30,14 +32,14 @@ pub enum Role {
     Networks,
     /// Feature variables.
     Environment,
-    /// The proxies that `render` writes for.
+    /// Proxies that `render` generates for.
     Proxies,
-    /// Of no concern.
+    /// Not read.
     Ignored,
 }
 
 impl Role {
-    /// The role of a file of the folder itself; only `*.yaml` and `*.yml` that do not begin with a dot count.
+    /// Returns the role of a file in the folder. Only `*.yaml` and `*.yml` without a leading dot have one.
     pub fn of(file_name: &str) -> Self {
         let stem = file_name
             .strip_suffix(".yaml")
@@ -57,14 +59,14 @@ impl Role {
     }
 }
 
-/// What one file declares.
+/// The content of one file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileContent {
-    /// Objects, each with the place that declares it, in the order of the file.
+    /// Objects with their positions in the file, in order.
     pub objects: Vec<(Row, SmolStr)>,
-    /// Objects that are there but do not count.
+    /// Objects that exist but do not apply.
     pub rejected: Vec<(Kind, ObjectKey)>,
-    /// True if a part of the file could not be read at all, so that nobody knows which objects it declares.
+    /// True if a part of the file cannot be parsed, so that the set of its objects is unknown.
     pub unreadable: bool,
     /// MeshConfig.
     pub mesh_config: Option<Shared<MeshConfig>>,
@@ -74,20 +76,20 @@ pub struct FileContent {
     pub env: BTreeMap<String, String>,
     /// Entries of `proxies`.
     pub proxies: Vec<Value>,
-    /// What is wrong.
+    /// The problems found.
     pub diagnostics: Vec<Diagnostic>,
-    /// What its documents gave, by the hash of their texts: an edit of one among thousands parses one.
-    parsed: BTreeMap<Version, Shared<document::Parsed>>,
+    /// The parsed documents by the hash of their text, so that an edit of one document parses only that one.
+    parsed: BTreeMap<Version, Shared<ParsedDocument>>,
 }
 
 impl FileContent {
-    /// Reads a file of the folder. `cluster` is the config cluster.
+    /// Parses a file of the folder. `cluster` is the config cluster.
     pub fn read(file_name: &str, bytes: &[u8], cluster: &ClusterId) -> Self {
         Self::read_as(&Role::of(file_name), file_name, bytes, cluster, &Self::default())
     }
 
-    /// Reads a file whose role is known; its name is only told. What it has in common with the previous content is not
-    /// parsed again.
+    /// Parses a file with a known role; its name only appears in diagnostics. Documents that are equal to previous ones
+    /// are not parsed again.
     pub fn read_as(role: &Role, file_name: &str, bytes: &[u8], cluster: &ClusterId, previous: &Self) -> Self {
         let mut content = Self::default();
         let owner = match role {
@@ -129,7 +131,7 @@ impl FileContent {
         content
     }
 
-    /// A file whose bytes cannot be had.
+    /// Returns the content of a file that cannot be read.
     pub fn absent(file_name: &str, message: &str) -> Self {
         Self {
             unreadable: true,
@@ -170,8 +172,9 @@ impl FileContent {
         }
     }
 
-    /// Takes the objects of a document. Further clusters give services and endpoints, but no config.
-    fn objects(&mut self, is_config_cluster: bool, parsed: &document::Parsed, place: &SmolStr) {
+    /// Adds the objects of a document. Clusters other than the config cluster contribute services and endpoints, but no
+    /// config.
+    fn objects(&mut self, is_config_cluster: bool, parsed: &ParsedDocument, place: &SmolStr) {
         for row in &parsed.rows {
             if is_config_cluster || row.kind().counts_in_remote_clusters() {
                 self.objects.push((row.clone(), place.clone()));
@@ -235,8 +238,8 @@ impl FileContent {
         self.diagnostics.extend(findings.into_iter().map(diagnostic));
     }
 
-    /// This content with what must not be lost by a mistake in an edit: a file that cannot be read keeps all that it
-    /// declared before, an object that became invalid keeps its last good form.
+    /// Returns this content, with previous content where an edit made a mistake: an unreadable file keeps all that it
+    /// declared before, an invalid object keeps its last valid form.
     pub fn after(mut self, previous: &Self) -> Self {
         if self.unreadable {
             return Self {
@@ -260,21 +263,21 @@ fn place(file_name: &str, line: u64) -> SmolStr {
     SmolStr::new(format!("{file_name}:{line}"))
 }
 
-/// Everything that a folder declares.
+/// The content of a folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Folder {
-    /// All rows by the cluster that they come from, in the order of their kinds and keys. Mesh config and networks are
-    /// among those of the config cluster; the mesh config always is.
+    /// All rows by cluster, in the order of kinds and keys. Mesh config (always present) and networks are among those
+    /// of the config cluster.
     pub rows: BTreeMap<ClusterId, Vec<Row>>,
     /// Feature variables.
     pub env: BTreeMap<String, String>,
     /// Entries of `proxies.yaml`, as written.
     pub proxies: Vec<Value>,
-    /// What is wrong: by file, then what is declared twice.
+    /// The problems found: by file, then duplicate objects.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// Reads a whole folder. `cluster` is the config cluster, `mesh_key` the key of mesh config and networks.
+/// Parses a folder. `cluster` is the config cluster, `mesh_key` the key of mesh config and networks.
 pub fn read(files: &[(String, impl AsRef<[u8]>)], cluster: &ClusterId, mesh_key: &ObjectKey) -> Folder {
     let contents = files
         .iter()
@@ -284,7 +287,7 @@ pub fn read(files: &[(String, impl AsRef<[u8]>)], cluster: &ClusterId, mesh_key:
 }
 
 impl Folder {
-    /// Puts files together. Of objects that are declared twice the last one counts, in the order of file names.
+    /// Combines files. Of duplicate objects the last one wins, in the order of file names.
     fn of(files: &BTreeMap<String, FileContent>, cluster: &ClusterId, mesh_key: &ObjectKey) -> Self {
         let mut rows: BTreeMap<ClusterId, Vec<Row>> = BTreeMap::new();
         let mut diagnostics: Vec<_> = files
@@ -306,10 +309,10 @@ impl Folder {
     }
 }
 
-/// What a folder declares beside objects.
+/// The content of a folder that is not objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Mesh config, which is there always, and networks.
+    /// Mesh config (always present) and networks.
     pub rows: Vec<Row>,
     /// Feature variables.
     pub env: BTreeMap<String, String>,
@@ -318,7 +321,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What files declare together. Of several that declare the same the last one counts, in their order.
+    /// Combines the settings of files. The last declaration wins.
     pub fn of<'a>(files: impl IntoIterator<Item = &'a FileContent>, mesh_key: &ObjectKey) -> Self {
         let mut settings = Self::default();
         let (mut mesh_config, mut networks) = (None, None);
@@ -341,15 +344,15 @@ impl Settings {
 /// An object that files declare.
 #[derive(Clone, Debug)]
 pub struct Declared<'a> {
-    /// The declaration that counts.
+    /// The declaration that wins.
     pub row: &'a Row,
     place: &'a SmolStr,
-    /// One for each declaration that does not.
+    /// One diagnostic for each other declaration.
     pub twice: Vec<Diagnostic>,
 }
 
-/// The objects that files declare, in the order of their clusters, kinds and keys: those that are `wanted`. Of several
-/// declarations the last one counts.
+/// Returns the objects that files declare and that are `wanted`, in the order of clusters, kinds and keys. The last
+/// declaration of an object wins.
 pub fn declared<'a>(
     files: impl IntoIterator<Item = &'a FileContent>,
     wanted: impl Fn(&Row) -> bool,
@@ -379,7 +382,7 @@ fn declared_twice(row: &Row, earlier: &SmolStr, place: &SmolStr) -> Diagnostic {
     Diagnostic::of_object(row.kind(), row.key().clone(), Severity::Error, "DeclaredTwice", finding).at(place)
 }
 
-/// A row of mesh config or networks.
+/// Returns a row of mesh config or networks.
 pub fn mesh_row<T>(kind: Kind, key: &ObjectKey, spec: T) -> Config<T> {
     let meta = Meta {
         kind,

@@ -1,11 +1,12 @@
-//! Istio's kinds: `spec` as the API's message, checked as Istio's admission checks it.
+//! Istio's kinds: `spec` as a protobuf message of the API, validated with the rules of Istio's admission webhook.
 
-pub mod check;
 pub mod common;
 pub mod destination_rule;
 pub mod envoy_filter;
 pub mod extension;
+pub mod field_path;
 pub mod gateway;
+pub mod proxy_config;
 pub mod security;
 pub mod service_entry;
 pub mod sidecar;
@@ -18,9 +19,9 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use serde_json::Value;
 
-use self::check::At;
+use self::field_path::FieldPath;
 use super::{
-    Config, Diagnostic, FieldError, Kind, Meta, Row, Severity,
+    Config, Diagnostic, FieldError, Meta, Severity,
     regex::{self, RegexError},
     unknown::unknown_fields,
 };
@@ -28,39 +29,46 @@ use crate::{
     base::Shared,
     proto::{
         descriptor_pool,
-        istio::networking::v1beta1 as networking_v1beta1,
         json::{Unknown, from_json},
     },
 };
 
-/// What checks find out about one object.
-#[derive(Debug, Default)]
-pub struct Findings {
-    /// The object does not count; of policies, the named part does not.
-    pub errors: Vec<FieldError>,
-    /// It counts, but likely not as it was meant.
-    pub warnings: Vec<FieldError>,
-    /// The object counts in spite of errors, so that they can tell all that admission refuses.
-    pub counts_with_errors: bool,
-    /// The regular expressions that were compiled, with what is wrong with them.
-    expressions: BTreeMap<String, Option<RegexError>>,
-}
-
-/// How many different regular expressions of an object are compiled: each may cost a millisecond, and an object has room
-/// for ten thousand.
-const MAX_EXPRESSIONS: usize = 64;
-
-/// What becomes of a regular expression.
+/// The treatment of objects of a kind that have errors, such as one that was created without the admission webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Usage {
-    /// Proxies compile it; after [`MAX_EXPRESSIONS`] of these only the length is checked.
-    Sent,
-    /// It is kept compiled; there may be no more than [`MAX_EXPRESSIONS`] of these.
-    Kept,
+pub enum ErrorPolicy {
+    /// The object is ignored.
+    Reject,
+    /// The object applies without the parts that cannot be translated. Ignoring a security policy would leave open what it
+    /// protects; parts that generation cannot express allow less traffic, never more.
+    Tolerate,
 }
 
-impl Findings {
-    /// Records why the object does not count.
+/// The errors and warnings of one object.
+#[derive(Debug, Default)]
+pub struct Validation {
+    /// Errors; the kind's [`ErrorPolicy`] decides if the object applies.
+    pub errors: Vec<FieldError>,
+    /// Problems of an object that applies, but likely not as the user meant.
+    pub warnings: Vec<FieldError>,
+    /// The regular expressions that were checked, with their errors.
+    regexes: BTreeMap<String, Option<RegexError>>,
+}
+
+/// The limit of different regular expressions of an object that are compiled. Compiling one may take a millisecond, and an
+/// object has room for ten thousand.
+const MAX_REGEXES: usize = 64;
+
+/// The component that evaluates a regular expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegexUsage {
+    /// Proxies compile it. After [`MAX_REGEXES`] of these only the length is checked.
+    Proxy,
+    /// The control plane keeps it compiled. More than [`MAX_REGEXES`] of these are an error.
+    ControlPlane,
+}
+
+impl Validation {
+    /// Records an error of a field.
     pub fn error(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.errors.push(FieldError {
             field: field.into(),
@@ -68,7 +76,7 @@ impl Findings {
         });
     }
 
-    /// Records what is likely a mistake.
+    /// Records a warning about a field.
     pub fn warning(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.warnings.push(FieldError {
             field: field.into(),
@@ -76,29 +84,29 @@ impl Findings {
         });
     }
 
-    /// Checks a regular expression, each only once.
-    pub fn expression(&mut self, expression: &str, usage: Usage) -> Result<(), RegexError> {
+    /// Checks a regular expression. Repeated ones are compiled once.
+    pub fn regex(&mut self, expression: &str, usage: RegexUsage) -> Result<(), RegexError> {
         regex::check_length(expression)?;
-        if let Some(known) = self.expressions.get(expression) {
+        if let Some(known) = self.regexes.get(expression) {
             return known.clone().map_or(Ok(()), Err);
         }
-        if self.expressions.len() >= MAX_EXPRESSIONS {
+        if self.regexes.len() >= MAX_REGEXES {
             return match usage {
-                Usage::Sent => Ok(()),
-                Usage::Kept => Err(RegexError::TooMany(MAX_EXPRESSIONS)),
+                RegexUsage::Proxy => Ok(()),
+                RegexUsage::ControlPlane => Err(RegexError::TooMany(MAX_REGEXES)),
             };
         }
         let checked = match usage {
-            Usage::Sent => regex::check(expression),
-            Usage::Kept => regex::compile(expression).map(drop),
+            RegexUsage::Proxy => regex::check(expression),
+            RegexUsage::ControlPlane => regex::compile(expression).map(drop),
         };
-        self.expressions.insert(expression.to_owned(), checked.clone().err());
+        self.regexes.insert(expression.to_owned(), checked.clone().err());
         checked
     }
 
-    /// The findings as diagnostics of an object.
+    /// Returns the diagnostics of the object.
     pub fn diagnostics(self, meta: &Meta) -> Vec<Diagnostic> {
-        let of = |severity, code, finding| Diagnostic::of_object(meta.kind, meta.key.clone(), severity, code, finding);
+        let of = |severity, code, problem| Diagnostic::of_object(meta.kind, meta.key.clone(), severity, code, problem);
         let errors = self
             .errors
             .into_iter()
@@ -111,55 +119,15 @@ impl Findings {
     }
 }
 
-/// Parses and checks an object of an Istio kind (its whole manifest). No row: there is an error among the diagnostics. The
-/// reverse does not hold for policies, which stand in spite of errors that concern a part of them.
-///
-/// # Panics
-/// When the kind is not one of Istio's.
-pub fn parse(meta: Shared<Meta>, object: &Value) -> (Option<Row>, Vec<Diagnostic>) {
-    macro_rules! by_kind {
-        ($($kind:ident: $check:path,)*) => {
-            match meta.kind {
-                $(Kind::$kind => config(meta, object, |config| Row::$kind(Shared::new(config)), $check),)*
-                other => unreachable!("{} is none of Istio's kinds", other.name()),
-            }
-        };
-    }
-    by_kind! {
-        DestinationRule: destination_rule::check,
-        EnvoyFilter: envoy_filter::check,
-        Gateway: gateway::check,
-        ProxyConfig: proxy_config,
-        ServiceEntry: service_entry::check,
-        Sidecar: sidecar::check,
-        VirtualService: virtual_service::check,
-        WorkloadEntry: workload::entry,
-        WorkloadGroup: workload::group,
-        AuthorizationPolicy: security::authorization_policy,
-        PeerAuthentication: security::peer_authentication,
-        RequestAuthentication: security::request_authentication,
-        Telemetry: telemetry::check,
-        WasmPlugin: extension::wasm_plugin,
-        TrafficExtension: extension::traffic_extension,
-    }
-}
-
-fn proxy_config(at: &At<'_>, config: &networking_v1beta1::ProxyConfig, _meta: &Meta) {
-    common::selector(at, config.selector.as_ref());
-    at.field("concurrency")
-        .require(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
-}
-
-fn config<M: prost::Message + prost::Name + Clone + Default>(
+/// Parses and validates a manifest of an Istio kind. Returns no object if it does not apply; the diagnostics then contain an
+/// error. An object with [`ErrorPolicy::Tolerate`] may have errors and still apply.
+pub fn parse<M: prost::Message + prost::Name + Clone + Default>(
     meta: Shared<Meta>,
     object: &Value,
-    row: impl FnOnce(Config<M>) -> Row,
-    check: fn(&At<'_>, &M, &Meta),
-) -> (Option<Row>, Vec<Diagnostic>) {
-    let findings = RefCell::new(Findings {
-        counts_with_errors: protects(meta.kind),
-        ..Findings::default()
-    });
+    check: fn(&FieldPath<'_>, &M, &Meta),
+    error_policy: ErrorPolicy,
+) -> (Option<Config<M>>, Vec<Diagnostic>) {
+    let validation = RefCell::<Validation>::default();
     let empty = Value::Object(serde_json::Map::new());
     let spec = match &object["spec"] {
         Value::Null => &empty,
@@ -167,23 +135,20 @@ fn config<M: prost::Message + prost::Name + Clone + Default>(
     };
     let descriptor = descriptor_pool()
         .get_message_by_name(&M::full_name())
-        .expect("because every message of the API is in the pool");
+        .expect("because the pool has every message of the API");
     for path in unknown_fields(&descriptor, spec) {
-        let message = "is no field of this kind and has no effect";
-        findings.borrow_mut().warning(format!("spec.{path}"), message);
+        let message = "is not a field of this kind and has no effect";
+        validation.borrow_mut().warning(format!("spec.{path}"), message);
     }
-    let row = match from_json::<M>(spec, Unknown::Ignore) {
+    let config = match from_json::<M>(spec, Unknown::Ignore) {
         Ok(spec) => {
-            check(&At::root("spec", &findings), &spec, &meta);
-            let status = meta.kind.status_of(object);
-            let counts = findings.borrow().errors.is_empty() || findings.borrow().counts_with_errors;
-            counts.then(|| {
-                // Decoding leaves room for more in every list; a copy has none, and rows are kept for long.
-                row(Config {
-                    meta: meta.clone(),
-                    spec: spec.clone(),
-                    status,
-                })
+            check(&FieldPath::root("spec", error_policy, &validation), &spec, &meta);
+            let applies = error_policy == ErrorPolicy::Tolerate || validation.borrow().errors.is_empty();
+            applies.then(|| Config {
+                meta: meta.clone(),
+                // The clone frees the spare capacity of the decoded lists; rows live long.
+                spec: spec.clone(),
+                status: meta.kind.status_of(object),
             })
         }
         Err(error) => {
@@ -192,20 +157,11 @@ fn config<M: prost::Message + prost::Name + Clone + Default>(
             } else {
                 format!("spec.{}", error.path)
             };
-            findings.borrow_mut().error(field, error.message);
+            validation.borrow_mut().error(field, error.message);
             None
         }
     };
-    (row, findings.into_inner().diagnostics(&meta))
-}
-
-/// True for kinds that are obeyed as far as they can be read: without a policy that got past admission, what it protects
-/// would be open. What generation cannot express of them lets less through, never more.
-fn protects(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::AuthorizationPolicy | Kind::PeerAuthentication | Kind::RequestAuthentication
-    )
+    (config, validation.into_inner().diagnostics(&meta))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! The Multi-Cluster Services API: which Services are exported to other clusters, and which are imported.
+//! The Multi-Cluster Services API: exports of Services to other clusters, and imports.
 
 use serde::Deserialize;
 use smol_str::SmolStr;
 
-/// Exports the Service of its name and namespace.
+/// Exports the Service with the same name and namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct ServiceExport {}
 
-/// The Service of its name and namespace in the set of clusters, as this cluster sees it.
+/// The Service with the same name and namespace in the cluster set, as this cluster sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct ServiceImport {

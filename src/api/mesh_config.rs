@@ -1,8 +1,8 @@
-//! MeshConfig: its defaults, and what a mesh file lays over them.
+//! MeshConfig: its defaults, and mesh files merged over them.
 //!
-//! A field that the file names replaces the default as a whole, with Istio's exceptions: `defaultConfig` is merged field
-//! by field (`proxyMetadata` and `proxyHeaders` one level deeper), `defaultProviders` field by field,
-//! `extensionProviders` by name, and `trustDomainAliases` are joined.
+//! A field in the file replaces the default, with Istio's exceptions: `defaultConfig` is merged field by field
+//! (`proxyMetadata` and `proxyHeaders` one level deeper), `defaultProviders` field by field, `extensionProviders` by
+//! name, and `trustDomainAliases` are united.
 
 mod validate;
 
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     FieldError,
-    istio::{Findings, check::At},
+    istio::{ErrorPolicy, Validation, field_path::FieldPath},
     unknown::unknown_fields,
 };
 use crate::proto::{
@@ -26,12 +26,12 @@ use crate::proto::{
     json::{JsonError, Unknown, from_json, to_json},
 };
 
-/// The mesh config where nobody has written one.
+/// Returns the default mesh config.
 pub fn defaults() -> MeshConfig {
     from_json(&default_values(), Unknown::Deny).expect("because a test reads the defaults")
 }
 
-/// The proxy config where nobody has written one.
+/// Returns the default proxy config.
 pub fn default_proxy_config() -> ProxyConfig {
     defaults().default_config.unwrap_or_default()
 }
@@ -78,44 +78,45 @@ fn default_values() -> Value {
     })
 }
 
-/// A mesh config and what its file should be told.
+/// A mesh config with warnings about its file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parsed {
+pub struct ParsedMeshConfig {
     /// The merged config.
     pub config: MeshConfig,
-    /// What has no effect or is likely a mistake.
+    /// Fields that have no effect or are likely mistakes.
     pub warnings: Vec<FieldError>,
 }
 
-/// Lays the content of a mesh file over the defaults and checks the result. After an error the caller keeps what it has.
-pub fn parse(file: &Value) -> Result<Parsed, Vec<FieldError>> {
+/// Merges a mesh file over the defaults and validates the result. After an error the caller keeps its last valid
+/// config.
+pub fn parse(file: &Value) -> Result<ParsedMeshConfig, Vec<FieldError>> {
     parse_layers(&[file])
 }
 
-/// The same for several files, each laid over the one before it.
-pub fn parse_layers(layers: &[&Value]) -> Result<Parsed, Vec<FieldError>> {
-    let findings = RefCell::<Findings>::default();
+/// Does the same for several files, each merged over the one before.
+pub fn parse_layers(layers: &[&Value]) -> Result<ParsedMeshConfig, Vec<FieldError>> {
+    let validation = RefCell::<Validation>::default();
     let mut config = defaults();
     for layer in layers {
         for path in unknown_fields(&descriptor::<MeshConfig>(), layer) {
             let message = "is no field of the mesh config and has no effect";
-            findings.borrow_mut().warning(path, message);
+            validation.borrow_mut().warning(path, message);
         }
         config = lay_over(&config, layer).map_err(|error| vec![field_error(error)])?;
     }
-    validate::mesh_config(&At::root("", &findings), &config);
-    let findings = findings.into_inner();
-    if findings.errors.is_empty() {
-        Ok(Parsed {
+    validate::mesh_config(&FieldPath::root("", ErrorPolicy::Reject, &validation), &config);
+    let validation = validation.into_inner();
+    if validation.errors.is_empty() {
+        Ok(ParsedMeshConfig {
             config,
-            warnings: findings.warnings,
+            warnings: validation.warnings,
         })
     } else {
-        Err(findings.errors)
+        Err(validation.errors)
     }
 }
 
-/// Lays the content of a mesh file over a mesh config.
+/// Merges a mesh file over a mesh config.
 pub fn lay_over(base: &MeshConfig, file: &Value) -> Result<MeshConfig, JsonError> {
     let overlay = object(file)?;
     let mut merged = values(base);
@@ -139,19 +140,20 @@ pub fn lay_over(base: &MeshConfig, file: &Value) -> Result<MeshConfig, JsonError
     Ok(config)
 }
 
-/// Lays a proxy config (an annotation, a `PROXY_CONFIG` text) over another.
+/// Merges a proxy config (an annotation, a `PROXY_CONFIG` text) over another.
 pub fn lay_over_proxy_config(base: &ProxyConfig, overlay: &Value) -> Result<ProxyConfig, JsonError> {
     let mut merged = values(base);
     set_proxy_config(&mut merged, object(overlay)?);
     from_json(&Value::Object(merged), Unknown::Ignore)
 }
 
-/// `PROXY_CONFIG` of a proxy's node metadata. It stands in place of `defaultConfig`, nothing is merged into it.
+/// Parses `PROXY_CONFIG` of node metadata. It replaces `defaultConfig`; nothing is merged.
 pub fn node_proxy_config(metadata: &Value) -> Result<ProxyConfig, JsonError> {
     from_json(metadata, Unknown::Ignore)
 }
 
-/// The config of a workload: the mesh's `defaultConfig`, then ProxyConfig resources from the widest to the narrowest.
+/// Returns the config of a workload: the mesh's `defaultConfig`, then ProxyConfig resources from the widest to the
+/// narrowest.
 pub fn effective_proxy_config(default: &ProxyConfig, resources: &[&ProxyConfigResource]) -> ProxyConfig {
     let mut config = default.clone();
     for resource in resources {
@@ -169,10 +171,10 @@ pub fn effective_proxy_config(default: &ProxyConfig, resources: &[&ProxyConfigRe
     config
 }
 
-/// Providers by name: a known name takes the new provider in its old place. Aliases: all, sorted.
+/// Merges providers by name: a provider replaces the one of the same name in place. Unites and sorts aliases.
 fn merge_lists(base: &MeshConfig, config: &mut MeshConfig) {
     let named = std::mem::replace(&mut config.extension_providers, base.extension_providers.clone());
-    // Unnamed by the file, the list is the base's own, and this changes nothing.
+    // If the file has no list, it is the base's own list and the loop changes nothing.
     for provider in named {
         match config
             .extension_providers
@@ -202,7 +204,7 @@ fn set_proxy_config(base: &mut Map<String, Value>, overlay: &Map<String, Value>)
     }
 }
 
-/// Sets every field that the overlay names, whatever its spelling; other members of its oneof go.
+/// Sets every field in the overlay, in either spelling, and clears other members of its oneof.
 fn set_fields(descriptor: &MessageDescriptor, base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
     for (name, value) in overlay.iter().filter(|(_, value)| !value.is_null()) {
         let field = descriptor

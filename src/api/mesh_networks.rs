@@ -1,8 +1,8 @@
-//! MeshNetworks: which endpoints belong to which network, and through which gateways it is entered.
+//! MeshNetworks: the networks of endpoints, and the gateways of each network.
 
 use serde_json::Value;
 
-use super::{FieldError, istio::Findings, mesh_config::field_error, unknown::unknown_fields};
+use super::{FieldError, istio::Validation, mesh_config::field_error, unknown::unknown_fields};
 use crate::proto::{
     descriptor_pool,
     istio::mesh::v1alpha1::{
@@ -12,61 +12,61 @@ use crate::proto::{
     json::{Unknown, from_json},
 };
 
-/// Networks and what their file should be told.
+/// Networks with warnings about their file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parsed {
+pub struct ParsedMeshNetworks {
     /// The networks.
     pub networks: MeshNetworks,
-    /// What has no effect or is likely a mistake.
+    /// Fields that have no effect or are likely mistakes.
     pub warnings: Vec<FieldError>,
 }
 
-/// Reads the content of a networks file. After an error the caller keeps what it has.
-pub fn parse(file: &Value) -> Result<Parsed, Vec<FieldError>> {
-    let mut findings = Findings::default();
+/// Parses a networks file. After an error the caller keeps its last valid networks.
+pub fn parse(file: &Value) -> Result<ParsedMeshNetworks, Vec<FieldError>> {
+    let mut validation = Validation::default();
     let descriptor = descriptor_pool()
         .get_message_by_name("istio.mesh.v1alpha1.MeshNetworks")
         .expect("because every message of the API is in the pool");
     for path in unknown_fields(&descriptor, file) {
-        findings.warning(path, "is no field of the networks and has no effect");
+        validation.warning(path, "is no field of the networks and has no effect");
     }
     let networks: MeshNetworks = from_json(file, Unknown::Ignore).map_err(|error| vec![field_error(error)])?;
     for (name, network) in &networks.networks {
-        check(&format!("networks.{name}"), network, &mut findings);
+        check(&format!("networks.{name}"), network, &mut validation);
     }
-    if findings.errors.is_empty() {
-        Ok(Parsed {
+    if validation.errors.is_empty() {
+        Ok(ParsedMeshNetworks {
             networks,
-            warnings: findings.warnings,
+            warnings: validation.warnings,
         })
     } else {
-        Err(findings.errors)
+        Err(validation.errors)
     }
 }
 
-fn check(path: &str, network: &Network, findings: &mut Findings) {
+fn check(path: &str, network: &Network, validation: &mut Validation) {
     for (position, endpoints) in network.endpoints.iter().enumerate() {
         let path = format!("{path}.endpoints[{position}]");
         match &endpoints.ne {
             Some(Ne::FromCidr(text)) if text.parse::<ipnet::IpNet>().is_err() => {
-                findings.error(format!("{path}.fromCidr"), format!("{text:?} is no address range"));
+                validation.error(format!("{path}.fromCidr"), format!("{text:?} is no address range"));
             }
             Some(Ne::FromRegistry(name)) if !is_registry_name(name) => {
-                findings.error(format!("{path}.fromRegistry"), format!("{name:?} is no registry name"));
+                validation.error(format!("{path}.fromRegistry"), format!("{name:?} is no registry name"));
             }
             Some(_) => {}
-            None => findings.error(path, "needs fromCidr or fromRegistry"),
+            None => validation.error(path, "needs fromCidr or fromRegistry"),
         }
     }
     for (position, gateway) in network.gateways.iter().enumerate() {
-        check_gateway(&format!("{path}.gateways[{position}]"), gateway, findings);
+        check_gateway(&format!("{path}.gateways[{position}]"), gateway, validation);
     }
 }
 
-fn check_gateway(path: &str, gateway: &IstioNetworkGateway, findings: &mut Findings) {
+fn check_gateway(path: &str, gateway: &IstioNetworkGateway, validation: &mut Validation) {
     match &gateway.gw {
         Some(Gw::RegistryServiceName(name)) if !super::names::is_fqdn(name) => {
-            findings.error(
+            validation.error(
                 format!("{path}.registryServiceName"),
                 format!("{name:?} is no host name"),
             );
@@ -74,23 +74,23 @@ fn check_gateway(path: &str, gateway: &IstioNetworkGateway, findings: &mut Findi
         Some(Gw::Address(address))
             if address.parse::<std::net::IpAddr>().is_err() && !super::names::is_fqdn(address) =>
         {
-            findings.error(
+            validation.error(
                 format!("{path}.address"),
                 format!("{address:?} is neither an IP address nor a host name"),
             );
         }
         Some(_) => {}
-        None => findings.error(path, "needs address or registryServiceName"),
+        None => validation.error(path, "needs address or registryServiceName"),
     }
     if !(1..=65_535).contains(&gateway.port) {
-        findings.error(
+        validation.error(
             format!("{path}.port"),
             format!("{} is no port, want 1 to 65535", gateway.port),
         );
     }
 }
 
-/// Letters, digits, `-`, `_` and `.`, not empty.
+/// True for a nonempty name of letters, digits, `-`, `_` and `.`.
 fn is_registry_name(name: &str) -> bool {
     !name.is_empty()
         && name

@@ -1,11 +1,14 @@
-//! What names may look like: DNS labels, host names, header names.
+//! Syntax of names: DNS labels, host names, header names, gRPC status codes.
 
 /// The longest DNS label, in bytes.
 const MAX_LABEL: usize = 63;
 /// The longest host name, in bytes.
 const MAX_HOST: usize = 255;
 
-/// A label by RFC 1123: letters (upper case too, as Istio has it), digits and `-` between them.
+/// True for a DNS label (RFC 1123): letters, digits and inner `-`.
+///
+/// Parity (pkg/config/labels): upper case is allowed.
+/// Upper case is allowed too, as in Istio.
 pub fn is_label(text: &str) -> bool {
     let bytes = text.as_bytes();
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -15,7 +18,7 @@ pub fn is_label(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
 }
 
-/// A fully qualified or short host name without wildcard; a dot at the end is allowed.
+/// True for a host name, qualified or short, without wildcard. A trailing dot is allowed.
 pub fn is_fqdn(text: &str) -> bool {
     if text.is_empty() || text.len() > MAX_HOST {
         return false;
@@ -27,7 +30,7 @@ pub fn is_fqdn(text: &str) -> bool {
     labels.iter().all(|label| is_label(label)) && !top_is_number
 }
 
-/// A host name whose first label may be `*` or begin with it (`*.a.com`, `*a.com`, `*-a.com`); a lone `*` is one.
+/// True for a host name whose first label may begin with `*` (`*.a.com`, `*a.com`, `*-a.com`), and for `*` alone.
 pub fn is_wildcard_domain(text: &str) -> bool {
     match text.strip_prefix('*') {
         None => is_fqdn(text),
@@ -36,7 +39,7 @@ pub fn is_wildcard_domain(text: &str) -> bool {
     }
 }
 
-/// A header name: a token by RFC 9110.
+/// True for a header name: a token of RFC 9110.
 pub fn is_header_name(text: &str) -> bool {
     !text.is_empty()
         && text
@@ -44,12 +47,39 @@ pub fn is_header_name(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
 
+/// The names of the gRPC status codes, by number.
+const GRPC_STATUS_CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// Returns the number of a gRPC status code.
+pub fn grpc_status_code(name: &str) -> Option<u32> {
+    let number = GRPC_STATUS_CODES.iter().position(|known| *known == name)?;
+    u32::try_from(number).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn hosts() {
+    fn host_label_and_header_names() {
         for good in ["a", "a.b.svc.cluster.local", "A-1.example.com.", "1.a"] {
             assert!(is_fqdn(good), "{good}");
         }

@@ -1,19 +1,21 @@
-//! Regular expressions that users write. Envoy compiles them with RE2, so what RE2 takes is valid; but length and
-//! compiled size are limited, for they are compiled here too, and none of them must cost megabytes: most to see that Envoy
-//! can compile them, EnvoyFilter's `proxyVersion` to be used.
+//! Regular expressions in users' configuration.
+//!
+//! Envoy compiles them with RE2, so RE2's syntax is valid. They are also compiled here: EnvoyFilter's `proxyVersion` to
+//! match it, the others to verify that Envoy can compile them. Limits of length and compiled size bound the memory that
+//! one expression takes.
 
 use regex::bytes::{Regex, RegexBuilder};
 
-/// The longest expression, in bytes; Istio's own limit.
+/// The maximum length of an expression in bytes. Istio has the same limit.
 pub const MAX_LENGTH: usize = 1024;
-/// The largest compiled form, in bytes.
+/// The maximum size of the compiled form in bytes.
 pub const MAX_COMPILED: usize = 512 << 10;
-/// The largest compiled form of one that is kept, in bytes.
+/// The maximum size in bytes of a compiled form that is kept.
 pub const MAX_KEPT: usize = 64 << 10;
-/// The deepest nesting of groups and repetitions.
+/// The maximum nesting of groups and repetitions.
 const MAX_NESTING: u32 = 100;
 
-/// Why an expression is refused.
+/// The reason to refuse an expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegexError {
     /// It is longer than [`MAX_LENGTH`].
@@ -22,15 +24,15 @@ pub enum RegexError {
     /// Its compiled form is too large.
     #[error("the regular expression is too costly: compiled it has more than {0} bytes")]
     TooLarge(usize),
-    /// The object has too many of these that differ.
+    /// The object has too many different expressions.
     #[error("the object has more than {0} different regular expressions")]
     TooMany(usize),
-    /// It is none.
+    /// Its syntax is invalid.
     #[error("the regular expression is invalid: {0}")]
     Syntax(String),
 }
 
-/// Checks that an expression is within [`MAX_LENGTH`] and [`MAX_COMPILED`], and is one.
+/// Checks the syntax of an expression, within [`MAX_LENGTH`] and [`MAX_COMPILED`].
 pub fn check(expression: &str) -> Result<(), RegexError> {
     within(expression, MAX_COMPILED).map(drop)
 }
@@ -43,7 +45,7 @@ pub fn check_length(expression: &str) -> Result<(), RegexError> {
     Ok(())
 }
 
-/// Compiles an expression that is kept, within [`MAX_LENGTH`] and [`MAX_KEPT`].
+/// Compiles an expression to keep it, within [`MAX_LENGTH`] and [`MAX_KEPT`].
 pub fn compile(expression: &str) -> Result<Regex, RegexError> {
     within(expression, MAX_KEPT)
 }
@@ -51,7 +53,7 @@ pub fn compile(expression: &str) -> Result<Regex, RegexError> {
 fn within(expression: &str, max_compiled: usize) -> Result<Regex, RegexError> {
     check_length(expression)?;
     let expression = from_re2(expression)?;
-    // Classes such as `\w` mean ASCII in RE2; only what names other characters needs the Unicode tables.
+    // Classes such as `\w` mean ASCII in RE2. Only expressions with other characters need the Unicode tables.
     build(&expression, false, max_compiled).or_else(|error| match error {
         RegexError::Syntax(_) => build(&expression, true, max_compiled),
         error => Err(error),
@@ -71,17 +73,17 @@ fn build(expression: &str, unicode: bool, max_compiled: usize) -> Result<Regex, 
         })
 }
 
-/// The library explains with a drawing of the expression; its last line is the reason.
+/// Returns the reason: the last line of the library's message, which also draws the expression.
 fn last_line(text: &str) -> String {
     let line = text.lines().last().unwrap_or_default().trim();
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
-/// The largest count of a repetition in RE2.
+/// The maximum count of a repetition in RE2.
 const MAX_REPEAT: u32 = 1000;
 
-/// Rewrites what RE2 takes and the library does not: `\Q…\E`, `\C`, brackets and braces that stand for themselves. What
-/// the library takes and RE2 does not is an error: a repetition of a repetition, counts above [`MAX_REPEAT`].
+/// Rewrites syntax that RE2 accepts and the library does not: `\Q…\E`, `\C`, literal brackets and braces. Syntax that
+/// only the library accepts is an error: nested repetitions and counts above [`MAX_REPEAT`].
 fn from_re2(expression: &str) -> Result<String, RegexError> {
     let mut rewriter = Rewriter {
         out: String::with_capacity(expression.len()),
@@ -99,7 +101,7 @@ struct Rewriter<'a> {
     out: String,
     rest: &'a str,
     in_class: bool,
-    /// The last thing was a repetition.
+    /// The last element was a repetition.
     repeated: bool,
 }
 
@@ -114,7 +116,7 @@ impl Rewriter<'_> {
                 self.in_class = false;
                 self.keep(1);
             }
-            // Two of these in a class are set operations of the library.
+            // Doubled, these are set operations of the library in a class.
             '&' | '~' if self.in_class => self.replace(if first == '&' { "\\&" } else { "\\~" }, 1),
             '*' | '+' | '?' if !self.in_class => self.repetition(1, repeated)?,
             '{' if !self.in_class => match repetition_length(self.rest)? {
@@ -159,7 +161,7 @@ impl Rewriter<'_> {
         if self.rest.starts_with('^') {
             self.keep(1);
         }
-        // A bracket that comes first in a class stands for itself.
+        // A bracket that comes first in a class is literal.
         if self.rest.starts_with(']') {
             self.replace("\\]", 1);
         }
@@ -170,7 +172,7 @@ impl Rewriter<'_> {
             return Err(RegexError::Syntax("a repetition of a repetition".to_owned()));
         }
         self.keep(length);
-        // The mark of a lazy repetition belongs to it.
+        // The mark of a lazy repetition belongs to the repetition.
         if self.rest.starts_with('?') {
             self.keep(1);
         }
@@ -179,7 +181,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// The length of `{2}`, `{2,}` or `{2,3}`; other braces stand for themselves.
+/// Returns the length of `{2}`, `{2,}` or `{2,3}`. Other braces are literal.
 fn repetition_length(text: &str) -> Result<Option<usize>, RegexError> {
     let Some((inner, _)) = text[1..].split_once('}') else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The answer of DNS for a host name: no object that anybody writes, but an input like others.
+//! The DNS answer for a host name: an input that is not a manifest.
 
 use std::net::IpAddr;
 
@@ -10,17 +10,17 @@ use crate::base::{ClusterId, ObjectKey};
 /// The addresses of the host name of a network gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedHost {
-    /// The config cluster, no namespace, the host name.
+    /// The key: config cluster, no namespace, the host name as the name.
     pub key: ObjectKey,
     /// The addresses, sorted.
     pub addresses: Vec<IpAddr>,
 }
 
 impl ResolvedHost {
-    /// The kind of such rows.
+    /// The kind of these rows.
     pub const KIND: Kind = Kind::ResolvedHost;
 
-    /// The key of a host name.
+    /// Returns the key of a host name.
     pub fn key(cluster: &ClusterId, host: &str) -> ObjectKey {
         ObjectKey::new(cluster, "", SmolStr::new(host))
     }

@@ -1,5 +1,5 @@
-//! Objects whose `spec` is a Rust type: read by serde, so that a wrong field is named by its path. Fields that the type
-//! does not have pass: API groups grow, and what is not read does no harm.
+//! Objects whose `spec` is a Rust type, read by serde. Errors name the path of the field. Unknown fields are ignored,
+//! as API groups grow.
 
 use std::borrow::Cow;
 
@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 use super::{Config, FieldError, Meta};
 use crate::base::Shared;
 
-/// Reads an object (its whole manifest) whose specification stands in `spec`.
+/// Parses the `spec` of a manifest.
 pub fn parse<T: DeserializeOwned>(meta: Shared<Meta>, object: &Value) -> Result<Config<T>, Vec<FieldError>> {
     let spec = match &object["spec"] {
         Value::Null => Cow::Owned(Value::Object(Map::new())),
-        // Null is as if it were absent; API servers remove it, files may have it.
+        // Null means absent. API servers remove nulls, files may contain them.
         spec if has_null(spec) => Cow::Owned(without_nulls(spec)),
         spec => Cow::Borrowed(spec),
     };

@@ -1,12 +1,12 @@
-//! Fields of a JSON object that its message does not have: told as a warning, for they are mostly spelling mistakes.
+//! Unknown fields of JSON objects. They are reported as warnings, as most are spelling mistakes.
 
 use prost_reflect::{Kind, MessageDescriptor};
 use serde_json::Value;
 
-/// The most fields that are named; more than that is another kind of mistake.
+/// The maximum number of fields that are reported for an object.
 const MOST: usize = 20;
 
-/// The paths of unknown fields, in the names of the input.
+/// Returns the paths of unknown fields, spelled as in the input.
 pub fn unknown_fields(descriptor: &MessageDescriptor, value: &Value) -> Vec<String> {
     let mut search = Search::default();
     search.message(descriptor, value);
@@ -21,7 +21,7 @@ struct Search {
 
 impl Search {
     fn message(&mut self, descriptor: &MessageDescriptor, value: &Value) {
-        // Google's own types have JSON forms of their own.
+        // Google's well-known types have their own JSON forms.
         let (Value::Object(object), false) = (value, descriptor.package_name() == "google.protobuf") else {
             return;
         };
@@ -63,7 +63,7 @@ impl Search {
         }
     }
 
-    /// Goes one step down and back.
+    /// Runs `body` with the path extended by one step.
     fn within(&mut self, step: &str, body: impl FnOnce(&mut Self)) {
         let length = self.path.len();
         if length > 0 && !step.starts_with('[') {

@@ -1,8 +1,8 @@
 //! YAML text to JSON values, with limits. The only user of the YAML library.
 //!
-//! A file is split on its document markers before anything is parsed, so that one bad document does not hide the rest,
-//! and limits hold for each document and not for the sum. Scalars are read as `sigs.k8s.io/yaml` reads them: `yes` and
-//! `on` are booleans, `014` is twelve, and of equal keys the last one counts.
+//! A file is split at its document markers before anything is parsed. So one invalid document does not hide the others,
+//! and limits apply to each document. Scalars are read as `sigs.k8s.io/yaml` reads them: `yes` and `on` are booleans,
+//! `014` is twelve, and the last of equal keys wins.
 
 mod write;
 
@@ -15,16 +15,16 @@ use serde_saphyr::{
 
 pub use write::to_text;
 
-/// The largest file that is read, in bytes.
+/// The maximum size of a file in bytes.
 pub const MAX_FILE_BYTES: usize = 32 << 20;
-/// The most nodes (mappings, lists and scalars, those that aliases repeat included) of one document.
+/// The maximum number of nodes of a document: mappings, lists and scalars, including those repeated by aliases.
 pub const MAX_NODES: usize = 250_000;
-/// The deepest nesting of one document.
+/// The maximum nesting of a document.
 pub const MAX_DEPTH: usize = 64;
-/// The most bytes in scalars of one document, those that aliases repeat included.
+/// The maximum number of bytes in the scalars of a document, including those repeated by aliases.
 pub const MAX_SCALAR_BYTES: usize = 1 << 20;
 
-/// Why text is not read.
+/// The reason why text cannot be parsed, with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct YamlError {
@@ -32,20 +32,20 @@ pub struct YamlError {
     pub line: u64,
     /// The column, from 1.
     pub column: u64,
-    /// What is wrong there.
+    /// The reason.
     pub message: String,
 }
 
 /// A document as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Document<'a> {
-    /// The line of the file on which it begins, from 1.
+    /// The line of the file where it begins, from 1.
     pub line: u64,
-    /// Its text, from its marker on.
+    /// Its text, beginning with its marker.
     pub text: &'a str,
 }
 
-/// Reads the bytes of a file as text: UTF-8, at most [`MAX_FILE_BYTES`], a byte order mark is left out.
+/// Returns the bytes of a file as text: UTF-8, at most [`MAX_FILE_BYTES`], without a byte order mark.
 pub fn text(bytes: &[u8]) -> Result<&str, YamlError> {
     let at = |line, column, message| YamlError { line, column, message };
     if bytes.len() > MAX_FILE_BYTES {
@@ -61,7 +61,7 @@ pub fn text(bytes: &[u8]) -> Result<&str, YamlError> {
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// The documents of a text. A marker (`---` or `...`) counts only at the beginning of a line, as YAML has it.
+/// Splits a text into documents. A marker (`---` or `...`) counts only at the beginning of a line, as in YAML.
 pub fn documents(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let (mut start, mut start_line) = (0, 1);
@@ -100,7 +100,7 @@ fn marker(line: &str) -> Option<&str> {
     (ends && matches!(head, "---" | "...")).then_some(head)
 }
 
-/// True for `%YAML 1.2` and the like, which belong to the marker that follows.
+/// True for directives such as `%YAML 1.2`, which belong to the marker that follows.
 fn only_directives(text: &str) -> bool {
     let mut lines = text.lines().filter(|line| !is_blank(line)).peekable();
     lines.peek().is_some() && lines.all(|line| line.starts_with('%'))
@@ -127,8 +127,8 @@ impl Document<'_> {
         serde_saphyr::from_str_with_options(self.text, options()).map_err(|error| self.error(&error))
     }
 
-    /// The value if the document is JSON within the limits. Every JSON text is YAML, but this way is ten times faster, and
-    /// tools that write large meshes write JSON.
+    /// Returns the value if the document is JSON within the limits. JSON is valid YAML, but the JSON parser is ten
+    /// times faster, and tools that write large meshes write JSON.
     fn json(&self) -> Option<Value> {
         let text = self.text.strip_prefix("---").unwrap_or(self.text).trim_start();
         if !text.starts_with('{') {
@@ -152,7 +152,7 @@ impl Document<'_> {
     }
 }
 
-/// What the limits are about.
+/// The quantities that limits apply to.
 #[derive(Default)]
 struct Size {
     nodes: usize,
@@ -161,7 +161,7 @@ struct Size {
 }
 
 impl Size {
-    /// The recursion is bounded: the JSON parser refuses what is nested deeper than 128.
+    /// The recursion is bounded: the JSON parser refuses nesting deeper than 128.
     fn add(&mut self, value: &Value, depth: usize) {
         self.nodes += 1;
         match value {
@@ -189,7 +189,7 @@ impl Size {
     }
 }
 
-/// What is wrong, without the place, which stands beside it.
+/// Returns the reason without the position, which has its own fields.
 fn message(error: &Error) -> String {
     if let Error::Budget { breach, .. } = error.without_snippet() {
         return match breach {
@@ -227,7 +227,7 @@ fn options() -> Options {
             max_depth: MAX_DEPTH,
             max_total_scalar_bytes: MAX_SCALAR_BYTES,
             flow_nesting_limit: MAX_DEPTH,
-            // The limits above hold for what aliases repeat too; how many there are does not matter.
+            // The other limits include the nodes that aliases repeat, so the number of aliases does not matter.
             enforce_alias_anchor_ratio: false,
         },
         duplicate_keys: DuplicateKeyPolicy::PassThrough,

@@ -22,16 +22,13 @@ fn port_entry(policy: &TrafficPolicy, port: u32) -> Option<&PortTrafficPolicy> {
     entries.find(|entry| entry.port.is_some_and(|selector| selector.number == port))
 }
 
-/// An entry for the port takes the place of the whole policy: what it leaves open has the defaults.
+/// Returns the policy for a port. A port-level entry replaces the whole policy: the fields that it does not set take the
+/// defaults.
+///
+/// Note: messages are built and taken apart without `..` here, so that a new field cannot be forgotten.
 fn for_port(policy: &TrafficPolicy, port: u32) -> TrafficPolicy {
-    match port_entry(policy, port) {
-        Some(entry) => TrafficPolicy {
-            connection_pool: entry.connection_pool,
-            load_balancer: entry.load_balancer.clone(),
-            outlier_detection: entry.outlier_detection,
-            tls: entry.tls.clone(),
-            ..Default::default()
-        },
+    match port_entry(policy, port).cloned() {
+        Some(entry) => of_port_entry(entry),
         None => TrafficPolicy {
             port_level_settings: Vec::new(),
             ..policy.clone()
@@ -39,29 +36,53 @@ fn for_port(policy: &TrafficPolicy, port: u32) -> TrafficPolicy {
     }
 }
 
-/// A subset overrides field by field. An entry for the port takes the place of its policy, as with rules, and counts
-/// even where it leaves a field open.
-fn overlaid(mut policy: TrafficPolicy, own: &TrafficPolicy, port: u32) -> TrafficPolicy {
-    if let Some(entry) = port_entry(own, port) {
-        policy.connection_pool = entry.connection_pool;
-        policy.load_balancer.clone_from(&entry.load_balancer);
-        policy.outlier_detection = entry.outlier_detection;
-        policy.tls.clone_from(&entry.tls);
-        return policy;
-    }
-    macro_rules! overlay {
-        ($($field:ident),*) => { $(if own.$field.is_some() { policy.$field = own.$field.clone(); })* };
-    }
-    overlay!(
-        connection_pool,
+fn of_port_entry(entry: PortTrafficPolicy) -> TrafficPolicy {
+    let PortTrafficPolicy {
+        port: _,
         load_balancer,
+        connection_pool,
         outlier_detection,
         tls,
-        tunnel,
-        proxy_protocol,
-        retry_budget
-    );
-    policy
+    } = entry;
+    TrafficPolicy {
+        load_balancer,
+        connection_pool,
+        outlier_detection,
+        tls,
+        port_level_settings: Vec::new(),
+        tunnel: None,
+        proxy_protocol: None,
+        retry_budget: None,
+    }
+}
+
+/// Returns the policy of a subset. Its policy overrides that of the rule field by field. Its port-level entry replaces the
+/// fields that such an entry has, even where the entry does not set them.
+fn overlaid(general: TrafficPolicy, own: &TrafficPolicy, port: u32) -> TrafficPolicy {
+    if let Some(entry) = port_entry(own, port).cloned() {
+        let of_port = of_port_entry(entry);
+        return TrafficPolicy {
+            load_balancer: of_port.load_balancer,
+            connection_pool: of_port.connection_pool,
+            outlier_detection: of_port.outlier_detection,
+            tls: of_port.tls,
+            tunnel: general.tunnel,
+            proxy_protocol: general.proxy_protocol,
+            retry_budget: general.retry_budget,
+            port_level_settings: general.port_level_settings,
+        };
+    }
+    let own = own.clone();
+    TrafficPolicy {
+        load_balancer: own.load_balancer.or(general.load_balancer),
+        connection_pool: own.connection_pool.or(general.connection_pool),
+        outlier_detection: own.outlier_detection.or(general.outlier_detection),
+        tls: own.tls.or(general.tls),
+        tunnel: own.tunnel.or(general.tunnel),
+        proxy_protocol: own.proxy_protocol.or(general.proxy_protocol),
+        retry_budget: own.retry_budget.or(general.retry_budget),
+        port_level_settings: general.port_level_settings,
+    }
 }
 
 /// The names of the subsets that clusters are made for, in order, each once.

@@ -1,7 +1,7 @@
 //! JSON to the wire form, guided by descriptors.
 //!
-//! The result is canonical: fields in the order of their numbers, map entries in the order of their keys, defaults left
-//! out. Equal input therefore gives equal bytes, also within packed messages, which nothing re-encodes later.
+//! The result is canonical: fields in the order of their numbers, map entries in the order of their keys, no defaults.
+//! Equal input therefore has equal bytes, also within packed messages, which are never encoded again.
 
 use base64::{
     Engine,
@@ -19,7 +19,7 @@ use super::{JsonError, Unknown, descriptor_by_url, struct_from_json, value_from_
 
 type Result<T> = std::result::Result<T, JsonError>;
 
-/// Both alphabets and both habits of padding are in use; the URL alphabet is translated first.
+/// Decodes both alphabets (the URL alphabet is translated first), with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -37,7 +37,7 @@ pub(super) fn message(descriptor: &MessageDescriptor, value: &Value, unknown: Un
     Ok(out)
 }
 
-/// Where the reader is, kept for the message of an error.
+/// A step of the current path, for error messages.
 enum Step<'v> {
     Name(&'v str),
     Index(usize),
@@ -97,7 +97,7 @@ impl<'v> Reader<'v> {
         Ok(())
     }
 
-    /// Reads all members of the object but the one named `skip`.
+    /// Reads all members of the object except `skip`.
     fn fields(
         &mut self,
         descriptor: &MessageDescriptor,
@@ -136,7 +136,7 @@ impl<'v> Reader<'v> {
         Ok(())
     }
 
-    /// Refuses a second spelling of the same field and a second member of the same oneof.
+    /// Refuses a field in both spellings and a second member of a oneof.
     fn check_once(&self, field: &FieldDescriptor, encoded: &[(FieldDescriptor, Vec<u8>)]) -> Result<()> {
         let oneof = field.containing_oneof().filter(|oneof| !oneof.is_synthetic());
         for (earlier, _) in encoded {
@@ -200,7 +200,7 @@ impl<'v> Reader<'v> {
         Ok(())
     }
 
-    /// The key as it is ordered, and its field of the entry.
+    /// Returns the key for ordering, and its encoded field of the entry.
     fn map_key(&self, field: &FieldDescriptor, text: &str) -> Result<(MapKey, Vec<u8>)> {
         let invalid = || self.error(format!("{text:?} is no key of this map"));
         let (key, value) = match field.kind() {
@@ -227,7 +227,7 @@ impl<'v> Reader<'v> {
         Ok((key, bytes))
     }
 
-    /// One value with its field number; a default is left out unless `keep_default`.
+    /// Returns one value with its field number. A default is omitted unless `keep_default`.
     fn single(
         &mut self,
         field: &FieldDescriptor,
@@ -252,7 +252,7 @@ impl<'v> Reader<'v> {
         Ok(())
     }
 
-    /// Appends a scalar without its field number; the result says whether it is its type's default.
+    /// Appends a scalar without its field number. Returns true if it is the default of its type.
     fn scalar(&self, kind: &Kind, value: &Value, out: &mut Vec<u8>) -> Result<bool> {
         let start = out.len();
         match kind {
@@ -300,7 +300,7 @@ impl<'v> Reader<'v> {
             Kind::Sfixed64 => out.extend_from_slice(&self.integer::<i64>(value)?.to_le_bytes()),
             Kind::Message(_) => return Err(self.mismatch("a scalar", value)),
         }
-        // Every scalar's default is zeros in its encoding: an empty text has length zero.
+        // Every scalar's default is encoded as zeros: an empty text has length zero.
         Ok(out[start..].iter().all(|byte| *byte == 0))
     }
 
@@ -416,7 +416,7 @@ impl<'v> Reader<'v> {
     }
 }
 
-/// Whether `null` is a value of the type rather than the absence of one.
+/// True if `null` is a value of the type rather than its absence.
 fn takes_null(kind: &Kind) -> bool {
     match kind {
         Kind::Message(message) => message.full_name() == "google.protobuf.Value",

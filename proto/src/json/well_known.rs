@@ -1,13 +1,13 @@
-//! Durations, timestamps, field masks and numbers: the scalar forms that the mapping to JSON gives to them.
+//! Scalar JSON forms of durations, timestamps, field masks and numbers.
 
 use serde_json::Value;
 
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// Reads a duration as Go's `time.ParseDuration` does: signed decimal numbers, each with a unit, as in `1h30m` or `1.5s`.
+/// Parses a duration as Go's `time.ParseDuration`: signed decimal numbers with units, as in `1h30m` or `1.5s`.
 ///
-/// `None` for other text and for more than 292 years, which Go cannot hold. Parity: Istio's reader takes this form
-/// wherever a `google.protobuf.Duration` is expected.
+/// Returns `None` for other text and for more than 292 years, the limit of Go. Istio accepts this form for every
+/// `google.protobuf.Duration`.
 pub fn parse_go_duration(text: &str) -> Option<prost_types::Duration> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -58,7 +58,7 @@ fn split_digits(text: &str) -> (&str, &str) {
 fn unit_nanos(unit: &str) -> Option<i64> {
     Some(match unit {
         "ns" => 1,
-        // The micro sign and the Greek letter look alike; Go takes both.
+        // Go accepts both the micro sign and the Greek letter.
         "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
         "ms" => 1_000_000,
         "s" => NANOS_PER_SECOND,
@@ -68,7 +68,7 @@ fn unit_nanos(unit: &str) -> Option<i64> {
     })
 }
 
-/// The part of `unit` that the decimal digits stand for. Digits beyond the eighteenth are below a nanosecond of any unit.
+/// Returns the fraction of `unit` that the decimal digits express. Digits after the eighteenth are below a nanosecond.
 fn fraction_nanos(digits: &str, unit: i64) -> i64 {
     let digits = &digits[..digits.len().min(18)];
     let scale = 10_i128.pow(digits.len() as u32);
@@ -76,7 +76,7 @@ fn fraction_nanos(digits: &str, unit: i64) -> i64 {
     i64::try_from(value * i128::from(unit) / scale).unwrap_or(0)
 }
 
-/// A duration in seconds with 0, 3, 6 or 9 decimals, as in `1.500s`.
+/// Formats a duration in seconds with 0, 3, 6 or 9 decimals, as in `1.500s`.
 pub(super) fn duration_text(seconds: i64, nanos: i32) -> String {
     let sign = if seconds < 0 || nanos < 0 { "-" } else { "" };
     format!(
@@ -95,19 +95,19 @@ fn fraction_text(nanos: u32) -> String {
     }
 }
 
-/// A timestamp in RFC 3339, in UTC, with 0, 3, 6 or 9 decimals.
+/// Formats a timestamp by RFC 3339, in UTC, with 0, 3, 6 or 9 decimals.
 pub(super) fn timestamp_text(seconds: i64, nanos: i32) -> String {
     let whole = prost_types::Timestamp { seconds, nanos: 0 }.to_string();
     let whole = whole.trim_end_matches('Z');
     format!("{whole}{}Z", fraction_text(nanos.unsigned_abs()))
 }
 
-/// Reads a timestamp in RFC 3339 with any offset.
+/// Parses a timestamp by RFC 3339, with any offset.
 pub(super) fn parse_timestamp(text: &str) -> Option<prost_types::Timestamp> {
     text.parse().ok()
 }
 
-/// `userName,address` as the paths `user_name` and `address`.
+/// Returns the paths of a field mask: `userName,address` becomes `user_name` and `address`.
 pub(super) fn field_mask_paths(text: &str) -> Vec<String> {
     text.split(',')
         .filter(|path| !path.is_empty())
@@ -115,7 +115,7 @@ pub(super) fn field_mask_paths(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The paths of a field mask as one text, in camel case.
+/// Formats the paths of a field mask as one text, in camel case.
 pub(super) fn field_mask_text<'a>(paths: impl Iterator<Item = &'a str>) -> String {
     paths.map(camel_case).collect::<Vec<_>>().join(",")
 }
@@ -145,9 +145,10 @@ fn camel_case(name: &str) -> String {
     out
 }
 
-/// A double as JSON: whole numbers without a fraction, as Go prints them, and the three that JSON lacks as text.
+/// Returns a double as JSON: integral numbers without a fraction, as in Go, and the three values that JSON lacks as
+/// text.
 pub(super) fn number(value: f64) -> Value {
-    // Beyond 2^53 a double has no fraction to lose, and Go turns to an exponent.
+    // Above 2^53 a double has no fraction, and Go uses an exponent.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if value.is_nan() {
         Value::from("NaN")
@@ -160,7 +161,7 @@ pub(super) fn number(value: f64) -> Value {
     }
 }
 
-/// A float as JSON, with the few digits that tell it from its neighbours rather than those of the equal double.
+/// Returns a float as JSON with the fewest digits that identify it, not those of the equal double.
 pub(super) fn float(value: f32) -> Value {
     number(value.to_string().parse().unwrap_or_else(|_| f64::from(value)))
 }

@@ -1,4 +1,4 @@
-//! Messages to JSON: the strict mapping, with defaults left out.
+//! Messages to JSON: the strict mapping, without defaults.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{descriptor_by_url, well_known};
 
-/// How deep packed messages may lie in packed messages. Decoding limits the depth within each, so this limits the whole.
+/// The maximum nesting of packed messages. Decoding limits the depth within each, so this bounds the whole.
 const MAX_ANY_DEPTH: usize = 32;
 
 pub(super) fn message(message: &DynamicMessage, depth: usize) -> Json {
@@ -29,7 +29,7 @@ pub(super) fn message(message: &DynamicMessage, depth: usize) -> Json {
     }
 }
 
-/// The packed message with its type under `@type`; types with a JSON form of their own come under `value`.
+/// Returns the packed message with its type under `@type`; types with their own JSON form are under `value`.
 pub(super) fn any(type_url: &str, value: &[u8], depth: usize) -> Json {
     if type_url.is_empty() && value.is_empty() {
         return json!({});
@@ -48,7 +48,7 @@ pub(super) fn any(type_url: &str, value: &[u8], depth: usize) -> Json {
     Json::Object(object)
 }
 
-/// Whether the message's JSON form is not simply the object of its fields.
+/// True if the JSON form is not the object of the message's fields.
 pub(super) fn has_own_form(full_name: &str) -> bool {
     is_wrapper(full_name)
         || matches!(
@@ -57,7 +57,7 @@ pub(super) fn has_own_form(full_name: &str) -> bool {
         )
 }
 
-/// Whether the message is a scalar with presence.
+/// True if the message is a scalar with presence.
 pub(super) fn is_wrapper(full_name: &str) -> bool {
     matches!(
         full_name.strip_prefix("google.protobuf."),
@@ -88,7 +88,7 @@ fn field_value(field: &FieldDescriptor, value: &Value, depth: usize) -> Json {
             let entry = field.kind();
             let kind = entry.as_message().map(|entry| entry.map_entry_value_field().kind());
             let kind = kind.expect("because the kind of a map field is its entry message");
-            // The reflected map has no order of its own.
+            // The reflected map has no order.
             let mut entries: Vec<_> = entries.iter().collect();
             entries.sort_by_key(|(key, _)| *key);
             Json::Object(
@@ -118,7 +118,7 @@ fn single(kind: &Kind, value: &Value, depth: usize) -> Json {
         Value::Bool(value) => Json::from(*value),
         Value::I32(value) => Json::from(*value),
         Value::U32(value) => Json::from(*value),
-        // JavaScript's numbers cannot hold 64 bits, so the mapping writes text.
+        // Numbers of JavaScript cannot hold 64 bits, so the mapping uses text.
         Value::I64(value) => Json::from(value.to_string()),
         Value::U64(value) => Json::from(value.to_string()),
         Value::F32(value) => well_known::float(*value),
@@ -127,7 +127,7 @@ fn single(kind: &Kind, value: &Value, depth: usize) -> Json {
         Value::Bytes(value) => Json::from(BASE64_STANDARD.encode(value)),
         Value::EnumNumber(number) => enum_value(kind, *number),
         Value::Message(value) => message(value, depth),
-        // Neither nests in another: lists and maps are fields, not values.
+        // Unreachable: lists and maps are fields, not values of lists or maps.
         Value::List(_) | Value::Map(_) => Json::Null,
     }
 }

@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 
 use super::redact::redacted;
 use crate::{
-    api::{Config, Kind},
+    api::{Config, Kind, kinds::with_kinds},
     base::{Hostname, Namespace, ObjectKey},
     generate::{ProxyType, ResourceSnapshot, ResourceType},
     model::{
@@ -134,26 +134,20 @@ pub(super) fn endpoint_shards(mesh: &MeshSnapshot) -> Value {
     json!(hosts)
 }
 
-/// Every Istio object, in the form of a manifest.
-pub(super) fn configs(mesh: &MeshSnapshot) -> Value {
-    let mut rows = Vec::new();
-    objects(&mesh.raw_destination_rules, Kind::DestinationRule, &mut rows);
-    objects(&mesh.envoy_filters, Kind::EnvoyFilter, &mut rows);
-    objects(&mesh.gateways, Kind::Gateway, &mut rows);
-    objects(&mesh.proxy_configs, Kind::ProxyConfig, &mut rows);
-    objects(&mesh.service_entries, Kind::ServiceEntry, &mut rows);
-    objects(&mesh.sidecars, Kind::Sidecar, &mut rows);
-    objects(&mesh.raw_virtual_services, Kind::VirtualService, &mut rows);
-    objects(&mesh.workload_entries, Kind::WorkloadEntry, &mut rows);
-    objects(&mesh.workload_groups, Kind::WorkloadGroup, &mut rows);
-    objects(&mesh.authorization_policies, Kind::AuthorizationPolicy, &mut rows);
-    objects(&mesh.peer_authentications, Kind::PeerAuthentication, &mut rows);
-    objects(&mesh.request_authentications, Kind::RequestAuthentication, &mut rows);
-    objects(&mesh.telemetries, Kind::Telemetry, &mut rows);
-    objects(&mesh.wasm_plugins, Kind::WasmPlugin, &mut rows);
-    objects(&mesh.traffic_extensions, Kind::TrafficExtension, &mut rows);
-    Value::Array(rows)
+macro_rules! istio_objects {
+    ($($(#[$doc:meta])* $kind:ident: $row:ty { table: $table:ident, class: $class:ident, $($column:tt)* })*) => {
+        /// Returns every Istio object, in the form of a manifest.
+        pub(super) fn configs(mesh: &MeshSnapshot) -> Value {
+            let mut rows = Vec::new();
+            $(istio_objects!($class, mesh.$table, Kind::$kind, rows);)*
+            Value::Array(rows)
+        }
+    };
+    (Istio, $table:expr, $kind:expr, $rows:ident) => { objects(&$table, $kind, &mut $rows) };
+    ($class:ident, $table:expr, $kind:expr, $rows:ident) => {};
 }
+
+with_kinds!(istio_objects);
 
 fn objects<M: prost::Message + prost::Name>(table: &Table<ObjectKey, Config<M>>, kind: Kind, rows: &mut Vec<Value>) {
     rows.extend(table.iter(&Cx::untracked()).map(|(key, config)| {

@@ -1,20 +1,19 @@
-//! What a definition says beside its schema: names, versions, columns of `kubectl get`.
+//! The parts of the definitions that are not schema: names, versions, columns of `kubectl get`.
 
-use crate::api::Kind;
+use prost::Name;
 
-/// One kind's definition.
+use crate::api::{Config, Kind, kinds::with_kinds, row::types};
+
+/// The definition of one kind.
 pub(super) struct Definition {
-    pub(super) kind: Kind,
-    /// The message of `spec`.
-    pub(super) message: &'static str,
-    /// What the kind is for, as `kubectl explain` tells it.
-    pub(super) about: &'static str,
-    /// The short name of `kubectl get`, or empty.
+    /// The description shown by `kubectl explain`.
+    pub(super) description: &'static str,
+    /// The short name for `kubectl get`, or empty.
     pub(super) short_name: &'static str,
     /// The version that the API server stores.
     pub(super) storage: &'static str,
-    /// Whether an object without `spec` is refused.
-    pub(super) needs_spec: bool,
+    /// True if an object without `spec` is refused.
+    pub(super) requires_spec: bool,
     /// The value of the label `istio`, or empty.
     pub(super) component: &'static str,
     /// Further columns of `kubectl get`, in order.
@@ -25,87 +24,144 @@ pub(super) struct Definition {
 pub(super) struct Column {
     pub(super) name: &'static str,
     pub(super) path: &'static str,
-    pub(super) about: &'static str,
+    /// The description shown by `kubectl explain`.
+    pub(super) description: &'static str,
 }
 
-/// The path of the one column that is a date.
+/// The path of the only column with a date.
 pub(super) const CREATION: &str = ".metadata.creationTimestamp";
 
 const AGE: Column = column("Age", CREATION, "Time since the object was created");
 
-const fn column(name: &'static str, path: &'static str, about: &'static str) -> Column {
-    Column { name, path, about }
+const fn column(name: &'static str, path: &'static str, description: &'static str) -> Column {
+    Column {
+        name,
+        path,
+        description,
+    }
 }
 
-/// All definitions, by API group and then by name.
-pub(super) const DEFINITIONS: &[Definition] = &[
-    Definition {
-        kind: Kind::TrafficExtension,
-        message: "istio.extensions.v1alpha1.TrafficExtension",
-        about: "Adds a WebAssembly or Lua filter to proxies.",
+/// A definition with its kind and message.
+pub(super) struct KindDefinition {
+    pub(super) kind: Kind,
+    /// The full name of the message in `spec`.
+    pub(super) message: String,
+    pub(super) definition: Definition,
+}
+
+macro_rules! definitions {
+    ($($(#[$doc:meta])* $kind:ident: $row:ty { table: $table:ident, class: $class:ident, $($column:tt)* })*) => {
+        /// Returns the definitions of all Istio kinds, by API group and name.
+        pub(super) fn definitions() -> Vec<KindDefinition> {
+            let mut definitions = Vec::new();
+            $(definitions!($class, Kind::$kind, types::$kind, definitions);)*
+            definitions.sort_by_key(|definition| (definition.kind.group(), definition.kind.name()));
+            definitions
+        }
+    };
+    (Istio, $kind:expr, $row:ty, $definitions:ident) => { $definitions.extend([kind_definition::<$row>($kind)]) };
+    ($class:ident, $kind:expr, $row:ty, $definitions:ident) => {};
+}
+
+with_kinds!(definitions);
+
+/// A row type with a definition.
+trait Defined {
+    const DEFINITION: Definition;
+}
+
+/// A row type whose `spec` is a protobuf message.
+trait SpecMessage {
+    /// Returns the full name of the message.
+    fn full_name() -> String;
+}
+
+impl<M: Name> SpecMessage for Config<M> {
+    fn full_name() -> String {
+        M::full_name()
+    }
+}
+
+fn kind_definition<T: Defined + SpecMessage>(kind: Kind) -> KindDefinition {
+    KindDefinition {
+        kind,
+        message: T::full_name(),
+        definition: T::DEFINITION,
+    }
+}
+
+impl Defined for types::TrafficExtension {
+    const DEFINITION: Definition = Definition {
+        description: "Adds a WebAssembly or Lua filter to proxies.",
         short_name: "",
         storage: "v1alpha1",
-        needs_spec: true,
+        requires_spec: true,
         component: "",
         columns: &[AGE],
-    },
-    Definition {
-        kind: Kind::WasmPlugin,
-        message: "istio.extensions.v1alpha1.WasmPlugin",
-        about: "Adds a WebAssembly filter to proxies.",
+    };
+}
+
+impl Defined for types::WasmPlugin {
+    const DEFINITION: Definition = Definition {
+        description: "Adds a WebAssembly filter to proxies.",
         short_name: "",
         storage: "v1alpha1",
-        needs_spec: true,
+        requires_spec: true,
         component: "",
         columns: &[AGE],
-    },
-    Definition {
-        kind: Kind::DestinationRule,
-        message: "istio.networking.v1alpha3.DestinationRule",
-        about: "What applies to traffic for a service after it was routed: subsets, load balancing, limits, TLS.",
+    };
+}
+
+impl Defined for types::DestinationRule {
+    const DEFINITION: Definition = Definition {
+        description: "What applies to traffic for a service after it was routed: subsets, load balancing, limits, TLS.",
         short_name: "dr",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "",
         columns: &[column("Host", ".spec.host", "The service that the rule is about"), AGE],
-    },
-    Definition {
-        kind: Kind::EnvoyFilter,
-        message: "istio.networking.v1alpha3.EnvoyFilter",
-        about: "Patches of the configuration that proxies are sent.",
+    };
+}
+
+impl Defined for types::EnvoyFilter {
+    const DEFINITION: Definition = Definition {
+        description: "Patches of the configuration that proxies are sent.",
         short_name: "",
         storage: "v1alpha3",
-        needs_spec: false,
+        requires_spec: false,
         component: "",
         columns: &[],
-    },
-    Definition {
-        kind: Kind::Gateway,
-        message: "istio.networking.v1alpha3.Gateway",
-        about: "Ports and hosts that proxies at the edge of the mesh serve.",
+    };
+}
+
+impl Defined for types::Gateway {
+    const DEFINITION: Definition = Definition {
+        description: "Ports and hosts that proxies at the edge of the mesh serve.",
         short_name: "gw",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "",
         columns: &[],
-    },
-    Definition {
-        kind: Kind::ProxyConfig,
-        message: "istio.networking.v1beta1.ProxyConfig",
-        about: "Settings of proxies that count from their start on.",
+    };
+}
+
+impl Defined for types::ProxyConfig {
+    const DEFINITION: Definition = Definition {
+        description: "Settings of proxies that count from their start on.",
         short_name: "",
         storage: "v1beta1",
-        needs_spec: false,
+        requires_spec: false,
         component: "",
         columns: &[],
-    },
-    Definition {
-        kind: Kind::ServiceEntry,
-        message: "istio.networking.v1alpha3.ServiceEntry",
-        about: "A service that the platform's registry does not know.",
+    };
+}
+
+impl Defined for types::ServiceEntry {
+    const DEFINITION: Definition = Definition {
+        description: "A service that the platform's registry does not know.",
         short_name: "se",
         storage: "v1",
-        needs_spec: true,
+        requires_spec: true,
         component: "",
         columns: &[
             column("Hosts", ".spec.hosts", "The names of the service"),
@@ -117,24 +173,26 @@ pub(super) const DEFINITIONS: &[Definition] = &[
             column("Resolution", ".spec.resolution", "How its addresses are found"),
             AGE,
         ],
-    },
-    Definition {
-        kind: Kind::Sidecar,
-        message: "istio.networking.v1alpha3.Sidecar",
-        about: "What the sidecar of a workload serves, and which services it sees.",
+    };
+}
+
+impl Defined for types::Sidecar {
+    const DEFINITION: Definition = Definition {
+        description: "What the sidecar of a workload serves, and which services it sees.",
         short_name: "",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "",
         columns: &[],
-    },
-    Definition {
-        kind: Kind::VirtualService,
-        message: "istio.networking.v1alpha3.VirtualService",
-        about: "How requests for hosts are routed.",
+    };
+}
+
+impl Defined for types::VirtualService {
+    const DEFINITION: Definition = Definition {
+        description: "How requests for hosts are routed.",
         short_name: "vs",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "",
         columns: &[
             column(
@@ -145,68 +203,74 @@ pub(super) const DEFINITIONS: &[Definition] = &[
             column("Hosts", ".spec.hosts", "The hosts that are routed"),
             AGE,
         ],
-    },
-    Definition {
-        kind: Kind::WorkloadEntry,
-        message: "istio.networking.v1alpha3.WorkloadEntry",
-        about: "A workload that is no pod, such as a virtual machine.",
+    };
+}
+
+impl Defined for types::WorkloadEntry {
+    const DEFINITION: Definition = Definition {
+        description: "A workload that is no pod, such as a virtual machine.",
         short_name: "we",
         storage: "v1",
-        needs_spec: true,
+        requires_spec: true,
         component: "",
         columns: &[AGE, column("Address", ".spec.address", "Where the workload is reached")],
-    },
-    Definition {
-        kind: Kind::WorkloadGroup,
-        message: "istio.networking.v1alpha3.WorkloadGroup",
-        about: "What workloads that register themselves have in common.",
+    };
+}
+
+impl Defined for types::WorkloadGroup {
+    const DEFINITION: Definition = Definition {
+        description: "What workloads that register themselves have in common.",
         short_name: "wg",
         storage: "v1",
-        needs_spec: true,
+        requires_spec: true,
         component: "",
         columns: &[AGE],
-    },
-    Definition {
-        kind: Kind::AuthorizationPolicy,
-        message: "istio.security.v1beta1.AuthorizationPolicy",
-        about: "Who may do what with workloads.",
+    };
+}
+
+impl Defined for types::AuthorizationPolicy {
+    const DEFINITION: Definition = Definition {
+        description: "Who may do what with workloads.",
         short_name: "ap",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "security",
         columns: &[
             column("Action", ".spec.action", "What happens to requests that match"),
             AGE,
         ],
-    },
-    Definition {
-        kind: Kind::PeerAuthentication,
-        message: "istio.security.v1beta1.PeerAuthentication",
-        about: "Whether mutual TLS is required of those who connect to workloads.",
+    };
+}
+
+impl Defined for types::PeerAuthentication {
+    const DEFINITION: Definition = Definition {
+        description: "Whether mutual TLS is required of those who connect to workloads.",
         short_name: "pa",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "security",
         columns: &[column("Mode", ".spec.mtls.mode", "Whether mutual TLS is required"), AGE],
-    },
-    Definition {
-        kind: Kind::RequestAuthentication,
-        message: "istio.security.v1beta1.RequestAuthentication",
-        about: "Which tokens of requests are accepted, and where they are found.",
+    };
+}
+
+impl Defined for types::RequestAuthentication {
+    const DEFINITION: Definition = Definition {
+        description: "Which tokens of requests are accepted, and where they are found.",
         short_name: "ra",
         storage: "v1",
-        needs_spec: false,
+        requires_spec: false,
         component: "security",
         columns: &[],
-    },
-    Definition {
-        kind: Kind::Telemetry,
-        message: "istio.telemetry.v1alpha1.Telemetry",
-        about: "Metrics, access logs and traces of workloads.",
+    };
+}
+
+impl Defined for types::Telemetry {
+    const DEFINITION: Definition = Definition {
+        description: "Metrics, access logs and traces of workloads.",
         short_name: "telemetry",
         storage: "v1alpha1",
-        needs_spec: false,
+        requires_spec: false,
         component: "telemetry",
         columns: &[AGE],
-    },
-];
+    };
+}

@@ -1,24 +1,27 @@
-//! Structural schemas of messages, as their JSON form has them.
+//! Structural schemas of messages in their JSON form.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value, json};
 
-use super::kinds::Definition;
+use super::kinds::KindDefinition;
 use crate::{api::yaml, proto::descriptor_pool};
 
 /// The message of `status`, the same for all kinds.
 const STATUS: &str = "istio.meta.v1alpha1.IstioStatus";
 
-/// The schema of a whole object; `metadata` is the API server's own matter.
-pub(super) fn of_object(definition: &Definition) -> Value {
+/// Returns the schema of an object without `metadata`, which the API server defines.
+pub(super) fn of_object(kind_definition: &KindDefinition) -> Value {
+    let KindDefinition {
+        message, definition, ..
+    } = kind_definition;
     let mut schema = json!({
-        "description": definition.about,
+        "description": definition.description,
         "type": "object",
-        "properties": { "spec": of_message_named(definition.message), "status": of_message_named(STATUS) },
+        "properties": { "spec": of_message_named(message), "status": of_message_named(STATUS) },
     });
-    if definition.needs_spec {
+    if definition.requires_spec {
         schema["required"] = json!(["spec"]);
     }
     schema
@@ -27,7 +30,7 @@ pub(super) fn of_object(definition: &Definition) -> Value {
 fn of_message_named(name: &str) -> Value {
     let message = descriptor_pool()
         .get_message_by_name(name)
-        .expect("because every message of the API is in the pool");
+        .expect("because the pool has every message of the API");
     of_message(&message)
 }
 
@@ -57,7 +60,7 @@ fn of_message(message: &MessageDescriptor) -> Value {
     schema
 }
 
-/// Of these fields at most one: none of them, or exactly one.
+/// Returns the constraint of a oneof: none of the fields, or exactly one.
 fn choice(fields: impl Iterator<Item = FieldDescriptor>) -> Value {
     let required: Vec<Value> = fields.map(|field| json!({ "required": [field.json_name()] })).collect();
     let mut choice = vec![json!({ "not": { "anyOf": required } })];
@@ -84,7 +87,7 @@ fn of_kind(kind: &Kind) -> Value {
         Kind::Float => json!({ "type": "number", "format": "float" }),
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => json!({ "type": "integer", "format": "int32" }),
         Kind::Uint32 | Kind::Fixed32 => json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX }),
-        // JSON of messages writes 64 bits as a string and reads either.
+        // Protobuf JSON writes 64-bit integers as strings and reads both.
         Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => {
             json!({ "anyOf": [{ "type": "integer" }, { "type": "string" }], "x-kubernetes-int-or-string": true })
         }
@@ -100,7 +103,7 @@ fn of_kind(kind: &Kind) -> Value {
     }
 }
 
-/// The schema of a message whose JSON form is not that of its fields.
+/// Returns the schema of a message with a JSON form of its own.
 fn of_well_known(name: &str) -> Option<Value> {
     let nullable = |kind| {
         let mut schema = of_kind(&kind);
@@ -122,27 +125,28 @@ fn of_well_known(name: &str) -> Option<Value> {
     })
 }
 
-/// What messages do not tell: by message, a patch of its schema.
+/// Returns the patches of `constraints.yaml` by message name.
 fn constraints() -> &'static BTreeMap<String, Value> {
     static CONSTRAINTS: OnceLock<BTreeMap<String, Value>> = OnceLock::new();
     CONSTRAINTS.get_or_init(|| {
         let [document] = yaml::documents(include_str!("constraints.yaml"))[..] else {
             unreachable!("constraints.yaml is one document");
         };
-        let patches = document.parse().expect("because the tests read constraints.yaml too");
-        let patches: BTreeMap<String, Value> = serde_json::from_value(patches).expect("because it is one mapping");
-        // What has a plain name is there to be repeated by aliases.
+        let patches = document.parse().expect("because tests read constraints.yaml");
+        let patches: BTreeMap<String, Value> =
+            serde_json::from_value(patches).expect("because the document is a mapping");
+        // Plain names are YAML anchors for reuse.
         patches.into_iter().filter(|(name, _)| name.contains('.')).collect()
     })
 }
 
-/// The names in `constraints.yaml`, for the test that they exist.
+/// Returns the message names in `constraints.yaml`.
 #[cfg(test)]
 pub(super) fn constrained() -> Vec<&'static str> {
     constraints().keys().map(String::as_str).collect()
 }
 
-/// A merge patch by RFC 7386: objects are merged, `null` removes, all else replaces.
+/// Applies a merge patch (RFC 7386): objects are merged, `null` removes, other values replace.
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
@@ -151,7 +155,7 @@ fn merge(target: &mut Value, patch: &Value) {
     if !target.is_object() {
         *target = json!({});
     }
-    let target = target.as_object_mut().expect("because it was made one");
+    let target = target.as_object_mut().expect("because the value is an object");
     for (key, value) in patch {
         if value.is_null() {
             target.remove(key);

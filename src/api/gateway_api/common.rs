@@ -1,19 +1,19 @@
-//! What several kinds of the Gateway API have.
+//! Types that several kinds of the Gateway API share.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use smol_str::SmolStr;
 
-/// The group of the Gateway API's main kinds.
+/// The API group of the main kinds.
 pub const GROUP: &str = "gateway.networking.k8s.io";
 
-/// A reference to an object, in the same namespace unless it names one.
+/// A reference to an object. The namespace defaults to that of the referring object.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct ObjectReference {
-    /// The group; absent: that of the referring field.
+    /// The group; the default depends on the field.
     pub group: Option<SmolStr>,
-    /// The kind; absent: that of the referring field.
+    /// The kind; the default depends on the field.
     pub kind: Option<SmolStr>,
     /// The name.
     pub name: SmolStr,
@@ -21,7 +21,7 @@ pub struct ObjectReference {
     pub namespace: Option<SmolStr>,
 }
 
-/// A reference from a policy to what it applies to.
+/// A reference from a policy to its target.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetReference {
@@ -31,7 +31,7 @@ pub struct TargetReference {
     pub kind: SmolStr,
     /// The name.
     pub name: SmolStr,
-    /// A part of the target: a listener, or the port of a Service by name.
+    /// A section of the target: a listener, or the name of a Service port.
     pub section_name: Option<SmolStr>,
 }
 
@@ -39,44 +39,44 @@ pub struct TargetReference {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ParentReference {
-    /// The group, [`GROUP`] when absent.
+    /// The group; [`GROUP`] if absent.
     pub group: Option<SmolStr>,
-    /// The kind, `Gateway` when absent.
+    /// The kind; `Gateway` if absent.
     pub kind: Option<SmolStr>,
-    /// The namespace, the route's when absent.
+    /// The namespace; that of the route if absent.
     pub namespace: Option<SmolStr>,
     /// The name.
     pub name: SmolStr,
-    /// One listener.
+    /// The name of a listener.
     pub section_name: Option<SmolStr>,
-    /// The listeners at one port, or the port of a Service.
+    /// The port of listeners or of a Service.
     pub port: Option<u16>,
 }
 
-/// How long a client keeps to one backend.
+/// Session persistence: a client stays with one backend.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionPersistence {
     /// The name of the cookie or header.
     pub session_name: Option<SmolStr>,
-    /// `Cookie` or `Header`; `Cookie` when absent.
+    /// `Cookie` or `Header`; `Cookie` if absent.
     #[serde(rename = "type")]
     pub session_type: Option<SmolStr>,
-    /// How long a session lives at most, as a duration.
+    /// The maximum duration of a session.
     pub absolute_timeout: Option<SmolStr>,
-    /// How long it may idle, as a duration.
+    /// The idle timeout of a session, as a duration.
     pub idle_timeout: Option<SmolStr>,
-    /// How long the cookie lives.
+    /// The lifetime of the cookie.
     pub cookie_config: Option<CookieConfig>,
 }
 
-/// The cookie of a session.
+/// The session cookie.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CookieConfig {
-    /// `Permanent` or `Session`; `Session` when absent.
+    /// `Permanent` or `Session`; `Session` if absent.
     pub lifetime_type: Option<SmolStr>,
 }
 
-/// Options that an implementation defines.
+/// Implementation-specific options.
 pub type Options = BTreeMap<SmolStr, SmolStr>;

@@ -1,4 +1,4 @@
-//! The regular expressions of routes, within the limits that all expressions have.
+//! Validation of the regular expressions in routes.
 
 use std::cell::RefCell;
 
@@ -7,11 +7,11 @@ use smol_str::SmolStr;
 use super::route::{GrpcRoute, HttpRoute, ValueMatch};
 use crate::api::{
     FieldError,
-    istio::{Findings, Usage, check::At},
+    istio::{ErrorPolicy, RegexUsage, Validation, field_path::FieldPath},
 };
 
-/// What is wrong with the expressions of an HTTPRoute.
-pub fn of_http(route: &HttpRoute) -> Vec<FieldError> {
+/// Returns the errors in the expressions of an HTTPRoute.
+pub fn http_route(route: &HttpRoute) -> Vec<FieldError> {
     errors(|at| {
         at.each("rules", &route.rules, |at, rule| {
             at.each("matches", &rule.matches, |at, matched| {
@@ -25,8 +25,8 @@ pub fn of_http(route: &HttpRoute) -> Vec<FieldError> {
     })
 }
 
-/// What is wrong with the expressions of a GRPCRoute.
-pub fn of_grpc(route: &GrpcRoute) -> Vec<FieldError> {
+/// Returns the errors in the expressions of a GRPCRoute.
+pub fn grpc_route(route: &GrpcRoute) -> Vec<FieldError> {
     errors(|at| {
         at.each("rules", &route.rules, |at, rule| {
             at.each("matches", &rule.matches, |at, matched| {
@@ -42,24 +42,24 @@ pub fn of_grpc(route: &GrpcRoute) -> Vec<FieldError> {
     })
 }
 
-fn errors(check: impl FnOnce(&At<'_>)) -> Vec<FieldError> {
-    let findings = RefCell::<Findings>::default();
-    check(&At::root("spec", &findings));
-    findings.into_inner().errors
+fn errors(check: impl FnOnce(&FieldPath<'_>)) -> Vec<FieldError> {
+    let validation = RefCell::<Validation>::default();
+    check(&FieldPath::root("spec", ErrorPolicy::Reject, &validation));
+    validation.into_inner().errors
 }
 
-fn value_match(at: &At<'_>, matched: &ValueMatch) {
+fn value_match(at: &FieldPath<'_>, matched: &ValueMatch) {
     value(at, matched.match_type.as_ref(), Some(&matched.value));
 }
 
-fn value(at: &At<'_>, match_type: Option<&SmolStr>, text: Option<&SmolStr>) {
+fn value(at: &FieldPath<'_>, match_type: Option<&SmolStr>, text: Option<&SmolStr>) {
     expression(&at.field("value"), match_type, text);
 }
 
-fn expression(at: &At<'_>, match_type: Option<&SmolStr>, text: Option<&SmolStr>) {
+fn expression(at: &FieldPath<'_>, match_type: Option<&SmolStr>, text: Option<&SmolStr>) {
     if match_type.is_some_and(|name| name == "RegularExpression")
         && let Some(text) = text
     {
-        at.expression(text, Usage::Sent);
+        at.regex(text, RegexUsage::Proxy);
     }
 }

@@ -6,27 +6,27 @@ use smol_str::SmolStr;
 use super::common::{ObjectReference, Options, ParentReference};
 use crate::base::{Labels, select::LabelSelector};
 
-/// A point where traffic enters: listeners and where they are to be reached.
+/// An entry point for traffic: listeners and addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gateway {
-    /// The class, which decides who serves it.
+    /// The class, which decides the controller.
     pub gateway_class_name: SmolStr,
     /// The listeners.
     #[serde(default)]
     pub listeners: Vec<Listener>,
-    /// Where it is to be reached, or which Service leads to it.
+    /// The addresses, or the Service of the Gateway.
     #[serde(default)]
     pub addresses: Vec<Address>,
-    /// What its deployment should carry.
+    /// Metadata for its deployment.
     pub infrastructure: Option<Infrastructure>,
-    /// Which ListenerSets may add listeners; none when absent.
+    /// The ListenerSets that may add listeners; none if absent.
     pub allowed_listeners: Option<AllowedListeners>,
-    /// TLS towards clients and backends, for all listeners.
+    /// TLS settings for all listeners, towards clients and backends.
     pub tls: Option<GatewayTls>,
 }
 
-/// Listeners that are added to a Gateway.
+/// Additional listeners of a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListenerSet {
@@ -37,69 +37,69 @@ pub struct ListenerSet {
     pub listeners: Vec<Listener>,
 }
 
-/// One listener.
+/// A listener.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
-    /// Its name.
+    /// The name.
     pub name: SmolStr,
-    /// The host that it serves; every host when absent.
+    /// The host; all hosts if absent.
     pub hostname: Option<SmolStr>,
     /// The port.
     pub port: u16,
-    /// `HTTP`, `HTTPS`, `TLS`, `TCP`, `UDP`, or one of the implementation's.
+    /// `HTTP`, `HTTPS`, `TLS`, `TCP`, `UDP`, or an implementation-specific protocol.
     pub protocol: SmolStr,
-    /// TLS.
+    /// TLS settings.
     pub tls: Option<ListenerTls>,
-    /// Which routes may attach; those of the own namespace when absent.
+    /// The routes that may attach; those of the same namespace if absent.
     pub allowed_routes: Option<AllowedRoutes>,
 }
 
-/// TLS of a listener.
+/// TLS settings of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListenerTls {
-    /// `Terminate` or `Passthrough`; `Terminate` when absent.
+    /// `Terminate` or `Passthrough`; `Terminate` if absent.
     pub mode: Option<SmolStr>,
-    /// The server's certificates: Secrets when kind and group are absent.
+    /// The server certificates; references default to Secrets.
     pub certificate_refs: Vec<ObjectReference>,
-    /// Options of the implementation.
+    /// Implementation-specific options.
     pub options: Options,
 }
 
-/// Which routes may attach to a listener.
+/// The routes that may attach to a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AllowedRoutes {
-    /// From which namespaces.
+    /// The namespaces of the routes.
     pub namespaces: Option<FromNamespaces>,
-    /// Of which kinds; those that the protocol allows when empty.
+    /// The kinds of the routes; those that the protocol allows if empty.
     pub kinds: Vec<RouteKind>,
 }
 
-/// A choice of namespaces.
+/// A set of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FromNamespaces {
     /// `All`, `Same`, `Selector` or `None`; the default depends on the field.
     pub from: Option<SmolStr>,
-    /// For `Selector`.
+    /// The selector for `Selector`.
     pub selector: Option<LabelSelector>,
 }
 
 /// A kind of routes.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct RouteKind {
-    /// The group, that of the Gateway API when absent.
+    /// The group; that of the Gateway API if absent.
     pub group: Option<SmolStr>,
     /// The kind.
     pub kind: SmolStr,
 }
 
-/// Where a Gateway is to be reached.
+/// An address of a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct Address {
-    /// `IPAddress`, `Hostname` or `NamedAddress`; API servers fill in `IPAddress`.
+    /// `IPAddress`, `Hostname` or `NamedAddress`; API servers default to `IPAddress`.
     #[serde(rename = "type")]
     pub address_type: Option<SmolStr>,
     /// The address.
@@ -107,7 +107,7 @@ pub struct Address {
     pub value: SmolStr,
 }
 
-/// What the deployment of a Gateway should carry.
+/// Metadata for the deployment of a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Infrastructure {
@@ -115,25 +115,25 @@ pub struct Infrastructure {
     pub labels: Labels,
     /// Annotations.
     pub annotations: Labels,
-    /// Parameters.
+    /// Implementation-specific parameters.
     pub parameters_ref: Option<ObjectReference>,
 }
 
-/// Which ListenerSets may add listeners.
+/// The ListenerSets that may add listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct AllowedListeners {
-    /// From which namespaces; none when absent.
+    /// The namespaces of the ListenerSets; none if absent.
     pub namespaces: Option<FromNamespaces>,
 }
 
-/// TLS of a Gateway as a whole.
+/// TLS settings of a Gateway as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct GatewayTls {
-    /// Towards backends.
+    /// TLS towards backends.
     pub backend: Option<BackendTls>,
-    /// Towards clients.
+    /// TLS towards clients.
     pub frontend: Option<FrontendTls>,
 }
 
@@ -141,26 +141,26 @@ pub struct GatewayTls {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTls {
-    /// The certificate that the Gateway shows to backends.
+    /// The client certificate for backends.
     pub client_certificate_ref: Option<ObjectReference>,
 }
 
-/// TLS towards clients: by default, and at single ports.
+/// TLS towards clients: the default, and settings of ports.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FrontendTls {
-    /// At ports that are not named.
+    /// The default.
     pub default: ClientTls,
-    /// At single ports.
+    /// The settings of ports.
     pub per_port: Vec<PortTls>,
 }
 
-/// TLS towards the clients of one port.
+/// TLS towards clients on one port.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct PortTls {
     /// The port.
     pub port: u16,
-    /// TLS there.
+    /// The TLS settings.
     #[serde(default)]
     pub tls: ClientTls,
 }
@@ -169,16 +169,16 @@ pub struct PortTls {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct ClientTls {
-    /// How clients' certificates are checked; not at all when absent.
+    /// The validation of client certificates; none if absent.
     pub validation: Option<ClientValidation>,
 }
 
-/// How clients' certificates are checked.
+/// The validation of client certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientValidation {
-    /// The authorities.
+    /// The CA certificates.
     pub ca_certificate_refs: Vec<ObjectReference>,
-    /// `AllowValidOnly` or `AllowInsecureFallback`; the first when absent.
+    /// `AllowValidOnly` or `AllowInsecureFallback`; `AllowValidOnly` if absent.
     pub mode: Option<SmolStr>,
 }

@@ -9,113 +9,113 @@ use super::common::{ObjectReference, Options, SessionPersistence, TargetReferenc
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendTlsPolicy {
-    /// What it applies to.
+    /// The targets.
     pub target_refs: Vec<TargetReference>,
-    /// How backends are checked.
+    /// The validation of backends.
     pub validation: BackendValidation,
-    /// Options of the implementation.
+    /// Implementation-specific options.
     #[serde(default)]
     pub options: Options,
 }
 
-/// How the certificates of backends are checked.
+/// The validation of backend certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendValidation {
-    /// The authorities: ConfigMaps or Secrets.
+    /// The CA certificates: ConfigMaps or Secrets.
     #[serde(default)]
     pub ca_certificate_refs: Vec<ObjectReference>,
-    /// `System` instead of named authorities.
+    /// `System` in place of referenced CA certificates.
     #[serde(rename = "wellKnownCACertificates")]
     pub well_known_ca_certificates: Option<SmolStr>,
     /// The name for SNI and, without `subject_alt_names`, for the certificate.
     pub hostname: SmolStr,
-    /// Names of which the certificate must have one.
+    /// Subject alternative names; the certificate must have one of them.
     #[serde(default)]
     pub subject_alt_names: Vec<SubjectAltName>,
 }
 
-/// A name in a certificate.
+/// A subject alternative name.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct SubjectAltName {
     /// `Hostname` or `URI`.
     #[serde(rename = "type")]
     pub name_type: SmolStr,
-    /// For `Hostname`.
+    /// The name for `Hostname`.
     pub hostname: Option<SmolStr>,
-    /// For `URI`.
+    /// The name for `URI`.
     pub uri: Option<SmolStr>,
 }
 
-/// How traffic to backends is treated (experimental).
+/// Traffic policy towards backends (experimental).
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendTrafficPolicy {
-    /// What it applies to.
+    /// The targets.
     pub target_refs: Vec<TargetReference>,
-    /// How many retries there may be.
+    /// The retry limit.
     pub retry_constraint: Option<RetryConstraint>,
-    /// How long a client keeps to one backend.
+    /// Session persistence: a client stays with one backend.
     pub session_persistence: Option<SessionPersistence>,
 }
 
-/// How many retries there may be.
+/// A limit of retries.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RetryConstraint {
-    /// As a share of all requests.
+    /// The limit as a percentage of requests.
     pub budget: Option<RetryBudget>,
-    /// However small that share is.
+    /// The rate of retries that is always allowed.
     pub min_retry_rate: Option<RequestRate>,
 }
 
-/// Retries as a share of all requests.
+/// Retries as a percentage of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct RetryBudget {
-    /// The share; 20 when absent.
+    /// The percentage; 20 if absent.
     pub percent: Option<u32>,
-    /// The time over which it counts, as a duration; 10s when absent.
+    /// The interval of the measurement, as a duration; 10s if absent.
     pub interval: Option<SmolStr>,
 }
 
-/// A number of requests in a time.
+/// A number of requests per interval.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct RequestRate {
-    /// The number; 10 when absent.
+    /// The number; 10 if absent.
     pub count: Option<u32>,
-    /// The time, as a duration; 1s when absent.
+    /// The interval, as a duration; 1s if absent.
     pub interval: Option<SmolStr>,
 }
 
-/// Permits references from other namespaces into its own.
+/// Permits references from other namespaces to objects of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct ReferenceGrant {
-    /// Who may refer.
+    /// The permitted referrers.
     pub from: Vec<GrantFrom>,
-    /// To what.
+    /// The permitted targets.
     pub to: Vec<GrantTo>,
 }
 
-/// Who may refer.
+/// A permitted referrer.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct GrantFrom {
     /// The group of the referring object.
     pub group: SmolStr,
-    /// Its kind.
+    /// The kind of the referring object.
     pub kind: SmolStr,
-    /// Its namespace.
+    /// The namespace of the referring object.
     pub namespace: SmolStr,
 }
 
-/// What may be referred to.
+/// A permitted target.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct GrantTo {
     /// The group, empty for core.
     pub group: SmolStr,
     /// The kind.
     pub kind: SmolStr,
-    /// One object; all when absent.
+    /// The name; all objects if absent.
     pub name: Option<SmolStr>,
 }

@@ -5,80 +5,80 @@ use smol_str::SmolStr;
 
 use super::common::{ObjectReference, ParentReference, SessionPersistence};
 
-/// Routes of HTTP requests.
+/// Routes for HTTP requests.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRoute {
-    /// What it attaches to.
+    /// The parents.
     pub parent_refs: Vec<ParentReference>,
-    /// The hosts; those of the listener when empty.
+    /// The hosts; those of the listener if empty.
     pub hostnames: Vec<SmolStr>,
     /// The rules.
     pub rules: Vec<HttpRule>,
 }
 
-/// One rule of an HTTPRoute.
+/// A rule of an HTTPRoute.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRule {
-    /// Its name.
+    /// The name.
     pub name: Option<SmolStr>,
-    /// Which requests; all when empty.
+    /// The matching requests; all if empty.
     pub matches: Vec<HttpMatch>,
-    /// What is done with requests and responses.
+    /// The filters of requests and responses.
     pub filters: Vec<Filter>,
-    /// Where requests go.
+    /// The backends.
     pub backend_refs: Vec<BackendReference>,
-    /// Time limits.
+    /// Timeouts.
     pub timeouts: Option<Timeouts>,
     /// Retries.
     pub retry: Option<Retry>,
-    /// How long a client keeps to one backend.
+    /// Session persistence: a client stays with one backend.
     pub session_persistence: Option<SessionPersistence>,
 }
 
-/// Which requests: all that is given must hold.
+/// A match of requests; all conditions must hold.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpMatch {
-    /// The path; prefix `/` when absent.
+    /// The path; prefix `/` if absent.
     pub path: Option<PathMatch>,
     /// Headers.
     pub headers: Vec<ValueMatch>,
-    /// Parameters of the query.
+    /// Query parameters.
     pub query_params: Vec<ValueMatch>,
     /// The method.
     pub method: Option<SmolStr>,
 }
 
-/// A path.
+/// A match of paths.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct PathMatch {
-    /// `Exact`, `PathPrefix` or `RegularExpression`; `PathPrefix` when absent.
+    /// `Exact`, `PathPrefix` or `RegularExpression`; `PathPrefix` if absent.
     #[serde(rename = "type")]
     pub match_type: Option<SmolStr>,
-    /// The value; `/` when absent.
+    /// The value; `/` if absent.
     pub value: Option<SmolStr>,
 }
 
-/// A header or a parameter.
+/// A match of a header or a query parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct ValueMatch {
-    /// `Exact` or `RegularExpression`; `Exact` when absent.
+    /// `Exact` or `RegularExpression`; `Exact` if absent.
     #[serde(rename = "type")]
     pub match_type: Option<SmolStr>,
-    /// Its name.
+    /// The name.
     pub name: SmolStr,
-    /// Its value.
+    /// The value.
     pub value: SmolStr,
 }
 
-/// What is done with requests and responses: the field that `type` names is set.
+/// A filter of requests or responses. The field named by `type` is set.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Filter {
-    /// The kind of filter.
+    /// The filter type.
     #[serde(rename = "type")]
     pub filter_type: SmolStr,
     /// `RequestHeaderModifier`.
@@ -97,15 +97,15 @@ pub struct Filter {
     pub extension_ref: Option<ObjectReference>,
 }
 
-/// Changes of headers.
+/// Modifications of headers.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct HeaderModifier {
-    /// Headers that get this value.
+    /// Headers to set.
     pub set: Vec<Header>,
-    /// Headers that get this further value.
+    /// Headers to add.
     pub add: Vec<Header>,
-    /// Headers that go.
+    /// Headers to remove.
     pub remove: Vec<SmolStr>,
 }
 
@@ -118,28 +118,28 @@ pub struct Header {
     pub value: SmolStr,
 }
 
-/// Copies of requests.
+/// Mirroring of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestMirror {
-    /// Where they go.
+    /// The backend of the mirrored requests.
     pub backend_ref: BackendReference,
-    /// How many of a hundred requests; all when neither this nor `fraction` is given.
+    /// The percentage of requests; 100 if neither this nor `fraction` is set.
     pub percent: Option<u32>,
-    /// How many of all requests.
+    /// The fraction of requests.
     pub fraction: Option<Fraction>,
 }
 
-/// A share.
+/// A fraction.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct Fraction {
-    /// So many …
+    /// The numerator.
     pub numerator: u32,
-    /// … of so many; 100 when absent.
+    /// The denominator; 100 if absent.
     pub denominator: Option<u32>,
 }
 
-/// An answer that sends the client elsewhere.
+/// A redirect.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RequestRedirect {
@@ -151,11 +151,11 @@ pub struct RequestRedirect {
     pub path: Option<PathModifier>,
     /// The port.
     pub port: Option<u16>,
-    /// The status; 302 when absent.
+    /// The status; 302 if absent.
     pub status_code: Option<u32>,
 }
 
-/// Changes of host and path.
+/// Rewrites of host and path.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct UrlRewrite {
@@ -165,16 +165,16 @@ pub struct UrlRewrite {
     pub path: Option<PathModifier>,
 }
 
-/// A change of the path.
+/// A modification of the path.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PathModifier {
     /// `ReplaceFullPath` or `ReplacePrefixMatch`.
     #[serde(rename = "type")]
     pub modifier_type: SmolStr,
-    /// The whole path.
+    /// The new path.
     pub replace_full_path: Option<SmolStr>,
-    /// What takes the place of the prefix.
+    /// The replacement of the matched prefix.
     pub replace_prefix_match: Option<SmolStr>,
 }
 
@@ -182,48 +182,48 @@ pub struct PathModifier {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Cors {
-    /// Origins that may.
+    /// Allowed origins.
     pub allow_origins: Vec<SmolStr>,
-    /// Whether they may send credentials.
+    /// True if credentials are allowed.
     pub allow_credentials: Option<bool>,
-    /// Methods that they may use.
+    /// Allowed methods.
     pub allow_methods: Vec<SmolStr>,
-    /// Headers that they may send.
+    /// Allowed headers.
     pub allow_headers: Vec<SmolStr>,
-    /// Headers that they may read.
+    /// Headers exposed to clients.
     pub expose_headers: Vec<SmolStr>,
-    /// How long a browser may remember, in seconds; 5 when absent.
+    /// The maximum age of a cached preflight response in seconds; 5 if absent.
     pub max_age: Option<u32>,
 }
 
-/// Where requests go.
+/// A backend.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendReference {
-    /// The group; core when absent.
+    /// The group; core if absent.
     pub group: Option<SmolStr>,
-    /// The kind; `Service` when absent.
+    /// The kind; `Service` if absent.
     pub kind: Option<SmolStr>,
     /// The name.
     pub name: SmolStr,
-    /// The namespace; the route's when absent.
+    /// The namespace; that of the route if absent.
     pub namespace: Option<SmolStr>,
     /// The port of the Service.
     pub port: Option<u16>,
-    /// Its share among the backends; 1 when absent.
+    /// The weight; 1 if absent.
     pub weight: Option<u32>,
-    /// What is done with the requests that go there.
+    /// Filters of requests to this backend.
     #[serde(default)]
     pub filters: Vec<Filter>,
 }
 
-/// Time limits, as durations.
+/// Timeouts, as durations.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Timeouts {
-    /// For the request as a whole.
+    /// The timeout of the request with all retries.
     pub request: Option<SmolStr>,
-    /// For one attempt.
+    /// The timeout of one attempt.
     pub backend_request: Option<SmolStr>,
 }
 
@@ -231,43 +231,43 @@ pub struct Timeouts {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Retry {
-    /// The statuses after which to try again.
+    /// The statuses to retry.
     pub codes: Vec<u32>,
-    /// How often.
+    /// The number of retries.
     pub attempts: Option<u32>,
-    /// The time between, as a duration.
+    /// The backoff between retries, as a duration.
     pub backoff: Option<SmolStr>,
 }
 
-/// Routes of gRPC calls.
+/// Routes for gRPC calls.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRoute {
-    /// What it attaches to.
+    /// The parents.
     pub parent_refs: Vec<ParentReference>,
-    /// The hosts; those of the listener when empty.
+    /// The hosts; those of the listener if empty.
     pub hostnames: Vec<SmolStr>,
     /// The rules.
     pub rules: Vec<GrpcRule>,
 }
 
-/// One rule of a GRPCRoute.
+/// A rule of a GRPCRoute.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRule {
-    /// Its name.
+    /// The name.
     pub name: Option<SmolStr>,
-    /// Which calls; all when empty.
+    /// The matching calls; all if empty.
     pub matches: Vec<GrpcMatch>,
-    /// What is done with calls and answers.
+    /// The filters of calls and responses.
     pub filters: Vec<Filter>,
-    /// Where calls go.
+    /// The backends.
     pub backend_refs: Vec<BackendReference>,
-    /// How long a client keeps to one backend.
+    /// Session persistence: a client stays with one backend.
     pub session_persistence: Option<SessionPersistence>,
 }
 
-/// Which calls: all that is given must hold.
+/// A match of calls; all conditions must hold.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct GrpcMatch {
@@ -277,57 +277,57 @@ pub struct GrpcMatch {
     pub headers: Vec<ValueMatch>,
 }
 
-/// A gRPC method.
+/// A match of a gRPC method.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct MethodMatch {
-    /// `Exact` or `RegularExpression`; `Exact` when absent.
+    /// `Exact` or `RegularExpression`; `Exact` if absent.
     #[serde(rename = "type")]
     pub match_type: Option<SmolStr>,
-    /// The service; any when absent.
+    /// The service; any if absent.
     pub service: Option<SmolStr>,
-    /// The method; any when absent.
+    /// The method; any if absent.
     pub method: Option<SmolStr>,
 }
 
-/// Routes of TLS connections.
+/// Routes for TLS connections.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TlsRoute {
-    /// What it attaches to.
+    /// The parents.
     pub parent_refs: Vec<ParentReference>,
-    /// The server names; those of the listener when empty.
+    /// The server names; those of the listener if empty.
     pub hostnames: Vec<SmolStr>,
     /// The rules.
     pub rules: Vec<ConnectionRule>,
 }
 
-/// Routes of TCP connections.
+/// Routes for TCP connections.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TcpRoute {
-    /// What it attaches to.
+    /// The parents.
     pub parent_refs: Vec<ParentReference>,
     /// The rules.
     pub rules: Vec<ConnectionRule>,
 }
 
-/// Routes of UDP datagrams.
+/// Routes for UDP datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UdpRoute {
-    /// What it attaches to.
+    /// The parents.
     pub parent_refs: Vec<ParentReference>,
     /// The rules.
     pub rules: Vec<ConnectionRule>,
 }
 
-/// One rule about connections.
+/// A rule for connections or datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConnectionRule {
-    /// Its name.
+    /// The name.
     pub name: Option<SmolStr>,
-    /// Where connections go.
+    /// The backends.
     pub backend_refs: Vec<BackendReference>,
 }

@@ -5,9 +5,9 @@ use crate::{
     base::ClusterId,
 };
 
-/// The rows and diagnostics of documents in YAML.
-fn parsed(text: &str) -> document::Parsed {
-    let mut parsed = document::Parsed::default();
+/// Returns the rows and diagnostics of YAML documents.
+fn parsed(text: &str) -> document::ParsedDocument {
+    let mut parsed = document::ParsedDocument::default();
     for document in yaml::documents(text) {
         parsed.extend(document::parse(&ClusterId::new("c"), &document.parse().unwrap()));
     }
@@ -21,7 +21,7 @@ fn good(text: &str) -> Row {
     parsed.rows.into_iter().next().unwrap()
 }
 
-/// What is wrong, as it is told.
+/// Returns the diagnostics as text.
 #[track_caller]
 fn bad(text: &str) -> String {
     let parsed = parsed(text);

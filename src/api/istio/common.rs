@@ -1,8 +1,8 @@
-//! Rules that several kinds share.
+//! Validation rules that several kinds share.
 
 use prost_types::Duration;
 
-use super::{Usage, check::At};
+use super::{RegexUsage, field_path::FieldPath};
 use crate::{
     api::names::{is_fqdn, is_label, is_wildcard_domain},
     base::cidr,
@@ -12,18 +12,18 @@ use crate::{
     },
 };
 
-/// The longest label value and the longest name of a label key, in bytes.
+/// The maximum length in bytes of a label value and of the name part of a label key.
 const MAX_LABEL_VALUE: usize = 63;
 
-/// A port number from 1 to 65535.
-pub fn port(at: &At<'_>, number: u32) {
+/// Checks a port number: 1 to 65535.
+pub fn port(at: &FieldPath<'_>, number: u32) {
     if !(1..=65_535).contains(&number) {
         at.error(format!("{number} is no port, want 1 to 65535"));
     }
 }
 
-/// A duration of whole milliseconds, at least one.
-pub fn duration(at: &At<'_>, duration: Option<&Duration>) {
+/// Checks a duration: whole milliseconds, at least one.
+pub fn duration(at: &FieldPath<'_>, duration: Option<&Duration>) {
     let Some(duration) = duration else { return };
     if duration.seconds < 0 || duration.nanos < 0 || (duration.seconds == 0 && duration.nanos < 1_000_000) {
         at.error("the duration must be at least 1ms");
@@ -32,8 +32,8 @@ pub fn duration(at: &At<'_>, duration: Option<&Duration>) {
     }
 }
 
-/// A percentage from 0 to 100.
-pub fn percent(at: &At<'_>, percent: Option<&Percent>) {
+/// Checks a percentage: 0 to 100.
+pub fn percent(at: &FieldPath<'_>, percent: Option<&Percent>) {
     if let Some(Percent { value }) = percent
         && !(0.0..=100.0).contains(value)
     {
@@ -41,24 +41,24 @@ pub fn percent(at: &At<'_>, percent: Option<&Percent>) {
     }
 }
 
-/// A regular expression for proxies that is not empty and within limits.
-pub fn regex(at: &At<'_>, expression: &str) {
+/// Checks a regular expression for proxies: not empty and within limits.
+pub fn regex(at: &FieldPath<'_>, expression: &str) {
     if expression.is_empty() {
         at.error("the regular expression is empty");
     } else {
-        at.expression(expression, Usage::Sent);
+        at.regex(expression, RegexUsage::Proxy);
     }
 }
 
-/// A string match: its expression, if it is one. Whether it may be empty differs from place to place.
-pub fn string_match(at: &At<'_>, matched: Option<&StringMatch>) {
+/// Checks the regular expression of a string match. The caller decides if the match may be empty.
+pub fn string_match(at: &FieldPath<'_>, matched: Option<&StringMatch>) {
     if let Some(MatchType::Regex(expression)) = matched.and_then(|matched| matched.match_type.as_ref()) {
         regex(&at.field("regex"), expression);
     }
 }
 
-/// The key and value of a label as Kubernetes has them.
-pub fn label(at: &At<'_>, key: &str, value: &str) {
+/// Checks key and value of a label by the rules of Kubernetes.
+pub fn label(at: &FieldPath<'_>, key: &str, value: &str) {
     let (prefix, name) = key
         .split_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
@@ -81,8 +81,8 @@ fn is_label_text(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// Labels of a workload selector.
-pub fn selector_labels<'l>(at: &At<'_>, labels: impl IntoIterator<Item = (&'l String, &'l String)>) {
+/// Checks the labels of a workload selector.
+pub fn selector_labels<'l>(at: &FieldPath<'_>, labels: impl IntoIterator<Item = (&'l String, &'l String)>) {
     for (key, value) in labels {
         if key.is_empty() {
             at.error("the key of a selector is empty");
@@ -92,14 +92,14 @@ pub fn selector_labels<'l>(at: &At<'_>, labels: impl IntoIterator<Item = (&'l St
     }
 }
 
-/// A selector of the policy kinds.
-pub fn selector(at: &At<'_>, selector: Option<&WorkloadSelector>) {
+/// Checks the selector of a policy.
+pub fn selector(at: &FieldPath<'_>, selector: Option<&WorkloadSelector>) {
     if let Some(selector) = selector {
         selector_labels(&at.field("selector").field("matchLabels"), &selector.match_labels);
     }
 }
 
-/// Kinds that policies may be attached to.
+/// The kinds that policies may target, as (group, kind).
 const TARGETS: [(&str, &str); 4] = [
     ("", "Service"),
     ("networking.istio.io", "ServiceEntry"),
@@ -107,16 +107,16 @@ const TARGETS: [(&str, &str); 4] = [
     ("gateway.networking.k8s.io", "GatewayClass"),
 ];
 
-/// Selector, `targetRef` and `targetRefs`: only one of them, and what they name.
+/// Checks that only one of selector, `targetRef` and `targetRefs` is set, and their content.
 pub fn attachment(
-    at: &At<'_>,
+    at: &FieldPath<'_>,
     workloads: Option<&WorkloadSelector>,
     target: Option<&PolicyTargetReference>,
     targets: &[PolicyTargetReference],
 ) {
     selector(at, workloads);
     let given = [workloads.is_some(), target.is_some(), !targets.is_empty()];
-    at.expect(
+    at.require_on_admission(
         given.into_iter().filter(|given| *given).count() <= 1,
         "only one of selector, targetRef and targetRefs may be set",
     );
@@ -126,20 +126,20 @@ pub fn attachment(
     at.each("targetRefs", targets, target_reference);
 }
 
-/// One target reference.
-pub fn target_reference(at: &At<'_>, target: &PolicyTargetReference) {
+/// Checks a target reference.
+pub fn target_reference(at: &FieldPath<'_>, target: &PolicyTargetReference) {
     at.field("name").require(!target.name.is_empty(), "is required");
     at.field("namespace")
-        .expect(target.namespace.is_empty(), "must not be set");
+        .require_on_admission(target.namespace.is_empty(), "must not be set");
     let group = if target.group == "core" { "" } else { &target.group };
-    at.expect(
+    at.require_on_admission(
         TARGETS.contains(&(group, target.kind.as_str())),
         &format!("{}/{} is no kind that can be targeted", target.group, target.kind),
     );
 }
 
-/// `exportTo` of an object in a namespace: `.`, `*` or namespaces; `~` where an object may be exported nowhere.
-pub fn export_to(at: &At<'_>, entries: &[String], own: &str, nowhere_allowed: bool) {
+/// Checks `exportTo` of an object in a namespace: `.`, `*` or namespaces, and `~` (no namespace) if allowed.
+pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allowed: bool) {
     let mut seen: Vec<&str> = Vec::new();
     at.each("exportTo", entries, |at, entry| {
         let namespace = if entry == "." { own } else { entry.as_str() };
@@ -160,35 +160,35 @@ pub fn export_to(at: &At<'_>, entries: &[String], own: &str, nowhere_allowed: bo
     }
 }
 
-/// An address or range.
-pub fn address_range(at: &At<'_>, text: &str) {
+/// Checks an IP address or an address range.
+pub fn address_range(at: &FieldPath<'_>, text: &str) {
     if cidr::parse(text).is_none() {
         at.error(format!("{text:?} is neither an IP address nor an address range"));
     }
 }
 
-/// A host name that may begin with `*.`.
-pub fn wildcard_domain(at: &At<'_>, text: &str) {
+/// Checks a host name that may begin with `*.`.
+pub fn wildcard_domain(at: &FieldPath<'_>, text: &str) {
     if !is_wildcard_domain(text) {
         at.error(format!("{text:?} is no host name"));
     }
 }
 
-/// A host name, possibly short.
-pub fn host(at: &At<'_>, text: &str) {
+/// Checks a host name, which may be short.
+pub fn host(at: &FieldPath<'_>, text: &str) {
     if !is_fqdn(text) {
         at.error(format!("{text:?} is no host name"));
     }
 }
 
-/// Names of ports as Kubernetes has them; protocols are told by [`is_protocol`].
-pub fn port_name(at: &At<'_>, name: &str) {
+/// Checks the name of a port by the rules of Kubernetes.
+pub fn port_name(at: &FieldPath<'_>, name: &str) {
     if !is_label(name) {
         at.error(format!("{name:?} is no port name, want letters, digits and `-`"));
     }
 }
 
-/// Protocols that ports may have, in any case of letters.
+/// True for the protocols of ports, in any case.
 pub fn is_protocol(text: &str) -> bool {
     const KNOWN: [&str; 14] = [
         "GRPC",
@@ -209,14 +209,14 @@ pub fn is_protocol(text: &str) -> bool {
     KNOWN.iter().any(|known| known.eq_ignore_ascii_case(text))
 }
 
-/// A protocol whose port speaks HTTP in the clear.
+/// True for protocols of plaintext HTTP.
 pub fn is_plain_http(protocol: &str) -> bool {
     ["HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTP_PROXY"]
         .iter()
         .any(|known| known.eq_ignore_ascii_case(protocol))
 }
 
-/// A protocol whose port speaks TLS.
+/// True for protocols on top of TLS.
 pub fn is_tls(protocol: &str) -> bool {
     ["HTTPS", "TLS", "MONGO-TLS"]
         .iter()

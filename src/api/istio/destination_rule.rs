@@ -1,15 +1,15 @@
-//! What a DestinationRule must fulfil.
+//! Validation of DestinationRules.
 
 use std::collections::BTreeSet;
 
-use super::{check::At, common, traffic_policy};
+use super::{common, field_path::FieldPath, traffic_policy};
 use crate::{
     api::{Meta, names::is_label},
     proto::istio::networking::v1alpha3::DestinationRule,
 };
 
 /// Checks a DestinationRule.
-pub fn check(at: &At<'_>, rule: &DestinationRule, meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
     common::wildcard_domain(&at.field("host"), &rule.host);
     traffic_policy::check(at, rule.traffic_policy.as_ref());
     let mut names = BTreeSet::new();
@@ -36,6 +36,6 @@ pub fn check(at: &At<'_>, rule: &DestinationRule, meta: &Meta) {
             .iter()
             .all(|entry| entry == "." || entry == meta.namespace().as_str());
         at.field("exportTo")
-            .expect(own, "with a workloadSelector a rule counts in its own namespace only");
+            .require_on_admission(own, "with a workloadSelector a rule counts in its own namespace only");
     }
 }

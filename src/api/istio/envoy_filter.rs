@@ -1,4 +1,4 @@
-//! What an EnvoyFilter must fulfil.
+//! Validation of EnvoyFilters.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use prost::Name;
 use prost_reflect::DynamicMessage;
 use prost_types::Struct;
 
-use super::{Usage, check::At, common};
+use super::{RegexUsage, common, field_path::FieldPath};
 use crate::{
     api::Meta,
     proto::{
@@ -32,11 +32,11 @@ use crate::{
     },
 };
 
-/// Reads the value of a patch as the message that belongs to `applyTo`. Fields that the message does not have are
-/// skipped: they may be of a newer Envoy.
+/// Parses the value of a patch as the message that `applyTo` implies. Unknown fields are skipped: they may belong to a
+/// newer Envoy.
 ///
 /// # Errors
-/// At the first value that does not fit its field, and for types that are not known.
+/// At the first value that does not fit its field, and for unknown types.
 pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonError> {
     let of_type = |message: &str| JsonError {
         path: String::new(),
@@ -64,10 +64,10 @@ pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonEr
 }
 
 /// Checks an EnvoyFilter.
-pub fn check(at: &At<'_>, filter: &EnvoyFilter, _meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
     if let Some(selector) = &filter.workload_selector {
         let at = at.field("workloadSelector");
-        at.expect(filter.target_refs.is_empty(), "goes not together with targetRefs");
+        at.require_on_admission(filter.target_refs.is_empty(), "goes not together with targetRefs");
         common::selector_labels(&at.field("labels"), &selector.labels);
         if selector.labels.is_empty() {
             at.warning("without labels selects all workloads of the namespace");
@@ -77,7 +77,7 @@ pub fn check(at: &At<'_>, filter: &EnvoyFilter, _meta: &Meta) {
     at.each("configPatches", &filter.config_patches, patch);
 }
 
-fn patch(at: &At<'_>, patch: &EnvoyConfigObjectPatch) {
+fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
     let apply_to = ApplyTo::try_from(patch.apply_to).unwrap_or(ApplyTo::Invalid);
     at.field("applyTo").require(apply_to != ApplyTo::Invalid, "is required");
     match &patch.patch {
@@ -94,13 +94,13 @@ fn patch(at: &At<'_>, patch: &EnvoyConfigObjectPatch) {
                 at.field("value").warning("has no effect with REMOVE");
             }
             if let Some(Err(error)) = patch.value.as_ref().map(|found| value(apply_to, found)) {
-                // The other patches of the object count.
+                // The other patches of the object apply.
                 at.field("value").warning(format!("is left out: {error}"));
             }
             let filters = matches!(apply_to, ApplyTo::HttpFilter);
             let filtered = patch.filter_class != 0;
             at.field("filterClass")
-                .expect(!filtered || filters, "counts for HTTP_FILTER only");
+                .require_on_admission(!filtered || filters, "counts for HTTP_FILTER only");
         }
     }
     if let Some(matched) = &patch.r#match {
@@ -108,7 +108,7 @@ fn patch(at: &At<'_>, patch: &EnvoyConfigObjectPatch) {
     }
 }
 
-fn matched(at: &At<'_>, matched: &EnvoyConfigObjectMatch, apply_to: ApplyTo) {
+fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: ApplyTo) {
     if let Some(proxy) = &matched.proxy {
         proxy_match(&at.field("proxy"), proxy);
     }
@@ -141,21 +141,22 @@ fn matched(at: &At<'_>, matched: &EnvoyConfigObjectMatch, apply_to: ApplyTo) {
         ) => true,
         (Some(_), _) => false,
     };
-    at.expect(fits, "the match is for another kind of object than applyTo");
+    at.require_on_admission(fits, "the match is for another kind of object than applyTo");
 }
 
-fn proxy_match(at: &At<'_>, proxy: &ProxyMatch) {
+fn proxy_match(at: &FieldPath<'_>, proxy: &ProxyMatch) {
     if !proxy.proxy_version.is_empty() {
-        at.field("proxyVersion").expression(&proxy.proxy_version, Usage::Kept);
+        at.field("proxyVersion")
+            .regex(&proxy.proxy_version, RegexUsage::ControlPlane);
     }
     metadata(&at.field("metadata"), &proxy.metadata);
 }
 
-fn metadata(at: &At<'_>, metadata: &BTreeMap<String, String>) {
+fn metadata(at: &FieldPath<'_>, metadata: &BTreeMap<String, String>) {
     at.require(metadata.keys().all(|key| !key.is_empty()), "a key is empty");
 }
 
-fn listener_match(at: &At<'_>, listener: &ListenerMatch, apply_to: ApplyTo) {
+fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyTo) {
     let Some(filter) = listener.filter_chain.as_ref().and_then(|chain| chain.filter.as_ref()) else {
         return;
     };
@@ -167,7 +168,7 @@ fn listener_match(at: &At<'_>, listener: &ListenerMatch, apply_to: ApplyTo) {
     }
     let Some(sub_filter) = &filter.sub_filter else { return };
     let sub_at = at.field("subFilter");
-    sub_at.expect(apply_to == ApplyTo::HttpFilter, "counts for HTTP_FILTER only");
+    sub_at.require_on_admission(apply_to == ApplyTo::HttpFilter, "counts for HTTP_FILTER only");
     at.field("name")
         .require(!filter.name.is_empty(), "is required with subFilter");
     sub_at.field("name").require(!sub_filter.name.is_empty(), "is required");

@@ -1,8 +1,8 @@
-//! What WasmPlugins and TrafficExtensions must fulfil.
+//! Validation of WasmPlugins and TrafficExtensions.
 
 use std::collections::BTreeSet;
 
-use super::{check::At, common};
+use super::{common, field_path::FieldPath};
 use crate::{
     api::Meta,
     base::url::Url,
@@ -14,13 +14,13 @@ use crate::{
     },
 };
 
-/// The longest Lua code, in bytes.
+/// The maximum length of Lua code, in bytes.
 const MAX_LUA: usize = 64 << 10;
-/// The longest name of a Secret, a plugin or a variable, in bytes.
+/// The maximum length of the name of a Secret, a plugin or a variable, in bytes.
 const MAX_NAME: usize = 253;
 
 /// Checks a WasmPlugin.
-pub fn wasm_plugin(at: &At<'_>, plugin: &WasmPlugin, _meta: &Meta) {
+pub fn wasm_plugin(at: &FieldPath<'_>, plugin: &WasmPlugin, _meta: &Meta) {
     common::attachment(
         at,
         plugin.selector.as_ref(),
@@ -41,7 +41,7 @@ pub fn wasm_plugin(at: &At<'_>, plugin: &WasmPlugin, _meta: &Meta) {
 }
 
 /// Checks a TrafficExtension.
-pub fn traffic_extension(at: &At<'_>, extension: &TrafficExtension, _meta: &Meta) {
+pub fn traffic_extension(at: &FieldPath<'_>, extension: &TrafficExtension, _meta: &Meta) {
     common::attachment(at, extension.selector.as_ref(), None, &extension.target_refs);
     match &extension.filter_config {
         Some(FilterConfig::Wasm(config)) => wasm(&at.field("wasm"), &Wasm::of(config)),
@@ -57,14 +57,15 @@ pub fn traffic_extension(at: &At<'_>, extension: &TrafficExtension, _meta: &Meta
     at.each("match", &extension.r#match, |at, selector| ports(at, &selector.ports));
 }
 
-fn ports(at: &At<'_>, ports: &[PortSelector]) {
+fn ports(at: &FieldPath<'_>, ports: &[PortSelector]) {
     at.each("ports", ports, |at, port| {
         let is_port = (1..=u32::from(u16::MAX)).contains(&port.number);
-        at.field("number").expect(is_port, "is no port, want 1 to 65535");
+        at.field("number")
+            .require_on_admission(is_port, "is no port, want 1 to 65535");
     });
 }
 
-/// The fields that both kinds have.
+/// Checks the fields that both kinds have.
 struct Wasm<'a> {
     url: &'a str,
     sha256: &'a str,
@@ -85,34 +86,34 @@ impl<'a> Wasm<'a> {
     }
 }
 
-fn wasm(at: &At<'_>, wasm: &Wasm<'_>) {
+fn wasm(at: &FieldPath<'_>, wasm: &Wasm<'_>) {
     let url = at.field("url");
     url.require(!wasm.url.is_empty(), "is required");
     match Url::parse(wasm.url) {
-        Some(parsed) => url.expect(
+        Some(parsed) => url.require_on_admission(
             matches!(parsed.scheme.as_str(), "" | "http" | "https" | "oci" | "file"),
             "want http, https, oci or file",
         ),
         None => url.error("is no URL"),
     }
     let hex = wasm.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
-    at.field("sha256").expect(
+    at.field("sha256").require_on_admission(
         wasm.sha256.is_empty() || wasm.sha256.len() == 64 && hex,
         "want 64 hexadecimal digits",
     );
     at.field("imagePullSecret")
-        .expect(wasm.pull_secret.len() < MAX_NAME, "is too long");
+        .require_on_admission(wasm.pull_secret.len() < MAX_NAME, "is too long");
     at.field("pluginName")
-        .expect(wasm.plugin_name.len() <= MAX_NAME + 2, "is too long");
+        .require_on_admission(wasm.plugin_name.len() <= MAX_NAME + 2, "is too long");
     let vm_at = at.field("vmConfig");
     let mut names = BTreeSet::new();
     vm_at.each("env", wasm.vm.iter().flat_map(|vm| &vm.env), |at, variable| {
         let name = at.field("name");
-        name.expect(!variable.name.is_empty(), "is required");
-        name.expect(variable.name.len() <= MAX_NAME + 3, "is too long");
-        name.expect(names.insert(&variable.name), "is named twice");
+        name.require_on_admission(!variable.name.is_empty(), "is required");
+        name.require_on_admission(variable.name.len() <= MAX_NAME + 3, "is too long");
+        name.require_on_admission(names.insert(&variable.name), "is named twice");
         let inline = variable.value_from == EnvValueSource::Inline as i32;
         at.field("value")
-            .expect(inline || variable.value.is_empty(), "counts with valueFrom INLINE only");
+            .require_on_admission(inline || variable.value.is_empty(), "counts with valueFrom INLINE only");
     });
 }

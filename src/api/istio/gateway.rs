@@ -1,10 +1,10 @@
-//! What a Gateway must fulfil.
+//! Validation of Istio Gateways.
 
 use std::collections::BTreeSet;
 
 use super::{
-    check::At,
     common::{self, is_plain_http, is_protocol, is_tls},
+    field_path::FieldPath,
 };
 use crate::{
     api::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Checks a Gateway.
-pub fn check(at: &At<'_>, gateway: &Gateway, _meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, gateway: &Gateway, _meta: &Meta) {
     at.field("servers").require(!gateway.servers.is_empty(), "is required");
     common::selector_labels(&at.field("selector"), &gateway.selector);
     let mut names = BTreeSet::new();
@@ -35,7 +35,7 @@ pub fn check(at: &At<'_>, gateway: &Gateway, _meta: &Meta) {
     });
 }
 
-fn server(at: &At<'_>, server: &Server) {
+fn server(at: &FieldPath<'_>, server: &Server) {
     at.field("hosts").require(!server.hosts.is_empty(), "is required");
     at.each("hosts", &server.hosts, |at, host| {
         let (namespace, host) = host.split_once('/').unwrap_or(("*", host));
@@ -62,18 +62,19 @@ fn server(at: &At<'_>, server: &Server) {
         } else {
             common::port(&at.field("number"), port.number);
         }
-        at.field("name").expect(!port.name.is_empty(), "is required");
+        at.field("name")
+            .require_on_admission(!port.name.is_empty(), "is required");
         if !is_protocol(&port.protocol) {
             at.field("protocol")
                 .warning(format!("{:?} is no protocol", port.protocol));
         }
         at.field("targetPort")
-            .expect(port.target_port == 0, "has no meaning in a Gateway");
+            .require_on_admission(port.target_port == 0, "has no meaning in a Gateway");
     }
     tls_and_protocol(at, server, &port.protocol);
 }
 
-fn tls_and_protocol(at: &At<'_>, server: &Server, protocol: &str) {
+fn tls_and_protocol(at: &FieldPath<'_>, server: &Server, protocol: &str) {
     let at = at.field("tls");
     let Some(tls) = &server.tls else {
         let needed = ["HTTPS", "TLS"]
@@ -95,8 +96,8 @@ fn tls_and_protocol(at: &At<'_>, server: &Server, protocol: &str) {
     }
 }
 
-/// Checks the TLS settings of a server (also of a Sidecar's ingress listener).
-pub fn server_tls(at: &At<'_>, tls: &ServerTlsSettings) {
+/// Checks the TLS settings of a server, or of a Sidecar's ingress listener.
+pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     let mode = Mode::try_from(tls.mode).unwrap_or(Mode::Passthrough);
     let files = [&tls.server_certificate, &tls.private_key, &tls.ca_certificates];
     let any_file = files.iter().any(|file| !file.is_empty());
@@ -107,7 +108,7 @@ pub fn server_tls(at: &At<'_>, tls: &ServerTlsSettings) {
         "credentialName and credentialNames go not together",
     );
     match mode {
-        Mode::IstioMutual => at.expect(!any_file && !credential, "ISTIO_MUTUAL takes no certificates"),
+        Mode::IstioMutual => at.require_on_admission(!any_file && !credential, "ISTIO_MUTUAL takes no certificates"),
         Mode::Passthrough | Mode::AutoPassthrough => {
             if any_file || credential {
                 at.warning("certificates have no effect with passthrough");
@@ -115,7 +116,7 @@ pub fn server_tls(at: &At<'_>, tls: &ServerTlsSettings) {
         }
         Mode::Simple | Mode::Mutual | Mode::OptionalMutual if credential || !tls.tls_certificates.is_empty() => {
             at.field("caCrl")
-                .expect(tls.ca_crl.is_empty(), "goes not together with credentialName");
+                .require_on_admission(tls.ca_crl.is_empty(), "goes not together with credentialName");
         }
         Mode::Simple | Mode::Mutual | Mode::OptionalMutual => {
             at.field("serverCertificate")
@@ -133,7 +134,7 @@ pub fn server_tls(at: &At<'_>, tls: &ServerTlsSettings) {
     }
 }
 
-fn versions(at: &At<'_>, tls: &ServerTlsSettings) {
+fn versions(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     let version = |version: i32| TlsProtocol::try_from(version).unwrap_or(TlsProtocol::TlsAuto);
     let (least, most) = (version(tls.min_protocol_version), version(tls.max_protocol_version));
     if matches!(least, TlsProtocol::Tlsv10 | TlsProtocol::Tlsv11) {

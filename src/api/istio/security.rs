@@ -1,7 +1,7 @@
-//! What the security kinds must fulfil: errors are what admission refuses. A policy that does not count protects nothing,
-//! so one that got past admission stands in spite of them, without the parts that cannot be obeyed.
+//! Validation of the security kinds. Errors are violations that admission refuses. A policy that was created without
+//! admission still applies, without its invalid parts, as ignoring it would leave workloads unprotected.
 
-use super::{check::At, common};
+use super::{common, field_path::FieldPath};
 use crate::{
     api::{Meta, names::is_header_name},
     proto::istio::security::v1beta1::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Checks an AuthorizationPolicy.
-pub fn authorization_policy(at: &At<'_>, policy: &AuthorizationPolicy, _meta: &Meta) {
+pub fn authorization_policy(at: &FieldPath<'_>, policy: &AuthorizationPolicy, _meta: &Meta) {
     common::attachment(
         at,
         policy.selector.as_ref(),
@@ -42,7 +42,7 @@ pub fn authorization_policy(at: &At<'_>, policy: &AuthorizationPolicy, _meta: &M
     at.each("rules", &policy.rules, |at, rule| authorization_rule(at, rule, action));
 }
 
-fn authorization_rule(at: &At<'_>, rule: &Rule, action: Action) {
+fn authorization_rule(at: &FieldPath<'_>, rule: &Rule, action: Action) {
     at.each("from", &rule.from, |at, from| match &from.source {
         Some(source) => self::source(&at.field("source"), source, action),
         None => at.field("source").error("is required"),
@@ -61,7 +61,8 @@ fn authorization_rule(at: &At<'_>, rule: &Rule, action: Action) {
     }
 }
 
-/// False for rules of which nothing is left in a TCP chain, as far as admission looks: conditions do not count.
+/// False for rules without any condition that a TCP filter chain can check. Parity with admission: `when` does not
+/// count.
 fn names_a_connection(rule: &Rule) -> bool {
     let sources = || rule.from.iter().filter_map(|from| from.source.as_ref());
     let operations = || rule.to.iter().filter_map(|to| to.operation.as_ref());
@@ -88,7 +89,7 @@ fn names_a_connection(rule: &Rule) -> bool {
     }
 }
 
-fn source(at: &At<'_>, source: &Source, action: Action) {
+fn source(at: &FieldPath<'_>, source: &Source, action: Action) {
     let identities = [
         ("principals", &source.principals),
         ("notPrincipals", &source.not_principals),
@@ -116,7 +117,7 @@ fn source(at: &At<'_>, source: &Source, action: Action) {
         at.each(name, values, |at, range| common::address_range(at, range));
     }
     if action == Action::Custom {
-        // Identities of the connection are not known to the filter that asks the provider.
+        // The filter that asks the provider does not know the identity of the connection.
         for (name, values) in &identities {
             at.field(name).require(values.is_empty(), "goes not with CUSTOM");
         }
@@ -140,12 +141,12 @@ fn source(at: &At<'_>, source: &Source, action: Action) {
     }
 }
 
-/// The most service accounts in one list, and the longest of them in bytes.
+/// The maximum number of service accounts in a list, and the maximum length of each in bytes.
 const MAX_ACCOUNTS: usize = 16;
 const MAX_ACCOUNT: usize = 320;
 
-/// `[namespace/]name`, without wildcards.
-fn service_accounts(at: &At<'_>, accounts: &[String]) {
+/// Checks `[namespace/]name`, without wildcards.
+fn service_accounts(at: &FieldPath<'_>, accounts: &[String]) {
     at.require(accounts.len() <= MAX_ACCOUNTS, "has more than 16 values");
     for (position, account) in accounts.iter().enumerate() {
         let at = at.item(position);
@@ -157,8 +158,8 @@ fn service_accounts(at: &At<'_>, accounts: &[String]) {
     }
 }
 
-/// At most one star, at one of the ends.
-fn star_at_end(at: &At<'_>, value: &str) {
+/// Checks that there is at most one `*`, at the beginning or the end.
+fn star_at_end(at: &FieldPath<'_>, value: &str) {
     let inner = value.strip_prefix('*').or(value.strip_suffix('*')).unwrap_or(value);
     at.require(
         !inner.contains('*'),
@@ -166,11 +167,11 @@ fn star_at_end(at: &At<'_>, value: &str) {
     );
 }
 
-fn not_empty(at: &At<'_>, values: &[String]) {
+fn not_empty(at: &FieldPath<'_>, values: &[String]) {
     at.require(values.iter().all(|value| !value.is_empty()), "a value is empty");
 }
 
-fn operation(at: &At<'_>, operation: &Operation) {
+fn operation(at: &FieldPath<'_>, operation: &Operation) {
     let all = [
         ("hosts", &operation.hosts),
         ("notHosts", &operation.not_hosts),
@@ -193,14 +194,14 @@ fn operation(at: &At<'_>, operation: &Operation) {
     }
 }
 
-/// A port in decimal digits. 0 passes, as in Istio, and matches nothing.
-fn port(at: &At<'_>, text: &str) {
+/// Checks a port in decimal digits. 0 is allowed, as in Istio, and matches nothing.
+fn port(at: &FieldPath<'_>, text: &str) {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     at.require(is_number && text.parse::<u16>().is_ok(), "is no port, want 0 to 65535");
 }
 
-/// `{*}` stands for one segment, `{**}` for any number and comes last among operators.
-fn path_template(at: &At<'_>, path: &str) {
+/// Checks a path template: `{*}` matches one segment, `{**}` any number and must be the last operator.
+fn path_template(at: &FieldPath<'_>, path: &str) {
     let is_template = path.contains("{*}") || path.contains("{**}");
     let is_literal = |segment: &str| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()+,;:@=".contains(&byte);
@@ -223,7 +224,7 @@ fn path_template(at: &At<'_>, path: &str) {
     }
 }
 
-/// Keys of conditions; those that end in `[` take a name in brackets.
+/// Keys of conditions. Those that end in `[` take a name in brackets.
 const KEYS: [&str; 15] = [
     "request.headers[",
     "source.ip",
@@ -241,7 +242,7 @@ const KEYS: [&str; 15] = [
     "connection.sni",
     "experimental.envoy.filters.",
 ];
-/// Those that the filter for CUSTOM policies cannot know.
+/// Keys that the filter for CUSTOM policies cannot evaluate.
 const NOT_CUSTOM: [&str; 7] = [
     "source.namespace",
     "source.serviceAccount",
@@ -252,7 +253,7 @@ const NOT_CUSTOM: [&str; 7] = [
     "request.auth.presenter",
 ];
 
-fn condition(at: &At<'_>, condition: &Condition, action: Action) {
+fn condition(at: &FieldPath<'_>, condition: &Condition, action: Action) {
     let key = condition.key.as_str();
     let fits = |known: &str| {
         if known.ends_with(['[', '.']) {
@@ -292,7 +293,7 @@ fn condition(at: &At<'_>, condition: &Condition, action: Action) {
 }
 
 /// Checks a RequestAuthentication.
-pub fn request_authentication(at: &At<'_>, policy: &RequestAuthentication, _meta: &Meta) {
+pub fn request_authentication(at: &FieldPath<'_>, policy: &RequestAuthentication, _meta: &Meta) {
     common::attachment(
         at,
         policy.selector.as_ref(),
@@ -302,7 +303,7 @@ pub fn request_authentication(at: &At<'_>, policy: &RequestAuthentication, _meta
     at.each("jwtRules", &policy.jwt_rules, jwt_rule);
 }
 
-fn jwt_rule(at: &At<'_>, rule: &JwtRule) {
+fn jwt_rule(at: &FieldPath<'_>, rule: &JwtRule) {
     if rule.issuer.is_empty() && rule.jwks_uri.is_empty() {
         at.field("issuer").error("or jwksUri is required");
     }
@@ -335,12 +336,13 @@ fn jwt_rule(at: &At<'_>, rule: &JwtRule) {
     });
 }
 
-/// Keys that cannot be read let no token pass; a private key among them is one that everybody can now read.
-fn jwks(at: &At<'_>, text: &str) {
+/// Checks an inline key set. With unreadable keys no token is valid. Warns of private keys, which every reader of the
+/// object can see.
+fn jwks(at: &FieldPath<'_>, text: &str) {
     let set = serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
     let Some(keys) = set["keys"].as_array() else {
         let message = "is no set of keys (`{\"keys\": [...]}`); no token will be valid";
-        // Admission lets a single key pass.
+        // Admission accepts a single key.
         if set["kty"].is_string() {
             at.warning(message);
         } else {
@@ -354,7 +356,7 @@ fn jwks(at: &At<'_>, text: &str) {
 }
 
 /// Checks a PeerAuthentication.
-pub fn peer_authentication(at: &At<'_>, policy: &PeerAuthentication, _meta: &Meta) {
+pub fn peer_authentication(at: &FieldPath<'_>, policy: &PeerAuthentication, _meta: &Meta) {
     common::selector(at, policy.selector.as_ref());
     let ports = at.field("portLevelMtls");
     let selects = policy

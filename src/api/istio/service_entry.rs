@@ -1,8 +1,8 @@
-//! What a ServiceEntry must fulfil.
+//! Validation of ServiceEntries.
 
 use std::collections::BTreeSet;
 
-use super::{check::At, common, workload};
+use super::{common, field_path::FieldPath, workload};
 use crate::{
     api::{
         Meta,
@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// Checks a ServiceEntry.
-pub fn check(at: &At<'_>, entry: &ServiceEntry, meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
     if let Some(selector) = &entry.workload_selector {
         let selector_at = at.field("workloadSelector");
-        selector_at.expect(entry.endpoints.is_empty(), "goes not together with endpoints");
+        selector_at.require_on_admission(entry.endpoints.is_empty(), "goes not together with endpoints");
         common::selector_labels(&selector_at.field("labels"), &selector.labels);
         if selector.labels.is_empty() {
             selector_at.warning("without labels selects all workloads of the namespace");
@@ -37,7 +37,7 @@ pub fn check(at: &At<'_>, entry: &ServiceEntry, meta: &Meta) {
     common::export_to(at, &entry.export_to, meta.namespace(), true);
 }
 
-fn hosts(at: &At<'_>, entry: &ServiceEntry) {
+fn hosts(at: &FieldPath<'_>, entry: &ServiceEntry) {
     at.field("hosts").require(!entry.hosts.is_empty(), "is required");
     at.each("hosts", &entry.hosts, |at, host| {
         if host == "*" || !is_wildcard_domain(host) {
@@ -46,16 +46,17 @@ fn hosts(at: &At<'_>, entry: &ServiceEntry) {
     });
 }
 
-fn ports(at: &At<'_>, entry: &ServiceEntry) {
+fn ports(at: &FieldPath<'_>, entry: &ServiceEntry) {
     let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
     at.each("ports", &entry.ports, |at, port| {
         common::port(&at.field("number"), port.number);
-        at.field("number").expect(numbers.insert(port.number), "is named twice");
+        at.field("number")
+            .require_on_admission(numbers.insert(port.number), "is named twice");
         if !port.name.is_empty() {
             common::port_name(&at.field("name"), &port.name);
         }
         at.field("name")
-            .expect(names.insert(port.name.as_str()), "is named twice");
+            .require_on_admission(names.insert(port.name.as_str()), "is named twice");
         if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
             at.field("protocol")
                 .warning(format!("{:?} is no protocol; the port counts as TCP", port.protocol));
@@ -66,11 +67,11 @@ fn ports(at: &At<'_>, entry: &ServiceEntry) {
     });
 }
 
-fn by_resolution(at: &At<'_>, entry: &ServiceEntry, resolution: Resolution) {
+fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolution) {
     let endpoints = at.field("endpoints");
     match resolution {
         Resolution::None => {
-            endpoints.expect(entry.endpoints.is_empty(), "resolution NONE takes no endpoints");
+            endpoints.require_on_admission(entry.endpoints.is_empty(), "resolution NONE takes no endpoints");
             if entry.workload_selector.is_some() {
                 at.field("workloadSelector")
                     .warning("has no effect with resolution NONE");
@@ -86,14 +87,14 @@ fn by_resolution(at: &At<'_>, entry: &ServiceEntry, resolution: Resolution) {
         Resolution::Dns | Resolution::DnsRoundRobin => {
             if entry.endpoints.is_empty() && entry.workload_selector.is_none() {
                 at.each("hosts", &entry.hosts, |at, host| {
-                    at.expect(
+                    at.require_on_admission(
                         is_fqdn(host),
                         "without endpoints a host must be a full name for DNS to resolve",
                     );
                 });
             }
             if resolution == Resolution::DnsRoundRobin {
-                endpoints.expect(
+                endpoints.require_on_admission(
                     entry.endpoints.len() <= 1,
                     "resolution DNS_ROUND_ROBIN takes one endpoint",
                 );
@@ -111,15 +112,15 @@ fn by_resolution(at: &At<'_>, entry: &ServiceEntry, resolution: Resolution) {
                 at.require(host.starts_with("*."), "resolution DYNAMIC_DNS takes wildcard hosts");
             });
             at.field("addresses")
-                .expect(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
-            endpoints.expect(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
+                .require_on_admission(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
+            endpoints.require_on_admission(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
         }
     }
     at.each("endpoints", &entry.endpoints, |at, endpoint| {
         for name in endpoint.ports.keys() {
             let known = entry.ports.iter().any(|port| port.name == *name);
             at.field("ports")
-                .expect(known, &format!("{name:?} is no port of the ServiceEntry"));
+                .require_on_admission(known, &format!("{name:?} is no port of the ServiceEntry"));
         }
         workload::ports_and_labels(at, endpoint);
     });

@@ -1,8 +1,8 @@
-//! What a Sidecar must fulfil.
+//! Validation of Sidecars.
 
 use std::collections::BTreeSet;
 
-use super::{check::At, common, gateway, traffic_policy};
+use super::{common, field_path::FieldPath, gateway, traffic_policy};
 use crate::{
     api::{
         Meta,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Checks a Sidecar.
-pub fn check(at: &At<'_>, sidecar: &Sidecar, _meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, _meta: &Meta) {
     if let Some(selector) = &sidecar.workload_selector {
         let at = at.field("workloadSelector");
         common::selector_labels(&at.field("labels"), &selector.labels);
@@ -28,7 +28,7 @@ pub fn check(at: &At<'_>, sidecar: &Sidecar, _meta: &Meta) {
         && sidecar.ingress.is_empty()
         && sidecar.inbound_connection_pool.is_none()
         && sidecar.outbound_traffic_policy.is_none();
-    at.expect(
+    at.require_on_admission(
         !empty,
         "needs egress, ingress, inboundConnectionPool or outboundTrafficPolicy",
     );
@@ -48,7 +48,7 @@ pub fn check(at: &At<'_>, sidecar: &Sidecar, _meta: &Meta) {
     }
 }
 
-fn ingress(at: &At<'_>, listener: &IstioIngressListener) {
+fn ingress(at: &FieldPath<'_>, listener: &IstioIngressListener) {
     match &listener.port {
         Some(port) => self::port(&at.field("port"), port, false),
         None => at.field("port").error("is required"),
@@ -68,12 +68,12 @@ fn ingress(at: &At<'_>, listener: &IstioIngressListener) {
         );
         at.field("mode").require(!passes, "a sidecar terminates TLS");
         at.field("httpsRedirect")
-            .expect(!tls.https_redirect, "has no meaning in a Sidecar");
+            .require_on_admission(!tls.https_redirect, "has no meaning in a Sidecar");
         gateway::server_tls(&at, tls);
     }
 }
 
-fn default_endpoint(at: &At<'_>, endpoint: &str) {
+fn default_endpoint(at: &FieldPath<'_>, endpoint: &str) {
     if let Some(path) = endpoint.strip_prefix("unix://") {
         return at.require(
             path.starts_with(['/', '@']),
@@ -88,7 +88,7 @@ fn default_endpoint(at: &At<'_>, endpoint: &str) {
     at.require(port.parse::<u16>().is_ok_and(|port| port != 0), "the port is none");
 }
 
-fn port(at: &At<'_>, port: &SidecarPort, unix: bool) {
+fn port(at: &FieldPath<'_>, port: &SidecarPort, unix: bool) {
     if unix {
         at.field("number")
             .require(port.number == 0, "must be 0 with a unix socket");
@@ -101,18 +101,18 @@ fn port(at: &At<'_>, port: &SidecarPort, unix: bool) {
     }
 }
 
-fn bind(at: &At<'_>, bind: &str) {
+fn bind(at: &FieldPath<'_>, bind: &str) {
     if !bind.is_empty() && !bind.starts_with("unix://") && cidr::parse_ip(bind).is_none() {
         at.error(format!("{bind:?} is no IP address"));
     }
 }
 
-fn egress(at: &At<'_>, listeners: &[IstioEgressListener]) {
+fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener]) {
     let mut sockets = BTreeSet::new();
     at.each("egress", listeners, |at, listener| {
         let unix = listener.bind.starts_with("unix://");
         bind(&at.field("bind"), &listener.bind);
-        // Without a port, the ports are those of the services.
+        // A listener without a port has the ports of its services.
         if let Some(port) = &listener.port {
             self::port(&at.field("port"), port, unix);
             at.field("port")
@@ -133,7 +133,7 @@ fn egress(at: &At<'_>, listeners: &[IstioEgressListener]) {
     }
 }
 
-fn egress_host(at: &At<'_>, text: &str) {
+fn egress_host(at: &FieldPath<'_>, text: &str) {
     let Some((namespace, host)) = text.split_once('/') else {
         return at.error(format!("{text:?}: want namespace/host"));
     };
@@ -147,10 +147,10 @@ fn egress_host(at: &At<'_>, text: &str) {
     }
 }
 
-fn outbound_policy(at: &At<'_>, policy: &OutboundTrafficPolicy) {
+fn outbound_policy(at: &FieldPath<'_>, policy: &OutboundTrafficPolicy) {
     let Some(proxy) = &policy.egress_proxy else { return };
     let at = at.field("egressProxy");
-    at.expect(
+    at.require_on_admission(
         policy.mode == Mode::AllowAny as i32,
         "has an effect with ALLOW_ANY only",
     );

@@ -1,6 +1,6 @@
-//! What a Telemetry must fulfil.
+//! Validation of Telemetry objects.
 
-use super::{check::At, common};
+use super::{common, field_path::FieldPath};
 use crate::{
     api::Meta,
     proto::istio::telemetry::v1alpha1::{
@@ -9,11 +9,11 @@ use crate::{
     },
 };
 
-/// The longest CEL expression, in bytes. Proxies compile them; like regular expressions they are bounded where they enter.
+/// The maximum length of a CEL expression, in bytes. Proxies compile these expressions; the limit bounds their cost.
 const MAX_EXPRESSION: usize = 8 << 10;
 
 /// Checks a Telemetry.
-pub fn check(at: &At<'_>, telemetry: &Telemetry, _meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, telemetry: &Telemetry, _meta: &Meta) {
     common::attachment(
         at,
         telemetry.selector.as_ref(),
@@ -28,13 +28,13 @@ pub fn check(at: &At<'_>, telemetry: &Telemetry, _meta: &Meta) {
     at.each("accessLogging", &telemetry.access_logging, access_logging);
 }
 
-fn providers(at: &At<'_>, providers: &[ProviderRef]) {
+fn providers(at: &FieldPath<'_>, providers: &[ProviderRef]) {
     at.each("providers", providers, |at, provider| {
         at.field("name").require(!provider.name.is_empty(), "is required");
     });
 }
 
-fn tracing(at: &At<'_>, tracing: &Tracing) {
+fn tracing(at: &FieldPath<'_>, tracing: &Tracing) {
     if tracing.providers.len() > 1 {
         at.field("providers").warning("only one provider has an effect");
     }
@@ -60,7 +60,7 @@ fn tracing(at: &At<'_>, tracing: &Tracing) {
     }
 }
 
-fn metrics(at: &At<'_>, metrics: &Metrics) {
+fn metrics(at: &FieldPath<'_>, metrics: &Metrics) {
     providers(at, &metrics.providers);
     at.each("overrides", &metrics.overrides, |at, change| {
         let tags = at.field("tagOverrides");
@@ -78,7 +78,7 @@ fn metrics(at: &At<'_>, metrics: &Metrics) {
     });
 }
 
-fn access_logging(at: &At<'_>, logging: &AccessLogging) {
+fn access_logging(at: &FieldPath<'_>, logging: &AccessLogging) {
     providers(at, &logging.providers);
     let Some(filter) = &logging.filter else { return };
     let filter_at = at.field("filter");
@@ -90,8 +90,8 @@ fn access_logging(at: &At<'_>, logging: &AccessLogging) {
     }
 }
 
-/// Quotes and brackets match. Envoy compiles the expression and refuses the listener if that fails; this much is seen
-/// without a compiler.
+/// Checks that quotes and brackets match. Envoy compiles the expression and rejects the listener on errors; this check
+/// works without a compiler.
 fn is_balanced(expression: &str) -> bool {
     let mut open = Vec::new();
     let mut characters = expression.chars();

@@ -1,10 +1,10 @@
 use super::*;
 use crate::{
-    api::{document, yaml},
+    api::{Kind, document, yaml},
     base::ClusterId,
 };
 
-/// Parses one object given as kind and `spec` in YAML; its findings as `severity field`, and whether it counts.
+/// Parses an object of a kind and a YAML `spec`. Returns its diagnostics as `severity field`, and true if it applies.
 fn findings(kind: &str, spec: &str) -> (Vec<String>, bool) {
     let kind = Kind::ALL.iter().find(|known| known.name() == kind).unwrap();
     let version = kind.version();
@@ -36,7 +36,7 @@ fn warned(kind: &str, spec: &str, fields: &[&str]) {
     assert_eq!(findings(kind, spec), (want, true), "{kind} {spec}");
 }
 
-/// A policy with errors in parts of it: it counts all the same.
+/// Asserts errors in a policy that applies nonetheless.
 #[track_caller]
 fn refused(kind: &str, spec: &str, fields: &[&str]) {
     let want = fields.iter().map(|field| format!("Error spec{field}")).collect();

@@ -1,8 +1,8 @@
-//! What traffic policies must fulfil: of DestinationRules, and those parts that Sidecars and the mesh config have too.
+//! Validation of traffic policies, and of those parts that Sidecars and the mesh config share.
 
 use std::collections::BTreeSet;
 
-use super::{check::At, common};
+use super::{common, field_path::FieldPath};
 use crate::{
     api::names::{is_fqdn, is_header_name},
     base::cidr,
@@ -19,80 +19,94 @@ use crate::{
     },
 };
 
-/// Envoy's largest table for Maglev.
+/// The maximum size of Envoy's Maglev table.
 const MAX_MAGLEV: u64 = 5_000_011;
 
 /// Checks the policy of a rule or of a subset.
-pub fn check(at: &At<'_>, policy: Option<&TrafficPolicy>) {
+pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
     let Some(policy) = policy else { return };
     let at = at.field("trafficPolicy");
     if *policy == TrafficPolicy::default() {
         at.warning("has no field");
     }
-    parts(
-        &at,
-        policy.load_balancer.as_ref(),
-        policy.connection_pool.as_ref(),
-        policy.outlier_detection.as_ref(),
-        policy.tls.as_ref(),
-    );
-    at.each("portLevelSettings", &policy.port_level_settings, port_policy);
-    if let Some(tunnel) = &policy.tunnel {
+    // Without `..`, so that a new field cannot be forgotten.
+    let TrafficPolicy {
+        load_balancer,
+        connection_pool,
+        outlier_detection,
+        tls,
+        port_level_settings,
+        tunnel,
+        proxy_protocol,
+        retry_budget,
+    } = policy;
+    let common = CommonSettings {
+        load_balancer: load_balancer.as_ref(),
+        connection_pool: connection_pool.as_ref(),
+        outlier_detection: outlier_detection.as_ref(),
+        tls: tls.as_ref(),
+    };
+    common.check(&at);
+    at.each("portLevelSettings", port_level_settings, port_policy);
+    if let Some(tunnel) = tunnel {
         self::tunnel(&at.field("tunnel"), tunnel);
-        at.expect(
-            policy.proxy_protocol.is_none(),
-            "tunnel and proxyProtocol go not together",
-        );
+        at.require_on_admission(proxy_protocol.is_none(), "tunnel and proxyProtocol go not together");
     }
-    if let Some(percent) = policy.retry_budget.as_ref().and_then(|budget| budget.percent) {
+    if let Some(percent) = retry_budget.as_ref().and_then(|budget| budget.percent) {
         at.field("retryBudget")
             .field("percent")
             .require((0.0..=100.0).contains(&percent), "want 0 to 100");
     }
 }
 
-fn port_policy(at: &At<'_>, policy: &PortTrafficPolicy) {
-    match &policy.port {
+fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy) {
+    // Without `..`, so that a new field cannot be forgotten.
+    let PortTrafficPolicy {
+        port,
+        load_balancer,
+        connection_pool,
+        outlier_detection,
+        tls,
+    } = policy;
+    match port {
         Some(port) => common::port(&at.field("port").field("number"), port.number),
         None => at.field("port").error("is required"),
     }
-    let without_port = PortTrafficPolicy {
-        port: None,
-        ..policy.clone()
+    let common = CommonSettings {
+        load_balancer: load_balancer.as_ref(),
+        connection_pool: connection_pool.as_ref(),
+        outlier_detection: outlier_detection.as_ref(),
+        tls: tls.as_ref(),
     };
-    at.expect(
-        without_port != PortTrafficPolicy::default(),
-        "needs a setting besides the port",
-    );
-    parts(
-        at,
-        policy.load_balancer.as_ref(),
-        policy.connection_pool.as_ref(),
-        policy.outlier_detection.as_ref(),
-        policy.tls.as_ref(),
-    );
+    at.require_on_admission(common != CommonSettings::default(), "needs a setting besides the port");
+    common.check(at);
 }
 
-fn parts(
-    at: &At<'_>,
-    load_balancer: Option<&LoadBalancerSettings>,
-    pool: Option<&ConnectionPoolSettings>,
-    outlier: Option<&OutlierDetection>,
-    tls: Option<&ClientTlsSettings>,
-) {
-    if let Some(settings) = load_balancer {
-        self::load_balancer(&at.field("loadBalancer"), settings, outlier.is_some());
-    }
-    connection_pool(&at.field("connectionPool"), pool);
-    if let Some(settings) = outlier {
-        outlier_detection(&at.field("outlierDetection"), settings);
-    }
-    if let Some(settings) = tls {
-        client_tls(&at.field("tls"), settings);
+/// The settings that policies for all ports and for one port share.
+#[derive(Default, PartialEq)]
+struct CommonSettings<'a> {
+    load_balancer: Option<&'a LoadBalancerSettings>,
+    connection_pool: Option<&'a ConnectionPoolSettings>,
+    outlier_detection: Option<&'a OutlierDetection>,
+    tls: Option<&'a ClientTlsSettings>,
+}
+
+impl CommonSettings<'_> {
+    fn check(&self, at: &FieldPath<'_>) {
+        if let Some(settings) = self.load_balancer {
+            load_balancer(&at.field("loadBalancer"), settings, self.outlier_detection.is_some());
+        }
+        connection_pool(&at.field("connectionPool"), self.connection_pool);
+        if let Some(settings) = self.outlier_detection {
+            outlier_detection(&at.field("outlierDetection"), settings);
+        }
+        if let Some(settings) = self.tls {
+            client_tls(&at.field("tls"), settings);
+        }
     }
 }
 
-fn tunnel(at: &At<'_>, tunnel: &TunnelSettings) {
+fn tunnel(at: &FieldPath<'_>, tunnel: &TunnelSettings) {
     let protocol = at.field("protocol");
     protocol.require(
         matches!(tunnel.protocol.as_str(), "" | "CONNECT" | "POST"),
@@ -105,9 +119,9 @@ fn tunnel(at: &At<'_>, tunnel: &TunnelSettings) {
 }
 
 /// Checks the settings of connection pools.
-pub fn connection_pool(at: &At<'_>, pool: Option<&ConnectionPoolSettings>) {
+pub fn connection_pool(at: &FieldPath<'_>, pool: Option<&ConnectionPoolSettings>) {
     let Some(pool) = pool else { return };
-    at.expect(pool.tcp.is_some() || pool.http.is_some(), "needs tcp or http");
+    at.require_on_admission(pool.tcp.is_some() || pool.http.is_some(), "needs tcp or http");
     if let Some(http) = &pool.http {
         let at = at.field("http");
         for (name, count) in [
@@ -119,7 +133,7 @@ pub fn connection_pool(at: &At<'_>, pool: Option<&ConnectionPoolSettings>) {
         ] {
             at.field(name).require(count >= 0, "must not be negative");
         }
-        at.expect(
+        at.require_on_admission(
             !http.use_client_protocol || http.h2_upgrade_policy != H2UpgradePolicy::Upgrade as i32,
             "useClientProtocol and h2UpgradePolicy UPGRADE go not together",
         );
@@ -135,21 +149,21 @@ pub fn connection_pool(at: &At<'_>, pool: Option<&ConnectionPoolSettings>) {
     }
 }
 
-/// A duration that may be 0, which turns off what it is about.
-fn not_negative(at: &At<'_>, duration: Option<&prost_types::Duration>) {
+/// Checks a duration that may be 0, which disables the feature.
+fn not_negative(at: &FieldPath<'_>, duration: Option<&prost_types::Duration>) {
     if duration.is_some_and(|duration| duration.seconds < 0 || duration.nanos < 0) {
         at.error("must not be negative");
     }
 }
 
-fn outlier_detection(at: &At<'_>, outlier: &OutlierDetection) {
+fn outlier_detection(at: &FieldPath<'_>, outlier: &OutlierDetection) {
     common::duration(&at.field("baseEjectionTime"), outlier.base_ejection_time.as_ref());
     common::duration(&at.field("interval"), outlier.interval.as_ref());
     if outlier.consecutive_errors != 0 {
         at.field("consecutiveErrors")
             .warning("is deprecated, write consecutive5xxErrors or consecutiveGatewayErrors");
     }
-    at.expect(
+    at.require_on_admission(
         outlier.split_external_local_origin_errors || outlier.consecutive_local_origin_failures.unwrap_or(0) == 0,
         "consecutiveLocalOriginFailures needs splitExternalLocalOriginErrors",
     );
@@ -162,7 +176,7 @@ fn outlier_detection(at: &At<'_>, outlier: &OutlierDetection) {
     }
 }
 
-fn load_balancer(at: &At<'_>, settings: &LoadBalancerSettings, has_outlier: bool) {
+fn load_balancer(at: &FieldPath<'_>, settings: &LoadBalancerSettings, has_outlier: bool) {
     if let Some(LbPolicy::ConsistentHash(hash)) = &settings.lb_policy {
         consistent_hash(&at.field("consistentHash"), hash);
     }
@@ -187,7 +201,7 @@ fn load_balancer(at: &At<'_>, settings: &LoadBalancerSettings, has_outlier: bool
     }
 }
 
-fn consistent_hash(at: &At<'_>, hash: &ConsistentHashLb) {
+fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
     match &hash.hash_key {
         Some(HashKey::HttpHeaderName(name)) => {
             at.field("httpHeaderName")
@@ -230,10 +244,10 @@ fn is_prime(number: u64) -> bool {
             .all(|divisor| !number.is_multiple_of(divisor))
 }
 
-/// Checks locality settings, of rules and of the mesh.
-pub fn locality(at: &At<'_>, setting: &LocalityLoadBalancerSetting) {
+/// Checks the locality settings of a rule or of the mesh.
+pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
     let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
-    at.expect(
+    at.require_on_admission(
         setting.distribute.is_empty() || !failover,
         "distribute and failover go not together",
     );
@@ -266,7 +280,7 @@ pub fn locality(at: &At<'_>, setting: &LocalityLoadBalancerSetting) {
 }
 
 /// Checks the TLS settings of a client.
-pub fn client_tls(at: &At<'_>, tls: &ClientTlsSettings) {
+pub fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings) {
     let files = [&tls.client_certificate, &tls.private_key, &tls.ca_certificates];
     let any_file = files.iter().any(|file| !file.is_empty());
     at.require(
@@ -275,7 +289,7 @@ pub fn client_tls(at: &At<'_>, tls: &ClientTlsSettings) {
     );
     if tls.insecure_skip_verify == Some(true) && tls.mode == Mode::Simple as i32 {
         let checks = !tls.ca_certificates.is_empty() || !tls.subject_alt_names.is_empty();
-        at.expect(
+        at.require_on_admission(
             !checks,
             "insecureSkipVerify goes not together with what would be verified",
         );

@@ -1,12 +1,12 @@
-//! What a VirtualService must fulfil.
+//! Validation of VirtualServices.
 
 use std::collections::BTreeSet;
 
-use super::{check::At, common};
+use super::{common, field_path::FieldPath};
 use crate::{
     api::{
         Meta,
-        names::{is_fqdn, is_header_name, is_label, is_wildcard_domain},
+        names::{grpc_status_code, is_fqdn, is_header_name, is_label, is_wildcard_domain},
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
@@ -20,25 +20,25 @@ use crate::{
     },
 };
 
-/// The longest body of a direct response, in bytes.
+/// The maximum size of a direct response body, in bytes.
 const MAX_BODY: usize = 1 << 20;
-/// A body above this size deserves a warning.
+/// Bodies above this size get a warning.
 const LARGE_BODY: usize = 100 << 10;
-/// Header matches under this name are matches of JWT claims.
+/// The prefix of header matches that match JWT claims.
 const CLAIM_PREFIX: &str = "@request.auth.claims";
 
 /// Checks a VirtualService.
-pub fn check(at: &At<'_>, service: &VirtualService, meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
     let delegate = service.hosts.is_empty();
     if delegate {
-        at.field("gateways").expect(
+        at.field("gateways").require_on_admission(
             service.gateways.is_empty(),
             "a VirtualService without hosts is a delegate and has no gateways",
         );
         at.field("tls")
-            .expect(service.tls.is_empty(), "a delegate has only http routes");
+            .require_on_admission(service.tls.is_empty(), "a delegate has only http routes");
         at.field("tcp")
-            .expect(service.tcp.is_empty(), "a delegate has only http routes");
+            .require_on_admission(service.tcp.is_empty(), "a delegate has only http routes");
     }
     if service.http.is_empty() && service.tcp.is_empty() && service.tls.is_empty() {
         at.warning("has no http, tcp or tls routes");
@@ -53,7 +53,7 @@ pub fn check(at: &At<'_>, service: &VirtualService, meta: &Meta) {
     at.each("tcp", &service.tcp, tcp_route);
 }
 
-fn gateways(at: &At<'_>, gateways: &[String]) {
+fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
     at.each("gateways", gateways, |at, gateway| {
         let fits = match gateway.split_once('/') {
             Some((namespace, name)) => (namespace == "." || is_label(namespace)) && is_fqdn(name),
@@ -67,7 +67,7 @@ fn gateways(at: &At<'_>, gateways: &[String]) {
     });
 }
 
-fn hosts(at: &At<'_>, service: &VirtualService) {
+fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
     let mesh = service.gateways.is_empty() || service.gateways.iter().any(|gateway| gateway == "mesh");
     let mut seen = BTreeSet::new();
     at.each("hosts", &service.hosts, |at, host| {
@@ -83,14 +83,14 @@ fn hosts(at: &At<'_>, service: &VirtualService) {
     });
 }
 
-fn http_route(at: &At<'_>, route: &HttpRoute, delegate: bool, gateways: &[String]) {
+fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &[String]) {
     at.each("match", &route.r#match, |at, matched| http_match(at, matched, gateways));
     actions(at, route, delegate);
     destinations(at, &route.route);
     let timeout = route
         .timeout
         .filter(|timeout| *timeout != prost_types::Duration::default());
-    at.field("timeout").expect(
+    at.field("timeout").require_on_admission(
         route.timeout.is_none() || timeout.is_some(),
         "is 0, which is the default",
     );
@@ -117,8 +117,8 @@ fn http_route(at: &At<'_>, route: &HttpRoute, delegate: bool, gateways: &[String
     headers(at, route.headers.as_ref());
 }
 
-/// Exactly one of route, redirect and directResponse; a root that delegates has none.
-fn actions(at: &At<'_>, route: &HttpRoute, delegate: bool) {
+/// Checks that exactly one of route, redirect and directResponse is set; a root that delegates has none.
+fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
     let given = [
         !route.route.is_empty(),
         route.redirect.is_some(),
@@ -127,7 +127,7 @@ fn actions(at: &At<'_>, route: &HttpRoute, delegate: bool) {
     let given = given.into_iter().filter(|given| *given).count();
     if let Some(target) = &route.delegate {
         at.field("delegate").require(!delegate, "a delegate cannot delegate");
-        at.expect(
+        at.require_on_admission(
             given == 0,
             "delegate goes not together with route, redirect or directResponse",
         );
@@ -138,18 +138,18 @@ fn actions(at: &At<'_>, route: &HttpRoute, delegate: bool) {
         at.error("needs exactly one of route, redirect and directResponse");
     }
     if route.redirect.is_some() || route.direct_response.is_some() {
-        at.field("fault").expect(
+        at.field("fault").require_on_admission(
             route.fault.is_none(),
             "goes not together with redirect or directResponse",
         );
-        at.field("rewrite").expect(
+        at.field("rewrite").require_on_admission(
             route.rewrite.is_none(),
             "goes not together with redirect or directResponse",
         );
     }
 }
 
-fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
+fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
     for (name, one) in [
         ("uri", &matched.uri),
         ("scheme", &matched.scheme),
@@ -159,7 +159,7 @@ fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
         let at = at.field(name);
         common::string_match(&at, one.as_ref());
         let prefix = one.as_ref().and_then(|one| one.match_type.as_ref());
-        // An empty prefix of the path matches every path; of other texts Envoy refuses it.
+        // An empty path prefix matches every path. Envoy rejects other empty matches.
         at.require(
             name == "uri" || !matches!(prefix, Some(MatchType::Prefix(text)) if text.is_empty()),
             "the prefix is empty",
@@ -173,7 +173,7 @@ fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
         let at = at.field(name);
         for (key, one) in map {
             let at = at.field(key);
-            // `*` is no expression, but has always meant that there is something.
+            // `*` is not a valid expression, but has always meant that the header is present.
             if !matches!(&one.match_type, Some(MatchType::Regex(text)) if text == "*") {
                 common::string_match(&at, Some(one));
             }
@@ -190,30 +190,30 @@ fn http_match(at: &At<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
     self::gateways(at, &matched.gateways);
 }
 
-fn header_match(at: &At<'_>, name: &str, gateways: &[String]) {
+fn header_match(at: &FieldPath<'_>, name: &str, gateways: &[String]) {
     if name.starts_with(CLAIM_PREFIX) {
         let mesh = gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh");
-        at.expect(!mesh, "JWT claims can be matched at gateways only");
+        at.require_on_admission(!mesh, "JWT claims can be matched at gateways only");
     } else if !is_header_name(name.strip_prefix(':').unwrap_or(name)) {
         at.error(format!("{name:?} is no header name"));
     }
 }
 
-fn namespace(at: &At<'_>, namespace: &str) {
+fn namespace(at: &FieldPath<'_>, namespace: &str) {
     at.require(namespace.is_empty() || is_label(namespace), "is no namespace");
 }
 
-fn labels(at: &At<'_>, labels: &std::collections::BTreeMap<String, String>) {
+fn labels(at: &FieldPath<'_>, labels: &std::collections::BTreeMap<String, String>) {
     for (key, value) in labels {
         common::label(at, key, value);
     }
 }
 
-fn destination(at: &At<'_>, destination: Option<&Destination>) {
+fn destination(at: &FieldPath<'_>, destination: Option<&Destination>) {
     let Some(destination) = destination else {
         return at.error("is required");
     };
-    // A host may be a wildcard: it matches the service entry of that name.
+    // The host may be a wildcard: it selects the service entry with that host.
     if destination.host != "*" {
         common::wildcard_domain(&at.field("host"), &destination.host);
     } else {
@@ -227,7 +227,7 @@ fn destination(at: &At<'_>, destination: Option<&Destination>) {
     }
 }
 
-fn destinations(at: &At<'_>, routes: &[HttpRouteDestination]) {
+fn destinations(at: &FieldPath<'_>, routes: &[HttpRouteDestination]) {
     at.each("route", routes, |at, route| {
         destination(&at.field("destination"), route.destination.as_ref());
         headers(at, route.headers.as_ref());
@@ -235,7 +235,7 @@ fn destinations(at: &At<'_>, routes: &[HttpRouteDestination]) {
     weights(at, routes.iter().map(|route| route.weight));
 }
 
-fn l4_destinations(at: &At<'_>, routes: &[RouteDestination]) {
+fn l4_destinations(at: &FieldPath<'_>, routes: &[RouteDestination]) {
     at.field("route").require(!routes.is_empty(), "is required");
     at.each("route", routes, |at, route| {
         destination(&at.field("destination"), route.destination.as_ref());
@@ -243,7 +243,7 @@ fn l4_destinations(at: &At<'_>, routes: &[RouteDestination]) {
     weights(at, routes.iter().map(|route| route.weight));
 }
 
-fn weights(at: &At<'_>, weights: impl ExactSizeIterator<Item = i32>) {
+fn weights(at: &FieldPath<'_>, weights: impl ExactSizeIterator<Item = i32>) {
     let count = weights.len();
     let mut sum = 0_i64;
     at.each("route", weights, |at, weight| {
@@ -254,8 +254,8 @@ fn weights(at: &At<'_>, weights: impl ExactSizeIterator<Item = i32>) {
         .require(count < 2 || sum != 0, "the sum of the weights is 0");
 }
 
-fn mirrors(at: &At<'_>, route: &HttpRoute) {
-    at.field("mirrors").expect(
+fn mirrors(at: &FieldPath<'_>, route: &HttpRoute) {
+    at.field("mirrors").require_on_admission(
         route.mirror.is_none() || route.mirrors.is_empty(),
         "goes not together with mirror",
     );
@@ -274,7 +274,7 @@ fn mirrors(at: &At<'_>, route: &HttpRoute) {
     }
 }
 
-fn http_redirect(at: &At<'_>, redirect: &HttpRedirect) {
+fn http_redirect(at: &FieldPath<'_>, redirect: &HttpRedirect) {
     let empty = redirect.uri.is_empty()
         && redirect.authority.is_empty()
         && redirect.scheme.is_empty()
@@ -288,7 +288,7 @@ fn http_redirect(at: &At<'_>, redirect: &HttpRedirect) {
         .require(matches!(scheme, "" | "http" | "https"), "want http or https");
 }
 
-fn direct_response(at: &At<'_>, response: &HttpDirectResponse) {
+fn direct_response(at: &FieldPath<'_>, response: &HttpDirectResponse) {
     at.field("status")
         .require((200..600).contains(&response.status), "want a status from 200 to 599");
     let length = match response.body.as_ref().and_then(|body| body.specifier.as_ref()) {
@@ -306,7 +306,7 @@ fn direct_response(at: &At<'_>, response: &HttpDirectResponse) {
     }
 }
 
-fn http_rewrite(at: &At<'_>, rewrite: &HttpRewrite) {
+fn http_rewrite(at: &FieldPath<'_>, rewrite: &HttpRewrite) {
     let by_regex = rewrite.uri_regex_rewrite.as_ref();
     at.require(
         rewrite.uri.is_empty() || by_regex.is_none(),
@@ -323,7 +323,7 @@ fn http_rewrite(at: &At<'_>, rewrite: &HttpRewrite) {
     }
 }
 
-/// Conditions of `retryOn`, besides status codes.
+/// Conditions of `retryOn`, in addition to status codes.
 const RETRY_ON: [&str; 19] = [
     "5xx",
     "gateway-error",
@@ -346,8 +346,8 @@ const RETRY_ON: [&str; 19] = [
     "aborted",
 ];
 
-/// Checks retries, of routes and of the mesh.
-pub fn http_retries(at: &At<'_>, retries: &HttpRetry) {
+/// Checks the retries of a route or of the mesh.
+pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
     at.field("attempts")
         .require(retries.attempts >= 0, "must not be negative");
     if retries.attempts == 0 && (!retries.retry_on.is_empty() || retries.per_try_timeout.is_some()) {
@@ -379,28 +379,7 @@ pub fn http_retries(at: &At<'_>, retries: &HttpRetry) {
     }
 }
 
-/// Names of gRPC status codes.
-const GRPC_STATUS: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
-
-fn http_fault(at: &At<'_>, fault: &HttpFaultInjection) {
+fn http_fault(at: &FieldPath<'_>, fault: &HttpFaultInjection) {
     at.require(fault.delay.is_some() || fault.abort.is_some(), "needs delay or abort");
     if let Some(delay) = &fault.delay {
         let at = at.field("delay");
@@ -421,7 +400,7 @@ fn http_fault(at: &At<'_>, fault: &HttpFaultInjection) {
                 at.field("httpStatus")
                     .require((200..600).contains(status), "want a status from 200 to 599");
             }
-            Some(ErrorType::GrpcStatus(status)) if !GRPC_STATUS.contains(&status.as_str()) => {
+            Some(ErrorType::GrpcStatus(status)) if grpc_status_code(status).is_none() => {
                 at.field("grpcStatus").error(format!("{status:?} is no gRPC status"));
             }
             Some(ErrorType::GrpcStatus(_)) => {}
@@ -431,12 +410,12 @@ fn http_fault(at: &At<'_>, fault: &HttpFaultInjection) {
     }
 }
 
-/// Methods that CORS policies may allow.
+/// The methods that CORS policies may allow.
 const METHODS: [&str; 10] = [
     "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "CONNECT", "OPTIONS", "TRACE", "*",
 ];
 
-fn cors_policy(at: &At<'_>, policy: &CorsPolicy) {
+fn cors_policy(at: &FieldPath<'_>, policy: &CorsPolicy) {
     at.each("allowOrigins", &policy.allow_origins, |at, origin: &StringMatch| {
         let text = match &origin.match_type {
             Some(MatchType::Exact(text) | MatchType::Prefix(text) | MatchType::Regex(text)) => text,
@@ -463,7 +442,7 @@ fn cors_policy(at: &At<'_>, policy: &CorsPolicy) {
     }
 }
 
-fn headers(at: &At<'_>, headers: Option<&crate::proto::istio::networking::v1alpha3::Headers>) {
+fn headers(at: &FieldPath<'_>, headers: Option<&crate::proto::istio::networking::v1alpha3::Headers>) {
     let Some(headers) = headers else { return };
     let at = at.field("headers");
     for (name, operations) in [("request", &headers.request), ("response", &headers.response)] {
@@ -473,9 +452,9 @@ fn headers(at: &At<'_>, headers: Option<&crate::proto::istio::networking::v1alph
     }
 }
 
-fn header_operations(at: &At<'_>, operations: &HeaderOperations) {
-    // Pseudo headers and `host` are passed over, but for a new authority.
-    let named = |at: &At<'_>, name: &str| {
+fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations) {
+    // Pseudo headers and `host` have no effect, except to set the authority.
+    let named = |at: &FieldPath<'_>, name: &str| {
         let internal = name.starts_with(':') || name.eq_ignore_ascii_case("host");
         if internal {
             at.warning(format!("{name:?} is no header that can be changed here"));
@@ -491,7 +470,7 @@ fn header_operations(at: &At<'_>, operations: &HeaderOperations) {
     at.each("remove", &operations.remove, |at, name| named(at, name));
 }
 
-fn tls_route(at: &At<'_>, route: &TlsRoute, service: &VirtualService) {
+fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
     at.field("match").require(!route.r#match.is_empty(), "is required");
     at.each("match", &route.r#match, |at, matched: &TlsMatchAttributes| {
         at.field("sniHosts")
@@ -515,7 +494,7 @@ fn tls_route(at: &At<'_>, route: &TlsRoute, service: &VirtualService) {
     l4_destinations(at, &route.route);
 }
 
-/// True if every name that `sni` stands for is one that `host` stands for.
+/// True if `host` covers every name that `sni` covers.
 fn covers(host: &str, sni: &str) -> bool {
     match host.strip_prefix('*') {
         Some(suffix) => sni.ends_with(suffix),
@@ -523,7 +502,7 @@ fn covers(host: &str, sni: &str) -> bool {
     }
 }
 
-fn tcp_route(at: &At<'_>, route: &TcpRoute) {
+fn tcp_route(at: &FieldPath<'_>, route: &TcpRoute) {
     at.each("match", &route.r#match, |at, matched: &L4MatchAttributes| {
         l4_match(
             at,
@@ -537,7 +516,7 @@ fn tcp_route(at: &At<'_>, route: &TcpRoute) {
     l4_destinations(at, &route.route);
 }
 
-fn l4_match(at: &At<'_>, subnets: &[String], port: u32, source_namespace: &str) {
+fn l4_match(at: &FieldPath<'_>, subnets: &[String], port: u32, source_namespace: &str) {
     at.each("destinationSubnets", subnets, |at, subnet| {
         common::address_range(at, subnet);
     });

@@ -1,6 +1,6 @@
-//! What WorkloadEntries and WorkloadGroups must fulfil.
+//! Validation of WorkloadEntries and WorkloadGroups.
 
-use super::{check::At, common};
+use super::{common, field_path::FieldPath};
 use crate::{
     api::{
         Meta,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Checks a WorkloadEntry.
-pub fn entry(at: &At<'_>, entry: &WorkloadEntry, _meta: &Meta) {
+pub fn entry(at: &FieldPath<'_>, entry: &WorkloadEntry, _meta: &Meta) {
     let address_at = at.field("address");
     let address = entry.address.as_str();
     if address.is_empty() {
@@ -35,8 +35,8 @@ pub fn entry(at: &At<'_>, entry: &WorkloadEntry, _meta: &Meta) {
     ports_and_labels(at, entry);
 }
 
-/// Checks ports and labels of an entry, which endpoints of ServiceEntries have too.
-pub fn ports_and_labels(at: &At<'_>, entry: &WorkloadEntry) {
+/// Checks ports and labels of a WorkloadEntry or of an endpoint in a ServiceEntry.
+pub fn ports_and_labels(at: &FieldPath<'_>, entry: &WorkloadEntry) {
     for (name, number) in &entry.ports {
         let at = at.field("ports");
         if !name.is_empty() {
@@ -50,7 +50,7 @@ pub fn ports_and_labels(at: &At<'_>, entry: &WorkloadEntry) {
 }
 
 /// Checks a WorkloadGroup.
-pub fn group(at: &At<'_>, group: &WorkloadGroup, _meta: &Meta) {
+pub fn group(at: &FieldPath<'_>, group: &WorkloadGroup, _meta: &Meta) {
     match &group.template {
         Some(template) => ports_and_labels(&at.field("template"), template),
         None => at.field("template").error("is required"),
@@ -65,7 +65,7 @@ pub fn group(at: &At<'_>, group: &WorkloadGroup, _meta: &Meta) {
     }
 }
 
-fn probe(at: &At<'_>, probe: &ReadinessProbe) {
+fn probe(at: &FieldPath<'_>, probe: &ReadinessProbe) {
     for (name, number) in [
         ("initialDelaySeconds", probe.initial_delay_seconds),
         ("timeoutSeconds", probe.timeout_seconds),

@@ -1,4 +1,4 @@
-//! core/v1 ConfigMap, reduced to certificate authorities. The mesh config is read another way.
+//! core/v1 ConfigMap, reduced to CA certificates. The mesh config is read elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ use crate::{
     base::{ObjectKey, Shared},
 };
 
-/// A ConfigMap, without labels, annotations and all keys that nothing is made of.
+/// A ConfigMap, without labels, annotations and unused keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigMap {
     /// Metadata without labels and annotations.
     pub meta: Shared<Meta>,
-    /// `data`, of the known keys.
+    /// The known keys of `data`.
     pub data: BTreeMap<SmolStr, Bytes>,
-    /// Names of the first keys, for messages about those that are missing; empty where a known key is there.
+    /// The names of the first keys, for error messages about missing keys; empty if a known key exists.
     pub other_keys: SmolStr,
 }
 
 impl ConfigMap {
-    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);

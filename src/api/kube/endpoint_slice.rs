@@ -17,17 +17,17 @@ use crate::{
 pub struct EndpointSlice {
     /// Metadata.
     pub meta: Shared<Meta>,
-    /// Label `kubernetes.io/service-name`; empty: the slice belongs to no Service.
+    /// The label `kubernetes.io/service-name`; empty if the slice belongs to no Service.
     pub service_name: SmolStr,
     /// `addressType`: `IPv4`, `IPv6` or `FQDN`.
     pub address_type: SmolStr,
-    /// `ports`: name and number (nil name is empty, nil number is 0).
+    /// `ports` as (name, number); a missing name is empty, a missing number is 0.
     pub ports: Vec<(SmolStr, u32)>,
     /// `endpoints`.
     pub endpoints: Vec<SliceEndpoint>,
 }
 
-/// One endpoint of a slice.
+/// An endpoint of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
     /// `addresses`.
@@ -42,12 +42,12 @@ pub struct SliceEndpoint {
     pub hostname: SmolStr,
     /// `nodeName`.
     pub node_name: SmolStr,
-    /// `targetRef` when it names a Pod: (namespace, name).
+    /// `targetRef` if it is a Pod, as (namespace, name).
     pub pod: Option<(SmolStr, SmolStr)>,
 }
 
 impl EndpointSlice {
-    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
@@ -57,7 +57,7 @@ impl EndpointSlice {
             .map(|port| (port.text("name"), port.port("port")))
             .collect();
         let endpoints = root.objects("endpoints").iter().map(SliceEndpoint::parse).collect();
-        // Slices that mirror another cluster belong to no Service of this one.
+        // Slices mirrored from another cluster belong to no Service of this one.
         let mirrored = meta.labels.contains_key("multicluster.kubernetes.io/service-name");
         let service_name = meta.labels.get("kubernetes.io/service-name").filter(|_| !mirrored);
         let service_name = service_name.cloned().unwrap_or_default();

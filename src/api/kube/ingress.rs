@@ -9,7 +9,7 @@ use smol_str::SmolStr;
 pub struct Ingress {
     /// The class.
     pub ingress_class_name: Option<SmolStr>,
-    /// Where requests go that no rule matches.
+    /// The backend of requests that match no rule.
     pub default_backend: Option<IngressBackend>,
     /// The certificates.
     pub tls: Vec<IngressTls>,
@@ -17,27 +17,27 @@ pub struct Ingress {
     pub rules: Vec<IngressRule>,
 }
 
-/// The certificate of some hosts.
+/// The certificate of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IngressTls {
-    /// The hosts; all when empty.
+    /// The hosts; all if empty.
     pub hosts: Vec<SmolStr>,
     /// The Secret.
     pub secret_name: SmolStr,
 }
 
-/// The paths of one host.
+/// The paths of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct IngressRule {
-    /// The host; every host when empty.
+    /// The host; all hosts if empty.
     pub host: SmolStr,
     /// The paths.
     pub http: Option<IngressHttp>,
 }
 
-/// The paths of one host.
+/// The paths of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct IngressHttp {
@@ -45,31 +45,31 @@ pub struct IngressHttp {
     pub paths: Vec<IngressPath>,
 }
 
-/// One path.
+/// A path.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IngressPath {
-    /// The path; any when empty.
+    /// The path; any if empty.
     #[serde(default)]
     pub path: SmolStr,
-    /// `Exact`, `Prefix` or `ImplementationSpecific`; the last when absent.
+    /// `Exact`, `Prefix` or `ImplementationSpecific`; `ImplementationSpecific` if absent.
     pub path_type: Option<SmolStr>,
-    /// Where requests go.
+    /// The backend.
     pub backend: IngressBackend,
 }
 
-/// Where requests go. Without a Service it is a resource of some other kind.
+/// A backend. Without a Service it is a resource of another kind.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct IngressBackend {
-    /// A Service of the namespace.
+    /// A Service of the same namespace.
     pub service: Option<IngressService>,
 }
 
-/// A Service and its port.
+/// A Service and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 pub struct IngressService {
-    /// The Service.
+    /// The name of the Service.
     pub name: SmolStr,
     /// The port.
     #[serde(default)]
@@ -80,9 +80,9 @@ pub struct IngressService {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct IngressPort {
-    /// The name, else empty.
+    /// The name, or empty.
     pub name: SmolStr,
-    /// The number, else 0.
+    /// The number, or 0.
     pub number: u16,
 }
 
@@ -90,6 +90,6 @@ pub struct IngressPort {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct IngressClass {
-    /// The controller that serves the Ingresses of the class.
+    /// The controller of the class's Ingresses.
     pub controller: SmolStr,
 }

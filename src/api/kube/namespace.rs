@@ -7,7 +7,7 @@ use crate::{
     base::{ObjectKey, Shared},
 };
 
-/// A namespace: only its metadata counts.
+/// A namespace. Only its metadata is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Metadata; `key.namespace` is empty, `key.name` is the namespace.
@@ -15,7 +15,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Parses the object; only its metadata counts.
+    /// Returns the namespace.
     pub fn parse(meta: Shared<Meta>, _object: &Value) -> Result<Self, Vec<FieldError>> {
         Ok(Self { meta })
     }

@@ -12,7 +12,7 @@ use crate::{
     base::{ObjectKey, Shared},
 };
 
-/// A node: locality labels, and addresses for NodePort gateways.
+/// A node: its locality labels, and addresses for NodePort gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Metadata.
@@ -22,7 +22,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);

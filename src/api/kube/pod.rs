@@ -33,23 +33,23 @@ pub struct Pod {
     pub subdomain: SmolStr,
     /// `spec.hostNetwork`.
     pub host_network: bool,
-    /// Named container ports, init containers with restartPolicy Always included: name → (number, protocol).
-    /// The first container that has the name wins.
+    /// Named container ports as name → (number, protocol), including init containers with restartPolicy Always. Of
+    /// equal names the first container wins.
     pub named_ports: BTreeMap<SmolStr, (u32, SmolStr)>,
-    /// The workload that owns the pod (`Deployment` name and the like), unless a label names it.
+    /// The workload that owns the pod, such as the name of a Deployment, unless a label names it.
     pub workload_name: SmolStr,
-    /// The kind of that owner (`Deployment`, `CronJob`, …; `Pod` when none).
+    /// The kind of the owner (`Deployment`, `CronJob`, …); `Pod` without owner.
     pub workload_kind: SmolStr,
-    /// Condition `Ready` is `True`.
+    /// True if the condition `Ready` is `True`.
     pub ready: bool,
     /// `status.phase`.
     pub phase: SmolStr,
-    /// `metadata.deletionTimestamp` is set.
+    /// True if `metadata.deletionTimestamp` is set.
     pub terminating: bool,
 }
 
 impl Pod {
-    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
@@ -85,7 +85,7 @@ impl Pod {
         errors.finish(pod)
     }
 
-    /// Cluster, node, namespace and service account of a pod that is on a node and has not failed.
+    /// Returns cluster, node, namespace and service account of a pod that is scheduled and has not failed.
     pub fn place(&self, key: &ObjectKey) -> Option<(ClusterId, SmolStr, Namespace, SmolStr)> {
         let is_somewhere = !self.node_name.is_empty() && !self.service_account.is_empty() && self.phase != "Failed";
         let names = || (self.node_name.clone(), self.service_account.clone());
@@ -93,13 +93,14 @@ impl Pod {
         Some((key.cluster.clone(), node, key.namespace.clone(), account))
     }
 
-    /// Ready, with an address, neither finished nor being deleted: such pods stand for their addresses.
+    /// True for a ready pod with an address that has not finished and is not being deleted. Such pods own their
+    /// addresses.
     pub fn is_serving(&self) -> bool {
         self.ready && !self.terminating && !self.ips.is_empty() && self.phase != "Failed" && self.phase != "Succeeded"
     }
 }
 
-/// Named ports of the containers; init containers count if they keep running beside them.
+/// Returns the named ports of containers, and of init containers that keep running (sidecar containers).
 fn named_ports(spec: &Fields<'_>) -> BTreeMap<SmolStr, (u32, SmolStr)> {
     let mut containers = spec.objects("containers");
     let sidecars = spec.objects("initContainers").into_iter();
@@ -119,8 +120,8 @@ fn named_ports(spec: &Fields<'_>) -> BTreeMap<SmolStr, (u32, SmolStr)> {
     named
 }
 
-/// Name and kind of the workload that made the pod. A pod that nobody generated stands for itself; the hash that a
-/// Deployment or Rollout appends to its ReplicaSet, and the time that a CronJob appends to its Job, are cut off.
+/// Returns name and kind of the workload that created the pod; a pod without owner is its own workload. Removes the
+/// hash that a Deployment or Rollout appends to its ReplicaSet, and the time that a CronJob appends to its Job.
 fn owner(meta: &Meta, metadata: &Fields<'_>) -> (SmolStr, SmolStr) {
     let itself = || (meta.name().clone(), SmolStr::new_static("Pod"));
     if metadata.text("generateName").is_empty() {

@@ -1,4 +1,4 @@
-//! core/v1 Secret, reduced to certificates, their keys, and the credentials of image registries.
+//! core/v1 Secret, reduced to certificates, private keys and credentials of image registries.
 
 use std::collections::BTreeMap;
 
@@ -18,30 +18,30 @@ use crate::{
 
 /// The type of a Secret with the credentials of image registries.
 pub const DOCKER_CONFIG_TYPE: &str = "kubernetes.io/dockerconfigjson";
-/// The key under which such a Secret has them.
+/// The key with the credentials in such a Secret.
 pub const DOCKER_CONFIG: &str = ".dockerconfigjson";
 
-/// The keys that a certificate authority is looked for under.
+/// The keys that may contain CA certificates and revocation lists.
 pub(super) const AUTHORITY_KEYS: &[&str] = &["ca.crl", "ca.crt", "cacert", "crl"];
-/// The further keys of a Secret that something is made of.
+/// The other keys that are used.
 const KEYS: &[&str] = &[DOCKER_CONFIG, "cert", "key", "tls.crt", "tls.key", "tls.ocsp-staple"];
 
-/// A Secret. Its content never prints. Labels, annotations and all keys that nothing is made of are left out: an
-/// annotation may repeat the content, and there may be a lot of Secrets that are of no use here.
+/// A Secret. `Debug` does not print its content. Labels, annotations and unused keys are dropped: an annotation may
+/// repeat the content, and a cluster may have many unused Secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secret {
     /// Metadata without labels and annotations.
     pub meta: Shared<Meta>,
     /// `type`.
     pub secret_type: SmolStr,
-    /// `data` (decoded) with `stringData` laid over it, of the known keys.
+    /// The known keys of `data` (decoded), overridden by `stringData`.
     pub data: BTreeMap<SmolStr, Sensitive>,
-    /// Names of the first keys, for messages about those that are missing; empty where a known key is there.
+    /// The names of the first keys, for error messages about missing keys; empty if a known key exists.
     pub other_keys: SmolStr,
 }
 
 impl Secret {
-    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
@@ -54,7 +54,7 @@ impl Secret {
                 Some(bytes) => {
                     data.insert(key, Sensitive::new(bytes));
                 }
-                // Messages about content never show it.
+                // Error messages never contain the content.
                 None => root.error(&format!("data.{key}"), "is not base64"),
             }
         }
@@ -70,12 +70,12 @@ impl Secret {
 }
 
 fn decoded(text: &str) -> Option<Bytes> {
-    // YAML block texts end in a newline, which Kubernetes' decoder passes over.
+    // YAML block scalars end in a newline, which the decoder of Kubernetes ignores.
     let compact: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
     STANDARD.decode(compact).ok().map(Bytes::from)
 }
 
-/// Metadata without labels and annotations.
+/// Returns metadata without labels and annotations.
 pub(super) fn bare(meta: Shared<Meta>) -> Shared<Meta> {
     if meta.labels.is_empty() && meta.annotations.is_empty() {
         return meta;
@@ -87,7 +87,7 @@ pub(super) fn bare(meta: Shared<Meta>) -> Shared<Meta> {
     })
 }
 
-/// Up to three names of keys and how many more there are; empty where a known key is among them.
+/// Returns up to three names of keys and the count of the rest; empty if one of them is known.
 pub(super) fn other_keys<const N: usize>(maps: [&Labels; N], is_known: impl Fn(&str) -> bool) -> SmolStr {
     let mut names: Vec<&str> = Vec::new();
     for map in maps {

@@ -17,9 +17,9 @@ use crate::{
 pub struct Service {
     /// Metadata.
     pub meta: Shared<Meta>,
-    /// `spec.type`, `ClusterIP` when absent.
+    /// `spec.type`; `ClusterIP` if absent.
     pub service_type: SmolStr,
-    /// `spec.clusterIPs`, else `spec.clusterIP`; `None` as text for headless ones.
+    /// `spec.clusterIPs`, else `spec.clusterIP`; the text `None` for headless Services.
     pub cluster_ips: Vec<SmolStr>,
     /// `spec.ports`.
     pub ports: Vec<Port>,
@@ -29,9 +29,9 @@ pub struct Service {
     pub external_name: SmolStr,
     /// `spec.externalIPs`.
     pub external_ips: Vec<SmolStr>,
-    /// `status.loadBalancer.ingress`: IP, else host name.
+    /// `status.loadBalancer.ingress`: IP addresses, else host names.
     pub load_balancer: Vec<SmolStr>,
-    /// `spec.internalTrafficPolicy` is `Local`.
+    /// True if `spec.internalTrafficPolicy` is `Local`.
     pub node_local: bool,
     /// `spec.trafficDistribution`.
     pub traffic_distribution: SmolStr,
@@ -40,12 +40,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// Parses the object (its whole manifest); every wrong field is an error with its path.
+    /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
         let spec = root.object("spec");
-        // `clusterIP` decides unless there is a list with more than it.
+        // `clusterIP` decides, unless the list has more entries.
         let mut cluster_ips = spec.texts("clusterIPs");
         let first = spec.optional_text("clusterIP").filter(|ip| !ip.is_empty());
         if let Some(first) = first.filter(|first| cluster_ips.len() < 2 || first == "None") {
@@ -81,12 +81,12 @@ impl Service {
         errors.finish(service)
     }
 
-    /// `clusterIP: None`.
+    /// True for `clusterIP: None`.
     pub fn is_headless(&self) -> bool {
         self.cluster_ips.first().is_some_and(|ip| ip == "None")
     }
 
-    /// `type: ExternalName`.
+    /// True for `type: ExternalName`.
     pub fn is_external_name(&self) -> bool {
         self.service_type == "ExternalName"
     }
@@ -118,27 +118,27 @@ impl Port {
     }
 }
 
-/// One port of a Service.
+/// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// `name`.
     pub name: SmolStr,
     /// `port`.
     pub number: u32,
-    /// `protocol`: `TCP` when absent.
+    /// `protocol`; `TCP` if absent.
     pub protocol: SmolStr,
     /// `appProtocol`.
     pub app_protocol: Option<SmolStr>,
     /// `targetPort`.
     pub target: TargetPort,
-    /// `nodePort`, 0 when absent.
+    /// `nodePort`; 0 if absent.
     pub node_port: u32,
 }
 
-/// Where a Service port leads.
+/// The target of a Service port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetPort {
-    /// A number; 0 when the object gives none.
+    /// A number; 0 if absent.
     Number(u32),
     /// A named container port.
     Name(SmolStr),

@@ -169,7 +169,7 @@ fn slices_nodes_and_config_maps_are_read() {
         (Some(true), None)
     );
     assert_eq!(slice.endpoints[1].pod, None);
-    // Slices that another cluster's controller mirrors here belong to no Service of this one.
+    // Slices mirrored from another cluster belong to no Service of this one.
     let mirrored = json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "web",
         "multicluster.kubernetes.io/service-name": "web"}}});
     let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &mirrored), &mirrored).unwrap();

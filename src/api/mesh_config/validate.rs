@@ -1,4 +1,4 @@
-//! What a mesh config must fulfil; after an error the last good one stays.
+//! Validation of mesh configs. After an error the last valid one stays in use.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use prost_types::Duration;
 
 use crate::{
     api::{
-        istio::{Usage, check::At, common, traffic_policy, virtual_service},
+        istio::{RegexUsage, common, field_path::FieldPath, traffic_policy, virtual_service},
         names::is_fqdn,
     },
     base::cidr,
@@ -16,18 +16,19 @@ use crate::{
     },
 };
 
-/// The longest time for connecting, in seconds.
+/// The maximum connect timeout, in seconds.
 const MAX_CONNECT_TIMEOUT: i64 = 3600;
 
 /// Checks a merged mesh config.
-pub(super) fn mesh_config(at: &At<'_>, config: &MeshConfig) {
+pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
     for (name, port) in [
         ("proxyListenPort", config.proxy_listen_port),
         ("proxyInboundListenPort", config.proxy_inbound_listen_port),
     ] {
         at.field(name)
             .require((0..=65_535).contains(&port), "is no port, want 1 to 65535");
-        at.field(name).expect(port != 0, "is 0: sidecars get no listeners");
+        at.field(name)
+            .require_on_admission(port != 0, "is 0: sidecars get no listeners");
     }
     if config.proxy_http_port != 0 {
         let port = (1..=65_535).contains(&config.proxy_http_port);
@@ -48,7 +49,7 @@ pub(super) fn mesh_config(at: &At<'_>, config: &MeshConfig) {
     if let Some(tls) = &config.mesh_m_tls {
         at.field("meshMTLS")
             .field("ecdhCurves")
-            .expect(tls.ecdh_curves.is_empty(), "has no effect for mutual TLS");
+            .require_on_admission(tls.ecdh_curves.is_empty(), "has no effect for mutual TLS");
     }
     extension_providers(at, &config.extension_providers);
     match &config.default_config {
@@ -57,7 +58,7 @@ pub(super) fn mesh_config(at: &At<'_>, config: &MeshConfig) {
     }
 }
 
-fn durations(at: &At<'_>, config: &MeshConfig) {
+fn durations(at: &FieldPath<'_>, config: &MeshConfig) {
     let connect = at.field("connectTimeout");
     match &config.connect_timeout {
         None => connect.error("is required"),
@@ -74,7 +75,7 @@ fn durations(at: &At<'_>, config: &MeshConfig) {
     common::duration(&at.field("dnsRefreshRate"), config.dns_refresh_rate.as_ref());
 }
 
-fn trust_domains(at: &At<'_>, config: &MeshConfig) {
+fn trust_domains(at: &FieldPath<'_>, config: &MeshConfig) {
     let fits = |domain: &str| !domain.is_empty() && is_fqdn(&domain.replace(['@', '_'], "-"));
     at.field("trustDomain")
         .require(fits(&config.trust_domain), "is no trust domain");
@@ -83,18 +84,20 @@ fn trust_domains(at: &At<'_>, config: &MeshConfig) {
     });
 }
 
-/// A provider that is wrong counts for nobody, the mesh config does: all findings are warnings.
-fn extension_providers(at: &At<'_>, providers: &[ExtensionProvider]) {
+/// Checks providers. All problems are warnings: an invalid provider is ignored, the rest of the mesh config applies.
+fn extension_providers(at: &FieldPath<'_>, providers: &[ExtensionProvider]) {
     let mut names = BTreeSet::new();
     at.each("extensionProviders", providers, |at, provider| {
-        at.field("name").expect(!provider.name.is_empty(), "is required");
-        at.field("name").expect(names.insert(&provider.name), "is named twice");
-        at.expect(provider.provider.is_some(), "names no kind of provider");
+        at.field("name")
+            .require_on_admission(!provider.name.is_empty(), "is required");
+        at.field("name")
+            .require_on_admission(names.insert(&provider.name), "is named twice");
+        at.require_on_admission(provider.provider.is_some(), "names no kind of provider");
     });
 }
 
-/// Checks a proxy config: of the mesh, of an annotation.
-pub(super) fn proxy_config(at: &At<'_>, config: &ProxyConfig) {
+/// Checks a proxy config of the mesh or of an annotation.
+pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
     at.field("configPath")
         .require(!config.config_path.is_empty(), "is required");
     at.field("binaryPath")
@@ -105,7 +108,7 @@ pub(super) fn proxy_config(at: &At<'_>, config: &ProxyConfig) {
     if let Some(matcher) = &config.proxy_stats_matcher {
         let at = at.field("proxyStatsMatcher");
         at.each("inclusionRegexps", &matcher.inclusion_regexps, |at, expression| {
-            at.expression(expression, Usage::Sent);
+            at.regex(expression, RegexUsage::Proxy);
         });
     }
     for (name, duration) in [
@@ -152,7 +155,7 @@ pub(super) fn proxy_config(at: &At<'_>, config: &ProxyConfig) {
         .require(positive, "pollDelay is required and must be above 0");
 }
 
-fn tracing(at: &At<'_>, config: &ProxyConfig) {
+fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
     let Some(tracing) = &config.tracing else { return };
     let at = at.field("tracing");
     let address = match &tracing.tracer {
@@ -169,7 +172,7 @@ fn tracing(at: &At<'_>, config: &ProxyConfig) {
         .require((0.0..=100.0).contains(&tracing.sampling), "want 0 to 100");
 }
 
-fn whole_seconds(at: &At<'_>, duration: &Duration) {
+fn whole_seconds(at: &FieldPath<'_>, duration: &Duration) {
     at.require(
         duration.seconds >= 1 || duration.seconds == 0 && duration.nanos > 0,
         "must be above 0",
@@ -177,7 +180,7 @@ fn whole_seconds(at: &At<'_>, duration: &Duration) {
     at.require(duration.nanos == 0, "only whole seconds are supported");
 }
 
-/// `host:port`. Variables such as `$(HOST_IP)` are filled in by the agent.
+/// True for `host:port`. The agent replaces variables such as `$(HOST_IP)`.
 fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;

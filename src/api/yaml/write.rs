@@ -1,16 +1,16 @@
-//! JSON values as YAML text that every YAML reader understands alike: block style, keys in order, and quotes wherever a
-//! reader of YAML 1.1 could see anything but a string.
+//! Writes JSON values as YAML text that all YAML readers understand alike: block style, sorted keys, and quotes
+//! wherever a reader of YAML 1.1 could read something other than a string.
 
 use std::fmt::Write;
 
 use serde_json::{Map, Value};
 
-/// Plain words that YAML 1.1 reads as something else than a string.
+/// Plain words that YAML 1.1 does not read as strings.
 const RESERVED: &[&str] = &[
     "true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf",
 ];
 
-/// One document, without a marker, with a line break at its end.
+/// Returns one document, without a marker and with a final line break.
 pub fn to_text(value: &Value) -> String {
     let mut text = String::new();
     match value {
@@ -28,7 +28,7 @@ fn mapping(text: &mut String, entries: &Map<String, Value>, indent: usize) {
     let mut sorted: Vec<_> = entries.iter().collect();
     sorted.sort_by_key(|(key, _)| *key);
     for (position, (key, value)) in sorted.into_iter().enumerate() {
-        // The first entry stands where the caller stopped: at the beginning of a line, or behind a dash.
+        // The first entry continues the current line: after a dash, or at its beginning.
         if position > 0 || text.ends_with('\n') || text.is_empty() {
             text.extend(std::iter::repeat_n(' ', indent));
         }
@@ -53,7 +53,7 @@ fn mapping(text: &mut String, entries: &Map<String, Value>, indent: usize) {
     }
 }
 
-/// Whether the string may stand as a block of lines: plain ones, the last of which has its line break.
+/// True if the string can be written as a literal block: printable lines, the last one with a line break.
 fn is_block(value: &str) -> bool {
     let is_line = |line: &str| {
         let harmless = |character: char| character == ' ' || character.is_ascii_graphic();
@@ -104,7 +104,7 @@ fn string(text: &mut String, value: &str) {
     }
 }
 
-/// Whether the string may stand without quotes: words of letters and harmless signs that begin with a letter.
+/// True if the string needs no quotes: letters and harmless signs, beginning with a letter.
 fn is_plain(value: &str) -> bool {
     let harmless = |character: char| character.is_ascii_alphanumeric() || " ._/-,()".contains(character);
     value.starts_with(|first: char| first.is_ascii_alphabetic())

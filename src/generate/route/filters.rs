@@ -1,6 +1,7 @@
 //! Per-route configuration of HTTP filters: fault injection, CORS, stateful session.
 
 use crate::{
+    api::names::grpc_status_code,
     model::{Service, features::Features},
     proto::{
         Any,
@@ -86,7 +87,10 @@ fn fault_delay(declared: &Delay) -> Option<FaultDelay> {
 fn fault_abort(declared: &Abort) -> Option<FaultAbort> {
     let error = match declared.error_type.as_ref()? {
         abort::ErrorType::HttpStatus(status) => ErrorType::HttpStatus(u32::try_from(*status).unwrap_or_default()),
-        abort::ErrorType::GrpcStatus(name) => ErrorType::GrpcStatus(grpc_status(name)),
+        abort::ErrorType::GrpcStatus(name) => {
+            // Validation refuses unknown names.
+            ErrorType::GrpcStatus(grpc_status_code(name).unwrap_or_default())
+        }
         abort::ErrorType::Http2Error(_) => return None,
     };
     Some(FaultAbort {
@@ -94,31 +98,6 @@ fn fault_abort(declared: &Abort) -> Option<FaultAbort> {
         error_type: Some(error),
         ..Default::default()
     })
-}
-
-/// Returns the number of a gRPC status name; 0 for unknown names, which validation refuses.
-fn grpc_status(name: &str) -> u32 {
-    const NAMES: [&str; 17] = [
-        "OK",
-        "CANCELLED",
-        "UNKNOWN",
-        "INVALID_ARGUMENT",
-        "DEADLINE_EXCEEDED",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-        "ABORTED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "INTERNAL",
-        "UNAVAILABLE",
-        "DATA_LOSS",
-        "UNAUTHENTICATED",
-    ];
-    let position = NAMES.iter().position(|known| *known == name).unwrap_or(0);
-    u32::try_from(position).expect("because there are 17 names")
 }
 
 /// Returns a CORS policy.
