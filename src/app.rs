@@ -30,7 +30,7 @@ use crate::{
         health::WatchMetrics,
     },
     model::{Installation, World, features::Features, wants::Wants},
-    push::{Pump, PushOptions, debounce::Timing, pump::PumpLoop},
+    push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
     settings::Settings,
     xds::server::{Server, ServerOptions},
 };
@@ -116,23 +116,23 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
     let features = installation.features.clone();
     let client = kubernetes::client(settings).await?;
     installation.reviews_access = client.is_some();
-    let (pump, run) = Pump::new(
+    let (push, run) = PushHandle::new(
         World::new(installation.clone()),
         push_options(&features),
         environment::now,
     );
-    start_pump(run, PushMetrics::new(&environment.registry)?)?;
+    start_push_loop(run, PushMetrics::new(&environment.registry)?)?;
     let events = client.is_some().then(|| controllers::events(&features)).flatten();
     let (events, told) = events.unzip();
     let options = server_options(settings, &features);
-    let xds = Server::new(environment, pump.groups.clone(), options, events)?;
+    let xds = Server::new(environment, push.groups.clone(), options, events)?;
     let watches = WatchMetrics::new(&environment.registry)?;
-    let wants = wants::follow(environment, pump.mesh.clone());
+    let wants = wants::follow(environment, push.mesh.clone());
     let mut kubernetes = match client {
         Some(client) => {
             let (watches, wants) = (watches.clone(), wants.clone());
             let report = report.clone();
-            let start = Kubernetes::start(environment, &installation, client, &pump, report, watches, wants);
+            let start = Kubernetes::start(environment, &installation, client, &push, report, watches, wants);
             Some(start.await?)
         }
         None => None,
@@ -141,7 +141,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         .as_ref()
         .map(|kubernetes| kubernetes.clients(environment, &installation));
     if let Some(clients) = clients.clone() {
-        access::start(environment, clients, pump.subjects.clone(), pump.changes.clone())?;
+        access::start(environment, clients, push.subjects.clone(), push.changes.clone())?;
     }
     let fetcher = keys::fetcher(&features)?;
     let identity = identity::start(identity::Parts {
@@ -150,30 +150,30 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
         client: kubernetes.as_ref().map(Kubernetes::client),
         clients,
         watches: watches.clone(),
-        mesh: pump.mesh.clone(),
+        mesh: push.mesh.clone(),
         fetcher: fetcher.clone(),
     });
     let identity = identity.await?;
     let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
-    let (xds, secure) = identity.servers(xds);
-    let keys = keys::start(environment, &installation, fetcher, wants.clone(), &pump, report)?;
+    let (grpc, secure) = identity.routers(xds);
+    let keys = keys::start(environment, &installation, fetcher, wants.clone(), &push, report)?;
     let sources = debug::Sources {
-        mesh: pump.mesh.clone(),
-        inspect: pump.inspect.clone(),
-        connections: xds.registry().clone(),
+        mesh: push.mesh.clone(),
+        inspect: push.inspect.clone(),
+        connections: grpc.streams().registry().clone(),
         remote: kubernetes.as_ref().map(Kubernetes::remote),
         watches,
         keys: keys.clone(),
     };
-    listen::pages(environment, sources, &xds, authenticators)?;
-    resolve::start(environment, installation.cluster.clone(), wants, pump.changes.clone());
+    listen::pages(environment, sources, &grpc, authenticators)?;
+    resolve::start(environment, installation.cluster.clone(), wants, push.changes.clone());
     let ended: BoxFuture<'_, ()> = match &kubernetes {
         Some(kubernetes) => kubernetes.ended().boxed(),
         None => std::future::pending().boxed(),
     };
     let serving = async {
         if let Some(folder) = folder {
-            folder.start(environment, pump.changes.clone()).await;
+            folder.start(environment, push.changes.clone()).await;
         }
         if let Some(kubernetes) = &mut kubernetes
             && !kubernetes.synced().await
@@ -181,12 +181,12 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
             return Err(AppError::SourceEnded);
         }
         // What was sent is in the snapshot, or the process ends. What the snapshot asks for should be there when proxies ask.
-        if pump.settle().await {
-            let wants = Wants::of(&pump.mesh.borrow());
+        if push.flush().await {
+            let wants = Wants::of(&push.mesh.borrow());
             keys.answered(&wants, keys::PATIENCE).await;
         }
-        if pump.settle().await {
-            listen::xds(environment, &xds)?;
+        if push.flush().await {
+            listen::xds(environment, &grpc)?;
             if let Some((secure, acceptor)) = secure {
                 listen::secure(environment, &secure, acceptor, lane).await?;
             }
@@ -194,14 +194,14 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
             environment.ready.send_replace(true);
         }
         if let Some(kubernetes) = &kubernetes {
-            kubernetes.start_controllers(environment, &installation, pump.mesh.clone(), trust, told)?;
+            kubernetes.start_controllers(environment, &installation, push.mesh.clone(), trust, told)?;
         }
         std::future::pending::<Result<(), AppError>>().await
     };
     tokio::select! {
         signal = until_signal() => signal?,
         failed = serving => return failed,
-        () = pump.inspect.closed() => return Err(AppError::WorldEnded),
+        () = push.inspect.closed() => return Err(AppError::WorldEnded),
         () = ended => return Err(AppError::SourceEnded),
     }
     tracing::info!("ending");
@@ -210,7 +210,7 @@ async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppE
 
 fn push_options(features: &Features) -> PushOptions {
     PushOptions {
-        timing: Timing {
+        debounce: DebounceOptions {
             after: features.pilot_debounce_after,
             max: features.pilot_debounce_max,
             endpoints_wait: features.pilot_enable_eds_debounce,
@@ -252,7 +252,7 @@ fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
 }
 
 /// The world has a thread of its own: its work is synchronous and may take long.
-fn start_pump(run: PumpLoop, metrics: PushMetrics) -> Result<(), AppError> {
+fn start_push_loop(run: PushLoop, metrics: PushMetrics) -> Result<(), AppError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name("world".into()).spawn(move || {
         process::give_way();

@@ -1,8 +1,9 @@
-//! Time: when changes become a revision, and how a revision reaches the connections.
+//! The push: when changes become a revision, and how a revision reaches the connections.
 
 pub mod debounce;
 pub mod groups;
-pub mod pump;
+pub mod push_loop;
+pub mod testing;
 
-pub use groups::{Groups, Member, Publication};
-pub use pump::{Pump, PushOptions};
+pub use groups::{Groups, Publication, Subscription};
+pub use push_loop::{PushHandle, PushOptions};

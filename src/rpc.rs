@@ -1,43 +1,48 @@
-//! gRPC over HTTP/2: connections, who is on their other side, and methods that answer one message with one. What streams
-//! say is up to those who serve them.
+//! gRPC over HTTP/2: connections, credentials of their peers, routing by path, and unary methods. The messages of
+//! streaming methods belong to the services that implement them.
 //!
-//! A connection is a stranger until a stream of it was admitted: then it holds little memory, is not waited for long, and
-//! gives way to newer ones when there are many of its kind.
+//! A connection is unauthenticated until one of its streams is admitted. Until then it holds little memory, has a short
+//! timeout, and is evicted first when there are too many of its kind.
 
+pub mod body;
 pub mod connection;
-mod gate;
-pub mod lobby;
-mod place;
+pub mod framing;
+mod handoff;
+pub mod pre_auth;
+mod read_limit;
+pub mod router;
 mod socket;
+mod status;
 pub mod unary;
 
 use std::{net::SocketAddr, sync::Arc};
 
 use http::{HeaderMap, HeaderValue, header};
-use tonic::{Code, Status};
 
 use crate::auth::{Credentials, tls::PeerCertificate};
 
 pub use connection::{Connections, Service};
-pub use lobby::Guest;
+pub use pre_auth::UnauthenticatedConnection;
+pub use router::{Router, StreamService};
+pub use status::{headers, trailers_only};
 pub use unary::{Call, Unary};
 
-/// The content type of answers.
+/// The content type of gRPC responses.
 pub const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// What is known of the other side of a connection; a request without it in its extensions has an unknown peer.
+/// The peer of a connection, in the extensions of its requests. A request without it has an unknown peer.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Its address.
     pub address: SocketAddr,
-    /// The connection is encrypted.
+    /// True if the connection is encrypted.
     pub is_tls: bool,
-    /// Its certificate, verified.
+    /// Its verified certificate.
     pub certificate: Option<Arc<PeerCertificate>>,
 }
 
 impl Peer {
-    /// The other side of a connection that is not encrypted.
+    /// Returns the peer of a connection that is not encrypted.
     pub fn plaintext(address: SocketAddr) -> Self {
         Self {
             address,
@@ -47,7 +52,7 @@ impl Peer {
     }
 }
 
-/// What a request shows of its caller.
+/// Returns the credentials that a request carries.
 pub fn credentials<'a>(peer: Option<&'a Peer>, headers: &'a HeaderMap) -> Credentials<'a> {
     Credentials {
         address: peer.map(|peer| peer.address),
@@ -57,16 +62,7 @@ pub fn credentials<'a>(peer: Option<&'a Peer>, headers: &'a HeaderMap) -> Creden
     }
 }
 
-/// A status as the headers or trailers that carry it.
-pub fn headers(status: &Status) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    if status.add_header(&mut headers).is_err() {
-        headers.insert(Status::GRPC_STATUS, HeaderValue::from(Code::Internal as i32));
-    }
-    headers
-}
-
-/// True for gRPC requests, as their content type says.
+/// Returns true if the content type is that of a gRPC request.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let rest = content_type.and_then(|content_type| content_type.strip_prefix(b"application/grpc"));

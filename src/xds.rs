@@ -1,25 +1,24 @@
-//! The wire: ADS in both protocols, over connections that are state machines without IO.
+//! xDS: ADS in both variants, over connections that are state machines without I/O.
 
 pub mod admission;
-pub mod answers;
-pub mod body;
-pub mod claims;
 pub mod connection;
 pub mod debug;
 mod delta;
 pub mod events;
-pub mod laid;
+pub mod message;
 pub mod metrics;
-pub mod names;
 mod order;
+pub mod protocol;
 pub mod registry;
 mod request;
 pub mod server;
+pub mod share;
 mod sotw;
 mod stream;
 #[cfg(test)]
 mod tests;
 pub mod watched;
 
-pub use connection::{Connection, Outcome, Protocol, Reaction, Refusal, Request, Response};
+pub use connection::{Connection, Outcome, Reaction, Request, Response, SubscriptionError};
+pub use protocol::Protocol;
 pub use server::{Security, Server, ServerOptions};

@@ -13,8 +13,8 @@ use istiod::proto::envoy::config::cluster::v3::Cluster;
 use istiod::proto::envoy::config::listener::v3::Listener;
 use istiod::proto::envoy::config::route::v3::RouteConfiguration;
 use istiod::table::ChangeSet;
-use istiod::xds::body::{Body, Message};
-use istiod::xds::connection::{Protocol, Response};
+use istiod::xds::message::{Body, Message};
+use istiod::xds::{connection::Response, protocol::Protocol};
 use prost::Name;
 use serde_json::{Value, json};
 
@@ -304,15 +304,15 @@ impl Work {
             nonce: "nonce".into(),
             version: view.version(),
             resources: view.iter().cloned().collect(),
-            laid: None,
+            coalesced: None,
             removed: Vec::new(),
         };
         let Ok((message, sent)) = Message::new(Protocol::Delta, response) else {
             self.wrong = Some("the response is too large".into());
             return;
         };
-        let (mut body, outlet) = Body::channel();
-        let handed = outlet.send(message).now_or_never();
+        let (mut body, sender) = Body::channel();
+        let handed = sender.send(message).now_or_never();
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         let mut pieces = Vec::new();
         while let std::task::Poll::Ready(Some(Ok(frame))) = std::pin::Pin::new(&mut body).poll_frame(&mut cx) {

@@ -30,7 +30,7 @@ use crate::{
     kube::health::WatchMetrics,
     model::{MeshSnapshot, World},
     proto::json,
-    push::pump::{Inspect, Pump},
+    push::push_loop::{Inspect, PushHandle},
     table::Cx,
     xds::registry::Registry,
 };
@@ -224,8 +224,8 @@ impl Sources {
     async fn resources_of(&self, sight: &Sight, proxy_id: &str) -> Option<Arc<ResourceSnapshot>> {
         let connections = self.connections.connections();
         let mut seen = connections.iter().filter(|c| sight.sees(&c.proxy.namespace));
-        let member = seen.find(|c| c.id.contains(proxy_id))?.member;
-        let snapshot = Pump::ask(&self.inspect, move |_, store| {
+        let member = seen.find(|c| c.id.contains(proxy_id))?.subscription;
+        let snapshot = PushHandle::ask(&self.inspect, move |_, store| {
             store.group_of(member).and_then(|key| store.snapshot(key)).cloned()
         });
         snapshot.await.flatten()
@@ -279,7 +279,7 @@ async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
         notes.extend(unused);
         notes
     };
-    let notes = Pump::ask(&sources.inspect, noted).await.unwrap_or_default();
+    let notes = PushHandle::ask(&sources.inspect, noted).await.unwrap_or_default();
     let rows = notes
         .iter()
         .map(|note| json!({ "code": note.code, "detail": note.detail.as_str() }))

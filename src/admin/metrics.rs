@@ -12,7 +12,7 @@ use crate::{
     api::{Diagnostic, Kind},
     generate::{self, patch::set, resource::Note, secret, store::Size},
     model::reference,
-    push::pump::{Observer, PushReport},
+    push::push_loop::{Observer, PushReport},
     table::Cx,
 };
 

@@ -18,7 +18,7 @@ use crate::{
     environment::{self, Environment},
     generate::store::Store,
     model::World,
-    push::pump::{Inspect, Pump},
+    push::push_loop::{Inspect, PushHandle},
 };
 
 /// What the pages are made from.
@@ -67,7 +67,7 @@ async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
         let features = &world.snapshot().installation.features;
         (store.notes(), features.pilot_envoy_filter_stats)
     };
-    if let Some((notes, of_patches)) = Pump::ask(&pages.inspect, noted).await {
+    if let Some((notes, of_patches)) = PushHandle::ask(&pages.inspect, noted).await {
         pages.notes.set(&notes, of_patches);
     }
     let mut text = Vec::new();

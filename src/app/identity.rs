@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ::kube::Client;
 use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     auth::{
@@ -30,7 +30,7 @@ use crate::{
     fetch::Fetcher,
     kube::{clients::Clients, health::WatchMetrics},
     model::{Installation, MeshSnapshot},
-    rpc::Unary,
+    rpc::{Router, Unary},
     xds::{Security, Server},
 };
 
@@ -90,14 +90,17 @@ pub(super) struct Identity {
 
 impl Identity {
     /// The servers of the plaintext port and of the secure one. Certificates are signed at the secure port, if there is one.
-    pub(super) fn servers(self, xds: Server) -> (Server, Option<(Server, Acceptor)>) {
+    pub(super) fn routers(self, xds: Server) -> (Router<Server>, Option<(Router<Server>, Acceptor)>) {
         let xds = match self.security {
             Some(security) => xds.with_security(security),
             None => xds,
         };
         match self.acceptor {
-            Some(acceptor) => (xds.clone(), Some((xds.with_methods(self.methods), acceptor))),
-            None => (xds.with_methods(self.methods), None),
+            Some(acceptor) => {
+                let secure = Router::new(xds.clone().with_stream_runtime(Handle::current()), self.methods);
+                (Router::new(xds, Vec::new()), Some((secure, acceptor)))
+            }
+            None => (Router::new(xds, self.methods), None),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         jwks::{self, KeyReports},
     },
     model::{Installation, features::Features, wants::Wants},
-    push::Pump,
+    push::PushHandle,
 };
 
 /// Where operators put roots that servers of keys may have besides those of the system.
@@ -31,7 +31,7 @@ pub(super) fn start(
     installation: &Installation,
     fetcher: Fetcher,
     wants: watch::Receiver<Option<Arc<Wants>>>,
-    pump: &Pump,
+    push: &PushHandle,
     report: Report,
 ) -> Result<KeyReports, AppError> {
     let features = &installation.features;
@@ -41,7 +41,7 @@ pub(super) fn start(
         fetcher,
         features.pilot_jwt_pub_key_refresh_interval,
         wants,
-        pump.changes.clone(),
+        push.changes.clone(),
         report,
     )?;
     Ok(reports)

@@ -30,7 +30,7 @@ use crate::{
         health::WatchMetrics,
     },
     model::{Installation, MeshSnapshot, wants::Wants},
-    push::Pump,
+    push::PushHandle,
     settings::Settings,
     xds::events::Event,
 };
@@ -74,7 +74,7 @@ impl Kubernetes {
         environment: &Arc<Environment>,
         installation: &Installation,
         client: Client,
-        pump: &Pump,
+        push: &PushHandle,
         report: Report,
         watches: WatchMetrics,
         wants: watch::Receiver<Option<Arc<Wants>>>,
@@ -84,7 +84,7 @@ impl Kubernetes {
         let tasks = &environment.tasks;
         if !folder::gives_mesh_config(&environment.settings) {
             let settings = mesh_settings(&environment.settings, installation);
-            let following = mesh::follow(settings, client.clone(), shared.clone(), pump.changes.clone());
+            let following = mesh::follow(settings, client.clone(), shared.clone(), push.changes.clone());
             tasks.spawn_until_shutdown("mesh config", following);
         }
         let (tags_out, tags) = watch::channel(None);
@@ -100,7 +100,7 @@ impl Kubernetes {
             client: client.clone(),
             role: Role::Config,
             filters: filters.clone(),
-            changes: pump.changes.clone(),
+            changes: push.changes.clone(),
         };
         let config = cluster::start(config, &shared);
         let parts = Parts {
@@ -109,7 +109,7 @@ impl Kubernetes {
             client: client.clone(),
             shared: &shared,
             filters,
-            changes: pump.changes.clone(),
+            changes: push.changes.clone(),
         };
         let remote = remote::start(parts).await?;
         Ok(Self {

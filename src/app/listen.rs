@@ -23,16 +23,16 @@ use crate::{
     },
     auth::{Authenticators, tls::Acceptor},
     environment::Environment,
-    rpc::{Peer, is_grpc},
+    rpc::{self, Connections, Peer, body::FlatBody, is_grpc},
     settings::Address,
-    xds::{body::FlatBody, server::Server},
+    xds::server::Server,
 };
 
 /// Opens the ports of pages. Empty addresses move what they serve to `--httpAddr`.
 pub(super) fn pages(
     environment: &Arc<Environment>,
     sources: debug::Sources,
-    xds: &Server,
+    grpc: &rpc::Router<Server>,
     authenticators: Authenticators,
 ) -> Result<(), AppError> {
     let flags = &environment.settings.flags;
@@ -40,7 +40,8 @@ pub(super) fn pages(
     let sources = Arc::new(sources);
     let access = Access::new(authenticators, sources.mesh.clone());
     let instance = environment.settings.variable("POD_NAME").unwrap_or_default();
-    xds.answer_questions(Arc::new(Wire::new(sources.clone(), access.clone(), instance)));
+    grpc.streams()
+        .set_debug_handler(Arc::new(Wire::new(sources.clone(), access.clone(), instance)));
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
     let pages = || {
         if is_shown {
@@ -58,7 +59,7 @@ pub(super) fn pages(
         Address(None) => http = http.merge(monitoring),
     }
     if flags.grpc_addr == Address(None) {
-        http = with_xds(http, xds, environment.ready.subscribe());
+        http = with_grpc(http, grpc, environment.ready.subscribe());
     }
     if let Address(Some(address)) = flags.http_addr {
         serve_http(environment, "--httpAddr", address, http)?;
@@ -67,10 +68,10 @@ pub(super) fn pages(
 }
 
 /// Opens the port of xDS: what is not known yet is not empty, so nobody is answered before it is.
-pub(super) fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<(), AppError> {
+pub(super) fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) -> Result<(), AppError> {
     if let Address(Some(address)) = environment.settings.flags.grpc_addr {
         let listener = bind("--grpcAddr", address)?;
-        let connections = xds.connections();
+        let connections = connections(environment, grpc);
         environment
             .tasks
             .spawn("xds", async move { connections.serve(listener).await });
@@ -82,7 +83,7 @@ pub(super) fn xds(environment: &Arc<Environment>, xds: &Server) -> Result<(), Ap
 /// `lane`, where nobody waits for pushes.
 pub(super) async fn secure(
     environment: &Arc<Environment>,
-    xds: &Server,
+    grpc: &rpc::Router<Server>,
     mut acceptor: Acceptor,
     lane: &Handle,
 ) -> Result<(), AppError> {
@@ -93,12 +94,7 @@ pub(super) async fn secure(
         return Ok(());
     }
     let listener = bind("--secureGRPCAddr", address)?;
-    let streams = Handle::current();
-    let connections = xds
-        .clone()
-        .with_streams_on(streams.clone())
-        .connections()
-        .with_streams_on(streams);
+    let connections = connections(environment, grpc).with_stream_runtime(Handle::current());
     let handshake = move |stream| {
         let acceptor = acceptor.clone();
         async move { acceptor.accept(stream).await.map_err(io::Error::other) }
@@ -110,10 +106,10 @@ pub(super) async fn secure(
 }
 
 /// xDS beside other pages: whatever is gRPC goes to the xDS server, once there is something to serve.
-fn with_xds(router: Router, xds: &Server, ready: watch::Receiver<bool>) -> Router {
-    let xds = xds.clone();
+fn with_grpc(router: Router, grpc: &rpc::Router<Server>, ready: watch::Receiver<bool>) -> Router {
+    let grpc = grpc.clone();
     router.fallback(move |mut request: Request| {
-        let xds = xds.clone();
+        let grpc = grpc.clone();
         let is_ready = *ready.borrow();
         async move {
             if !is_grpc(request.headers()) {
@@ -126,11 +122,16 @@ fn with_xds(router: Router, xds: &Server, ready: watch::Receiver<bool>) -> Route
             if let Some(peer) = peer.map(|ConnectInfo(address)| Peer::plaintext(*address)) {
                 request.extensions_mut().insert(peer);
             }
-            xds.handle(request)
+            grpc.handle(request)
                 .await
                 .map(|body| axum::body::Body::new(FlatBody::from(body)))
         }
     })
+}
+
+fn connections(environment: &Environment, grpc: &rpc::Router<Server>) -> Connections<rpc::Router<Server>> {
+    let options = grpc.streams().connection_options();
+    Connections::new(grpc.clone(), options, environment.tasks.clone())
 }
 
 /// Connections that wait to be accepted: as many as the system allows (`net.core.somaxconn`). Thousands of proxies come at

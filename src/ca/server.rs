@@ -101,12 +101,12 @@ impl CertificateService {
             }
             Ok(_) => {
                 self.metrics.nameless.inc();
-                call.offend();
+                call.record_violation();
                 Err(Status::unauthenticated("request authenticate failure"))
             }
             Err(refused) => {
                 self.metrics.unauthenticated.inc();
-                call.offend();
+                call.record_violation();
                 tracing::warn!(address = ?credentials.address, %refused, "client authentication failed");
                 Err(if refused.is_unavailable() {
                     Status::unavailable(

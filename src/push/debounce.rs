@@ -1,11 +1,12 @@
-//! Coalesces changes into batches: a batch leaves after a quiet period, or when the oldest change has waited too long.
+//! Debouncing: merges changes into batches. A batch is pushed after a quiet period, or when its oldest change has waited for
+//! the maximum time.
 //!
-//! Both times adapt. After a calm, a few changes are not waited for as long as it takes to see whether a storm follows; if one
-//! does, it finds the whole quiet period in force. A storm without a pause is not waited for to the ceiling either, but for
-//! some quiet periods, and so long that most of the time is not spent on batches.
+//! Both times adapt. When the system was idle, a few changes wait for a part of the quiet period only. If a burst follows,
+//! it waits for the whole quiet period. A burst without a pause does not wait for the maximum time either. It waits for some
+//! quiet periods, but long enough that pushes take a small part of the time.
 //!
-//! The pending map is bounded by the number of objects: of several changes of one object the last one counts. The clock
-//! is passed in, so tests need none.
+//! The pending map is bounded by the number of objects, since only the last change of an object counts. The time is passed
+//! in, so tests need no clock.
 
 use std::{
     collections::BTreeMap,
@@ -18,46 +19,46 @@ use crate::{
     model::{Batch, Change, SourceId},
 };
 
-/// When a batch leaves.
+/// The debounce times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
-    /// The longest quiet period (`PILOT_DEBOUNCE_AFTER`).
+pub struct DebounceOptions {
+    /// The maximum quiet period (`PILOT_DEBOUNCE_AFTER`).
     pub after: Duration,
-    /// Ceiling (`PILOT_DEBOUNCE_MAX`).
+    /// The maximum wait of a change (`PILOT_DEBOUNCE_MAX`).
     pub max: Duration,
-    /// Endpoints wait like everything else (`PILOT_ENABLE_EDS_DEBOUNCE`).
+    /// True if endpoints are debounced too (`PILOT_ENABLE_EDS_DEBOUNCE`).
     pub endpoints_wait: bool,
 }
 
-/// Of a calm, the quiet period is this part of what it may be at most.
-const CALM_PART: u32 = 10;
-/// It is calm when no batch has left for so many quiet periods.
-const CALM_PERIODS: u32 = 10;
-/// More changes than this at a time are no calm.
+/// When idle, the quiet period is the maximum divided by this.
+const IDLE_PART: u32 = 10;
+/// Idle means that nothing was pushed for this many quiet periods.
+const IDLE_PERIODS: u32 = 10;
+/// More pending changes than this are not idle.
 const FEW_EVENTS: usize = 8;
 
-/// A storm that goes on leaves after so many quiet periods,
-const STORM_PERIODS: u32 = 5;
-/// or so many times what the last batch took, whatever is longer.
-const STORM_PART: u32 = 10;
+/// A burst is pushed after this many quiet periods,
+const BURST_PERIODS: u32 = 5;
+/// or this many times the duration of the last push, whichever is longer.
+const BURST_PART: u32 = 10;
 
-/// Changes that wait.
+/// Pending changes.
 #[derive(Default)]
 pub struct Pending {
-    /// Whole sources and clusters, in order of arrival; they come before single objects that arrived later.
+    /// Changes of whole sources and clusters, in order of arrival. They precede changes of single objects that arrived later.
     sources: Vec<Change>,
     objects: BTreeMap<(Kind, ObjectKey), Change>,
     events: usize,
     oldest: Option<Instant>,
     newest: Option<Instant>,
-    /// The newest change of the last batch.
+    /// The arrival time of the newest change of the last batch.
     last: Option<Instant>,
-    /// How long the last batch took to be made.
+    /// The duration of the last push.
     took: Duration,
 }
 
 impl Pending {
-    /// Adds changes that arrived at a time.
+    /// Adds changes that arrived at this time.
     pub fn add(&mut self, changes: impl IntoIterator<Item = Change>, now: Instant) {
         for change in changes {
             self.events += 1;
@@ -84,40 +85,40 @@ impl Pending {
         }
     }
 
-    /// How many changes came since the last batch.
+    /// Returns the number of changes since the last batch.
     pub fn events(&self) -> usize {
         self.events
     }
 
-    /// When the batch leaves if nothing more arrives; `None` while nothing waits.
-    pub fn due(&self, timing: &Timing) -> Option<Instant> {
+    /// Returns the time of the next push if no more changes arrive; `None` without pending changes.
+    pub fn due(&self, options: &DebounceOptions) -> Option<Instant> {
         let (oldest, newest) = (self.oldest?, self.newest?);
         let only_endpoints =
             self.sources.is_empty() && self.objects.keys().all(|(kind, _)| *kind == Kind::EndpointSlice);
-        if only_endpoints && !timing.endpoints_wait {
+        if only_endpoints && !options.endpoints_wait {
             return Some(oldest);
         }
-        let quiet = if self.is_calm(oldest, timing) {
-            timing.after / CALM_PART
+        let quiet = if self.is_idle(oldest, options) {
+            options.after / IDLE_PART
         } else {
-            timing.after
+            options.after
         };
-        let storm = (timing.after * STORM_PERIODS).max(self.took * STORM_PART);
-        Some((newest + quiet).min(oldest + storm.min(timing.max)))
+        let burst = (options.after * BURST_PERIODS).max(self.took * BURST_PART);
+        Some((newest + quiet).min(oldest + burst.min(options.max)))
     }
 
-    /// The last batch took so long to be made.
-    pub fn took(&mut self, took: Duration) {
+    /// Sets the duration of the last push.
+    pub fn record_duration(&mut self, took: Duration) {
         self.took = took;
     }
 
-    /// True if little waits and nothing did just before.
-    fn is_calm(&self, oldest: Instant, timing: &Timing) -> bool {
-        let since_last = |last| oldest.saturating_duration_since(last) >= timing.after * CALM_PERIODS;
+    /// Returns true if few changes are pending and nothing was pushed recently.
+    fn is_idle(&self, oldest: Instant, options: &DebounceOptions) -> bool {
+        let since_last = |last| oldest.saturating_duration_since(last) >= options.after * IDLE_PERIODS;
         self.sources.is_empty() && self.events <= FEW_EVENTS && self.last.is_some_and(since_last)
     }
 
-    /// Takes the batch, with the arrival time of its oldest change.
+    /// Takes the batch and the arrival time of its oldest change.
     pub fn take(&mut self) -> Option<(Batch, Instant)> {
         let oldest = self.oldest?;
         let rest = Self {
@@ -148,7 +149,7 @@ impl Pending {
 mod tests {
     use super::*;
 
-    const TIMING: Timing = Timing {
+    const TIMING: DebounceOptions = DebounceOptions {
         after: Duration::from_millis(100),
         max: Duration::from_secs(10),
         endpoints_wait: true,
@@ -159,8 +160,8 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning of time")]
-    fn waits_for_quiet_but_not_for_ever() {
+    #[expect(clippy::disallowed_methods, reason = "the test needs an arbitrary start time")]
+    fn a_burst_is_pushed_after_a_bounded_time() {
         let start = Instant::now();
         let mut pending = Pending::default();
         assert_eq!(pending.due(&TIMING), None);
@@ -169,61 +170,65 @@ mod tests {
         for step in 1..200 {
             pending.add([removal(Kind::Pod, "a")], start + step * Duration::from_millis(90));
         }
-        assert_eq!(pending.due(&TIMING), Some(start + TIMING.after * STORM_PERIODS));
-        pending.took(Duration::from_millis(300));
+        assert_eq!(pending.due(&TIMING), Some(start + TIMING.after * BURST_PERIODS));
+        pending.record_duration(Duration::from_millis(300));
         assert_eq!(
             pending.due(&TIMING),
             Some(start + Duration::from_secs(3)),
-            "what takes long is done seldom"
+            "long pushes are rare"
         );
-        pending.took(Duration::from_secs(30));
+        pending.record_duration(Duration::from_secs(30));
         assert_eq!(pending.due(&TIMING), Some(start + TIMING.max));
         let (batch, oldest) = pending.take().expect("a batch");
-        assert_eq!((batch.len(), oldest), (1, start), "the last change of an object counts");
+        assert_eq!(
+            (batch.len(), oldest),
+            (1, start),
+            "only the last change of an object counts"
+        );
         assert!(pending.take().is_none());
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning of time")]
-    fn a_lone_change_hardly_waits_and_a_storm_is_merged() {
+    #[expect(clippy::disallowed_methods, reason = "the test needs an arbitrary start time")]
+    fn a_single_change_is_pushed_early_and_a_burst_is_merged() {
         let start = Instant::now();
         let mut pending = Pending::default();
         pending.add([removal(Kind::Pod, "a")], start);
         assert_eq!(
             pending.due(&TIMING),
             Some(start + TIMING.after),
-            "a beginning is no calm"
+            "the start is not idle"
         );
         pending.take();
         let soon = start + TIMING.after * 2;
         pending.add([removal(Kind::Pod, "a")], soon);
-        assert_eq!(pending.due(&TIMING), Some(soon + TIMING.after), "nor is a storm");
+        assert_eq!(pending.due(&TIMING), Some(soon + TIMING.after), "a burst is not idle");
         pending.take();
-        let later = soon + TIMING.after * CALM_PERIODS;
+        let later = soon + TIMING.after * IDLE_PERIODS;
         pending.add([removal(Kind::Pod, "a")], later);
-        assert_eq!(pending.due(&TIMING), Some(later + TIMING.after / CALM_PART));
+        assert_eq!(pending.due(&TIMING), Some(later + TIMING.after / IDLE_PART));
         for number in 0..FEW_EVENTS {
             pending.add([removal(Kind::Pod, &number.to_string())], later);
         }
         assert_eq!(
             pending.due(&TIMING),
             Some(later + TIMING.after),
-            "many at once are a storm"
+            "many changes at once are a burst"
         );
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "an arbitrary beginning of time")]
-    fn endpoints_need_not_wait() {
+    #[expect(clippy::disallowed_methods, reason = "the test needs an arbitrary start time")]
+    fn endpoints_are_not_debounced_if_disabled() {
         let start = Instant::now();
-        let timing = Timing {
+        let options = DebounceOptions {
             endpoints_wait: false,
             ..TIMING
         };
         let mut pending = Pending::default();
         pending.add([removal(Kind::EndpointSlice, "a")], start);
-        assert_eq!(pending.due(&timing), Some(start));
+        assert_eq!(pending.due(&options), Some(start));
         pending.add([removal(Kind::Service, "a")], start);
-        assert_eq!(pending.due(&timing), Some(start + timing.after));
+        assert_eq!(pending.due(&options), Some(start + options.after));
     }
 }

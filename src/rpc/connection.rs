@@ -1,4 +1,4 @@
-//! HTTP/2 connections: accepted, prepared, served until their time is over.
+//! HTTP/2 connections: accepts them, runs the TLS handshake, and serves them until they must close.
 
 use std::{
     collections::hash_map::RandomState,
@@ -26,128 +26,138 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Peer,
-    gate::Gate,
-    lobby::{Guest, Lobby},
-    place::Place,
+    handoff::RuntimeHandoff,
+    pre_auth::{PreAuthLimiter, UnauthenticatedConnection},
+    read_limit::PreAuthReadLimit,
     socket::{Socket, Uncork},
 };
 use crate::{auth::tls::PeerCertificate, task::Tasks};
 
-/// How long the last trailers of a connection may take.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long accepting rests after an error such as "too many open files".
-const ACCEPT_REST: Duration = Duration::from_millis(20);
-/// What a client may send on a stream, and on all of them, before it is read. When thousands come back at once, this is what is
-/// held of each; of strangers [`Gate`] reads less. It must not be less than the 65,535 that every client takes for granted before
-/// it has heard anything (RFC 9113, 6.9.2): a client that has sent more by then owes the difference, and the library below does
-/// not give that back in every case; the stream then waits for ever.
+/// The time limit for the last trailers of a connection.
+const TRAILERS_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause after an accept error such as "too many open files".
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
+/// The flow-control window of a stream and of a connection. When thousands of clients reconnect at once, this much is buffered
+/// for each; [`PreAuthReadLimit`] reads less from unauthenticated ones. It must not be less than 65,535, the initial window of
+/// every client (RFC 9113, section 6.9.2). A client that has used more than a smaller window waits for the difference, which
+/// the h2 crate does not return in every case; then the stream hangs.
 const WINDOW_BYTES: u32 = 64 << 10;
-/// Headers of a request where callers have to be known: a token, or what a gateway says of a chain of certificates.
+/// The maximum size of request headers with authentication: they carry a token, or a certificate chain from a gateway.
 const HEADER_BYTES: u32 = 12 << 10;
-/// Headers of a request where nobody has to be known. What a stranger may open at once has to be little memory in all.
+/// The maximum size of request headers on plaintext connections. The streams of an unauthenticated peer must use little memory.
 const PLAINTEXT_HEADER_BYTES: u32 = 4 << 10;
 
-/// How connections are treated.
+/// The options of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionOptions {
-    /// A connection that is silent for so long is pinged.
+    /// The idle time after which a connection is pinged.
     pub keepalive_interval: Duration,
-    /// A ping that is not answered by then ends the connection.
+    /// The time limit for the answer to a ping.
     pub keepalive_timeout: Duration,
-    /// A connection that is so old is closed, more or less.
+    /// The age at which a connection is closed, with 10 % jitter.
     pub max_age: Option<Duration>,
-    /// How long streams of a connection that reached its age may end by themselves.
+    /// The time that streams have to end after their connection has reached its maximum age.
     pub age_grace: Duration,
-    /// Concurrent streams of a connection.
+    /// The maximum number of concurrent streams of a connection.
     pub max_streams: u32,
-    /// How long the preparation of a connection (TLS) may take.
-    pub handshake_patience: Duration,
-    /// How long a connection may take until a stream of it is admitted.
-    pub stranger_patience: Duration,
-    /// How many connections may be without an admitted stream.
-    pub strangers: u32,
-    /// The calendar.
+    /// The time limit of a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// The time limit of a connection for the admission of its first stream.
+    pub pre_auth_timeout: Duration,
+    /// The maximum number of connections without an admitted stream.
+    pub max_unauthenticated: u32,
+    /// The wall clock.
     pub wall_clock: fn() -> SystemTime,
 }
 
-/// Why a connection ends that its client did not end.
+/// The reason why the server closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    /// It has to make place, or did what clients do not do.
-    ShownOut,
-    /// It did not say in time what it wants.
-    Stranger,
+enum CloseReason {
+    /// It was evicted for a newer connection, or it violated a limit.
+    Evicted,
+    /// None of its streams was admitted in time.
+    PreAuthTimeout,
     /// The certificate of the client has expired.
     Expired,
-    /// It has reached its age.
-    Aged,
-    /// Its streams had time to end by themselves.
+    /// It has reached its maximum age.
+    MaxAge,
+    /// The grace period of its streams is over.
     GraceOver,
-    /// The process ends.
+    /// The process shuts down.
     ShutDown,
 }
 
-/// What answers requests.
+/// An HTTP service.
 pub trait Service: Clone + Send + Sync + 'static {
-    /// The piece of a body.
+    /// The payload of a DATA frame.
     type Data: Buf + Send + 'static;
-    /// The body of an answer.
+    /// The body of a response.
     type Body: http_body::Body<Data = Self::Data, Error = Infallible> + Send + 'static;
-    /// Answers a request, in whose extensions are the [`Peer`], its [`Guest`] and [`Draining`].
+    /// Answers a request. Its extensions have the [`Peer`], the [`UnauthenticatedConnection`] and [`Draining`].
     fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-/// The state of a connection that its streams see.
+/// The state of a connection that is visible to its streams.
 #[derive(Clone, Debug)]
 pub struct Draining {
     token: CancellationToken,
-    place: Place,
+    handoff: RuntimeHandoff,
 }
 
 impl Draining {
-    /// Cancelled when the streams of the connection are to end.
+    /// Returns the token that is cancelled when the streams of the connection must end.
     pub fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    /// The connection carries streams: its work moves to where streams are served, if that is elsewhere.
-    pub fn carries_streams(&self) {
-        self.place.shift();
+    /// Moves the connection to the runtime for streams, if there is one.
+    pub fn hand_off_to_stream_runtime(&self) {
+        self.handoff.hand_off();
     }
 }
 
-/// Serves connections. Cheap to clone.
+/// A connection after its handshake.
+struct Accepted<I> {
+    /// The stream that carries HTTP/2.
+    io: I,
+    uncork: Uncork,
+    peer: Peer,
+    pre_auth: Arc<UnauthenticatedConnection>,
+    handoff: RuntimeHandoff,
+}
+
+/// A server of connections. Cheap to clone.
 #[derive(Clone)]
 pub struct Connections<S> {
     service: S,
     options: ConnectionOptions,
     tasks: Tasks,
-    lobby: Lobby,
-    streams_on: Option<Handle>,
+    limiter: PreAuthLimiter,
+    stream_runtime: Option<Handle>,
 }
 
 impl<S: Service> Connections<S> {
-    /// Connections whose requests are answered by `service`.
+    /// Creates a server whose requests are answered by `service`.
     pub fn new(service: S, options: ConnectionOptions, tasks: Tasks) -> Self {
         Self {
             service,
-            lobby: Lobby::new(options.strangers),
+            limiter: PreAuthLimiter::new(options.max_unauthenticated),
             options,
             tasks,
-            streams_on: None,
+            stream_runtime: None,
         }
     }
 
-    /// Connections that carry streams move to this runtime.
+    /// Sets the runtime to which connections with streams move.
     #[must_use]
-    pub fn with_streams_on(mut self, runtime: Handle) -> Self {
-        self.streams_on = Some(runtime);
+    pub fn with_stream_runtime(mut self, runtime: Handle) -> Self {
+        self.stream_runtime = Some(runtime);
         self
     }
 
-    /// Connections without an admitted stream.
-    pub fn lobby(&self) -> &Lobby {
-        &self.lobby
+    /// Returns the limiter of connections without an admitted stream.
+    pub fn limiter(&self) -> &PreAuthLimiter {
+        &self.limiter
     }
 
     /// Serves plaintext connections until shutdown.
@@ -156,8 +166,8 @@ impl<S: Service> Connections<S> {
             .await;
     }
 
-    /// Serves encrypted connections until shutdown. `handshake` makes of a TCP stream what HTTP/2 is spoken over, and says
-    /// what certificate the client has; it runs in the connection's own task and is given up after a while.
+    /// Serves encrypted connections until shutdown. `handshake` returns the encrypted stream and the certificate of the client.
+    /// It runs in the task of the connection, with a time limit.
     pub async fn serve_tls<H, F, I>(&self, listener: TcpListener, handshake: H)
     where
         H: Fn(Socket) -> F,
@@ -182,78 +192,91 @@ impl<S: Service> Connections<S> {
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    let made_place = self.lobby.show_one_out();
-                    tracing::warn!(%error, made_place, "a connection could not be accepted; hint: the limit of open files may be too low");
-                    tokio::time::sleep(ACCEPT_REST).await;
+                    let evicted = self.limiter.evict_oldest();
+                    tracing::warn!(%error, evicted, "cannot accept connection; hint: the limit of open files may be too low");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                     continue;
                 }
             };
-            let guest = loop {
-                match self.lobby.enter(address.ip()) {
-                    Ok(guest) => break guest,
-                    // The system keeps the next ones waiting.
-                    Err(_) => tokio::time::sleep(ACCEPT_REST).await,
+            let pre_auth = loop {
+                match self.limiter.register(address.ip()) {
+                    Ok(pre_auth) => break pre_auth,
+                    // More connections wait in the backlog of the listener.
+                    Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
                 }
             };
-            // Responses are written when they are whole; waiting for more would only delay them.
+            // Responses are written when they are complete, so Nagle's algorithm would only delay them.
             if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, %address, "TCP_NODELAY cannot be set");
+                tracing::debug!(%error, %address, "cannot set TCP_NODELAY");
             }
             let server = self.clone();
             let socket = Socket::new(stream);
             let uncork = socket.uncork();
-            let prepared = handshake(socket);
-            let place = Place::new(self.tasks.clone(), self.streams_on.clone());
+            let handshake = handshake(socket);
+            let handoff = RuntimeHandoff::new(self.tasks.clone(), self.stream_runtime.clone());
             self.tasks.spawn("handshake", async move {
-                let prepared = tokio::select! {
-                    prepared = tokio::time::timeout(server.options.handshake_patience, prepared) => prepared,
-                    () = guest.shown_out() => return tracing::debug!(%address, "a connection made place for others"),
+                let established = tokio::select! {
+                    established = tokio::time::timeout(server.options.handshake_timeout, handshake) => established,
+                    () = pre_auth.evicted() => return tracing::debug!(%address, reason = "evicted", "connection closed during handshake"),
                 };
-                match prepared {
+                match established {
                     Ok(Ok((io, certificate))) => {
                         let peer = Peer {
                             address,
                             is_tls,
                             certificate,
                         };
-                        let serving = server.into_served((io, uncork), peer, guest, place.clone());
-                        place.spawn("connection", serving);
+                        let serving = server.serve_connection(Accepted { io, uncork, peer, pre_auth, handoff: handoff.clone() });
+                        handoff.spawn("connection", serving);
                     }
-                    Ok(Err(error)) => tracing::debug!(%address, %error, "the handshake failed"),
-                    Err(_) => tracing::debug!(%address, "the handshake took too long"),
+                    Ok(Err(error)) => tracing::debug!(%address, %error, "handshake failed"),
+                    Err(_) => tracing::debug!(%address, error = "timeout", "handshake failed"),
                 }
             });
         }
     }
 
-    /// Serves one connection to its end: what comes over `io` is HTTP/2.
+    /// Serves one HTTP/2 connection over `io` until it closes.
     pub async fn connection<I>(&self, io: I, peer: Peer)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let Ok(guest) = self.lobby.enter(peer.address.ip()) else {
+        let Ok(pre_auth) = self.limiter.register(peer.address.ip()) else {
             return;
         };
-        let place = Place::new(self.tasks.clone(), None);
+        let handoff = RuntimeHandoff::new(self.tasks.clone(), None);
         self.clone()
-            .into_served((io, Uncork::default()), peer, guest, place)
+            .serve_connection(Accepted {
+                io,
+                uncork: Uncork::default(),
+                peer,
+                pre_auth,
+                handoff,
+            })
             .await;
     }
 
-    async fn into_served<I>(self, (io, uncork): (I, Uncork), peer: Peer, guest: Arc<Guest>, place: Place)
+    async fn serve_connection<I>(self, accepted: Accepted<I>)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let Accepted {
+            io,
+            uncork,
+            peer,
+            pre_auth,
+            handoff,
+        } = accepted;
         let address = peer.address;
         let expires = peer.certificate.as_ref().map(|certificate| certificate.expires_at);
         let draining = Draining {
             token: CancellationToken::new(),
-            place: place.clone(),
+            handoff: handoff.clone(),
         };
         let service = service_fn(|mut request: Request<Incoming>| {
-            let stream = guest.stream();
+            let stream = pre_auth.open_stream();
             request.extensions_mut().insert(peer.clone());
-            request.extensions_mut().insert(guest.clone());
+            request.extensions_mut().insert(pre_auth.clone());
             request.extensions_mut().insert(draining.clone());
             let service = self.service.clone();
             async move {
@@ -262,62 +285,72 @@ impl<S: Service> Connections<S> {
                 Ok::<_, Infallible>(response)
             }
         });
-        let gate = TokioIo::new(Gate::new(io, guest.clone()));
-        let mut connection = pin!(self.builder(place, peer.is_tls).serve_connection(gate, service));
-        let mut causes = self.causes(&guest, expires);
-        let cause = tokio::select! {
+        let limited = TokioIo::new(PreAuthReadLimit::new(io, pre_auth.clone()));
+        let mut connection = pin!(self.builder(handoff, peer.is_tls).serve_connection(limited, service));
+        let mut close_reasons = self.close_reasons(&pre_auth, expires);
+        let reason = tokio::select! {
             biased;
-            Some(cause) = causes.next() => cause,
-            ended = uncork.after_each_turn(connection.as_mut()) => return log_end(address, ended),
+            Some(reason) = close_reasons.next() => reason,
+            ended = uncork.after_each_poll(connection.as_mut()) => return log_end(address, ended),
         };
-        tracing::debug!(%address, ?cause, "a connection is to end");
-        if matches!(cause, Cause::ShownOut | Cause::Stranger) {
+        tracing::debug!(%address, ?reason, "closing connection");
+        if matches!(reason, CloseReason::Evicted | CloseReason::PreAuthTimeout) {
             return;
         }
-        // Clients that heed the GOAWAY move in their own time.
+        // Clients move to another connection after the GOAWAY.
         connection.as_mut().graceful_shutdown();
         let grace = self.options.age_grace;
-        causes.push(Box::pin(tokio::time::sleep(grace).map(|()| Cause::GraceOver)));
-        let mut last = cause;
-        while !matches!(last, Cause::ShutDown | Cause::GraceOver) {
+        close_reasons.push(Box::pin(tokio::time::sleep(grace).map(|()| CloseReason::GraceOver)));
+        let mut last = reason;
+        while !matches!(last, CloseReason::ShutDown | CloseReason::GraceOver) {
             tokio::select! {
                 biased;
-                Some(cause) = causes.next() => last = cause,
-                ended = uncork.after_each_turn(connection.as_mut()) => return log_end(address, ended),
+                Some(reason) = close_reasons.next() => last = reason,
+                ended = uncork.after_each_poll(connection.as_mut()) => return log_end(address, ended),
             }
-            if last == Cause::ShownOut {
+            if last == CloseReason::Evicted {
                 return;
             }
         }
         draining.token.cancel();
-        if let Ok(ended) = tokio::time::timeout(LAST_PATIENCE, uncork.after_each_turn(connection)).await {
+        if let Ok(ended) = tokio::time::timeout(TRAILERS_TIMEOUT, uncork.after_each_poll(connection)).await {
             log_end(address, ended);
         }
     }
 
-    /// What may end a connection. Each is looked at only when it was woken, not whenever something is sent or received.
-    fn causes<'a>(&'a self, guest: &'a Guest, expires: Option<SystemTime>) -> FuturesUnordered<BoxFuture<'a, Cause>> {
-        let causes = FuturesUnordered::<BoxFuture<Cause>>::new();
-        causes.push(Box::pin(guest.shown_out().map(|()| Cause::ShownOut)));
-        causes.push(Box::pin(self.tasks.shutdown().cancelled().map(|()| Cause::ShutDown)));
-        causes.push(Box::pin(async {
-            tokio::time::sleep(self.options.stranger_patience).await;
-            if guest.is_admitted() {
+    /// Returns the events that close a connection. Each is polled only when it was woken, not for every frame.
+    fn close_reasons<'a>(
+        &'a self,
+        pre_auth: &'a UnauthenticatedConnection,
+        expires: Option<SystemTime>,
+    ) -> FuturesUnordered<BoxFuture<'a, CloseReason>> {
+        let close_reasons = FuturesUnordered::<BoxFuture<CloseReason>>::new();
+        close_reasons.push(Box::pin(pre_auth.evicted().map(|()| CloseReason::Evicted)));
+        close_reasons.push(Box::pin(
+            self.tasks.shutdown().cancelled().map(|()| CloseReason::ShutDown),
+        ));
+        close_reasons.push(Box::pin(async {
+            tokio::time::sleep(self.options.pre_auth_timeout).await;
+            if pre_auth.is_admitted() {
                 std::future::pending::<()>().await;
             }
-            Cause::Stranger
+            CloseReason::PreAuthTimeout
         }));
         if let Some(at) = expires {
-            causes.push(Box::pin(reached(at, self.options.wall_clock).map(|()| Cause::Expired)));
+            close_reasons.push(Box::pin(
+                reached(at, self.options.wall_clock).map(|()| CloseReason::Expired),
+            ));
         }
         if let Some(age) = self.options.max_age {
-            causes.push(Box::pin(tokio::time::sleep(jittered(age)).map(|()| Cause::Aged)));
+            close_reasons.push(Box::pin(
+                tokio::time::sleep(jittered(age)).map(|()| CloseReason::MaxAge),
+            ));
         }
-        causes
+        close_reasons
     }
 
-    fn builder(&self, place: Place, is_tls: bool) -> http2::Builder<Place> {
-        let mut builder = http2::Builder::new(place);
+    fn builder(&self, handoff: RuntimeHandoff, is_tls: bool) -> http2::Builder<RuntimeHandoff> {
+        let mut builder = http2::Builder::new(handoff);
         builder
             .timer(TokioTimer::new())
             .keep_alive_interval(self.options.keepalive_interval)
@@ -330,7 +363,7 @@ impl<S: Service> Connections<S> {
     }
 }
 
-/// Completes at a time of the calendar, which may be set meanwhile.
+/// Waits until the wall clock shows this time. The clock may be changed in the meantime.
 pub async fn reached(at: SystemTime, wall_clock: fn() -> SystemTime) {
     const STEP: Duration = Duration::from_mins(10);
     while let Ok(left) = at.duration_since(wall_clock())
@@ -340,15 +373,15 @@ pub async fn reached(at: SystemTime, wall_clock: fn() -> SystemTime) {
     }
 }
 
-/// 90 % to 110 % of an age, so that connections which came together do not go together.
+/// Returns 90 % to 110 % of an age, so that connections of the same age are not closed at once.
 fn jittered(age: Duration) -> Duration {
-    // Each state is keyed at random; nothing else here needs randomness.
+    // A `RandomState` has random keys; nothing else here needs randomness.
     let part = RandomState::new().hash_one(0) % 2001;
     age.mul_f64(0.9 + part as f64 / 10_000.0)
 }
 
 fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
     if let Err(error) = ended {
-        tracing::debug!(%address, %error, "a connection broke");
+        tracing::debug!(%address, %error, "connection failed");
     }
 }

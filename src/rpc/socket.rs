@@ -1,7 +1,7 @@
-//! `Socket`: a TCP connection whose packets are filled while there is more to send.
+//! A TCP connection that fills its packets.
 //!
-//! HTTP/2 hands over a frame of 16 KiB at a time and asks for it to be flushed. Each would go on its own and wake the reader,
-//! so large writes are corked (TCP_CORK) until the connection has said all that it had to say for now, see [`Uncork`].
+//! The HTTP/2 server writes and flushes one frame of 16 KiB at a time. Each would be sent in a packet of its own and wake the
+//! reader. So large writes are corked (`TCP_CORK`) until the connection has nothing more to write, see [`Uncork`].
 
 use std::{
     future::Future,
@@ -19,10 +19,10 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Smaller writes are not followed by others, as a rule.
+/// The size of a write that corks the socket. Smaller writes are usually the last ones.
 const CORKED_BYTES: usize = 16 << 10;
 
-/// See the module's text.
+/// A TCP connection that is corked by large writes.
 #[derive(Debug)]
 pub struct Socket(Arc<Inner>);
 
@@ -39,7 +39,7 @@ impl Inner {
         }
         #[cfg(target_os = "linux")]
         if let Err(error) = rustix::net::sockopt::set_tcp_cork(&self.stream, is_corked) {
-            tracing::debug!(%error, is_corked, "TCP_CORK cannot be set");
+            tracing::debug!(%error, is_corked, "cannot set TCP_CORK");
         }
     }
 
@@ -58,7 +58,7 @@ impl Inner {
 }
 
 impl Socket {
-    /// A connection that was accepted.
+    /// Wraps an accepted connection.
     pub fn new(stream: TcpStream) -> Self {
         Self(Arc::new(Inner {
             stream,
@@ -66,19 +66,19 @@ impl Socket {
         }))
     }
 
-    /// What lets go what waits for more.
+    /// Returns the handle that uncorks the socket.
     pub fn uncork(&self) -> Uncork {
         Uncork(Some(self.0.clone()))
     }
 }
 
-/// Lets go what a [`Socket`] holds back for more.
+/// A handle that uncorks a [`Socket`].
 #[derive(Clone, Debug, Default)]
 pub struct Uncork(Option<Arc<Inner>>);
 
 impl Uncork {
-    /// Runs what writes to the socket: whenever it rests, it has said all that it has to say.
-    pub async fn after_each_turn<F: Future + Unpin>(&self, mut writer: F) -> F::Output {
+    /// Runs a future that writes to the socket, and uncorks the socket after each poll.
+    pub async fn after_each_poll<F: Future + Unpin>(&self, mut writer: F) -> F::Output {
         std::future::poll_fn(|cx| {
             let polled = Pin::new(&mut writer).poll(cx);
             if let Some(inner) = &self.0 {

@@ -1,41 +1,42 @@
-//! Methods that answer one message with one.
+//! Unary methods: one request message, one response message.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use tonic::Status;
 
-use super::{Guest, Peer, credentials};
+use super::{
+    Peer, UnauthenticatedConnection, credentials,
+    framing::{PREFIX_LEN, Prefix},
+};
 use crate::auth::Credentials;
 
-/// Of a gRPC message: one byte that says whether it is compressed, four of length.
-const PREFIX_LEN: usize = 5;
-/// How long a message may take to come.
-const MESSAGE_PATIENCE: Duration = Duration::from_secs(10);
+/// The time limit for the arrival of a request message.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A method.
+/// A unary method.
 pub trait Unary: Send + Sync {
-    /// `/package.Service/Method`.
+    /// Returns the path: `/package.Service/Method`.
     fn path(&self) -> &'static str;
-    /// Answers a message with the bytes of another.
+    /// Answers a call with an encoded message.
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Bytes, Status>>;
 }
 
 type Body = Pin<Box<dyn http_body::Body<Data = Bytes, Error = String> + Send>>;
 
-/// A call. Nothing of its message is read before [`Self::message`] is asked for.
+/// A call. Its message is not read before [`Self::message`] is called.
 pub struct Call {
     peer: Option<Peer>,
     headers: HeaderMap,
-    guest: Option<Arc<Guest>>,
+    pre_auth: Option<Arc<UnauthenticatedConnection>>,
     body: Body,
 }
 
 impl Call {
-    /// The call that a request makes.
+    /// Creates a call from a request.
     pub fn new<B>(request: Request<B>) -> Self
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -44,43 +45,43 @@ impl Call {
         let (mut parts, body) = request.into_parts();
         Self {
             peer: parts.extensions.remove(),
-            guest: parts.extensions.remove(),
+            pre_auth: parts.extensions.remove(),
             headers: parts.headers,
             body: Box::pin(body.map_err(|error| error.to_string())),
         }
     }
 
-    /// What the call shows of its caller.
+    /// Returns the credentials of the caller.
     pub fn credentials(&self) -> Credentials<'_> {
         credentials(self.peer.as_ref(), &self.headers)
     }
 
-    /// The caller is known: its connection is not a stranger's any more.
+    /// Records that the caller is authenticated: its connection leaves the pre-authentication limits.
     pub fn admit(&self) {
-        if let Some(guest) = &self.guest {
-            guest.admit();
-            guest.serve();
+        if let Some(pre_auth) = &self.pre_auth {
+            pre_auth.admit();
+            pre_auth.lift_read_limit();
         }
     }
 
-    /// The caller is not known: a connection that makes many such calls ends.
-    pub fn offend(&self) {
-        if let Some(guest) = &self.guest {
-            guest.offend();
+    /// Records a call with invalid credentials. Many of these end the connection.
+    pub fn record_violation(&self) {
+        if let Some(pre_auth) = &self.pre_auth {
+            pre_auth.record_violation();
         }
     }
 
-    /// The message, which may have so many bytes.
+    /// Reads the message, which may have at most `limit_bytes` bytes.
     pub async fn message(&mut self, limit_bytes: usize) -> Result<Bytes, Status> {
-        tokio::time::timeout(MESSAGE_PATIENCE, self.read(limit_bytes))
+        tokio::time::timeout(MESSAGE_TIMEOUT, self.read(limit_bytes))
             .await
-            .map_err(|_| Status::deadline_exceeded("the request did not come in time"))?
+            .map_err(|_| Status::deadline_exceeded("the request did not arrive in time"))?
     }
 
     async fn read(&mut self, limit_bytes: usize) -> Result<Bytes, Status> {
         let mut buffer = BytesMut::new();
         while let Some(frame) = self.body.frame().await {
-            let frame = frame.map_err(|error| Status::cancelled(format!("the request broke off: {error}")))?;
+            let frame = frame.map_err(|error| Status::cancelled(format!("the request ended early: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             if buffer.len() + data.len() > PREFIX_LEN + limit_bytes {
                 let message = format!("the request has more than {limit_bytes} bytes");
@@ -89,26 +90,16 @@ impl Call {
             buffer.extend_from_slice(&data);
         }
         let short = || Status::internal("the request ends in the middle of a message");
-        let compressed = buffer.try_get_u8().map_err(|_| short())?;
-        let size_bytes = buffer.try_get_u32().map_err(|_| short())?;
-        if compressed != 0 {
-            return Err(Status::unimplemented("compressed requests are not offered"));
+        let prefix = Prefix::read(&buffer).ok_or_else(short)?;
+        if prefix.is_compressed {
+            return Err(Status::unimplemented("compressed requests are not supported"));
         }
-        if size_bytes as usize != buffer.len() {
+        buffer.advance(PREFIX_LEN);
+        if prefix.size_bytes != buffer.len() {
             return Err(short());
         }
         Ok(buffer.freeze())
     }
-}
-
-/// A message with its prefix.
-pub fn framed(message: &[u8]) -> Result<Bytes, Status> {
-    let len = u32::try_from(message.len()).map_err(|_| Status::internal("the response is too large"))?;
-    let mut bytes = BytesMut::with_capacity(PREFIX_LEN + message.len());
-    bytes.put_u8(0);
-    bytes.put_u32(len);
-    bytes.put_slice(message);
-    Ok(bytes.freeze())
 }
 
 #[cfg(test)]
@@ -124,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_message_and_no_more() {
+    async fn a_call_has_exactly_one_message() {
         assert_eq!(read(b"\0\0\0\0\x02ab").await, Ok(Bytes::from_static(b"ab")));
         assert_eq!(read(b"\0\0\0\0\0").await, Ok(Bytes::new()));
         for short in [&b""[..], b"\0", b"\0\0\0\0", b"\0\0\0\0\x03ab", b"\0\0\0\0\x01ab"] {

@@ -48,7 +48,7 @@ pub struct RateExceeded(f64);
 
 /// A share of the work in flight, given back when dropped.
 #[derive(Debug)]
-pub struct Share {
+pub struct Permit {
     _permit: OwnedSemaphorePermit,
 }
 
@@ -109,10 +109,10 @@ impl Admission {
     }
 
     /// Waits, in order of arrival, until a first configuration may begin.
-    pub async fn first_configuration(&self) -> Result<Share, Busy> {
+    pub async fn first_configuration(&self) -> Result<Permit, Busy> {
         let turn = tokio::time::timeout(self.limits.longest_wait, self.first.clone().acquire_owned());
         match turn.await {
-            Ok(Ok(permit)) => Ok(Share { _permit: permit }),
+            Ok(Ok(permit)) => Ok(Permit { _permit: permit }),
             Ok(Err(_)) | Err(_) => Err(Busy {
                 first_configurations: self.limits.first_configurations,
                 longest_wait: self.limits.longest_wait,
@@ -121,22 +121,22 @@ impl Admission {
     }
 
     /// Waits, in order of arrival, until a request of this size may be held.
-    pub async fn request(&self, size_bytes: usize) -> Option<Share> {
+    pub async fn request(&self, size_bytes: usize) -> Option<Permit> {
         let permit = self
             .requests
             .clone()
             .acquire_many_owned(units(size_bytes, REQUEST_UNITS));
-        permit.await.ok().map(|permit| Share { _permit: permit })
+        permit.await.ok().map(|permit| Permit { _permit: permit })
     }
 
     /// Waits, in order of arrival, until a response of this size may be sent.
-    pub async fn response(&self, size_bytes: usize) -> Option<Share> {
+    pub async fn response(&self, size_bytes: usize) -> Option<Permit> {
         let permit = self
             .units
             .clone()
             .acquire_many_owned(units(size_bytes, self.all_units))
             .await;
-        permit.ok().map(|permit| Share { _permit: permit })
+        permit.ok().map(|permit| Permit { _permit: permit })
     }
 }
 

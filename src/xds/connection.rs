@@ -8,12 +8,12 @@ use std::sync::Arc;
 use smol_str::{SmolStr, format_smolstr};
 
 use super::{
-    answers::Answers,
-    claims::Claims,
-    delta,
-    laid::Laid,
-    names::Names,
-    order, sotw,
+    delta, order,
+    protocol::Protocol,
+    share::{
+        coalesced::CoalescedResources, initial_versions::InitialVersions, names::Names, response_cache::ResponseCache,
+    },
+    sotw,
     watched::{InFlight, WatchedResource},
 };
 use crate::{
@@ -26,15 +26,6 @@ const MAX_NAMES: usize = 100_000;
 /// The most bytes that these names may have.
 const MAX_NAME_BYTES: usize = 16 << 20;
 
-/// Which of the two protocols a stream speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// State of the world.
-    Sotw,
-    /// Incremental.
-    Delta,
-}
-
 /// A request, reduced to what matters.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -45,12 +36,12 @@ pub struct Request {
     /// `error_detail.message` of a NACK.
     pub error: Option<String>,
     /// What is asked for.
-    pub wish: Wish,
+    pub wish: SubscriptionChange,
 }
 
 /// What a request asks for.
 #[derive(Clone, Debug)]
-pub enum Wish {
+pub enum SubscriptionChange {
     /// State of the world: exactly these names.
     Names(Arc<Names>),
     /// Incremental: changes of the subscription, and what the client holds already.
@@ -60,7 +51,7 @@ pub enum Wish {
         /// `resource_names_unsubscribe`.
         unsubscribe: Vec<SmolStr>,
         /// `initial_resource_versions`.
-        claims: Claims,
+        initial_versions: InitialVersions,
     },
 }
 
@@ -76,7 +67,7 @@ pub struct Response {
     /// What is sent, by name.
     pub resources: Arc<[Arc<EncodedResource>]>,
     /// The same on the wire, if others are sent it too.
-    pub laid: Option<Arc<Laid>>,
+    pub coalesced: Option<Arc<CoalescedResources>>,
     /// What is gone (incremental protocol only).
     pub removed: Vec<SmolStr>,
 }
@@ -107,7 +98,7 @@ pub struct Reaction {
 
 /// Why a stream is ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum SubscriptionError {
     /// Too many names, or names too long.
     #[error(
         "too many resource names: {names} names of {bytes} bytes, at most {MAX_NAMES} of {MAX_NAME_BYTES} are served"
@@ -129,7 +120,7 @@ pub struct Connection {
     types: [Option<Box<WatchedResource>>; ResourceType::ALL.len()],
     responses: u64,
     /// What was made for others.
-    answers: Arc<Answers>,
+    cache: Arc<ResponseCache>,
 }
 
 impl Connection {
@@ -141,14 +132,14 @@ impl Connection {
             latest: None,
             types: Default::default(),
             responses: 0,
-            answers: Arc::default(),
+            cache: Arc::default(),
         }
     }
 
     /// The same, which shares what it answers with other connections.
     #[must_use]
-    pub(super) fn sharing(mut self, answers: Arc<Answers>) -> Self {
-        self.answers = answers;
+    pub(super) fn sharing(mut self, cache: Arc<ResponseCache>) -> Self {
+        self.cache = cache;
         self
     }
 
@@ -164,9 +155,9 @@ impl Connection {
     /// What the client asks for of the types that are made on demand; `None` where everything is at hand.
     pub fn demand(&self) -> Option<RequestedResources> {
         let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.iter().cloned().collect());
-        let asked = ON_DEMAND.into_iter();
-        let asked = asked.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
-        self.on_demand.then(|| RequestedResources::new(asked))
+        let requested = ON_DEMAND.into_iter();
+        let requested = requested.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
+        self.on_demand.then(|| RequestedResources::new(requested))
     }
 
     fn is_on_demand(&self, resource_type: ResourceType) -> bool {
@@ -184,31 +175,33 @@ impl Connection {
     }
 
     /// True if the client was sent all that the newest snapshot has for it; responses may still wait for their ACK.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_up_to_date(&self) -> bool {
         let Some(latest) = &self.latest else { return false };
         ResourceType::ALL.iter().all(|resource_type| {
             let watched = self.types[*resource_type as usize].as_ref();
             watched.is_none_or(|watched| {
-                watched.is_settled(latest.view(*resource_type)) && watched.removed_later.is_empty()
+                watched.is_up_to_date(latest.view(*resource_type)) && watched.deferred_removals.is_empty()
             })
         })
     }
 
     /// A newer snapshot of the connection's group (or of another group that it belongs to now).
     pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
-        self.answers.advance(&resources);
+        self.cache.advance(&resources);
         self.latest = Some(resources);
-        self.settle()
+        self.flush()
     }
 
     /// A request of the client.
-    pub fn on_request(&mut self, request: Request) -> Result<Reaction, Refusal> {
+    pub fn on_request(&mut self, request: Request) -> Result<Reaction, SubscriptionError> {
         let outcome = match request.wish {
-            Wish::Names(names) => self.sotw_request(request.resource_type, &request.nonce, request.error, names),
-            Wish::Change {
+            SubscriptionChange::Names(names) => {
+                self.sotw_request(request.resource_type, &request.nonce, request.error, names)
+            }
+            SubscriptionChange::Change {
                 subscribe,
                 unsubscribe,
-                claims,
+                initial_versions,
             } => {
                 let Request {
                     resource_type,
@@ -216,13 +209,13 @@ impl Connection {
                     error,
                     ..
                 } = request;
-                self.delta_request(resource_type, &nonce, error, subscribe, unsubscribe, claims)
+                self.delta_request(resource_type, &nonce, error, subscribe, unsubscribe, initial_versions)
             }
         };
         self.check_names()?;
         Ok(Reaction {
             outcome,
-            responses: self.settle(),
+            responses: self.flush(),
         })
     }
 
@@ -272,9 +265,9 @@ impl Connection {
                     wildcard,
                     on_demand,
                     names: names.set().clone(),
-                    asked: names,
-                    owed_all: true,
-                    must_answer: true,
+                    requested: names,
+                    resend_all: true,
+                    must_respond: true,
                     ..WatchedResource::default()
                 }));
                 if resource_type == ResourceType::Cluster {
@@ -292,7 +285,7 @@ impl Connection {
         error: Option<String>,
         subscribe: Arc<Names>,
         unsubscribe: Vec<SmolStr>,
-        claims: Claims,
+        initial_versions: InitialVersions,
     ) -> Outcome {
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
@@ -318,12 +311,12 @@ impl Connection {
             let claims_only = subscribe.is_empty();
             watched.on_demand = on_demand;
             watched.wildcard = is_wildcard && claims_only;
-            watched.must_answer = true;
-            watched.claimed = claims;
+            watched.must_respond = true;
+            watched.initial_versions = initial_versions;
             if !watched.wildcard && claims_only {
                 watched
                     .names
-                    .extend(watched.claimed.versions().keys().map(SmolStr::new));
+                    .extend(watched.initial_versions.versions().keys().map(SmolStr::new));
             }
         }
         if first || !subscribe.is_empty() || !unsubscribe.is_empty() {
@@ -341,27 +334,29 @@ impl Connection {
     /// A client that asks for clusters anew warms them all, so an existing subscription to endpoints is answered again.
     fn warm_everything(&mut self) {
         if let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] {
-            endpoints.owed_all = true;
+            endpoints.resend_all = true;
         }
     }
 
-    fn check_names(&self) -> Result<(), Refusal> {
+    fn check_names(&self) -> Result<(), SubscriptionError> {
         let watched = || self.types.iter().flatten();
-        let count = watched().map(|watched| watched.names.len() + watched.owed.len()).sum();
+        let count = watched()
+            .map(|watched| watched.names.len() + watched.pending.len())
+            .sum();
         if count <= MAX_NAMES / 10 {
             return Ok(());
         }
-        let names = watched().flat_map(|watched| watched.names.iter().chain(&watched.owed));
+        let names = watched().flat_map(|watched| watched.names.iter().chain(&watched.pending));
         let bytes = names.map(SmolStr::len).sum();
         if count > MAX_NAMES || bytes > MAX_NAME_BYTES {
-            Err(Refusal::TooManyNames { names: count, bytes })
+            Err(SubscriptionError::TooManyNames { names: count, bytes })
         } else {
             Ok(())
         }
     }
 
     /// Sends what can be sent: each type once, in order, all from the latest snapshot; removals last.
-    fn settle(&mut self) -> Vec<Response> {
+    fn flush(&mut self) -> Vec<Response> {
         let Some(latest) = self.latest.clone() else {
             return Vec::new();
         };
@@ -370,7 +365,7 @@ impl Connection {
             let Some(watched) = &mut self.types[*resource_type as usize] else {
                 continue;
             };
-            if watched.in_flight.is_some() || watched.is_settled(latest.view(*resource_type)) {
+            if watched.in_flight.is_some() || watched.is_up_to_date(latest.view(*resource_type)) {
                 continue;
             }
             // Until there is one that was made for these names, it is not known which of them exist.
@@ -378,8 +373,8 @@ impl Connection {
                 continue;
             }
             let content = match self.protocol {
-                Protocol::Sotw => sotw::content(watched, *resource_type, &latest, &self.answers),
-                Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.answers),
+                Protocol::Sotw => sotw::content(watched, *resource_type, &latest, &self.cache),
+                Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.cache),
             };
             let Some(content) = content else { continue };
             if *resource_type == ResourceType::Cluster {
@@ -398,7 +393,7 @@ impl Connection {
         };
         for cluster in clusters {
             if let Some(name) = endpoints.names.get(&cluster.name) {
-                endpoints.owed.insert(name.clone());
+                endpoints.pending.insert(name.clone());
             }
         }
     }
@@ -406,7 +401,7 @@ impl Connection {
     fn removals(&mut self, latest: &Arc<ResourceSnapshot>) -> Vec<Response> {
         let referring_is_behind = order::REFERRING.iter().any(|resource_type| {
             let watched = self.types[*resource_type as usize].as_ref();
-            watched.is_some_and(|watched| !watched.is_settled(latest.view(*resource_type)))
+            watched.is_some_and(|watched| !watched.is_up_to_date(latest.view(*resource_type)))
         });
         let mut responses = Vec::new();
         if referring_is_behind {
@@ -416,10 +411,10 @@ impl Connection {
             let Some(watched) = &mut self.types[*resource_type as usize] else {
                 continue;
             };
-            if watched.in_flight.is_some() || watched.removed_later.is_empty() {
+            if watched.in_flight.is_some() || watched.deferred_removals.is_empty() {
                 continue;
             }
-            let removed = std::mem::take(&mut watched.removed_later).into_iter().collect();
+            let removed = std::mem::take(&mut watched.deferred_removals).into_iter().collect();
             responses.push(self.respond(
                 *resource_type,
                 InFlight {
@@ -440,7 +435,7 @@ impl Connection {
             nonce: nonce.clone(),
             version: latest.view(resource_type).version(),
             resources: content.resources.clone(),
-            laid: content.laid.take(),
+            coalesced: content.coalesced.take(),
             removed: content.removed.clone(),
         };
         if let Some(watched) = &mut self.types[resource_type as usize] {
@@ -454,18 +449,18 @@ impl Connection {
 impl WatchedResource {
     /// Replaces the names of a subscription; true if there are new ones.
     fn rename(&mut self, names: Arc<Names>, wildcard: bool) -> bool {
-        if Arc::ptr_eq(&self.asked, &names) && self.wildcard == wildcard {
+        if Arc::ptr_eq(&self.requested, &names) && self.wildcard == wildcard {
             return false;
         }
         let before = std::mem::replace(&mut self.names, names.set().clone());
-        self.asked = names;
+        self.requested = names;
         self.wildcard = wildcard;
         let added = self.names.iter().filter(|name| !before.contains(*name));
         let added: Vec<SmolStr> = added.cloned().collect();
         let grew = !added.is_empty();
-        self.owed.extend(added);
+        self.pending.extend(added);
         let names = &self.names;
-        self.owed.retain(|name| wildcard || names.contains(name));
+        self.pending.retain(|name| wildcard || names.contains(name));
         grew
     }
 
@@ -473,15 +468,15 @@ impl WatchedResource {
     fn change(&mut self, subscribe: Arc<Names>, unsubscribe: &[SmolStr], first: bool) {
         if subscribe.wildcard() {
             // Who is served on demand is never offered everything.
-            self.owed_all |= !first && !self.wildcard && !self.on_demand;
+            self.resend_all |= !first && !self.wildcard && !self.on_demand;
             self.wildcard = !self.on_demand;
         }
         if !first {
-            self.owed.extend(subscribe.set().iter().cloned());
+            self.pending.extend(subscribe.set().iter().cloned());
         }
         if self.names.is_empty() {
             self.names = subscribe.set().clone();
-            self.asked = subscribe;
+            self.requested = subscribe;
         } else {
             self.names.extend(subscribe.set().iter().cloned());
         }
@@ -490,9 +485,9 @@ impl WatchedResource {
                 self.wildcard = false;
             }
             self.names.remove(name);
-            self.owed.remove(name);
-            self.refused.remove(name);
-            self.removed_later.remove(name);
+            self.pending.remove(name);
+            self.nacked.remove(name);
+            self.deferred_removals.remove(name);
         }
     }
 }

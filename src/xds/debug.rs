@@ -27,7 +27,7 @@ pub(super) fn is_debug(type_url: &str) -> bool {
 
 /// What is asked, and by whom.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct DebugRequest {
     /// The type.
     pub type_url: String,
     /// The names that the request has.
@@ -38,7 +38,7 @@ pub struct Question {
 
 /// What is told.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct DebugResponse {
     /// Who answers, as `control_plane.identifier` has it.
     pub control_plane: Option<String>,
     /// The version of what is told.
@@ -49,7 +49,7 @@ pub struct Answer {
 
 /// Why nothing is told; ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denial {
+pub enum DebugError {
     /// Who asks is not known.
     #[error(
         "authentication required; hint: debug information is for callers with a certificate or a token, at the secure port"
@@ -63,10 +63,10 @@ pub enum Denial {
     Forbidden(Vec<SmolStr>),
 }
 
-/// Answers.
-pub trait Debugger: Send + Sync + 'static {
-    /// Answers a question; a client that is not here is an answer without resources.
-    fn answer(&self, question: Question) -> BoxFuture<'static, Result<Answer, Denial>>;
+/// ResponseCache.
+pub trait DebugHandler: Send + Sync + 'static {
+    /// ResponseCache a question; a client that is not here is an answer without resources.
+    fn answer(&self, question: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>>;
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
             (PAGE, true),
             (SYNC_STATUS, true),
             (CONFIG_DUMP, true),
-            ("istio.io/debugger", false),
+            ("istio.io/debug_handler", false),
             ("type.googleapis.com/envoy.config.cluster.v3.Cluster", false),
         ] {
             assert_eq!(is_debug(url), is, "{url}");

@@ -1,4 +1,4 @@
-//! Incremental: what a response of a type holds.
+//! Incremental: the content of a response of one type.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,104 +8,99 @@ use std::{
 use smol_str::SmolStr;
 
 use super::{
-    answers::{Answer, Answers},
     order,
+    share::response_cache::{ResponseCache, resource},
     watched::{InFlight, WatchedResource},
 };
 use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
 
-/// What is to be sent now, if anything. Afterwards the view counts as sent; removals that must wait are noted.
+/// Returns what must be sent now, if anything. Then the view counts as sent; removals that must wait are recorded.
 pub(super) fn content(
     watched: &mut WatchedResource,
     resource_type: ResourceType,
     latest: &ResourceSnapshot,
-    answers: &Answers,
+    cache: &ResponseCache,
 ) -> Option<InFlight> {
     let view = latest.view(resource_type);
-    if watched.sent.is_none()
-        && !watched.on_demand
-        && let Ok(names) = watched.whole()
-    {
-        let answer = answers.all(resource_type, latest, names);
-        return Some(first(watched, resource_type, view, answer));
-    }
-    let must_answer = std::mem::take(&mut watched.must_answer);
+    let Some(sent) = watched.sent.replace(view.clone()) else {
+        return Some(first(watched, resource_type, latest, cache));
+    };
+    let must_respond = std::mem::take(&mut watched.must_respond);
     let mut content = Content::default();
-    let mut owed = std::mem::take(&mut watched.owed);
-    match watched.sent.take() {
-        None => content.first(watched, view, &mut owed),
-        Some(sent) => {
-            content.change(watched, &sent, view);
-            if !content.is_empty() {
-                owed.append(&mut watched.refused);
-            }
-        }
+    let mut pending = std::mem::take(&mut watched.pending);
+    content.add_difference(watched, &sent, view);
+    if !content.is_empty() {
+        pending.append(&mut watched.nacked);
     }
-    if std::mem::take(&mut watched.owed_all) {
+    if std::mem::take(&mut watched.resend_all) {
         if watched.wildcard || watched.on_demand {
-            content
-                .send
-                .extend(view.iter().map(|resource| (resource.name.clone(), resource.clone())));
+            content.send.extend(by_name(view.iter()));
         }
-        owed.extend(watched.names.iter().cloned());
+        pending.extend(watched.names.iter().cloned());
     }
-    for name in owed {
-        if !watched.asks_for(&name) {
-            continue;
-        }
-        match view
-            .get(&name)
-            .cloned()
-            .or_else(|| latest.absent(resource_type, &name).map(Arc::new))
-        {
-            Some(resource) => {
-                content.send.insert(name, resource);
-            }
-            None => {
-                content.removed.insert(name);
-            }
-        }
-    }
-    watched.sent = Some(view.clone());
-    content.finish(watched, resource_type, must_answer)
+    content.add_names(watched, resource_type, latest, pending);
+    content.finish(watched, resource_type, must_respond)
 }
 
-/// The first answer to a subscription that is everything or one list: all of it but what the client holds already; what it
-/// holds and is gone is removed.
-fn first(watched: &mut WatchedResource, resource_type: ResourceType, view: &TypeResources, answer: Answer) -> InFlight {
-    (watched.must_answer, watched.owed_all) = (false, false);
-    watched.owed.clear();
-    watched.sent = Some(view.clone());
-    let claims = std::mem::take(&mut watched.claimed);
-    let mut claimed = claims.versions();
-    let (mut resources, mut laid) = (answer.resources, Some(answer.laid));
-    if !claimed.is_empty() {
-        laid = None;
-        let mut is_held = |resource: &EncodedResource| claimed.remove(&*resource.name) == Some(Some(resource.version));
-        resources = resources
-            .iter()
-            .filter(|resource| !is_held(resource))
-            .cloned()
-            .collect();
-    }
-    let mut removed = BTreeSet::new();
-    if order::is_removed(resource_type) {
-        let gone = claimed.into_keys().map(SmolStr::new);
-        removed.extend(gone.filter(|name| watched.asks_for(name)));
-        removed.extend(answer.missing.iter().cloned());
+/// Returns the first response to a subscription: everything except what the client holds already. Resources that it holds
+/// and that no longer exist are removed.
+fn first(
+    watched: &mut WatchedResource,
+    resource_type: ResourceType,
+    latest: &ResourceSnapshot,
+    cache: &ResponseCache,
+) -> InFlight {
+    let view = latest.view(resource_type);
+    let initial_versions = std::mem::take(&mut watched.initial_versions);
+    let held = initial_versions.versions();
+    let is_held = |resource: &EncodedResource| held.get(&*resource.name) == Some(&Some(resource.version));
+    let mut pending = std::mem::take(&mut watched.pending);
+    let resend_all = std::mem::take(&mut watched.resend_all);
+    watched.must_respond = false;
+    let mut content = Content::default();
+    let (resources, coalesced) = match watched.as_single_list() {
+        Ok(names) if !watched.on_demand => {
+            let all = cache.all(resource_type, latest, names);
+            content.removed.extend(all.missing.iter().cloned());
+            if held.is_empty() {
+                (all.resources, Some(all.coalesced))
+            } else {
+                let unheld = all.resources.iter().filter(|resource| !is_held(resource));
+                (unheld.cloned().collect(), None)
+            }
+        }
+        Ok(_) | Err(_) => {
+            if watched.wildcard || watched.on_demand {
+                let unheld = view.iter().filter(|resource| resend_all || !is_held(resource));
+                content.send.extend(by_name(unheld));
+            }
+            let is_unheld = |name: &&SmolStr| resend_all || !view.get(name).is_some_and(|resource| is_held(resource));
+            pending.extend(watched.names.iter().filter(is_unheld).cloned());
+            content.add_names(watched, resource_type, latest, pending);
+            (std::mem::take(&mut content.send).into_values().collect(), None)
+        }
+    };
+    // A name that the client subscribes to may have a placeholder, which is not removed.
+    let has_placeholder = |name: &SmolStr| watched.names.contains(name) && latest.absent(resource_type, name).is_some();
+    let gone = held.keys().map(SmolStr::new);
+    content
+        .removed
+        .extend(gone.filter(|name| watched.asks_for(name) && view.get(name).is_none() && !has_placeholder(name)));
+    if !order::is_removed(resource_type) {
+        content.removed.clear();
     }
     InFlight {
         resources,
-        laid,
-        removed: removed.into_iter().collect(),
+        coalesced,
+        removed: content.removed.into_iter().collect(),
     }
 }
 
+/// What a response sends and removes, by name.
 #[derive(Default)]
 struct Content {
     send: BTreeMap<SmolStr, Arc<EncodedResource>>,
     removed: BTreeSet<SmolStr>,
-    first: bool,
 }
 
 impl Content {
@@ -113,61 +108,62 @@ impl Content {
         self.send.is_empty() && self.removed.is_empty()
     }
 
-    /// The first answer: everything wanted but what the client holds already; what it holds and is gone is removed.
-    fn first(&mut self, watched: &mut WatchedResource, view: &TypeResources, owed: &mut BTreeSet<SmolStr>) {
-        self.first = true;
-        let claims = std::mem::take(&mut watched.claimed);
-        let claimed = claims.versions();
-        let held = |resource: &EncodedResource| claimed.get(&*resource.name) == Some(&Some(resource.version));
-        if watched.wildcard || watched.on_demand {
-            self.send
-                .extend(view.iter().filter(|r| !held(r)).map(|r| (r.name.clone(), r.clone())));
-        }
-        owed.extend(
-            watched
-                .names
-                .iter()
-                .filter(|name| !view.get(name).is_some_and(|r| held(r)))
-                .cloned(),
-        );
-        let gone = claimed.keys().map(SmolStr::new);
-        let gone = gone.filter(|name| watched.asks_for(name) && view.get(name).is_none());
-        self.removed.extend(gone);
-    }
-
-    fn change(&mut self, watched: &WatchedResource, sent: &TypeResources, view: &TypeResources) {
+    /// Adds the changes since the view that was sent last.
+    fn add_difference(&mut self, watched: &WatchedResource, sent: &TypeResources, view: &TypeResources) {
         let difference = sent.difference(view);
-        self.send.extend(
-            difference
-                .changed
-                .into_iter()
-                .filter(|r| watched.wants(&r.name))
-                .map(|r| (r.name.clone(), r)),
-        );
+        let wanted = difference.changed.iter().filter(|changed| watched.wants(&changed.name));
+        self.send.extend(by_name(wanted));
         self.removed
             .extend(difference.removed.into_iter().filter(|name| watched.asks_for(name)));
     }
 
-    fn finish(self, watched: &mut WatchedResource, resource_type: ResourceType, must_answer: bool) -> Option<InFlight> {
-        let Self {
-            send,
-            mut removed,
-            first,
-        } = self;
+    /// Adds names one by one, as far as the client still subscribes to them.
+    fn add_names(
+        &mut self,
+        watched: &WatchedResource,
+        resource_type: ResourceType,
+        latest: &ResourceSnapshot,
+        names: BTreeSet<SmolStr>,
+    ) {
+        for name in names.into_iter().filter(|name| watched.asks_for(name)) {
+            match resource(latest, resource_type, &name) {
+                Some(resource) => {
+                    self.send.insert(name, resource);
+                }
+                None => {
+                    self.removed.insert(name);
+                }
+            }
+        }
+    }
+
+    fn finish(
+        self,
+        watched: &mut WatchedResource,
+        resource_type: ResourceType,
+        must_respond: bool,
+    ) -> Option<InFlight> {
+        let Self { send, mut removed } = self;
         removed.retain(|name| !send.contains_key(name));
-        watched.removed_later.retain(|name| !send.contains_key(name));
+        watched.deferred_removals.retain(|name| !send.contains_key(name));
         if !order::is_removed(resource_type) {
             removed.clear();
-        } else if order::removed_last(resource_type) && !first {
-            watched.removed_later.append(&mut removed);
+        } else if order::removed_last(resource_type) {
+            watched.deferred_removals.append(&mut removed);
         }
-        if send.is_empty() && removed.is_empty() && !must_answer {
+        if send.is_empty() && removed.is_empty() && !must_respond {
             return None;
         }
         Some(InFlight {
             resources: send.into_values().collect(),
-            laid: None,
+            coalesced: None,
             removed: removed.into_iter().collect(),
         })
     }
+}
+
+fn by_name<'a>(
+    resources: impl Iterator<Item = &'a Arc<EncodedResource>>,
+) -> impl Iterator<Item = (SmolStr, Arc<EncodedResource>)> {
+    resources.map(|resource| (resource.name.clone(), resource.clone()))
 }

@@ -21,7 +21,7 @@ use crate::{
 /// Events that wait to be taken; a stream with one more waits itself.
 const QUEUE: usize = 1024;
 /// How long a stream waits for the answer to its arrival.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How a machine is bound to its WorkloadEntry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,7 +104,7 @@ pub enum Event {
         at: SystemTime,
         /// Whether it is served.
         answer: oneshot::Sender<Result<(), Rejection>>,
-        /// Ends, without a value, when the stream does.
+        /// EndSignals, without a value, when the stream does.
         gone: oneshot::Receiver<()>,
     },
     /// An agent told the health of its workload.
@@ -194,7 +194,7 @@ impl Events {
                 .map_err(|error| ended(error.to_string()))?;
             answered.await.map_err(|error| ended(error.to_string()))?
         };
-        match tokio::time::timeout(ANSWER_PATIENCE, told).await {
+        match tokio::time::timeout(REGISTRATION_TIMEOUT, told).await {
             Ok(answer) => answer?,
             Err(_) => {
                 return Err(Rejection::Failed(

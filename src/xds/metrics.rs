@@ -186,7 +186,7 @@ impl Metrics {
     }
 
     /// A response was refused.
-    pub(super) fn rejected(&self, resource_type: ResourceType, node: &str, code: &str) {
+    pub(super) fn nacked(&self, resource_type: ResourceType, node: &str, code: &str) {
         self.rejects.with_label_values(&[resource_type.short_name()]).inc();
         for (of, gauge) in &self.rejected {
             if *of == resource_type {
@@ -196,7 +196,7 @@ impl Metrics {
     }
 
     /// Forgets what a node refused: it is gone. Without this, the labels of every proxy that ever was would stay.
-    pub(super) fn forget(&self, resource_type: ResourceType, node: &str, code: &str) {
+    pub(super) fn forget_nacks(&self, resource_type: ResourceType, node: &str, code: &str) {
         for (of, gauge) in &self.rejected {
             if *of == resource_type {
                 // It is an error to remove what is not there, which is as good.

@@ -1,7 +1,7 @@
-//! In which order types are sent, and what Envoy needs to be sent again.
+//! The order in which types are sent, and the resources that Envoy must be sent again.
 //!
 //! Types go in the order of `ResourceType::ALL`: clusters before their endpoints, listeners before their routes, so that
-//! nothing refers to what the client does not have yet; what is gone goes last, when nothing refers to it any more.
+//! no resource refers to one that the client does not have yet. Removals come last, when nothing refers to the resource.
 
 use crate::generate::ResourceType;
 
@@ -14,7 +14,7 @@ pub(super) fn removed_last(resource_type: ResourceType) -> bool {
     matches!(resource_type, ResourceType::Cluster | ResourceType::Endpoint)
 }
 
-/// Types that refer to clusters: while one of them is behind, no cluster is removed.
+/// Types that refer to clusters: while one of them is not up to date, no cluster is removed.
 pub(super) const REFERRING: [ResourceType; 2] = [ResourceType::Listener, ResourceType::Route];
 
 /// Envoy never recovers from the removal of an extension that a filter chain still refers to, so those are not removed

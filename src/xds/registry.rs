@@ -12,8 +12,9 @@ use std::{
 
 use smol_str::{SmolStr, format_smolstr};
 
-use super::answers::Answers;
-use super::connection::{Connection, Protocol};
+use super::connection::Connection;
+use super::protocol::Protocol;
+use super::share::response_cache::ResponseCache;
 use crate::{
     generate::{ResourceType, proxy::Proxy},
     push::groups::MemberId,
@@ -26,7 +27,7 @@ pub struct Registry {
     /// Locked for one insertion, removal or listing at a time; a message to an owner would make each page wait for it.
     connections: Mutex<BTreeMap<u64, Arc<LiveConnection>>>,
     /// What connections are answered that ask alike.
-    answers: Arc<Answers>,
+    cache: Arc<ResponseCache>,
 }
 
 /// One connection, from its first request to its end.
@@ -41,7 +42,7 @@ pub struct LiveConnection {
     /// The client.
     pub proxy: Arc<Proxy>,
     /// Its place in its group.
-    pub member: MemberId,
+    pub subscription: MemberId,
     /// What it speaks.
     pub protocol: Protocol,
     /// Shared by the stream, which changes it, and debug pages, which copy from it: never held across an `await`. A
@@ -90,20 +91,20 @@ impl Registry {
         self.len() == 0
     }
 
-    pub(super) fn register(self: &Arc<Self>, arrival: Arrival) -> Registration {
+    pub(super) fn register(self: &Arc<Self>, arrival: NewConnection) -> Registration {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = if arrival.proxy.is_proxyless() {
             Connection::on_demand(arrival.protocol)
         } else {
             Connection::new(arrival.protocol)
         };
-        let connection = connection.sharing(self.answers.clone());
+        let connection = connection.sharing(self.cache.clone());
         let connection = Arc::new(LiveConnection {
             id: format_smolstr!("{}-{number}", arrival.proxy.id),
             peer: arrival.peer,
             connected_at: arrival.connected_at,
             proxy: arrival.proxy,
-            member: arrival.member,
+            subscription: arrival.subscription,
             protocol: arrival.protocol,
             state: Mutex::new(State {
                 connection,
@@ -149,11 +150,11 @@ impl LiveConnection {
 }
 
 /// What is known of a client at its first request.
-pub(super) struct Arrival {
+pub(super) struct NewConnection {
     pub(super) peer: Option<SocketAddr>,
     pub(super) connected_at: SystemTime,
     pub(super) proxy: Arc<Proxy>,
-    pub(super) member: MemberId,
+    pub(super) subscription: MemberId,
     pub(super) protocol: Protocol,
 }
 
@@ -172,7 +173,7 @@ impl Drop for Registration {
         drop(connections);
         // There is nobody who would ask again for what was answered.
         if was_last {
-            self.registry.answers.clear();
+            self.registry.cache.clear();
         }
     }
 }
@@ -182,7 +183,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{generate::fixture, xds::answers::tests::long_snapshot};
+    use crate::{generate::fixture, xds::share::response_cache::tests::long_snapshot};
 
     #[test]
     fn the_last_connection_takes_along_what_was_answered() {
@@ -192,16 +193,16 @@ mod tests {
             &json!({}),
         ));
         let registered = || {
-            registry.register(Arrival {
+            registry.register(NewConnection {
                 peer: None,
                 connected_at: SystemTime::UNIX_EPOCH,
                 proxy: proxy.clone(),
-                member: MemberId(0),
+                subscription: MemberId(0),
                 protocol: Protocol::Sotw,
             })
         };
         let (first, last) = (registered(), registered());
-        let answer = registry.answers.all(ResourceType::Cluster, &long_snapshot(), None);
+        let answer = registry.cache.all(ResourceType::Cluster, &long_snapshot(), None);
         let kept = Arc::downgrade(&answer.resources);
         drop(answer);
         drop(first);

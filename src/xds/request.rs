@@ -1,12 +1,10 @@
-//! The requests of a stream: gRPC messages of an http body, decoded and reduced to what matters.
+//! The requests of a stream: gRPC messages of an HTTP body, decoded into the fields that the server uses.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+mod buffer;
 
-use bytes::{Buf, Bytes, BytesMut};
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use prost::{
     Message,
@@ -15,12 +13,16 @@ use prost::{
 use smol_str::SmolStr;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use self::buffer::{Received, RequestBuffer};
 use super::{
-    admission::{Admission, Share},
-    claims::Claims,
-    connection::{Protocol, Request, Wish},
+    admission::{Admission, Permit},
+    connection::{Request, SubscriptionChange},
     debug,
-    names::{KnownNames, Names},
+    protocol::Protocol,
+    share::{
+        initial_versions::InitialVersions,
+        names::{NameListInterner, Names},
+    },
 };
 use crate::{
     generate::ResourceType,
@@ -31,101 +33,97 @@ use crate::{
         },
         google::rpc,
     },
-    rpc::Guest,
+    rpc::UnauthenticatedConnection,
 };
 
-const PREFIX_LEN: usize = 5;
-/// The field of names that are asked for: `resource_names`, and `resource_names_subscribe`.
+/// The field number of the requested names: `resource_names` and `resource_names_subscribe`.
 const NAMES: u32 = 3;
-/// The field of what an incremental client holds already, `initial_resource_versions`.
-const CLAIMS: u32 = 5;
-/// What is kept of the message of a NACK; Envoy's may name every resource of a response.
+/// The field number of `initial_resource_versions`.
+const INITIAL_VERSIONS: u32 = 5;
+/// The maximum size of a NACK's message that is kept. Envoy's may name every resource of a response.
 const ERROR_BYTES: usize = 8 << 10;
 
-/// The most fields that a request may have: more than any that is served, and few enough that what they are decoded into
-/// is not much larger than what came.
+/// The maximum number of fields of a request: more than any valid request has, and few enough that the decoded request is not
+/// much larger than the encoded one.
 const MAX_FIELDS: usize = 250_000;
 
-/// A request of more bytes than this takes its share of what may be held of requests that are on their way. It is more than an
-/// Envoy says of itself.
+/// A request with more bytes needs a permit from the budget for large requests. The node of an Envoy is smaller.
 const SMALL_BYTES: usize = 24 << 10;
-/// How long a request may take that holds such a share, or waits for it.
-const LARGE_PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit for the arrival of a large request, including the wait for its permit.
+const LARGE_REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Fewer bytes of names do not tell that a list is said again.
-const TELLING_BYTES: usize = 256;
-/// Lists that may be said again: one for each type that is asked for by name.
-const HEARD_LISTS: usize = 4;
+/// The time for which data is read and discarded after a stream has ended.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long is read what a client sends on a stream that has ended.
-const DISCARDING: Duration = Duration::from_secs(1);
-
-/// A request with what only the stream needs to know.
+/// A request with the fields that only the stream uses.
 #[derive(Debug)]
-pub(super) struct Incoming {
-    /// Who asks; Envoy may say so in the first request only.
+pub(super) struct IncomingRequest {
+    /// The node; Envoy may send it in the first request only.
     pub(super) node: Option<Node>,
-    /// The type as it was asked for.
+    /// The requested type.
     pub(super) type_url: String,
     /// Code of `error_detail`.
     pub(super) error_code: i32,
-    /// `error_detail.message` of a type that is not served; agents tell by it that their workload is not healthy.
+    /// `error_detail.message` for a type that is not served. Agents report an unhealthy workload in it.
     pub(super) complaint: Option<String>,
     /// The request; `None` if the type is not served.
     pub(super) request: Option<Request>,
-    /// The names that a request for debug information has.
-    pub(super) asked: Vec<SmolStr>,
+    /// The names of a debug request.
+    pub(super) debug_names: Vec<SmolStr>,
     /// Size of the message.
     pub(super) size_bytes: usize,
-    /// What a large one takes of what may be held of requests, for as long as it waits to be answered.
-    pub(super) share: Option<Share>,
+    /// The permit of a large request, held until it is answered.
+    pub(super) permit: Option<Permit>,
 }
 
-/// Why no further request can be read. None of these is retried on the same stream.
+/// An error that ends the requests of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RequestError {
-    /// The message is larger than is accepted.
-    #[error("the request has {size_bytes} bytes, at most {limit_bytes} are accepted (ISTIO_GPRC_MAXRECVMSGSIZE)")]
+    /// The message is too large.
+    #[error("the request has {size_bytes} bytes; at most {limit_bytes} are accepted (ISTIO_GPRC_MAXRECVMSGSIZE)")]
     TooLarge {
         /// Its size.
         size_bytes: usize,
-        /// What is accepted.
+        /// The limit.
         limit_bytes: usize,
     },
-    /// The message has more fields than any that is served.
+    /// The message has too many fields.
     #[error("the request has more than {MAX_FIELDS} fields")]
     TooMany,
-    /// A large message takes too long to come, or too many of these are on their way.
-    #[error("the request did not come in {LARGE_PATIENCE:?}, which only small ones may take; try again")]
+    /// A large message did not arrive in time, or too many of these are arriving.
+    #[error("the request is large and did not arrive within {LARGE_REQUEST_TIMEOUT:?}; try again")]
     Slow,
     /// The message is compressed.
-    #[error("the request is compressed, which this server does not offer")]
+    #[error("compressed requests are not supported")]
     Compressed,
-    /// The message is not what it should be.
-    #[error("the request cannot be decoded: {0}")]
+    /// The message is malformed.
+    #[error("cannot decode the request: {0}")]
     Malformed(String),
     /// The transport failed.
-    #[error("the stream broke off: {0}")]
+    #[error("the stream was interrupted: {0}")]
     Broken(String),
 }
 
-/// Reads requests.
+/// The limits of a stream's requests, and what it shares with other streams.
+pub(super) struct RequestOptions {
+    /// The maximum size of a request.
+    pub(super) limit_bytes: usize,
+    pub(super) admission: Arc<Admission>,
+    pub(super) interner: Arc<NameListInterner>,
+    pub(super) pre_auth: Option<Arc<UnauthenticatedConnection>>,
+}
+
+/// The requests of one stream.
 pub(super) struct Requests<B> {
     protocol: Protocol,
     body: B,
-    /// What has come of the next request, but for what `repeated` stands for.
-    buffer: BytesMut,
-    /// What of the next request was said before on this stream, if that was looked for.
-    repeated: Option<Repeated>,
-    /// Lists of names that were asked for on this stream, if anybody else may have them too; the last comes last.
-    heard: Vec<Weak<Names>>,
-    limit_bytes: usize,
+    buffer: RequestBuffer,
     admission: Arc<Admission>,
-    known: Arc<KnownNames>,
-    /// Told of what is read.
-    guest: Option<Arc<Guest>>,
-    /// The share of a large request that is on its way, and until when it may be held.
-    share: Option<(Option<Share>, Instant)>,
+    interner: Arc<NameListInterner>,
+    /// The connection, whose consumed bytes are counted.
+    pre_auth: Option<Arc<UnauthenticatedConnection>>,
+    /// The permit of a large request that is arriving, and its deadline.
+    permit: Option<(Option<Permit>, Instant)>,
 }
 
 impl<B> Requests<B>
@@ -133,34 +131,25 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    pub(super) fn new(
-        protocol: Protocol,
-        body: B,
-        limit_bytes: usize,
-        (admission, known): (Arc<Admission>, Arc<KnownNames>),
-        guest: Option<Arc<Guest>>,
-    ) -> Self {
+    pub(super) fn new(protocol: Protocol, body: B, options: RequestOptions) -> Self {
         Self {
             protocol,
             body,
-            buffer: BytesMut::new(),
-            repeated: None,
-            heard: Vec::new(),
-            limit_bytes,
-            admission,
-            known,
-            guest,
-            share: None,
+            buffer: RequestBuffer::new(options.limit_bytes),
+            admission: options.admission,
+            interner: options.interner,
+            pre_auth: options.pre_auth,
+            permit: None,
         }
     }
 
-    /// The next request; `None` when the client has ended its side. Nothing is lost if the future is dropped.
-    pub(super) async fn next(&mut self) -> Result<Option<Incoming>, RequestError> {
+    /// Returns the next request; `None` when the client has closed its side. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<Option<IncomingRequest>, RequestError> {
         loop {
-            if let Some((message, repeated)) = self.message()? {
-                let share = self.share.take().and_then(|(share, _)| share);
-                let decoded = self.decode(message, repeated)?;
-                return Ok(Some(Incoming { share, ..decoded }));
+            if let Some(received) = self.buffer.next_message()? {
+                let permit = self.permit.take().and_then(|(permit, _)| permit);
+                let decoded = self.decode(received)?;
+                return Ok(Some(IncomingRequest { permit, ..decoded }));
             }
             let frame = match self.large().await? {
                 None => self.body.frame().await,
@@ -174,163 +163,50 @@ where
                 Some(Err(error)) => return Err(RequestError::Broken(error.to_string())),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        if let Some(guest) = &self.guest {
-                            guest.took(data.len());
+                        if let Some(pre_auth) = &self.pre_auth {
+                            pre_auth.record_consumed(data.len());
                         }
-                        self.append(&data);
+                        self.buffer.append(&data);
                     }
                 }
             }
         }
     }
 
-    /// Reads what the client still sends on a stream that has ended, if that would be in the way of its other streams: of who was
-    /// not served yet little is read that nobody takes.
+    /// Discards the data that the client still sends on a stream that has ended. Before the read limit of a connection is lifted,
+    /// data that is not consumed would block its other streams.
     pub(super) async fn discard(&mut self) {
-        let Some(guest) = self.guest.as_ref().filter(|guest| !guest.is_served()) else {
+        let Some(pre_auth) = self.pre_auth.as_ref().filter(|pre_auth| !pre_auth.is_read_unlimited()) else {
             return;
         };
-        self.buffer = BytesMut::new();
+        self.buffer.clear();
         let rest = async {
             while let Some(Ok(frame)) = self.body.frame().await {
-                guest.took(frame.data_ref().map_or(0, Bytes::len));
+                pre_auth.record_consumed(frame.data_ref().map_or(0, Bytes::len));
             }
         };
-        // A client that goes on for longer stays where it is.
-        let _ = timeout(DISCARDING, rest).await;
+        // The connection of a client that sends for longer stays blocked.
+        let _ = timeout(DISCARD_TIMEOUT, rest).await;
     }
 
-    /// Waits for the share of a request that is not small; tells until when it has to be here.
+    /// Waits for the permit of a large request and returns its deadline; `None` for a small one.
     async fn large(&mut self) -> Result<Option<Instant>, RequestError> {
         if self.buffer.len() < SMALL_BYTES {
             return Ok(None);
         }
-        let (share, until) = self
-            .share
-            .get_or_insert_with(|| (None, Instant::now() + LARGE_PATIENCE));
-        if share.is_none() {
-            let size_bytes = self.buffer.get(1..PREFIX_LEN).map_or(0, |mut size| size.get_u32());
-            let turn = timeout_at(*until, self.admission.request(size_bytes as usize));
-            *share = turn.await.map_err(|_| RequestError::Slow)?;
-            // What may be held is made room for at once, lest it be copied as it grows.
-            let missing = (PREFIX_LEN + size_bytes as usize).saturating_sub(self.buffer.len());
-            self.buffer.reserve(missing.min(self.limit_bytes));
+        let (permit, until) = self
+            .permit
+            .get_or_insert_with(|| (None, Instant::now() + LARGE_REQUEST_TIMEOUT));
+        if permit.is_none() {
+            let turn = timeout_at(*until, self.admission.request(self.buffer.size_bytes()));
+            *permit = turn.await.map_err(|_| RequestError::Slow)?;
+            self.buffer.reserve();
         }
         Ok(Some(*until))
     }
 
-    /// Takes what has come. Clients repeat all their names with each ACK; as long as these are those of a list that was heard
-    /// before, they are compared and not kept.
-    fn append(&mut self, mut data: &[u8]) {
-        let (missing, waiting) = (self.missing_bytes(), self.buffer.len());
-        if let Some(repeated) = &mut self.repeated
-            && waiting == PREFIX_LEN + repeated.at
-        {
-            let rest = &repeated.names.fields()[repeated.len..];
-            let len = rest.len().min(data.len()).min(missing);
-            if rest[..len] == data[..len] {
-                repeated.len += len;
-                data = &data[len..];
-            } else {
-                self.unfold();
-            }
-        }
-        self.buffer.extend_from_slice(data);
-        if waiting == 0 {
-            self.look_for_repetition();
-        }
-    }
-
-    /// How much of the next message has not come, as far as that is known.
-    fn missing_bytes(&self) -> usize {
-        let here = self.buffer.len() + self.repeated.as_ref().map_or(0, |repeated| repeated.len);
-        let size = self
-            .buffer
-            .get(1..PREFIX_LEN)
-            .map_or(0, |mut size| size.get_u32() as usize);
-        (PREFIX_LEN + size).saturating_sub(here)
-    }
-
-    /// Finds out whether the names of the message that has begun to come may be a list that was heard before.
-    fn look_for_repetition(&mut self) {
-        let Some((mut size, start)) = self
-            .buffer
-            .get(1..)
-            .and_then(|rest| rest.split_at_checked(PREFIX_LEN - 1))
-        else {
-            return;
-        };
-        // What follows may be of the next message.
-        let start = &start[..start.len().min(size.get_u32() as usize)];
-        if start.len() < TELLING_BYTES {
-            return;
-        }
-        let Some(at) = names_at(start) else { return };
-        self.heard.retain(|names| names.strong_count() > 0);
-        let heard = self.heard.iter().rev().filter_map(Weak::upgrade);
-        let begins = |names: &Arc<Names>| {
-            let fields = names.fields();
-            let len = fields.len().min(start.len() - at);
-            len >= TELLING_BYTES && fields[..len] == start[at..at + len]
-        };
-        let Some(names) = heard.into_iter().find(begins) else {
-            return;
-        };
-        let len = names.fields().len().min(start.len() - at);
-        let rest = self.buffer.split_off(PREFIX_LEN + at + len);
-        self.buffer.truncate(PREFIX_LEN + at);
-        self.buffer.unsplit(rest);
-        self.repeated = Some(Repeated { names, at, len });
-    }
-
-    /// Puts what was found to be repeated where it would be otherwise.
-    fn unfold(&mut self) {
-        let Some(repeated) = self.repeated.take() else { return };
-        let rest = self.buffer.split_off(PREFIX_LEN + repeated.at);
-        self.buffer.extend_from_slice(&repeated.names.fields()[..repeated.len]);
-        self.buffer.extend_from_slice(&rest);
-    }
-
-    /// The next message, if all of it is here: but for the names which it repeats.
-    fn message(&mut self) -> Result<Option<Received>, RequestError> {
-        let Some(mut prefix) = self.buffer.get(..PREFIX_LEN) else {
-            return Ok(None);
-        };
-        if prefix.get_u8() != 0 {
-            return Err(RequestError::Compressed);
-        }
-        let size_bytes = prefix.get_u32() as usize;
-        if size_bytes > self.limit_bytes {
-            return Err(RequestError::TooLarge {
-                size_bytes,
-                limit_bytes: self.limit_bytes,
-            });
-        }
-        if self.missing_bytes() > 0 {
-            return Ok(None);
-        }
-        let mut repeated = self.repeated.take();
-        if let Some(found) = &repeated {
-            let rest = &self.buffer[PREFIX_LEN + found.at..PREFIX_LEN + size_bytes - found.len];
-            // Others that follow belong to the list.
-            if found.len < found.names.fields().len() || names_at(rest).is_some() {
-                self.repeated = repeated.take();
-                self.unfold();
-            }
-        }
-        self.buffer.advance(PREFIX_LEN);
-        let omitted = repeated.as_ref().map_or(0, |repeated| repeated.len);
-        let message = self.buffer.split_to(size_bytes - omitted).freeze();
-        if self.buffer.is_empty() {
-            // Else the stream would keep the memory of its largest request.
-            self.buffer = BytesMut::new();
-        } else {
-            self.look_for_repetition();
-        }
-        Ok(Some((message, repeated.map(|repeated| repeated.names))))
-    }
-
-    fn decode(&mut self, message: Bytes, repeated: Option<Arc<Names>>) -> Result<Incoming, RequestError> {
+    fn decode(&mut self, received: Received) -> Result<IncomingRequest, RequestError> {
+        let Received { message, repeated } = received;
         let omitted = repeated.as_ref().map_or(0, |names| names.fields().len());
         let size_bytes = message.len() + omitted;
         let malformed = |error: prost::DecodeError| RequestError::Malformed(error.to_string());
@@ -338,50 +214,27 @@ where
         let parts = split.ok_or(RequestError::TooMany)?;
         let names = match repeated {
             Some(names) => names,
-            None => self.known.read(parts.names).map_err(malformed)?,
+            None => self.interner.read(parts.names).map_err(malformed)?,
         };
-        let claims = Claims::read(parts.claims).map_err(malformed)?;
-        if !names.fields().is_empty() {
-            self.heard.retain(|heard| heard.as_ptr() != Arc::as_ptr(&names));
-            self.heard.push(Arc::downgrade(&names));
-            let more = self.heard.len().saturating_sub(HEARD_LISTS);
-            self.heard.drain(..more);
-        }
-        Incoming::decode(self.protocol, (names, claims), parts.rest, size_bytes)
+        let initial_versions = InitialVersions::read(parts.initial_versions);
+        let initial_versions = initial_versions.map_err(|error| RequestError::Malformed(error.to_string()))?;
+        self.buffer.remember(&names);
+        let decoded = DecodedFields {
+            names,
+            initial_versions,
+        };
+        IncomingRequest::decode(self.protocol, decoded, parts.rest, size_bytes)
     }
 }
 
-/// A message without the names that it repeats, and these.
-type Received = (Bytes, Option<Arc<Names>>);
-
-/// Names of a message that were said before on its stream.
-struct Repeated {
-    names: Arc<Names>,
-    /// Where in the message they stand.
-    at: usize,
-    /// How many bytes of them have come.
-    len: usize,
-}
-
-/// Where in a message names begin, as far as it is here.
-fn names_at(message: &[u8]) -> Option<usize> {
-    let mut left = message;
-    while !left.is_empty() {
-        let at = message.len() - left.len();
-        let (tag, wire_type) = encoding::decode_key(&mut left).ok()?;
-        if tag == NAMES {
-            return Some(at);
-        }
-        encoding::skip_field(wire_type, tag, &mut left, DecodeContext::default()).ok()?;
-    }
-    None
-}
-
-impl Incoming {
-    /// Reads a request without the names that it asks for and what it claims.
+impl IncomingRequest {
+    /// Decodes a request from the fields that were decoded before and the rest.
     fn decode(
         protocol: Protocol,
-        (names, claims): (Arc<Names>, Claims),
+        DecodedFields {
+            names,
+            initial_versions,
+        }: DecodedFields,
         rest: Bytes,
         size_bytes: usize,
     ) -> Result<Self, RequestError> {
@@ -390,15 +243,21 @@ impl Incoming {
             Protocol::Sotw => {
                 let request = DiscoveryRequest::decode(rest).map_err(malformed)?;
                 let (nonce, error) = (request.response_nonce, request.error_detail);
-                (request.node, request.type_url, nonce, error, Wish::Names(names))
+                (
+                    request.node,
+                    request.type_url,
+                    nonce,
+                    error,
+                    SubscriptionChange::Names(names),
+                )
             }
             Protocol::Delta => {
                 let request = DeltaDiscoveryRequest::decode(rest).map_err(malformed)?;
                 let unsubscribe = request.resource_names_unsubscribe.into_iter();
-                let wish = Wish::Change {
+                let wish = SubscriptionChange::Change {
                     subscribe: names,
                     unsubscribe: unsubscribe.map(SmolStr::from).collect(),
-                    claims,
+                    initial_versions,
                 };
                 let (nonce, error) = (request.response_nonce, request.error_detail);
                 (request.node, request.type_url, nonce, error, wish)
@@ -406,8 +265,10 @@ impl Incoming {
         };
         let error_code = error.as_ref().map_or(0, |status| status.code);
         let mut error = error.map(shortened);
-        let asked = match &wish {
-            Wish::Names(names) | Wish::Change { subscribe: names, .. } if debug::is_debug(&type_url) => {
+        let debug_names = match &wish {
+            SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }
+                if debug::is_debug(&type_url) =>
+            {
                 names.iter().take(debug::MAX_NAMES).collect()
             }
             _ => Vec::new(),
@@ -424,67 +285,73 @@ impl Incoming {
             error_code,
             complaint: error,
             request,
-            asked,
+            debug_names,
             size_bytes,
-            share: None,
+            permit: None,
         })
     }
 }
 
-/// A request in parts, each with the tags of its fields.
+/// The fields of a request that are not decoded by prost.
+struct DecodedFields {
+    names: Arc<Names>,
+    initial_versions: InitialVersions,
+}
+
+/// A request split into parts; each part consists of fields with their tags.
 struct Parts {
-    /// The names that a request of either protocol asks for.
+    /// The requested names.
     names: Bytes,
-    /// What an incremental one claims to hold.
-    claims: Bytes,
+    /// `initial_resource_versions` of an incremental request.
+    initial_versions: Bytes,
     rest: Bytes,
 }
 
-/// Takes a request apart; nothing if it has too many fields, not counting those inside of fields.
+/// Splits a request into parts; `None` if it has too many fields at the top level.
 fn split(protocol: Protocol, message: &Bytes) -> Result<Option<Parts>, prost::DecodeError> {
     let mut left: &[u8] = message;
-    let (mut names, mut claims, mut rest) = (Pieces::default(), Pieces::default(), Pieces::default());
+    let (mut names, mut initial_versions, mut rest) = (Ranges::default(), Ranges::default(), Ranges::default());
     for _ in 0..=MAX_FIELDS {
         if left.is_empty() {
             return Ok(Some(Parts {
                 names: names.joined(message),
-                claims: claims.joined(message),
+                initial_versions: initial_versions.joined(message),
                 rest: rest.joined(message),
             }));
         }
         let start = message.len() - left.len();
         let (tag, wire_type) = encoding::decode_key(&mut left)?;
         encoding::skip_field(wire_type, tag, &mut left, DecodeContext::default())?;
-        let pieces = match (tag, protocol) {
+        let ranges = match (tag, protocol) {
             (NAMES, _) => &mut names,
-            (CLAIMS, Protocol::Delta) => &mut claims,
+            (INITIAL_VERSIONS, Protocol::Delta) => &mut initial_versions,
             _ => &mut rest,
         };
-        pieces.add(start..message.len() - left.len());
+        ranges.add(start..message.len() - left.len());
     }
     Ok(None)
 }
 
-/// Pieces of a message, in order; neighbours are one piece.
+/// Ranges of a message, in order; adjacent ones are merged.
 #[derive(Default)]
-struct Pieces(Vec<Range<usize>>);
+struct Ranges(Vec<Range<usize>>);
 
-impl Pieces {
-    fn add(&mut self, piece: Range<usize>) {
+impl Ranges {
+    fn add(&mut self, range: Range<usize>) {
         match self.0.last_mut() {
-            Some(last) if last.end == piece.start => last.end = piece.end,
-            _ => self.0.push(piece),
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.0.push(range),
         }
     }
 
-    /// The pieces end to end; a single one is not copied.
+    /// Returns the concatenated ranges. A single one is not copied.
     fn joined(self, message: &Bytes) -> Bytes {
         match self.0.as_slice() {
             [] => Bytes::new(),
             [only] => message.slice(only.clone()),
             several => {
-                let pieces = several.iter().map(|piece| &message[piece.clone()]);
-                pieces.collect::<Vec<_>>().concat().into()
+                let parts = several.iter().map(|range| &message[range.clone()]);
+                parts.collect::<Vec<_>>().concat().into()
             }
         }
     }
@@ -511,35 +378,40 @@ mod tests {
 
     const TYPE: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-    fn admission() -> Arc<Admission> {
+    fn options() -> RequestOptions {
         let limits = Limits {
             first_configurations: 1,
             bytes_in_flight: 1 << 20,
             longest_wait: Duration::from_secs(10),
             streams_per_second: None,
         };
-        Arc::new(Admission::new(limits, environment::now))
+        RequestOptions {
+            limit_bytes: 4 << 20,
+            admission: Arc::new(Admission::new(limits, environment::now)),
+            interner: Arc::default(),
+            pre_auth: None,
+        }
     }
 
-    /// What a stream of these bytes says, cut like this: the names of each request, its nonce and its size.
-    fn heard(bytes: &[u8], cut: usize) -> Vec<(Vec<SmolStr>, String, usize)> {
+    /// Returns the names, nonce and size of each request in these bytes, which arrive in parts of this size.
+    fn decoded(bytes: &[u8], cut: usize) -> Vec<(Vec<SmolStr>, String, usize)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let frames = bytes
             .chunks(cut)
             .map(|part| Ok::<_, std::convert::Infallible>(Frame::data(Bytes::copy_from_slice(part))));
         let body = StreamBody::new(futures::stream::iter(frames.collect::<Vec<_>>()));
-        let mut requests = Requests::new(Protocol::Sotw, body, 4 << 20, (admission(), Arc::default()), None);
+        let mut requests = Requests::new(Protocol::Sotw, body, options());
         let read = async {
             let mut all = Vec::new();
-            // As a connection does, which the lists live by.
-            let mut asked = Vec::new();
+            // Keeps the lists alive, as a connection does.
+            let mut lists = Vec::new();
             while let Some(incoming) = requests.next().await.expect("well-formed") {
                 let request = incoming.request.expect("a type that is served");
-                let Wish::Names(names) = request.wish else {
+                let SubscriptionChange::Names(names) = request.wish else {
                     panic!("state of the world")
                 };
                 all.push((names.iter().collect(), request.nonce.to_string(), incoming.size_bytes));
-                asked.push(names);
+                lists.push(names);
             }
             all
         };
@@ -557,8 +429,8 @@ mod tests {
         request.encode_to_vec()
     }
 
-    fn framed(message: &[u8]) -> Vec<u8> {
-        [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
+    fn framed(message: &[u8]) -> Bytes {
+        crate::rpc::framing::framed(message).expect("small")
     }
 
     fn name(number: usize) -> String {
@@ -573,7 +445,7 @@ mod tests {
         Shorter(usize),
         /// One name in the middle.
         Changed(usize),
-        /// More names behind the other fields, as nobody sends them.
+        /// More names after the other fields, which no known client sends.
         Split,
         Nothing,
     }
@@ -593,7 +465,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_again_is_heard_as_if_it_was_new(steps in steps(), cut in 1..3000_usize) {
+        fn repeated_names_are_decoded_like_new_ones(steps in steps(), cut in 1..3000_usize) {
             let mut names: Vec<String> = (0..100).map(name).collect();
             let (mut bytes, mut expected) = (Vec::new(), Vec::new());
             for (number, step) in steps.iter().enumerate() {
@@ -615,46 +487,31 @@ mod tests {
                     _ => message(&names, &nonce),
                 };
                 bytes.extend(framed(&message));
-                expected.extend(heard(&framed(&message), 1 << 20));
+                expected.extend(decoded(&framed(&message), 1 << 20));
             }
-            prop_assert_eq!(heard(&bytes, cut), expected);
+            prop_assert_eq!(decoded(&bytes, cut), expected);
         }
     }
 
     #[test]
-    fn lists_that_are_said_again_are_not_held_twice() {
+    fn repeated_lists_are_not_stored() {
         let names: Vec<String> = (0..1000).map(name).collect();
-        let known = Arc::default();
-        let mut requests = Requests::new(
-            Protocol::Sotw,
-            http_body_util::Empty::<Bytes>::new(),
-            4 << 20,
-            (admission(), known),
-            None,
-        );
+        let mut requests = Requests::new(Protocol::Sotw, http_body_util::Empty::<Bytes>::new(), options());
         let first = framed(&message(&names, "1"));
-        requests.append(&first);
-        let (whole, repeated) = requests.message().expect("well-formed").expect("complete");
-        assert!(repeated.is_none());
-        let first = requests
-            .decode(whole, None)
-            .expect("well-formed")
-            .request
-            .expect("served");
+        requests.buffer.append(&first);
+        let received = requests.buffer.next_message().expect("well-formed").expect("complete");
+        assert!(received.repeated.is_none());
+        let first = requests.decode(received).expect("well-formed").request.expect("served");
         let again = framed(&message(&names, "2"));
         let mut most = 0;
         for part in again.chunks(16 << 10) {
-            requests.append(part);
+            requests.buffer.append(part);
             most = most.max(requests.buffer.len());
         }
         assert!(most < 1000, "{most} bytes of {}", again.len());
-        let (rest, repeated) = requests.message().expect("well-formed").expect("complete");
-        let second = requests
-            .decode(rest, repeated)
-            .expect("well-formed")
-            .request
-            .expect("served");
-        let (Wish::Names(a), Wish::Names(b)) = (&first.wish, &second.wish) else {
+        let received = requests.buffer.next_message().expect("well-formed").expect("complete");
+        let second = requests.decode(received).expect("well-formed").request.expect("served");
+        let (SubscriptionChange::Names(a), SubscriptionChange::Names(b)) = (&first.wish, &second.wish) else {
             panic!("state of the world");
         };
         assert!(Arc::ptr_eq(a, b));

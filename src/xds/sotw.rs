@@ -1,29 +1,29 @@
-//! State of the world: what a response of a type holds.
+//! State of the world: the content of a response of one type.
 //!
-//! Clusters and listeners are always listed in full, since what is missing from the list is gone. Other types are sent
-//! name by name: what is not mentioned stays.
+//! Clusters and listeners are always listed in full, since a resource that is missing from the list is removed. Other types
+//! are sent name by name: a resource that is not mentioned stays.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use smol_str::SmolStr;
 
 use super::{
-    answers::Answers,
+    share::response_cache::{ResponseCache, resource},
     watched::{InFlight, WatchedResource},
 };
 use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType};
 
-/// What is to be sent now, if anything. Afterwards the view counts as sent.
+/// Returns what must be sent now, if anything. Then the view counts as sent.
 pub(super) fn content(
     watched: &mut WatchedResource,
     resource_type: ResourceType,
     latest: &ResourceSnapshot,
-    answers: &Answers,
+    cache: &ResponseCache,
 ) -> Option<InFlight> {
     let view = latest.view(resource_type);
-    let must_answer = std::mem::take(&mut watched.must_answer);
-    let mut owed = std::mem::take(&mut watched.owed);
-    let mut all = std::mem::take(&mut watched.owed_all);
+    let must_respond = std::mem::take(&mut watched.must_respond);
+    let mut pending = std::mem::take(&mut watched.pending);
+    let mut all = std::mem::take(&mut watched.resend_all);
     let mut changed: BTreeMap<SmolStr, Arc<EncodedResource>> = BTreeMap::new();
     match &watched.sent {
         None => all = true,
@@ -38,22 +38,22 @@ pub(super) fn content(
                     .map(|r| (r.name.clone(), r)),
             );
             if !changed.is_empty() || removed {
-                owed.append(&mut watched.refused);
+                pending.append(&mut watched.nacked);
             }
-            // A list in full says what is gone by leaving it out.
-            all |= resource_type.is_wildcard() && (!changed.is_empty() || !owed.is_empty() || removed);
+            // A full list removes resources by omission.
+            all |= resource_type.is_wildcard() && (!changed.is_empty() || !pending.is_empty() || removed);
         }
     }
     watched.sent = Some(view.clone());
-    // All names are owed, or all there is: what changed is among it.
+    // Everything is sent, so the changes are included.
     if all
         && !watched.on_demand
-        && let Ok(names) = watched.whole()
+        && let Ok(names) = watched.as_single_list()
     {
-        let answer = answers.all(resource_type, latest, names);
+        let answer = cache.all(resource_type, latest, names);
         return Some(InFlight {
             resources: answer.resources,
-            laid: Some(answer.laid),
+            coalesced: Some(answer.coalesced),
             removed: Vec::new(),
         });
     }
@@ -64,18 +64,17 @@ pub(super) fn content(
             changed.extend(view.iter().map(|resource| (resource.name.clone(), resource.clone())));
         }
         let mut add = |name: &SmolStr| {
-            let absent = || latest.absent(resource_type, name).map(Arc::new);
-            let resource = view.get(name).cloned().or_else(absent);
+            let resource = resource(latest, resource_type, name);
             changed.extend(resource.map(|resource| (name.clone(), resource)));
         };
         if all {
             watched.names.iter().for_each(&mut add);
         } else {
-            owed.iter().filter(|name| watched.asks_for(name)).for_each(&mut add);
+            pending.iter().filter(|name| watched.asks_for(name)).for_each(&mut add);
         }
         changed.into_values().collect()
     };
-    (must_answer || all || !resources.is_empty()).then(|| InFlight {
+    (must_respond || all || !resources.is_empty()).then(|| InFlight {
         resources: resources.into(),
         ..InFlight::default()
     })

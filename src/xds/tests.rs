@@ -10,7 +10,11 @@ use proptest::prelude::*;
 use prost::Message;
 use smol_str::{SmolStr, format_smolstr};
 
-use super::{claims::Claims, connection::Wish, names::Names, *};
+use super::{
+    connection::SubscriptionChange,
+    share::{initial_versions::InitialVersions, names::Names},
+    *,
+};
 use crate::{
     base::Shared,
     generate::{
@@ -95,15 +99,15 @@ impl World {
 
     /// What it serves to a client that is served on demand: only what it asks for.
     fn snapshot_for(&self, demand: RequestedResources) -> Arc<ResourceSnapshot> {
-        let whole = self.snapshot();
+        let as_single_list = self.snapshot();
         let views = ResourceType::ALL.iter().map(|resource_type| {
             if !ON_DEMAND.contains(resource_type) {
-                return whole.view(*resource_type).clone();
+                return as_single_list.view(*resource_type).clone();
             }
             let mut view = PartResources::default();
-            let asked = demand.iter().find(|(asked, _)| asked == resource_type);
-            for name in asked.iter().flat_map(|(_, names)| names.iter()) {
-                if let Some(resource) = whole.view(*resource_type).get(name) {
+            let requested = demand.iter().find(|(requested, _)| requested == resource_type);
+            for name in requested.iter().flat_map(|(_, names)| names.iter()) {
+                if let Some(resource) = as_single_list.view(*resource_type).get(name) {
                     view.digest = view.digest.wrapping_add(resource.version.value());
                     view.resources.insert(name.clone(), resource.clone());
                 }
@@ -112,7 +116,7 @@ impl World {
                 parts: [Arc::new(view)].into(),
             }
         });
-        let snapshot = ResourceSnapshot::new(whole.revision, views.collect(), false);
+        let snapshot = ResourceSnapshot::new(as_single_list.revision, views.collect(), false);
         Arc::new(snapshot.on_demand(Some(Shared::new(demand))))
     }
 }
@@ -168,7 +172,7 @@ impl Client {
         self.receive(responses);
     }
 
-    fn request(&mut self, index: usize, nonce: SmolStr, error: Option<String>, wish: Wish) {
+    fn request(&mut self, index: usize, nonce: SmolStr, error: Option<String>, wish: SubscriptionChange) {
         let request = Request {
             resource_type: TYPES[index],
             nonce,
@@ -206,15 +210,16 @@ impl Client {
             let wildcard = self.is_wildcard(index);
             match self.protocol {
                 Protocol::Sotw if wildcard || !names.is_empty() => {
-                    self.request(index, SmolStr::default(), None, Wish::Names(names));
+                    self.request(index, SmolStr::default(), None, SubscriptionChange::Names(names));
                 }
                 Protocol::Delta if wildcard || !names.is_empty() => {
                     let held = self.held[index].iter();
-                    let claims = claims(held.map(|(name, r)| (name.to_string(), r.version.to_string())));
-                    let wish = Wish::Change {
+                    let initial_versions =
+                        initial_versions(held.map(|(name, r)| (name.to_string(), r.version.to_string())));
+                    let wish = SubscriptionChange::Change {
                         subscribe: names,
                         unsubscribe: Vec::new(),
-                        claims,
+                        initial_versions,
                     };
                     self.request(index, SmolStr::default(), None, wish);
                 }
@@ -238,22 +243,27 @@ impl Client {
                     self.nonces[index].clone()
                 };
                 self.asked_again[index] |= nonce.is_empty();
-                self.request(index, nonce, None, Wish::Names(Arc::new(wanted.into_iter().collect())));
+                self.request(
+                    index,
+                    nonce,
+                    None,
+                    SubscriptionChange::Names(Arc::new(wanted.into_iter().collect())),
+                );
             }
             Protocol::Delta => {
                 let subscribe = Arc::new(wanted.difference(&before).cloned().collect());
                 let unsubscribe = before.difference(&wanted).cloned().collect();
-                let wish = Wish::Change {
+                let wish = SubscriptionChange::Change {
                     subscribe,
                     unsubscribe,
-                    claims: Claims::default(),
+                    initial_versions: InitialVersions::default(),
                 };
                 self.request(index, SmolStr::default(), None, wish);
             }
         }
     }
 
-    /// Answers the oldest response.
+    /// ResponseCache the oldest response.
     fn answer(&mut self, accept: bool) -> bool {
         let Some(response) = self.inbox.pop_front() else {
             return false;
@@ -261,18 +271,18 @@ impl Client {
         let index = TYPES
             .iter()
             .position(|t| *t == response.resource_type)
-            .expect("a type that was asked for");
+            .expect("a type that was requested for");
         self.nonces[index] = response.nonce.clone();
-        let error = (!accept).then(|| "refused".to_owned());
+        let error = (!accept).then(|| "nacked".to_owned());
         if accept {
             self.apply(index, &response);
         }
         let wish = match self.protocol {
-            Protocol::Sotw => Wish::Names(Arc::new(self.names[index].iter().cloned().collect())),
-            Protocol::Delta => Wish::Change {
+            Protocol::Sotw => SubscriptionChange::Names(Arc::new(self.names[index].iter().cloned().collect())),
+            Protocol::Delta => SubscriptionChange::Change {
                 subscribe: Arc::default(),
                 unsubscribe: Vec::new(),
-                claims: Claims::default(),
+                initial_versions: InitialVersions::default(),
             },
         };
         self.request(index, response.nonce, error, wish);
@@ -394,11 +404,11 @@ fn names(response: &Response) -> Vec<&str> {
         .collect()
 }
 
-fn delta(subscribe: &[&str]) -> Wish {
-    Wish::Change {
+fn delta(subscribe: &[&str]) -> SubscriptionChange {
+    SubscriptionChange::Change {
         subscribe: Arc::new(subscribe.iter().map(SmolStr::new).collect()),
         unsubscribe: Vec::new(),
-        claims: Claims::default(),
+        initial_versions: InitialVersions::default(),
     }
 }
 
@@ -488,8 +498,8 @@ fn idle(protocol: Protocol) -> (World, Client) {
     (world, client)
 }
 
-fn sotw(names: &[&str]) -> Wish {
-    Wish::Names(Arc::new(names.iter().map(SmolStr::new).collect()))
+fn sotw(names: &[&str]) -> SubscriptionChange {
+    SubscriptionChange::Names(Arc::new(names.iter().map(SmolStr::new).collect()))
 }
 
 #[test]
@@ -567,7 +577,7 @@ fn unknown_endpoints_are_answered_with_none() {
 fn too_many_names_are_refused() {
     let mut connection = Connection::new(Protocol::Sotw);
     let names = (0..200_000).map(|index| format_smolstr!("name-{index}")).collect();
-    let wish = Wish::Names(Arc::new(names));
+    let wish = SubscriptionChange::Names(Arc::new(names));
     let request = Request {
         resource_type: ResourceType::Endpoint,
         nonce: SmolStr::default(),
@@ -576,15 +586,15 @@ fn too_many_names_are_refused() {
     };
     assert!(matches!(
         connection.on_request(request),
-        Err(Refusal::TooManyNames { .. })
+        Err(SubscriptionError::TooManyNames { .. })
     ));
 }
 
 /// As a client that connects again says what it holds.
-fn claims(held: impl Iterator<Item = (String, String)>) -> Claims {
+fn initial_versions(held: impl Iterator<Item = (String, String)>) -> InitialVersions {
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: held.collect(),
         ..Default::default()
     };
-    Claims::read(request.encode_to_vec().into()).expect("well-formed")
+    InitialVersions::read(request.encode_to_vec().into()).expect("well-formed")
 }

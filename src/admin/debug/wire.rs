@@ -32,7 +32,7 @@ use crate::{
         json::{Unknown, any_from_json, struct_from_json},
     },
     xds::{
-        debug::{Answer, CONFIG_DUMP, Debugger, Denial, PAGE, Question, SYNC_STATUS},
+        debug::{CONFIG_DUMP, DebugError, DebugHandler, DebugRequest, DebugResponse, PAGE, SYNC_STATUS},
         registry::{LiveConnection, TypeStatus},
     },
 };
@@ -64,20 +64,20 @@ impl Wire {
     }
 
     /// What the caller may see of clients. Where callers are not told apart, nobody has to be known.
-    fn sight_of_clients(&self, question: &Question) -> Result<Sight, Denial> {
+    fn sight_of_clients(&self, question: &DebugRequest) -> Result<Sight, DebugError> {
         if !self.access.is_enforced() {
             return Ok(Sight::All);
         }
         self.sight(question)
     }
 
-    fn sight(&self, question: &Question) -> Result<Sight, Denial> {
-        let caller = question.caller.as_ref().ok_or(Denial::Unauthenticated)?;
+    fn sight(&self, question: &DebugRequest) -> Result<Sight, DebugError> {
+        let caller = question.caller.as_ref().ok_or(DebugError::Unauthenticated)?;
         let sight = self.access.sight(&caller.identities);
-        sight.ok_or_else(|| Denial::Forbidden(caller.identities.clone()))
+        sight.ok_or_else(|| DebugError::Forbidden(caller.identities.clone()))
     }
 
-    async fn told(&self, question: Question) -> Result<Answer, Denial> {
+    async fn told(&self, question: DebugRequest) -> Result<DebugResponse, DebugError> {
         let resources = match question.type_url.as_str() {
             PAGE => vec![self.page(&question).await?],
             SYNC_STATUS => self.sync_status(&self.sight_of_clients(&question)?),
@@ -85,7 +85,7 @@ impl Wire {
             // As the types that there are: not for everybody to find out.
             _ => self.sight_of_clients(&question).map(|_| Vec::new())?,
         };
-        Ok(Answer {
+        Ok(DebugResponse {
             control_plane: (question.type_url == SYNC_STATUS).then(|| self.control_plane.clone()),
             version: self.sources.mesh.borrow().revision.0.to_string(),
             resources,
@@ -93,18 +93,18 @@ impl Wire {
     }
 
     /// A debug page, named as its address goes on behind `/debug/`.
-    async fn page(&self, question: &Question) -> Result<Arc<EncodedResource>, Denial> {
+    async fn page(&self, question: &DebugRequest) -> Result<Arc<EncodedResource>, DebugError> {
         let sight = self.sight(question)?;
         let [name] = question.names.as_slice() else {
-            return Err(Denial::Malformed("exactly one debug request is required"));
+            return Err(DebugError::Malformed("exactly one debug request is required"));
         };
         let request = Request::get(format!("{PREFIX}{name}")).body(Body::empty());
-        let mut request = request.map_err(|_| Denial::Malformed("the name is no address of a debug page"))?;
+        let mut request = request.map_err(|_| DebugError::Malformed("the name is no address of a debug page"))?;
         // What is asked for is what is looked up: both see one and the same path.
         let page = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
         if !sight.permits(page) {
             let identities = question.caller.as_ref().map(|caller| caller.identities.clone());
-            return Err(Denial::Forbidden(identities.unwrap_or_default()));
+            return Err(DebugError::Forbidden(identities.unwrap_or_default()));
         }
         request.extensions_mut().insert(sight);
         let response = self.pages.clone().oneshot(request).await;
@@ -133,7 +133,7 @@ impl Wire {
     }
 
     /// The configuration of the client that is named: nothing if it is not here, or not to be seen.
-    async fn config_dump(&self, sight: &Sight, question: &Question) -> Vec<Arc<EncodedResource>> {
+    async fn config_dump(&self, sight: &Sight, question: &DebugRequest) -> Vec<Arc<EncodedResource>> {
         let [name] = question.names.as_slice() else {
             tracing::info!(
                 names = question.names.len(),
@@ -149,8 +149,8 @@ impl Wire {
     }
 }
 
-impl Debugger for Wire {
-    fn answer(&self, question: Question) -> BoxFuture<'static, Result<Answer, Denial>> {
+impl DebugHandler for Wire {
+    fn answer(&self, question: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>> {
         let wire = Self {
             sources: self.sources.clone(),
             access: self.access.clone(),

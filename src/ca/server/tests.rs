@@ -8,7 +8,7 @@ use http_body_util::Full;
 use super::*;
 use crate::{
     auth::{AuthenticationError, Authenticator, CallerSource, Credentials},
-    rpc::unary,
+    rpc::framing,
 };
 
 /// Authenticates by the header `caller`.
@@ -91,7 +91,7 @@ impl Fixture {
     }
 
     async fn send(&self, caller: &str, message: &[u8]) -> Result<Vec<String>, Status> {
-        let body = Full::new(unary::framed(message).expect("small"));
+        let body = Full::new(framing::framed(message).expect("small"));
         let mut request = Request::post(CREATE_CERTIFICATE);
         if !caller.is_empty() {
             request = request.header("caller", caller);

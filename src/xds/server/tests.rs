@@ -9,13 +9,14 @@ use std::{
 };
 
 use clap::Parser;
+use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use prometheus::proto::{LabelPair, MetricFamily};
 use smol_str::{SmolStr, format_smolstr};
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Streaming,
+    Code, Streaming,
     transport::{Channel, Endpoint},
 };
 
@@ -36,7 +37,8 @@ use crate::{
         },
         google::rpc,
     },
-    push::groups,
+    push::testing::manual_groups,
+    rpc::{Connections, Router, Unary},
     settings::Settings,
 };
 
@@ -66,7 +68,7 @@ impl Bed {
             variables: BTreeMap::new(),
         });
         environment.ready.send_replace(true);
-        let (groups, feed) = groups::hand_fed(&environment.tasks);
+        let (groups, feed) = manual_groups(&environment.tasks);
         let mut server = Server::new(&environment, groups, options, None).expect("an empty registry");
         Arc::get_mut(&mut server.shared).expect("not shared yet").clock = clock;
         Self {
@@ -79,6 +81,15 @@ impl Bed {
     /// Serves content at a revision: (type, name, text).
     fn publish(&self, revision: u64, content: &[(ResourceType, &str, &str)]) {
         self.feed.send_replace(Some(snapshot(revision, content)));
+    }
+
+    fn router(&self) -> Router<Server> {
+        Router::new(self.server.clone(), Vec::new())
+    }
+
+    /// Returns connections of the server, without other methods.
+    fn connections(&self) -> Connections<Router<Server>> {
+        connections(&self.server)
     }
 
     /// A client over a pipe, so that time can stand still.
@@ -100,7 +111,7 @@ impl Bed {
                 let tasks = server.tasks.clone();
                 tasks.spawn(
                     "pipe",
-                    async move { server.connections().connection(theirs, peer).await },
+                    async move { connections(&server).connection(theirs, peer).await },
                 );
                 Ok::<_, io::Error>(TokioIo::new(ours))
             }
@@ -138,6 +149,11 @@ impl Bed {
             })
             .sum()
     }
+}
+
+fn connections(server: &Server) -> Connections<Router<Server>> {
+    let router = Router::new(server.clone(), Vec::new());
+    Connections::new(router, server.connection_options(), server.tasks.clone())
 }
 
 fn cluster(name: &str, text: &str) -> Arc<EncodedResource> {
@@ -237,7 +253,7 @@ async fn state_of_the_world_over_loopback() {
     let server = bed.server.clone();
     bed.environment
         .tasks
-        .spawn("test server", async move { server.connections().serve(listener).await });
+        .spawn("test server", async move { connections(&server).serve(listener).await });
     let channel = Endpoint::from_shared(format!("http://{address}"))
         .expect("a URI")
         .connect()
@@ -391,13 +407,13 @@ async fn unknown_methods_types_and_health_messages() {
         .header(header::CONTENT_TYPE, "application/grpc")
         .body(http_body_util::Empty::<Bytes>::new())
         .expect("a request");
-    let response = bed.server.handle(request).await;
+    let response = bed.router().handle(request).await;
     assert_eq!(response.headers()[Status::GRPC_STATUS], "12");
     let request = Request::get("/")
         .body(http_body_util::Empty::<Bytes>::new())
         .expect("a request");
     assert_eq!(
-        bed.server.handle(request).await.status(),
+        bed.router().handle(request).await.status(),
         StatusCode::UNSUPPORTED_MEDIA_TYPE
     );
 }
@@ -435,8 +451,8 @@ async fn a_slow_reader_holds_nobody_up() {
     let mut options = ServerOptions::default();
     options.limits.first_configurations = 1;
     options.limits.bytes_in_flight = 1 << 20;
-    options.patience.share = Duration::from_millis(20);
-    options.patience.write = Duration::from_millis(400);
+    options.timeouts.permit = Duration::from_millis(20);
+    options.timeouts.write = Duration::from_millis(400);
     let bed = Bed::new(options);
     let text = "x".repeat(10 << 10);
     let names: Vec<SmolStr> = (0..200).map(|number| format_smolstr!("r{number:03}")).collect();
@@ -463,7 +479,7 @@ async fn first_configurations_wait_their_turn() {
     let mut options = ServerOptions::default();
     options.limits.first_configurations = 1;
     options.limits.longest_wait = Duration::from_millis(400);
-    options.patience.first = Duration::from_millis(300);
+    options.timeouts.first_configuration = Duration::from_millis(300);
     let bed = Bed::new(options);
     let mut client = bed.client().await;
     // Nothing is published, so the first one holds its share for the whole of its patience, and so does the second.
@@ -554,7 +570,7 @@ fn health(complaint: Option<&str>) -> DeltaDiscoveryRequest {
 
 #[tokio::test]
 async fn machines_are_told_of_before_they_are_served() {
-    use crate::xds::events::{Binding, Event, EventOptions};
+    use crate::xds::events::{Binding, Event, EventOptions, Rejection};
     let mut bed = Bed::new(ServerOptions::default());
     let options = EventOptions {
         registration: true,
@@ -587,7 +603,7 @@ async fn machines_are_told_of_before_they_are_served() {
     );
     answer
         .send(Err(Rejection::Missing("no such group".into())))
-        .expect("it waits");
+        .expect("the stream waits");
     let refused = responses.message().await.expect_err("it is not served");
     assert_eq!(
         (refused.code(), refused.message()),
@@ -604,7 +620,7 @@ async fn machines_are_told_of_before_they_are_served() {
     else {
         panic!("a machine connected");
     };
-    answer.send(Ok(())).expect("it waits");
+    answer.send(Ok(())).expect("the stream waits");
     let served = responses.message().await.expect("served").expect("a response");
     assert_eq!(served.resources.len(), 1);
     for complaint in [Some("refused"), None] {

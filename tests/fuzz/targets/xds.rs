@@ -15,8 +15,8 @@ use istiod::{
     },
     model::Revision,
     proto::envoy::config::{cluster::v3::Cluster, core::v3::Node},
-    push::groups,
-    rpc::{Connections, Peer},
+    push::testing::manual_groups,
+    rpc::{Connections, Peer, Router},
     settings::{DiscoveryFlags, Settings},
     xds::server::{Server, ServerOptions},
 };
@@ -121,8 +121,8 @@ struct Line {
 /// A server whose mesh has one cluster. It runs on the thread of the target.
 struct Fixture {
     runtime: Runtime,
-    server: Server,
-    connections: Connections<Server>,
+    router: Router<Server>,
+    connections: Connections<Router<Server>>,
     _feed: watch::Sender<Option<Arc<ResourceSnapshot>>>,
 }
 
@@ -137,19 +137,24 @@ impl Fixture {
         });
         environment.ready.send_replace(true);
         let entered = runtime.enter();
-        let (groups, feed) = groups::hand_fed(&environment.tasks);
+        let (groups, feed) = manual_groups(&environment.tasks);
         let options = ServerOptions {
             // Bytes beyond the limit of an unauthenticated connection are not read, so its end is not seen either.
-            stranger_patience: Duration::from_millis(200),
+            pre_auth_timeout: Duration::from_millis(200),
             ..ServerOptions::default()
         };
         let server = Server::new(&environment, groups, options, None).expect("an empty registry");
+        let router = Router::new(server, Vec::new());
         drop(entered);
         feed.send_replace(Some(Arc::new(mesh())));
         Self {
             runtime,
-            connections: server.connections(),
-            server,
+            connections: Connections::new(
+                router.clone(),
+                router.streams().connection_options(),
+                environment.tasks.clone(),
+            ),
+            router,
             _feed: feed,
         }
     }
@@ -255,7 +260,7 @@ fn exchange(method: &str, bytes: &[u8]) -> u64 {
         .expect("a valid request");
     FIXTURE.with(|fixture| {
         fixture.runtime.block_on(async {
-            let response = fixture.server.handle(request).await;
+            let response = fixture.router.handle(request).await;
             let outcome = tokio::time::timeout(TIMEOUT, outcome(response.into_body())).await;
             outcome.expect("the stream ends")
         })

@@ -37,14 +37,14 @@ impl Bed {
         }
     }
 
-    async fn ask(&self, type_url: &str, names: &[&str], identity: Option<&str>) -> Result<Answer, Denial> {
+    async fn ask(&self, type_url: &str, names: &[&str], identity: Option<&str>) -> Result<DebugResponse, DebugError> {
         let caller = identity.map(|identity| Caller {
             source: CallerSource::ClientCertificate,
             identities: vec![identity.into()],
             kubernetes: None,
             expires_at: None,
         });
-        let question = Question {
+        let question = DebugRequest {
             type_url: type_url.to_owned(),
             names: names.iter().map(SmolStr::new).collect(),
             caller,
@@ -82,7 +82,7 @@ async fn pages_are_those_of_http() {
 async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
     let bed = Bed::new(|_| {});
     let nobody = bed.ask(PAGE, &["list"], None).await.unwrap_err();
-    assert_eq!(nobody, Denial::Unauthenticated);
+    assert_eq!(nobody, DebugError::Unauthenticated);
     for page in [
         "list",
         "syncz",
@@ -92,23 +92,26 @@ async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
         "config_dump/",
     ] {
         let denial = bed.ask(PAGE, &[page], Some(SHOP)).await;
-        assert_eq!(denial.unwrap_err(), Denial::Forbidden(vec![SHOP.into()]), "{page}");
+        assert_eq!(denial.unwrap_err(), DebugError::Forbidden(vec![SHOP.into()]), "{page}");
     }
     assert!(bed.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
     let stranger = "spiffe://stranger.example/ns/istio-system/sa/istiod";
     assert!(matches!(
         bed.ask(PAGE, &["edsz"], Some(stranger)).await,
-        Err(Denial::Forbidden(_))
+        Err(DebugError::Forbidden(_))
     ));
     for names in [&[][..], &["list", "syncz"]] {
         assert!(matches!(
             bed.ask(PAGE, names, Some(SYSTEM)).await,
-            Err(Denial::Malformed(_))
+            Err(DebugError::Malformed(_))
         ));
     }
     for name in ["\u{0}", "a b", "{x}\n"] {
         assert!(
-            matches!(bed.ask(PAGE, &[name], Some(SYSTEM)).await, Err(Denial::Malformed(_))),
+            matches!(
+                bed.ask(PAGE, &[name], Some(SYSTEM)).await,
+                Err(DebugError::Malformed(_))
+            ),
             "{name:?}"
         );
     }
@@ -120,7 +123,7 @@ async fn r5_status_is_for_callers_who_are_known() {
     for url in [SYNC_STATUS, CONFIG_DUMP, "istio.io/debug/other"] {
         assert_eq!(
             bed.ask(url, &["a"], None).await.unwrap_err(),
-            Denial::Unauthenticated,
+            DebugError::Unauthenticated,
             "{url}"
         );
         // A proxy that is not here and one that may not be seen look alike.
@@ -134,7 +137,7 @@ async fn r5_status_is_for_callers_who_are_known() {
     // Pages are never for everybody.
     assert_eq!(
         open.ask(PAGE, &["list"], None).await.unwrap_err(),
-        Denial::Unauthenticated
+        DebugError::Unauthenticated
     );
 }
 

@@ -1,9 +1,11 @@
 //! Who is served: callers who are known, as long as they are, and only as what they are.
 
 use futures::future::BoxFuture;
+use http::Request;
 
 use super::*;
 use crate::auth::{AuthenticationError, Authenticator, CallerSource, Credentials, tls::PeerCertificate};
+use crate::rpc::{Call, body::FlatBody, framing};
 
 const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 
@@ -144,7 +146,7 @@ fn accounts_are_compared_where_the_node_names_one() {
         Default::default(),
     )
     .expect("a node");
-    let fits = |id: &str| crate::xds::stream::fitting(&proxy, &["dns.name".into(), id.into()]).is_some();
+    let fits = |id: &str| crate::xds::stream::matching_identity(&proxy, &["dns.name".into(), id.into()]).is_some();
     assert!(fits(WEB));
     assert!(fits("spiffe://elsewhere/ns/default/sa/web"), "any trust domain");
     assert!(!fits("spiffe://cluster.local/ns/default/sa/api"));
@@ -182,17 +184,17 @@ async fn what_has_expired_is_served_no_longer() {
 #[tokio::test]
 async fn r3_connections_and_streams_that_say_nothing_end() {
     let mut options = ServerOptions {
-        stranger_patience: Duration::from_millis(200),
+        pre_auth_timeout: Duration::from_millis(200),
         ..ServerOptions::default()
     };
-    options.patience.request = Duration::from_millis(200);
+    options.timeouts.first_request = Duration::from_millis(200);
     let mut bed = Bed::new(options);
     bed.server = bed.server.clone().with_security(security(false, true));
-    let connections = bed.server.connections();
+    let connections = bed.connections();
     let (ours, theirs) = tokio::io::duplex(16 << 10);
     let ended = tokio::time::timeout(Duration::from_secs(20), connections.connection(theirs, tls(None))).await;
     assert!(ended.is_ok(), "the connection ends");
-    assert!(connections.lobby().is_empty());
+    assert!(connections.limiter().is_empty());
     drop(ours);
 
     let mut stream = open(&mut over_tls(&bed, None).await, WEB).await.expect("known");
@@ -203,7 +205,7 @@ async fn r3_connections_and_streams_that_say_nothing_end() {
 async fn r3_rapid_resets_end_the_connection() {
     let bed = secured(security(false, true));
     let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let connections = bed.server.connections();
+    let connections = bed.connections();
     let serving = connections.connection(theirs, Peer::plaintext(SocketAddr::from(([127, 0, 0, 1], 1))));
     let resetting = async {
         let (mut sender, connection) =
@@ -214,10 +216,12 @@ async fn r3_rapid_resets_end_the_connection() {
             .tasks
             .spawn("client", async move { drop(connection.await) });
         for count in 0.. {
-            let request = Request::post(format!("http://istiod{SOTW_PATH}"))
-                .header(header::CONTENT_TYPE, "application/grpc")
-                .body(http_body_util::Empty::<Bytes>::new())
-                .expect("a request");
+            let request = Request::post(format!(
+                "http://istiod/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+            ))
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .body(http_body_util::Empty::<Bytes>::new())
+            .expect("a request");
             // Who asks for nothing and goes has opened the stream in vain.
             if sender.ready().await.is_err() || sender.send_request(request).await.is_err() {
                 return count;
@@ -242,11 +246,11 @@ fn streams_run_where_they_are_to_run() {
     let (short, long) = (runtime("short"), runtime("long"));
     long.block_on(async {
         let mut bed = secured(security(false, true));
-        bed.server = bed.server.clone().with_streams_on(long.handle().clone());
+        bed.server = bed.server.clone().with_stream_runtime(long.handle().clone());
         let listener = short.spawn(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.await.expect("no panic").expect("loopback");
         let address = listener.local_addr().expect("bound");
-        let connections = bed.server.connections().with_streams_on(long.handle().clone());
+        let connections = bed.connections().with_stream_runtime(long.handle().clone());
         let serving = connections.clone();
         bed.environment
             .tasks
@@ -257,7 +261,7 @@ fn streams_run_where_they_are_to_run() {
         stream.ask(ResourceType::Cluster, &[], "").await;
         assert_eq!(texts(&stream.response().await), ["1"]);
         bed.publish(2, &[(ResourceType::Cluster, "a", "2")]);
-        assert!(connections.lobby().is_empty(), "the connection is admitted");
+        assert!(connections.limiter().is_empty(), "the connection is admitted");
         // The one runtime has nothing left but to accept; its timers and its poll of sockets go on.
         let metrics = short.metrics();
         for _ in 0..200 {
@@ -271,7 +275,7 @@ fn streams_run_where_they_are_to_run() {
     });
 }
 
-/// Answers with what it was sent, or panics.
+/// ResponseCache with what it was sent, or panics.
 struct Echo;
 
 impl Unary for Echo {
@@ -291,17 +295,17 @@ impl Unary for Echo {
 
 #[tokio::test]
 async fn calls_are_answered_and_survived() {
-    let mut bed = secured(security(false, true));
-    bed.server = bed.server.clone().with_methods(vec![Arc::new(Echo)]);
+    let bed = secured(security(false, true));
+    let router = Router::new(bed.server.clone(), vec![Arc::new(Echo)]);
     let say = async |message: &[u8]| {
-        let body = http_body_util::Full::new(unary::framed(message).expect("small"));
+        let body = http_body_util::Full::new(framing::framed(message).expect("small"));
         let request = Request::post("/test.Echo/Say")
             .header(header::CONTENT_TYPE, "application/grpc")
             .body(body)
             .expect("a request");
-        bed.server.handle(request).await
+        router.handle(request).await
     };
-    let collected = http_body_util::BodyExt::collect(crate::xds::body::FlatBody::from(say(b"a").await.into_body()));
+    let collected = http_body_util::BodyExt::collect(FlatBody::from(say(b"a").await.into_body()));
     let collected = collected.await.expect("cannot fail");
     assert_eq!(
         collected

@@ -1,4 +1,4 @@
-//! The loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in between.
+//! The push loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in between.
 
 use std::{
     collections::BTreeMap,
@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    debounce::{Pending, Timing},
-    groups::{Groups, Membership, Parallel, Publication},
+    debounce::{DebounceOptions, Pending},
+    groups::{Groups, Parallel, ProxyEvent, Publication},
 };
 use crate::{
     api::{Kind, access_review::Subject},
@@ -24,132 +24,132 @@ use crate::{
     table::ChangeSet,
 };
 
-/// How the pump works.
+/// The options of the push loop.
 #[derive(Clone, Copy, Debug)]
 pub struct PushOptions {
-    /// When batches leave.
-    pub timing: Timing,
+    /// The debounce times.
+    pub debounce: DebounceOptions,
 }
 
-/// What the pump tells about its work; counted and logged by whoever built it.
+/// An observer of pushes, for metrics and logs.
 pub trait Observer: Send + 'static {
-    /// A batch was committed and published.
+    /// Called after a batch was committed and published.
     fn pushed(&self, push: &PushReport);
 }
 
-/// One push.
+/// The report of one push.
 #[derive(Clone)]
 pub struct PushReport {
-    /// The snapshot.
+    /// The snapshot that was pushed.
     pub mesh: Arc<MeshSnapshot>,
-    /// Changes that were merged into it; 0 when only proxies came or went.
+    /// The number of changes in it; 0 if only proxies connected or disconnected.
     pub events: usize,
-    /// The kinds of the objects that changed, with their number after merging.
+    /// The number of changed objects by kind, after merging.
     pub kinds: BTreeMap<Kind, usize>,
-    /// How long the oldest of them waited before the commit began.
+    /// The wait of the oldest change before the commit.
     pub waited: Duration,
-    /// How long commit and generation took.
+    /// The duration of commit and generation.
     pub worked: Duration,
-    /// Evaluations of resources.
+    /// The number of resources that were built.
     pub built: usize,
-    /// Groups with a new snapshot.
+    /// The number of groups with a new snapshot.
     pub groups: usize,
-    /// Proxies that got their first configuration.
+    /// The number of proxies that got their first configuration.
     pub first: usize,
-    /// Generators that panicked, described.
+    /// Descriptions of generators that panicked.
     pub panics: Vec<String>,
-    /// How much the store holds afterwards.
+    /// The size of the store after the push.
     pub held: store::Size,
-    /// Recorded dependencies of the model's tables.
+    /// The number of recorded dependencies of the model's tables.
     pub model_reads: usize,
 }
 
-/// A question to the thread that owns the store, for debug pages.
+/// A query that runs on the thread that owns the store, for debug pages.
 pub type Inspect = Box<dyn FnOnce(&World, &Store) + Send>;
 
-/// The handles of a running pump.
-pub struct Pump {
-    /// Where sources send changes. Bounded: a source that is faster than the pump waits.
+/// The handles of a running push loop.
+pub struct PushHandle {
+    /// The queue of changes. Bounded: a source that is faster than the push loop waits.
     pub changes: mpsc::Sender<Vec<Change>>,
-    /// Where connections join.
+    /// The entry point for connections.
     pub groups: Groups,
     /// The latest snapshot.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    /// Those whose access to Secrets has to be reviewed for what connected proxies ask for.
+    /// The subjects whose access to Secrets must be reviewed for the requests of connected proxies.
     pub subjects: watch::Receiver<OrdSet<Subject>>,
-    /// Where debug pages ask.
+    /// The queue of queries of debug pages.
     pub inspect: mpsc::Sender<Inspect>,
-    barriers: mpsc::Sender<Barrier>,
+    flushes: mpsc::Sender<FlushRequest>,
 }
 
-/// Answered when everything that was sent before it is in a snapshot.
-type Barrier = oneshot::Sender<()>;
+/// A request that is answered when all changes sent before it are in a snapshot.
+type FlushRequest = oneshot::Sender<()>;
 
-/// What the pump's thread reads.
-pub struct PumpLoop {
+/// The push loop, which owns the world and the store.
+pub struct PushLoop {
     world: World,
     store: Store,
     options: PushOptions,
     changes: mpsc::Receiver<Vec<Change>>,
-    membership: mpsc::UnboundedReceiver<Membership>,
+    proxy_events: mpsc::UnboundedReceiver<ProxyEvent>,
     inspect: mpsc::Receiver<Inspect>,
-    barriers: mpsc::Receiver<Barrier>,
+    flushes: mpsc::Receiver<FlushRequest>,
     mesh: watch::Sender<Arc<MeshSnapshot>>,
     subjects: watch::Sender<OrdSet<Subject>>,
-    members: FxHashMap<MemberId, watch::Sender<Publication>>,
+    senders: FxHashMap<MemberId, watch::Sender<Publication>>,
     pending: Pending,
     clock: fn() -> Instant,
 }
 
-impl Pump {
-    /// Makes a pump and its loop, which the caller runs on a thread of its own.
-    pub fn new(world: World, options: PushOptions, clock: fn() -> Instant) -> (Self, PumpLoop) {
+impl PushHandle {
+    /// Creates the handles and the loop, which the caller runs on a separate thread.
+    pub fn new(world: World, options: PushOptions, clock: fn() -> Instant) -> (Self, PushLoop) {
         let (changes, changes_in) = mpsc::channel(64);
         let (inspect, inspect_in) = mpsc::channel(16);
-        let (barriers, barriers_in) = mpsc::channel(4);
-        let (groups, membership) = Groups::channel();
+        let (flushes, flushes_in) = mpsc::channel(4);
+        let (groups, proxy_events) = Groups::channel();
         let (mesh_out, mesh) = watch::channel(world.snapshot());
         let (subjects_out, subjects) = watch::channel(OrdSet::new());
-        let pump = Self {
+        let handle = Self {
             changes,
             groups,
             mesh,
             subjects,
             inspect,
-            barriers,
+            flushes,
         };
-        let run = PumpLoop {
+        let run = PushLoop {
             world,
             store: Store::default(),
             options,
             changes: changes_in,
-            membership,
+            proxy_events,
             inspect: inspect_in,
-            barriers: barriers_in,
+            flushes: flushes_in,
             mesh: mesh_out,
             subjects: subjects_out,
-            members: FxHashMap::default(),
+            senders: FxHashMap::default(),
             pending: Pending::default(),
             clock,
         };
-        (pump, run)
+        (handle, run)
     }
 
-    /// Waits until everything that was sent to [`Self::changes`] before is in the latest snapshot, without the wait for
-    /// more of it. False after shutdown.
-    pub async fn settle(&self) -> bool {
+    /// Pushes all changes that were sent to [`Self::changes`] before, without debouncing, and waits for the snapshot. Returns
+    /// false after shutdown.
+    pub async fn flush(&self) -> bool {
         let (answer, answered) = oneshot::channel();
-        self.barriers.send(answer).await.is_ok() && answered.await.is_ok()
+        self.flushes.send(answer).await.is_ok() && answered.await.is_ok()
     }
 
-    /// Asks the thread that owns the store; `None` after shutdown.
+    /// Runs a query on the thread that owns the store; `None` after shutdown.
     pub async fn ask<R: Send + 'static>(
         inspect: &mpsc::Sender<Inspect>,
-        question: impl FnOnce(&World, &Store) -> R + Send + 'static,
+        query: impl FnOnce(&World, &Store) -> R + Send + 'static,
     ) -> Option<R> {
         let (answer, answered) = oneshot::channel();
         let ask: Inspect = Box::new(move |world, store| {
-            let _ = answer.send(question(world, store));
+            let _ = answer.send(query(world, store));
         });
         inspect.send(ask).await.ok()?;
         answered.await.ok()
@@ -158,24 +158,24 @@ impl Pump {
 
 enum Event {
     Changes(Vec<Change>),
-    Membership(Membership),
+    Proxy(ProxyEvent),
     Inspect(Inspect),
-    Barrier(Barrier),
+    Flush(FlushRequest),
     Due,
     Closed,
 }
 
-impl PumpLoop {
-    /// Runs until every source of changes is gone. Blocks: the work between two waits is synchronous.
+impl PushLoop {
+    /// Runs until all senders of changes are dropped. The work between two waits is synchronous and blocks the thread.
     pub async fn run(mut self, observer: impl Observer) {
         loop {
             match self.next().await {
                 Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
-                Event::Membership(first) => self.admit(first, &observer),
-                Event::Inspect(question) => question(&self.world, &self.store),
-                Event::Barrier(answer) => {
-                    self.settle(&observer);
-                    // Whoever asked may have gone.
+                Event::Proxy(first) => self.apply_proxy_events(first, &observer),
+                Event::Inspect(query) => query(&self.world, &self.store),
+                Event::Flush(answer) => {
+                    self.flush(&observer);
+                    // The requester may have stopped waiting.
                     let _ = answer.send(());
                 }
                 Event::Due => self.push(&observer),
@@ -184,49 +184,49 @@ impl PumpLoop {
         }
     }
 
-    /// Proxies come before changes: a first configuration is worth more than an update.
+    /// Waits for the next event. Proxies have priority over changes: a first configuration is more urgent than an update.
     async fn next(&mut self) -> Event {
-        let due = self.pending.due(&self.options.timing);
+        let due = self.pending.due(&self.options.debounce);
         let wait = due.map(|due| due.saturating_duration_since((self.clock)()));
         tokio::select! {
             biased;
-            Some(event) = self.membership.recv() => Event::Membership(event),
-            Some(question) = self.inspect.recv() => Event::Inspect(question),
-            Some(answer) = self.barriers.recv() => Event::Barrier(answer),
+            Some(event) = self.proxy_events.recv() => Event::Proxy(event),
+            Some(query) = self.inspect.recv() => Event::Inspect(query),
+            Some(answer) = self.flushes.recv() => Event::Flush(answer),
             () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due,
             changes = self.changes.recv() => changes.map_or(Event::Closed, Event::Changes),
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due,
         }
     }
 
-    fn admit(&mut self, first: Membership, observer: &impl Observer) {
-        let mut membership = store::Membership::default();
+    fn apply_proxy_events(&mut self, first: ProxyEvent, observer: &impl Observer) {
+        let mut proxy_events = store::Membership::default();
         let mut next = Some(first);
         while let Some(event) = next {
             match event {
-                Membership::Join { id, proxy, sender } => {
-                    self.members.insert(id, sender);
-                    membership.joined.push((id, proxy));
+                ProxyEvent::Join { id, proxy, sender } => {
+                    self.senders.insert(id, sender);
+                    proxy_events.joined.push((id, proxy));
                 }
-                Membership::Demand { id, asked } => {
-                    membership.demanded.extend(asked.take().map(|demand| (id, demand)));
+                ProxyEvent::Request { id, latest } => {
+                    proxy_events.demanded.extend(latest.take().map(|demand| (id, demand)));
                 }
-                Membership::Leave(id) => {
-                    self.members.remove(&id);
-                    match membership.joined.iter().position(|(joined, _)| *joined == id) {
-                        Some(index) => drop(membership.joined.swap_remove(index)),
-                        None => membership.left.push(id),
+                ProxyEvent::Leave(id) => {
+                    self.senders.remove(&id);
+                    match proxy_events.joined.iter().position(|(joined, _)| *joined == id) {
+                        Some(index) => drop(proxy_events.joined.swap_remove(index)),
+                        None => proxy_events.left.push(id),
                     }
                 }
             }
-            next = self.membership.try_recv().ok();
+            next = self.proxy_events.try_recv().ok();
         }
         let started = (self.clock)();
         let mesh = self.world.snapshot();
         self.regenerate(
             &mesh,
             &ChangeSet::default(),
-            membership,
+            proxy_events,
             Timeline {
                 started,
                 since: None,
@@ -238,7 +238,7 @@ impl PumpLoop {
         );
     }
 
-    fn settle(&mut self, observer: &impl Observer) {
+    fn flush(&mut self, observer: &impl Observer) {
         while let Ok(changes) = self.changes.try_recv() {
             self.pending.add(changes, (self.clock)());
         }
@@ -262,7 +262,8 @@ impl PumpLoop {
         };
         let (mesh, none) = (commit.snapshot, store::Membership::default());
         self.regenerate(&mesh, &commit.changes, none, timeline, observer);
-        self.pending.took((self.clock)().saturating_duration_since(started));
+        self.pending
+            .record_duration((self.clock)().saturating_duration_since(started));
         self.mesh.send_replace(mesh);
     }
 
@@ -270,26 +271,26 @@ impl PumpLoop {
         &mut self,
         mesh: &Arc<MeshSnapshot>,
         changes: &ChangeSet,
-        membership: store::Membership,
+        proxy_events: store::Membership,
         timeline: Timeline,
         observer: &impl Observer,
     ) {
-        let first = membership.joined.len();
-        let update = self.store.update(mesh, changes, membership, &Parallel);
+        let first = proxy_events.joined.len();
+        let update = self.store.update(mesh, changes, proxy_events, &Parallel);
         if update.subjects_changed {
             self.subjects.send_replace(self.store.subjects().clone());
         }
-        for (member, key) in &update.moved {
+        for (id, key) in &update.moved {
             if let Some(snapshot) = self.store.snapshot(key) {
-                self.publish(*member, snapshot.clone(), timeline.since);
+                self.publish(*id, snapshot.clone(), timeline.since);
             }
         }
         let changed: FxHashMap<_, _> = update.groups.iter().cloned().collect();
         if !changed.is_empty() {
-            for member in self.members.keys().copied().collect::<Vec<_>>() {
-                let snapshot = self.store.group_of(member).and_then(|key| changed.get(key));
+            for id in self.senders.keys().copied().collect::<Vec<_>>() {
+                let snapshot = self.store.group_of(id).and_then(|key| changed.get(key));
                 if let Some(snapshot) = snapshot {
-                    self.publish(member, snapshot.clone(), timeline.since);
+                    self.publish(id, snapshot.clone(), timeline.since);
                 }
             }
         }
@@ -313,8 +314,8 @@ impl PumpLoop {
         });
     }
 
-    fn publish(&self, member: MemberId, resources: Arc<ResourceSnapshot>, since: Option<Instant>) {
-        let Some(sender) = self.members.get(&member) else {
+    fn publish(&self, id: MemberId, resources: Arc<ResourceSnapshot>, since: Option<Instant>) {
+        let Some(sender) = self.senders.get(&id) else {
             return;
         };
         sender.send_if_modified(|publication| {
@@ -332,7 +333,7 @@ impl PumpLoop {
     }
 }
 
-/// What is known of a push before generation.
+/// The part of a push report that is known before generation.
 struct Timeline {
     started: Instant,
     since: Option<Instant>,

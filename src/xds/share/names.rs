@@ -68,7 +68,7 @@ impl Names {
     }
 
     /// What they were read from, if others may have the same; else nothing.
-    pub(super) fn fields(&self) -> &Bytes {
+    pub(in crate::xds) fn fields(&self) -> &Bytes {
         &self.fields
     }
 
@@ -78,7 +78,7 @@ impl Names {
     }
 
     /// All of them.
-    pub(super) fn iter(&self) -> impl Iterator<Item = SmolStr> {
+    pub(in crate::xds) fn iter(&self) -> impl Iterator<Item = SmolStr> {
         let wildcard = self.wildcard.then_some(SmolStr::new_static(WILDCARD));
         wildcard.into_iter().chain(self.set.iter().cloned())
     }
@@ -98,7 +98,7 @@ impl Names {
 
 /// The lists that some connection has.
 #[derive(Default)]
-pub(super) struct KnownNames {
+pub(in crate::xds) struct NameListInterner {
     /// Locked for one look or one insertion.
     lists: Mutex<Lists>,
     /// Keyed at random, so that nobody can make two sets that are taken for one.
@@ -116,9 +116,9 @@ struct Lists {
 /// The number of names, and the sums of two hashes of each: the same in any order.
 type SetHash = (usize, u64, u64);
 
-impl KnownNames {
+impl NameListInterner {
     /// Reads fields of strings, tags included, or finds that the same names were read already, if in another order.
-    pub(super) fn read(&self, fields: Bytes) -> Result<Arc<Names>, DecodeError> {
+    pub(in crate::xds) fn read(&self, fields: Bytes) -> Result<Arc<Names>, DecodeError> {
         if fields.len() < SMALL_BYTES {
             return Names::read(&fields).map(Arc::new);
         }
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn equal_lists_are_shared_while_somebody_has_them() {
-        let known = KnownNames::default();
+        let known = NameListInterner::default();
         let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
         let (a, b) = (many("a"), many("b"));
         let first = read(&a);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_order_of_names_does_not_matter() {
-        let known = KnownNames::default();
+        let known = NameListInterner::default();
         let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
         let mut names = many("a");
         let first = read(&names);
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn everything_is_no_name() {
-        let known = KnownNames::default();
+        let known = NameListInterner::default();
         let names = known.read(fields(&["*".into(), "a".into()])).expect("well-formed");
         assert!(names.wildcard() && !names.is_empty());
         assert_eq!(names.set().iter().collect::<Vec<_>>(), ["a"]);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_no_text_is_refused() {
-        let known = KnownNames::default();
+        let known = NameListInterner::default();
         assert!(known.read(Bytes::from_static(&[0x1a, 1, 0xff])).is_err());
         assert!(known.read(Bytes::from_static(&[0x1a, 9, b'a'])).is_err());
     }

@@ -1,8 +1,8 @@
-//! `Gate`: a transport of which little is read until its other side is trusted. What was read is all that can be held for
-//! a stranger, whatever windows it was granted.
+//! A read limit for unauthenticated connections. Whatever flow-control windows a client has, no more memory can be used for it
+//! than was read.
 //!
-//! What a reader would get wrong: few bytes can be many headers, since HTTP/2 lets a header be said again by its number. So
-//! the streams that a stranger opens are counted here, where they are still bytes.
+//! Note: few bytes can be many headers, since HPACK refers to earlier headers by index. So the streams that an unauthenticated
+//! client opens are counted here, before they are decoded.
 
 use std::{
     io::{self, IoSlice},
@@ -13,52 +13,52 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::lobby::Guest;
+use super::pre_auth::UnauthenticatedConnection;
 
-/// What is read of a stranger: the headers of some streams, and the first part of a request.
-const STRANGERS_BYTES: usize = 16 << 10;
-/// What is read of somebody who has a stream but was not served yet, beyond what was taken of it. There has to be room for all
-/// headers and one frame of the largest size (16 KiB): nothing of a frame is taken before all of it is there.
-const UNTAKEN_BYTES: usize = 32 << 10;
-/// What is read of a stranger in one turn.
-const STRANGERS_TURN: usize = 4 << 10;
-/// Streams of a stranger that are let through before they are answered. Each has its credentials in its headers, so none waits
-/// for another.
-const STRANGERS_STREAMS: usize = 3;
+/// The total number of bytes read from an unauthenticated client: the headers of some streams and the start of a request.
+const UNAUTHENTICATED_BYTES: usize = 16 << 10;
+/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent. It must have
+/// room for all headers and one frame of the maximum size (16 KiB), since a frame is only consumed as a whole.
+const UNCONSUMED_BYTES: usize = 32 << 10;
+/// The number of bytes of an unauthenticated client that are read in one poll.
+const BYTES_PER_READ: usize = 4 << 10;
+/// The number of unanswered streams of an unauthenticated client that reach the HTTP/2 server. Each has credentials in its
+/// headers, so none depends on another.
+const UNAUTHENTICATED_STREAMS: usize = 3;
 
-/// See the module's text.
-pub(super) struct Gate<I> {
+/// A transport with a read limit until its client is authenticated.
+pub(super) struct PreAuthReadLimit<I> {
     io: I,
-    guest: Arc<Guest>,
+    pre_auth: Arc<UnauthenticatedConnection>,
     left: usize,
-    /// What was read since there was trust, and before it was served.
+    /// The bytes that were read between accepted credentials and the end of the limit.
     passed: usize,
-    /// It has had its turn.
-    rests: bool,
+    /// True if the last poll has read; the next one yields.
+    yields: bool,
     streams: Streams,
-    /// What was read and is not let through yet.
+    /// Bytes that were read and not passed on yet.
     held: Vec<u8>,
 }
 
-impl<I: AsyncRead + Unpin> Gate<I> {
-    pub(super) fn new(io: I, guest: Arc<Guest>) -> Self {
+impl<I: AsyncRead + Unpin> PreAuthReadLimit<I> {
+    pub(super) fn new(io: I, pre_auth: Arc<UnauthenticatedConnection>) -> Self {
         Self {
             io,
-            guest,
-            left: STRANGERS_BYTES,
+            pre_auth,
+            left: UNAUTHENTICATED_BYTES,
             passed: 0,
-            rests: false,
+            yields: false,
             streams: Streams::default(),
             held: Vec::new(),
         }
     }
 
-    /// Lets through what was held, as much as there is room for.
+    /// Passes on the bytes that were held back, as many as fit.
     fn release(&mut self, buffer: &mut ReadBuf<'_>) {
         self.let_through(self.held.len().min(buffer.remaining()), buffer);
     }
 
-    /// Lets so much of it through. Room for what is held is not kept: thousands rest with nothing in it.
+    /// Passes on this many bytes. An empty buffer is freed, since thousands of connections are idle.
     fn let_through(&mut self, len: usize, buffer: &mut ReadBuf<'_>) {
         buffer.put_slice(&self.held[..len]);
         self.held.drain(..len);
@@ -67,12 +67,12 @@ impl<I: AsyncRead + Unpin> Gate<I> {
         }
     }
 
-    /// Reads as much as may wait to be taken until it is served; then whatever comes.
+    /// Reads as much as may be unconsumed until the limit is lifted; then everything.
     fn read_on(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.guest.is_served() {
+        if self.pre_auth.is_read_unlimited() {
             return Pin::new(&mut self.io).poll_read(cx, buffer);
         }
-        let len = (self.guest.taken() + UNTAKEN_BYTES).saturating_sub(self.passed);
+        let len = (self.pre_auth.consumed() + UNCONSUMED_BYTES).saturating_sub(self.passed);
         if len == 0 {
             return Poll::Pending;
         }
@@ -85,11 +85,11 @@ impl<I: AsyncRead + Unpin> Gate<I> {
         Poll::Ready(Ok(()))
     }
 
-    /// Lets through what was held up to the next stream too many. An empty read would be the end, so where nothing passes
-    /// the reader waits: it is woken when a stream is answered, or the guest trusted.
+    /// Passes on bytes up to the stream that exceeds the limit. An empty read would mean the end of the stream, so the reader
+    /// waits instead. It is woken when a stream is answered or the credentials are accepted.
     fn pass(&mut self, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let len = self.held.len().min(buffer.remaining());
-        let most = STRANGERS_STREAMS + self.guest.answered();
+        let most = UNAUTHENTICATED_STREAMS + self.pre_auth.answered();
         let passing = self.streams.before_too_many(&self.held[..len], most);
         if passing == 0 {
             return Poll::Pending;
@@ -99,11 +99,11 @@ impl<I: AsyncRead + Unpin> Gate<I> {
     }
 }
 
-/// Where in a connection of HTTP/2 its bytes are, as far as it takes to see streams being opened.
+/// A minimal parser of HTTP/2 frames that counts opened streams.
 struct Streams {
-    /// Bytes until the next frame begins.
+    /// The number of bytes until the next frame.
     skip: usize,
-    /// How much of the head of a frame has been seen, and its length so far.
+    /// The number of bytes of the frame header that were seen, and the frame length so far.
     head: usize,
     len: usize,
     opened: usize,
@@ -121,13 +121,13 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// What a client sends before its first frame (RFC 9113, 3.4).
+    /// The length of the connection preface (RFC 9113, section 3.4).
     const PREFACE: usize = 24;
-    /// The head of a frame (RFC 9113, 4.1): three bytes of length, the type, flags, four bytes of stream.
+    /// The length of a frame header (RFC 9113, section 4.1): length (3 bytes), type, flags, stream (4 bytes).
     const HEAD: usize = 9;
     const HEADERS: u8 = 1;
 
-    /// How many of these bytes come before a stream is opened that is one more than `most`.
+    /// Returns the number of bytes before the header that opens stream number `most + 1`.
     fn before_too_many(&mut self, bytes: &[u8], most: usize) -> usize {
         let mut at = 0;
         while at < bytes.len() {
@@ -155,9 +155,9 @@ impl Streams {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for PreAuthReadLimit<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.guest.is_trusted(cx) {
+        if self.pre_auth.has_accepted_credentials(cx) {
             if self.held.is_empty() {
                 return self.read_on(cx, buffer);
             }
@@ -170,17 +170,17 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
         if self.left == 0 {
             return Poll::Pending;
         }
-        if std::mem::take(&mut self.rests) {
+        if std::mem::take(&mut self.yields) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let mut few = [0; STRANGERS_TURN];
-        let len = self.left.min(buffer.remaining()).min(STRANGERS_TURN);
-        let mut part = ReadBuf::new(&mut few[..len]);
+        let mut part = [0; BYTES_PER_READ];
+        let len = self.left.min(buffer.remaining()).min(BYTES_PER_READ);
+        let mut part = ReadBuf::new(&mut part[..len]);
         ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
         let part = part.filled();
         self.left -= part.len();
-        self.rests = true;
+        self.yields = true;
         if part.is_empty() {
             return Poll::Ready(Ok(()));
         }
@@ -189,7 +189,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gate<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Gate<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for PreAuthReadLimit<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buffer)
     }
@@ -222,32 +222,34 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::rpc::lobby::Lobby;
+    use crate::rpc::pre_auth::PreAuthLimiter;
 
     #[tokio::test]
-    async fn little_is_read_of_a_stranger() {
-        let guest = Lobby::new(1).enter(Ipv4Addr::LOCALHOST.into()).expect("empty");
+    async fn unauthenticated_clients_are_read_up_to_a_limit() {
+        let pre_auth = PreAuthLimiter::new(1)
+            .register(Ipv4Addr::LOCALHOST.into())
+            .expect("empty");
         let (mut client, server) = tokio::io::duplex(1 << 20);
         client
             .write_all(&vec![0_u8; 100_000])
             .await
             .expect("the pipe is larger");
-        let mut gate = Gate::new(server, guest.clone());
-        let mut few = vec![0; STRANGERS_BYTES];
-        gate.read_exact(&mut few).await.expect("as much as this");
-        let mut rest = vec![0; 100_000 - STRANGERS_BYTES];
-        let mut reading = std::pin::pin!(gate.read_exact(&mut rest));
+        let mut limited = PreAuthReadLimit::new(server, pre_auth.clone());
+        let mut few = vec![0; UNAUTHENTICATED_BYTES];
+        limited.read_exact(&mut few).await.expect("as much as this");
+        let mut rest = vec![0; 100_000 - UNAUTHENTICATED_BYTES];
+        let mut reading = std::pin::pin!(limited.read_exact(&mut rest));
         assert!(futures::poll!(reading.as_mut()).is_pending());
-        guest.trust();
-        assert!(futures::poll!(reading.as_mut()).is_pending(), "nobody takes it");
-        guest.took(UNTAKEN_BYTES);
-        assert!(futures::poll!(reading.as_mut()).is_pending(), "most of it");
-        guest.serve();
+        pre_auth.accept_credentials();
+        assert!(futures::poll!(reading.as_mut()).is_pending(), "not consumed");
+        pre_auth.record_consumed(UNCONSUMED_BYTES);
+        assert!(futures::poll!(reading.as_mut()).is_pending(), "not consumed completely");
+        pre_auth.lift_read_limit();
         reading.await.expect("all of it");
         assert!(few.iter().chain(&rest).all(|byte| *byte == 0));
     }
 
-    /// A frame of HEADERS of a few bytes, as one that says again what was said before.
+    /// Returns a short HEADERS frame, which refers to earlier headers.
     fn headers() -> Vec<u8> {
         let mut frame = vec![0, 0, 5, Streams::HEADERS, 4, 0, 0, 0, 1];
         frame.extend([0x82; 5]);
@@ -255,8 +257,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn r3_few_streams_of_a_stranger_are_let_through() {
-        let guest = Lobby::new(1).enter(Ipv4Addr::LOCALHOST.into()).expect("empty");
+    async fn r3_unauthenticated_clients_open_few_streams() {
+        let pre_auth = PreAuthLimiter::new(1)
+            .register(Ipv4Addr::LOCALHOST.into())
+            .expect("empty");
         let (mut client, server) = tokio::io::duplex(1 << 20);
         let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -264,39 +268,39 @@ mod tests {
         let head = sent.len();
         sent.extend(headers().repeat(90));
         client.write_all(&sent).await.expect("the pipe is larger");
-        let mut gate = Gate::new(server, guest.clone());
-        // The length of the frame that is held back has passed: who reads does not see what it is the length of.
-        let mut first = vec![0; head + STRANGERS_STREAMS * headers().len() + 3];
-        gate.read_exact(&mut first).await.expect("as much as this");
+        let mut limited = PreAuthReadLimit::new(server, pre_auth.clone());
+        // The length field of the frame that is held back has passed; the reader cannot tell its type.
+        let mut first = vec![0; head + UNAUTHENTICATED_STREAMS * headers().len() + 3];
+        limited.read_exact(&mut first).await.expect("as much as this");
         let mut rest = vec![0; sent.len() - first.len()];
         {
-            let mut reading = std::pin::pin!(gate.read(&mut rest));
+            let mut reading = std::pin::pin!(limited.read(&mut rest));
             assert!(futures::poll!(reading.as_mut()).is_pending());
             assert!(futures::poll!(reading.as_mut()).is_pending());
         }
-        // One that is answered makes room for another.
-        guest.stream().answered();
+        // An answered stream makes room for another.
+        pre_auth.open_stream().answered();
         let mut next = vec![0; headers().len()];
-        gate.read_exact(&mut next).await.expect("one more");
+        limited.read_exact(&mut next).await.expect("one more");
         first.extend(next);
         rest.truncate(sent.len() - first.len());
-        guest.trust();
-        guest.serve();
-        gate.read_exact(&mut rest).await.expect("all of it");
+        pre_auth.accept_credentials();
+        pre_auth.lift_read_limit();
+        limited.read_exact(&mut rest).await.expect("all of it");
         first.extend(rest);
         assert_eq!(first, sent);
     }
 
     #[test]
-    fn frames_are_seen_however_they_are_cut() {
+    fn frames_are_parsed_in_parts_of_any_size() {
         let mut sent = vec![b'x'; Streams::PREFACE];
-        sent.extend(headers().repeat(STRANGERS_STREAMS + 2));
-        let expected = Streams::PREFACE + STRANGERS_STREAMS * headers().len() + 3;
+        sent.extend(headers().repeat(UNAUTHENTICATED_STREAMS + 2));
+        let expected = Streams::PREFACE + UNAUTHENTICATED_STREAMS * headers().len() + 3;
         for size in 1..40 {
             let mut streams = Streams::default();
             let mut passed = 0;
             for part in sent.chunks(size) {
-                let passing = streams.before_too_many(part, STRANGERS_STREAMS);
+                let passing = streams.before_too_many(part, UNAUTHENTICATED_STREAMS);
                 passed += passing;
                 if passing < part.len() {
                     break;

@@ -1,0 +1,33 @@
+//! The two variants of ADS.
+
+use bytes::Bytes;
+
+use crate::generate::EncodedResource;
+
+/// The variant of the protocol that a stream uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// State of the world.
+    Sotw,
+    /// Incremental.
+    Delta,
+}
+
+impl Protocol {
+    /// Returns the variant of a method of `AggregatedDiscoveryService`, by its path.
+    pub fn of_path(path: &str) -> Option<Self> {
+        match path {
+            "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources" => Some(Self::Sotw),
+            "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources" => Some(Self::Delta),
+            _ => None,
+        }
+    }
+
+    /// Returns the encoding of a resource as a field of a response.
+    pub(super) fn frame(self, resource: &EncodedResource) -> &Bytes {
+        match self {
+            Self::Sotw => resource.sotw_frame(),
+            Self::Delta => resource.delta_frame(),
+        }
+    }
+}

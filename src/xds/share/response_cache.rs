@@ -1,0 +1,221 @@
+//! A cache of first responses, which are long and alike: a thousand proxies that request the same names of the same views are
+//! sent the same list. It is made once, and coalesced once for all streams that are sent it at about the same time.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use smol_str::SmolStr;
+
+use super::{
+    coalesced::{ChunkCache, CoalescedResources, lock},
+    names::Names,
+};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
+
+/// The number of cached responses; the most recently used stay. Proxies that connect at the same time are of few kinds.
+const CACHE_ENTRIES: usize = 32;
+/// Responses with fewer resources are not cached: making them is as fast as a lookup.
+const MIN_CACHED_RESOURCES: usize = 16;
+
+/// The complete response to a subscription.
+#[derive(Clone, Debug)]
+pub(in crate::xds) struct CachedResponse {
+    /// The resources: sorted by name, or in the order of the view for a wildcard subscription.
+    pub(in crate::xds) resources: Arc<[Arc<EncodedResource>]>,
+    /// Requested names without a resource.
+    pub(in crate::xds) missing: Arc<[SmolStr]>,
+    /// The resources in their encoded form.
+    pub(in crate::xds) coalesced: Arc<CoalescedResources>,
+}
+
+/// A cache of the responses of the newest revision.
+#[derive(Debug, Default)]
+pub(in crate::xds) struct ResponseCache {
+    newest: AtomicU64,
+    /// The most recently used comes last. Locked for a lookup or an insertion, never while a response is made.
+    entries: Mutex<VecDeque<CacheEntry>>,
+    chunks: Arc<ChunkCache>,
+}
+
+#[derive(Debug)]
+struct CacheEntry {
+    resource_type: ResourceType,
+    view: TypeResources,
+    answers_unknown_routes: bool,
+    /// `None` for a wildcard subscription.
+    names: Option<Weak<Names>>,
+    response: CachedResponse,
+}
+
+impl ResponseCache {
+    /// Drops responses of revisions before that of this snapshot.
+    pub(in crate::xds) fn advance(&self, latest: &ResourceSnapshot) {
+        let revision = latest.revision.0;
+        if self.newest.fetch_max(revision, Ordering::AcqRel) < revision {
+            self.clear();
+        }
+    }
+
+    /// Drops everything.
+    pub(in crate::xds) fn clear(&self) {
+        lock(&self.entries).clear();
+        self.chunks.clear();
+    }
+
+    /// Returns all resources of a type, or those with these names.
+    pub(in crate::xds) fn all(
+        &self,
+        resource_type: ResourceType,
+        latest: &ResourceSnapshot,
+        names: Option<&Arc<Names>>,
+    ) -> CachedResponse {
+        let view = latest.view(resource_type);
+        let is_same = |entry: &CacheEntry| {
+            entry.resource_type == resource_type
+                && entry.answers_unknown_routes == latest.answers_unknown_routes
+                && entry.names.as_ref().map(Weak::as_ptr) == names.map(Arc::as_ptr)
+                && entry.view.same(view)
+        };
+        let find = || {
+            let mut entries = lock(&self.entries);
+            let at = entries.iter().position(is_same)?;
+            let found = entries.remove(at)?;
+            let response = found.response.clone();
+            entries.push_back(found);
+            Some(response)
+        };
+        if let Some(response) = find() {
+            return response;
+        }
+        let (resources, missing) = match names {
+            None => (view.iter().cloned().collect(), Arc::default()),
+            Some(names) => named(resource_type, latest, names),
+        };
+        let response = CachedResponse {
+            resources,
+            missing,
+            coalesced: Arc::new(CoalescedResources::with_cache(self.chunks.clone())),
+        };
+        if response.resources.len() + response.missing.len() < MIN_CACHED_RESOURCES {
+            return response;
+        }
+        let mut entries = lock(&self.entries);
+        let is_used = |names: &Weak<Names>| names.strong_count() > 0;
+        entries.retain(|entry| entry.names.as_ref().is_none_or(is_used));
+        let more = (entries.len() + 1).saturating_sub(CACHE_ENTRIES);
+        entries.drain(..more);
+        entries.push_back(CacheEntry {
+            resource_type,
+            view: view.clone(),
+            answers_unknown_routes: latest.answers_unknown_routes,
+            names: names.map(Arc::downgrade),
+            response: response.clone(),
+        });
+        response
+    }
+}
+
+/// Returns the resource of a name: that of the snapshot, or the placeholder for a missing one.
+pub(in crate::xds) fn resource(
+    latest: &ResourceSnapshot,
+    resource_type: ResourceType,
+    name: &SmolStr,
+) -> Option<Arc<EncodedResource>> {
+    let placeholder = || latest.absent(resource_type, name).map(Arc::new);
+    latest.view(resource_type).get(name).cloned().or_else(placeholder)
+}
+
+/// Returns the resources with these names, and the names without a resource.
+fn named(
+    resource_type: ResourceType,
+    latest: &ResourceSnapshot,
+    names: &Names,
+) -> (Arc<[Arc<EncodedResource>]>, Arc<[SmolStr]>) {
+    let (mut resources, mut missing) = (Vec::with_capacity(names.set().len()), Vec::new());
+    for name in names.set() {
+        match resource(latest, resource_type, name) {
+            Some(resource) => resources.push(resource),
+            None => missing.push(name.clone()),
+        }
+    }
+    (resources.into(), missing.into())
+}
+
+#[cfg(test)]
+pub(in crate::xds) mod tests {
+    use super::*;
+    use crate::{generate::resource::PartResources, model::Revision, proto::envoy::config::cluster::v3::Cluster};
+
+    /// Returns a snapshot whose response is cached.
+    pub(in crate::xds) fn long_snapshot() -> ResourceSnapshot {
+        snapshot(1, MIN_CACHED_RESOURCES)
+    }
+
+    /// Returns a snapshot with this many clusters.
+    fn snapshot(revision: u64, clusters: usize) -> ResourceSnapshot {
+        let cluster = |number: usize| {
+            let name = SmolStr::from(format!("c{number}"));
+            let message = Cluster::default();
+            (name.clone(), Arc::new(EncodedResource::new(name, &message)))
+        };
+        let part = PartResources {
+            resources: (0..clusters).map(cluster).collect(),
+            digest: 0,
+        };
+        let view = |resource_type: &ResourceType| match resource_type {
+            ResourceType::Cluster => TypeResources {
+                parts: [Arc::new(part.clone())].into(),
+            },
+            _ => TypeResources::default(),
+        };
+        ResourceSnapshot::new(Revision(revision), ResourceType::ALL.iter().map(view).collect(), false)
+    }
+
+    fn answer(cache: &ResponseCache, snapshot: &ResourceSnapshot) -> Arc<[Arc<EncodedResource>]> {
+        cache.all(ResourceType::Cluster, snapshot, None).resources
+    }
+
+    #[test]
+    fn recently_used_responses_are_kept() {
+        let cache = ResponseCache::default();
+        let groups: Vec<_> = (0..=CACHE_ENTRIES).map(|_| snapshot(1, MIN_CACHED_RESOURCES)).collect();
+        let made: Vec<_> = groups[..CACHE_ENTRIES]
+            .iter()
+            .map(|group| answer(&cache, group))
+            .collect();
+        // The first is used again, so the second is evicted.
+        assert!(Arc::ptr_eq(&answer(&cache, &groups[0]), &made[0]));
+        answer(&cache, &groups[CACHE_ENTRIES]);
+        assert!(Arc::ptr_eq(&answer(&cache, &groups[0]), &made[0]));
+        assert!(Arc::ptr_eq(&answer(&cache, &groups[2]), &made[2]));
+        assert!(!Arc::ptr_eq(&answer(&cache, &groups[1]), &made[1]));
+    }
+
+    #[test]
+    fn short_responses_are_not_cached() {
+        let cache = ResponseCache::default();
+        let long = snapshot(1, MIN_CACHED_RESOURCES);
+        let made = answer(&cache, &long);
+        for _ in 0..=CACHE_ENTRIES {
+            answer(&cache, &snapshot(1, MIN_CACHED_RESOURCES - 1));
+        }
+        assert!(Arc::ptr_eq(&answer(&cache, &long), &made));
+    }
+
+    #[test]
+    fn a_newer_revision_clears_the_cache() {
+        let cache = ResponseCache::default();
+        let old = snapshot(1, MIN_CACHED_RESOURCES);
+        cache.advance(&old);
+        let made = Arc::downgrade(&answer(&cache, &old));
+        cache.advance(&old);
+        assert!(made.upgrade().is_some());
+        cache.advance(&snapshot(2, MIN_CACHED_RESOURCES));
+        assert!(made.upgrade().is_none());
+    }
+}

@@ -1,0 +1,65 @@
+//! Debug requests on an xDS stream.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    end::{EndReason, EndSignals},
+    shared::Shared,
+};
+use crate::{
+    auth::Caller,
+    xds::{
+        debug::DebugRequest,
+        message::{Message, ResponseSender},
+        protocol::Protocol,
+        request::IncomingRequest,
+    },
+};
+
+/// Answers the debug requests of a stream.
+pub(super) struct DebugResponder {
+    pub(super) shared: Arc<Shared>,
+    pub(super) protocol: Protocol,
+    pub(super) caller: Option<Caller>,
+    pub(super) sender: ResponseSender,
+    pub(super) draining: CancellationToken,
+}
+
+impl DebugResponder {
+    /// Answers a request once. The response is not acknowledged and there are no updates.
+    pub(super) async fn answer(&self, request: IncomingRequest) -> Result<(), EndReason> {
+        self.shared.metrics.received(request.size_bytes);
+        let Some(debug_handler) = self.shared.debug_handler.get() else {
+            return Ok(());
+        };
+        let type_url = request.type_url.clone();
+        let debug_request = DebugRequest {
+            type_url: request.type_url,
+            names: request.debug_names,
+            caller: self.caller.clone(),
+        };
+        let mut ends = EndSignals::new(&self.sender, &self.draining);
+        let answer = tokio::select! {
+            answer = debug_handler.answer(debug_request) => answer?,
+            end = ends.next() => return Err(end),
+        };
+        let (message, mut sent) = Message::of_debug(self.protocol, type_url, answer)?;
+        let written = async {
+            let permit = self.shared.admission.response(sent.size_bytes).await;
+            self.sender.send(message).await?;
+            // A slow reader loses its permit. `written` always completes with an error.
+            if timeout(self.shared.timeouts.permit, &mut sent.written).await.is_err() {
+                drop(permit);
+                let _ = sent.written.await;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            written = written => written,
+            end = ends.next() => Err(end),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The end of a stream: its reason, the gRPC status for it, and the events that cause it.
+
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+
+use crate::{
+    generate::proxy::NodeError,
+    rpc::{body::Disconnected, framing::TooLarge},
+    xds::{
+        admission::Busy, connection::SubscriptionError, debug::DebugError, events::Rejection, message::ResponseSender,
+        request::RequestError,
+    },
+};
+
+/// The reason why the server ended a stream.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::xds) enum EndReason {
+    #[error("the client closed the stream")]
+    Disconnected,
+    #[error("the connection is closing; connect again")]
+    Draining,
+    #[error("the control plane is shutting down")]
+    ShuttingDown,
+    #[error("the first request did not arrive in time")]
+    Silent,
+    #[error("the credentials of the client have expired; connect again")]
+    Expired,
+    #[error("authorization failed: {0}")]
+    Forbidden(String),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    #[error(transparent)]
+    Subscription(#[from] SubscriptionError),
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    #[error(transparent)]
+    Denied(#[from] DebugError),
+}
+
+impl From<Disconnected> for EndReason {
+    fn from(_: Disconnected) -> Self {
+        Self::Disconnected
+    }
+}
+
+impl EndReason {
+    /// Returns the gRPC status of a stream that ended for this reason.
+    pub(in crate::xds) fn status(&self) -> Status {
+        let code = match self {
+            Self::Disconnected => Code::Cancelled,
+            Self::Draining | Self::ShuttingDown => Code::Unavailable,
+            Self::Silent => Code::DeadlineExceeded,
+            Self::Expired => Code::Unauthenticated,
+            Self::Forbidden(_) => Code::PermissionDenied,
+            Self::Node(_) => Code::InvalidArgument,
+            Self::Busy { .. }
+            | Self::Subscription(_)
+            | Self::Request(RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::Slow) => {
+                Code::ResourceExhausted
+            }
+            Self::Request(RequestError::Compressed) => Code::Unimplemented,
+            Self::Request(RequestError::Malformed(_)) | Self::TooLarge(_) => Code::Internal,
+            Self::Request(RequestError::Broken(_)) => Code::Cancelled,
+            Self::Denied(DebugError::Unauthenticated) => Code::Unauthenticated,
+            Self::Denied(DebugError::Malformed(_)) => Code::InvalidArgument,
+            Self::Denied(DebugError::Forbidden(_)) => Code::PermissionDenied,
+            Self::Rejected(Rejection::Missing(_)) => Code::FailedPrecondition,
+            Self::Rejected(Rejection::Forbidden(_)) => Code::PermissionDenied,
+            Self::Rejected(Rejection::Failed(_)) => Code::Unavailable,
+        };
+        Status::new(code, self.to_string())
+    }
+}
+
+/// The events that end a stream at any time. Each is polled only when it was woken, since a stream waits several times for
+/// every response.
+pub(super) struct EndSignals(FuturesUnordered<BoxFuture<'static, EndReason>>);
+
+impl EndSignals {
+    pub(super) fn new(sender: &ResponseSender, draining: &CancellationToken) -> Self {
+        let (sender, draining) = (sender.clone(), draining.clone());
+        let ends = FuturesUnordered::<BoxFuture<EndReason>>::new();
+        ends.push(Box::pin(async move {
+            sender.closed().await;
+            EndReason::Disconnected
+        }));
+        ends.push(Box::pin(draining.cancelled_owned().map(|()| EndReason::Draining)));
+        Self(ends)
+    }
+
+    /// Waits until the stream must end, and returns the reason.
+    pub(super) async fn next(&mut self) -> EndReason {
+        self.0.next().await.unwrap_or(EndReason::Disconnected)
+    }
+}

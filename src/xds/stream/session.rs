@@ -1,0 +1,340 @@
+//! A stream after its first request: applies requests and publications, and writes responses.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tokio::time::{Instant as Timer, sleep_until};
+
+#[cfg(doc)]
+use super::StreamTimeouts;
+use super::{
+    HEALTH_INFORMATION, Stream,
+    debug_responder::DebugResponder,
+    end::{EndReason, EndSignals},
+    shared::Shared,
+};
+use crate::{
+    base,
+    generate::{RequestedResources, ResourceType, proxy::Proxy},
+    push::groups::{Publication, Subscription},
+    rpc::UnauthenticatedConnection,
+    xds::{
+        admission::Permit,
+        connection::{Outcome, Request, Response},
+        debug,
+        events::{Attachment, Health},
+        message::{Message, ResponseSender},
+        registry::{NewConnection, Registration},
+        request::IncomingRequest,
+    },
+};
+
+/// A client that may be sent its first configuration.
+pub(super) struct AdmittedClient {
+    pub(super) proxy: Arc<Proxy>,
+    /// Its WorkloadEntry, if it represents a machine.
+    pub(super) attachment: Option<Attachment>,
+    /// The permit of its first configuration.
+    pub(super) permit: Permit,
+}
+
+/// A stream after its first request.
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    sender: ResponseSender,
+    pub(super) ends: EndSignals,
+    pre_auth: Option<Arc<UnauthenticatedConnection>>,
+    registration: Registration,
+    pub(super) subscription: Subscription,
+    /// Held until the first configuration is sent, for at most [`StreamTimeouts::first_configuration`].
+    pub(super) first_permit: Option<(Permit, Timer)>,
+    /// The arrival time of the oldest change that was not sent completely.
+    since: Option<Instant>,
+    /// NACKs that were counted for this node, with the code.
+    nacks: Vec<(ResourceType, &'static str)>,
+    /// The resources that were requested last, if the client is served on demand.
+    demand: Option<base::Shared<RequestedResources>>,
+    /// Held while the client represents a machine.
+    attachment: Option<Attachment>,
+    debug_responder: DebugResponder,
+}
+
+impl Session {
+    pub(super) fn new<B>(stream: &Stream<B>, ends: EndSignals, client: AdmittedClient) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let AdmittedClient {
+            proxy,
+            attachment,
+            permit,
+        } = client;
+        let shared = stream.shared.clone();
+        let timeouts = shared.timeouts;
+        let subscription = shared.groups.join(proxy.clone());
+        shared.metrics.connected(&proxy.version_text);
+        let registration = shared.registry.register(NewConnection {
+            peer: stream.peer,
+            connected_at: (shared.wall_clock)(),
+            proxy,
+            subscription: subscription.id,
+            protocol: stream.protocol,
+        });
+        tracing::debug!(connection = %registration.connection.id, peer = ?stream.peer, protocol = ?stream.protocol, "proxy connected");
+        Self {
+            shared,
+            sender: stream.sender.clone(),
+            ends,
+            pre_auth: stream.pre_auth.clone(),
+            registration,
+            subscription,
+            first_permit: Some((permit, Timer::now() + timeouts.first_configuration)),
+            since: None,
+            nacks: Vec::new(),
+            demand: None,
+            attachment,
+            debug_responder: stream.debug_responder(),
+        }
+    }
+
+    fn node(&self) -> &str {
+        &self.registration.connection.proxy.id
+    }
+
+    pub(super) async fn on_request(&mut self, incoming: IncomingRequest) -> Result<(), EndReason> {
+        self.shared.metrics.received(incoming.size_bytes);
+        let Some(request) = incoming.request else {
+            if incoming.type_url == HEALTH_INFORMATION {
+                self.on_health(incoming.complaint).await;
+            } else if debug::is_debug(&incoming.type_url) {
+                return Box::pin(self.debug_responder.answer(incoming)).await;
+            } else {
+                tracing::debug!(
+                    node = self.node(),
+                    r#type = incoming.type_url,
+                    "ignored request for an unknown type"
+                );
+            }
+            return Ok(());
+        };
+        let rendering = (self.shared.clock)();
+        let responses = self.handle(request, incoming.error_code)?;
+        // A slow reader must not delay the requests of others.
+        drop(incoming.permit);
+        self.write(responses, rendering).await
+    }
+
+    /// Handles a health report of an agent: a complaint, or none.
+    async fn on_health(&mut self, complaint: Option<String>) {
+        let Some(attachment) = &self.attachment else {
+            return tracing::debug!(
+                node = self.node(),
+                "ignored health report of a workload without WorkloadEntry"
+            );
+        };
+        let health = Health {
+            healthy: complaint.is_none(),
+            message: complaint.unwrap_or_default(),
+            at: (self.shared.wall_clock)(),
+        };
+        attachment.health(health).await;
+    }
+
+    fn handle(&mut self, request: Request, error_code: i32) -> Result<Vec<Response>, EndReason> {
+        let resource_type = request.resource_type;
+        let (reaction, demand) = {
+            let connection = &mut self.registration.connection.state().connection;
+            (connection.on_request(request)?, connection.demand())
+        };
+        if let Some(demand) = demand {
+            self.request_resources(demand);
+        }
+        match reaction.outcome {
+            Outcome::Nacked(message) => self.on_nack(resource_type, error_code, &message),
+            Outcome::Stale => self.shared.metrics.expired(resource_type),
+            outcome @ (Outcome::Subscribed | Outcome::Acked | Outcome::Unsubscribed) => {
+                tracing::debug!(
+                    node = self.node(),
+                    r#type = resource_type.short_name(),
+                    ?outcome,
+                    "received request"
+                );
+            }
+        }
+        Ok(reaction.responses)
+    }
+
+    /// Requests resources by name, if the names have changed. The resources arrive as a publication.
+    fn request_resources(&mut self, demand: RequestedResources) {
+        if self.demand.as_deref() == Some(&demand) {
+            return;
+        }
+        let demand = base::Shared::new(demand);
+        self.subscription.request(demand.clone());
+        self.demand = Some(demand);
+    }
+
+    fn on_nack(&mut self, resource_type: ResourceType, error_code: i32, message: &str) {
+        let code = code_name(error_code);
+        let short = resource_type.short_name();
+        tracing::warn!(
+            node = self.node(),
+            r#type = short,
+            code,
+            message,
+            "proxy rejected its configuration"
+        );
+        self.shared.metrics.nacked(resource_type, self.node(), code);
+        if !self.nacks.contains(&(resource_type, code)) {
+            self.nacks.push((resource_type, code));
+        }
+    }
+
+    pub(super) async fn on_publication(&mut self, publication: Publication) -> Result<(), EndReason> {
+        let Some(resources) = publication.resources else {
+            return Ok(());
+        };
+        let rendering = (self.shared.clock)();
+        let responses = self.registration.connection.state().connection.on_snapshot(resources);
+        if let Some(since) = publication.since.take() {
+            self.since = Some(self.since.map_or(since, |earlier| earlier.min(since)));
+        }
+        self.write(responses, rendering).await?;
+        self.first_permit = None;
+        if let Some(pre_auth) = &self.pre_auth {
+            pre_auth.lift_read_limit();
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, responses: Vec<Response>, rendering: Instant) -> Result<(), EndReason> {
+        let wrote = !responses.is_empty();
+        for response in responses {
+            let resource_type = response.resource_type;
+            let size_bytes = match self.write_one(response).await {
+                Ok((size_bytes, sending)) => {
+                    let pushing = (self.shared.clock)().saturating_duration_since(rendering);
+                    self.shared.metrics.sent(resource_type, size_bytes, sending, pushing);
+                    size_bytes
+                }
+                Err(end) => {
+                    self.shared.metrics.send_failed(resource_type);
+                    return Err(end);
+                }
+            };
+            tracing::debug!(
+                node = self.node(),
+                r#type = resource_type.short_name(),
+                size_bytes,
+                "sent response"
+            );
+        }
+        // A type that waits for an ACK is sent later. A change that does not affect this proxy is not measured.
+        if self.since.is_some() && self.registration.connection.state().connection.is_up_to_date() {
+            let since = self.since.take().filter(|_| wrote);
+            if let Some(since) = since {
+                let delay = (self.shared.clock)().saturating_duration_since(since);
+                self.shared.metrics.converged(delay);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a response and returns its size and the time that the transport took.
+    async fn write_one(&mut self, response: Response) -> Result<(usize, Duration), EndReason> {
+        let resource_type = response.resource_type;
+        let (message, mut sent) = Message::new(self.registration.connection.protocol, response)?;
+        let permit = tokio::select! {
+            permit = self.shared.admission.response(sent.size_bytes) => permit,
+            end = self.ends.next() => return Err(end),
+        };
+        let sending = (self.shared.clock)();
+        self.registration.connection.state().sent_at[resource_type as usize] = Some((self.shared.wall_clock)());
+        self.sender.send(message).await?;
+        self.await_written(&mut sent.written, permit, resource_type).await?;
+        Ok((
+            sent.size_bytes,
+            (self.shared.clock)().saturating_duration_since(sending),
+        ))
+    }
+
+    /// Waits until the transport has written a response. A slow reader loses its permit, and is logged and counted later.
+    async fn await_written(
+        &mut self,
+        written: &mut tokio::sync::oneshot::Receiver<()>,
+        mut permit: Option<Permit>,
+        resource_type: ResourceType,
+    ) -> Result<(), EndReason> {
+        let started = Timer::now();
+        let release_at = started + self.shared.timeouts.permit;
+        let overdue_at = started + self.shared.timeouts.write;
+        let mut counted = false;
+        loop {
+            let release = permit.is_some().then_some(release_at);
+            let next = release.into_iter().chain((!counted).then_some(overdue_at)).min();
+            tokio::select! {
+                biased;
+                end = self.ends.next() => return Err(end),
+                _ = &mut *written => return Ok(()),
+                () = sleep_until(next.unwrap_or(started)), if next.is_some() => {}
+            }
+            if next == release {
+                permit = None;
+                self.first_permit = None;
+            } else {
+                counted = true;
+                self.shared.metrics.write_timeout.inc();
+                tracing::warn!(
+                    node = self.node(),
+                    r#type = resource_type.short_name(),
+                    "proxy does not read its configuration"
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let connection = &self.registration.connection;
+        self.shared.metrics.disconnected(&connection.proxy.version_text);
+        for (resource_type, code) in &self.nacks {
+            self.shared
+                .metrics
+                .forget_nacks(*resource_type, &connection.proxy.id, code);
+        }
+        tracing::debug!(connection = %connection.id, "proxy disconnected");
+    }
+}
+
+/// Returns the name of a gRPC code as in Go, for the label `err`.
+fn code_name(code: i32) -> &'static str {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "Canceled",
+        "Unknown",
+        "InvalidArgument",
+        "DeadlineExceeded",
+        "NotFound",
+        "AlreadyExists",
+        "PermissionDenied",
+        "ResourceExhausted",
+        "FailedPrecondition",
+        "Aborted",
+        "OutOfRange",
+        "Unimplemented",
+        "Internal",
+        "Unavailable",
+        "DataLoss",
+        "Unauthenticated",
+    ];
+    usize::try_from(code)
+        .ok()
+        .and_then(|code| NAMES.get(code))
+        .copied()
+        .unwrap_or("Unknown")
+}

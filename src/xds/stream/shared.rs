@@ -1,0 +1,59 @@
+//! The state and the time limits that all streams have in common.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::{
+    generate::proxy::NodeMetadataPool,
+    push::groups::Groups,
+    xds::{
+        admission::Admission, debug::DebugHandler, events::Events, metrics::Metrics, registry::Registry,
+        share::names::NameListInterner,
+    },
+};
+
+/// The time limits of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamTimeouts {
+    /// A response that is not written by then loses its permit: the reader is slow.
+    pub permit: Duration,
+    /// A response that is not written by then is counted (`pilot_xds_write_timeout`).
+    pub write: Duration,
+    /// A first configuration that is not sent by then loses its permit.
+    pub first_configuration: Duration,
+    /// The limit for the first request of a stream.
+    pub first_request: Duration,
+}
+
+impl Default for StreamTimeouts {
+    fn default() -> Self {
+        Self {
+            permit: Duration::from_secs(1),
+            write: Duration::from_secs(5),
+            first_configuration: Duration::from_secs(10),
+            first_request: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The state that all streams share.
+pub(in crate::xds) struct Shared {
+    pub(in crate::xds) groups: Groups,
+    pub(in crate::xds) registry: Arc<Registry>,
+    pub(in crate::xds) metrics: Metrics,
+    pub(in crate::xds) admission: Arc<Admission>,
+    pub(in crate::xds) timeouts: StreamTimeouts,
+    pub(in crate::xds) max_message_bytes: usize,
+    pub(in crate::xds) clock: fn() -> Instant,
+    pub(in crate::xds) wall_clock: fn() -> SystemTime,
+    /// The queue to the controller of WorkloadEntries, if that is enabled.
+    pub(in crate::xds) events: Option<Events>,
+    /// The handler of debug requests; set once it exists.
+    pub(in crate::xds) debug_handler: Arc<OnceLock<Arc<dyn DebugHandler>>>,
+    /// The name lists of requests: equal lists are stored once.
+    pub(in crate::xds) name_lists: Arc<NameListInterner>,
+    /// The node metadata of clients: equal metadata is stored once.
+    pub(in crate::xds) kinds: NodeMetadataPool,
+}
