@@ -216,9 +216,9 @@ async fn r3_rapid_resets_end_the_connection() {
             .tasks
             .spawn("client", async move { drop(connection.await) });
         for count in 0.. {
-            let request = Request::post(format!(
-                "http://istiod/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
-            ))
+            let request = Request::post(
+                "http://istiod/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
+            )
             .header(header::CONTENT_TYPE, "application/grpc")
             .body(http_body_util::Empty::<Bytes>::new())
             .expect("a request");
