@@ -1,4 +1,4 @@
-//! Who is let in, and when: work in flight is bounded, so that a thundering herd costs time, not memory.
+//! Admission control: bounds the work in flight, so that a thundering herd of clients costs time but no memory.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -7,52 +7,50 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long a stream waits for the rate limit, as in Istio.
+/// The maximum wait of a stream for the rate limit. Parity (pilot/pkg/xds/ads.go, `WaitForRequestLimit`): one second.
 const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
-/// How far apart streams are at the lowest rate.
+/// The pause between streams at the lowest rate.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
-/// Bytes are counted in units of this, since a semaphore counts in `u32`.
+/// The unit in which bytes are counted, since a semaphore counts in `u32`.
 const UNIT_BYTES: usize = 1 << 10;
-/// How much may be held of large requests that are on their way, in units, over all streams.
+/// The budget for large requests that are arriving, in units, over all streams.
 const REQUEST_UNITS: u32 = 64 << 10;
 
-/// The bounds.
+/// The limits of work in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many first configurations may be in the making or on their way.
+    /// The maximum number of first configurations that are generated or sent at the same time.
     pub first_configurations: usize,
-    /// How many bytes of responses may be on their way, over all streams. A larger response goes alone.
+    /// The maximum size of responses in flight, over all streams. A larger response is sent alone.
     pub bytes_in_flight: usize,
-    /// How long a stream waits for its first configuration to be begun.
+    /// The maximum wait of a stream for its first configuration.
     pub longest_wait: Duration,
-    /// New streams each second (`PILOT_MAX_REQUESTS_PER_SECOND`); `None`: only work is bounded.
+    /// The rate of new streams (`PILOT_MAX_REQUESTS_PER_SECOND`); `None` for no rate limit.
     pub streams_per_second: Option<f64>,
 }
 
-/// Too many first configurations wait; the client should try again, here or elsewhere.
+/// The error for too many waiting first configurations. The client should try again, at any instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{first_configurations} first configurations are in flight, the wait for one is over {longest_wait:?}; try again"
-)]
+#[error("{first_configurations} first configurations are in flight, and the wait exceeds {longest_wait:?}; try again")]
 pub struct Busy {
-    /// How many may be in flight.
+    /// The limit.
     pub first_configurations: usize,
-    /// How long was waited.
+    /// The maximum wait.
     pub longest_wait: Duration,
 }
 
-/// Streams come faster than `PILOT_MAX_REQUESTS_PER_SECOND`; the client should try again.
+/// The error for more new streams than `PILOT_MAX_REQUESTS_PER_SECOND`. The client should try again.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("request rate limit exceeded: {0} streams per second are admitted, and the wait is over {LONGEST_RATE_WAIT:?}")]
+#[error("request rate limit exceeded: {0} streams per second are accepted, and the wait exceeds {LONGEST_RATE_WAIT:?}")]
 pub struct RateExceeded(f64);
 
-/// A share of the work in flight, given back when dropped.
+/// A permit for work in flight, released when dropped.
 #[derive(Debug)]
 pub struct Permit {
     _permit: OwnedSemaphorePermit,
 }
 
-/// See the module's text.
+/// Admission control.
 #[derive(Debug)]
 pub struct Admission {
     limits: Limits,
@@ -60,13 +58,13 @@ pub struct Admission {
     units: Arc<Semaphore>,
     all_units: u32,
     requests: Arc<Semaphore>,
-    /// When the next stream may come. A lock for two comparisons; a task that hands out tokens would do no better.
+    /// The time at which the next stream may start. Locked for two comparisons.
     next_stream: Mutex<Option<Instant>>,
     clock: fn() -> Instant,
 }
 
 impl Admission {
-    /// Admission with these bounds; a rate that is not above zero counts as none.
+    /// Creates admission control with these limits. A rate that is not positive means no rate limit.
     pub fn new(mut limits: Limits, clock: fn() -> Instant) -> Self {
         let all_units = u32::try_from(limits.bytes_in_flight / UNIT_BYTES)
             .unwrap_or(u32::MAX)
@@ -83,7 +81,7 @@ impl Admission {
         }
     }
 
-    /// Lets a new stream in, at the rate limit if there is one: a bucket that holds one token.
+    /// Waits until a new stream may start: a token bucket with a burst of one.
     pub async fn stream(&self) -> Result<(), RateExceeded> {
         let Some(rate) = self.limits.streams_per_second else {
             return Ok(());
@@ -140,7 +138,7 @@ impl Admission {
     }
 }
 
-/// What a size counts for, if there are so many units.
+/// Returns the units of a size, at most `all`.
 fn units(size_bytes: usize, all: u32) -> u32 {
     let units = u32::try_from(size_bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
     units.clamp(1, all)
@@ -161,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_rate_is_a_bucket_of_one() {
+    async fn the_rate_limit_has_a_burst_of_one() {
         let streams_per_second = Some(2.0);
         let admission = Admission::new(
             Limits {
@@ -179,10 +177,7 @@ mod tests {
             })
             .collect();
         assert_eq!(waits, [Some(0), Some(5), Some(10), None], "tenths of a second");
-        let error = admission
-            .stream()
-            .await
-            .expect_err("the bucket is empty for more than a second");
+        let error = admission.stream().await.expect_err("the wait exceeds a second");
         assert!(
             error.to_string().starts_with("request rate limit exceeded: "),
             "{error}"
@@ -190,13 +185,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_responses_go_alone_and_in_turn() {
+    async fn large_responses_are_sent_alone_and_in_order() {
         let admission = Admission::new(limits(), environment::now);
         let small = admission.response(1).await;
         let mut large = std::pin::pin!(admission.response(1 << 30));
         assert!(futures::poll!(large.as_mut()).is_pending());
         let mut later = std::pin::pin!(admission.response(1));
-        assert!(futures::poll!(later.as_mut()).is_pending(), "who came later waits");
+        assert!(futures::poll!(later.as_mut()).is_pending(), "the later one waits");
         drop(small);
         let large = large.await;
         assert!(futures::poll!(later.as_mut()).is_pending());

@@ -1,7 +1,7 @@
-//! `Connection`: the state of one ADS stream, without IO. Requests and snapshots go in, responses come out.
+//! The state machine of one ADS stream, without I/O. Requests and snapshots go in, responses come out.
 //!
-//! One response of a type is in flight at a time; a type that waits for its ACK is skipped and taken from the newest
-//! snapshot later, so a slow client costs nobody else anything and its memory is bounded.
+//! One response of a type is in flight at a time. A type that waits for its ACK is skipped, and is sent from the newest snapshot
+//! later. So a slow client does not delay others and uses bounded memory.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use crate::{
     generate::{EncodedResource, RequestedResources, ResourceSnapshot, ResourceType, requested::ON_DEMAND},
 };
 
-/// The most names that a connection may subscribe to, over all types.
+/// The maximum number of names that a connection may subscribe to, over all types.
 const MAX_NAMES: usize = 100_000;
-/// The most bytes that these names may have.
+/// The maximum size of these names.
 const MAX_NAME_BYTES: usize = 16 << 20;
 
-/// A request, reduced to what matters.
+/// A request, reduced to the fields that the state machine uses.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The type.
@@ -35,16 +35,16 @@ pub struct Request {
     pub nonce: SmolStr,
     /// `error_detail.message` of a NACK.
     pub error: Option<String>,
-    /// What is asked for.
-    pub wish: SubscriptionChange,
+    /// The change of the subscription.
+    pub change: SubscriptionChange,
 }
 
-/// What a request asks for.
+/// The change of a subscription by a request.
 #[derive(Clone, Debug)]
 pub enum SubscriptionChange {
     /// State of the world: exactly these names.
     Names(Arc<Names>),
-    /// Incremental: changes of the subscription, and what the client holds already.
+    /// Incremental: added and removed names, and what the client holds already.
     Change {
         /// `resource_names_subscribe`; `*` means everything.
         subscribe: Arc<Names>,
@@ -55,63 +55,63 @@ pub enum SubscriptionChange {
     },
 }
 
-/// A response to be written.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// The type.
     pub resource_type: ResourceType,
-    /// The nonce that the client answers with.
+    /// The nonce, which the client repeats in its ACK or NACK.
     pub nonce: SmolStr,
-    /// Version of the whole view.
+    /// The version of the whole view.
     pub version: Version,
-    /// What is sent, by name.
+    /// The resources, sorted by name.
     pub resources: Arc<[Arc<EncodedResource>]>,
-    /// The same on the wire, if others are sent it too.
+    /// The encoded resources, if other streams are sent the same list.
     pub coalesced: Option<Arc<CoalescedResources>>,
-    /// What is gone (incremental protocol only).
+    /// The names of removed resources (incremental protocol only).
     pub removed: Vec<SmolStr>,
 }
 
-/// What a request was.
+/// The meaning of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A new or changed subscription.
     Subscribed,
-    /// The last response was accepted.
+    /// An ACK of the last response.
     Acked,
-    /// The last response was refused, for this reason.
+    /// A NACK of the last response, with its error.
     Nacked(String),
-    /// It answers a response that is not the last one, and is ignored.
+    /// A request with an outdated nonce, which is ignored.
     Stale,
-    /// The type is not wanted any more.
+    /// The end of the subscription.
     Unsubscribed,
 }
 
-/// What follows from a request.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Reaction {
-    /// What the request was.
+    /// The meaning of the request.
     pub outcome: Outcome,
-    /// What is to be sent.
+    /// The responses to send.
     pub responses: Vec<Response>,
 }
 
-/// Why a stream is ended.
+/// An invalid subscription, which ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubscriptionError {
-    /// Too many names, or names too long.
+    /// Too many names, or too many bytes of names.
     #[error(
-        "too many resource names: {names} names of {bytes} bytes, at most {MAX_NAMES} of {MAX_NAME_BYTES} are served"
+        "too many resource names: {names} names with {bytes} bytes; at most {MAX_NAMES} with {MAX_NAME_BYTES} bytes are accepted"
     )]
     TooManyNames {
-        /// How many names.
+        /// The number of names.
         names: usize,
-        /// How many bytes.
+        /// Their size.
         bytes: usize,
     },
 }
 
-/// See the module's text.
+/// The state of one ADS stream.
 #[derive(Debug)]
 pub struct Connection {
     protocol: Protocol,
@@ -119,12 +119,12 @@ pub struct Connection {
     latest: Option<Arc<ResourceSnapshot>>,
     types: [Option<Box<WatchedResource>>; ResourceType::ALL.len()],
     responses: u64,
-    /// What was made for others.
+    /// Responses that are shared with other connections.
     cache: Arc<ResponseCache>,
 }
 
 impl Connection {
-    /// A connection that has not asked for anything.
+    /// Creates a connection without subscriptions.
     pub fn new(protocol: Protocol) -> Self {
         Self {
             protocol,
@@ -136,15 +136,15 @@ impl Connection {
         }
     }
 
-    /// The same, which shares what it answers with other connections.
+    /// Returns the same connection, which shares responses with other connections.
     #[must_use]
     pub(super) fn sharing(mut self, cache: Arc<ResponseCache>) -> Self {
         self.cache = cache;
         self
     }
 
-    /// The connection of a client that asks for clusters and listeners by name too, and whose snapshots are made for
-    /// what it asks for. An answer waits for the snapshot that was made for the names.
+    /// Creates the connection of a client that requests clusters and listeners by name too. Its snapshots are generated for the
+    /// requested names, so a response waits for the snapshot with its names.
     pub fn on_demand(protocol: Protocol) -> Self {
         Self {
             on_demand: true,
@@ -152,8 +152,8 @@ impl Connection {
         }
     }
 
-    /// What the client asks for of the types that are made on demand; `None` where everything is at hand.
-    pub fn demand(&self) -> Option<RequestedResources> {
+    /// Returns the requested names of the types that are generated on demand; `None` for clients without such types.
+    pub fn requested_resources(&self) -> Option<RequestedResources> {
         let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.iter().cloned().collect());
         let requested = ON_DEMAND.into_iter();
         let requested = requested.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
@@ -164,17 +164,17 @@ impl Connection {
         self.on_demand && ON_DEMAND.contains(&resource_type)
     }
 
-    /// True if the type is everything to a client that names nothing.
+    /// Returns true if an empty list of names means all resources of the type.
     fn is_wildcard(&self, resource_type: ResourceType) -> bool {
         resource_type.is_wildcard() && !self.is_on_demand(resource_type)
     }
 
-    /// What the connection holds of a type, for debug pages.
+    /// Returns the state of a type, for debug pages.
     pub fn watched(&self, resource_type: ResourceType) -> Option<&WatchedResource> {
         self.types[resource_type as usize].as_deref()
     }
 
-    /// True if the client was sent all that the newest snapshot has for it; responses may still wait for their ACK.
+    /// Returns true if everything of the newest snapshot was sent. Responses may still wait for their ACK.
     pub fn is_up_to_date(&self) -> bool {
         let Some(latest) = &self.latest else { return false };
         ResourceType::ALL.iter().all(|resource_type| {
@@ -185,16 +185,16 @@ impl Connection {
         })
     }
 
-    /// A newer snapshot of the connection's group (or of another group that it belongs to now).
+    /// Handles a newer snapshot of the connection's group, which may be another group than before.
     pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
         self.cache.advance(&resources);
         self.latest = Some(resources);
         self.flush()
     }
 
-    /// A request of the client.
+    /// Handles a request of the client.
     pub fn on_request(&mut self, request: Request) -> Result<Reaction, SubscriptionError> {
-        let outcome = match request.wish {
+        let outcome = match request.change {
             SubscriptionChange::Names(names) => {
                 self.sotw_request(request.resource_type, &request.nonce, request.error, names)
             }
@@ -233,10 +233,10 @@ impl Connection {
         if let Some(error) = error {
             match slot {
                 Some(watched) if watched.nonce_sent == *nonce => {
-                    watched.refuse(error.clone());
-                    // The names may have changed while the response was on its way, and are not said again.
+                    watched.nack(error.clone());
+                    // The names may have changed while the response was in flight, and are not sent again.
                     if wildcard || !names.is_empty() {
-                        watched.rename(names, wildcard);
+                        watched.set_names(names, wildcard);
                     }
                 }
                 Some(_) => return Outcome::Stale,
@@ -253,8 +253,8 @@ impl Connection {
                 if watched.nonce_sent != *nonce {
                     return Outcome::Stale;
                 }
-                watched.accept();
-                if watched.rename(names, wildcard) {
+                watched.ack();
+                if watched.set_names(names, wildcard) {
                     Outcome::Subscribed
                 } else {
                     Outcome::Acked
@@ -297,23 +297,23 @@ impl Connection {
             if watched.nonce_sent != *nonce {
                 return Outcome::Stale;
             }
-            watched.refuse(error.clone());
+            watched.nack(error.clone());
             outcome = Outcome::Nacked(error);
         } else if !nonce.is_empty() && !first {
             if watched.nonce_sent != *nonce {
                 outcome = Outcome::Stale;
             } else {
-                watched.accept();
+                watched.ack();
             }
         }
-        // Changes of the subscription count even in a request whose nonce is stale: they are said only once.
+        // A subscription changes even if the nonce is outdated, since changes are sent only once.
         if first {
-            let claims_only = subscribe.is_empty();
+            let names_nothing = subscribe.is_empty();
             watched.on_demand = on_demand;
-            watched.wildcard = is_wildcard && claims_only;
+            watched.wildcard = is_wildcard && names_nothing;
             watched.must_respond = true;
             watched.initial_versions = initial_versions;
-            if !watched.wildcard && claims_only {
+            if !watched.wildcard && names_nothing {
                 watched
                     .names
                     .extend(watched.initial_versions.versions().keys().map(SmolStr::new));
@@ -323,7 +323,7 @@ impl Connection {
             if matches!(outcome, Outcome::Acked) {
                 outcome = Outcome::Subscribed;
             }
-            watched.change(subscribe, &unsubscribe, first);
+            watched.update_names(subscribe, &unsubscribe, first);
         }
         if first && resource_type == ResourceType::Cluster {
             self.warm_everything();
@@ -331,7 +331,7 @@ impl Connection {
         outcome
     }
 
-    /// A client that asks for clusters anew warms them all, so an existing subscription to endpoints is answered again.
+    /// Sends all endpoints again: a client that subscribes to clusters again warms all of them.
     fn warm_everything(&mut self) {
         if let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] {
             endpoints.resend_all = true;
@@ -355,7 +355,7 @@ impl Connection {
         }
     }
 
-    /// Sends what can be sent: each type once, in order, all from the latest snapshot; removals last.
+    /// Returns the responses that can be sent now: each type once, in order, from the latest snapshot; removals come last.
     fn flush(&mut self) -> Vec<Response> {
         let Some(latest) = self.latest.clone() else {
             return Vec::new();
@@ -368,7 +368,7 @@ impl Connection {
             if watched.in_flight.is_some() || watched.is_up_to_date(latest.view(*resource_type)) {
                 continue;
             }
-            // Until there is one that was made for these names, it is not known which of them exist.
+            // Before a snapshot was generated for these names, it is not known which of them exist.
             if watched.on_demand && !latest.is_made_for(*resource_type, &watched.names) {
                 continue;
             }
@@ -386,7 +386,7 @@ impl Connection {
         responses
     }
 
-    /// Changed clusters wait for their endpoints.
+    /// Marks the endpoints of changed clusters: Envoy waits for them.
     fn warm(&mut self, clusters: &[Arc<EncodedResource>]) {
         let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] else {
             return;
@@ -399,12 +399,12 @@ impl Connection {
     }
 
     fn removals(&mut self, latest: &Arc<ResourceSnapshot>) -> Vec<Response> {
-        let referring_is_behind = order::REFERRING.iter().any(|resource_type| {
+        let referring_types_are_outdated = order::REFERRING.iter().any(|resource_type| {
             let watched = self.types[*resource_type as usize].as_ref();
             watched.is_some_and(|watched| !watched.is_up_to_date(latest.view(*resource_type)))
         });
         let mut responses = Vec::new();
-        if referring_is_behind {
+        if referring_types_are_outdated {
             return responses;
         }
         for resource_type in ResourceType::ALL {
@@ -447,8 +447,8 @@ impl Connection {
 }
 
 impl WatchedResource {
-    /// Replaces the names of a subscription; true if there are new ones.
-    fn rename(&mut self, names: Arc<Names>, wildcard: bool) -> bool {
+    /// Replaces the names of a subscription. Returns true if there are new ones.
+    fn set_names(&mut self, names: Arc<Names>, wildcard: bool) -> bool {
         if Arc::ptr_eq(&self.requested, &names) && self.wildcard == wildcard {
             return false;
         }
@@ -464,10 +464,10 @@ impl WatchedResource {
         grew
     }
 
-    /// Changes an incremental subscription. Every name in `subscribe` is answered, also one that is held already.
-    fn change(&mut self, subscribe: Arc<Names>, unsubscribe: &[SmolStr], first: bool) {
+    /// Changes an incremental subscription. Every name in `subscribe` is sent, even if the client holds it already.
+    fn update_names(&mut self, subscribe: Arc<Names>, unsubscribe: &[SmolStr], first: bool) {
         if subscribe.wildcard() {
-            // Who is served on demand is never offered everything.
+            // A client that is served on demand has no wildcard.
             self.resend_all |= !first && !self.wildcard && !self.on_demand;
             self.wildcard = !self.on_demand;
         }

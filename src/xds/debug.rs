@@ -1,5 +1,5 @@
-//! Debug information over xDS, as `istioctl` asks for it: types that are no configuration, each request answered once.
-//! What is shown to whom is up to whoever answers.
+//! Debug information over xDS, as `istioctl` requests it: types that are no configuration, each request answered once. The
+//! handler decides about access.
 
 use std::sync::Arc;
 
@@ -8,65 +8,63 @@ use smol_str::SmolStr;
 
 use crate::{auth::Caller, generate::EncodedResource};
 
-/// A debug page, named by the request; and what all of these types begin with.
+/// The type of debug pages, which the request names; also the prefix of all debug types.
 pub const PAGE: &str = "istio.io/debug";
-/// What each client was sent and has acknowledged.
+/// The type of the sync status of all clients.
 pub const SYNC_STATUS: &str = "istio.io/debug/syncz";
-/// The configuration of the one client that is named.
+/// The type of the configuration of the named client.
 pub const CONFIG_DUMP: &str = "istio.io/debug/config_dump";
 
-/// Names that a request may have; each is a page or a client, and one is served.
+/// The maximum number of names of a request. Each is a page or a client, and only one is served.
 pub(super) const MAX_NAMES: usize = 8;
 
-/// True for types that tell of the control plane.
+/// Returns true for debug types.
 pub(super) fn is_debug(type_url: &str) -> bool {
     type_url
         .strip_prefix(PAGE)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// What is asked, and by whom.
+/// A debug request.
 #[derive(Clone, Debug)]
 pub struct DebugRequest {
     /// The type.
     pub type_url: String,
-    /// The names that the request has.
+    /// The names of the request.
     pub names: Vec<SmolStr>,
-    /// Who asks; none where that is not known.
+    /// The caller, if it is authenticated.
     pub caller: Option<Caller>,
 }
 
-/// What is told.
+/// A debug response.
 #[derive(Clone, Debug, Default)]
 pub struct DebugResponse {
-    /// Who answers, as `control_plane.identifier` has it.
+    /// `control_plane.identifier`.
     pub control_plane: Option<String>,
-    /// The version of what is told.
+    /// The version, which is also the nonce.
     pub version: String,
-    /// What is told.
+    /// The resources.
     pub resources: Vec<Arc<EncodedResource>>,
 }
 
-/// Why nothing is told; ends the stream.
+/// A rejected debug request, which ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DebugError {
-    /// Who asks is not known.
-    #[error(
-        "authentication required; hint: debug information is for callers with a certificate or a token, at the secure port"
-    )]
+    /// The caller is not authenticated.
+    #[error("authentication required; hint: use the secure port with a certificate or a token")]
     Unauthenticated,
-    /// The request makes no sense.
+    /// The request is malformed.
     #[error("{0}")]
     Malformed(&'static str),
-    /// Not for this caller.
+    /// The caller has no access.
     #[error("the debug info is not available for current identity: {0:?}")]
     Forbidden(Vec<SmolStr>),
 }
 
-/// ResponseCache.
+/// A handler of debug requests.
 pub trait DebugHandler: Send + Sync + 'static {
-    /// ResponseCache a question; a client that is not here is an answer without resources.
-    fn answer(&self, question: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>>;
+    /// Answers a request. For a client that is not connected here, the response has no resources.
+    fn answer(&self, request: DebugRequest) -> BoxFuture<'static, Result<DebugResponse, DebugError>>;
 }
 
 #[cfg(test)]
@@ -74,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_types_have_one_beginning() {
+    fn debug_types_have_a_common_prefix() {
         for (url, is) in [
             (PAGE, true),
             (SYNC_STATUS, true),

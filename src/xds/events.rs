@@ -1,5 +1,5 @@
-//! What streams tell whoever keeps WorkloadEntries: that a machine connected, how it is, that it is gone. A stream waits
-//! for the answer to its arrival; the queue is bounded, and leaving cannot be lost, since it is a dropped handle.
+//! Events of machines for the controller of WorkloadEntries: connected, health, disconnected. A stream waits for the answer to
+//! its connect event. The queue is bounded. A disconnect cannot be lost, since it is a dropped handle.
 
 use std::{
     sync::{
@@ -18,21 +18,21 @@ use crate::{
     generate::proxy::Proxy,
 };
 
-/// Events that wait to be taken; a stream with one more waits itself.
+/// The size of the queue. A stream waits while it is full.
 const QUEUE: usize = 1024;
-/// How long a stream waits for the answer to its arrival.
+/// The maximum wait for the answer to a connect event.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How a machine is bound to its WorkloadEntry.
+/// The WorkloadEntry of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Binding {
-    /// `AUTO_REGISTER_GROUP`: the WorkloadEntry is made from this WorkloadGroup.
+    /// `AUTO_REGISTER_GROUP`: the WorkloadEntry is created from this WorkloadGroup.
     Group(SmolStr),
-    /// `WORKLOAD_ENTRY`: the WorkloadEntry of this name was made by somebody.
+    /// `WORKLOAD_ENTRY`: an existing WorkloadEntry with this name.
     Entry(SmolStr),
 }
 
-/// Who a client is, as its certificate or token says.
+/// The authenticated identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The namespace.
@@ -41,10 +41,10 @@ pub struct Identity {
     pub service_account: SmolStr,
 }
 
-/// What matters of a client that stands for a machine.
+/// A client that represents a machine, usually a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// The proxy's id, for messages.
+    /// The id of the proxy, for messages.
     pub proxy: SmolStr,
     /// Its WorkloadEntry.
     pub binding: Binding,
@@ -58,65 +58,65 @@ pub struct Machine {
     pub labels: Labels,
     /// `region/zone/subzone` of the node; may be empty.
     pub locality: SmolStr,
-    /// It takes HBONE.
+    /// True if it supports HBONE.
     pub hbone: bool,
-    /// Its agent probes it and tells its health.
+    /// True if its agent probes it and reports its health.
     pub probed: bool,
-    /// Who it is; `None` where nothing was verified.
+    /// Its identity, if it is authenticated.
     pub identity: Option<Identity>,
 }
 
-/// Why a machine is not served.
+/// The reason why a machine is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
-    /// What it refers to is not there (yet).
+    /// An object that it refers to does not exist (yet).
     #[error("{0}")]
     Missing(String),
-    /// It may not have this WorkloadEntry.
+    /// It has no access to this WorkloadEntry.
     #[error("{0}")]
     Forbidden(String),
-    /// The WorkloadEntry could not be written now. Worth trying again.
+    /// The WorkloadEntry could not be written. May be retried.
     #[error("{0}")]
     Failed(String),
 }
 
-/// How a workload is.
+/// The health of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Its probe succeeds.
+    /// True if its probe succeeds.
     pub healthy: bool,
-    /// What the probe said if not.
+    /// The error of the probe.
     pub message: String,
-    /// When it was told.
+    /// The time of the report.
     pub at: SystemTime,
 }
 
-/// One event.
+/// An event of a machine.
 #[derive(Debug)]
 pub enum Event {
-    /// A machine opened a stream. Its first answer waits for `answer`.
+    /// A machine opened a stream. Its first response waits for `answer`.
     Connected {
-        /// Tells streams apart.
+        /// The number of the stream.
         connection: u64,
-        /// Who came.
+        /// The machine.
         machine: Arc<Machine>,
-        /// When.
+        /// The time of the event.
         at: SystemTime,
-        /// Whether it is served.
+        /// The answer: served or rejected.
         answer: oneshot::Sender<Result<(), Rejection>>,
-        /// EndSignals, without a value, when the stream does.
+        /// Closes, without a value, when the stream ends.
         gone: oneshot::Receiver<()>,
     },
-    /// An agent told the health of its workload.
+    /// An agent reported the health of its workload.
     Health {
-        /// The stream on which it did.
+        /// The number of the stream.
         connection: u64,
-        /// What it told.
+        /// The health.
         health: Health,
     },
 }
 
-/// Where streams put events. Cheap to clone.
+/// The sending half of the event queue. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: mpsc::Sender<Event>,
@@ -125,7 +125,7 @@ pub struct Events {
     health: bool,
 }
 
-/// What turns proxies into machines: the variables of auto-registration.
+/// The feature variables of auto-registration.
 #[derive(Clone, Copy, Debug)]
 pub struct EventOptions {
     /// `PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION`.
@@ -135,7 +135,7 @@ pub struct EventOptions {
 }
 
 impl Events {
-    /// A queue, and its end.
+    /// Creates the queue and its receiver.
     pub fn channel(options: EventOptions) -> (Self, mpsc::Receiver<Event>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let events = Self {
@@ -147,7 +147,7 @@ impl Events {
         (events, receiver)
     }
 
-    /// What the proxy's node says of a machine; `None` for all other proxies.
+    /// Returns the machine that the proxy represents; `None` for all other proxies.
     pub fn machine(&self, proxy: &Proxy, identity: Option<Identity>) -> Option<Machine> {
         let group = proxy.text("AUTO_REGISTER_GROUP");
         let entry = proxy.text("WORKLOAD_ENTRY");
@@ -174,7 +174,7 @@ impl Events {
         })
     }
 
-    /// Tells of a machine and waits for the answer.
+    /// Sends a connect event and waits for the answer.
     pub(super) async fn connect(&self, machine: Machine, at: SystemTime) -> Result<Attachment, Rejection> {
         let connection = self.connections.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
@@ -186,15 +186,16 @@ impl Events {
             answer,
             gone,
         };
-        let told = async {
-            let ended = |_| Rejection::Failed("WorkloadEntries are not kept any more: the control plane ends".into());
+        let answer = async {
+            let ended =
+                |_| Rejection::Failed("cannot register the workload: the control plane is shutting down".into());
             self.sender
                 .send(event)
                 .await
                 .map_err(|error| ended(error.to_string()))?;
             answered.await.map_err(|error| ended(error.to_string()))?
         };
-        match tokio::time::timeout(REGISTRATION_TIMEOUT, told).await {
+        match tokio::time::timeout(REGISTRATION_TIMEOUT, answer).await {
             Ok(answer) => answer?,
             Err(_) => {
                 return Err(Rejection::Failed(
@@ -210,7 +211,7 @@ impl Events {
     }
 }
 
-/// A machine's place, given back when dropped.
+/// The attachment of a machine, which ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Attachment {
     events: Events,
@@ -219,11 +220,11 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
-    /// Tells the health of the workload; waits while the queue is full.
+    /// Sends the health of the workload; waits while the queue is full.
     pub(super) async fn health(&self, health: Health) {
         if self.events.health {
             let connection = self.connection;
-            // At shutdown nobody listens, and nobody needs to.
+            // The queue is closed at shutdown.
             let _ = self.events.sender.send(Event::Health { connection, health }).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Metrics of the connections, under Istio's names.
+//! Metrics of connections, with Istio's names.
 
 use std::{
     collections::BTreeMap,
@@ -14,19 +14,19 @@ use smol_str::SmolStr;
 
 use crate::generate::ResourceType;
 
-/// Seconds that a push or a send may take.
+/// Buckets for the duration of pushes and sends, in seconds.
 const SEND_BUCKETS: &[f64] = &[0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0];
-/// Seconds that a change may take to reach a proxy.
+/// Buckets for the time between a change and its arrival at a proxy, in seconds.
 const CONVERGENCE_BUCKETS: &[f64] = &[0.1, 0.5, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0];
-/// Sizes of responses.
+/// Buckets for the size of responses, in bytes.
 const SIZE_BUCKETS: &[f64] = &[1.0, 1e4, 1e6, 4e6, 1e7, 4e7];
 
-/// See the module's text.
+/// The metrics of connections.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     clients: IntGaugeVec,
-    /// Clients by version. Clients name their version, so a version without clients is forgotten, and that must not
-    /// cross with one that comes: hence a lock, held for a moment when a client comes or goes.
+    /// The number of clients by version. Clients choose the label, so a version without clients is removed. The lock keeps the
+    /// removal from racing with a new client; it is held briefly when a client connects or disconnects.
     versions: Arc<Mutex<BTreeMap<SmolStr, i64>>>,
     pushes: IntCounterVec,
     rejects: IntCounterVec,
@@ -42,7 +42,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics; an error means that a name is taken.
+    /// Registers the metrics. An error means that a name is in use.
     pub fn new(registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
         let rejected_types = [
             ResourceType::Cluster,
@@ -56,7 +56,7 @@ impl Metrics {
             let short = resource_type.short_name();
             let opts = Opts::new(
                 format!("pilot_xds_{short}_reject"),
-                format!("Responses of type {short} that a connected proxy refused."),
+                format!("Number of rejected responses of type {short}, for each connected proxy."),
             );
             rejected.push((
                 resource_type,
@@ -72,25 +72,28 @@ impl Metrics {
         Ok(Self {
             clients: register(
                 registry,
-                IntGaugeVec::new(Opts::new("pilot_xds", "Proxies that are connected."), &["version"])?,
+                IntGaugeVec::new(Opts::new("pilot_xds", "Number of connected proxies."), &["version"])?,
             )?,
             versions: Arc::default(),
             pushes: counters(
                 "pilot_xds_pushes",
-                "Responses that were sent, or failed to be, by type.",
+                "Number of responses that were sent or failed, by type.",
             )?,
-            rejects: counters("pilot_total_xds_rejects", "Responses that proxies refused, by type.")?,
+            rejects: counters(
+                "pilot_total_xds_rejects",
+                "Number of responses that proxies rejected, by type.",
+            )?,
             rejected,
             expired_nonce: counters(
                 "pilot_xds_expired_nonce",
-                "Requests that answer an outdated response, by type.",
+                "Number of requests with an outdated nonce, by type.",
             )?,
             push_time: register(
                 registry,
                 HistogramVec::new(
                     histogram(
                         "pilot_xds_push_time",
-                        "Seconds from rendering a response to its last byte.",
+                        "Time from encoding a response to its last byte, in seconds.",
                         SEND_BUCKETS,
                     ),
                     &["type"],
@@ -100,14 +103,18 @@ impl Metrics {
                 registry,
                 Histogram::with_opts(histogram(
                     "pilot_xds_send_time",
-                    "Seconds that the transport took to write a response.",
+                    "Time that the transport took to write a response, in seconds.",
                     SEND_BUCKETS,
                 ))?,
             )?,
             size_bytes: register(
                 registry,
                 HistogramVec::new(
-                    histogram("pilot_xds_config_size_bytes", "Bytes of a response.", SIZE_BUCKETS),
+                    histogram(
+                        "pilot_xds_config_size_bytes",
+                        "Size of a response, in bytes.",
+                        SIZE_BUCKETS,
+                    ),
                     &["type"],
                 )?,
             )?,
@@ -115,26 +122,26 @@ impl Metrics {
                 registry,
                 Histogram::with_opts(histogram(
                     "pilot_proxy_convergence_time",
-                    "Seconds from a change to the moment when a proxy was sent all that follows from it.",
+                    "Time from a change until a proxy was sent all its consequences, in seconds.",
                     CONVERGENCE_BUCKETS,
                 ))?,
             )?,
             internal_errors: counter(
                 "pilot_total_xds_internal_errors",
-                "Streams that ended by a defect of istiod.",
+                "Number of streams that failed because of a bug in istiod.",
             )?,
             write_timeout: counter(
                 "pilot_xds_write_timeout",
-                "Responses that were not written for seconds.",
+                "Number of responses that were not written in time.",
             )?,
             recv_max: register(
                 registry,
-                IntGauge::new("pilot_xds_recv_max", "Bytes of the largest request so far.")?,
+                IntGauge::new("pilot_xds_recv_max", "Size of the largest request so far, in bytes.")?,
             )?,
         })
     }
 
-    /// A client came.
+    /// Records a new client.
     pub(super) fn connected(&self, version: &SmolStr) {
         let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
         let count = versions.entry(version.clone()).or_default();
@@ -142,7 +149,7 @@ impl Metrics {
         self.clients.with_label_values(&[version.as_str()]).set(*count);
     }
 
-    /// A client went.
+    /// Records a disconnected client.
     pub(super) fn disconnected(&self, version: &SmolStr) {
         let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(count) = versions.get_mut(version) else { return };
@@ -154,14 +161,14 @@ impl Metrics {
         }
     }
 
-    /// A request answers a response that is not the last one.
+    /// Records a request with an outdated nonce.
     pub(super) fn expired(&self, resource_type: ResourceType) {
         self.expired_nonce
             .with_label_values(&[resource_type.short_name()])
             .inc();
     }
 
-    /// A response was written.
+    /// Records a written response.
     pub(super) fn sent(&self, resource_type: ResourceType, size_bytes: usize, sending: Duration, pushing: Duration) {
         let short = resource_type.short_name();
         self.pushes.with_label_values(&[short]).inc();
@@ -174,18 +181,18 @@ impl Metrics {
             .observe(size_bytes as f64);
     }
 
-    /// A response was not written: the client went away.
+    /// Records a response that was not written because the client disconnected.
     pub(super) fn send_failed(&self, resource_type: ResourceType) {
         let label = format!("{}_senderr", resource_type.short_name());
         self.pushes.with_label_values(&[label.as_str()]).inc();
     }
 
-    /// Everything that follows from a change was written.
+    /// Records that all consequences of a change were written.
     pub(super) fn converged(&self, delay: Duration) {
         self.convergence.observe(delay.as_secs_f64());
     }
 
-    /// A response was refused.
+    /// Records a NACK.
     pub(super) fn nacked(&self, resource_type: ResourceType, node: &str, code: &str) {
         self.rejects.with_label_values(&[resource_type.short_name()]).inc();
         for (of, gauge) in &self.rejected {
@@ -195,17 +202,17 @@ impl Metrics {
         }
     }
 
-    /// Forgets what a node refused: it is gone. Without this, the labels of every proxy that ever was would stay.
+    /// Removes the NACKs of a disconnected node. Without this, the labels of all former proxies would stay.
     pub(super) fn forget_nacks(&self, resource_type: ResourceType, node: &str, code: &str) {
         for (of, gauge) in &self.rejected {
             if *of == resource_type {
-                // It is an error to remove what is not there, which is as good.
+                // Fails only if the label was removed before.
                 let _ = gauge.remove_label_values(&[node, code]);
             }
         }
     }
 
-    /// A request of this size came.
+    /// Records the size of a request.
     pub(super) fn received(&self, size_bytes: usize) {
         let size = i64::try_from(size_bytes).unwrap_or(i64::MAX);
         if size > self.recv_max.get() {

@@ -1,4 +1,4 @@
-//! Live connections, for debug pages.
+//! The registry of live connections, for debug pages.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +20,13 @@ use crate::{
     push::groups::MemberId,
 };
 
-/// All live connections, in the order in which they came.
+/// All live connections, oldest first.
 #[derive(Debug, Default)]
 pub struct Registry {
     numbers: AtomicU64,
-    /// Locked for one insertion, removal or listing at a time; a message to an owner would make each page wait for it.
+    /// Locked for one insertion, removal or listing. With an owner task instead, each page would wait for it.
     connections: Mutex<BTreeMap<u64, Arc<LiveConnection>>>,
-    /// What connections are answered that ask alike.
+    /// Responses that connections with equal subscriptions share.
     cache: Arc<ResponseCache>,
 }
 
@@ -35,18 +35,18 @@ pub struct Registry {
 pub struct LiveConnection {
     /// `<proxy id>-<number>`.
     pub id: SmolStr,
-    /// The client's address; `None` where the server does not know it.
+    /// The client's address, if it is known.
     pub peer: Option<SocketAddr>,
-    /// When the first request came.
+    /// The new time of the first request.
     pub connected_at: SystemTime,
     /// The client.
     pub proxy: Arc<Proxy>,
-    /// Its place in its group.
+    /// Its id in the push loop.
     pub subscription: MemberId,
-    /// What it speaks.
+    /// Its protocol.
     pub protocol: Protocol,
-    /// Shared by the stream, which changes it, and debug pages, which copy from it: never held across an `await`. A
-    /// message to the stream would wait while a response is written, and a copy for each request would double its names.
+    /// Shared by the stream, which changes it, and debug pages, which read it; never locked across an `await`. A message to the
+    /// stream would wait while a response is written, and a copy for debug pages would double the memory of its names.
     state: Mutex<State>,
 }
 
@@ -56,56 +56,56 @@ pub(super) struct State {
     pub(super) sent_at: [Option<SystemTime>; ResourceType::ALL.len()],
 }
 
-/// What a connection holds of one type.
+/// The state of one type on a connection.
 #[derive(Clone, Debug)]
 pub struct TypeStatus {
     /// The type.
     pub resource_type: ResourceType,
-    /// Everything of the type is wanted.
+    /// True for a wildcard subscription.
     pub wildcard: bool,
-    /// Names that are wanted one by one, sorted.
+    /// The names of the subscription, sorted.
     pub names: Vec<SmolStr>,
-    /// Nonce of the last response; empty before it.
+    /// The nonce of the last response; empty before the first one.
     pub nonce_sent: SmolStr,
-    /// Nonce of the last response that was accepted.
+    /// The nonce of the last response that was acknowledged.
     pub nonce_acked: SmolStr,
-    /// Why the last response was refused, if it was.
+    /// The error of the last response, if it was rejected.
     pub last_error: Option<String>,
-    /// When the last response was handed to the transport.
+    /// The time when the last response was passed to the transport.
     pub sent_at: Option<SystemTime>,
 }
 
 impl Registry {
-    /// All connections, oldest first.
+    /// Returns all connections, oldest first.
     pub fn connections(&self) -> Vec<Arc<LiveConnection>> {
         self.lock().values().cloned().collect()
     }
 
-    /// How many connections there are.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// True without connections.
+    /// Returns true without connections.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    pub(super) fn register(self: &Arc<Self>, arrival: NewConnection) -> Registration {
+    pub(super) fn register(self: &Arc<Self>, new: NewConnection) -> Registration {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        let connection = if arrival.proxy.is_proxyless() {
-            Connection::on_demand(arrival.protocol)
+        let connection = if new.proxy.is_proxyless() {
+            Connection::on_demand(new.protocol)
         } else {
-            Connection::new(arrival.protocol)
+            Connection::new(new.protocol)
         };
         let connection = connection.sharing(self.cache.clone());
         let connection = Arc::new(LiveConnection {
-            id: format_smolstr!("{}-{number}", arrival.proxy.id),
-            peer: arrival.peer,
-            connected_at: arrival.connected_at,
-            proxy: arrival.proxy,
-            subscription: arrival.subscription,
-            protocol: arrival.protocol,
+            id: format_smolstr!("{}-{number}", new.proxy.id),
+            peer: new.peer,
+            connected_at: new.connected_at,
+            proxy: new.proxy,
+            subscription: new.subscription,
+            protocol: new.protocol,
             state: Mutex::new(State {
                 connection,
                 sent_at: Default::default(),
@@ -125,7 +125,7 @@ impl Registry {
 }
 
 impl LiveConnection {
-    /// What the connection holds of each type that it watches, in push order.
+    /// Returns the state of each subscribed type, in push order.
     pub fn types(&self) -> Vec<TypeStatus> {
         let state = self.state();
         let watched = ResourceType::ALL
@@ -149,7 +149,7 @@ impl LiveConnection {
     }
 }
 
-/// What is known of a client at its first request.
+/// The properties of a client that are known at its first request.
 pub(super) struct NewConnection {
     pub(super) peer: Option<SocketAddr>,
     pub(super) connected_at: SystemTime,
@@ -158,7 +158,7 @@ pub(super) struct NewConnection {
     pub(super) protocol: Protocol,
 }
 
-/// A place in the registry, given back when dropped.
+/// The registration of a connection, which ends when it is dropped.
 pub(super) struct Registration {
     registry: Arc<Registry>,
     number: u64,
@@ -171,7 +171,7 @@ impl Drop for Registration {
         connections.remove(&self.number);
         let was_last = connections.is_empty();
         drop(connections);
-        // There is nobody who would ask again for what was answered.
+        // Without connections, nothing reuses the cached responses.
         if was_last {
             self.registry.cache.clear();
         }
@@ -186,7 +186,7 @@ mod tests {
     use crate::{generate::fixture, xds::share::response_cache::tests::long_snapshot};
 
     #[test]
-    fn the_last_connection_takes_along_what_was_answered() {
+    fn the_last_connection_clears_the_response_cache() {
         let registry = Arc::new(Registry::default());
         let proxy = Arc::new(fixture::client(
             "sidecar~10.0.0.1~a.default~default.svc.cluster.local",

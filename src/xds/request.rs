@@ -239,7 +239,7 @@ impl IncomingRequest {
         size_bytes: usize,
     ) -> Result<Self, RequestError> {
         let malformed = |error: prost::DecodeError| RequestError::Malformed(error.to_string());
-        let (node, type_url, nonce, error, wish) = match protocol {
+        let (node, type_url, nonce, error, change) = match protocol {
             Protocol::Sotw => {
                 let request = DiscoveryRequest::decode(rest).map_err(malformed)?;
                 let (nonce, error) = (request.response_nonce, request.error_detail);
@@ -254,18 +254,18 @@ impl IncomingRequest {
             Protocol::Delta => {
                 let request = DeltaDiscoveryRequest::decode(rest).map_err(malformed)?;
                 let unsubscribe = request.resource_names_unsubscribe.into_iter();
-                let wish = SubscriptionChange::Change {
+                let change = SubscriptionChange::Change {
                     subscribe: names,
                     unsubscribe: unsubscribe.map(SmolStr::from).collect(),
                     initial_versions,
                 };
                 let (nonce, error) = (request.response_nonce, request.error_detail);
-                (request.node, request.type_url, nonce, error, wish)
+                (request.node, request.type_url, nonce, error, change)
             }
         };
         let error_code = error.as_ref().map_or(0, |status| status.code);
         let mut error = error.map(shortened);
-        let debug_names = match &wish {
+        let debug_names = match &change {
             SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }
                 if debug::is_debug(&type_url) =>
             {
@@ -277,7 +277,7 @@ impl IncomingRequest {
             resource_type,
             nonce: nonce.into(),
             error: error.take(),
-            wish,
+            change,
         });
         Ok(Self {
             node,
@@ -407,7 +407,7 @@ mod tests {
             let mut lists = Vec::new();
             while let Some(incoming) = requests.next().await.expect("well-formed") {
                 let request = incoming.request.expect("a type that is served");
-                let SubscriptionChange::Names(names) = request.wish else {
+                let SubscriptionChange::Names(names) = request.change else {
                     panic!("state of the world")
                 };
                 all.push((names.iter().collect(), request.nonce.to_string(), incoming.size_bytes));
@@ -511,7 +511,7 @@ mod tests {
         assert!(most < 1000, "{most} bytes of {}", again.len());
         let received = requests.buffer.next_message().expect("well-formed").expect("complete");
         let second = requests.decode(received).expect("well-formed").request.expect("served");
-        let (SubscriptionChange::Names(a), SubscriptionChange::Names(b)) = (&first.wish, &second.wish) else {
+        let (SubscriptionChange::Names(a), SubscriptionChange::Names(b)) = (&first.change, &second.change) else {
             panic!("state of the world");
         };
         assert!(Arc::ptr_eq(a, b));

@@ -164,7 +164,7 @@ impl Client {
 
     /// Takes what the world serves now.
     fn publish(&mut self, world: &World) {
-        let snapshot = match self.connection.demand() {
+        let snapshot = match self.connection.requested_resources() {
             Some(demand) => world.snapshot_for(demand),
             None => world.snapshot(),
         };
@@ -172,12 +172,12 @@ impl Client {
         self.receive(responses);
     }
 
-    fn request(&mut self, index: usize, nonce: SmolStr, error: Option<String>, wish: SubscriptionChange) {
+    fn request(&mut self, index: usize, nonce: SmolStr, error: Option<String>, change: SubscriptionChange) {
         let request = Request {
             resource_type: TYPES[index],
             nonce,
             error,
-            wish,
+            change,
         };
         let reaction = self.connection.on_request(request).expect("few names");
         self.receive(reaction.responses);
@@ -216,12 +216,12 @@ impl Client {
                     let held = self.held[index].iter();
                     let initial_versions =
                         initial_versions(held.map(|(name, r)| (name.to_string(), r.version.to_string())));
-                    let wish = SubscriptionChange::Change {
+                    let change = SubscriptionChange::Change {
                         subscribe: names,
                         unsubscribe: Vec::new(),
                         initial_versions,
                     };
-                    self.request(index, SmolStr::default(), None, wish);
+                    self.request(index, SmolStr::default(), None, change);
                 }
                 _ => {}
             }
@@ -253,12 +253,12 @@ impl Client {
             Protocol::Delta => {
                 let subscribe = Arc::new(wanted.difference(&before).cloned().collect());
                 let unsubscribe = before.difference(&wanted).cloned().collect();
-                let wish = SubscriptionChange::Change {
+                let change = SubscriptionChange::Change {
                     subscribe,
                     unsubscribe,
                     initial_versions: InitialVersions::default(),
                 };
-                self.request(index, SmolStr::default(), None, wish);
+                self.request(index, SmolStr::default(), None, change);
             }
         }
     }
@@ -277,7 +277,7 @@ impl Client {
         if accept {
             self.apply(index, &response);
         }
-        let wish = match self.protocol {
+        let change = match self.protocol {
             Protocol::Sotw => SubscriptionChange::Names(Arc::new(self.names[index].iter().cloned().collect())),
             Protocol::Delta => SubscriptionChange::Change {
                 subscribe: Arc::default(),
@@ -285,7 +285,7 @@ impl Client {
                 initial_versions: InitialVersions::default(),
             },
         };
-        self.request(index, response.nonce, error, wish);
+        self.request(index, response.nonce, error, change);
         true
     }
 
@@ -528,7 +528,7 @@ fn naming_nothing_is_no_wish_for_everything_on_demand() {
 }
 
 #[test]
-fn unknown_names_are_told_as_removed_on_demand() {
+fn unknown_names_are_removed_on_demand() {
     let (world, mut client) = idle(Protocol::Delta);
     client.request(2, SmolStr::default(), None, delta(&["r0", "missing"]));
     client.publish(&world);
@@ -577,12 +577,12 @@ fn unknown_endpoints_are_answered_with_none() {
 fn too_many_names_are_refused() {
     let mut connection = Connection::new(Protocol::Sotw);
     let names = (0..200_000).map(|index| format_smolstr!("name-{index}")).collect();
-    let wish = SubscriptionChange::Names(Arc::new(names));
+    let change = SubscriptionChange::Names(Arc::new(names));
     let request = Request {
         resource_type: ResourceType::Endpoint,
         nonce: SmolStr::default(),
         error: None,
-        wish,
+        change,
     };
     assert!(matches!(
         connection.on_request(request),

@@ -84,14 +84,14 @@ impl WatchedResource {
     }
 
     /// Records an ACK of the last response.
-    pub(super) fn accept(&mut self) {
+    pub(super) fn ack(&mut self) {
         self.nonce_acked = self.nonce_sent.clone();
         self.last_error = None;
         self.in_flight = None;
     }
 
     /// Records a NACK of the last response: the client may or may not hold its resources.
-    pub(super) fn refuse(&mut self, error: String) {
+    pub(super) fn nack(&mut self, error: String) {
         self.last_error = Some(error);
         if let Some(in_flight) = self.in_flight.take() {
             self.nacked

@@ -1,5 +1,5 @@
-//! The names of subscriptions. Thousands of proxies ask for the same thousands of names, each in an order of its own, and
-//! repeat them all with each ACK; so lists of the same names are read once and shared.
+//! The names of subscriptions, interned. Thousands of proxies request the same thousands of names, each in its own order, and
+//! repeat them with each ACK. So lists with the same names are decoded once and shared.
 
 use std::{
     collections::hash_map::RandomState,
@@ -15,18 +15,18 @@ use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Shorter lists are not worth the look whether somebody else has them.
+/// Shorter lists are not interned.
 const SMALL_BYTES: usize = 1 << 10;
-/// With fewer lists nobody looks which of them are still used.
+/// The number of lists below which unused ones are not removed.
 const FEW: usize = 64;
 
-/// The name that means everything.
+/// The name for all resources.
 const WILDCARD: &str = "*";
 
-/// Names as they came in one request.
+/// The names of one request.
 #[derive(Clone, Default)]
 pub struct Names {
-    /// What they were read from, if others may have the same.
+    /// Their encoded form, if they are interned.
     fields: Bytes,
     wildcard: bool,
     set: OrdSet<SmolStr>,
@@ -57,33 +57,33 @@ impl FromIterator<SmolStr> for Names {
 }
 
 impl Names {
-    /// True if nothing was named, not even everything.
+    /// Returns true without names and wildcard.
     pub fn is_empty(&self) -> bool {
         !self.wildcard && self.set.is_empty()
     }
 
-    /// True if `*` is among them.
+    /// Returns true if `*` is among them.
     pub fn wildcard(&self) -> bool {
         self.wildcard
     }
 
-    /// What they were read from, if others may have the same; else nothing.
+    /// Returns their encoded form, if they are interned; otherwise nothing.
     pub(in crate::xds) fn fields(&self) -> &Bytes {
         &self.fields
     }
 
-    /// The names but for `*`.
+    /// Returns the names except `*`.
     pub fn set(&self) -> &OrdSet<SmolStr> {
         &self.set
     }
 
-    /// All of them.
+    /// Returns all names, including `*`.
     pub(in crate::xds) fn iter(&self) -> impl Iterator<Item = SmolStr> {
         let wildcard = self.wildcard.then_some(SmolStr::new_static(WILDCARD));
         wildcard.into_iter().chain(self.set.iter().cloned())
     }
 
-    /// Reads fields of strings, tags included.
+    /// Decodes string fields, including their tags.
     fn read(mut rest: &[u8]) -> Result<Self, DecodeError> {
         let mut names = Vec::new();
         while !rest.is_empty() {
@@ -96,28 +96,28 @@ impl Names {
     }
 }
 
-/// The lists that some connection has.
+/// The lists that connections use.
 #[derive(Default)]
 pub(in crate::xds) struct NameListInterner {
-    /// Locked for one look or one insertion.
+    /// Locked for one lookup or one insertion.
     lists: Mutex<Lists>,
-    /// Keyed at random, so that nobody can make two sets that are taken for one.
+    /// Randomly keyed, so that a client cannot create two sets with the same hash.
     hashers: [RandomState; 2],
 }
 
 #[derive(Default)]
 struct Lists {
-    /// By the hash of their bytes.
+    /// By a hash of their encoded form.
     by_bytes: FxHashMap<u64, Weak<Names>>,
-    /// By what they hold.
+    /// By a hash of the set of names.
     by_set: FxHashMap<SetHash, Weak<Names>>,
 }
 
-/// The number of names, and the sums of two hashes of each: the same in any order.
+/// The number of names, and the sums of two hashes of each; independent of their order.
 type SetHash = (usize, u64, u64);
 
 impl NameListInterner {
-    /// Reads fields of strings, tags included, or finds that the same names were read already, if in another order.
+    /// Decodes string fields, including their tags, or returns a list with the same names in any order.
     pub(in crate::xds) fn read(&self, fields: Bytes) -> Result<Arc<Names>, DecodeError> {
         if fields.len() < SMALL_BYTES {
             return Names::read(&fields).map(Arc::new);
@@ -132,7 +132,7 @@ impl NameListInterner {
         if let Some(known) = known {
             return Ok(known);
         }
-        // A copy, lest the request that they came in be held for as long as they are.
+        // A copy, so that the request is not kept in memory for as long as the names.
         let names = Arc::new(Names {
             fields: Bytes::copy_from_slice(&fields),
             ..Names::read(&fields)?
@@ -150,7 +150,7 @@ impl NameListInterner {
             let (tag, wire_type) = encoding::decode_key(&mut rest)?;
             let from = rest;
             encoding::skip_field(wire_type, tag, &mut rest, encoding::DecodeContext::default())?;
-            // With its length, which stands before it.
+            // The name with its length prefix.
             let name = &from[..from.len() - rest.len()];
             hash.0 += 1;
             hash.1 = hash.1.wrapping_add(self.hashers[0].hash_one(name));
@@ -164,7 +164,7 @@ impl NameListInterner {
     }
 }
 
-/// Adds a list, and now and then looks which ones nobody has any more.
+/// Adds a list. Removes unused lists when the map is full.
 fn insert<K: Eq + std::hash::Hash>(lists: &mut FxHashMap<K, Weak<Names>>, key: K, names: &Arc<Names>) {
     if lists.len() >= FEW && lists.len() == lists.capacity() {
         lists.retain(|_, names| names.strong_count() > 0);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_lists_are_shared_while_somebody_has_them() {
+    fn equal_lists_are_shared_while_in_use() {
         let known = NameListInterner::default();
         let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
         let (a, b) = (many("a"), many("b"));
@@ -204,11 +204,11 @@ mod tests {
         }
         let lists = known.lock();
         let most = lists.by_bytes.len().max(lists.by_set.len());
-        assert!(most <= 4 * FEW, "what nobody has is forgotten");
+        assert!(most <= 4 * FEW, "unused lists are removed");
     }
 
     #[test]
-    fn the_order_of_names_does_not_matter() {
+    fn lists_are_shared_in_any_order() {
         let known = NameListInterner::default();
         let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
         let mut names = many("a");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_no_name() {
+    fn the_wildcard_is_not_a_name() {
         let known = NameListInterner::default();
         let names = known.read(fields(&["*".into(), "a".into()])).expect("well-formed");
         assert!(names.wildcard() && !names.is_empty());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused() {
+    fn malformed_names_are_rejected() {
         let known = NameListInterner::default();
         assert!(known.read(Bytes::from_static(&[0x1a, 1, 0xff])).is_err());
         assert!(known.read(Bytes::from_static(&[0x1a, 9, b'a'])).is_err());

@@ -56,7 +56,7 @@ pub(super) struct Session {
     /// NACKs that were counted for this node, with the code.
     nacks: Vec<(ResourceType, &'static str)>,
     /// The resources that were requested last, if the client is served on demand.
-    demand: Option<base::Shared<RequestedResources>>,
+    requested: Option<base::Shared<RequestedResources>>,
     /// Held while the client represents a machine.
     attachment: Option<Attachment>,
     debug_responder: DebugResponder,
@@ -95,7 +95,7 @@ impl Session {
             first_permit: Some((permit, Timer::now() + timeouts.first_configuration)),
             since: None,
             nacks: Vec::new(),
-            demand: None,
+            requested: None,
             attachment,
             debug_responder: stream.debug_responder(),
         }
@@ -146,12 +146,12 @@ impl Session {
 
     fn handle(&mut self, request: Request, error_code: i32) -> Result<Vec<Response>, EndReason> {
         let resource_type = request.resource_type;
-        let (reaction, demand) = {
+        let (reaction, requested) = {
             let connection = &mut self.registration.connection.state().connection;
-            (connection.on_request(request)?, connection.demand())
+            (connection.on_request(request)?, connection.requested_resources())
         };
-        if let Some(demand) = demand {
-            self.request_resources(demand);
+        if let Some(requested) = requested {
+            self.request_resources(requested);
         }
         match reaction.outcome {
             Outcome::Nacked(message) => self.on_nack(resource_type, error_code, &message),
@@ -169,13 +169,13 @@ impl Session {
     }
 
     /// Requests resources by name, if the names have changed. The resources arrive as a publication.
-    fn request_resources(&mut self, demand: RequestedResources) {
-        if self.demand.as_deref() == Some(&demand) {
+    fn request_resources(&mut self, requested: RequestedResources) {
+        if self.requested.as_deref() == Some(&requested) {
             return;
         }
-        let demand = base::Shared::new(demand);
-        self.subscription.request(demand.clone());
-        self.demand = Some(demand);
+        let requested = base::Shared::new(requested);
+        self.subscription.request(requested.clone());
+        self.requested = Some(requested);
     }
 
     fn on_nack(&mut self, resource_type: ResourceType, error_code: i32, message: &str) {
