@@ -95,6 +95,7 @@ const TABLE: &[Rule] = &[
             "generate::resource",
             "generate::proxy",
             "push::groups",
+            "push::testing",
         ],
     ),
     rule(
