@@ -1,5 +1,5 @@
-//! A model client against the connection: whatever it accepts, refuses, drops or asks for, it ends with exactly what a
-//! full generation gives.
+//! Tests of the connection with a model client: whatever it accepts, rejects, drops or requests, it ends with exactly the
+//! resources of a full generation.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -34,7 +34,7 @@ const TYPES: [ResourceType; 5] = [
     ResourceType::Extension,
 ];
 
-/// Content of one type: name → generation; odd names stand in the second part.
+/// The content of one type: name → generation. Odd names are in the second part.
 type Content = BTreeMap<u8, u8>;
 
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ fn resource(name: u8, generation: u8) -> Arc<EncodedResource> {
     Arc::new(EncodedResource::new(name, &message))
 }
 
-/// The world that the control plane serves; parts that do not change keep their allocation.
+/// The content that the control plane serves. Parts that do not change keep their allocation.
 #[derive(Default)]
 struct World {
     contents: [Content; TYPES.len()],
@@ -97,7 +97,7 @@ impl World {
         Arc::new(ResourceSnapshot::new(Revision(self.revision), views.collect(), false))
     }
 
-    /// What it serves to a client that is served on demand: only what it asks for.
+    /// Returns the snapshot of a client that is served on demand: only the requested resources.
     fn snapshot_for(&self, demand: RequestedResources) -> Arc<ResourceSnapshot> {
         let as_single_list = self.snapshot();
         let views = ResourceType::ALL.iter().map(|resource_type| {
@@ -121,17 +121,17 @@ impl World {
     }
 }
 
-/// The client: what it holds, what it asked for, and the responses that it has not answered yet.
+/// A client: the resources that it holds, the names that it requested, and the responses that it has not answered yet.
 struct Client {
     protocol: Protocol,
-    /// It is served on demand.
+    /// True if it is served on demand.
     on_demand: bool,
     connection: Connection,
     held: [BTreeMap<SmolStr, Arc<EncodedResource>>; TYPES.len()],
     names: [BTreeSet<SmolStr>; TYPES.len()],
     nonces: [SmolStr; TYPES.len()],
     inbox: VecDeque<Response>,
-    /// A state-of-the-world request without a nonce begins a new watch, whatever is in flight.
+    /// A state-of-the-world request without a nonce starts a new subscription, even while a response is in flight.
     asked_again: [bool; TYPES.len()],
 }
 
@@ -157,12 +157,12 @@ impl Client {
         }
     }
 
-    /// True if the client wants all of a type without naming it.
+    /// Returns true if the client subscribes to all resources of a type.
     fn is_wildcard(&self, index: usize) -> bool {
         TYPES[index].is_wildcard() && !self.on_demand
     }
 
-    /// Takes what the world serves now.
+    /// Publishes the current content to the client.
     fn publish(&mut self, world: &World) {
         let snapshot = match self.connection.requested_resources() {
             Some(demand) => world.snapshot_for(demand),
@@ -263,7 +263,7 @@ impl Client {
         }
     }
 
-    /// ResponseCache the oldest response.
+    /// Answers the oldest response.
     fn answer(&mut self, accept: bool) -> bool {
         let Some(response) = self.inbox.pop_front() else {
             return false;
@@ -271,7 +271,7 @@ impl Client {
         let index = TYPES
             .iter()
             .position(|t| *t == response.resource_type)
-            .expect("a type that was requested for");
+            .expect("a requested type");
         self.nonces[index] = response.nonce.clone();
         let error = (!accept).then(|| "nacked".to_owned());
         if accept {
@@ -307,14 +307,14 @@ impl Client {
     fn settle(&mut self, world: &World) {
         for _ in 0..1000 {
             if !self.answer(true) {
-                // What is asked for now may not have been made yet.
+                // The requested resources may not be generated yet.
                 self.publish(world);
                 if self.inbox.is_empty() {
                     return;
                 }
             }
         }
-        panic!("client and server never come to rest");
+        panic!("client and server do not converge");
     }
 }
 
@@ -342,7 +342,7 @@ fn run(mut client: Client, steps: Vec<Step>) {
         }
     }
     client.settle(&world);
-    // What was refused is sent again with the next change of the type.
+    // Rejected resources are sent again with the next change of the type.
     world.revision += 1;
     for content in &mut world.contents {
         for name in 0..8 {
@@ -386,12 +386,12 @@ proptest! {
     }
 
     #[test]
-    fn a_delta_client_on_demand_ends_with_what_it_asks_for(steps in steps()) {
+    fn a_delta_client_on_demand_ends_with_the_requested_resources(steps in steps()) {
         run(Client::on_demand(Protocol::Delta), steps);
     }
 
     #[test]
-    fn a_sotw_client_on_demand_ends_with_what_it_asks_for(steps in steps()) {
+    fn a_sotw_client_on_demand_ends_with_the_requested_resources(steps in steps()) {
         run(Client::on_demand(Protocol::Sotw), steps);
     }
 }
@@ -412,7 +412,7 @@ fn delta(subscribe: &[&str]) -> SubscriptionChange {
     }
 }
 
-/// A client that holds clusters r0 and r1 and their endpoints.
+/// Returns a client that holds clusters r0 and r1 and their endpoints.
 fn settled() -> (World, Client) {
     let mut world = World::default();
     world.contents[0] = [(0, 0), (1, 0)].into();
@@ -427,7 +427,7 @@ fn settled() -> (World, Client) {
 }
 
 #[test]
-fn only_what_changed_is_sent() {
+fn only_changes_are_sent() {
     let (mut world, mut client) = settled();
     world.contents[1].insert(1, 1);
     let responses = client.connection.on_snapshot(world.snapshot());
@@ -489,7 +489,7 @@ fn a_reconnect_with_versions_sends_only_the_difference() {
     assert_eq!(sent, expected);
 }
 
-/// A world with listeners r0 and r1, and a client on demand that has not asked for anything.
+/// Returns content with listeners r0 and r1, and a client on demand without requests.
 fn idle(protocol: Protocol) -> (World, Client) {
     let mut world = World::default();
     world.contents[2] = [(0, 0), (1, 0)].into();
@@ -503,19 +503,19 @@ fn sotw(names: &[&str]) -> SubscriptionChange {
 }
 
 #[test]
-fn an_answer_waits_for_what_is_made_on_demand() {
+fn a_response_waits_for_resources_on_demand() {
     let (world, mut client) = idle(Protocol::Sotw);
     client.request(2, SmolStr::default(), None, sotw(&["r0", "missing"]));
-    assert!(client.inbox.is_empty(), "whether r0 exists is not known yet");
+    assert!(client.inbox.is_empty(), "r0 is not generated yet");
     client.publish(&world);
-    let response = client.inbox.pop_front().expect("an answer");
+    let response = client.inbox.pop_front().expect("a response");
     assert_eq!(names(&response), ["r0"]);
     client.request(2, response.nonce, None, sotw(&["r0", "missing"]));
     assert!(client.inbox.is_empty(), "nothing is new");
 }
 
 #[test]
-fn naming_nothing_is_no_wish_for_everything_on_demand() {
+fn an_empty_request_on_demand_is_no_wildcard() {
     let (world, mut client) = idle(Protocol::Sotw);
     client.request(2, SmolStr::default(), None, sotw(&[]));
     client.publish(&world);
@@ -532,7 +532,7 @@ fn unknown_names_are_removed_on_demand() {
     let (world, mut client) = idle(Protocol::Delta);
     client.request(2, SmolStr::default(), None, delta(&["r0", "missing"]));
     client.publish(&world);
-    let response = client.inbox.pop_front().expect("an answer");
+    let response = client.inbox.pop_front().expect("a response");
     assert_eq!(
         (names(&response), response.removed.as_slice()),
         (vec!["r0"], &["missing".into()][..])
@@ -540,7 +540,7 @@ fn unknown_names_are_removed_on_demand() {
 }
 
 #[test]
-fn dropping_a_name_is_not_answered_on_demand() {
+fn unsubscribing_is_not_answered_on_demand() {
     let (world, mut client) = idle(Protocol::Sotw);
     client.watch(2, &[0, 1].into());
     client.settle(&world);
@@ -556,7 +556,7 @@ fn extensions_are_never_removed() {
     let responses = client.connection.on_snapshot(world.snapshot());
     client.receive(responses);
     client.request(4, SmolStr::default(), None, delta(&["r0", "r1"]));
-    let response = client.inbox.pop_front().expect("an answer");
+    let response = client.inbox.pop_front().expect("a response");
     assert_eq!(names(&response), ["r0", "r1"]);
     world.contents[4] = [(0, 1)].into();
     client.request(4, response.nonce, None, delta(&[]));
@@ -566,15 +566,15 @@ fn extensions_are_never_removed() {
 }
 
 #[test]
-fn unknown_endpoints_are_answered_with_none() {
+fn unknown_endpoints_are_answered_with_an_empty_assignment() {
     let (_, mut client) = settled();
     client.request(1, SmolStr::default(), None, delta(&["missing"]));
-    let response = client.inbox.pop_front().expect("an answer");
+    let response = client.inbox.pop_front().expect("a response");
     assert_eq!(names(&response), ["missing"]);
 }
 
 #[test]
-fn too_many_names_are_refused() {
+fn too_many_names_are_rejected() {
     let mut connection = Connection::new(Protocol::Sotw);
     let names = (0..200_000).map(|index| format_smolstr!("name-{index}")).collect();
     let change = SubscriptionChange::Names(Arc::new(names));
@@ -590,7 +590,7 @@ fn too_many_names_are_refused() {
     ));
 }
 
-/// As a client that connects again says what it holds.
+/// Returns the initial versions of a reconnecting client.
 fn initial_versions(held: impl Iterator<Item = (String, String)>) -> InitialVersions {
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: held.collect(),

@@ -1,4 +1,4 @@
-//! The generated client against the server, over pipes in memory and over loopback.
+//! Tests of the server with the generated client, over pipes in memory and over loopback.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +48,7 @@ struct Line {
     flags: DiscoveryFlags,
 }
 
-struct Bed {
+struct Fixture {
     environment: Environment,
     server: Server,
     feed: watch::Sender<Option<Arc<ResourceSnapshot>>>,
@@ -56,13 +56,13 @@ struct Bed {
 
 type Client = AggregatedDiscoveryServiceClient<Channel>;
 
-impl Bed {
+impl Fixture {
     fn new(options: ServerOptions) -> Self {
         Self::with_clock(options, environment::now)
     }
 
     fn with_clock(options: ServerOptions, clock: fn() -> Instant) -> Self {
-        let flags = Line::try_parse_from(["istiod"]).expect("no flags are fine").flags;
+        let flags = Line::try_parse_from(["istiod"]).expect("no flags are required").flags;
         let environment = Environment::new(Settings {
             flags,
             variables: BTreeMap::new(),
@@ -78,7 +78,7 @@ impl Bed {
         }
     }
 
-    /// Serves content at a revision: (type, name, text).
+    /// Publishes resources at a revision: (type, name, text).
     fn publish(&self, revision: u64, content: &[(ResourceType, &str, &str)]) {
         self.feed.send_replace(Some(snapshot(revision, content)));
     }
@@ -92,7 +92,7 @@ impl Bed {
         connections(&self.server)
     }
 
-    /// A client over a pipe, so that time can stand still.
+    /// Returns a client over a pipe.
     async fn client(&self) -> Client {
         self.client_with(Endpoint::from_static("http://istiod")).await
     }
@@ -204,7 +204,7 @@ impl Sotw {
         })
     }
 
-    async fn ask(&self, resource_type: ResourceType, names: &[&str], nonce: &str) {
+    async fn request(&self, resource_type: ResourceType, names: &[&str], nonce: &str) {
         let request = DiscoveryRequest {
             node: node(),
             type_url: resource_type.url().into(),
@@ -216,8 +216,8 @@ impl Sotw {
     }
 
     async fn response(&mut self) -> DiscoveryResponse {
-        let response = self.responses.message().await.expect("the stream goes on");
-        response.expect("the stream goes on")
+        let response = self.responses.message().await.expect("the stream stays open");
+        response.expect("the stream stays open")
     }
 
     async fn end(&mut self) -> Status {
@@ -243,15 +243,16 @@ fn texts(response: &DiscoveryResponse) -> Vec<String> {
 
 #[tokio::test]
 async fn state_of_the_world_over_loopback() {
-    let bed = Bed::new(ServerOptions::default());
-    bed.publish(
+    let fixture = Fixture::new(ServerOptions::default());
+    fixture.publish(
         1,
         &[(ResourceType::Cluster, "a", "1"), (ResourceType::Endpoint, "a", "e1")],
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
-    let server = bed.server.clone();
-    bed.environment
+    let server = fixture.server.clone();
+    fixture
+        .environment
         .tasks
         .spawn("test server", async move { connections(&server).serve(listener).await });
     let channel = Endpoint::from_shared(format!("http://{address}"))
@@ -262,11 +263,11 @@ async fn state_of_the_world_over_loopback() {
         .await
         .expect("served");
 
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    stream.request(ResourceType::Cluster, &[], "").await;
     let clusters = stream.response().await;
     assert_eq!(texts(&clusters), ["1"]);
-    stream.ask(ResourceType::Cluster, &[], &clusters.nonce).await;
-    stream.ask(ResourceType::Endpoint, &["a", "b"], "").await;
+    stream.request(ResourceType::Cluster, &[], &clusters.nonce).await;
+    stream.request(ResourceType::Endpoint, &["a", "b"], "").await;
     let endpoints = stream.response().await;
     assert_eq!(endpoints.type_url, ResourceType::Endpoint.url());
     assert_eq!(
@@ -274,43 +275,45 @@ async fn state_of_the_world_over_loopback() {
         2,
         "an unknown cluster has an empty assignment"
     );
-    stream.ask(ResourceType::Endpoint, &["a", "b"], &endpoints.nonce).await;
+    stream
+        .request(ResourceType::Endpoint, &["a", "b"], &endpoints.nonce)
+        .await;
 
-    bed.publish(
+    fixture.publish(
         2,
         &[(ResourceType::Cluster, "a", "1"), (ResourceType::Endpoint, "a", "e2")],
     );
     let endpoints = stream.response().await;
-    assert_eq!(texts(&endpoints), ["e2"], "only what changed");
-    bed.until("pilot_proxy_convergence_time", 1.0).await;
+    assert_eq!(texts(&endpoints), ["e2"], "only the changes are sent");
+    fixture.until("pilot_proxy_convergence_time", 1.0).await;
 
-    let live = bed.server.registry().connections();
+    let live = fixture.server.registry().connections();
     assert_eq!(live[0].id, "web.default-1");
     assert!(live[0].peer.is_some_and(|peer| peer.ip().is_loopback()));
     let types = live[0].types();
     assert_eq!(types[0].nonce_acked, types[0].nonce_sent);
     assert_eq!(types[1].names, ["a", "b"]);
     assert!(types[1].sent_at.is_some());
-    assert!((bed.metric("pilot_xds", &[]) - 1.0).abs() < f64::EPSILON);
-    assert!((bed.metric("pilot_xds_pushes", &["cds"]) - 1.0).abs() < f64::EPSILON);
+    assert!((fixture.metric("pilot_xds", &[]) - 1.0).abs() < f64::EPSILON);
+    assert!((fixture.metric("pilot_xds_pushes", &["cds"]) - 1.0).abs() < f64::EPSILON);
     drop(stream);
     assert!(
-        bed.environment.tasks.end(Duration::from_secs(5)).await,
-        "everything ends"
+        fixture.environment.tasks.end(Duration::from_secs(5)).await,
+        "all tasks end"
     );
-    assert!(bed.server.registry().is_empty());
-    assert!(bed.metric("pilot_xds", &[]).abs() < f64::EPSILON);
+    assert!(fixture.server.registry().is_empty());
+    assert!(fixture.metric("pilot_xds", &[]).abs() < f64::EPSILON);
 }
 
 #[tokio::test]
-async fn incremental() {
-    let bed = Bed::new(ServerOptions::default());
-    bed.publish(
+async fn incremental_over_a_pipe() {
+    let fixture = Fixture::new(ServerOptions::default());
+    fixture.publish(
         1,
         &[(ResourceType::Listener, "a", "1"), (ResourceType::Listener, "b", "1")],
     );
     let (requests, receiver) = mpsc::channel(16);
-    let mut client = bed.client().await;
+    let mut client = fixture.client().await;
     let responses = client.delta_aggregated_resources(ReceiverStream::new(receiver)).await;
     let mut responses = responses.expect("served").into_inner();
     let request = |nonce: &str, held: Option<String>| DeltaDiscoveryRequest {
@@ -323,7 +326,11 @@ async fn incremental() {
     let held = cluster("a", "1").version.to_string();
     requests.send(request("", Some(held))).await.expect("open");
     let names = async |responses: &mut Streaming<DeltaDiscoveryResponse>| {
-        let response = responses.message().await.expect("goes on").expect("goes on");
+        let response = responses
+            .message()
+            .await
+            .expect("the stream stays open")
+            .expect("the stream stays open");
         let names: Vec<String> = response
             .resources
             .iter()
@@ -335,21 +342,21 @@ async fn incremental() {
     assert_eq!(
         names(&mut responses).await,
         (vec!["b".into()], vec![]),
-        "what is held is not sent again"
+        "held resources are not sent again"
     );
-    bed.publish(2, &[(ResourceType::Listener, "a", "2")]);
+    fixture.publish(2, &[(ResourceType::Listener, "a", "2")]);
     assert_eq!(names(&mut responses).await, (vec!["a".into()], vec!["b".into()]));
 }
 
 #[tokio::test]
-async fn refusals() {
-    let bed = Bed::new(ServerOptions::default());
-    bed.environment.ready.send_replace(false);
-    let mut client = bed.client().await;
+async fn invalid_requests_end_the_stream() {
+    let fixture = Fixture::new(ServerOptions::default());
+    fixture.environment.ready.send_replace(false);
+    let mut client = fixture.client().await;
     let status = Sotw::open(&mut client).await.err().expect("not ready");
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.message(), "server is not ready to serve discovery information");
-    bed.environment.ready.send_replace(true);
+    fixture.environment.ready.send_replace(true);
 
     let mut stream = Sotw::open(&mut client).await.expect("ready");
     stream.requests.send(DiscoveryRequest::default()).await.expect("open");
@@ -361,7 +368,7 @@ async fn refusals() {
 
     let mut stream = Sotw::open(&mut client).await.expect("ready");
     let long = "x".repeat(4 << 20);
-    stream.ask(ResourceType::Endpoint, &[&long], "").await;
+    stream.request(ResourceType::Endpoint, &[&long], "").await;
     let status = stream.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("at most 4194304"), "{}", status.message());
@@ -369,7 +376,7 @@ async fn refusals() {
     let mut stream = Sotw::open(&mut client).await.expect("ready");
     let names: Vec<String> = (0..100_001).map(|number| format!("{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    stream.ask(ResourceType::Endpoint, &names, "").await;
+    stream.request(ResourceType::Endpoint, &names, "").await;
     let status = stream.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(
@@ -379,16 +386,16 @@ async fn refusals() {
     );
 
     let mut stream = Sotw::open(&mut client).await.expect("ready");
-    stream.ask(ResourceType::Endpoint, &vec!["x"; 260_000], "").await;
+    stream.request(ResourceType::Endpoint, &vec!["x"; 260_000], "").await;
     assert_eq!(stream.end().await.message(), "the request has more than 250000 fields");
-    assert!(bed.server.registry().is_empty());
+    assert!(fixture.server.registry().is_empty());
 }
 
 #[tokio::test]
-async fn unknown_methods_types_and_health_messages() {
-    let bed = Bed::new(ServerOptions::default());
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    let mut client = bed.client().await;
+async fn unknown_methods_types_and_health_reports_are_ignored() {
+    let fixture = Fixture::new(ServerOptions::default());
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut client = fixture.client().await;
     let mut stream = Sotw::open(&mut client).await.expect("ready");
     let of_type = async |type_url: &str, node: Option<Node>| {
         let request = DiscoveryRequest {
@@ -407,23 +414,23 @@ async fn unknown_methods_types_and_health_messages() {
         .header(header::CONTENT_TYPE, "application/grpc")
         .body(http_body_util::Empty::<Bytes>::new())
         .expect("a request");
-    let response = bed.router().handle(request).await;
+    let response = fixture.router().handle(request).await;
     assert_eq!(response.headers()[Status::GRPC_STATUS], "12");
     let request = Request::get("/")
         .body(http_body_util::Empty::<Bytes>::new())
         .expect("a request");
     assert_eq!(
-        bed.router().handle(request).await.status(),
+        fixture.router().handle(request).await.status(),
         StatusCode::UNSUPPORTED_MEDIA_TYPE
     );
 }
 
 #[tokio::test]
-async fn a_refused_response_is_counted() {
-    let bed = Bed::new(ServerOptions::default());
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    let mut stream = Sotw::open(&mut bed.client().await).await.expect("ready");
-    stream.ask(ResourceType::Cluster, &[], "").await;
+async fn a_nack_is_counted() {
+    let fixture = Fixture::new(ServerOptions::default());
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut stream = Sotw::open(&mut fixture.client().await).await.expect("ready");
+    stream.request(ResourceType::Cluster, &[], "").await;
     let response = stream.response().await;
     let nack = DiscoveryRequest {
         type_url: ResourceType::Cluster.url().into(),
@@ -436,108 +443,108 @@ async fn a_refused_response_is_counted() {
         ..Default::default()
     };
     stream.requests.send(nack).await.expect("open");
-    stream.ask(ResourceType::Cluster, &[], "stale").await;
-    bed.publish(2, &[(ResourceType::Cluster, "a", "2")]);
+    stream.request(ResourceType::Cluster, &[], "stale").await;
+    fixture.publish(2, &[(ResourceType::Cluster, "a", "2")]);
     assert_eq!(texts(&stream.response().await), ["2"]);
-    assert!((bed.metric("pilot_total_xds_rejects", &["cds"]) - 1.0).abs() < f64::EPSILON);
-    assert!((bed.metric("pilot_xds_cds_reject", &["web.default", "Internal"]) - 1.0).abs() < f64::EPSILON);
-    assert!((bed.metric("pilot_xds_expired_nonce", &["cds"]) - 1.0).abs() < f64::EPSILON);
-    let types = bed.server.registry().connections()[0].types();
+    assert!((fixture.metric("pilot_total_xds_rejects", &["cds"]) - 1.0).abs() < f64::EPSILON);
+    assert!((fixture.metric("pilot_xds_cds_reject", &["web.default", "Internal"]) - 1.0).abs() < f64::EPSILON);
+    assert!((fixture.metric("pilot_xds_expired_nonce", &["cds"]) - 1.0).abs() < f64::EPSILON);
+    let types = fixture.server.registry().connections()[0].types();
     assert_eq!(types[0].last_error.as_deref(), Some("no such thing"));
 }
 
 #[tokio::test]
-async fn a_slow_reader_holds_nobody_up() {
+async fn a_slow_reader_does_not_delay_others() {
     let mut options = ServerOptions::default();
     options.limits.first_configurations = 1;
     options.limits.bytes_in_flight = 1 << 20;
     options.timeouts.permit = Duration::from_millis(20);
     options.timeouts.write = Duration::from_millis(400);
-    let bed = Bed::new(options);
+    let fixture = Fixture::new(options);
     let text = "x".repeat(10 << 10);
     let names: Vec<SmolStr> = (0..200).map(|number| format_smolstr!("r{number:03}")).collect();
     let content: Vec<_> = names
         .iter()
         .map(|name| (ResourceType::Cluster, name.as_str(), text.as_str()))
         .collect();
-    bed.publish(1, &content);
+    fixture.publish(1, &content);
     let slow = Endpoint::from_static("http://istiod").initial_stream_window_size(65_535);
-    let mut slow = Sotw::open(&mut bed.client_with(slow).await).await.expect("ready");
-    slow.ask(ResourceType::Cluster, &[], "").await;
+    let mut slow = Sotw::open(&mut fixture.client_with(slow).await).await.expect("ready");
+    slow.request(ResourceType::Cluster, &[], "").await;
     let wide = Endpoint::from_static("http://istiod")
         .initial_stream_window_size(8 << 20)
         .initial_connection_window_size(8 << 20);
-    let mut fast = Sotw::open(&mut bed.client_with(wide).await).await.expect("ready");
-    fast.ask(ResourceType::Cluster, &[], "").await;
+    let mut fast = Sotw::open(&mut fixture.client_with(wide).await).await.expect("ready");
+    fast.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(fast.response().await.resources.len(), 200);
-    bed.until("pilot_xds_write_timeout", 1.0).await;
+    fixture.until("pilot_xds_write_timeout", 1.0).await;
     assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
 }
 
 #[tokio::test]
-async fn first_configurations_wait_their_turn() {
+async fn first_configurations_are_limited() {
     let mut options = ServerOptions::default();
     options.limits.first_configurations = 1;
     options.limits.longest_wait = Duration::from_millis(400);
     options.timeouts.first_configuration = Duration::from_millis(300);
-    let bed = Bed::new(options);
-    let mut client = bed.client().await;
-    // Nothing is published, so the first one holds its share for the whole of its patience, and so does the second.
+    let fixture = Fixture::new(options);
+    let mut client = fixture.client().await;
+    // Nothing is published, so the first two streams hold their permits until the time limit.
     let first = Sotw::open(&mut client).await.expect("ready");
-    first.ask(ResourceType::Cluster, &[], "").await;
-    bed.until("pilot_xds", 1.0).await;
+    first.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 1.0).await;
     let mut second = Sotw::open(&mut client).await.expect("ready");
-    second.ask(ResourceType::Cluster, &[], "").await;
+    second.request(ResourceType::Cluster, &[], "").await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     let mut third = Sotw::open(&mut client).await.expect("ready");
-    third.ask(ResourceType::Cluster, &[], "").await;
+    third.request(ResourceType::Cluster, &[], "").await;
     let status = third.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("try again"), "{}", status.message());
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     assert_eq!(texts(&second.response().await), ["1"]);
 }
 
 #[tokio::test]
-async fn old_connections_are_asked_to_go() {
-    let bed = Bed::new(ServerOptions {
+async fn connections_close_at_their_maximum_age() {
+    let fixture = Fixture::new(ServerOptions {
         max_connection_age: Some(Duration::from_millis(200)),
         age_grace: Duration::from_millis(100),
         ..ServerOptions::default()
     });
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    let began = tokio::time::Instant::now();
-    let mut stream = Sotw::open(&mut bed.client().await).await.expect("ready");
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let started = tokio::time::Instant::now();
+    let mut stream = Sotw::open(&mut fixture.client().await).await.expect("ready");
+    stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
     let status = stream.end().await;
     assert_eq!(status.code(), Code::Unavailable);
-    let age = began.elapsed().as_millis();
+    let age = started.elapsed().as_millis();
     assert!(age >= 180 + 100, "{age}");
 }
 
 static PANICS: AtomicBool = AtomicBool::new(false);
 
 #[tokio::test]
-async fn a_panic_ends_one_stream() {
-    let bed = Bed::with_clock(ServerOptions::default(), || {
-        assert!(!PANICS.load(Ordering::Relaxed), "asked to");
+async fn a_panic_ends_one_stream_only() {
+    let fixture = Fixture::with_clock(ServerOptions::default(), || {
+        assert!(!PANICS.load(Ordering::Relaxed), "the test requests a panic");
         environment::now()
     });
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    let mut client = bed.client().await;
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut client = fixture.client().await;
     let mut stream = Sotw::open(&mut client).await.expect("ready");
     PANICS.store(true, Ordering::Relaxed);
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(stream.end().await.code(), Code::Internal);
     PANICS.store(false, Ordering::Relaxed);
-    assert!((bed.metric("pilot_total_xds_internal_errors", &[]) - 1.0).abs() < f64::EPSILON);
+    assert!((fixture.metric("pilot_total_xds_internal_errors", &[]) - 1.0).abs() < f64::EPSILON);
     let mut stream = Sotw::open(&mut client).await.expect("ready");
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
 }
 
-/// A node of a machine that registers itself in a group.
+/// Returns the node of a machine that registers itself in a group.
 fn machine() -> Node {
     use prost_types::{Struct, Value, value::Kind};
     let text = |text: &str| Value {
@@ -569,17 +576,17 @@ fn health(complaint: Option<&str>) -> DeltaDiscoveryRequest {
 }
 
 #[tokio::test]
-async fn machines_are_told_of_before_they_are_served() {
+async fn machines_are_announced_before_they_are_served() {
     use crate::xds::events::{Binding, Event, EventOptions, Rejection};
-    let mut bed = Bed::new(ServerOptions::default());
+    let mut fixture = Fixture::new(ServerOptions::default());
     let options = EventOptions {
         registration: true,
         health: true,
     };
-    let (events, mut told) = Events::channel(options);
-    Arc::get_mut(&mut bed.server.shared).expect("not shared yet").events = Some(events);
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    let mut client = bed.client().await;
+    let (events, mut received) = Events::channel(options);
+    Arc::get_mut(&mut fixture.server.shared).expect("not shared yet").events = Some(events);
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut client = fixture.client().await;
     let first = DeltaDiscoveryRequest {
         node: Some(machine()),
         type_url: ResourceType::Cluster.url().into(),
@@ -587,14 +594,14 @@ async fn machines_are_told_of_before_they_are_served() {
     };
     let open = async |client: &mut Client| {
         let (requests, outbox) = mpsc::channel(8);
-        requests.send(first.clone()).await.expect("room for it");
+        requests.send(first.clone()).await.expect("capacity");
         let responses = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
         (requests, responses.expect("a stream").into_inner())
     };
 
     let (_requests, mut responses) = open(&mut client).await;
-    let Some(Event::Connected { machine, answer, .. }) = told.recv().await else {
-        panic!("a machine connected");
+    let Some(Event::Connected { machine, answer, .. }) = received.recv().await else {
+        panic!("no connect event");
     };
     assert_eq!(machine.binding, Binding::Group("web".into()));
     assert_eq!(
@@ -604,7 +611,7 @@ async fn machines_are_told_of_before_they_are_served() {
     answer
         .send(Err(Rejection::Missing("no such group".into())))
         .expect("the stream waits");
-    let refused = responses.message().await.expect_err("it is not served");
+    let refused = responses.message().await.expect_err("it is rejected");
     assert_eq!(
         (refused.code(), refused.message()),
         (Code::FailedPrecondition, "no such group")
@@ -616,30 +623,30 @@ async fn machines_are_told_of_before_they_are_served() {
         gone,
         connection,
         ..
-    }) = told.recv().await
+    }) = received.recv().await
     else {
-        panic!("a machine connected");
+        panic!("no connect event");
     };
     answer.send(Ok(())).expect("the stream waits");
     let served = responses.message().await.expect("served").expect("a response");
     assert_eq!(served.resources.len(), 1);
     for complaint in [Some("refused"), None] {
-        requests.send(health(complaint)).await.expect("room for it");
+        requests.send(health(complaint)).await.expect("capacity");
         let Some(Event::Health {
-            connection: told,
+            connection: reported,
             health,
-        }) = told.recv().await
+        }) = received.recv().await
         else {
-            panic!("its health is told");
+            panic!("no health report");
         };
-        assert_eq!(told, connection);
+        assert_eq!(reported, connection);
         assert_eq!(
             (health.healthy, health.message.as_str()),
             (complaint.is_none(), complaint.unwrap_or_default())
         );
     }
     drop((requests, responses));
-    assert!(gone.await.is_err(), "its place was dropped");
+    assert!(gone.await.is_err(), "its attachment was dropped");
 }
 
 mod identity;

@@ -1,4 +1,4 @@
-//! Who is served: callers who are known, as long as they are, and only as what they are.
+//! Tests of authentication: callers are served while their credentials are valid, and only with their own identity.
 
 use futures::future::BoxFuture;
 use http::Request;
@@ -9,12 +9,12 @@ use crate::rpc::{Call, body::FlatBody, framing};
 
 const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 
-/// Knows whoever has a certificate, and, for so long, who shows a token that is an identity.
-struct Doorman(Duration);
+/// Accepts any certificate, and any token as an identity that is valid for this time.
+struct FakeAuthenticator(Duration);
 
-impl Authenticator for Doorman {
+impl Authenticator for FakeAuthenticator {
     fn name(&self) -> &'static str {
-        "doorman"
+        "fake"
     }
 
     fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
@@ -37,17 +37,17 @@ impl Authenticator for Doorman {
 
 fn security(plaintext: bool, check: bool) -> Security {
     Security {
-        authenticators: Authenticators::new(vec![Box::new(Doorman(Duration::from_hours(1)))]),
+        authenticators: Authenticators::new(vec![Box::new(FakeAuthenticator(Duration::from_hours(1)))]),
         plaintext,
         check,
     }
 }
 
-fn secured(security: Security) -> Bed {
-    let mut bed = Bed::new(ServerOptions::default());
-    bed.server = bed.server.clone().with_security(security);
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    bed
+fn secured(security: Security) -> Fixture {
+    let mut fixture = Fixture::new(ServerOptions::default());
+    fixture.server = fixture.server.clone().with_security(security);
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    fixture
 }
 
 fn tls(certificate: Option<PeerCertificate>) -> Peer {
@@ -58,8 +58,9 @@ fn tls(certificate: Option<PeerCertificate>) -> Peer {
     }
 }
 
-async fn over_tls(bed: &Bed, certificate: Option<PeerCertificate>) -> Client {
-    bed.client_of(Endpoint::from_static("http://istiod"), tls(certificate))
+async fn over_tls(fixture: &Fixture, certificate: Option<PeerCertificate>) -> Client {
+    fixture
+        .client_of(Endpoint::from_static("http://istiod"), tls(certificate))
         .await
 }
 
@@ -77,30 +78,30 @@ async fn open(client: &mut Client, token: &'static str) -> Result<Sotw, Status> 
 }
 
 #[tokio::test]
-async fn callers_over_tls_have_to_be_known() {
-    let bed = secured(security(false, true));
-    let mut client = over_tls(&bed, None).await;
+async fn callers_over_tls_need_authentication() {
+    let fixture = secured(security(false, true));
+    let mut client = over_tls(&fixture, None).await;
     for (token, code) in [("", Code::Unauthenticated), ("away", Code::Unavailable)] {
         let refused = open(&mut client, token).await.err().map(|status| status.code());
         assert_eq!(refused, Some(code), "{token:?}");
     }
-    let mut stream = open(&mut client, WEB).await.expect("known");
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    let mut stream = open(&mut client, WEB).await.expect("authenticated");
+    stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
-    let identity = bed.server.registry().connections()[0].proxy.identity.clone();
+    let identity = fixture.server.registry().connections()[0].proxy.identity.clone();
     assert_eq!(identity.map(|id| id.service_account), Some("web".into()));
 }
 
 #[tokio::test]
 async fn plaintext_callers_have_no_identity() {
-    let bed = secured(security(false, true));
-    let mut stream = open(&mut bed.client().await, WEB).await.expect("nobody asks");
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    let fixture = secured(security(false, true));
+    let mut stream = open(&mut fixture.client().await, WEB).await.expect("no authentication");
+    stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
-    assert_eq!(bed.server.registry().connections()[0].proxy.identity, None);
+    assert_eq!(fixture.server.registry().connections()[0].proxy.identity, None);
 
-    let bed = secured(security(true, true));
-    let refused = open(&mut bed.client().await, "")
+    let fixture = secured(security(true, true));
+    let refused = open(&mut fixture.client().await, "")
         .await
         .err()
         .map(|status| status.code());
@@ -108,35 +109,37 @@ async fn plaintext_callers_have_no_identity() {
 }
 
 #[tokio::test]
-async fn r10_a_client_is_what_its_caller_may_be() {
-    let bed = secured(security(false, true));
-    let mut client = over_tls(&bed, None).await;
+async fn r10_a_node_must_match_the_identity_of_its_caller() {
+    let fixture = secured(security(false, true));
+    let mut client = over_tls(&fixture, None).await;
     for other in [
         "spiffe://cluster.local/ns/other/sa/web",
         "web",
         "spiffe://cluster.local/ns/default",
     ] {
-        let mut stream = open(&mut client, other).await.expect("known");
-        stream.ask(ResourceType::Cluster, &[], "").await;
+        let mut stream = open(&mut client, other).await.expect("authenticated");
+        stream.request(ResourceType::Cluster, &[], "").await;
         let status = stream.end().await;
         assert_eq!(status.code(), Code::PermissionDenied, "{other}");
         assert!(status.message().starts_with("authorization failed: "), "{status}");
     }
-    assert!(bed.server.registry().is_empty());
+    assert!(fixture.server.registry().is_empty());
 
-    let bed = secured(security(false, false));
-    let mut stream = open(&mut over_tls(&bed, None).await, "web").await.expect("known");
-    stream.ask(ResourceType::Cluster, &[], "").await;
+    let fixture = secured(security(false, false));
+    let mut stream = open(&mut over_tls(&fixture, None).await, "web")
+        .await
+        .expect("authenticated");
+    stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(
         texts(&stream.response().await),
         ["1"],
         "PILOT_ENABLE_XDS_IDENTITY_CHECK is off"
     );
-    assert_eq!(bed.server.registry().connections()[0].proxy.identity, None);
+    assert_eq!(fixture.server.registry().connections()[0].proxy.identity, None);
 }
 
 #[test]
-fn accounts_are_compared_where_the_node_names_one() {
+fn service_accounts_are_compared_if_the_node_names_one() {
     let metadata = [("SERVICE_ACCOUNT".to_owned(), "web".into())];
     let proxy = crate::generate::proxy::Proxy::new(
         "sidecar~10.0.0.1~web.default~default.svc.cluster.local",
@@ -146,73 +149,79 @@ fn accounts_are_compared_where_the_node_names_one() {
         Default::default(),
     )
     .expect("a node");
-    let fits = |id: &str| crate::xds::stream::matching_identity(&proxy, &["dns.name".into(), id.into()]).is_some();
-    assert!(fits(WEB));
-    assert!(fits("spiffe://elsewhere/ns/default/sa/web"), "any trust domain");
-    assert!(!fits("spiffe://cluster.local/ns/default/sa/api"));
-    assert!(!fits("spiffe://cluster.local/ns/web/sa/default"));
+    let matches = |id: &str| crate::xds::stream::matching_identity(&proxy, &["dns.name".into(), id.into()]).is_some();
+    assert!(matches(WEB));
+    assert!(matches("spiffe://elsewhere/ns/default/sa/web"), "any trust domain");
+    assert!(!matches("spiffe://cluster.local/ns/default/sa/api"));
+    assert!(!matches("spiffe://cluster.local/ns/web/sa/default"));
 }
 
 #[tokio::test]
-async fn what_has_expired_is_served_no_longer() {
+async fn streams_end_when_credentials_expire() {
     let soon = Duration::from_secs(3);
     let options = ServerOptions {
         age_grace: Duration::from_millis(100),
         ..ServerOptions::default()
     };
-    let mut bed = Bed::new(options);
-    bed.server = bed.server.clone().with_security(Security {
-        authenticators: Authenticators::new(vec![Box::new(Doorman(soon))]),
+    let mut fixture = Fixture::new(options);
+    fixture.server = fixture.server.clone().with_security(Security {
+        authenticators: Authenticators::new(vec![Box::new(FakeAuthenticator(soon))]),
         ..security(false, true)
     });
-    bed.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let certificate = PeerCertificate {
         identities: vec![WEB.into()],
         expires_at: environment::wall_clock() + soon,
     };
-    let mut clients = [over_tls(&bed, Some(certificate)).await, over_tls(&bed, None).await];
+    let mut clients = [
+        over_tls(&fixture, Some(certificate)).await,
+        over_tls(&fixture, None).await,
+    ];
     for (client, token) in clients.iter_mut().zip(["", WEB]) {
-        let mut stream = open(client, token).await.expect("known");
-        stream.ask(ResourceType::Cluster, &[], "").await;
+        let mut stream = open(client, token).await.expect("authenticated");
+        stream.request(ResourceType::Cluster, &[], "").await;
         assert_eq!(texts(&stream.response().await), ["1"]);
         let code = stream.end().await.code();
         assert!(matches!(code, Code::Unauthenticated | Code::Unavailable), "{code:?}");
     }
-    assert!(bed.server.registry().is_empty());
+    assert!(fixture.server.registry().is_empty());
 }
 
 #[tokio::test]
-async fn r3_connections_and_streams_that_say_nothing_end() {
+async fn r3_silent_connections_and_streams_time_out() {
     let mut options = ServerOptions {
         pre_auth_timeout: Duration::from_millis(200),
         ..ServerOptions::default()
     };
     options.timeouts.first_request = Duration::from_millis(200);
-    let mut bed = Bed::new(options);
-    bed.server = bed.server.clone().with_security(security(false, true));
-    let connections = bed.connections();
+    let mut fixture = Fixture::new(options);
+    fixture.server = fixture.server.clone().with_security(security(false, true));
+    let connections = fixture.connections();
     let (ours, theirs) = tokio::io::duplex(16 << 10);
     let ended = tokio::time::timeout(Duration::from_secs(20), connections.connection(theirs, tls(None))).await;
     assert!(ended.is_ok(), "the connection ends");
     assert!(connections.limiter().is_empty());
     drop(ours);
 
-    let mut stream = open(&mut over_tls(&bed, None).await, WEB).await.expect("known");
+    let mut stream = open(&mut over_tls(&fixture, None).await, WEB)
+        .await
+        .expect("authenticated");
     assert_eq!(stream.end().await.code(), Code::DeadlineExceeded);
 }
 
 #[tokio::test]
-async fn r3_rapid_resets_end_the_connection() {
-    let bed = secured(security(false, true));
+async fn r3_rapid_resets_close_the_connection() {
+    let fixture = secured(security(false, true));
     let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let connections = bed.connections();
+    let connections = fixture.connections();
     let serving = connections.connection(theirs, Peer::plaintext(SocketAddr::from(([127, 0, 0, 1], 1))));
     let resetting = async {
         let (mut sender, connection) =
-            hyper::client::conn::http2::handshake(Executor(bed.environment.tasks.clone()), TokioIo::new(ours))
+            hyper::client::conn::http2::handshake(Executor(fixture.environment.tasks.clone()), TokioIo::new(ours))
                 .await
                 .expect("the server is there");
-        bed.environment
+        fixture
+            .environment
             .tasks
             .spawn("client", async move { drop(connection.await) });
         for count in 0.. {
@@ -222,19 +231,19 @@ async fn r3_rapid_resets_end_the_connection() {
             .header(header::CONTENT_TYPE, "application/grpc")
             .body(http_body_util::Empty::<Bytes>::new())
             .expect("a request");
-            // Who asks for nothing and goes has opened the stream in vain.
+            // A stream that is reset without a request is a violation.
             if sender.ready().await.is_err() || sender.send_request(request).await.is_err() {
                 return count;
             }
         }
-        unreachable!("because counting does not end")
+        unreachable!("because the loop has no end")
     };
     let ((), count) = tokio::join!(serving, resetting);
     assert!((100..400).contains(&count), "{count}");
 }
 
 #[test]
-fn streams_run_where_they_are_to_run() {
+fn streams_run_on_the_stream_runtime() {
     let runtime = |name| {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -245,24 +254,25 @@ fn streams_run_where_they_are_to_run() {
     };
     let (short, long) = (runtime("short"), runtime("long"));
     long.block_on(async {
-        let mut bed = secured(security(false, true));
-        bed.server = bed.server.clone().with_stream_runtime(long.handle().clone());
+        let mut fixture = secured(security(false, true));
+        fixture.server = fixture.server.clone().with_stream_runtime(long.handle().clone());
         let listener = short.spawn(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.await.expect("no panic").expect("loopback");
         let address = listener.local_addr().expect("bound");
-        let connections = bed.connections().with_stream_runtime(long.handle().clone());
+        let connections = fixture.connections().with_stream_runtime(long.handle().clone());
         let serving = connections.clone();
-        bed.environment
+        fixture
+            .environment
             .tasks
             .spawn_on(short.handle(), "server", async move { serving.serve(listener).await });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URI");
         let mut client = Client::new(endpoint.connect().await.expect("connected"));
         let mut stream = Sotw::open(&mut client).await.expect("served");
-        stream.ask(ResourceType::Cluster, &[], "").await;
+        stream.request(ResourceType::Cluster, &[], "").await;
         assert_eq!(texts(&stream.response().await), ["1"]);
-        bed.publish(2, &[(ResourceType::Cluster, "a", "2")]);
+        fixture.publish(2, &[(ResourceType::Cluster, "a", "2")]);
         assert!(connections.limiter().is_empty(), "the connection is admitted");
-        // The one runtime has nothing left but to accept; its timers and its poll of sockets go on.
+        // The accepting runtime has no other task left.
         let metrics = short.metrics();
         for _ in 0..200 {
             if metrics.num_alive_tasks() <= 1 {
@@ -271,11 +281,11 @@ fn streams_run_where_they_are_to_run() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(metrics.num_alive_tasks() <= 1, "{}", metrics.num_alive_tasks());
-        assert!(bed.environment.tasks.end(Duration::from_secs(5)).await);
+        assert!(fixture.environment.tasks.end(Duration::from_secs(5)).await);
     });
 }
 
-/// ResponseCache with what it was sent, or panics.
+/// Returns its request, or panics.
 struct Echo;
 
 impl Unary for Echo {
@@ -286,7 +296,7 @@ impl Unary for Echo {
     fn call(&self, mut call: Call) -> BoxFuture<'_, Result<Bytes, Status>> {
         async move {
             let message = call.message(100).await?;
-            assert!(!message.is_empty(), "nothing to say");
+            assert!(!message.is_empty(), "the message is empty");
             Ok(message)
         }
         .boxed()
@@ -294,9 +304,9 @@ impl Unary for Echo {
 }
 
 #[tokio::test]
-async fn calls_are_answered_and_survived() {
-    let bed = secured(security(false, true));
-    let router = Router::new(bed.server.clone(), vec![Arc::new(Echo)]);
+async fn unary_calls_are_answered_and_may_panic() {
+    let fixture = secured(security(false, true));
+    let router = Router::new(fixture.server.clone(), vec![Arc::new(Echo)]);
     let say = async |message: &[u8]| {
         let body = http_body_util::Full::new(framing::framed(message).expect("small"));
         let request = Request::post("/test.Echo/Say")
@@ -317,12 +327,12 @@ async fn calls_are_answered_and_survived() {
     assert_eq!(
         say(b"").await.headers()[Status::GRPC_STATUS],
         "13",
-        "a panic ends the call alone"
+        "a panic ends this call only"
     );
     assert_eq!(say(&[0; 101]).await.headers()[Status::GRPC_STATUS], "8");
 }
 
-/// Starts what hyper's client needs.
+/// The executor of hyper's client.
 #[derive(Clone)]
 struct Executor(Tasks);
 
