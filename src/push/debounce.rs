@@ -1,12 +1,12 @@
-//! Debouncing: merges changes into batches. A batch is pushed after a quiet period, or when its oldest change has waited for
-//! the maximum time.
+//! Debouncing: merges changes into batches. A batch is pushed after a quiet period, or when its oldest change has
+//! waited for the maximum time.
 //!
-//! Both times adapt. When the system was idle, a few changes wait for a part of the quiet period only. If a burst follows,
-//! it waits for the whole quiet period. A burst without a pause does not wait for the maximum time either. It waits for some
-//! quiet periods, but long enough that pushes take a small part of the time.
+//! Both times adapt. When the system was idle, a few changes wait for a part of the quiet period only. If a burst
+//! follows, it waits for the whole quiet period. A burst without a pause does not wait for the maximum time either. It
+//! waits for some quiet periods, but long enough that pushes take a small part of the time.
 //!
-//! The pending map is bounded by the number of objects, since only the last change of an object counts. The time is passed
-//! in, so tests need no clock.
+//! The pending map is bounded by the number of objects, since only the last change of an object counts. The time is
+//! passed in, so tests need no clock.
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +45,8 @@ const BURST_PART: u32 = 10;
 /// Pending changes.
 #[derive(Default)]
 pub struct Pending {
-    /// Changes of whole sources and clusters, in order of arrival. They precede changes of single objects that arrived later.
+    /// Changes of whole sources and clusters, in order of arrival. They precede changes of single objects that arrived
+    /// later.
     sources: Vec<Change>,
     objects: BTreeMap<(Kind, ObjectKey), Change>,
     events: usize,

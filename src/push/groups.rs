@@ -28,9 +28,9 @@ pub struct Publication {
 
 /// The arrival time of the oldest change that the connection has not received yet; none for a first configuration.
 ///
-/// It is shared by the publications of one connection and taken once. A publication that replaces one that was not received
-/// keeps its time; one that follows a received one starts with its own. Locked for one comparison; a `watch` channel has no
-/// way back to the sender.
+/// It is shared by the publications of one connection and taken once. A publication that replaces one that was not
+/// received keeps its time; one that follows a received one starts with its own. Locked for one comparison; a `watch`
+/// channel has no way back to the sender.
 #[derive(Clone, Debug, Default)]
 pub struct Since(Arc<Mutex<Option<Instant>>>);
 
@@ -49,8 +49,8 @@ impl Since {
     }
 }
 
-/// The latest request of a subscription, until the push loop reads it. A later request replaces an earlier one, so a client
-/// that changes its request often uses no more memory. Locked for one exchange.
+/// The latest request of a subscription, until the push loop reads it. A later request replaces an earlier one, so a
+/// client that changes its request often uses no more memory. Locked for one exchange.
 #[derive(Clone, Default)]
 pub(super) struct LatestRequest(Arc<Mutex<Option<Shared<RequestedResources>>>>);
 
@@ -89,8 +89,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Creates the entry point and the receiver for the push loop. The channel has no bound of its own: it holds at most one
-    /// message of each kind for each connection, so the bound on connections applies.
+    /// Creates the entry point and the receiver for the push loop. The channel has no bound of its own: it holds at
+    /// most one message of each kind for each connection, so the bound on connections applies.
     #[expect(
         clippy::disallowed_methods,
         reason = "bounded by the number of connections; leaving must never fail"
@@ -135,7 +135,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Requests other names than before. A publication says which names it was generated for ([`ResourceSnapshot::demand`]).
+    /// Requests other names than before. A publication says which names it was generated for
+    /// ([`ResourceSnapshot::demand`]).
     pub fn request(&self, requested: Shared<RequestedResources>) {
         if self.latest.put(requested) {
             let (id, latest) = (self.id, self.latest.clone());

@@ -1,4 +1,5 @@
-//! The push loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in between.
+//! The push loop: pending changes → `World::commit` → the store → publications. One thread, no lock, no `await` in
+//! between.
 
 use std::{
     collections::BTreeMap,
@@ -135,8 +136,8 @@ impl PushHandle {
         (handle, run)
     }
 
-    /// Pushes all changes that were sent to [`Self::changes`] before, without debouncing, and waits for the snapshot. Returns
-    /// false after shutdown.
+    /// Pushes all changes that were sent to [`Self::changes`] before, without debouncing, and waits for the snapshot.
+    /// Returns false after shutdown.
     pub async fn flush(&self) -> bool {
         let (answer, answered) = oneshot::channel();
         self.flushes.send(answer).await.is_ok() && answered.await.is_ok()
@@ -184,7 +185,8 @@ impl PushLoop {
         }
     }
 
-    /// Waits for the next event. Proxies have priority over changes: a first configuration is more urgent than an update.
+    /// Waits for the next event. Proxies have priority over changes: a first configuration is more urgent than an
+    /// update.
     async fn next(&mut self) -> Event {
         let due = self.pending.due(&self.options.debounce);
         let wait = due.map(|due| due.saturating_duration_since((self.clock)()));

@@ -1,7 +1,7 @@
 //! The HTTP body of a gRPC response: messages written from bytes that all streams share.
 //!
-//! Nothing is copied for a stream, and DATA frames are made only when the transport asks for them. So a slow reader costs
-//! a list of references. A frame tells when the transport has released it, which is when it was written.
+//! Nothing is copied for a stream, and DATA frames are made only when the transport asks for them. So a slow reader
+//! costs a list of references. A frame tells when the transport has released it, which is when it was written.
 
 use std::{
     collections::VecDeque,

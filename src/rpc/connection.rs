@@ -37,14 +37,15 @@ use crate::{auth::tls::PeerCertificate, task::Tasks};
 const TRAILERS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after an accept error such as "too many open files".
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
-/// The flow-control window of a stream and of a connection. When thousands of clients reconnect at once, this much is buffered
-/// for each; [`PreAuthReadLimit`] reads less from unauthenticated ones. It must not be less than 65,535, the initial window of
-/// every client (RFC 9113, section 6.9.2). A client that has used more than a smaller window waits for the difference, which
-/// the h2 crate does not return in every case; then the stream hangs.
+/// The flow-control window of a stream and of a connection. When thousands of clients reconnect at once, this much is
+/// buffered for each; [`PreAuthReadLimit`] reads less from unauthenticated ones. It must not be less than 65,535, the
+/// initial window of every client (RFC 9113, section 6.9.2). A client that has used more than a smaller window waits
+/// for the difference, which the h2 crate does not return in every case; then the stream hangs.
 const WINDOW_BYTES: u32 = 64 << 10;
 /// The maximum size of request headers with authentication: they carry a token, or a certificate chain from a gateway.
 const HEADER_BYTES: u32 = 12 << 10;
-/// The maximum size of request headers on plaintext connections. The streams of an unauthenticated peer must use little memory.
+/// The maximum size of request headers on plaintext connections. The streams of an unauthenticated peer must use little
+/// memory.
 const PLAINTEXT_HEADER_BYTES: u32 = 4 << 10;
 
 /// The options of connections.
@@ -166,8 +167,8 @@ impl<S: Service> Connections<S> {
             .await;
     }
 
-    /// Serves encrypted connections until shutdown. `handshake` returns the encrypted stream and the certificate of the client.
-    /// It runs in the task of the connection, with a time limit.
+    /// Serves encrypted connections until shutdown. `handshake` returns the encrypted stream and the certificate of the
+    /// client. It runs in the task of the connection, with a time limit.
     pub async fn serve_tls<H, F, I>(&self, listener: TcpListener, handshake: H)
     where
         H: Fn(Socket) -> F,
@@ -193,7 +194,11 @@ impl<S: Service> Connections<S> {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     let evicted = self.limiter.evict_oldest();
-                    tracing::warn!(%error, evicted, "cannot accept connection; hint: the limit of open files may be too low");
+                    tracing::warn!(
+                        %error,
+                        evicted,
+                        "cannot accept connection; hint: the limit of open files may be too low"
+                    );
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                     continue;
                 }
@@ -217,7 +222,9 @@ impl<S: Service> Connections<S> {
             self.tasks.spawn("handshake", async move {
                 let established = tokio::select! {
                     established = tokio::time::timeout(server.options.handshake_timeout, handshake) => established,
-                    () = pre_auth.evicted() => return tracing::debug!(%address, reason = "evicted", "connection closed during handshake"),
+                    () = pre_auth.evicted() => {
+                        return tracing::debug!(%address, error = "evicted", "handshake failed");
+                    }
                 };
                 match established {
                     Ok(Ok((io, certificate))) => {
@@ -226,7 +233,14 @@ impl<S: Service> Connections<S> {
                             is_tls,
                             certificate,
                         };
-                        let serving = server.serve_connection(Accepted { io, uncork, peer, pre_auth, handoff: handoff.clone() });
+                        let accepted = Accepted {
+                            io,
+                            uncork,
+                            peer,
+                            pre_auth,
+                            handoff: handoff.clone(),
+                        };
+                        let serving = server.serve_connection(accepted);
                         handoff.spawn("connection", serving);
                     }
                     Ok(Err(error)) => tracing::debug!(%address, %error, "handshake failed"),

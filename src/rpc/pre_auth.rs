@@ -1,8 +1,8 @@
-//! Limits for unauthenticated connections: their number, their streams, and the invalid requests of a connection (compare
-//! `MaxStartups` of OpenSSH).
+//! Limits for unauthenticated connections: their number, their streams, and the invalid requests of a connection
+//! (compare `MaxStartups` of OpenSSH).
 //!
-//! When the limiter is full, it evicts the oldest connection of the address with the most connections. So a thousand half-open
-//! connections of one client displace connections of that client only.
+//! When the limiter is full, it evicts the oldest connection of the address with the most connections. So a thousand
+//! half-open connections of one client displace connections of that client only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 /// The minimum age of a connection that may be evicted.
 const MIN_AGE: Duration = Duration::from_secs(1);
-/// The maximum number of open streams of an unauthenticated connection: more than any client opens before its first response.
+/// The maximum number of open streams of an unauthenticated connection: more than any client opens before its first
+/// response.
 const UNAUTHENTICATED_STREAMS: u32 = 16;
 /// The maximum number of streams of an admitted connection that wait for their first message.
 const WAITING_STREAMS: u32 = 256;
@@ -145,10 +146,11 @@ impl Inner {
     }
 }
 
-/// A connection that starts unauthenticated, and its way out of the pre-authentication limits. In the extensions of its requests.
+/// A connection that starts unauthenticated, and its way out of the pre-authentication limits. In the extensions of its
+/// requests.
 ///
-/// It passes three steps: [`Self::accept_credentials`] lets it send requests, [`Self::admit`] removes it from the limiter, and
-/// [`Self::lift_read_limit`] lets it send without bounds.
+/// It passes three steps: [`Self::accept_credentials`] lets it send requests, [`Self::admit`] removes it from the
+/// limiter, and [`Self::lift_read_limit`] lets it send without bounds.
 #[derive(Debug)]
 pub struct UnauthenticatedConnection {
     limiter: PreAuthLimiter,
@@ -185,8 +187,8 @@ impl UnauthenticatedConnection {
         self.admitted.load(Ordering::Acquire)
     }
 
-    /// Lifts the read limit, once the first configuration was sent. Until then the data of thousands of connections stays in
-    /// the buffers of the clients.
+    /// Lifts the read limit, once the first configuration was sent. Until then the data of thousands of connections
+    /// stays in the buffers of the clients.
     pub fn lift_read_limit(&self) {
         if !self.read_unlimited.swap(true, Ordering::AcqRel) {
             self.reader.wake();
@@ -198,16 +200,16 @@ impl UnauthenticatedConnection {
         self.read_unlimited.load(Ordering::Acquire)
     }
 
-    /// Records valid credentials, or that none are required. From now on data is read as it is consumed; before, a few kilobytes
-    /// in total.
+    /// Records valid credentials, or that none are required. From now on data is read as it is consumed; before, a few
+    /// kilobytes in total.
     pub fn accept_credentials(&self) {
         if !self.credentials_accepted.swap(true, Ordering::AcqRel) {
             self.reader.wake();
         }
     }
 
-    /// Returns true after [`Self::accept_credentials`]. Wakes the task when the result or the read limit changes, until the limit
-    /// is lifted.
+    /// Returns true after [`Self::accept_credentials`]. Wakes the task when the result or the read limit changes, until
+    /// the limit is lifted.
     pub(super) fn has_accepted_credentials(&self, cx: &Context<'_>) -> bool {
         if !self.is_read_unlimited() {
             self.reader.register(cx.waker());
@@ -234,8 +236,8 @@ impl UnauthenticatedConnection {
         self.consumed.load(Ordering::Acquire)
     }
 
-    /// Records a violation: a stream that was reset before its response, or invalid credentials. Too many of these close the
-    /// connection.
+    /// Records a violation: a stream that was reset before its response, or invalid credentials. Too many of these
+    /// close the connection.
     pub fn record_violation(&self) {
         let mut violations = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -269,8 +271,8 @@ impl UnauthenticatedConnection {
         }
     }
 
-    /// Records a stream that waits for its first message, which drops the handle. Silent streams use as much memory as others,
-    /// and without authentication they are all that is known of a connection.
+    /// Records a stream that waits for its first message, which drops the handle. Silent streams use as much memory as
+    /// others, and without authentication they are all that is known of a connection.
     pub fn open_silent_stream(self: &Arc<Self>) -> SilentStream {
         let waiting = self.waiting.fetch_add(1, Ordering::AcqRel) + 1;
         let most = if self.is_admitted() {

@@ -1,8 +1,8 @@
-//! A read limit for unauthenticated connections. Whatever flow-control windows a client has, no more memory can be used for it
-//! than was read.
+//! A read limit for unauthenticated connections. Whatever flow-control windows a client has, no more memory can be used
+//! for it than was read.
 //!
-//! Note: few bytes can be many headers, since HPACK refers to earlier headers by index. So the streams that an unauthenticated
-//! client opens are counted here, before they are decoded.
+//! Note: few bytes can be many headers, since HPACK refers to earlier headers by index. So the streams that an
+//! unauthenticated client opens are counted here, before they are decoded.
 
 use std::{
     io::{self, IoSlice},
@@ -15,15 +15,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::pre_auth::UnauthenticatedConnection;
 
-/// The total number of bytes read from an unauthenticated client: the headers of some streams and the start of a request.
+/// The total number of bytes read from an unauthenticated client: the headers of some streams and the start of a
+/// request.
 const UNAUTHENTICATED_BYTES: usize = 16 << 10;
-/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent. It must have
-/// room for all headers and one frame of the maximum size (16 KiB), since a frame is only consumed as a whole.
+/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent. It must
+/// have room for all headers and one frame of the maximum size (16 KiB), since a frame is only consumed as a whole.
 const UNCONSUMED_BYTES: usize = 32 << 10;
 /// The number of bytes of an unauthenticated client that are read in one poll.
 const BYTES_PER_READ: usize = 4 << 10;
-/// The number of unanswered streams of an unauthenticated client that reach the HTTP/2 server. Each has credentials in its
-/// headers, so none depends on another.
+/// The number of unanswered streams of an unauthenticated client that reach the HTTP/2 server. Each has credentials in
+/// its headers, so none depends on another.
 const UNAUTHENTICATED_STREAMS: usize = 3;
 
 /// A transport with a read limit until its client is authenticated.
@@ -85,8 +86,8 @@ impl<I: AsyncRead + Unpin> PreAuthReadLimit<I> {
         Poll::Ready(Ok(()))
     }
 
-    /// Passes on bytes up to the stream that exceeds the limit. An empty read would mean the end of the stream, so the reader
-    /// waits instead. It is woken when a stream is answered or the credentials are accepted.
+    /// Passes on bytes up to the stream that exceeds the limit. An empty read would mean the end of the stream, so the
+    /// reader waits instead. It is woken when a stream is answered or the credentials are accepted.
     fn pass(&mut self, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let len = self.held.len().min(buffer.remaining());
         let most = UNAUTHENTICATED_STREAMS + self.pre_auth.answered();

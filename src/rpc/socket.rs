@@ -1,7 +1,8 @@
 //! A TCP connection that fills its packets.
 //!
-//! The HTTP/2 server writes and flushes one frame of 16 KiB at a time. Each would be sent in a packet of its own and wake the
-//! reader. So large writes are corked (`TCP_CORK`) until the connection has nothing more to write, see [`Uncork`].
+//! The HTTP/2 server writes and flushes one frame of 16 KiB at a time. Each would be sent in a packet of its own and
+//! wake the reader. So large writes are corked (`TCP_CORK`) until the connection has nothing more to write, see
+//! [`Uncork`].
 
 use std::{
     future::Future,

@@ -1,7 +1,7 @@
 //! The state machine of one ADS stream, without I/O. Requests and snapshots go in, responses come out.
 //!
-//! One response of a type is in flight at a time. A type that waits for its ACK is skipped, and is sent from the newest snapshot
-//! later. So a slow client does not delay others and uses bounded memory.
+//! One response of a type is in flight at a time. A type that waits for its ACK is skipped, and is sent from the newest
+//! snapshot later. So a slow client does not delay others and uses bounded memory.
 
 use std::sync::Arc;
 
@@ -101,7 +101,8 @@ pub struct Reaction {
 pub enum SubscriptionError {
     /// Too many names, or too many bytes of names.
     #[error(
-        "too many resource names: {names} names with {bytes} bytes; at most {MAX_NAMES} with {MAX_NAME_BYTES} bytes are accepted"
+        "too many resource names: {names} names with {bytes} bytes; \
+         at most {MAX_NAMES} names with {MAX_NAME_BYTES} bytes are accepted"
     )]
     TooManyNames {
         /// The number of names.
@@ -143,8 +144,8 @@ impl Connection {
         self
     }
 
-    /// Creates the connection of a client that requests clusters and listeners by name too. Its snapshots are generated for the
-    /// requested names, so a response waits for the snapshot with its names.
+    /// Creates the connection of a client that requests clusters and listeners by name too. Its snapshots are generated
+    /// for the requested names, so a response waits for the snapshot with its names.
     pub fn on_demand(protocol: Protocol) -> Self {
         Self {
             on_demand: true,
@@ -355,7 +356,8 @@ impl Connection {
         }
     }
 
-    /// Returns the responses that can be sent now: each type once, in order, from the latest snapshot; removals come last.
+    /// Returns the responses that can be sent now: each type once, in order, from the latest snapshot; removals come
+    /// last.
     fn flush(&mut self) -> Vec<Response> {
         let Some(latest) = self.latest.clone() else {
             return Vec::new();

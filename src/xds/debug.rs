@@ -1,5 +1,5 @@
-//! Debug information over xDS, as `istioctl` requests it: types that are no configuration, each request answered once. The
-//! handler decides about access.
+//! Debug information over xDS, as `istioctl` requests it: types that are no configuration, each request answered once.
+//! The handler decides about access.
 
 use std::sync::Arc;
 

@@ -42,8 +42,8 @@ pub(super) fn content(
     content.finish(watched, resource_type, must_respond)
 }
 
-/// Returns the first response to a subscription: everything except what the client holds already. Resources that it holds
-/// and that no longer exist are removed.
+/// Returns the first response to a subscription: everything except what the client holds already. Resources that it
+/// holds and that no longer exist are removed.
 fn first(
     watched: &mut WatchedResource,
     resource_type: ResourceType,

@@ -1,5 +1,5 @@
-//! Events of machines for the controller of WorkloadEntries: connected, health, disconnected. A stream waits for the answer to
-//! its connect event. The queue is bounded. A disconnect cannot be lost, since it is a dropped handle.
+//! Events of machines for the controller of WorkloadEntries: connected, health, disconnected. A stream waits for the
+//! answer to its connect event. The queue is bounded. A disconnect cannot be lost, since it is a dropped handle.
 
 use std::{
     sync::{

@@ -27,13 +27,13 @@ pub type Body = body::Body<Message>;
 /// The sending half of a [`Body`].
 pub type ResponseSender = body::ResponseSender<Message>;
 
-/// The size at which a DATA payload is full. Larger than an HTTP/2 frame, so that frames are full, and small compared with
-/// the flow-control windows.
+/// The size at which a DATA payload is full. Larger than an HTTP/2 frame, so that frames are full, and small compared
+/// with the flow-control windows.
 const DATA_BYTES: usize = 64 << 10;
 /// The number of buffers at which a DATA payload is full: as many as the transport passes to the kernel in one call.
 const DATA_BUFS: usize = 64;
-/// The average size below which resources are coalesced first, if other streams are sent the same ones: the transport takes
-/// sixteen buffers at a time, which should fill a frame.
+/// The average size below which resources are coalesced first, if other streams are sent the same ones: the transport
+/// takes sixteen buffers at a time, which should fill a frame.
 const SMALL_BYTES: usize = 4 << 10;
 
 /// The fields of a response that are specific to one stream.

@@ -25,8 +25,8 @@ const SIZE_BUCKETS: &[f64] = &[1.0, 1e4, 1e6, 4e6, 1e7, 4e7];
 #[derive(Clone, Debug)]
 pub struct Metrics {
     clients: IntGaugeVec,
-    /// The number of clients by version. Clients choose the label, so a version without clients is removed. The lock keeps the
-    /// removal from racing with a new client; it is held briefly when a client connects or disconnects.
+    /// The number of clients by version. Clients choose the label, so a version without clients is removed. The lock
+    /// keeps the removal from racing with a new client; it is held briefly when a client connects or disconnects.
     versions: Arc<Mutex<BTreeMap<SmolStr, i64>>>,
     pushes: IntCounterVec,
     rejects: IntCounterVec,

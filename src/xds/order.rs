@@ -1,7 +1,8 @@
 //! The order in which types are sent, and the resources that Envoy must be sent again.
 //!
-//! Types go in the order of `ResourceType::ALL`: clusters before their endpoints, listeners before their routes, so that
-//! no resource refers to one that the client does not have yet. Removals come last, when nothing refers to the resource.
+//! Types go in the order of `ResourceType::ALL`: clusters before their endpoints, listeners before their routes, so
+//! that no resource refers to one that the client does not have yet. Removals come last, when nothing refers to the
+//! resource.
 
 use crate::generate::ResourceType;
 

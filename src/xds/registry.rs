@@ -45,8 +45,9 @@ pub struct LiveConnection {
     pub subscription: MemberId,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Shared by the stream, which changes it, and debug pages, which read it; never locked across an `await`. A message to the
-    /// stream would wait while a response is written, and a copy for debug pages would double the memory of its names.
+    /// Shared by the stream, which changes it, and debug pages, which read it; never locked across an `await`. A
+    /// message to the stream would wait while a response is written, and a copy for debug pages would double the memory
+    /// of its names.
     state: Mutex<State>,
 }
 

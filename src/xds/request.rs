@@ -43,8 +43,8 @@ const INITIAL_VERSIONS: u32 = 5;
 /// The maximum size of a NACK's message that is kept. Envoy's may name every resource of a response.
 const ERROR_BYTES: usize = 8 << 10;
 
-/// The maximum number of fields of a request: more than any valid request has, and few enough that the decoded request is not
-/// much larger than the encoded one.
+/// The maximum number of fields of a request: more than any valid request has, and few enough that the decoded request
+/// is not much larger than the encoded one.
 const MAX_FIELDS: usize = 250_000;
 
 /// A request with more bytes needs a permit from the budget for large requests. The node of an Envoy is smaller.
@@ -173,8 +173,8 @@ where
         }
     }
 
-    /// Discards the data that the client still sends on a stream that has ended. Before the read limit of a connection is lifted,
-    /// data that is not consumed would block its other streams.
+    /// Discards the data that the client still sends on a stream that has ended. Before the read limit of a connection
+    /// is lifted, data that is not consumed would block its other streams.
     pub(super) async fn discard(&mut self) {
         let Some(pre_auth) = self.pre_auth.as_ref().filter(|pre_auth| !pre_auth.is_read_unlimited()) else {
             return;

@@ -124,8 +124,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a server of the publications of groups. It serves once the environment is ready. An error means that the name
-    /// of a metric is in use.
+    /// Creates a server of the publications of groups. It serves once the environment is ready. An error means that the
+    /// name of a metric is in use.
     ///
     /// `events` receives machines and their health. Without it, machines are served like all other clients.
     pub fn new(

@@ -1,5 +1,5 @@
-//! Data that streams share: request names, encoded lists and responses. It makes streams cheap; the protocol works the same
-//! without it.
+//! Data that streams share: request names, encoded lists and responses. It makes streams cheap; the protocol works the
+//! same without it.
 
 pub mod coalesced;
 pub mod initial_versions;

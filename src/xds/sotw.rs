@@ -1,7 +1,7 @@
 //! State of the world: the content of a response of one type.
 //!
-//! Clusters and listeners are always listed in full, since a resource that is missing from the list is removed. Other types
-//! are sent name by name: a resource that is not mentioned stays.
+//! Clusters and listeners are always listed in full, since a resource that is missing from the list is removed. Other
+//! types are sent name by name: a resource that is not mentioned stays.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,8 +1,8 @@
-//! One ADS stream: reads requests, follows its group, and writes responses. [`Connection`](super::Connection) decides what
-//! is sent; this module waits for events.
+//! One ADS stream: reads requests, follows its group, and writes responses. [`Connection`](super::Connection) decides
+//! what is sent; this module waits for events.
 //!
-//! A response is written before the next one is encoded, so a stream holds one response at a time. A slow reader gets the
-//! newest revision when it is ready for it. It does not delay other streams: its permit is released after a second.
+//! A response is written before the next one is encoded, so a stream holds one response at a time. A slow reader gets
+//! the newest revision when it is ready for it. It does not delay other streams: its permit is released after a second.
 
 mod debug_responder;
 mod end;
@@ -138,7 +138,9 @@ where
                     let publication = session.subscription.receiver.borrow_and_update().clone();
                     session.on_publication(publication).await?;
                 }
-                () = sleep_until(held_until.unwrap_or_else(Timer::now)), if held_until.is_some() => session.first_permit = None,
+                () = sleep_until(held_until.unwrap_or_else(Timer::now)), if held_until.is_some() => {
+                    session.first_permit = None;
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Tests of the connection with a model client: whatever it accepts, rejects, drops or requests, it ends with exactly the
-//! resources of a full generation.
+//! Tests of the connection with a model client: whatever it accepts, rejects, drops or requests, it ends with exactly
+//! the resources of a full generation.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -48,10 +48,11 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let content = prop::collection::btree_map(0u8..8, 0u8..4, 0..6);
+    let names = prop::collection::btree_set(0u8..8, 0..5);
     let step = prop_oneof![
         3 => (0..TYPES.len(), content).prop_map(|(index, content)| Step::Snapshot(index, content)),
         6 => prop::bool::weighted(0.8).prop_map(|accept| Step::Answer { accept }),
-        2 => (0..TYPES.len(), prop::collection::btree_set(0u8..8, 0..5)).prop_map(|(index, names)| Step::Watch(index, names)),
+        2 => (0..TYPES.len(), names).prop_map(|(index, names)| Step::Watch(index, names)),
         2 => Just(Step::Publish),
         1 => Just(Step::Reconnect),
     ];

@@ -10,8 +10,8 @@ use crate::generate::{EncodedResource, resource::TypeResources};
 
 /// One type on one connection.
 ///
-/// The client holds the view that was sent last, restricted to its subscription, except for a small overlay: the versions that
-/// it announced when it reconnected, what it rejected, and what was not sent yet.
+/// The client holds the view that was sent last, restricted to its subscription, except for a small overlay: the
+/// versions that it announced when it reconnected, what it rejected, and what was not sent yet.
 #[derive(Debug, Default)]
 pub struct WatchedResource {
     /// The subscription is a wildcard.

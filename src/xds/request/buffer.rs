@@ -1,9 +1,9 @@
 //! The bytes of the next request, without the name lists that it repeats.
 //!
-//! A state-of-the-world client repeats all names of its subscription with each ACK. While the names that arrive equal those
-//! of a list that this stream has sent before, they are compared and not stored, and the list is neither hashed nor decoded
-//! again. So an ACK needs memory for its other fields only: less than 1,000 bytes for 1,000 names, which have about 60 KiB
-//! (test `repeated_lists_are_not_stored`). Thousands of proxies acknowledge at once after a push.
+//! A state-of-the-world client repeats all names of its subscription with each ACK. While the names that arrive equal
+//! those of a list that this stream has sent before, they are compared and not stored, and the list is neither hashed
+//! nor decoded again. So an ACK needs memory for its other fields only: less than 1,000 bytes for 1,000 names, which
+//! have about 60 KiB (test `repeated_lists_are_not_stored`). Thousands of proxies acknowledge at once after a push.
 
 use std::sync::{Arc, Weak};
 

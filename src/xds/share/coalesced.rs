@@ -1,9 +1,11 @@
-//! Coalesced resources: long lists of small resources, copied into large blocks. The transport takes few buffers at a time
-//! and thousands of resources are small, so lists are copied once for all streams that are sent them at about the same time.
+//! Coalesced resources: long lists of small resources, copied into large blocks. The transport takes few buffers at a
+//! time and thousands of resources are small, so lists are copied once for all streams that are sent them at about the
+//! same time.
 //!
-//! Lists of different groups are mostly the same: a few resources of the group's own among thousands that all groups have. So
-//! a list is cut into content-defined chunks, and a chunk is copied once for all lists that have it. The resources themselves
-//! decide where a chunk ends, so an additional resource does not move the ends of the chunks after it.
+//! Lists of different groups are mostly the same: a few resources of the group's own among thousands that all groups
+//! have. So a list is cut into content-defined chunks, and a chunk is copied once for all lists that have it. The
+//! resources themselves decide where a chunk ends, so an additional resource does not move the ends of the chunks after
+//! it.
 
 use std::{
     collections::VecDeque,
@@ -108,8 +110,8 @@ impl CoalescedResources {
     }
 }
 
-/// The chunks that are in use, and the lists that were coalesced last. Proxies rarely connect at exactly the same time, so at
-/// most [`CACHE_BYTES`] of these lists are kept.
+/// The chunks that are in use, and the lists that were coalesced last. Proxies rarely connect at exactly the same time,
+/// so at most [`CACHE_BYTES`] of these lists are kept.
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
     /// By a hash of their resources. Locked while a list is made.

@@ -1,5 +1,5 @@
-//! The resources that a client holds when it reconnects (`initial_resource_versions`). Thousands of clients reconnect at
-//! once, each with thousands of names. So the field is kept in its encoded form until it is compared.
+//! The resources that a client holds when it reconnects (`initial_resource_versions`). Thousands of clients reconnect
+//! at once, each with thousands of names. So the field is kept in its encoded form until it is compared.
 
 use std::fmt;
 

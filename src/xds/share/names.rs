@@ -1,5 +1,5 @@
-//! The names of subscriptions, interned. Thousands of proxies request the same thousands of names, each in its own order, and
-//! repeat them with each ACK. So lists with the same names are decoded once and shared.
+//! The names of subscriptions, interned. Thousands of proxies request the same thousands of names, each in its own
+//! order, and repeat them with each ACK. So lists with the same names are decoded once and shared.
 
 use std::{
     collections::hash_map::RandomState,

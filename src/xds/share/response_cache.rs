@@ -1,5 +1,6 @@
-//! A cache of first responses, which are long and alike: a thousand proxies that request the same names of the same views are
-//! sent the same list. It is made once, and coalesced once for all streams that are sent it at about the same time.
+//! A cache of first responses, which are long and alike: a thousand proxies that request the same names of the same
+//! views are sent the same list. It is made once, and coalesced once for all streams that are sent it at about the same
+//! time.
 
 use std::{
     collections::VecDeque,

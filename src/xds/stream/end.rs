@@ -79,8 +79,8 @@ impl EndReason {
     }
 }
 
-/// The events that end a stream at any time. Each is polled only when it was woken, since a stream waits several times for
-/// every response.
+/// The events that end a stream at any time. Each is polled only when it was woken, since a stream waits several times
+/// for every response.
 pub(super) struct EndSignals(FuturesUnordered<BoxFuture<'static, EndReason>>);
 
 impl EndSignals {

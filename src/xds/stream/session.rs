@@ -84,7 +84,12 @@ impl Session {
             subscription: subscription.id,
             protocol: stream.protocol,
         });
-        tracing::debug!(connection = %registration.connection.id, peer = ?stream.peer, protocol = ?stream.protocol, "proxy connected");
+        tracing::debug!(
+            connection = %registration.connection.id,
+            peer = ?stream.peer,
+            protocol = ?stream.protocol,
+            "proxy connected"
+        );
         Self {
             shared,
             sender: stream.sender.clone(),
@@ -262,7 +267,8 @@ impl Session {
         ))
     }
 
-    /// Waits until the transport has written a response. A slow reader loses its permit, and is logged and counted later.
+    /// Waits until the transport has written a response. A slow reader loses its permit, and is logged and counted
+    /// later.
     async fn await_written(
         &mut self,
         written: &mut tokio::sync::oneshot::Receiver<()>,
