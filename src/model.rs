@@ -1,4 +1,4 @@
-//! The mesh as it is: derived, consistent, per revision.
+//! The mesh at one revision: derived and consistent.
 
 pub mod authentication;
 pub mod canonical;

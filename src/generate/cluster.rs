@@ -1,20 +1,20 @@
-//! Clusters: the outbound ones of a scope, the inbound ones of a workload, and the fixed ones.
+//! Clusters: outbound clusters of a scope, inbound clusters of a workload, and static ones.
 //!
-//! A cluster key names the service port, the subset and the rule, and of the client only what shows in the cluster; so
-//! that all scopes that see a service share its clusters. What one would get wrong: whether a cluster exists at all
-//! (DNS clusters without endpoints do not) is known only when it is built.
+//! A cluster key contains the service port, the subset, the rule, and only those attributes of the proxy that affect
+//! the cluster. So all scopes that see a service share its clusters. Note: whether a cluster exists (DNS clusters
+//! without endpoints do not) is known only once it is built.
 
 mod added;
+mod builder;
 mod connection_pool;
 mod discovery;
-mod draft;
 pub mod dynamic;
 mod inbound;
-mod limit;
 mod load_balancer;
 mod outbound;
 mod outbound_key;
 mod outlier;
+mod referenced_services;
 mod service;
 mod static_clusters;
 mod tls;
@@ -39,16 +39,16 @@ use super::{
     selected::Selected,
 };
 use crate::base::Hostname;
-use draft::Finished;
+use builder::EncodedCluster;
 
-/// What a part of this kind is selected by.
+/// Inputs of the selection of a cluster part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterPart {
-    /// Clusters of what a scope sees, and their endpoints.
+    /// Clusters of the services in a scope, and their endpoints.
     Outbound(OutboundPart),
     /// Clusters of the workload's own ports.
     Inbound(InboundPart),
-    /// Clusters of what goes through a waypoint, and their endpoints.
+    /// Clusters of the services behind a waypoint, and their endpoints.
     Waypoint(WaypointPart),
     /// Clusters that do not depend on services.
     Static(StaticPart),
@@ -56,25 +56,25 @@ pub enum ClusterPart {
     Added(AddedPart),
 }
 
-/// What one resource is built from, besides what it reads.
+/// Inputs of one cluster, besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterKey {
     /// A service port or subset.
     Outbound(OutboundKey),
     /// A port of the workload.
     Inbound(InboundKey),
-    /// One that does not depend on services.
+    /// A cluster that does not depend on services.
     Static(StaticKey),
-    /// One that an EnvoyFilter adds.
+    /// A cluster that an EnvoyFilter adds.
     Added(AddedKey),
 }
 
-/// A resource that a part lists: a cluster, or the endpoints of one.
+/// A resource of a cluster part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ClusterResource {
     /// A cluster.
     Cluster(ClusterKey),
-    /// The load assignment of a cluster that uses EDS.
+    /// Load assignment of an EDS cluster.
     Endpoint(EndpointKey),
 }
 
@@ -82,7 +82,7 @@ fn clusters(keys: impl IntoIterator<Item = ClusterKey>) -> Vec<ClusterResource> 
     keys.into_iter().map(ClusterResource::Cluster).collect()
 }
 
-/// The parts of this kind that a proxy gets.
+/// Selects the cluster parts of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
     let outbound = OutboundPart::select(ctx, selected)
         .into_iter()
@@ -91,7 +91,8 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
     parts.push(ClusterPart::Static(StaticPart::select(ctx, selected)));
     let added = |context| AddedPart::select(ctx, selected, context).map(ClusterPart::Added);
     match selected.proxy.proxy_type {
-        // Parity: of an added cluster and one of the workload's own that have the same name, the added one is sent.
+        // Parity (pilot/pkg/networking/core/cluster.go): if an added cluster has the name of an inbound one, the added
+        // one is sent.
         ProxyType::Sidecar => {
             parts.extend(added(PatchContext::SidecarOutbound));
             parts.extend(InboundPart::select(ctx, selected).map(ClusterPart::Inbound));
@@ -110,7 +111,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
 }
 
 impl ClusterPart {
-    /// The resources of the part, in order.
+    /// Lists the resources of the part, in order.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
         match self {
             Self::Outbound(part) => part.list(ctx),
@@ -134,12 +135,12 @@ impl ClusterKey {
     }
 }
 
-/// Applies the patches, and encodes what is left. `hosts`: the services of an inbound cluster.
+/// Applies the patches and encodes the result. `hosts` are the services of an inbound cluster.
 fn finished(
     ctx: &BuildContext,
     patches: &[PatchRef],
     hosts: &[Hostname],
-    cluster: Finished,
+    cluster: EncodedCluster,
     mut notes: Vec<Note>,
 ) -> Built {
     if patches.is_empty() {

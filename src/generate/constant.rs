@@ -347,7 +347,7 @@ pub fn empty_route_configuration(name: &str) -> RouteConfiguration {
     }
 }
 
-/// An HTTP filter with its configuration.
+/// Returns an HTTP filter with its configuration.
 pub fn http_filter(name: &str, config: Any) -> HttpFilter {
     HttpFilter {
         name: name.to_owned(),
@@ -356,7 +356,7 @@ pub fn http_filter(name: &str, config: Any) -> HttpFilter {
     }
 }
 
-/// A network filter with its configuration.
+/// Returns a network filter with its configuration.
 pub fn network_filter(name: &str, config: Any) -> Filter {
     Filter {
         name: name.to_owned(),

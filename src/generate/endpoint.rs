@@ -17,7 +17,7 @@ use smol_str::SmolStr;
 use super::{
     BuildContext, EncodedResource, ResourceType,
     name::ClusterMode,
-    proxy_view::{OutboundProxyView, Place},
+    proxy_view::{OutboundProxyView, ProxyLocation},
     resource::Built,
     wire,
 };
@@ -89,7 +89,7 @@ impl EndpointProxyView {
         ctx: &BuildContext,
         service: &Service,
         client: &OutboundProxyView,
-        place: Option<(&Place, &LocationDependencies)>,
+        location: Option<(&ProxyLocation, &LocationDependencies)>,
     ) -> Self {
         let is_multi_network = network::gateways_for(ctx, service).is_some();
         let cluster_local = service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname);
@@ -106,16 +106,20 @@ impl EndpointProxyView {
             through_waypoint: address_through_waypoint(ctx, service, client),
             ..Self::default()
         };
-        if let Some((place, needs)) = place {
+        if let Some((location, needs)) = location {
             let compared = |labels: &Labels| {
                 let compared = labels.iter().filter(|(key, _)| needs.labels.contains(*key));
                 compared.map(|(key, value)| (key.clone(), value.clone())).collect()
             };
-            projection.node = needs.node.then(|| place.node.clone());
+            projection.node = needs.node.then(|| location.node.clone());
             // The locality of a waypoint says nothing about the locality of the endpoints.
             let balances = needs.locality && projection.through_waypoint.is_none();
-            projection.locality = balances.then(|| place.locality.clone());
-            projection.labels = place.labels.as_ref().filter(|_| !needs.labels.is_empty()).map(compared);
+            projection.locality = balances.then(|| location.locality.clone());
+            projection.labels = location
+                .labels
+                .as_ref()
+                .filter(|_| !needs.labels.is_empty())
+                .map(compared);
         }
         projection
     }

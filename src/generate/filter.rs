@@ -1,7 +1,7 @@
-//! The contents of filter chains: HTTP connection managers with their filters, TCP proxies, TLS, access logs, tracing,
+//! Contents of filter chains: HTTP connection managers with their filters, TCP proxies, TLS, access logs, tracing,
 //! telemetry, security and extensions.
 //!
-//! Note: nothing here knows which listener a chain belongs to. A [`FilterStack`] carries what the filters depend on.
+//! Note: nothing here depends on the listener of a chain. A [`FilterStack`] carries the inputs of the filters.
 
 pub mod access_log;
 pub mod chain_fields;

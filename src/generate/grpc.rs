@@ -21,7 +21,7 @@ use super::{
     name::{self, ClusterMode},
     proxy::MetadataKey,
     proxy_class::ServiceTarget,
-    proxy_view::{OutboundProxyView, Place},
+    proxy_view::{OutboundProxyView, ProxyLocation},
     requested::Names,
     resource::Built,
     route::{self, RouteKey, sidecar},
@@ -60,7 +60,7 @@ struct GrpcProxyView {
     /// Attributes that clusters and endpoints depend on.
     outbound: Hashed<OutboundProxyView>,
     /// Locality, if endpoints depend on it.
-    place: Option<Place>,
+    location: Option<ProxyLocation>,
     /// Attributes that routes depend on.
     routes: Hashed<route::RouteConfigProxyView>,
     /// Attributes that its own listeners depend on.
@@ -125,7 +125,7 @@ impl GrpcProxyView {
             dns_domain: proxy.dns_domain.clone(),
             vip: VipView::of(proxy, &ctx.mesh.installation.features),
             outbound: OutboundProxyView::of(ctx, selected),
-            place: Place::of(ctx, selected),
+            location: ProxyLocation::of(ctx, selected),
             routes: Hashed::new(route::RouteConfigProxyView::of(ctx, selected)),
             server: Server {
                 targets: selected.targets.clone(),
@@ -190,14 +190,19 @@ impl GrpcPart {
             .as_ref()
             .and_then(|(_, rule)| traffic_policy::policy_of(rule, name.port, name.subset));
         let needs = endpoint::needs(ctx, service, policy.as_ref());
-        let place = self.client.place.as_ref().filter(|_| needs.any());
+        let location = self.client.location.as_ref().filter(|_| needs.any());
         let key = EndpointKey {
             service: service.key.clone(),
             port: name.port,
             subset: name.subset.into(),
             mode: ClusterMode::Default,
             rule: found.map(|(rule, _)| rule),
-            client: EndpointProxyView::of(ctx, service, &self.client.outbound, place.map(|place| (place, &needs))),
+            client: EndpointProxyView::of(
+                ctx,
+                service,
+                &self.client.outbound,
+                location.map(|location| (location, &needs)),
+            ),
         };
         (key.name() == asked).then_some(key)
     }

@@ -1,8 +1,8 @@
 //! Listeners.
 //!
-//! A sidecar has two parts: what goes out, shared by all clients of one scope, and what comes in, shared by workloads
-//! that serve the same ports. A gateway has one. What one would get wrong: a listener is named by address and port, and
-//! which services stand behind it is decided when the part is listed ([`outbound`]), not when it is built.
+//! A sidecar has two parts: outbound listeners, shared by all proxies of one scope, and inbound listeners, shared by
+//! workloads that serve the same ports. A gateway has one. Note: a listener is named by address and port; the services
+//! that share it are determined when the part is listed ([`outbound`]), not when it is built.
 
 pub mod filter_chain;
 pub mod gateway;
@@ -35,29 +35,29 @@ use outbound::{
 };
 use waypoint::{WaypointKey, WaypointPart};
 
-/// What a part of this kind is selected by.
+/// Inputs of the selection of a listener part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ListenerPart {
-    /// What a sidecar's workload reaches.
+    /// Outbound listeners of a sidecar.
     Outbound(OutboundPart),
-    /// What reaches a sidecar's workload.
+    /// Inbound listeners of a sidecar.
     Inbound(InboundPart),
-    /// What comes through a gateway.
+    /// Listeners of a gateway.
     Gateway(GatewayPart),
-    /// What goes through a waypoint.
+    /// Listeners of a waypoint.
     Waypoint(WaypointPart),
-    /// HBONE.
+    /// HBONE listeners.
     Hbone(HbonePart),
-    /// What EnvoyFilters add, listener by listener.
+    /// Listeners that EnvoyFilters add.
     Added(Vec<AddedListener>),
 }
 
-/// What one resource is built from, besides what it reads.
+/// Inputs of one listener, besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ListenerKey {
-    /// A listener for ports of services.
+    /// A listener for service ports.
     Outbound(OutboundKey),
-    /// The listener that intercepted outbound connections come to.
+    /// The listener of intercepted outbound connections.
     VirtualOutbound(VirtualOutboundKey),
     /// The HTTP proxy.
     HttpProxy(HttpProxyKey),
@@ -65,21 +65,21 @@ pub enum ListenerKey {
     Inbound(InboundKey),
     /// A listener of a gateway.
     Gateway(GatewayKey),
-    /// Opens tunnels.
+    /// The listener that originates tunnels.
     ConnectOriginate(OriginateKey),
-    /// Ends tunnels.
+    /// The listener that terminates tunnels.
     ConnectTerminate(TerminateKey),
-    /// Takes what comes out of tunnels to a sidecar.
+    /// The internal listener of connections out of tunnels to a sidecar.
     MainInternal(InternalKey),
-    /// One of a waypoint's own.
+    /// A listener of a waypoint.
     Waypoint(WaypointKey),
-    /// Added by an EnvoyFilter.
+    /// A listener that an EnvoyFilter adds.
     Added(AddedListener),
 }
 
-/// The parts of this kind that a proxy gets.
+/// Selects the listener parts of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
-    // Clients without Envoy ask for listeners of another kind.
+    // Proxyless clients subscribe to another kind of listener.
     if !selected.proxy.generator.is_empty() {
         return Vec::new();
     }
@@ -108,7 +108,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
 fn sidecar(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Vec<ListenerPart> {
     let inbound = InboundProxyView::of(ctx, selected, filters);
     let hbone = HbonePart::of(ctx, selected, filters, Some(&inbound)).map(ListenerPart::Hbone);
-    // Without a port to intercept connections there is nothing to make listeners for.
+    // Without a port for intercepted connections there are no listeners.
     if ctx.mesh_config().proxy_listen_port <= 0 {
         return hbone.into_iter().collect();
     }
@@ -124,7 +124,7 @@ fn sidecar(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxy
 }
 
 impl ListenerPart {
-    /// The resources of the part, in order.
+    /// Lists the resources of the part, in order.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         match self {
             Self::Outbound(part) => {
@@ -141,7 +141,7 @@ impl ListenerPart {
     }
 }
 
-/// The outbound listeners that no service asks for.
+/// Returns the outbound listeners that do not depend on services.
 fn static_listeners(ctx: &BuildContext, part: &OutboundPart) -> Vec<ListenerKey> {
     let client = &part.client;
     let mut keys = Vec::new();

@@ -81,7 +81,7 @@ pub type ResourceKey = Hashed<Resource>;
 pub struct ListedResource {
     /// Its type.
     pub resource_type: ResourceType,
-    /// What it is built from.
+    /// Inputs.
     pub key: ResourceKey,
 }
 

@@ -26,7 +26,7 @@ use crate::{
 /// A service port that the proxy itself serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceTarget {
-    /// The service.
+    /// Service.
     pub service: ServiceKey,
     /// The service's port number.
     pub port: u32,

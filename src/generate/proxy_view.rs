@@ -1,4 +1,4 @@
-//! What clusters and endpoints depend on of a client.
+//! Attributes of a proxy that clusters and endpoints depend on.
 
 use std::collections::BTreeSet;
 
@@ -13,24 +13,24 @@ use super::{
 };
 use crate::base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode};
 
-/// What sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
+/// Attributes that sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SocketProxyView {
-    /// A gateway: headless services use EDS, undeclared protocols are not followed.
+    /// Whether the proxy is a gateway, where headless services use EDS and undeclared protocols are not followed.
     pub is_router: bool,
-    /// It runs the TCP metadata exchange, and so offers the ALPN of it.
+    /// Whether it runs the TCP metadata exchange, and so offers its ALPN.
     pub metadata_exchange: bool,
-    /// It runs the HTTP filter that sets the ALPN of each request; without it the TLS context has to.
+    /// Whether it runs the HTTP filter that sets the ALPN of each request; otherwise the TLS context sets it.
     pub alpn_filter: bool,
-    /// Certificates in files that take the place of the workload's own.
+    /// Certificates in files that replace the workload's own.
     pub certificates: Option<ClientCertificates>,
-    /// It has the socket of an SDS provider of its own.
+    /// Whether it has the socket of its own SDS provider.
     pub credential_socket: bool,
-    /// Somebody else than its agent serves it secrets from files.
+    /// Whether another server than its agent serves secrets from files.
     pub file_socket: bool,
-    /// HTTP/1.1 header names stay as clients write them.
+    /// Whether HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
-    /// It reaches endpoints that take tunnels through these.
+    /// Whether it uses tunnels to endpoints that accept them.
     pub sends_tunnels: bool,
 }
 
@@ -41,33 +41,33 @@ pub struct ClientCertificates {
     pub chain: SmolStr,
     /// Path of the private key.
     pub key: SmolStr,
-    /// Path of the certificate authorities.
+    /// Path of the CA certificates.
     pub root: SmolStr,
 }
 
-/// What the outbound part of a client depends on, besides the scope.
+/// Attributes that the outbound parts of a proxy depend on, besides the scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundProxyView {
-    /// Goes into every cluster key.
+    /// Attributes in every cluster key.
     pub socket: Hashed<SocketProxyView>,
-    /// The address families; matter to DNS clusters and network gateways.
+    /// Address families, for DNS clusters and network gateways.
     pub ip_mode: IpMode,
-    /// The network; matters when gateways lead into networks.
+    /// Network, if gateways lead to other networks.
     pub network: NetworkId,
-    /// The networks that it asked to see; empty: all.
+    /// Networks that the proxy requested; empty means all.
     pub network_view: Shared<BTreeSet<NetworkId>>,
-    /// The cluster; matters to cluster-local services.
+    /// Cluster, for cluster-local services.
     pub cluster: ClusterId,
-    /// The labels that some DestinationRule of the namespace selects clients by.
+    /// Labels that DestinationRules of the namespace select clients by.
     pub rule_labels: Labels,
-    /// It never sends by HBONE: `DISABLE_HBONE_SEND` of the node.
+    /// Whether it never sends HBONE: `DISABLE_HBONE_SEND` of the node.
     pub no_tunnels: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
 }
 
 impl OutboundProxyView {
-    /// The projection of a proxy.
+    /// Returns the view of a selected proxy.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;
         Hashed::new(Self {
@@ -105,12 +105,12 @@ impl SocketProxyView {
     }
 }
 
-/// True if the node says that an SDS provider listens beside it.
+/// Returns true if the node has an SDS provider next to it.
 pub fn has_credential_socket(proxy: &NodeMetadata) -> bool {
     proxy.setting(MetadataKey::Credential) == "true"
 }
 
-/// `proxyHeaders.preserveHttp1HeaderCase` of the effective ProxyConfig.
+/// Returns `proxyHeaders.preserveHttp1HeaderCase` of the effective ProxyConfig.
 pub fn keeps_header_case(selected: &Selected) -> bool {
     let headers = selected.proxy_config.proxy_headers.as_ref();
     headers
@@ -118,12 +118,12 @@ pub fn keeps_header_case(selected: &Selected) -> bool {
         .unwrap_or(false)
 }
 
-/// True if the node says that somebody else than its agent serves secrets from files.
+/// Returns true if another server than the node's agent serves secrets from files.
 pub fn has_file_socket(proxy: &NodeMetadata) -> bool {
     proxy.setting(MetadataKey::FileCredential) == "true"
 }
 
-/// The client's labels, as far as DestinationRules of the namespace look at them.
+/// Returns the labels of the proxy that DestinationRules of the namespace select by.
 fn rule_labels(ctx: &BuildContext, namespace: &Namespace, labels: &Labels) -> Labels {
     let index = &ctx.mesh.rules_by_selector_label;
     let asked = labels
@@ -132,20 +132,20 @@ fn rule_labels(ctx: &BuildContext, namespace: &Namespace, labels: &Labels) -> La
     asked.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// What only some endpoints depend on: those of node-local services, and those with locality load balancing. It has
-/// parts of its own, so that everything else is shared by clients wherever they run.
+/// Location of a proxy, for the endpoints that depend on it: those of node-local services and of services with locality
+/// load balancing. It has parts of its own, so that proxies in all locations share everything else.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Place {
-    /// The node; empty unless some service is node-local.
+pub struct ProxyLocation {
+    /// Node; empty unless some service is node-local.
     pub node: SmolStr,
-    /// `region/zone/subzone`; empty unless locality matters to some service.
+    /// `region/zone/subzone`; empty unless some service uses locality.
     pub locality: SmolStr,
-    /// The labels that some failover priority compares; `None` if the client has no labels at all.
+    /// Labels that failover priorities compare; `None` if the proxy has no labels.
     pub labels: Option<Labels>,
 }
 
-impl Place {
-    /// Where a client is, if that matters to anything.
+impl ProxyLocation {
+    /// Returns the location of a proxy, if anything depends on it.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let needs = ctx.mesh.place_needs.get(ctx.cx, &())?;
         let labels = needs.labels.iter().filter_map(|key| selected.labels.get_key_value(key));

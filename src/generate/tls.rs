@@ -1,4 +1,4 @@
-//! Settings that TLS contexts of both directions share: compliance with `COMPLIANCE_POLICY`, and trust domains.
+//! TLS settings of both directions: compliance with `COMPLIANCE_POLICY`, and trust domains.
 
 use crate::{
     model::features::Features,
@@ -18,7 +18,7 @@ const FIPS_CIPHERS: &[&str] = &[
     "ECDHE-RSA-AES256-GCM-SHA384",
 ];
 
-/// Identities of the mesh's own trust domains.
+/// Returns matchers of identities in the mesh's own trust domains.
 pub fn trust_domain_matchers(features: &Features, mesh: &MeshConfig) -> Vec<StringMatcher> {
     if features.pilot_skip_validate_trust_domain {
         return Vec::new();
@@ -40,7 +40,7 @@ pub fn trust_domain_matchers(features: &Features, mesh: &MeshConfig) -> Vec<Stri
         .collect()
 }
 
-/// Narrows TLS settings to what `COMPLIANCE_POLICY` allows. To be called last.
+/// Restricts TLS settings to what `COMPLIANCE_POLICY` allows. Must be called last.
 pub fn enforce_compliance(features: &Features, common: &mut CommonTlsContext) {
     match features.compliance_policy.as_str() {
         "fips-140-2" => {

@@ -1,6 +1,7 @@
-//! PeerAuthentication resolved: which mTLS a workload demands on a port, and what clients may assume of a namespace.
+//! Resolves PeerAuthentication: the mTLS mode of a workload's port, and the mode that clients may assume for a
+//! namespace.
 //!
-//! The two differ: a client of a service knows only its namespace, so policies with a selector count for servers alone.
+//! The two differ: a client knows only the namespace of a service, so policies with a selector apply to servers alone.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +16,28 @@ use crate::{
     table::Cx,
 };
 
-/// What a server demands.
+/// mTLS mode of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MtlsMode {
     /// Plaintext only.
     Disable,
-    /// Both.
+    /// Plaintext and mutual TLS.
     Permissive,
     /// Mutual TLS only.
     Strict,
 }
 
-/// What a workload demands, by port.
+/// mTLS modes of a workload, by port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerPolicy {
-    /// On every port that is not listed.
+    /// Mode of every port that is not listed.
     pub mode: MtlsMode,
-    /// On these ports of the workload (target ports).
+    /// Modes of these ports of the workload (target ports).
     pub ports: BTreeMap<u32, MtlsMode>,
 }
 
 impl PeerPolicy {
-    /// What is demanded on a port of the workload.
+    /// Returns the mode of a port of the workload.
     pub fn mode_on(&self, port: u32) -> MtlsMode {
         self.ports.get(&port).copied().unwrap_or(self.mode)
     }
@@ -44,13 +45,13 @@ impl PeerPolicy {
 
 type PeerAuthentication = Config<security::PeerAuthentication>;
 
-/// What a workload demands on one of its ports.
+/// Returns the mode of one port of a workload.
 pub fn mtls_mode(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: &Labels, port: u32) -> MtlsMode {
     peer_policy(cx, mesh, namespace, labels).mode_on(port)
 }
 
-/// What a workload demands: the oldest policy each of mesh, namespace and workload, a later one laid over the former
-/// where it is set. Port levels count only in workload policies.
+/// Returns the modes of a workload: the oldest policy each of mesh, namespace and workload, with later ones overriding.
+/// Port levels count only in workload policies.
 pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: &Labels) -> PeerPolicy {
     let root = policy::root_namespace(cx, mesh);
     let mut mode = mesh_mode(cx, mesh, &root).unwrap_or(MtlsMode::Permissive);
@@ -71,7 +72,7 @@ pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: 
         };
     };
     let mode = mode_of(own).unwrap_or(mode);
-    // A chain for what is no port would be refused by Envoy.
+    // Envoy would refuse a chain for an invalid port.
     let ports = own
         .spec
         .port_level_mtls
@@ -85,7 +86,8 @@ pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: 
     }
 }
 
-/// What clients may assume of the servers of a namespace: the namespace's own policy, else the mesh's, else permissive.
+/// Returns the mode that clients may assume for a namespace: of its own policy, or else of the mesh's, or else
+/// permissive.
 pub fn namespace_mode(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> MtlsMode {
     let root = policy::root_namespace(cx, mesh);
     let own = (*namespace != root)
@@ -107,7 +109,7 @@ fn by_age<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Vec<&'a
     rows
 }
 
-/// A selector without labels is as none.
+/// Returns true without labels: an empty selector counts as none.
 fn is_general(row: &PeerAuthentication) -> bool {
     let selector = row.spec.selector.as_ref();
     selector.is_none_or(|selector| selector.match_labels.is_empty())

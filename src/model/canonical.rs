@@ -1,4 +1,4 @@
-//! The canonical service of a workload: the name and revision that telemetry shows.
+//! Canonical service of a workload: name and revision in telemetry.
 
 use smol_str::SmolStr;
 
@@ -9,7 +9,7 @@ pub const NAME_LABEL: &str = "service.istio.io/canonical-name";
 /// The label that names its revision.
 pub const REVISION_LABEL: &str = "service.istio.io/canonical-revision";
 
-/// The name: the first of the labels that may give it, else the workload's name.
+/// Returns the name: the first label that sets it, or else the workload's name.
 pub fn name(labels: &Labels, workload_name: &str) -> SmolStr {
     let given = [NAME_LABEL, "app.kubernetes.io/name", "app"]
         .iter()
@@ -17,7 +17,7 @@ pub fn name(labels: &Labels, workload_name: &str) -> SmolStr {
     given.cloned().unwrap_or_else(|| SmolStr::new(workload_name))
 }
 
-/// The revision: the first of the labels that may give it, else `latest`.
+/// Returns the revision: the first label that sets it, or else `latest`.
 pub fn revision(labels: &Labels) -> SmolStr {
     let given = [REVISION_LABEL, "app.kubernetes.io/version", "version"]
         .iter()
@@ -25,7 +25,7 @@ pub fn revision(labels: &Labels) -> SmolStr {
     given.cloned().unwrap_or(SmolStr::new_static("latest"))
 }
 
-/// Name and revision.
+/// Returns name and revision.
 pub fn service(labels: &Labels, workload_name: &str) -> (SmolStr, SmolStr) {
     (name(labels, workload_name), revision(labels))
 }

@@ -1,4 +1,4 @@
-//! The vocabulary of ingestion: what the outside world says about the inputs.
+//! Changes of the inputs, as sources report them.
 
 use super::inputs::Row;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     base::{ClusterId, ObjectKey},
 };
 
-/// Who says it: one kind of one cluster. Files speak for the config cluster.
+/// Source of objects: one kind of one cluster. Files belong to the config cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId {
     /// The cluster.
@@ -18,13 +18,13 @@ pub struct SourceId {
 /// One change of the inputs.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// An object is there, with this content.
+    /// An object exists, with this content.
     Upsert(Row),
-    /// An object is gone.
+    /// An object was removed.
     Remove(Kind, ObjectKey),
-    /// The source has exactly these objects; the rest of what it had is gone.
+    /// The source has exactly these objects; its other objects were removed.
     Replace(SourceId, Vec<Row>),
-    /// A cluster is gone with all it had.
+    /// A cluster was removed with all its objects.
     RemoveCluster(ClusterId),
 }
 

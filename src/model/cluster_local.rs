@@ -1,4 +1,4 @@
-//! Hosts whose endpoints are used only by clients of the same cluster.
+//! Cluster-local hosts, whose endpoints are used only by clients of the same cluster.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use smol_str::SmolStr;
 use super::MeshSnapshot;
 use crate::{base::host, table::Cx};
 
-/// Hosts that are cluster-local unless the mesh says otherwise, without the domain.
+/// Default cluster-local hosts, without the domain.
 const DEFAULTS: &[&str] = &["*.kube-system.svc", "kubernetes.default.svc"];
 
-/// Which hosts are cluster-local.
+/// Cluster-local hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ClusterLocalHosts {
-    /// Hosts, wildcards among them, and whether those that they match are local; the most specific decides.
+    /// Hosts and wildcards, with whether matching hosts are local; the most specific one decides.
     hosts: BTreeMap<SmolStr, bool>,
 }
 
 impl ClusterLocalHosts {
-    /// True if a host (it may be a wildcard) is cluster-local.
+    /// Returns true if a host (or wildcard) is cluster-local.
     pub fn is_local(&self, hostname: &str) -> bool {
         if let Some(local) = self.hosts.get(hostname) {
             return *local;
@@ -32,14 +32,14 @@ impl ClusterLocalHosts {
 }
 
 impl MeshSnapshot {
-    /// True if a host is cluster-local: the most specific of the mesh's settings and defaults decides.
+    /// Returns true if a host is cluster-local: the most specific of the mesh's settings and defaults decides.
     pub fn is_cluster_local(&self, cx: &Cx, hostname: &str) -> bool {
         let hosts = self.cluster_local.get(cx, &());
         hosts.is_some_and(|hosts| hosts.is_local(hostname))
     }
 }
 
-/// Derives the hosts: `serviceSettings` of the mesh, and those defaults that it does not take back.
+/// Derives the hosts: `serviceSettings` of the mesh, and the defaults that these do not override.
 pub fn hosts(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<ClusterLocalHosts> {
     let config = mesh.mesh_config(cx);
     let mut hosts = BTreeMap::new();
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::model::{fixture, installation::Installation};
 
-    /// The hosts of `all` that are local by some `serviceSettings`.
+    /// Returns the hosts of `all` that are local with these `serviceSettings`.
     fn local(settings: &str) -> Vec<&'static str> {
         let all = [
             "a.default.svc.cluster.local",
@@ -111,7 +111,7 @@ mod tests {
     fn defaults_are_taken_back() {
         let exact = "[{settings: {clusterLocal: false}, hosts: [kubernetes.default.svc.cluster.local, istiod.istio-system.svc.cluster.local]}]";
         assert_eq!(local(exact), ["dns.kube-system", "other.kube-system"]);
-        // A host below the wildcard takes all of it back.
+        // A host below the wildcard overrides the whole wildcard.
         let below = "[{settings: {}, hosts: [dns.kube-system.svc.cluster.local]}]";
         assert_eq!(local(below), ["kubernetes.default", "istiod.istio-system"]);
         // A wider wildcard does not: the default is more specific.

@@ -1,8 +1,8 @@
-//! Credentials: what their names mean, and what Secrets and ConfigMaps give for them.
+//! Credentials: names, and their content in Secrets and ConfigMaps.
 //!
-//! A `credentialName` becomes the name of a resource (`kubernetes://…`), which a proxy asks for. What one would get
-//! wrong: authorities are looked for in a Secret of their own (`NAME-cacert`) and only where there is none in `NAME`;
-//! one that is there without them is a mistake, not a reason to look further.
+//! A `credentialName` becomes a resource name (`kubernetes://…`), which a proxy requests. Note: CA certificates are
+//! looked up in a Secret of their own (`NAME-cacert`), and then in `NAME`. A Secret of their own without them is an
+//! error, not a reason to look further.
 
 pub mod mention;
 pub mod pem;
@@ -22,20 +22,20 @@ use crate::{
     table::Cx,
 };
 
-/// What the name of a credential's authorities ends with.
+/// Suffix of the name of a credential's CA certificates.
 pub const AUTHORITY_SUFFIX: &str = "-cacert";
-/// Stands for the workload's own certificate.
+/// Scheme of the workload's own certificate.
 pub const BUILTIN: &str = "builtin://";
-/// Stands for a certificate that is never valid.
+/// Scheme of a certificate that is never valid.
 pub const INVALID: &str = "invalid://";
-/// Secrets of the proxy's cluster.
+/// Scheme of Secrets in the proxy's cluster.
 pub const SECRET: &str = "kubernetes://";
-/// Secrets of the config cluster, for gateways of the Gateway API.
+/// Scheme of Secrets in the config cluster, for gateways of the Gateway API.
 pub const GATEWAY_SECRET: &str = "kubernetes-gateway://";
-/// Authorities in ConfigMaps of the config cluster.
+/// Scheme of CA certificates in ConfigMaps of the config cluster.
 pub const CONFIG_MAP: &str = "configmap://";
 
-/// The name of the resource for a `credentialName`; one without a scheme is a Secret.
+/// Returns the resource name of a `credentialName`; one without a scheme is a Secret.
 pub fn resource_name(credential: &str) -> SmolStr {
     if credential.starts_with(BUILTIN) {
         return SmolStr::new_static("default");
@@ -49,17 +49,17 @@ pub fn resource_name(credential: &str) -> SmolStr {
     SmolStr::from(format!("{SECRET}{credential}"))
 }
 
-/// True for names of resources that are made from Secrets and ConfigMaps.
+/// Returns true for resource names that Secrets and ConfigMaps provide.
 pub fn is_served(name: &str) -> bool {
     [SECRET, GATEWAY_SECRET, CONFIG_MAP]
         .iter()
         .any(|scheme| name.starts_with(scheme))
 }
 
-/// Where a credential is kept.
+/// Kind of object that holds a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Store {
-    /// A Secret of the proxy's own cluster, else of the config cluster.
+    /// A Secret of the proxy's own cluster, or else of the config cluster.
     Secret,
     /// A Secret of the config cluster.
     GatewaySecret,
@@ -67,30 +67,30 @@ pub enum Store {
     ConfigMap,
 }
 
-/// The name of a resource, taken apart.
+/// A parsed resource name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
-    /// Where it is kept.
+    /// Kind of object.
     pub store: Store,
     /// The namespace.
     pub namespace: Namespace,
-    /// The name, with [`AUTHORITY_SUFFIX`] where authorities are meant.
+    /// Name, with [`AUTHORITY_SUFFIX`] for CA certificates.
     pub name: SmolStr,
 }
 
-/// Why a name means nothing.
+/// Reason why a name is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// It has no scheme that is known.
+    /// It has no known scheme.
     #[error("the name has no scheme that is known, want kubernetes://, kubernetes-gateway:// or configmap://")]
     Scheme,
-    /// Namespace or name is missing.
+    /// The namespace or the name is missing.
     #[error("the name needs a namespace and a name, as in scheme://namespace/name")]
     Parts,
 }
 
 impl Reference {
-    /// Takes a name apart. `own` is the namespace of who asks, for names without one.
+    /// Parses a name. `own` is the namespace of the requester, for names without one.
     pub fn parse(resource: &str, own: &Namespace) -> Result<Self, NameError> {
         if let Some(rest) = resource.strip_prefix(SECRET) {
             let (namespace, name) = parts(rest).map_or((own.clone(), rest), |(namespace, name)| {
@@ -116,13 +116,13 @@ impl Reference {
         })
     }
 
-    /// True if it means authorities, which are no secret.
+    /// Returns true for CA certificates, which are not secret.
     pub fn is_authority(&self) -> bool {
         self.store == Store::ConfigMap || self.name.ends_with(AUTHORITY_SUFFIX)
     }
 }
 
-/// Namespace and name; what follows a further slash counts for nothing.
+/// Splits namespace and name; text after a further slash is ignored.
 fn parts(rest: &str) -> Option<(&str, &str)> {
     let (namespace, name) = rest.split_once('/')?;
     Some((namespace, name.split('/').next().unwrap_or(name)))
@@ -131,24 +131,24 @@ fn parts(rest: &str) -> Option<(&str, &str)> {
 /// A certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The certificate and what leads to its root, as PEM.
+    /// Certificate and intermediates, as PEM.
     pub chain: Bytes,
-    /// The private key, as PEM.
+    /// Private key, as PEM.
     pub key: Sensitive,
-    /// An answer of OCSP to hand out with the certificate.
+    /// Stapled OCSP response.
     pub staple: Option<Bytes>,
 }
 
-/// Authorities that certificates are checked against.
+/// CA certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// The certificates of the authorities, as PEM.
+    /// CA certificates, as PEM.
     pub roots: Bytes,
-    /// What they have revoked, as PEM.
+    /// Revocation list, as PEM.
     pub revoked: Option<Bytes>,
 }
 
-/// The Secrets that credentials for proxies of one cluster come from: of that cluster, then of the config cluster.
+/// Secrets for credentials of proxies in one cluster: those of that cluster, then of the config cluster.
 pub struct Secrets<'a> {
     cx: &'a Cx,
     mesh: &'a MeshSnapshot,
@@ -156,7 +156,7 @@ pub struct Secrets<'a> {
 }
 
 impl<'a> Secrets<'a> {
-    /// For proxies of a cluster.
+    /// Returns the Secrets for proxies of a cluster.
     pub fn of(cx: &'a Cx, mesh: &'a MeshSnapshot, cluster: &'a ClusterId) -> Self {
         let config = &mesh.installation.cluster;
         let clusters = if cluster == config {
@@ -167,17 +167,17 @@ impl<'a> Secrets<'a> {
         Self { cx, mesh, clusters }
     }
 
-    /// Of the config cluster alone.
+    /// Returns the Secrets of the config cluster alone.
     pub fn of_config_cluster(cx: &'a Cx, mesh: &'a MeshSnapshot) -> Self {
         Self::of(cx, mesh, &mesh.installation.cluster)
     }
 
-    /// A certificate; else why there is none.
+    /// Returns a certificate, or the reason why there is none.
     pub fn certificate(&self, namespace: &Namespace, name: &str) -> Result<Certificate, String> {
         self.first(|cluster| certificate(self.secret(cluster, namespace, name)?))
     }
 
-    /// Authorities; `name` ends with [`AUTHORITY_SUFFIX`].
+    /// Returns CA certificates; `name` ends with [`AUTHORITY_SUFFIX`].
     pub fn authority(&self, namespace: &Namespace, name: &str) -> Result<Authority, String> {
         let shared = name.strip_suffix(AUTHORITY_SUFFIX).unwrap_or(name);
         self.first(|cluster| {
@@ -189,7 +189,7 @@ impl<'a> Secrets<'a> {
         })
     }
 
-    /// The credentials of image registries in a Secret.
+    /// Returns the image registry credentials in a Secret.
     pub fn docker_config(&self, namespace: &Namespace, name: &str) -> Result<Sensitive, String> {
         self.first(|cluster| {
             let secret = self.secret(cluster, namespace, name)?;
@@ -201,7 +201,7 @@ impl<'a> Secrets<'a> {
         })
     }
 
-    /// What the first cluster gives that gives anything, else why the first does not.
+    /// Returns the result of the first cluster that has one, or else the error of the first cluster.
     fn first<T>(&self, look: impl Fn(&ClusterId) -> Result<T, String>) -> Result<T, String> {
         let mut reason = None;
         for cluster in &self.clusters {
@@ -222,7 +222,7 @@ impl<'a> Secrets<'a> {
     }
 }
 
-/// Authorities in a ConfigMap of the config cluster, named with [`AUTHORITY_SUFFIX`] or without.
+/// Returns CA certificates in a ConfigMap of the config cluster, with [`AUTHORITY_SUFFIX`] in its name or without.
 pub fn config_map_authority(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -237,7 +237,7 @@ pub fn config_map_authority(
 
 fn certificate(secret: &Secret) -> Result<Certificate, String> {
     let value = |key: &str| secret.data.get(key);
-    // Empty values are as good as none.
+    // Empty values count as absent.
     let filled = |key: &str| value(key).filter(|value| !value.is_empty());
     for (chain, key, staple) in [("cert", "key", None), ("tls.crt", "tls.key", Some("tls.ocsp-staple"))] {
         if let (Some(chain), Some(key)) = (filled(chain), filled(key)) {

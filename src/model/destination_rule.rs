@@ -1,8 +1,8 @@
-//! DestinationRules merged by host, and the order in which a client looks them up.
+//! DestinationRules merged by host, and their lookup order.
 //!
-//! Rules of one host are merged once for clients of the same namespace and once for others, since each sees a different
-//! selection. What one would get wrong: the first namespace that has any rule for a host ends the search, even if a
-//! workload selector then leaves none of them.
+//! Rules of a host are merged once for clients of the same namespace and once for others, because each sees a different
+//! set. Note: the first namespace with any rule for a host ends the search, even if a workload selector then excludes
+//! all of them.
 
 use std::collections::BTreeSet;
 
@@ -23,24 +23,24 @@ use crate::{
     table::Cx,
 };
 
-/// Names the rules of one namespace for one host (fully qualified, may be a wildcard).
+/// Key of the rules of one namespace for one host (fully qualified, may be a wildcard).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleKey {
-    /// The namespace of the rules.
+    /// Namespace of the rules.
     pub namespace: Namespace,
-    /// The host as resolved.
+    /// Resolved host.
     pub host: Hostname,
 }
 
-/// The rules of one (namespace, host) after merging: several remain when exportTo or workloadSelector differ. In order
-/// of precedence: with workloadSelector first, then older ones. A rule that is the same in two pools is one allocation.
+/// Merged rules of one (namespace, host). Several remain if `exportTo` or `workloadSelector` differ. In order of
+/// precedence: with `workloadSelector` first, then older ones. A rule that is equal in two pools is one allocation.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct HostRules {
-    /// For clients of the own namespace.
+    /// Rules for clients of the own namespace.
     pub local: Box<[Shared<DestinationRule>]>,
-    /// For clients of other namespaces.
+    /// Rules for clients of other namespaces.
     pub exported: Box<[Shared<DestinationRule>]>,
-    /// Those of `local` that nobody else may see: what clients in the root namespace begin with.
+    /// Rules of `local` that no other namespace sees, with which the lookup of clients in the root namespace starts.
     pub private: Box<[Shared<DestinationRule>]>,
 }
 
@@ -56,7 +56,7 @@ pub enum Pool {
 }
 
 impl HostRules {
-    /// The rules of a pool.
+    /// Returns the rules of a pool.
     pub fn pool(&self, pool: Pool) -> &[Shared<DestinationRule>] {
         match pool {
             Pool::Local => &self.local,
@@ -66,50 +66,49 @@ impl HostRules {
     }
 }
 
-/// One DestinationRule after merging.
+/// A merged DestinationRule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DestinationRule {
-    /// Metadata of the first rule that was merged; shows in config metadata.
+    /// Metadata of the first merged rule, for config metadata.
     pub meta: Shared<Meta>,
-    /// All rules merged into this one.
+    /// All rules that were merged.
     pub from: Vec<ObjectKey>,
-    /// The host, fully qualified.
+    /// Fully qualified host.
     pub host: Hostname,
-    /// Who may see it.
+    /// Visibility.
     pub export_to: ExportTo,
-    /// The merged specification.
+    /// Merged specification.
     pub spec: networking::DestinationRule,
-    /// The places of the subsets in the specification, in the order of their names: each cluster of a subset asks for it by
-    /// name several times.
+    /// Indexes of the subsets, sorted by name: each cluster of a subset looks it up several times.
     places: Vec<u32>,
 }
 
 impl DestinationRule {
-    /// The subset of this name; the first one if there are several.
+    /// Returns the subset of this name; the first one if there are several.
     pub fn subset(&self, name: &str) -> Option<&networking::Subset> {
         let at = self.place_of(name).ok()?;
         self.spec.subsets.get(self.places[at] as usize)
     }
 
-    /// Where the subset of this name is among the places, else where it would be.
+    /// Returns the position of the subset in the sorted indexes, or its insertion point.
     fn place_of(&self, name: &str) -> Result<usize, usize> {
         self.places
             .binary_search_by(|place| self.spec.subsets[*place as usize].name.as_str().cmp(name))
     }
 }
 
-/// Where a rule was found: a small key that names it.
+/// Reference to a rule: a small key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleRef {
     /// Namespace and host of the rule (the host may be a wildcard that covers the service).
     pub key: RuleKey,
-    /// The list that it stands in.
+    /// Pool of the rule.
     pub pool: Pool,
-    /// The first of the objects that it was merged from.
+    /// First object of the merged rule.
     pub first: ObjectKey,
 }
 
-/// The (namespace, host) pairs that a change of DestinationRules concerns.
+/// Returns the (namespace, host) pairs that changed DestinationRules affect.
 pub fn candidates(installation: &Installation, inputs: &Inputs) -> Vec<RuleKey> {
     let rules = inputs.raw_destination_rules.changes().iter();
     rules
@@ -122,7 +121,7 @@ pub fn candidates(installation: &Installation, inputs: &Inputs) -> Vec<RuleKey> 
         .collect()
 }
 
-/// A host as written in a namespace, fully qualified: names without a dot are services of that namespace.
+/// Returns the fully qualified host: names without a dot are services of that namespace.
 pub fn resolve_host(installation: &Installation, host: &str, namespace: &Namespace) -> Hostname {
     if host.is_empty() || host.contains('.') || host == "*" || cidr::parse_ip(host).is_some() {
         Hostname::new(host)
@@ -131,7 +130,7 @@ pub fn resolve_host(installation: &Installation, host: &str, namespace: &Namespa
     }
 }
 
-/// Index key of raw rules: namespace and host as written.
+/// Emits the index key of a raw rule: namespace and host as written.
 pub fn raw_key(
     key: &ObjectKey,
     rule: &Config<networking::DestinationRule>,
@@ -140,7 +139,7 @@ pub fn raw_key(
     emit((key.namespace.clone(), SmolStr::new(&rule.spec.host)));
 }
 
-/// Index key of merged rules for a wildcard host: the namespace. Exact hosts are found by their key.
+/// Emits the index key of merged rules for a wildcard host: the namespace. Exact hosts are found by their key.
 pub fn wildcard_key(key: &RuleKey, _: &HostRules, emit: &mut dyn FnMut(Namespace)) {
     if host::is_wildcard(&key.host) {
         emit(key.namespace.clone());
@@ -180,7 +179,8 @@ pub fn host_rules(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<HostRul
     })
 }
 
-/// The raw rules whose host resolves to that of the key: written in full, or as the short name of the own namespace.
+/// Returns the raw rules whose host resolves to that of the key: written in full, or as a short name in its own
+/// namespace.
 fn raw_rules<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -203,7 +203,7 @@ fn has(values: &[String], wanted: &str) -> bool {
     values.iter().any(|value| value == wanted)
 }
 
-/// A raw rule with its `exportTo` as a set of the values as written: this is what merging compares.
+/// A raw rule with its `exportTo` as a set of the written values, which merging compares.
 struct Candidate {
     rule: Shared<DestinationRule>,
     written: BTreeSet<String>,
@@ -211,12 +211,12 @@ struct Candidate {
 
 impl Candidate {
     fn new(raw: &Config<networking::DestinationRule>, key: &RuleKey) -> Self {
-        // A rule with a selector is for workloads of its own namespace, whatever it says.
+        // A rule with a selector applies to workloads of its own namespace, whatever its `exportTo`.
         let written: Vec<String> = match raw.spec.workload_selector {
             None => raw.spec.export_to.clone(),
             Some(_) => vec![".".to_owned()],
         };
-        // `~` names no namespace, so it needs no case of its own.
+        // `~` is not a namespace, so it needs no case of its own.
         let export_to = if written.is_empty() || has(&written, "*") {
             ExportTo::Public
         } else {
@@ -241,12 +241,12 @@ impl Candidate {
         self.written.contains(value)
     }
 
-    /// Seen from its own namespace; the mesh's default does not matter here.
+    /// Returns true if its own namespace sees it; the mesh's default does not matter here.
     fn is_local(&self, own: &Namespace) -> bool {
         self.written.is_empty() || ["*", ".", own].into_iter().any(|value| self.names(value))
     }
 
-    /// Seen from its own namespace only.
+    /// Returns true if only its own namespace sees it.
     fn is_private(&self, own: &Namespace, private_by_default: bool) -> bool {
         match self.written.len() {
             0 => private_by_default,
@@ -270,7 +270,7 @@ impl Merger {
         }
     }
 
-    /// Merges a rule into every earlier one that it may join, and keeps it apart as well where nobody took it in whole.
+    /// Merges a rule into every earlier one that accepts it, and keeps it separately if no rule accepted it completely.
     fn add(&mut self, candidate: &Candidate) {
         let mut apart = true;
         for (written, existing) in &mut self.merged {
@@ -303,7 +303,7 @@ impl Merger {
     }
 }
 
-/// See [`DestinationRule::places`].
+/// Returns [`DestinationRule::places`].
 fn places(spec: &networking::DestinationRule) -> Vec<u32> {
     let name = |place: &u32| spec.subsets[*place as usize].name.as_str();
     let mut places: Vec<u32> = (0..spec.subsets.len() as u32).collect();
@@ -312,7 +312,7 @@ fn places(spec: &networking::DestinationRule) -> Vec<u32> {
     places
 }
 
-/// Takes over subsets that are not there yet, and the traffic policy if there is none.
+/// Adds subsets that do not exist yet, and the traffic policy if there is none.
 fn merge(into: &mut DestinationRule, rule: &DestinationRule) {
     into.from.extend(rule.from.iter().cloned());
     for subset in &rule.spec.subsets {
@@ -326,7 +326,7 @@ fn merge(into: &mut DestinationRule, rule: &DestinationRule) {
     }
 }
 
-/// Index keys of the rules of a host: the labels of clients that their selectors name.
+/// Emits the index keys of the rules of a host: the client labels in their selectors.
 pub fn selector_labels(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut((Namespace, SmolStr))) {
     let selectors = rules
         .local
@@ -338,7 +338,7 @@ pub fn selector_labels(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut((N
     }
 }
 
-/// The rule that a client in a namespace uses for a service; `labels` are the client's, for rules with a selector.
+/// Returns the rule of a client in a namespace for a service; `labels` are the client's, for rules with a selector.
 pub fn lookup(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -349,7 +349,7 @@ pub fn lookup(
     find(cx, mesh, client, Some(labels), &service.key).map(|(_, rule)| rule)
 }
 
-/// The rule that a server in a namespace uses for a service of its own: selectors do not count.
+/// Returns the rule of a server in a namespace for its own service: selectors are ignored.
 pub fn lookup_inbound(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -359,17 +359,17 @@ pub fn lookup_inbound(
     find(cx, mesh, server, None, &service.key).map(|(_, rule)| rule)
 }
 
-/// A rule by its reference.
+/// Returns a rule by its reference.
 pub fn rule(cx: &Cx, mesh: &MeshSnapshot, found: &RuleRef) -> Option<Shared<DestinationRule>> {
     let rules = mesh.destination_rules.get(cx, &found.key)?;
     let mut rules = rules.pool(found.pool).iter();
     rules.find(|rule| rule.from.first() == Some(&found.first)).cloned()
 }
 
-/// As [`lookup`], with the reference; without labels, rules with a selector are passed over.
+/// Looks up like [`lookup`], and returns the reference too. Without labels, rules with a selector are skipped.
 ///
-/// Order: what the client's own namespace says (in the root namespace: what is private there, since its other rules are
-/// meant for everybody), what the service's namespace exports, what the root namespace exports.
+/// Order: rules of the client's own namespace (in the root namespace only its private ones, because the others are for
+/// all namespaces), rules that the service's namespace exports, rules that the root namespace exports.
 pub fn find(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -381,7 +381,7 @@ pub fn find(
     let own_pool = if *client == root { Pool::Private } else { Pool::Local };
     if let Some((key, rules)) = most_specific(cx, mesh, client, &service.hostname, own_pool) {
         let rule = choose(client, labels, rules.pool(own_pool).iter())?;
-        // Where others see the same, there is one reference, so that what is made by it is the same too.
+        // If others see the same rule, both use one reference, so that their resources are shared.
         let is_exported = rules.exported.iter().any(|exported| exported.same(rule));
         let pool = if is_exported { Pool::Exported } else { own_pool };
         return Some(reference(key, pool, rule));
@@ -402,7 +402,8 @@ fn reference(key: &RuleKey, pool: Pool, rule: &Shared<DestinationRule>) -> (Rule
     (found, rule.clone())
 }
 
-/// The rules of a namespace for the most specific host that covers this one: the host itself, else the longest wildcard.
+/// Returns the rules of a namespace for the most specific host that covers this one: the host itself, or else the
+/// longest wildcard.
 fn most_specific<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -426,7 +427,7 @@ fn most_specific<'a>(
         .min_by(|(a, _), (b, _)| host::more_specific(&a.host, &b.host))
 }
 
-/// Among the rules of one host: the first whose selector picks the client, else the last without a selector.
+/// Returns the first rule of a host whose selector matches the client, or else the last one without a selector.
 fn choose<'a>(
     client: &Namespace,
     labels: Option<&Labels>,

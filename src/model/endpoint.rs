@@ -1,4 +1,4 @@
-//! Endpoints of services, and the traits of the whole set that clusters and listeners depend on.
+//! Endpoints of services, and traits of all endpoints of a service that clusters and listeners depend on.
 
 mod entry;
 mod kube;
@@ -17,10 +17,10 @@ use crate::{
     table::Cx,
 };
 
-/// Health as Istio distinguishes it.
+/// Health, with Istio's distinctions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Health {
-    /// No health is known (ServiceEntries, WorkloadEntries): no `health_status` is written.
+    /// Unknown (ServiceEntries, WorkloadEntries): no `health_status` is set.
     #[default]
     Unknown,
     /// Ready.
@@ -33,31 +33,32 @@ pub enum Health {
     Terminating,
 }
 
-/// One endpoint of one service port. There are more of these than of any other row, so what they have in common is apart.
+/// One endpoint of one service port. There are more of these than of any other row, so shared attributes are in
+/// [`Origin`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// IP address, host name (DNS services) or `unix://` path; empty for one that only a network gateway can reach.
+    /// IP address, host name (DNS services) or `unix://` path; empty if only a network gateway can reach it.
     pub address: SmolStr,
     /// Further addresses of the same pod (dual stack).
     pub extra_addresses: Box<[SmolStr]>,
     /// The service port's name that this endpoint serves.
     pub port_name: SmolStr,
-    /// The number of the service port, where a ServiceEntry tells; 0: only the name is known.
+    /// Number of the service port, if a ServiceEntry sets it; 0 if only the name is known.
     pub service_port: u32,
-    /// The port it listens on (0 for a Unix socket).
+    /// Listening port (0 for a Unix socket).
     pub port: u32,
     /// Health.
     pub health: Health,
-    /// Only clients of the same cluster may use it: its cluster does not export the service.
+    /// Whether only clients of the same cluster may use it, because its cluster does not export the service.
     pub confined: bool,
-    /// Where it runs.
+    /// Workload.
     pub origin: Shared<Origin>,
 }
 
-/// What endpoints have from the workload that they run in, whatever service and port they are for.
+/// Attributes of a workload that all its endpoints share.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Origin {
-    /// Labels with cluster, network, locality and host name laid over (kube.md section 3). Subsets look here.
+    /// Labels, with those of cluster, network, locality and host name added. Subsets match these.
     pub labels: Shared<Labels>,
     /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`, empty when unknown.
     pub identity: SmolStr,
@@ -67,17 +68,17 @@ pub struct Origin {
     pub cluster: ClusterId,
     /// `region/zone/subzone` (trailing parts may be missing or empty), empty when unknown.
     pub locality: SmolStr,
-    /// Load-balancing weight, 0 when unset.
+    /// Load balancing weight, 0 if unset.
     pub weight: u32,
     /// `istio`, `disabled`, or another text of the label.
     pub tls_mode: SmolStr,
-    /// The name of the owner (Deployment …) or of the WorkloadEntry, empty when unknown.
+    /// Name of the owner (Deployment …) or of the WorkloadEntry, empty if unknown.
     pub workload_name: SmolStr,
     /// Namespace of the workload, empty when unknown.
     pub namespace: Namespace,
-    /// The node that runs it, empty when unknown.
+    /// Node of the workload, empty if unknown.
     pub node_name: SmolStr,
-    /// The pod's name under its subdomain, for names of headless services; empty without a subdomain.
+    /// Name of the pod in its subdomain, for names of headless services; empty without a subdomain.
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
@@ -86,32 +87,32 @@ pub struct Origin {
 /// All endpoints of a service in all clusters, in a fixed order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceEndpoints {
-    /// Those of ServiceEntries first, then by cluster, each as the registry lists them.
+    /// Those of ServiceEntries first, then by cluster, each in the order of the registry.
     pub endpoints: Shared<[Endpoint]>,
-    /// Addresses that are left out because the pods that they belong to are not known yet.
+    /// Number of addresses that are omitted because their pods are not known yet.
     pub pending: usize,
 }
 
-/// What clusters and listeners need to know of a service's endpoints; changes far less often than they do.
+/// Traits of a service's endpoints that clusters and listeners depend on; they change far less often than endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointTraits {
     /// SPIFFE identities of all endpoints, sorted and unique.
     pub identities: Vec<SmolStr>,
-    /// What is known of each port with endpoints, by number.
+    /// Traits of each port with endpoints, by number.
     pub ports: BTreeMap<u32, PortTraits>,
-    /// For DNS services: the endpoints themselves, which stand inline in the cluster.
+    /// For DNS services: the endpoints, which are inline in the cluster.
     pub inline: Shared<[Endpoint]>,
-    /// For headless (passthrough) services: each address with its port name, cluster, network and readiness,
-    /// for per-pod listeners and the name table.
+    /// For headless (passthrough) services: each address with its port name, cluster, network and readiness, for
+    /// per-pod listeners and the name table.
     pub addresses: Vec<HeadlessAddress>,
 }
 
-/// What the endpoints of one port have in common.
+/// Traits of the endpoints of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PortTraits {
-    /// Some endpoint is without mutual TLS.
+    /// Whether some endpoint does not use mutual TLS.
     pub plaintext: bool,
-    /// Every endpoint is reached by HBONE.
+    /// Whether every endpoint is reached by HBONE.
     pub all_tunnel: bool,
 }
 
@@ -132,11 +133,11 @@ pub struct HeadlessAddress {
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
-    /// Healthy enough to be in the name table.
+    /// Whether it is healthy enough for the name table.
     pub healthy: bool,
 }
 
-/// The addresses of a service's endpoints: keys of the index by address.
+/// Emits the index keys by address.
 pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn FnMut(SmolStr)) {
     endpoints
         .endpoints
@@ -145,7 +146,7 @@ pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn
         .for_each(|address| emit(address.clone()));
 }
 
-/// Index entry of services that wait for pods.
+/// Emits the index key of a service that waits for pods.
 pub fn pending(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn FnMut(())) {
     if endpoints.pending > 0 {
         emit(());
@@ -155,7 +156,7 @@ pub fn pending(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn F
 /// Derives the endpoints of one service.
 pub fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceEndpoints> {
     let service = mesh.services.get(cx, key)?;
-    // A ServiceEntry adds endpoints even to a Kubernetes Service that has taken its host.
+    // A ServiceEntry adds endpoints even to a Kubernetes Service with the same host.
     let mut endpoints = entry::endpoints(cx, mesh, key);
     let mut pending = 0;
     if service.registry == Registry::Kubernetes {
@@ -208,7 +209,7 @@ fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortT
 }
 
 impl Endpoint {
-    /// True if the endpoint serves a port of the service, by its number where that is known. EDS goes by the name alone.
+    /// Returns true if the endpoint serves a service port, by its number if known. EDS matches the name alone.
     pub fn serves(&self, port: &ServicePort) -> bool {
         match self.service_port {
             0 => self.port_name == port.name,
@@ -216,13 +217,13 @@ impl Endpoint {
         }
     }
 
-    /// True if the endpoint is reached by HBONE on its own account.
+    /// Returns true if the endpoint itself accepts HBONE.
     pub fn supports_tunnel(&self) -> bool {
         let label = self.origin.labels.get(TUNNEL_LABEL);
         label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == TUNNEL_HTTP))
     }
 
-    /// An endpoint for one service port.
+    /// Returns an endpoint for one service port.
     fn new(address: &SmolStr, (port_name, port): (&SmolStr, u32), health: Health, origin: &Shared<Origin>) -> Self {
         Self {
             address: address.clone(),
@@ -236,13 +237,13 @@ impl Endpoint {
         }
     }
 
-    /// An endpoint of a workload for one service port.
+    /// Returns an endpoint of a workload for one service port.
     fn of_workload(workload: &Workload, port_name: &SmolStr, port: u32, health: Health) -> Self {
         let address = workload.addresses.first().cloned().unwrap_or_default();
         Self::new(&address, (port_name, port), health, &workload.origin)
     }
 
-    /// Gives the endpoint the addresses of a pod with several; an IPv4 address is the main one.
+    /// Sets the addresses of a pod with several; an IPv4 address is the main one.
     fn with_addresses(mut self, addresses: &[SmolStr]) -> Self {
         let is_v6 = |text: &SmolStr| text.contains(':');
         let mut ordered = addresses.to_vec();

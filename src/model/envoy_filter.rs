@@ -1,7 +1,7 @@
-//! EnvoyFilters compiled: each patch with its value read as the message that it changes, and its matches at hand.
+//! Compiled EnvoyFilters: each patch with its value decoded as the message that it changes, and its matches.
 //!
-//! Compiling costs far more than applying, so it is done once for each object, not for each proxy. What one would get
-//! wrong: a patch that cannot be read is left out alone, the other patches of its object count.
+//! Compiling costs far more than applying, so it happens once per object, not per proxy. Note: only a patch that cannot
+//! be decoded is omitted; the other patches of its object apply.
 
 #[cfg(test)]
 mod tests;
@@ -34,14 +34,13 @@ use crate::{
 
 pub use proto::{ApplyTo, patch::FilterClass, patch::Operation};
 
-/// Names services whose clusters gateways keep although no route leads to them: `namespace/host` or `host`,
-/// comma-separated.
+/// Annotation with services whose clusters gateways keep without a route: `namespace/host` or `host`, comma-separated.
 const REFERENCED_SERVICES_ANNOTATION: &str = "envoyfilter.istio.io/referenced-services";
 
-/// Where in a mesh the configuration that a patch changes is used.
+/// Context of the configuration that a patch changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PatchContext {
-    /// Inbound configuration of sidecars, and that of waypoints.
+    /// Inbound configuration of sidecars, and of waypoints.
     SidecarInbound,
     /// Outbound configuration of sidecars.
     SidecarOutbound,
@@ -49,7 +48,7 @@ pub enum PatchContext {
     Gateway,
 }
 
-/// The resources that a patch is about: keys of resources hold the patches of their class alone.
+/// Class of resources that a patch changes. Keys of resources contain only the patches of their class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PatchClass {
     /// Clusters.
@@ -58,30 +57,30 @@ pub enum PatchClass {
     Listener,
     /// Route configurations, virtual hosts and routes.
     Route,
-    /// Extension configurations, which ECDS serves.
+    /// Extension configurations, served by ECDS.
     Extension,
 }
 
-/// One EnvoyFilter, ready to apply.
+/// A compiled EnvoyFilter.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct CompiledFilter {
-    /// The patches that could be read, in the order of the object.
+    /// Patches that could be decoded, in the order of the object.
     pub patches: Vec<Patch>,
-    /// Services whose clusters gateways keep although no route leads to them.
+    /// Services whose clusters gateways keep without a route.
     pub referenced_services: Vec<ReferencedService>,
 }
 
-/// A service that is named outside of routes: by an EnvoyFilter's annotation, by an extension provider.
+/// A service referred to outside routes: by an EnvoyFilter's annotation, or by an extension provider.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReferencedService {
-    /// The namespace; `None`: any.
+    /// Namespace; `None` for any.
     pub namespace: Option<Namespace>,
     /// The host.
     pub host: Hostname,
 }
 
 impl ReferencedService {
-    /// Reads `namespace/host` or `host`.
+    /// Parses `namespace/host` or `host`.
     pub fn parse(text: &str) -> Self {
         let (namespace, host) = match text.split_once('/') {
             Some((namespace, host)) => (Some(Namespace::new(namespace)), host),
@@ -97,30 +96,31 @@ impl ReferencedService {
 /// One patch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// Where it is written, for remarks: `namespace/name configPatches[2] HTTP_FILTER`.
+    /// Position for notes: `namespace/name configPatches[2] HTTP_FILTER`.
     pub place: SmolStr,
     /// The kind of object that it changes.
     pub apply_to: ApplyTo,
-    /// Where it counts; `None`: everywhere. A patch for waypoints alone is not here: no context of ours is one.
+    /// Context; `None` for all. Patches for waypoints alone are not compiled, because no context is one.
     pub context: Option<PatchContext>,
-    /// The proxies that it is for.
+    /// Proxies that it selects.
     pub proxy: ProxyMatch,
-    /// The objects that it is for; `None`: all of the kind.
+    /// Objects that it matches; `None` for all of the kind.
     pub object: Option<ObjectTypes>,
-    /// What it does. Insertions next to something are additions for kinds without an order of their own.
+    /// Operation. Insertions relative to something are additions for unordered kinds.
     pub operation: Operation,
-    /// Where an added HTTP filter should stand. Istio ignores it, and so do we.
+    /// Requested position of an added HTTP filter. Parity (pilot/pkg/networking/core/envoyfilter/listener_patch.go):
+    /// ignored.
     pub filter_class: FilterClass,
-    /// What is merged, added or put in place; `None` for removals.
+    /// Value to merge, add or replace with; `None` for removals.
     pub value: Option<PatchValue>,
 }
 
-/// A patch's value: a message of the type that belongs to `applyTo`.
+/// Value of a patch: a message of the type that belongs to `applyTo`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PatchValue {
     /// The message with its fields.
     pub message: DynamicMessage,
-    /// The types of what is packed in it, each once; see [`packed_type`].
+    /// Types of the packed messages inside it, without duplicates; see [`packed_type`].
     pub packed: BTreeSet<SmolStr>,
     bytes: Bytes,
 }
@@ -136,7 +136,7 @@ impl PatchValue {
         }
     }
 
-    /// The value as a message with a Rust type; `None` if it is of another type.
+    /// Returns the value as a message with a Rust type; `None` if it has another type.
     pub fn read<M: Message + Name + Default>(&self) -> Option<M> {
         (self.message.descriptor().full_name() == M::full_name())
             .then(|| M::decode(self.bytes.clone()).ok())
@@ -144,7 +144,7 @@ impl PatchValue {
     }
 }
 
-/// The type of a packed message; of the struct in it, if that stands for a type.
+/// Returns the type of a packed message, or of the typed struct in it.
 pub fn packed_type(any: &Any) -> SmolStr {
     let name = |url: &str| SmolStr::new(url.rsplit_once('/').map_or(url, |(_, name)| name));
     match any.type_name() {
@@ -156,7 +156,7 @@ pub fn packed_type(any: &Any) -> SmolStr {
     }
 }
 
-/// Gathers the types of what is packed anywhere in a message, but not inside of something packed.
+/// Collects the types of packed messages anywhere in a message, but not inside packed messages.
 fn packed_types(message: &DynamicMessage, found: &mut BTreeSet<SmolStr>) {
     if message.descriptor().full_name() == Any::full_name() {
         found.extend(message.transcode_to::<Any>().ok().as_ref().map(packed_type));
@@ -178,20 +178,20 @@ fn packed_types(message: &DynamicMessage, found: &mut BTreeSet<SmolStr>) {
     }
 }
 
-/// Which proxies a patch is for.
+/// Proxies that a patch selects.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct ProxyMatch {
-    /// The release; `None`: any.
+    /// Release; `None` for any.
     pub version: Option<VersionMatch>,
-    /// Metadata that the node must have, as text.
+    /// Required metadata of the node, as text.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Which releases a patch is for.
+/// Releases that a patch selects.
 #[derive(Clone, Debug)]
 pub struct VersionMatch {
     pattern: String,
-    /// `None`: the pattern is refused, so that nothing matches it.
+    /// `None` if the pattern is refused, so that nothing matches.
     regex: Option<Regex>,
 }
 
@@ -209,7 +209,7 @@ impl VersionMatch {
         }
     }
 
-    /// True if the pattern is found in a release's text. A proxy without a release matches no pattern.
+    /// Returns true if the pattern occurs in a release. A proxy without a release matches no pattern.
     pub fn matches(&self, version: &str) -> bool {
         let found = |regex: &Regex| regex.is_match(version.as_bytes());
         !version.is_empty() && self.regex.as_ref().is_some_and(found)
@@ -217,7 +217,7 @@ impl VersionMatch {
 }
 
 impl ProxyMatch {
-    /// True for a proxy with this `ISTIO_VERSION` and this node metadata, as far as it is text: nothing else can match.
+    /// Returns true for a proxy with this `ISTIO_VERSION` and text metadata; other metadata never matches.
     pub fn matches(&self, version: &str, metadata: &Labels) -> bool {
         let same = |(key, value): (&String, &String)| metadata.get(key.as_str()).is_some_and(|text| text == value);
         self.version.as_ref().is_none_or(|wanted| wanted.matches(version)) && self.metadata.iter().all(same)
@@ -225,7 +225,7 @@ impl ProxyMatch {
 }
 
 impl Patch {
-    /// The resources that it is about; `None` for what only the bootstrap of proxies obeys.
+    /// Returns the class of resources; `None` for patches of the bootstrap configuration.
     pub fn class(&self) -> Option<PatchClass> {
         match self.apply_to {
             ApplyTo::Cluster => Some(PatchClass::Cluster),
@@ -240,13 +240,13 @@ impl Patch {
         }
     }
 
-    /// True if it counts in a context.
+    /// Returns true if it applies in a context.
     pub fn is_for(&self, context: PatchContext) -> bool {
         self.context.is_none_or(|own| own == context)
     }
 
-    /// True if an addition of a whole cluster or listener happens in a context: without a context of its own it is made
-    /// once, where traffic leaves.
+    /// Returns true if an added cluster or listener belongs to a context. Without a context of its own it is added
+    /// once, outbound.
     pub fn adds_in(&self, context: PatchContext) -> bool {
         self.operation == Operation::Add
             && match self.context {
@@ -255,7 +255,7 @@ impl Patch {
             }
     }
 
-    /// The match of listeners, if it has one.
+    /// Returns the match of listeners, if it has one.
     pub fn listener(&self) -> Option<&ListenerMatch> {
         match &self.object {
             Some(ObjectTypes::Listener(found)) => Some(found),
@@ -263,7 +263,7 @@ impl Patch {
         }
     }
 
-    /// The match of route configurations, if it has one.
+    /// Returns the match of route configurations, if it has one.
     pub fn route_configuration(&self) -> Option<&RouteConfigurationMatch> {
         match &self.object {
             Some(ObjectTypes::RouteConfiguration(found)) => Some(found),
@@ -271,7 +271,7 @@ impl Patch {
         }
     }
 
-    /// The match of clusters, if it has one.
+    /// Returns the match of clusters, if it has one.
     pub fn cluster(&self) -> Option<&ClusterMatch> {
         match &self.object {
             Some(ObjectTypes::Cluster(found)) => Some(found),
@@ -279,13 +279,13 @@ impl Patch {
         }
     }
 
-    /// The value as a message with a Rust type.
+    /// Returns the value as a message with a Rust type.
     pub fn read<M: Message + Name + Default>(&self) -> Option<M> {
         self.value.as_ref()?.read()
     }
 }
 
-/// Derives the compiled form of one EnvoyFilter.
+/// Compiles one EnvoyFilter.
 pub fn compiled(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<CompiledFilter> {
     let row = mesh.envoy_filters.get(cx, key)?;
     Some(CompiledFilter {
@@ -304,10 +304,10 @@ fn patches(key: &ObjectKey, row: &Config<EnvoyFilter>) -> Vec<Patch> {
         .collect()
 }
 
-/// Releases by their patterns, of which one object often has many that are the same.
+/// Compiled patterns of releases; an object often has many equal ones.
 type Versions<'a> = BTreeMap<&'a str, VersionMatch>;
 
-/// Reads one patch; `None` if it can never have an effect.
+/// Compiles one patch; `None` if it can never have an effect.
 fn patch<'a>(place: SmolStr, written: &'a EnvoyConfigObjectPatch, versions: &mut Versions<'a>) -> Option<Patch> {
     let body = written.patch.as_ref()?;
     let apply_to = ApplyTo::try_from(written.apply_to).ok()?;
@@ -342,7 +342,7 @@ fn patch<'a>(place: SmolStr, written: &'a EnvoyConfigObjectPatch, versions: &mut
     })
 }
 
-/// Insertions are additions where there is no order to insert into.
+/// Returns the effective operation: insertions are additions for unordered kinds.
 fn effective(operation: Operation, apply_to: ApplyTo) -> Operation {
     let ordered = matches!(
         apply_to,

@@ -1,12 +1,12 @@
-//! `exportTo` as written, read against the mesh's default.
+//! `exportTo`, resolved with the mesh's default.
 
 use std::collections::BTreeSet;
 
 use super::service::ExportTo;
 use crate::base::Namespace;
 
-/// The audience of an object: `*` outweighs `~`, and `~` all the rest; `.` is the own namespace. An empty list means the
-/// mesh's default, and that, when empty, everybody.
+/// Returns the visibility of an object: `*` takes precedence over `~`, and `~` over all others; `.` is the own
+/// namespace. An empty list means the mesh's default; if that is empty, public.
 pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo {
     let values = if written.is_empty() { default } else { written };
     let has = |wanted: &str| values.iter().any(|value| value == wanted);
@@ -19,7 +19,7 @@ pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo
     ExportTo::Namespaces(namespaces(values, own))
 }
 
-/// The namespaces in a list, `.` replaced.
+/// Returns the namespaces in a list, with `.` replaced.
 pub fn namespaces(values: &[String], own: &Namespace) -> BTreeSet<Namespace> {
     let resolved = |value: &String| match value.as_str() {
         "." => own.clone(),

@@ -1,7 +1,7 @@
-//! WasmPlugins and TrafficExtensions in one form: what decides where their filters stand.
+//! WasmPlugins and TrafficExtensions in one form, with the attributes that decide the position of their filters.
 //!
-//! A WasmPlugin counts as a TrafficExtension of another name. What one would get wrong: the row holds only what shows in
-//! listeners; the plugin's configuration is served by itself, so that a change of it touches no listener.
+//! A WasmPlugin counts as a TrafficExtension with another name. Note: the row contains only attributes that appear in
+//! listeners. The plugin's configuration is a resource of its own, so that changing it affects no listener.
 
 use smol_str::{SmolStr, format_smolstr};
 
@@ -19,16 +19,16 @@ use crate::{
     table::Cx,
 };
 
-/// The prefix of the names of filters and of their configuration.
+/// Prefix of the names of filters and their configuration.
 pub const RESOURCE_PREFIX: &str = "extensions.istio.io/trafficextension/";
-/// What is appended to the names of WasmPlugins.
+/// Suffix of the names of WasmPlugins.
 const TRANSLATED: &str = "~istio-translated-wasmplugin";
-/// The longest Lua code that is sent, in bytes.
+/// Longest Lua code that is sent, in bytes.
 const MAX_LUA: usize = 64 << 10;
-/// The scheme of URLs that name none.
+/// Scheme of URLs without one.
 const DEFAULT_SCHEME: &str = "oci";
 
-/// Which object an extension is declared by.
+/// Object that declares an extension.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExtensionId {
     /// A WasmPlugin.
@@ -37,7 +37,7 @@ pub enum ExtensionId {
     TrafficExtension(ObjectKey),
 }
 
-/// The places of extensions in a stack, in order.
+/// Phases of extensions in a filter stack, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExtensionPhase {
     /// Before Istio's authentication.
@@ -46,11 +46,11 @@ pub enum ExtensionPhase {
     Authorization,
     /// Before statistics.
     Stats,
-    /// No phase given: after the others.
+    /// No phase: after the others.
     Unspecified,
 }
 
-/// What a filter of an extension works on.
+/// Layer that a filter works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExtensionLayer {
     /// Requests.
@@ -59,33 +59,33 @@ pub enum ExtensionLayer {
     Network,
 }
 
-/// What decides where the filter of an extension stands.
+/// Attributes that decide the position of an extension's filter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExtensionFilter {
     /// `namespace.name`.
     pub name: SmolStr,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub creation: i64,
-    /// The place in a stack.
+    /// Phase.
     pub phase: ExtensionPhase,
-    /// Higher ones come first within a phase, those without last.
+    /// Priority within a phase, higher first; none last.
     pub priority: Option<i32>,
-    /// The traffic that it works on: one must match; empty: all.
+    /// Traffic selectors, of which one must match; empty for all traffic.
     pub matches: Vec<TrafficSelector>,
-    /// What it runs.
+    /// Code.
     pub code: ExtensionCode,
 }
 
-/// What a filter runs.
+/// Code of a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExtensionCode {
-    /// WebAssembly, whose configuration is served by itself.
+    /// Wasm, whose configuration is a resource of its own.
     Wasm {
-        /// What it works on.
+        /// Layer.
         layer: ExtensionLayer,
-        /// Traffic passes where the plugin does not run.
+        /// Whether traffic passes if the plugin does not run.
         fails_open: bool,
-        /// It names a Secret for pulling its image.
+        /// Whether it refers to an image pull secret.
         pulls_with_secret: bool,
     },
     /// A Lua script for requests.
@@ -93,19 +93,19 @@ pub enum ExtensionCode {
 }
 
 impl ExtensionId {
-    /// The object's key.
+    /// Returns the object's key.
     pub fn object(&self) -> &ObjectKey {
         match self {
             Self::WasmPlugin(key) | Self::TrafficExtension(key) => key,
         }
     }
 
-    /// The namespace that it is declared in.
+    /// Returns the namespace of the object.
     pub fn namespace(&self) -> &Namespace {
         &self.object().namespace
     }
 
-    /// `namespace.name`, as the extension is called.
+    /// Returns `namespace.name`.
     pub fn name(&self) -> SmolStr {
         let key = self.object();
         match self {
@@ -114,7 +114,7 @@ impl ExtensionId {
         }
     }
 
-    /// The metadata of the object and what WebAssembly it asks for.
+    /// Returns the metadata of the object and its Wasm configuration.
     pub fn wasm(&self, cx: &Cx, mesh: &MeshSnapshot) -> Option<(Shared<Meta>, WasmConfig)> {
         match self {
             Self::WasmPlugin(key) => {
@@ -133,12 +133,12 @@ impl ExtensionId {
 }
 
 impl ExtensionFilter {
-    /// The name of the filter, and of the configuration that it asks for.
+    /// Returns the name of the filter, and of the configuration that it requests.
     pub fn resource_name(&self) -> String {
         format!("{RESOURCE_PREFIX}{}", self.name)
     }
 
-    /// What it works on.
+    /// Returns the layer.
     pub fn layer(&self) -> ExtensionLayer {
         match self.code {
             ExtensionCode::Wasm { layer, .. } => layer,
@@ -146,8 +146,8 @@ impl ExtensionFilter {
         }
     }
 
-    /// True if it works on traffic that goes this way through this port. `mode` is [`WorkloadMode::Server`] for what
-    /// comes in beside a sidecar, else [`WorkloadMode::Client`].
+    /// Returns true if it applies to traffic of this mode through this port. `mode` is [`WorkloadMode::Server`] for
+    /// inbound traffic of a sidecar, otherwise [`WorkloadMode::Client`].
     pub fn matches(&self, mode: WorkloadMode, port: u32) -> bool {
         let matches = |selector: &TrafficSelector| {
             let goes = match selector.mode() {
@@ -161,7 +161,7 @@ impl ExtensionFilter {
     }
 }
 
-/// The row of an extension; none if nothing can be made of the object.
+/// Derives the row of an extension; `None` if the object is unusable.
 pub(super) fn filter(cx: &Cx, mesh: &MeshSnapshot, id: &ExtensionId) -> Option<ExtensionFilter> {
     match id {
         ExtensionId::WasmPlugin(key) => {
@@ -224,7 +224,7 @@ fn wasm_code(config: &WasmConfig) -> Option<ExtensionCode> {
     })
 }
 
-/// Where the module is; `None` if there is no telling.
+/// Returns the URL of the module; `None` if it is invalid.
 pub fn module_url(config: &WasmConfig) -> Option<url::Url> {
     if config.url.is_empty() {
         return None;
@@ -236,7 +236,7 @@ pub fn module_url(config: &WasmConfig) -> Option<url::Url> {
     Some(parsed)
 }
 
-/// What a WasmPlugin says about its module, in the form of TrafficExtensions.
+/// Returns the Wasm configuration of a WasmPlugin, in the form of TrafficExtensions.
 fn plugin_config(plugin: &WasmPlugin) -> WasmConfig {
     WasmConfig {
         url: plugin.url.clone(),
@@ -252,7 +252,7 @@ fn plugin_config(plugin: &WasmPlugin) -> WasmConfig {
     }
 }
 
-/// The keys whose rows may have changed with the inputs.
+/// Returns the keys whose rows may have changed with the inputs.
 pub(super) fn candidates(inputs: &super::inputs::Inputs) -> Vec<ExtensionId> {
     let plugins = inputs.wasm_plugins.changes().iter();
     let extensions = inputs.traffic_extensions.changes().iter();

@@ -1,8 +1,8 @@
-//! Feature variables (`PILOT_*` and others): read from text once, then plain data.
+//! Feature variables (`PILOT_*` and others), parsed once.
 //!
-//! A field is named like its variable, in lower case. Values are read as Go reads them (`strconv.ParseBool`,
-//! `time.ParseDuration`). A bad value leaves the default standing and is reported. What a reader would get wrong: the
-//! fields of the ambient group are off while `PILOT_ENABLE_AMBIENT` is, whatever their own variables say.
+//! A field has the name of its variable, in lower case. Values are parsed as in Go (`strconv.ParseBool`,
+//! `time.ParseDuration`). A bad value keeps the default and is reported. Note: the fields of the ambient group are off
+//! unless `PILOT_ENABLE_AMBIENT` is set, whatever their own variables say.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,35 +10,35 @@ use smol_str::SmolStr;
 
 use crate::base::duration;
 
-/// A variable whose value cannot be read.
+/// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("variable {variable} has the value {value:?}, want {expected}; its default stands")]
 pub struct FeatureError {
-    /// The name of the variable.
+    /// Name of the variable.
     pub variable: &'static str,
-    /// What it says.
+    /// Value.
     pub value: String,
-    /// What it could say.
+    /// Expected form.
     pub expected: &'static str,
 }
 
-/// Who fetches the keys that JWTs are checked with (`PILOT_JWT_ENABLE_REMOTE_JWKS`).
+/// Fetcher of the keys that validate JWTs (`PILOT_JWT_ENABLE_REMOTE_JWKS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum RemoteJwks {
     /// The control plane (`false`, `istiod` and any other text).
     #[default]
     Istiod,
-    /// Envoy where a cluster for the host exists, else the control plane (`true`, `hybrid`).
+    /// Envoy if a cluster for the host exists, otherwise the control plane (`true`, `hybrid`).
     Hybrid,
     /// Always Envoy (`envoy`).
     Envoy,
 }
 
-/// A type that variables can have.
+/// A type of variables.
 trait Value: Sized {
-    /// What a value looks like, for messages.
+    /// Expected form, for messages.
     const EXPECTED: &'static str;
-    /// Reads a value as Go does.
+    /// Parses a value as Go does.
     fn read(text: &str) -> Option<Self>;
 }
 
@@ -107,7 +107,7 @@ impl Value for RemoteJwks {
     }
 }
 
-/// Reads one variable if it is set; else, or if it is bad, the default stands.
+/// Parses one variable, or returns the default if it is unset or invalid.
 fn variable<T: Value>(
     variables: &BTreeMap<String, String>,
     errors: &mut Vec<FeatureError>,
@@ -152,7 +152,7 @@ macro_rules! features {
         always { $($(#[$doc:meta])* $name:ident $field:ident: $type:ty = $default:expr;)* }
         ambient { $($(#[$adoc:meta])* $aname:ident $afield:ident: $atype:ty = $adefault:expr, else $aoff:expr;)* }
     ) => {
-        /// Every feature variable that shows in behaviour, with Istio's default.
+        /// All feature variables with an effect, with Istio's defaults.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Features {
             $($(#[$doc])* pub $field: $type,)*
@@ -169,10 +169,10 @@ macro_rules! features {
         }
 
         impl Features {
-            /// The names of all variables.
+            /// Names of all variables.
             pub const VARIABLES: &'static [&'static str] = &[$(stringify!($name),)* $(stringify!($aname),)*];
 
-            /// Reads every variable, in Go's syntax. Others in the map are of no concern here.
+            /// Parses all variables, in Go's syntax, and ignores other names in the map.
             pub fn parse(variables: &BTreeMap<String, String>) -> (Self, Vec<FeatureError>) {
                 let mut errors = Vec::new();
                 let ambient = variable(variables, &mut errors, "PILOT_ENABLE_AMBIENT", false);
@@ -195,15 +195,15 @@ macro_rules! features {
 features! {
     always {
         // xDS and push.
-        /// How long changes must be quiet before they are pushed.
+        /// Quiet time after the last change before a push.
         PILOT_DEBOUNCE_AFTER pilot_debounce_after: Duration = millis(100);
-        /// How long changes may be held back at most.
+        /// Longest time that changes are held back.
         PILOT_DEBOUNCE_MAX pilot_debounce_max: Duration = seconds(10);
-        /// False: endpoint changes are pushed without waiting.
+        /// Whether endpoint changes are debounced; if false they are pushed at once.
         PILOT_ENABLE_EDS_DEBOUNCE pilot_enable_eds_debounce: bool = true;
-        /// How many proxies are pushed to at once; 0: by the number of processors.
+        /// Number of proxies pushed to concurrently; 0 for one per processor.
         PILOT_PUSH_THROTTLE pilot_push_throttle: u32 = 0;
-        /// New streams and requests that are let in each second; 0: by work, not by a rate.
+        /// New streams and requests per second; 0 for limits by work instead of rate.
         PILOT_MAX_REQUESTS_PER_SECOND pilot_max_requests_per_second: f64 = 0.0;
         /// Concurrent streams of one HTTP/2 connection.
         ISTIO_GPRC_MAXSTREAMS istio_gprc_maxstreams: u32 = 100_000;

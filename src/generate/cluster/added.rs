@@ -12,22 +12,22 @@ use crate::{
     proto::envoy::config::cluster::v3::Cluster,
 };
 
-/// The clusters that patches add in one context.
+/// Clusters that patches add in one context.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AddedPart {
-    /// The patches, in order.
+    /// Patches in order.
     pub patches: Shared<[PatchRef]>,
 }
 
 /// One added cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AddedKey {
-    /// The patch that adds it.
+    /// Patch that adds it.
     pub patch: PatchRef,
 }
 
 impl AddedPart {
-    /// The part of a proxy, if anything is added.
+    /// Selects the part of a proxy, if patches add clusters.
     pub fn select(ctx: &BuildContext, selected: &Selected, context: PatchContext) -> Option<Self> {
         let patches = patch::cluster::additions(ctx, &selected.patches.clusters, context);
         (!patches.is_empty()).then(|| Self {
@@ -35,7 +35,7 @@ impl AddedPart {
         })
     }
 
-    /// The clusters of the part.
+    /// Lists the clusters of the part.
     pub fn list(&self) -> impl Iterator<Item = ClusterKey> {
         let keys = self.patches.iter().map(|patch| AddedKey { patch: patch.clone() });
         keys.map(ClusterKey::Added)
@@ -43,7 +43,7 @@ impl AddedPart {
 }
 
 impl AddedKey {
-    /// Builds the cluster. One without a name is left out: Envoy would refuse it, and all others with it.
+    /// Builds the cluster. A cluster without a name is omitted: Envoy would refuse the whole response.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let refs = std::slice::from_ref(&self.patch);
         let Some(patch) = patch::resolve(ctx, refs).into_iter().next() else {

@@ -1,6 +1,6 @@
-//! Connection pools: circuit breakers, timeouts, keepalive, the choice of HTTP/2.
+//! Connection pools: circuit breakers, timeouts, keepalive, HTTP/2 upgrade.
 
-use super::draft::Draft;
+use super::builder::ClusterBuilder;
 use crate::{
     generate::BuildContext,
     model::service::Protocol,
@@ -28,17 +28,23 @@ use crate::{
     },
 };
 
-/// Without a limit that a user sets there is none: Envoy's own defaults are too small for pods that come and go.
+/// Default of all limits. Parity (pilot/pkg/networking/core/cluster_traffic_policy.go): Envoy's defaults are too small
+/// for pods that start and stop.
 const UNLIMITED: u32 = u32::MAX;
-/// Share of active requests that may be retries, where a budget names none.
+/// Default percentage of active requests that may be retries, for budgets without one.
 const DEFAULT_BUDGET_PERCENT: f64 = 20.0;
-/// Retries that a budget always allows, where it names no number.
+/// Default number of retries that a budget always allows.
 const DEFAULT_MIN_RETRY_CONCURRENCY: u32 = 3;
 
 /// Applies the HTTP/2 upgrade of outbound clusters.
-pub(super) fn upgrade(draft: &mut Draft, mesh: &MeshConfig, settings: &ConnectionPoolSettings, protocol: Protocol) {
+pub(super) fn upgrade(
+    builder: &mut ClusterBuilder,
+    mesh: &MeshConfig,
+    settings: &ConnectionPoolSettings,
+    protocol: Protocol,
+) {
     if wants_http2(mesh, settings.http.as_ref(), protocol) {
-        draft.use_http2();
+        builder.use_http2();
     }
 }
 
@@ -54,9 +60,9 @@ fn wants_http2(mesh: &MeshConfig, http: Option<&HttpSettings>, protocol: Protoco
     }
 }
 
-/// Applies everything else of a connection pool.
+/// Applies all other settings of a connection pool.
 pub(super) fn apply(
-    draft: &mut Draft,
+    builder: &mut ClusterBuilder,
     ctx: &BuildContext,
     settings: &ConnectionPoolSettings,
     retry_budget: Option<&RetryBudget>,
@@ -64,21 +70,21 @@ pub(super) fn apply(
     let mesh = ctx.mesh_config();
     let tcp = settings.tcp.as_ref();
     let connect_timeout = tcp.and_then(|tcp| tcp.connect_timeout).or(mesh.connect_timeout);
-    draft.cluster.connect_timeout = connect_timeout;
+    builder.cluster.connect_timeout = connect_timeout;
     let keepalives = [
         mesh.tcp_keepalive.as_ref(),
         tcp.and_then(|tcp| tcp.tcp_keepalive.as_ref()),
     ];
     for keepalive in keepalives.into_iter().flatten() {
-        apply_keepalive(draft, keepalive);
+        apply_keepalive(builder, keepalive);
     }
     let mut thresholds = thresholds(settings, retry_budget);
     thresholds.track_remaining = !ctx.mesh.installation.features.disable_track_remaining_cb_metrics;
-    draft.cluster.circuit_breakers = Some(CircuitBreakers {
+    builder.cluster.circuit_breakers = Some(CircuitBreakers {
         thresholds: vec![thresholds],
         per_host_thresholds: Vec::new(),
     });
-    apply_http(draft, settings);
+    apply_http(builder, settings);
 }
 
 fn thresholds(settings: &ConnectionPoolSettings, retry_budget: Option<&RetryBudget>) -> Thresholds {
@@ -110,8 +116,8 @@ fn thresholds(settings: &ConnectionPoolSettings, retry_budget: Option<&RetryBudg
     }
 }
 
-fn apply_keepalive(draft: &mut Draft, settings: &KeepaliveSettings) {
-    let options: &mut UpstreamConnectionOptions = draft.cluster.upstream_connection_options.get_or_insert_default();
+fn apply_keepalive(builder: &mut ClusterBuilder, settings: &KeepaliveSettings) {
+    let options: &mut UpstreamConnectionOptions = builder.cluster.upstream_connection_options.get_or_insert_default();
     let keepalive: &mut TcpKeepalive = options.tcp_keepalive.get_or_insert_default();
     if settings.probes > 0 {
         keepalive.keepalive_probes = Some(settings.probes);
@@ -124,7 +130,7 @@ fn apply_keepalive(draft: &mut Draft, settings: &KeepaliveSettings) {
     }
 }
 
-fn apply_http(draft: &mut Draft, settings: &ConnectionPoolSettings) {
+fn apply_http(builder: &mut ClusterBuilder, settings: &ConnectionPoolSettings) {
     let http = settings.http.unwrap_or_default();
     let idle_timeout = http.idle_timeout.or(settings.tcp.and_then(|tcp| tcp.idle_timeout));
     let max_duration = settings.tcp.and_then(|tcp| tcp.max_connection_duration);
@@ -132,15 +138,15 @@ fn apply_http(draft: &mut Draft, settings: &ConnectionPoolSettings) {
     let max_requests = positive(http.max_requests_per_connection);
     let max_streams = positive(http.max_concurrent_streams);
     if idle_timeout.is_some() || max_duration.is_some() || max_requests.is_some() || max_streams.is_some() {
-        let common = draft.common_http();
+        let common = builder.common_http();
         common.idle_timeout = idle_timeout;
         common.max_requests_per_connection = max_requests;
         common.max_connection_duration = max_duration;
-        if let (Some(http2), Some(streams)) = (draft.http2(), max_streams) {
+        if let (Some(http2), Some(streams)) = (builder.http2(), max_streams) {
             http2.max_concurrent_streams = Some(streams);
         }
     }
     if http.use_client_protocol {
-        draft.use_client_protocol();
+        builder.use_client_protocol();
     }
 }

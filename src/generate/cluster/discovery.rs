@@ -1,4 +1,4 @@
-//! How Envoy finds the endpoints of a service's clusters.
+//! Discovery types of a service's clusters.
 
 use super::{dynamic, load_balancer};
 use crate::{
@@ -15,25 +15,25 @@ use crate::{
     },
 };
 
-/// See the module's text; for the clusters of one port.
-pub(super) struct Kinds {
-    /// What the service calls for.
+/// Discovery types of the clusters of one port.
+pub(super) struct DiscoveryTypes {
+    /// Type by the service's resolution.
     declared: DiscoveryType,
-    /// The policy of load balancing is not asked.
+    /// Whether the load balancing policy is ignored.
     fixed_policy: bool,
     port: u32,
 }
 
-/// How one cluster is made.
+/// Discovery type of one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
-    /// What it is begun as; the fields that go with that stay in it.
-    pub begun: DiscoveryType,
-    /// What it is in the end: load balancing `PASSTHROUGH` makes any cluster one of original destinations.
-    pub ended: DiscoveryType,
+pub(super) struct ClusterDiscovery {
+    /// Initial type, whose fields stay set.
+    pub initial: DiscoveryType,
+    /// Final type: load balancing `PASSTHROUGH` makes any cluster an original-destination cluster.
+    pub resolved: DiscoveryType,
 }
 
-impl Kinds {
+impl DiscoveryTypes {
     pub(super) fn new(
         ctx: &BuildContext,
         service: &Service,
@@ -48,41 +48,41 @@ impl Kinds {
         }
     }
 
-    /// True if the addresses stand in the clusters; without any there are no clusters.
+    /// Returns true if endpoints are inline; without endpoints there is no cluster.
     pub(super) fn inline(&self) -> bool {
         matches!(self.declared, DiscoveryType::StrictDns | DiscoveryType::LogicalDns)
     }
 
-    /// The kind of the cluster of a subset. What the default cluster ends as shapes its subsets.
-    pub(super) fn of(&self, rule: Option<&Shared<DestinationRule>>, subset: &str) -> Kind {
-        let default = self.ended(self.declared, rule, "");
+    /// Returns the type of a subset's cluster. The final type of the default cluster determines those of its subsets.
+    pub(super) fn of(&self, rule: Option<&Shared<DestinationRule>>, subset: &str) -> ClusterDiscovery {
+        let default = self.resolved(self.declared, rule, "");
         if subset.is_empty() {
-            return Kind {
-                begun: self.declared,
-                ended: default,
+            return ClusterDiscovery {
+                initial: self.declared,
+                resolved: default,
             };
         }
         let own = rule
             .and_then(|rule| rule.subset(subset))
             .and_then(|subset| subset.traffic_policy.as_ref());
         let own = load_balancer::simple(own.and_then(|policy| policy.load_balancer.as_ref()));
-        let begun = match own {
+        let initial = match own {
             SimpleLb::Passthrough => DiscoveryType::OriginalDst,
             _ => default,
         };
-        Kind {
-            begun,
-            ended: self.ended(begun, rule, subset),
+        ClusterDiscovery {
+            initial,
+            resolved: self.resolved(initial, rule, subset),
         }
     }
 
-    fn ended(&self, begun: DiscoveryType, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
+    fn resolved(&self, initial: DiscoveryType, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
         let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, self.port, subset));
         let simple = load_balancer::simple(policy.as_ref().and_then(|policy| policy.load_balancer.as_ref()));
         if simple == SimpleLb::Passthrough && !self.fixed_policy {
             DiscoveryType::OriginalDst
         } else {
-            begun
+            initial
         }
     }
 }
@@ -91,7 +91,8 @@ pub(super) fn is_redis(ctx: &BuildContext, port: &ServicePort) -> bool {
     port.protocol == Protocol::Redis && ctx.mesh.installation.features.pilot_enable_redis_filter
 }
 
-/// `terminates`: the client does not pass on connections whose address its workload chose.
+/// Returns the type by the service's resolution. `terminates` is true if the proxy does not forward to addresses that
+/// the workload selected.
 fn discovery_type(ctx: &BuildContext, service: &Service, mode: ClusterMode, terminates: bool) -> DiscoveryType {
     let features = &ctx.mesh.installation.features;
     let eds_for_headless = service.registry == Registry::Kubernetes && features.pilot_enable_eds_for_headless_services;
@@ -100,7 +101,7 @@ fn discovery_type(ctx: &BuildContext, service: &Service, mode: ClusterMode, term
         Resolution::DnsLb => DiscoveryType::StrictDns,
         Resolution::DnsRoundRobinLb => DiscoveryType::LogicalDns,
         Resolution::Passthrough if !terminates && !eds_for_headless => DiscoveryType::OriginalDst,
-        // Not a type of its own: such a cluster has an extension for it, and no endpoints.
+        // Not a type of its own: such a cluster uses an extension and has no endpoints.
         Resolution::DynamicDns if dynamic::is_dynamic(service, mode) => DiscoveryType::Static,
         _ => DiscoveryType::Eds,
     }

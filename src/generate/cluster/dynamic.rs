@@ -1,4 +1,4 @@
-//! Clusters for wildcard hosts that the proxy resolves from each request, and hosts that providers name.
+//! Clusters of wildcard hosts, which the proxy resolves per request, and of hosts that extension providers name.
 
 use crate::{
     base::host,
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The cache of resolved names of a wildcard host; the listener's filter names it too.
+/// Returns the DNS cache of a wildcard host; the listener's filter refers to it too.
 pub fn dns_cache(host: &str) -> DnsCacheConfig {
     DnsCacheConfig {
         name: format!("{host}_dfp_dns_cache"),
@@ -26,13 +26,13 @@ pub fn dns_cache(host: &str) -> DnsCacheConfig {
     }
 }
 
-/// True if the proxy resolves the host from each request. Clusters for SNI are not made that way.
+/// Returns true if the proxy resolves the host per request. SNI clusters are excluded.
 pub(super) fn is_dynamic(service: &Service, mode: ClusterMode) -> bool {
     let resolved = service.resolution == Resolution::DynamicDns && mode == ClusterMode::Default;
     resolved && host::is_wildcard(&service.key.hostname)
 }
 
-/// The protocols in which a request says which host it wants.
+/// Returns true for protocols in which a request names its host.
 pub(super) fn serves(protocol: Protocol) -> bool {
     matches!(
         protocol,
@@ -40,7 +40,9 @@ pub(super) fn serves(protocol: Protocol) -> bool {
     )
 }
 
-/// The service behind an extension provider. Parity: those of Lightstep and OpenCensus do not count.
+/// Returns the service of an extension provider.
+///
+/// Parity (pilot/pkg/networking/core/cluster.go): those of Lightstep and OpenCensus do not count.
 pub(super) fn provider_service(provider: &ExtensionProvider) -> Option<ReferencedService> {
     let service = match provider.provider.as_ref()? {
         Provider::EnvoyExtAuthzHttp(provider) => &provider.service,

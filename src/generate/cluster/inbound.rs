@@ -1,13 +1,13 @@
-//! Inbound clusters: from the sidecar to its own workload, one for each port that a service or a Sidecar names.
+//! Inbound clusters, from a sidecar to its own workload: one for each port of a service or Sidecar.
 
 use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
 use super::{
-    ClusterKey, connection_pool,
-    draft::{Draft, Finished},
-    finished,
+    ClusterKey,
+    builder::{ClusterBuilder, EncodedCluster},
+    connection_pool, finished,
     service::{set_port_override, set_protocol},
     static_clusters::{bind_config, fixed_endpoint},
 };
@@ -40,27 +40,27 @@ use crate::{
     },
 };
 
-/// Never: the longest time that Envoy takes, in seconds. Connections to the workload are not cleaned up.
+/// Longest time that Envoy accepts, in seconds; connections to the workload are never cleaned up.
 const NO_CLEANUP_SECONDS: i64 = 9_223_372_035;
 
-/// The inbound clusters of a workload.
+/// Inbound clusters of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundPart {
-    /// The workload's namespace.
+    /// Namespace of the workload.
     pub namespace: Namespace,
-    /// The service ports that it serves.
+    /// Service ports that it serves.
     pub targets: Shared<[ServiceTarget]>,
-    /// The Sidecar, if one selects it.
+    /// Sidecar that selects it, if there is one.
     pub sidecar: Option<ObjectKey>,
-    /// The address families.
+    /// Address families.
     pub ip_mode: IpMode,
-    /// Ports are bound, not intercepted: only those of the Sidecar are served.
+    /// Whether ports are bound instead of intercepted, so that only those of the Sidecar are served.
     pub bound_ports: bool,
-    /// The instance's first IPv4 address; empty unless the Sidecar sends traffic there.
+    /// First IPv4 address of the instance; empty unless the Sidecar sends traffic there.
     pub instance_v4: SmolStr,
-    /// The instance's first IPv6 address; empty unless the Sidecar sends traffic there.
+    /// First IPv6 address of the instance; empty unless the Sidecar sends traffic there.
     pub instance_v6: SmolStr,
-    /// HTTP/1.1 header names stay as clients write them.
+    /// Whether HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
@@ -69,29 +69,29 @@ pub struct InboundPart {
 /// One inbound cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundKey {
-    /// The port in the cluster's name: that of the workload, or of the Sidecar's listener.
+    /// Port in the cluster's name: that of the workload, or of the Sidecar's listener.
     pub port: u32,
-    /// Where traffic goes: address and port; `None`: where it was going.
+    /// Address and port of the endpoint; `None` for the original destination.
     pub endpoint: Option<(SmolStr, u32)>,
-    /// The services with their port numbers, the one that the cluster belongs to first. None for a Sidecar's listener
-    /// on a port that no service has.
+    /// Services with their port numbers; the owner of the cluster is first. Empty for a Sidecar's listener on a port
+    /// without a service.
     pub services: Shared<[(ServiceKey, u32)]>,
-    /// The Sidecar, whose connection pools count.
+    /// Sidecar, for its connection pools.
     pub sidecar: Option<ObjectKey>,
-    /// The cluster is that of a listener of the Sidecar.
+    /// Whether the cluster belongs to a listener of the Sidecar.
     pub is_listener: bool,
-    /// The rule of the first service.
+    /// Rule of the first service.
     pub rule: Option<RuleRef>,
-    /// The address families, for the source address.
+    /// Address families, for the source address.
     pub ip_mode: IpMode,
-    /// HTTP/1.1 header names stay as clients write them.
+    /// Whether HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
-    /// EnvoyFilter patches that concern it, in order.
+    /// EnvoyFilter patches that apply, in order.
     pub patches: Shared<[PatchRef]>,
 }
 
 impl InboundPart {
-    /// The part of a sidecar, if it has one.
+    /// Selects the part of a sidecar, if it has one.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let proxy = selected.proxy;
         let sidecar = match &selected.scope {
@@ -113,7 +113,7 @@ impl InboundPart {
         (part.sidecar.is_some() || !part.targets.is_empty()).then_some(part)
     }
 
-    /// The clusters of the part.
+    /// Lists the clusters of the part.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterKey> {
         let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let ingress = sidecar.map_or(&[][..], |sidecar| &sidecar.spec.ingress);
@@ -140,7 +140,7 @@ impl InboundPart {
         keys.into_iter().map(ClusterKey::Inbound).collect()
     }
 
-    /// One for each port of the workload that services lead to, unless a listener of the Sidecar has it.
+    /// Returns one cluster for each workload port of a service, unless a listener of the Sidecar has the port.
     fn service_keys(&self, ctx: &BuildContext, ingress: &[IstioIngressListener]) -> Vec<InboundKey> {
         let mut ports: BTreeMap<u32, Vec<(ServiceKey, u32)>> = BTreeMap::new();
         for target in self.targets.iter() {
@@ -167,7 +167,7 @@ impl InboundPart {
     fn listener_key(&self, ctx: &BuildContext, listener: &IstioIngressListener) -> Option<InboundKey> {
         let port = port_of(listener);
         let endpoint = self.endpoint(&listener.default_endpoint)?;
-        // The first service that leads to the listener's port owns the cluster.
+        // The first service with the listener's port owns the cluster.
         let owner = self.targets.iter().find(|target| target.target_port == port);
         Some(InboundKey {
             rule: owner.and_then(|target| self.rule(ctx, &target.service)),
@@ -195,8 +195,8 @@ impl InboundPart {
         }
     }
 
-    /// A rule that selects its clients does not count for servers, nor does one for a service that the workload itself
-    /// does not see.
+    /// Returns the rule of a service. Rules that select clients do not apply to servers, nor do rules for services that
+    /// the workload itself does not see.
     fn rule(&self, ctx: &BuildContext, service: &ServiceKey) -> Option<RuleRef> {
         let seen = match &self.sidecar {
             Some(key) => {
@@ -212,8 +212,8 @@ impl InboundPart {
         destination_rule::find(ctx.cx, ctx.mesh, &self.namespace, None, &seen).map(|(found, _)| found)
     }
 
-    /// Reads `defaultEndpoint`. The outer `None`: it cannot be read, there is no cluster; the inner one: it is not
-    /// given, traffic goes where it was going.
+    /// Parses `defaultEndpoint`. The outer `None` means that it is invalid and there is no cluster; the inner one that
+    /// it is not set and traffic keeps its original destination.
     #[allow(
         clippy::option_option,
         reason = "the two cases differ, and a type of its own would say no more"
@@ -244,7 +244,7 @@ impl InboundPart {
     }
 }
 
-/// The instance's addresses, as far as the Sidecar sends traffic to them.
+/// Returns the instance's addresses, as far as the Sidecar sends traffic to them.
 fn instance_addresses(ctx: &BuildContext, addresses: &[SmolStr], sidecar: Option<&ObjectKey>) -> (SmolStr, SmolStr) {
     let row = sidecar.and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
     let endpoints = || {
@@ -273,7 +273,7 @@ impl InboundKey {
         }
     }
 
-    fn cluster(&self, ctx: &BuildContext) -> Option<Finished> {
+    fn cluster(&self, ctx: &BuildContext) -> Option<EncodedCluster> {
         let sidecar = self.sidecar.as_ref().and_then(|key| ctx.mesh.sidecars.get(ctx.cx, key));
         let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
         let port = self.port(sidecar.map(|sidecar| &sidecar.spec), owner.map(|owner| &**owner))?;
@@ -281,27 +281,27 @@ impl InboundKey {
             Some(_) => DiscoveryType::Static,
             None => DiscoveryType::OriginalDst,
         };
-        let mut draft = Draft::new(name::inbound_cluster(self.port), kind);
-        draft.cluster.common_lb_config = Some(CommonLbConfig::default());
-        self.set_destination(&mut draft);
+        let mut builder = ClusterBuilder::new(name::inbound_cluster(self.port), kind);
+        builder.cluster.common_lb_config = Some(CommonLbConfig::default());
+        self.set_destination(&mut builder);
         if let Some(declared) = owner.and_then(|owner| owner.port(port.number)) {
-            set_port_override(&mut draft, owner.map(|owner| &**owner), declared);
+            set_port_override(&mut builder, owner.map(|owner| &**owner), declared);
         }
         let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
         let pattern = &ctx.mesh_config().inbound_cluster_stat_name;
         if !pattern.is_empty() {
             let filled = name::stat_prefix(pattern, &host, "", &port, self.port, owner.map(|owner| &**owner));
-            draft.cluster.alt_stat_name = name::delimited_stat(&filled);
+            builder.cluster.alt_stat_name = name::delimited_stat(&filled);
         }
-        set_protocol(&mut draft, port.protocol, true, self.keeps_header_case);
-        self.set_metadata(&mut draft, ctx, port.number);
-        let pool = self.pool(&mut draft, ctx, sidecar.map(|sidecar| &sidecar.spec), port.number);
-        connection_pool::apply(&mut draft, ctx, &pool.settings, pool.budget.as_ref());
-        self.set_source(&mut draft, ctx);
-        Some(draft.finish())
+        set_protocol(&mut builder, port.protocol, true, self.keeps_header_case);
+        self.set_metadata(&mut builder, ctx, port.number);
+        let pool = self.pool(&mut builder, ctx, sidecar.map(|sidecar| &sidecar.spec), port.number);
+        connection_pool::apply(&mut builder, ctx, &pool.settings, pool.budget.as_ref());
+        self.set_source(&mut builder, ctx);
+        Some(builder.finish())
     }
 
-    /// What patches call the cluster's service: any of those that lead here.
+    /// Returns the services that patches match: all services of the cluster.
     fn hosts(&self) -> Vec<Hostname> {
         if self.services.is_empty() {
             return vec![Hostname::from(self.synthetic_host())];
@@ -309,7 +309,7 @@ impl InboundKey {
         self.services.iter().map(|(key, _)| key.hostname.clone()).collect()
     }
 
-    /// The port as declared: by the listener of the Sidecar, else by the service.
+    /// Returns the declared port: of the Sidecar's listener, or else of the service.
     fn port(&self, sidecar: Option<&Sidecar>, owner: Option<&Service>) -> Option<ServicePort> {
         if !self.is_listener {
             let number = self.services.first()?.1;
@@ -325,15 +325,15 @@ impl InboundKey {
         })
     }
 
-    /// A listener on a port that no service has is a service of its own to statistics.
+    /// Returns the host in statistics for a listener on a port without a service.
     fn synthetic_host(&self) -> String {
         let key = self.sidecar.as_ref();
         key.map(|key| format!("{}.{}", key.name, key.namespace))
             .unwrap_or_default()
     }
 
-    fn set_destination(&self, draft: &mut Draft) {
-        let cluster = &mut draft.cluster;
+    fn set_destination(&self, builder: &mut ClusterBuilder) {
+        let cluster = &mut builder.cluster;
         match &self.endpoint {
             Some((address, port)) => cluster.load_assignment = Some(fixed_endpoint(&cluster.name, address, *port)),
             None => {
@@ -346,12 +346,12 @@ impl InboundKey {
         }
     }
 
-    /// All services that lead here by the same port of theirs.
-    fn set_metadata(&self, draft: &mut Draft, ctx: &BuildContext, port: u32) {
+    /// Adds all services of the same service port to the metadata.
+    fn set_metadata(&self, builder: &mut ClusterBuilder, ctx: &BuildContext, port: u32) {
         if !ctx.mesh.installation.features.pilot_enable_telemetry_label {
             return;
         }
-        // Services outside the mesh tell nothing about the workload.
+        // Services outside the mesh have no metadata about the workload.
         let owner = self.services.first().and_then(|(key, _)| ctx.service(key));
         if owner.is_some_and(|owner| owner.mesh_external) {
             return;
@@ -368,21 +368,21 @@ impl InboundKey {
             }
         }
         if !services.is_empty() {
-            draft.set_services(services);
+            builder.set_services(services);
         }
     }
 
-    /// The connection pool: of the rule, unless the Sidecar has one for the port or for all.
-    fn pool(&self, draft: &mut Draft, ctx: &BuildContext, sidecar: Option<&Sidecar>, port: u32) -> Pool {
+    /// Applies the connection pool of the rule, unless the Sidecar has one for the port or for all ports.
+    fn pool(&self, builder: &mut ClusterBuilder, ctx: &BuildContext, sidecar: Option<&Sidecar>, port: u32) -> Pool {
         let rule = self
             .rule
             .as_ref()
             .and_then(|rule| destination_rule::rule(ctx.cx, ctx.mesh, rule));
         let policy = rule.filter(|rule| rule.spec.traffic_policy.is_some());
         if let Some(rule) = &policy
-            && draft.has_metadata()
+            && builder.has_metadata()
         {
-            draft.set_text("config", &rule.meta.config_path());
+            builder.set_text("config", &rule.meta.config_path());
         }
         let policy = policy.and_then(|rule| traffic_policy::policy_of(&rule, port, ""));
         let of_listener = |sidecar: &Sidecar| {
@@ -397,12 +397,12 @@ impl InboundKey {
         }
     }
 
-    /// Connections that are not to the loopback come from an address that interception passes over.
-    fn set_source(&self, draft: &mut Draft, ctx: &BuildContext) {
+    /// Connections other than to loopback have a source address that interception ignores.
+    fn set_source(&self, builder: &mut ClusterBuilder, ctx: &BuildContext) {
         let is_loopback = |(address, _): &(SmolStr, u32)| address == "127.0.0.1" || address == "::1";
         if !self.endpoint.as_ref().is_some_and(is_loopback) {
             let both = ctx.mesh.installation.features.istio_dual_stack;
-            draft.cluster.upstream_bind_config = Some(bind_config(self.ip_mode, both));
+            builder.cluster.upstream_bind_config = Some(bind_config(self.ip_mode, both));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Load balancing: the policy, its settings, and locality weights.
 
-use super::draft::Draft;
+use super::builder::ClusterBuilder;
 use crate::proto::{
     envoy::{
         config::{
@@ -19,14 +19,14 @@ use crate::proto::{
     },
 };
 
-/// The ring's size where none is given.
+/// Default ring size.
 const DEFAULT_RING_SIZE: u64 = 1024;
-/// The share of traffic that a warming endpoint begins with, where none is given.
+/// Default percentage of traffic at the start of a warm-up.
 const DEFAULT_WARMUP_PERCENT: f64 = 10.0;
-/// A runtime key that no runtime has; Envoy wants one.
+/// Runtime key that is never set; Envoy requires a key.
 const NO_RUNTIME_KEY: &str = "(";
 
-/// `loadBalancer.simple`; `UNSPECIFIED` when it is not what the settings say.
+/// Returns `loadBalancer.simple`, or `UNSPECIFIED` for other kinds of settings.
 pub(super) fn simple(settings: Option<&LoadBalancerSettings>) -> SimpleLb {
     match settings.and_then(|settings| settings.lb_policy.as_ref()) {
         Some(settings::LbPolicy::Simple(simple)) => SimpleLb::try_from(*simple).unwrap_or(SimpleLb::Unspecified),
@@ -34,45 +34,45 @@ pub(super) fn simple(settings: Option<&LoadBalancerSettings>) -> SimpleLb {
     }
 }
 
-/// Weights of localities count.
-pub(super) fn weigh_localities(draft: &mut Draft) {
-    let common: &mut CommonLbConfig = draft.cluster.common_lb_config.get_or_insert_default();
+/// Enables weights of localities.
+pub(super) fn weigh_localities(builder: &mut ClusterBuilder) {
+    let common: &mut CommonLbConfig = builder.cluster.common_lb_config.get_or_insert_default();
     common.locality_config_specifier = Some(LocalityConfigSpecifier::LocalityWeightedLbConfig(
         LocalityWeightedLbConfig {},
     ));
 }
 
-/// Applies the policy. Original-destination clusters have none to choose; `always_maglev` is for Redis, whose keys are
-/// spread over the servers by the client.
-pub(super) fn apply(draft: &mut Draft, settings: Option<&LoadBalancerSettings>, always_maglev: bool) {
-    if draft.is_original_dst() {
-        draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+/// Applies the policy. Original-destination clusters have none. `always_maglev` is for Redis, where the client
+/// distributes keys over the servers.
+pub(super) fn apply(builder: &mut ClusterBuilder, settings: Option<&LoadBalancerSettings>, always_maglev: bool) {
+    if builder.is_original_dst() {
+        builder.cluster.set_lb_policy(LbPolicy::ClusterProvided);
         return;
     }
     if always_maglev {
-        draft.cluster.set_lb_policy(LbPolicy::Maglev);
+        builder.cluster.set_lb_policy(LbPolicy::Maglev);
         return;
     }
     let slow_start = settings.and_then(slow_start);
     match simple(settings) {
-        SimpleLb::Random => draft.cluster.set_lb_policy(LbPolicy::Random),
+        SimpleLb::Random => builder.cluster.set_lb_policy(LbPolicy::Random),
         SimpleLb::RoundRobin => {
-            draft.cluster.set_lb_policy(LbPolicy::RoundRobin);
-            draft.cluster.lb_config = slow_start.map(|config| {
+            builder.cluster.set_lb_policy(LbPolicy::RoundRobin);
+            builder.cluster.lb_config = slow_start.map(|config| {
                 LbConfig::RoundRobinLbConfig(RoundRobinLbConfig {
                     slow_start_config: Some(config),
                 })
             });
         }
         SimpleLb::Passthrough => {
-            draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+            builder.cluster.set_lb_policy(LbPolicy::ClusterProvided);
             let kind = ClusterDiscoveryType::Type(DiscoveryType::OriginalDst as i32);
-            draft.cluster.cluster_discovery_type = Some(kind);
-            draft.cluster.load_assignment = None;
+            builder.cluster.cluster_discovery_type = Some(kind);
+            builder.cluster.load_assignment = None;
         }
         SimpleLb::Unspecified | SimpleLb::LeastConn | SimpleLb::LeastRequest => {
-            draft.cluster.set_lb_policy(LbPolicy::LeastRequest);
-            draft.cluster.lb_config = slow_start.map(|config| {
+            builder.cluster.set_lb_policy(LbPolicy::LeastRequest);
+            builder.cluster.lb_config = slow_start.map(|config| {
                 LbConfig::LeastRequestLbConfig(LeastRequestLbConfig {
                     slow_start_config: Some(config),
                     ..Default::default()
@@ -82,15 +82,16 @@ pub(super) fn apply(draft: &mut Draft, settings: Option<&LoadBalancerSettings>, 
     }
     if let Some(settings::LbPolicy::ConsistentHash(hash)) = settings.and_then(|settings| settings.lb_policy.as_ref()) {
         let (policy, config) = consistent_hash(hash);
-        draft.cluster.set_lb_policy(policy);
-        // Parity: one without a size keeps the settings of a warm-up.
+        builder.cluster.set_lb_policy(policy);
+        // Parity (pilot/pkg/networking/core/loadbalancer/loadbalancer.go): a policy without a size keeps the settings
+        // of a warm-up.
         if config.is_some() {
-            draft.cluster.lb_config = config;
+            builder.cluster.lb_config = config;
         }
     }
 }
 
-/// The policy of a consistent hash, with its settings.
+/// Returns the policy of a consistent hash, with its settings.
 pub(in super::super) fn consistent_hash(hash: &ConsistentHashLb) -> (LbPolicy, Option<LbConfig>) {
     let ring = |size: u64| {
         LbConfig::RingHashLbConfig(RingHashLbConfig {

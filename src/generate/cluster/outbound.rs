@@ -1,14 +1,14 @@
-//! Outbound clusters: one for each service port that a scope sees, and for each subset of its DestinationRule; on
-//! gateways that pass mutual TLS through, the same once more without TLS.
+//! Outbound clusters: one for each service port in a scope and for each subset of its DestinationRule. Gateways that
+//! pass mutual TLS through have the same clusters once more without TLS.
 
 use std::{cell::OnceCell, collections::BTreeSet};
 
 use super::{
     ClusterKey, ClusterResource,
-    discovery::Kinds,
+    discovery::DiscoveryTypes,
     dynamic, finished,
-    limit::{Limit, Wanted},
     outbound_key::{InlineProxyView, OutboundKey},
+    referenced_services::{ServiceRestriction, ServiceSet},
     service::Context,
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
             cluster::{ClusterPatches, ParsedName},
         },
         proxy::ProxyType,
-        proxy_view::{OutboundProxyView, Place},
+        proxy_view::{OutboundProxyView, ProxyLocation},
         resource::{Built, Note},
         selected::Selected,
         traffic_policy,
@@ -35,23 +35,23 @@ use crate::{
     proto::{envoy::config::cluster::v3::cluster::DiscoveryType, istio::networking::v1alpha3::server_tls_settings},
 };
 
-/// The outbound clusters of a scope with their endpoints.
+/// Outbound clusters of a scope with their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundPart {
-    /// What the client sees.
+    /// Scope.
     pub scope: ScopeKey,
-    /// The client.
+    /// Attributes of the proxy.
     pub client: Hashed<OutboundProxyView>,
-    /// With TLS, or to pass it through.
+    /// Mode of the clusters.
     pub mode: ClusterMode,
-    /// `None`: everything that is the same wherever the client is. Else only what depends on that.
-    pub place: Option<Place>,
-    /// What limits the services, where only those are wanted that something leads to.
-    pub limit: Option<Limit>,
+    /// `None` for the resources that do not depend on the proxy's location; otherwise only those that do.
+    pub location: Option<ProxyLocation>,
+    /// Restriction of the services, if only referenced ones count.
+    pub restriction: Option<ServiceRestriction>,
 }
 
 impl OutboundPart {
-    /// The parts of a proxy.
+    /// Selects the parts of a proxy.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
         let client = OutboundProxyView::of(ctx, selected);
         let is_router = selected.proxy.proxy_type == ProxyType::Router;
@@ -59,38 +59,38 @@ impl OutboundPart {
             scope: selected.scope.clone(),
             client,
             mode: ClusterMode::Default,
-            place: None,
-            limit: Limit::select(ctx, selected),
+            location: None,
+            restriction: ServiceRestriction::select(ctx, selected),
         };
         let mut parts = vec![general];
         if is_router && passes_mtls_through(ctx, &selected.gateways) {
             parts.push(Self {
                 mode: ClusterMode::SniDnat,
-                limit: None,
+                restriction: None,
                 ..parts[0].clone()
             });
         }
-        if let Some(place) = Place::of(ctx, selected) {
-            let placed = parts.clone().into_iter().map(|part| Self {
-                place: Some(place.clone()),
+        if let Some(location) = ProxyLocation::of(ctx, selected) {
+            let located = parts.clone().into_iter().map(|part| Self {
+                location: Some(location.clone()),
                 ..part
             });
-            parts.extend(placed);
+            parts.extend(located);
         }
         parts
     }
 
-    /// Clusters, and for those that use EDS the endpoints.
+    /// Lists clusters, and endpoints of EDS clusters.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
-        let limit = self.limit.as_ref();
-        let wanted = limit.map(|limit| limit.wanted(ctx, self.scope.namespace()));
-        if wanted.as_ref().is_some_and(Wanted::is_empty) && self.client.patches.is_empty() {
+        let restriction = self.restriction.as_ref();
+        let allowed = restriction.map(|restriction| restriction.services(ctx, self.scope.namespace()));
+        if allowed.as_ref().is_some_and(ServiceSet::is_empty) && self.client.patches.is_empty() {
             return Vec::new();
         }
         let scope = ctx.scope(&self.scope);
         let mut listing = Listing::of(self, ctx, &scope);
         for key in scope.services.iter() {
-            if wanted.as_ref().is_some_and(|wanted| !wanted.contains(key)) {
+            if allowed.as_ref().is_some_and(|allowed| !allowed.contains(key)) {
                 continue;
             }
             if let Some(service) = ctx.service(key) {
@@ -101,8 +101,8 @@ impl OutboundPart {
         listing.listed
     }
 
-    /// What endpoints depend on of the client; `None` if they are another part's: the general one has those that do not
-    /// depend on the client's place.
+    /// Returns the view that a service's endpoints depend on, or `None` if they belong to the other part: endpoints
+    /// that do not depend on the proxy's location belong to the general part.
     fn endpoint_client(
         &self,
         ctx: &BuildContext,
@@ -110,38 +110,38 @@ impl OutboundPart {
         rule: Option<&Shared<DestinationRule>>,
         key: &OutboundKey,
     ) -> Option<EndpointProxyView> {
-        self.client.endpoints(ctx, self.place.as_ref(), service, rule, key)
+        self.client.endpoints(ctx, self.location.as_ref(), service, rule, key)
     }
 }
 
 impl OutboundProxyView {
-    /// What the endpoints of a cluster depend on of the client, for a part that is of its place or general; `None` if they
-    /// are the other part's.
+    /// Returns the view that a cluster's endpoints depend on, for a part with a location or the general one; `None` if
+    /// they belong to the other part.
     pub(super) fn endpoints(
         &self,
         ctx: &BuildContext,
-        place: Option<&Place>,
+        location: Option<&ProxyLocation>,
         service: &Service,
         rule: Option<&Shared<DestinationRule>>,
         key: &OutboundKey,
     ) -> Option<EndpointProxyView> {
         let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, key.port, &key.subset));
         let needs = endpoint::needs(ctx, service, policy.as_ref());
-        match (place, needs.any()) {
+        match (location, needs.any()) {
             (None, false) => Some(EndpointProxyView::of(ctx, service, self, None)),
-            (Some(place), true) => Some(EndpointProxyView::of(ctx, service, self, Some((place, &needs)))),
+            (Some(location), true) => Some(EndpointProxyView::of(ctx, service, self, Some((location, &needs)))),
             _ => None,
         }
     }
 }
 
-/// The resources of a part as they are found.
+/// Resources of a part while they are listed.
 struct Listing<'a> {
     part: &'a OutboundPart,
     ctx: &'a BuildContext<'a>,
     scope: &'a SidecarScope,
     patches: ClusterPatches<'a>,
-    /// Names that endpoints are asked for because of patches, and that are not listed yet.
+    /// EDS names requested because of patches and not listed yet.
     asked: BTreeSet<String>,
     listed: Vec<ClusterResource>,
 }
@@ -199,7 +199,7 @@ impl<'a> Listing<'a> {
             .filter(|_| !dynamic)
             .into_iter()
             .flat_map(|rule| traffic_policy::subset_names(rule));
-        let kinds = Kinds::new(ctx, service, port, part.mode, &part.client.socket);
+        let kinds = DiscoveryTypes::new(ctx, service, port, part.mode, &part.client.socket);
         for subset in std::iter::once("").chain(subsets) {
             let kind = kinds.of(rule, subset);
             let key = self.patched(OutboundKey {
@@ -221,19 +221,20 @@ impl<'a> Listing<'a> {
                 }
                 continue;
             }
-            if kind.ended == DiscoveryType::Eds {
+            if kind.resolved == DiscoveryType::Eds {
                 if !self.asked.is_empty() {
                     self.asked.remove(&key.name());
                 }
                 self.listed.extend(endpoints().map(|client| key.endpoints(client)));
             }
-            if part.place.is_none() {
+            if part.location.is_none() {
                 self.listed.push(key.listed());
             }
         }
     }
 
-    /// The key with the patches that concern its cluster. If they may turn it into one of EDS, its name is asked for.
+    /// Adds the patches that apply to the cluster. If they may turn it into an EDS cluster, its endpoints are
+    /// requested.
     fn patched(&mut self, key: OutboundKey) -> OutboundKey {
         if self.patches.is_empty() {
             return key;
@@ -245,7 +246,7 @@ impl<'a> Listing<'a> {
         OutboundKey { patches, ..key }
     }
 
-    /// Lists the endpoints of services whose clusters do not use EDS by themselves, or are of another part.
+    /// Lists requested endpoints whose clusters do not use EDS by themselves, or belong to another part.
     fn list_asked(&mut self) {
         for name in std::mem::take(&mut self.asked) {
             let parsed = ParsedName::of(&name);
@@ -274,7 +275,7 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// True if some server of the gateways passes mutual TLS through to the service that the SNI names.
+/// Returns true if a server of the gateways passes mutual TLS through to the service in the SNI.
 fn passes_mtls_through(ctx: &BuildContext, gateways: &[ObjectKey]) -> bool {
     let rows = gateways.iter().filter_map(|key| ctx.mesh.gateways.get(ctx.cx, key));
     let mut modes = rows
@@ -288,7 +289,7 @@ impl OutboundKey {
         ClusterResource::Cluster(ClusterKey::Outbound(self))
     }
 
-    /// The load assignment of an EDS cluster.
+    /// Returns the load assignment of an EDS cluster.
     pub(super) fn endpoints(&self, client: EndpointProxyView) -> ClusterResource {
         let key = EndpointKey {
             service: self.service.clone(),
@@ -301,7 +302,7 @@ impl OutboundKey {
         ClusterResource::Endpoint(key)
     }
 
-    /// Builds the cluster. Nothing if the service or port is gone, or a DNS cluster has no endpoints.
+    /// Builds the cluster; none if the service or port is gone, or if a DNS cluster has no endpoints.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let Some((service, port)) = ctx
             .service(&self.service)

@@ -13,33 +13,33 @@ use crate::{
 pub struct OutboundKey {
     /// The service.
     pub service: ServiceKey,
-    /// The service port.
+    /// Service port.
     pub port: u32,
-    /// The subset, empty for the default cluster.
+    /// Subset, empty for the default cluster.
     pub subset: SmolStr,
-    /// What it is for.
+    /// Mode.
     pub mode: ClusterMode,
-    /// The rule, if there is one.
+    /// DestinationRule, if there is one.
     pub rule: Option<RuleRef>,
-    /// The client.
+    /// Attributes of the proxy.
     pub client: Hashed<SocketProxyView>,
-    /// What endpoints that stand inline depend on of the client: for DNS clusters only.
+    /// Attributes that inline endpoints depend on, for DNS clusters only.
     pub inline: Option<InlineProxyView>,
-    /// EnvoyFilter patches that concern it, in order.
+    /// EnvoyFilter patches that apply, in order.
     pub patches: Shared<[PatchRef]>,
 }
 
-/// What DNS clusters depend on of a client besides the rest.
+/// Further attributes of a proxy that DNS clusters depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InlineProxyView {
-    /// The address families, which are asked for.
+    /// Address families to resolve.
     pub ip_mode: IpMode,
-    /// As for endpoints of EDS.
+    /// Attributes that endpoints depend on.
     pub endpoints: EndpointProxyView,
 }
 
 impl OutboundKey {
-    /// The cluster's name.
+    /// Returns the cluster name.
     pub fn name(&self) -> String {
         self.mode.cluster_name(self.port, &self.subset, &self.service.hostname)
     }

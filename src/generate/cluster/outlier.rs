@@ -1,6 +1,6 @@
-//! Outlier detection, and the panic threshold that goes with it.
+//! Outlier detection and its panic threshold.
 
-use super::draft::Draft;
+use super::builder::ClusterBuilder;
 use crate::{
     model::{Service, features::Features, service::TrafficDistribution},
     proto::{
@@ -9,27 +9,27 @@ use crate::{
     },
 };
 
-/// Endpoints that are not ready are sent too: panic routing would then reach them.
+/// Returns true if endpoints that are not ready are sent too; panic routing would reach them.
 pub(super) fn sends_unhealthy(service: &Service, features: &Features) -> bool {
     features.pilot_send_unhealthy_endpoints || service.traffic_distribution != TrafficDistribution::Any
 }
 
-/// Applies outlier detection. The panic threshold is written with it even for 0, since Envoy's default is 50.
-pub(super) fn apply(draft: &mut Draft, settings: &OutlierDetection, sends_unhealthy: bool) {
-    draft.cluster.outlier_detection = Some(detection(settings));
+/// Applies outlier detection. The panic threshold is set even if it is 0, because Envoy's default is 50.
+pub(super) fn apply(builder: &mut ClusterBuilder, settings: &OutlierDetection, sends_unhealthy: bool) {
+    builder.cluster.outlier_detection = Some(detection(settings));
     if settings.min_health_percent >= 0 {
         let percent = if sends_unhealthy {
             0
         } else {
             settings.min_health_percent
         };
-        set_panic_threshold(draft, f64::from(percent));
+        set_panic_threshold(builder, f64::from(percent));
     }
 }
 
-/// Below this share of healthy endpoints, all are used.
-pub(super) fn set_panic_threshold(draft: &mut Draft, percent: f64) {
-    if let Some(common) = &mut draft.cluster.common_lb_config {
+/// Sets the percentage of healthy endpoints below which all endpoints are used.
+pub(super) fn set_panic_threshold(builder: &mut ClusterBuilder, percent: f64) {
+    if let Some(common) = &mut builder.cluster.common_lb_config {
         common.healthy_panic_threshold = Some(Percent { value: percent });
     }
 }
@@ -39,7 +39,7 @@ fn detection(settings: &OutlierDetection) -> v3::OutlierDetection {
     let local_failures = settings.consecutive_local_origin_failures.filter(|count| *count > 0);
     let split = settings.split_external_local_origin_errors;
     v3::OutlierDetection {
-        // Success rates are never looked at.
+        // Success rates are never evaluated.
         enforcing_success_rate: Some(0),
         consecutive_5xx: settings.consecutive_5xx_errors,
         enforcing_consecutive_5xx: settings.consecutive_5xx_errors.map(enforcing),

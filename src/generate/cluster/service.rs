@@ -1,13 +1,13 @@
-//! One outbound cluster, made from a service port and the policy for it.
+//! Builds one outbound cluster from a service port and its traffic policy.
 
 mod dynamic_cluster;
 
 use std::{cell::OnceCell, collections::BTreeSet};
 
 use super::{
+    builder::{ClusterBuilder, EncodedCluster},
     connection_pool,
-    discovery::{self, Kinds},
-    draft::{Draft, Finished},
+    discovery::{self, DiscoveryTypes},
     dynamic, load_balancer,
     outbound_key::OutboundKey,
     outlier,
@@ -46,7 +46,7 @@ use crate::{
 
 const CARES_RESOLVER: &str = "envoy.network.dns_resolver.cares";
 
-/// Everything that one outbound cluster is made of.
+/// Inputs of one outbound cluster.
 pub(super) struct Context<'a> {
     pub(super) key: &'a OutboundKey,
     pub(super) ctx: &'a BuildContext<'a>,
@@ -54,55 +54,55 @@ pub(super) struct Context<'a> {
     pub(super) port: &'a ServicePort,
     pub(super) rule: Option<&'a Shared<DestinationRule>>,
     pub(super) policy: Option<TrafficPolicy>,
-    /// What is known of the service's endpoints, once asked for.
+    /// Traits of the service's endpoints, read on first use.
     pub(super) known: OnceCell<Option<&'a EndpointTraits>>,
 }
 
 impl Context<'_> {
-    pub(super) fn cluster(&self) -> Option<Finished> {
+    pub(super) fn cluster(&self) -> Option<EncodedCluster> {
         if dynamic::is_dynamic(self.service, self.key.mode) {
             return Some(dynamic_cluster::cluster(self).finish());
         }
-        let mut draft = self.discovery()?;
-        self.set_statistics(&mut draft);
-        self.set_protocol(&mut draft);
-        self.apply_policy(&mut draft);
+        let mut builder = self.discovery()?;
+        self.set_statistics(&mut builder);
+        self.set_protocol(&mut builder);
+        self.apply_policy(&mut builder);
         if self.key.client.metadata_exchange && !self.key.mode.is_vip() {
-            draft.exchange_metadata();
+            builder.exchange_metadata();
         }
-        self.set_metadata(&mut draft, true);
-        Some(draft.finish())
+        self.set_metadata(&mut builder, true);
+        Some(builder.finish())
     }
 
-    /// The cluster with its way of finding endpoints.
-    fn discovery(&self) -> Option<Draft> {
+    /// Returns the cluster with its discovery type.
+    fn discovery(&self) -> Option<ClusterBuilder> {
         let name = self.key.name();
-        let kinds = Kinds::new(self.ctx, self.service, self.port, self.key.mode, &self.key.client);
-        let begun = kinds.of(self.rule, &self.key.subset).begun;
-        if kinds.inline() && begun == DiscoveryType::OriginalDst {
+        let kinds = DiscoveryTypes::new(self.ctx, self.service, self.port, self.key.mode, &self.key.client);
+        let initial = kinds.of(self.rule, &self.key.subset).initial;
+        if kinds.inline() && initial == DiscoveryType::OriginalDst {
             self.inline_assignment(&name, "")?;
         }
-        let mut draft = Draft::new(name, begun);
-        draft.cluster.common_lb_config = Some(CommonLbConfig::default());
-        match begun {
-            DiscoveryType::StrictDns | DiscoveryType::LogicalDns => self.set_dns(&mut draft)?,
-            DiscoveryType::OriginalDst => set_port_override(&mut draft, Some(self.service), self.port),
+        let mut builder = ClusterBuilder::new(name, initial);
+        builder.cluster.common_lb_config = Some(CommonLbConfig::default());
+        match initial {
+            DiscoveryType::StrictDns | DiscoveryType::LogicalDns => self.set_dns(&mut builder)?,
+            DiscoveryType::OriginalDst => set_port_override(&mut builder, Some(self.service), self.port),
             DiscoveryType::Eds | DiscoveryType::Static => {}
         }
         if self.key.subset.is_empty()
             && self.key.mode == ClusterMode::Default
             && has_persistent_sessions(self.ctx, self.service)
         {
-            let common = draft.cluster.common_lb_config.get_or_insert_default();
+            let common = builder.cluster.common_lb_config.get_or_insert_default();
             common.override_host_status = Some(statuses_of_sessions());
         }
-        Some(draft)
+        Some(builder)
     }
 
-    fn set_dns(&self, draft: &mut Draft) -> Option<()> {
+    fn set_dns(&self, builder: &mut ClusterBuilder) -> Option<()> {
         let inline = self.key.inline.as_ref()?;
         let features = &self.ctx.mesh.installation.features;
-        let cluster = &mut draft.cluster;
+        let cluster = &mut builder.cluster;
         let family = match inline.ip_mode {
             _ if self.service.race_first_tcp_connect => DnsLookupFamily::All,
             IpMode::V4 => DnsLookupFamily::V4Only,
@@ -126,7 +126,7 @@ impl Context<'_> {
         Some(())
     }
 
-    /// The addresses that stand in the cluster; `None` if there are none.
+    /// Returns the inline endpoints; `None` without endpoints.
     fn inline_assignment(&self, name: &str, subset: &str) -> Option<ClusterLoadAssignment> {
         let inline = self.key.inline.as_ref()?;
         let target = endpoint::Target {
@@ -140,78 +140,78 @@ impl Context<'_> {
         endpoint::inline_assignment(self.ctx, name, &target, &inline.endpoints)
     }
 
-    fn set_statistics(&self, draft: &mut Draft) {
+    fn set_statistics(&self, builder: &mut ClusterBuilder) {
         let pattern = &self.ctx.mesh_config().outbound_cluster_stat_name;
         if !pattern.is_empty() && !self.key.mode.is_vip() {
             let host = &self.service.key.hostname;
             let filled = name::stat_prefix(pattern, host, &self.key.subset, self.port, 0, Some(self.service));
-            draft.cluster.alt_stat_name = name::delimited_stat(&filled);
+            builder.cluster.alt_stat_name = name::delimited_stat(&filled);
         }
     }
 
-    pub(super) fn set_protocol(&self, draft: &mut Draft) {
+    pub(super) fn set_protocol(&self, builder: &mut ClusterBuilder) {
         let client = &self.key.client;
-        set_protocol(draft, self.port.protocol, !client.is_router, client.keeps_header_case);
+        set_protocol(builder, self.port.protocol, !client.is_router, client.keeps_header_case);
     }
 
-    fn apply_policy(&self, draft: &mut Draft) {
+    fn apply_policy(&self, builder: &mut ClusterBuilder) {
         let features = &self.ctx.mesh.installation.features;
         let policy = self.policy.as_ref();
-        self.apply_pool(draft);
-        self.apply_outlier(draft);
+        self.apply_pool(builder);
+        self.apply_outlier(builder);
         if outlier::sends_unhealthy(self.service, features) {
-            outlier::set_panic_threshold(draft, 0.0);
+            outlier::set_panic_threshold(builder, 0.0);
         }
         let locality = endpoint::locality_setting(self.ctx, self.service, policy);
         if features.enable_locality_weighted_lb_config || locality.is_some_and(|locality| locality.weighs()) {
-            load_balancer::weigh_localities(draft);
+            load_balancer::weigh_localities(builder);
         }
         let settings = policy.and_then(|policy| policy.load_balancer.as_ref());
-        load_balancer::apply(draft, settings, discovery::is_redis(self.ctx, self.port));
+        load_balancer::apply(builder, settings, discovery::is_redis(self.ctx, self.port));
         match self.key.mode {
-            ClusterMode::Default => self.apply_tls(draft),
+            ClusterMode::Default => self.apply_tls(builder),
             ClusterMode::SniDnat => {}
-            ClusterMode::Vip(_) => self.apply_tunnel(draft),
+            ClusterMode::Vip(_) => self.apply_tunnel(builder),
         }
-        if draft.is_original_dst() {
-            draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+        if builder.is_original_dst() {
+            builder.cluster.set_lb_policy(LbPolicy::ClusterProvided);
         }
     }
 
-    /// Behind a waypoint all goes through the listener that opens tunnels; inside them TLS is spoken where a rule says so,
-    /// not for identities of the mesh.
-    fn apply_tunnel(&self, draft: &mut Draft) {
+    /// Applies the transport sockets behind a waypoint: connections use the listener that originates tunnels. Inside
+    /// the tunnel, TLS is used if a rule says so, but not for identities of the mesh.
+    fn apply_tunnel(&self, builder: &mut ClusterBuilder) {
         let settings = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
         if settings.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
-            self.apply_tls(draft);
+            self.apply_tls(builder);
         }
-        tunnel::lead_through(draft);
+        tunnel::lead_through(builder);
     }
 
-    pub(super) fn apply_outlier(&self, draft: &mut Draft) {
+    pub(super) fn apply_outlier(&self, builder: &mut ClusterBuilder) {
         let settings = self
             .policy
             .as_ref()
             .and_then(|policy| policy.outlier_detection.as_ref());
         if let Some(settings) = settings {
             let sends_unhealthy = outlier::sends_unhealthy(self.service, &self.ctx.mesh.installation.features);
-            outlier::apply(draft, settings, sends_unhealthy);
+            outlier::apply(builder, settings, sends_unhealthy);
         }
     }
 
-    pub(super) fn apply_pool(&self, draft: &mut Draft) {
+    pub(super) fn apply_pool(&self, builder: &mut ClusterBuilder) {
         let policy = self.policy.as_ref();
         let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
         let pool = pool.copied().unwrap_or_default();
-        connection_pool::upgrade(draft, self.ctx.mesh_config(), &pool, self.port.protocol);
+        connection_pool::upgrade(builder, self.ctx.mesh_config(), &pool, self.port.protocol);
         let budget = policy.and_then(|policy| policy.retry_budget.as_ref());
-        connection_pool::apply(draft, self.ctx, &pool, budget);
+        connection_pool::apply(builder, self.ctx, &pool, budget);
     }
 
-    pub(super) fn apply_tls(&self, draft: &mut Draft) {
+    pub(super) fn apply_tls(&self, builder: &mut ClusterBuilder) {
         let features = &self.ctx.mesh.installation.features;
         let mesh = self.ctx.mesh_config();
-        // What each request asks for is not known beforehand: neither its SNI nor who answers.
+        // With dynamic DNS, neither the SNI nor the server is known in advance.
         let dynamic = dynamic::is_dynamic(self.service, self.key.mode);
         let is_vip = self.key.mode.is_vip();
         let inputs = TlsInputs {
@@ -237,17 +237,17 @@ impl Context<'_> {
             features,
         };
         let policy = self.policy.as_ref();
-        tls::apply(draft, &inputs, policy.and_then(|policy| policy.tls.as_ref()));
+        tls::apply(builder, &inputs, policy.and_then(|policy| policy.tls.as_ref()));
         if self.key.client.sends_tunnels && !is_vip {
-            tunnel::prefer(draft);
+            tunnel::prefer(builder);
         }
         if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
-            tls::apply_proxy_protocol(draft, settings);
+            tls::apply_proxy_protocol(builder, settings);
         }
     }
 
-    /// Whether the service's peers may be assumed to accept mutual TLS. Where the client picks the address itself,
-    /// nothing tells it apart from plaintext ones; so all must accept it.
+    /// Returns true if the service's peers accept mutual TLS. If the proxy selects the address itself, it cannot tell
+    /// endpoints apart, so all of them must accept it.
     fn peers_accept_mtls(&self) -> bool {
         let own_policy = self.rule.and_then(|rule| match self.key.subset.as_str() {
             "" => rule.spec.traffic_policy.as_ref(),
@@ -271,39 +271,39 @@ impl Context<'_> {
         *self.known.get_or_init(|| read().map(|traits| &**traits))
     }
 
-    /// Metadata: the service, whether it is external or behind tunnels, the rule and the subset.
-    pub(super) fn set_metadata(&self, draft: &mut Draft, with_service: bool) {
+    /// Sets metadata: the service, whether it is external or behind tunnels, the rule and the subset.
+    pub(super) fn set_metadata(&self, builder: &mut ClusterBuilder, with_service: bool) {
         if with_service && self.ctx.mesh.installation.features.pilot_enable_telemetry_label {
-            draft.set_services([self.service]);
+            builder.set_services([self.service]);
         }
         let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
         let tunnelled =
             self.key.mode == ClusterMode::Default && self.port_traits().is_some_and(|traits| traits.all_tunnel);
         if is_default && !is_vip && (tunnelled || self.service.mesh_external) {
             let key = if tunnelled { "disable_mx" } else { "external" };
-            draft.set_true(key);
+            builder.set_true(key);
         }
         if let ClusterMode::Vip(traffic) = self.key.mode {
-            draft.set_text("subset", &traffic.label(&self.key.subset));
+            builder.set_text("subset", &traffic.label(&self.key.subset));
         }
         let Some(rule) = self.rule.filter(|_| !is_vip || self.policy.is_some()) else {
             return;
         };
-        draft.set_text("config", &rule.meta.config_path());
+        builder.set_text("config", &rule.meta.config_path());
         if is_vip {
             return;
         }
         if !is_default {
-            draft.set_text("subset", &self.key.subset);
+            builder.set_text("subset", &self.key.subset);
         }
         let tls = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
         if tls.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
-            draft.set_text("alpn_override", "false");
+            builder.set_text("alpn_override", "false");
         }
     }
 }
 
-/// The identities of the service's endpoints, each under every trust domain of the mesh.
+/// Returns the identities of the service's endpoints, each in every trust domain of the mesh.
 pub(in super::super) fn identities(ctx: &BuildContext, service: &Service) -> Vec<String> {
     let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
     identities_of(ctx, service, traits.map(|traits| &**traits))
@@ -323,7 +323,7 @@ fn identities_of(ctx: &BuildContext, service: &Service, traits: Option<&Endpoint
     identities.into_iter().collect()
 }
 
-/// True if a service's labels ask that clients stay with the endpoint that they were served by.
+/// Returns true if the labels of a service request persistent sessions.
 pub(in super::super) fn has_persistent_sessions(ctx: &BuildContext, service: &Service) -> bool {
     let features = &ctx.mesh.installation.features;
     let labels = [
@@ -334,7 +334,7 @@ pub(in super::super) fn has_persistent_sessions(ctx: &BuildContext, service: &Se
     values.any(|label| service.label(label).is_some_and(|value| !value.is_empty()))
 }
 
-/// The endpoints that such clients stay with.
+/// Returns the health statuses that persistent sessions keep using.
 pub(in super::super) fn statuses_of_sessions() -> HealthStatusSet {
     let statuses = [
         HealthStatus::Healthy,
@@ -347,30 +347,30 @@ pub(in super::super) fn statuses_of_sessions() -> HealthStatusSet {
     }
 }
 
-/// The protocol that the port's declaration calls for; `sniffs`: the client follows undeclared ones.
-pub(super) fn set_protocol(draft: &mut Draft, protocol: Protocol, sniffs: bool, keeps_header_case: bool) {
+/// Sets the declared protocol. `sniffs` is true if the proxy follows the client's protocol on undeclared ports.
+pub(super) fn set_protocol(builder: &mut ClusterBuilder, protocol: Protocol, sniffs: bool, keeps_header_case: bool) {
     if protocol.is_http2() {
-        draft.use_http2();
+        builder.use_http2();
         return;
     }
     if keeps_header_case && (protocol.is_http() || protocol.is_unsupported()) {
-        draft.keep_header_case();
+        builder.keep_header_case();
     }
     if protocol.is_unsupported() && sniffs {
-        draft.use_client_protocol();
+        builder.use_client_protocol();
     }
 }
 
-/// ServiceEntries that leave the address to the client may still name the port that traffic goes to.
-pub(super) fn set_port_override(draft: &mut Draft, service: Option<&Service>, port: &ServicePort) {
+/// Sets the port of ServiceEntries that leave the address to the client but declare a target port.
+pub(super) fn set_port_override(builder: &mut ClusterBuilder, service: Option<&Service>, port: &ServicePort) {
     let passes = service
         .is_some_and(|service| service.registry == Registry::External && service.resolution == Resolution::Passthrough);
     if let TargetPort::Number(target) = port.target
         && target != 0
         && passes
-        && draft.is_original_dst()
+        && builder.is_original_dst()
     {
-        draft.cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
+        builder.cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
             upstream_port_override: Some(target),
             ..Default::default()
         }));

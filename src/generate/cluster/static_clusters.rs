@@ -1,6 +1,8 @@
-//! Clusters that do not depend on services: where traffic goes that belongs to none.
+//! Clusters that do not depend on services, for traffic of no service.
 
-use super::{ClusterKey, TunnelCluster, connection_pool, draft::Draft, finished, tunnel::PASSTHROUGH_IDLE_SECONDS};
+use super::{
+    ClusterKey, TunnelCluster, builder::ClusterBuilder, connection_pool, finished, tunnel::PASSTHROUGH_IDLE_SECONDS,
+};
 use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
@@ -20,62 +22,62 @@ use crate::{
     },
 };
 
-/// Traffic to nowhere.
+/// Cluster of dropped traffic.
 pub const BLACK_HOLE: &str = "BlackHoleCluster";
-/// Traffic to whatever address the workload asked for.
+/// Cluster of the original destination.
 pub const PASSTHROUGH: &str = "PassthroughCluster";
-/// Traffic to ports of the workload that belong to no service.
+/// Cluster of workload ports without a service.
 pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
-/// The SDS provider beside the proxy.
+/// Cluster of the SDS provider next to the proxy.
 const EXTERNAL_SDS: &str = "sds-external";
 const EXTERNAL_SDS_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
 
-/// Which of the clusters a client gets, and what they depend on of it.
+/// Static clusters of a proxy, with the attributes that they depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StaticPart {
-    /// The clusters.
+    /// Clusters.
     pub kinds: Vec<StaticCluster>,
-    /// What patches call the way that unknown traffic takes.
+    /// Patch context of the passthrough cluster.
     pub outward: PatchContext,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
-    /// Patches that are left out, with what the client lacks: told by the first cluster.
+    /// Omitted patches with the filter that the proxy lacks; the first cluster reports them.
     pub lacking: Shared<[(PatchRef, SmolStr)]>,
 }
 
-/// One of the clusters.
+/// One static cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StaticKey {
-    /// Which one.
+    /// Kind.
     pub kind: StaticCluster,
-    /// EnvoyFilter patches that concern it, in order.
+    /// EnvoyFilter patches that apply, in order.
     pub patches: Shared<[PatchRef]>,
-    /// Patches to tell that the client lacks something for.
+    /// Omitted patches to report.
     pub lacking: Shared<[(PatchRef, SmolStr)]>,
 }
 
-/// Which cluster.
+/// Kind of a static cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StaticCluster {
     /// [`BLACK_HOLE`].
     BlackHole,
-    /// [`PASSTHROUGH`], with the metadata exchange or without.
+    /// [`PASSTHROUGH`], with metadata exchange or without.
     Passthrough {
-        /// The client runs the TCP metadata exchange.
+        /// Whether the proxy runs the TCP metadata exchange.
         metadata_exchange: bool,
-        /// HTTP/1.1 header names stay as clients write them.
+        /// Whether HTTP/1.1 header names keep their case.
         keeps_header_case: bool,
     },
     /// [`INBOUND_PASSTHROUGH`].
     InboundPassthrough {
-        /// The address families.
+        /// Address families.
         ip_mode: IpMode,
-        /// HTTP/1.1 header names stay as clients write them.
+        /// Whether HTTP/1.1 header names keep their case.
         keeps_header_case: bool,
     },
-    /// The SDS provider beside the proxy.
+    /// SDS provider next to the proxy.
     ExternalSds,
-    /// One that tunnels lead through.
+    /// Cluster of a tunnel.
     Tunnel(TunnelCluster),
 }
 
@@ -92,7 +94,7 @@ impl StaticCluster {
 }
 
 impl StaticPart {
-    /// The part of a proxy.
+    /// Selects the part of a proxy.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Self {
         let (kinds, outward) = match selected.proxy.proxy_type {
             ProxyType::Sidecar => (of_sidecar(ctx, selected), PatchContext::SidecarOutbound),
@@ -108,7 +110,7 @@ impl StaticPart {
         }
     }
 
-    /// The clusters of the part.
+    /// Lists the clusters of the part.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterKey> {
         let outward = ClusterPatches::of(ctx, &self.patches, self.outward);
         let inward = ClusterPatches::of(ctx, &self.patches, PatchContext::SidecarInbound);
@@ -121,7 +123,8 @@ impl StaticPart {
                 },
                 patches: match kind {
                     StaticCluster::InboundPassthrough { .. } => inward.concerning(kind.name(), &[]),
-                    // Parity: the proxy's own SDS provider and tunnels are out of reach.
+                    // Parity (pilot/pkg/networking/core/cluster.go): patches do not apply to the SDS provider and
+                    // tunnels.
                     StaticCluster::ExternalSds | StaticCluster::Tunnel(_) => Vec::new().into(),
                     StaticCluster::BlackHole | StaticCluster::Passthrough { .. } => {
                         outward.concerning(kind.name(), &[])
@@ -154,14 +157,14 @@ fn of_sidecar(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
     kinds
 }
 
-/// A gateway has no original destinations.
+/// Returns the clusters of a gateway, which has no original destinations.
 fn of_gateway(ctx: &BuildContext) -> Vec<StaticCluster> {
     std::iter::once(StaticCluster::BlackHole)
         .chain(originate(ctx))
         .collect()
 }
 
-/// All that goes through a waypoint comes out of tunnels.
+/// Returns the clusters of a waypoint, where all traffic comes out of tunnels.
 fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
     let features = &ctx.mesh.installation.features;
     let peers_of = Some(selected.proxy.namespace.clone());
@@ -195,29 +198,30 @@ impl StaticKey {
                 metadata_exchange,
                 keeps_header_case,
             } => {
-                let mut draft = passthrough(ctx, PASSTHROUGH, keeps_header_case);
+                let mut builder = passthrough(ctx, PASSTHROUGH, keeps_header_case);
                 if metadata_exchange {
-                    draft.exchange_metadata();
+                    builder.exchange_metadata();
                 }
-                draft
+                builder
             }
             &StaticCluster::InboundPassthrough {
                 ip_mode,
                 keeps_header_case,
             } => {
-                let mut draft = passthrough(ctx, INBOUND_PASSTHROUGH, keeps_header_case);
-                draft.cluster.upstream_bind_config = Some(bind_config(ip_mode, true));
-                draft
+                let mut builder = passthrough(ctx, INBOUND_PASSTHROUGH, keeps_header_case);
+                builder.cluster.upstream_bind_config = Some(bind_config(ip_mode, true));
+                builder
             }
             StaticCluster::ExternalSds => external_sds(ctx),
-            StaticCluster::Tunnel(tunnel) => tunnel.draft(ctx),
+            StaticCluster::Tunnel(tunnel) => tunnel.builder(ctx),
         }
         .finish();
         finished(ctx, &self.patches, &[], cluster, self.lacking_notes(ctx))
     }
 }
 
-/// Connections to the workload come from an address that interception passes over; `extra`: of both families.
+/// Returns the source address of connections to the workload, which interception ignores; `extra` adds the second
+/// family.
 pub(super) fn bind_config(ip_mode: IpMode, extra: bool) -> BindConfig {
     let sources = passthrough_sources(ip_mode);
     let more = sources
@@ -235,39 +239,39 @@ pub(super) fn bind_config(ip_mode: IpMode, extra: bool) -> BindConfig {
     }
 }
 
-fn black_hole(ctx: &BuildContext) -> Draft {
-    let mut draft = Draft::new(BLACK_HOLE.to_owned(), DiscoveryType::Static);
-    draft.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
-    draft
+fn black_hole(ctx: &BuildContext) -> ClusterBuilder {
+    let mut builder = ClusterBuilder::new(BLACK_HOLE.to_owned(), DiscoveryType::Static);
+    builder.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
+    builder
 }
 
-fn passthrough(ctx: &BuildContext, name: &str, keeps_header_case: bool) -> Draft {
-    // Parity: both are counted under the outbound one's name.
-    let mut draft = Draft::new(PASSTHROUGH.to_owned(), DiscoveryType::OriginalDst);
-    name.clone_into(&mut draft.cluster.name);
-    draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
-    connection_pool::apply(&mut draft, ctx, &Default::default(), None);
+fn passthrough(ctx: &BuildContext, name: &str, keeps_header_case: bool) -> ClusterBuilder {
+    // Parity (pilot/pkg/networking/core/cluster_builder.go): both have the statistics name of the outbound cluster.
+    let mut builder = ClusterBuilder::new(PASSTHROUGH.to_owned(), DiscoveryType::OriginalDst);
+    name.clone_into(&mut builder.cluster.name);
+    builder.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+    connection_pool::apply(&mut builder, ctx, &Default::default(), None);
     if keeps_header_case {
-        draft.keep_header_case();
+        builder.keep_header_case();
     }
-    draft.use_client_protocol();
-    draft.common_http().idle_timeout = Some(prost_types::Duration {
+    builder.use_client_protocol();
+    builder.common_http().idle_timeout = Some(prost_types::Duration {
         seconds: PASSTHROUGH_IDLE_SECONDS,
         nanos: 0,
     });
-    draft
+    builder
 }
 
-fn external_sds(ctx: &BuildContext) -> Draft {
-    let mut draft = Draft::new(EXTERNAL_SDS.to_owned(), DiscoveryType::Static);
-    draft.cluster.alt_stat_name = String::new();
-    draft.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
-    draft.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS, EXTERNAL_SDS_SOCKET, 0));
-    draft.use_http2();
-    draft
+fn external_sds(ctx: &BuildContext) -> ClusterBuilder {
+    let mut builder = ClusterBuilder::new(EXTERNAL_SDS.to_owned(), DiscoveryType::Static);
+    builder.cluster.alt_stat_name = String::new();
+    builder.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
+    builder.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS, EXTERNAL_SDS_SOCKET, 0));
+    builder.use_http2();
+    builder
 }
 
-/// A load assignment of one address and nothing else.
+/// Returns a load assignment with one address.
 pub(super) fn fixed_endpoint(cluster: &str, address: &str, port: u32) -> ClusterLoadAssignment {
     let endpoint = Endpoint {
         address: Some(constant::address(address, port)),

@@ -1,10 +1,10 @@
-//! TLS towards upstreams: what a DestinationRule says, automatic mutual TLS, certificates in files.
+//! Upstream TLS: settings of a DestinationRule, automatic mutual TLS, certificates in files.
 
 use std::sync::LazyLock;
 
 use prost::{Message, Name};
 
-use super::draft::Draft;
+use super::builder::ClusterBuilder;
 use crate::{
     generate::{
         constant::{
@@ -49,73 +49,73 @@ use crate::{
 };
 
 const PROXY_PROTOCOL_SOCKET: &str = "envoy.transport_sockets.upstream_proxy_protocol";
-/// Stands for the certificate authorities of the system.
+/// Value for the CA certificates of the operating system.
 const SYSTEM_ROOTS: &str = "system";
 
-/// What the TLS of a cluster depends on, besides the rule.
+/// Inputs of a cluster's TLS, besides the rule.
 pub(super) struct TlsInputs<'a> {
-    /// The client.
+    /// Attributes of the proxy.
     pub client: &'a SocketProxyView,
-    /// Where the service comes from.
+    /// Registry of the service.
     pub registry: Registry,
-    /// The service is outside the mesh.
+    /// Whether the service is outside the mesh.
     pub mesh_external: bool,
-    /// A rule for services outside the mesh wins over certificates in files.
+    /// Whether a rule for services outside the mesh takes precedence over certificates in files.
     pub prefer_rule: bool,
-    /// Mutual TLS may be used where nothing else is said: it is on, and the servers do not refuse it.
+    /// Whether auto mTLS applies: it is enabled, and the servers do not disable mTLS.
     pub auto_mtls: bool,
-    /// The identities of the servers.
+    /// Identities of the servers.
     pub identities: Vec<String>,
-    /// The SNI of mutual TLS where no other is given.
+    /// Default SNI of mutual TLS.
     pub default_sni: String,
-    /// The rule selects its clients, which may hence be expected to reach the credentials that it names.
+    /// Whether the rule selects its clients, which can then be expected to have access to its credentials.
     pub rule_selects: bool,
-    /// Peers agree on the TCP metadata exchange by ALPN.
+    /// Whether peers negotiate the TCP metadata exchange by ALPN.
     pub exchange_alpn: bool,
-    /// The port is declared to be HTTP.
+    /// Whether the port is declared to be HTTP.
     pub is_http: bool,
     /// `tlsDefaults` of the mesh.
     pub defaults: Option<&'a TlsConfig>,
-    /// What TLS must comply with.
+    /// Feature variables with the compliance policy.
     pub features: &'a Features,
 }
 
-/// The settings that hold in the end.
-struct Effective {
+/// Settings that apply in the end.
+struct EffectiveTls {
     settings: ClientTlsSettings,
-    /// Nobody asked for it: endpoints without mutual TLS must be reached too.
+    /// Whether they follow from auto mTLS, so that endpoints without mutual TLS must be reached too.
     automatic: bool,
 }
 
 /// Applies TLS to a cluster.
-pub(super) fn apply(draft: &mut Draft, inputs: &TlsInputs, settings: Option<&ClientTlsSettings>) {
-    if settings.is_none() && inputs.is_plain(draft) {
+pub(super) fn apply(builder: &mut ClusterBuilder, inputs: &TlsInputs, settings: Option<&ClientTlsSettings>) {
+    if settings.is_none() && inputs.is_plain(builder) {
         if inputs.mesh_external || !inputs.auto_mtls {
             return;
         }
-        if draft.is_original_dst() {
+        if builder.is_original_dst() {
             let mut context = Vec::with_capacity(USUAL_LENGTH);
-            inputs.write_mesh_context(&mut context, draft);
+            inputs.write_mesh_context(&mut context, builder);
             let config = Any {
                 type_url: UpstreamTlsContext::type_url(),
                 value: context.into(),
             };
-            draft.cluster.transport_socket = Some(socket(TLS_SOCKET, config));
+            builder.cluster.transport_socket = Some(socket(TLS_SOCKET, config));
         } else {
-            draft.set_sockets(inputs.mesh_sockets(draft));
+            builder.set_sockets(inputs.mesh_sockets(builder));
         }
         return;
     }
-    let Some(Effective { settings, automatic }) = inputs.effective(settings) else {
+    let Some(EffectiveTls { settings, automatic }) = inputs.effective(settings) else {
         return;
     };
-    let Some(context) = inputs.context(draft, &settings) else {
+    let Some(context) = inputs.context(builder, &settings) else {
         return;
     };
     let tls = socket(TLS_SOCKET, Any::pack(&context));
-    let by_endpoint = automatic && settings.mode() == TlSmode::IstioMutual && !draft.is_original_dst();
+    let by_endpoint = automatic && settings.mode() == TlSmode::IstioMutual && !builder.is_original_dst();
     if by_endpoint {
-        draft.cluster.transport_socket_matches = vec![
+        builder.cluster.transport_socket_matches = vec![
             TransportSocketMatch {
                 name: "tlsMode-istio".to_owned(),
                 r#match: Some(structure([("tlsMode", text("istio"))])),
@@ -124,12 +124,12 @@ pub(super) fn apply(draft: &mut Draft, inputs: &TlsInputs, settings: Option<&Cli
             plaintext_match(),
         ];
     } else {
-        draft.cluster.transport_socket = Some(tls);
+        builder.cluster.transport_socket = Some(tls);
     }
 }
 
-/// Wraps every socket of a cluster, so that connections begin with the PROXY protocol.
-pub(super) fn apply_proxy_protocol(draft: &mut Draft, settings: &ProxyProtocol) {
+/// Wraps every transport socket of a cluster, so that connections begin with the PROXY protocol.
+pub(super) fn apply_proxy_protocol(builder: &mut ClusterBuilder, settings: &ProxyProtocol) {
     let wrap = |inner: Option<TransportSocket>| {
         let transport = ProxyProtocolUpstreamTransport {
             config: Some(ProxyProtocolConfig {
@@ -141,7 +141,7 @@ pub(super) fn apply_proxy_protocol(draft: &mut Draft, settings: &ProxyProtocol) 
         };
         Some(socket(PROXY_PROTOCOL_SOCKET, Any::pack(&transport)))
     };
-    let cluster = draft.sockets_in_message();
+    let cluster = builder.sockets_in_message();
     if cluster.transport_socket.is_some() || cluster.transport_socket_matches.is_empty() {
         let inner = cluster.transport_socket.take();
         cluster.transport_socket = wrap(inner.or_else(|| Some(socket("raw_buffer", Any::pack(&RawBuffer {})))));
@@ -151,19 +151,19 @@ pub(super) fn apply_proxy_protocol(draft: &mut Draft, settings: &ProxyProtocol) 
     }
 }
 
-/// What mutual TLS by the mesh's certificates is made of, whatever the service, each encoded as the field that it is.
-struct MeshPieces {
-    /// Parameters, of a TLS context.
+/// Encoded fields of mutual TLS with the mesh's certificates, equal for all services.
+struct MeshTlsFields {
+    /// Parameters of a TLS context.
     parameters: Vec<u8>,
-    /// The client's own certificate, of a TLS context.
+    /// Proxy's own certificate of a TLS context.
     certificate: Vec<u8>,
-    /// The roots, of a validation context.
+    /// Roots of a validation context.
     roots: Vec<u8>,
-    /// The choice of plaintext, of a cluster.
+    /// Plaintext match of a cluster.
     plaintext: Vec<u8>,
 }
 
-static MESH_PIECES: LazyLock<MeshPieces> = LazyLock::new(|| MeshPieces {
+static MESH_PIECES: LazyLock<MeshTlsFields> = LazyLock::new(|| MeshTlsFields {
     parameters: common_context().encode_to_vec(),
     certificate: CommonTlsContext {
         tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
@@ -183,10 +183,10 @@ static MESH_PIECES: LazyLock<MeshPieces> = LazyLock::new(|| MeshPieces {
 });
 
 const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
-/// What the sockets of a cluster take, about.
+/// Typical length of a cluster's encoded transport sockets, in bytes.
 const USUAL_LENGTH: usize = 1024;
 
-/// The choice of plaintext, for what no other choice is for.
+/// Returns the match for plaintext, which applies if no other match does.
 pub(super) fn plaintext_match() -> TransportSocketMatch {
     TransportSocketMatch {
         name: "tlsMode-disabled".to_owned(),
@@ -196,14 +196,13 @@ pub(super) fn plaintext_match() -> TransportSocketMatch {
 }
 
 impl TlsInputs<'_> {
-    /// True if nothing about the client or the cluster makes automatic mutual TLS other than most have it, so that it
-    /// is written without messages.
-    fn is_plain(&self, draft: &Draft) -> bool {
-        self.client.certificates.is_none() && self.features.compliance_policy.is_empty() && !draft.is_dynamic()
+    /// Returns true if proxy and cluster have the usual settings of auto mTLS, which are encoded without messages.
+    fn is_plain(&self, builder: &ClusterBuilder) -> bool {
+        self.client.certificates.is_none() && self.features.compliance_policy.is_empty() && !builder.is_dynamic()
     }
 
-    /// The sockets by endpoint of automatic mutual TLS.
-    fn mesh_sockets(&self, draft: &Draft) -> Vec<u8> {
+    /// Encodes the transport socket matches of auto mTLS.
+    fn mesh_sockets(&self, builder: &ClusterBuilder) -> Vec<u8> {
         let mut out = Vec::with_capacity(USUAL_LENGTH);
         wire::nested(&mut out, 43, |out| {
             wire::text(out, 1, "tlsMode-istio");
@@ -212,7 +211,7 @@ impl TlsInputs<'_> {
                 wire::text(out, 1, TLS_SOCKET);
                 wire::nested(out, 3, |out| {
                     wire::text(out, 1, CONTEXT_URL);
-                    wire::nested(out, 2, |out| self.write_mesh_context(out, draft));
+                    wire::nested(out, 2, |out| self.write_mesh_context(out, builder));
                 });
             });
         });
@@ -220,8 +219,8 @@ impl TlsInputs<'_> {
         out
     }
 
-    /// The context of automatic mutual TLS, as [`Self::mesh_context`] has it.
-    fn write_mesh_context(&self, out: &mut Vec<u8>, draft: &Draft) {
+    /// Encodes the context of auto mTLS; the bytes equal those of [`Self::mesh_context`].
+    fn write_mesh_context(&self, out: &mut Vec<u8>, builder: &ClusterBuilder) {
         wire::nested(out, 1, |out| {
             out.extend_from_slice(&MESH_PIECES.parameters);
             wire::nested(out, 8, |out| {
@@ -232,20 +231,20 @@ impl TlsInputs<'_> {
                 });
                 out.extend_from_slice(&MESH_PIECES.roots);
             });
-            for protocol in self.mesh_alpn(draft.is_http2()) {
+            for protocol in self.mesh_alpn(builder.is_http2()) {
                 wire::text(out, 4, protocol);
             }
             out.extend_from_slice(&MESH_PIECES.certificate);
         });
         let sni = match self.default_sni.as_str() {
-            "" => &draft.cluster.name,
+            "" => &builder.cluster.name,
             sni => sni,
         };
         wire::text(out, 2, sni);
     }
 
-    fn effective(&self, settings: Option<&ClientTlsSettings>) -> Option<Effective> {
-        let effective = |settings, automatic| Some(Effective { settings, automatic });
+    fn effective(&self, settings: Option<&ClientTlsSettings>) -> Option<EffectiveTls> {
+        let effective = |settings, automatic| Some(EffectiveTls { settings, automatic });
         let Some(settings) = settings else {
             if self.mesh_external || !self.auto_mtls {
                 return None;
@@ -269,7 +268,7 @@ impl TlsInputs<'_> {
         effective(self.completed(settings), false)
     }
 
-    /// Mutual TLS by the mesh's certificates, with what is not given filled in; other modes as they are.
+    /// Fills in the mesh's certificates for mutual TLS; other modes stay unchanged.
     fn completed(&self, settings: &ClientTlsSettings) -> ClientTlsSettings {
         if settings.mode() != TlSmode::IstioMutual || self.client.certificates.is_some() {
             return settings.clone();
@@ -286,7 +285,7 @@ impl TlsInputs<'_> {
         istio_mutual(names, sni.clone(), settings.insecure_skip_verify)
     }
 
-    /// Mutual TLS by the certificates in files that the node names.
+    /// Returns mutual TLS with the certificates in files that the node names.
     fn file_mutual(&self, names: &[String], sni: &str, skip_verify: Option<bool>) -> Option<ClientTlsSettings> {
         let files = self.client.certificates.as_ref()?;
         Some(ClientTlsSettings {
@@ -301,47 +300,51 @@ impl TlsInputs<'_> {
         })
     }
 
-    fn context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
-        let mut context = self.context_of_mode(draft, settings)?;
+    fn context(&self, builder: &mut ClusterBuilder, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+        let mut context = self.context_of_mode(builder, settings)?;
         enforce_compliance(self.features, context.common_tls_context.get_or_insert_default());
         Some(context)
     }
 
-    fn context_of_mode(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+    fn context_of_mode(
+        &self,
+        builder: &mut ClusterBuilder,
+        settings: &ClientTlsSettings,
+    ) -> Option<UpstreamTlsContext> {
         match settings.mode() {
             TlSmode::Disable => None,
-            TlSmode::IstioMutual => Some(self.mesh_context(draft, settings)),
-            // A rule for all sidecars must not make each of them ask for a credential that few of them may read.
+            TlSmode::IstioMutual => Some(self.mesh_context(builder, settings)),
+            // A rule for all sidecars must not make each of them request a credential that few may read.
             TlSmode::Simple | TlSmode::Mutual
                 if is_guarded(&settings.credential_name) && !self.client.is_router && !self.rule_selects =>
             {
                 None
             }
-            TlSmode::Simple | TlSmode::Mutual => self.user_context(draft, settings),
+            TlSmode::Simple | TlSmode::Mutual => self.user_context(builder, settings),
         }
     }
 
-    fn mesh_context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> UpstreamTlsContext {
+    fn mesh_context(&self, builder: &mut ClusterBuilder, settings: &ClientTlsSettings) -> UpstreamTlsContext {
         let mut context = UpstreamTlsContext {
             common_tls_context: Some(common_context()),
             sni: settings.sni.clone(),
             ..Default::default()
         };
-        if draft.is_dynamic() {
-            set_automatic_names(draft, settings);
+        if builder.is_dynamic() {
+            set_automatic_names(builder, settings);
         } else if context.sni.is_empty() {
-            context.sni.clone_from(&draft.cluster.name);
+            context.sni.clone_from(&builder.cluster.name);
         }
         let common = context.common_tls_context.get_or_insert_default();
         common.tls_certificate_sds_secret_configs = vec![workload_secret(DEFAULT_SECRET)];
         common.validation_context_type = Some(combined(settings, workload_secret(ROOT_SECRET)));
-        let protocols = self.mesh_alpn(draft.is_http2());
+        let protocols = self.mesh_alpn(builder.is_http2());
         common.alpn_protocols = protocols.map(str::to_owned).collect();
         context
     }
 
-    /// The ALPN between peers. The receiving sidecar tells HTTP from TCP by it, which the HTTP filter `istio.alpn`
-    /// otherwise sees to for each request.
+    /// Returns the ALPN between peers, by which the receiving sidecar distinguishes HTTP from TCP. Normally the HTTP
+    /// filter `istio.alpn` sets it per request.
     fn mesh_alpn(&self, is_http2: bool) -> impl Iterator<Item = &'static str> + use<> {
         let exchange = self.exchange_alpn.then_some(PEER_EXCHANGE_ALPN);
         let rest: &'static [&'static str] = match (self.is_http || is_http2, self.client.alpn_filter) {
@@ -354,8 +357,8 @@ impl TlsInputs<'_> {
         exchange.into_iter().chain(rest.iter().copied())
     }
 
-    fn user_context(&self, draft: &mut Draft, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
-        set_automatic_names(draft, settings);
+    fn user_context(&self, builder: &mut ClusterBuilder, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+        set_automatic_names(builder, settings);
         let mut settings = settings.clone();
         if self.registry == Registry::External && settings.subject_alt_names.is_empty() {
             settings.subject_alt_names.clone_from(&self.identities);
@@ -381,7 +384,7 @@ impl TlsInputs<'_> {
                 combined(&settings, file_secret(file_root_name(root), self.client.file_socket))
             });
         } else {
-            // Clients have no use for the mesh's provider. Parity.
+            // Parity (pilot/pkg/networking/core/cluster_tls.go): clients do not use the mesh's private key provider.
             let secret = |suffix: &str| {
                 let name = format!("{}{suffix}", settings.credential_name);
                 credential_secret(&name, self.client.credential_socket, &SecretProvider::None)
@@ -397,7 +400,7 @@ impl TlsInputs<'_> {
             params.ecdh_curves.clone_from(&defaults.ecdh_curves);
             params.cipher_suites.clone_from(&defaults.cipher_suites);
         }
-        if draft.is_http2() {
+        if builder.is_http2() {
             common.alpn_protocols = vec!["h2".to_owned()];
         }
         Some(UpstreamTlsContext {
@@ -408,7 +411,8 @@ impl TlsInputs<'_> {
     }
 }
 
-/// Credentials that not every client may read; ConfigMaps hold nothing secret, and `invalid://` fails for everybody.
+/// Returns true for credentials that need a permission. ConfigMaps are not secret, and `invalid://` fails for every
+/// proxy.
 fn is_guarded(credential: &str) -> bool {
     !credential.is_empty() && !credential.starts_with("configmap://") && credential != "invalid://"
 }
@@ -453,25 +457,25 @@ fn combined(settings: &ClientTlsSettings, roots: SdsSecretConfig) -> ValidationC
     })
 }
 
-/// Without an SNI it follows the request's host, and so does the name in the certificate. Clusters that resolve each
-/// request's host check the name in any case.
-fn set_automatic_names(draft: &mut Draft, settings: &ClientTlsSettings) {
+/// Takes SNI and the expected certificate name from the request's host if no SNI is set. Clusters that resolve each
+/// request's host always check the name.
+fn set_automatic_names(builder: &mut ClusterBuilder, settings: &ClientTlsSettings) {
     let skip_verify = settings.insecure_skip_verify.unwrap_or(false);
-    let dynamic = draft.is_dynamic();
+    let dynamic = builder.is_dynamic();
     let sni = settings.sni.is_empty();
     let names = !skip_verify && (dynamic || sni && settings.subject_alt_names.is_empty());
     if dynamic && (skip_verify || !sni) {
-        allow_insecure_options(draft);
+        allow_insecure_options(builder);
     }
     if sni || names {
-        let options = draft.upstream_http();
+        let options = builder.upstream_http();
         options.auto_sni |= sni;
         options.auto_san_validation |= names;
     }
 }
 
-fn allow_insecure_options(draft: &mut Draft) {
-    if let Some(ClusterDiscoveryType::ClusterType(kind)) = &mut draft.cluster.cluster_discovery_type
+fn allow_insecure_options(builder: &mut ClusterBuilder) {
+    if let Some(ClusterDiscoveryType::ClusterType(kind)) = &mut builder.cluster.cluster_discovery_type
         && let Some(Ok(Some(mut config))) = kind.typed_config.as_ref().map(Any::unpack::<ClusterConfig>)
     {
         config.allow_insecure_cluster_options = true;

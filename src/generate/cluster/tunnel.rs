@@ -1,10 +1,10 @@
-//! Clusters by which HBONE tunnels are entered and left: listeners inside the proxy, and the peers that tunnels lead to.
+//! Clusters at both ends of HBONE tunnels: internal listeners, and the peers of tunnels.
 
 use std::sync::LazyLock;
 
 use prost::Message;
 
-use super::{connection_pool, draft::Draft, tls::plaintext_match};
+use super::{builder::ClusterBuilder, connection_pool, tls::plaintext_match};
 use crate::{
     base::Namespace,
     generate::{
@@ -53,36 +53,36 @@ use crate::{
     },
 };
 
-/// How long connections to unknown destinations may be idle, in seconds.
+/// Idle timeout of connections to unknown destinations, in seconds.
 pub(super) const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 
-/// How long a tunnel without streams stays open, where the mesh says nothing, in seconds.
+/// Default idle timeout of a tunnel without streams, in seconds.
 const IDLE_SECONDS: i64 = 3600;
-/// How long a cluster remembers a peer that nobody connects to any more, in seconds.
+/// Time after which a cluster forgets an unused peer, in seconds.
 const CLEANUP_SECONDS: i64 = 60;
-/// The field of metadata by which a tunnel leads to a waypoint.
+/// Metadata field with the waypoint of a tunnel.
 const WAYPOINT: &str = "waypoint";
 
-/// Which cluster.
+/// Kind of a tunnel cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TunnelCluster {
-    /// [`CONNECT_ORIGINATE`]: the peers that tunnels lead to.
+    /// [`CONNECT_ORIGINATE`]: the peers of tunnels.
     Originate {
-        /// Peers may be any workload of this namespace, whatever their trust domain.
+        /// Namespace of which any workload may be the peer, whatever its trust domain.
         peers_of: Option<Namespace>,
     },
-    /// [`MAIN_INTERNAL`]: what came out of a tunnel.
+    /// [`MAIN_INTERNAL`]: connections out of a tunnel.
     Main,
-    /// [`ENCAP`]: what goes on to a workload.
+    /// [`ENCAP`]: connections that continue to a workload.
     Encap,
-    /// [`INNER_CONNECT_ORIGINATE`]: the tunnel within.
+    /// [`INNER_CONNECT_ORIGINATE`]: the inner tunnel.
     Inner,
-    /// [`OUTER_CONNECT_ORIGINATE`]: the tunnel around it.
+    /// [`OUTER_CONNECT_ORIGINATE`]: the outer tunnel.
     Outer,
 }
 
 impl TunnelCluster {
-    /// The cluster's name.
+    /// Returns the cluster name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Originate { .. } => CONNECT_ORIGINATE,
@@ -93,12 +93,12 @@ impl TunnelCluster {
         }
     }
 
-    /// The cluster.
-    pub(super) fn draft(&self, ctx: &BuildContext) -> Draft {
+    /// Returns the cluster.
+    pub(super) fn builder(&self, ctx: &BuildContext) -> ClusterBuilder {
         match self {
             Self::Originate { peers_of } => {
-                let mut draft = self.peers(ctx, peers_of.as_ref());
-                if let Some(LbConfig::OriginalDstLbConfig(config)) = &mut draft.cluster.lb_config {
+                let mut builder = self.peers(ctx, peers_of.as_ref());
+                if let Some(LbConfig::OriginalDstLbConfig(config)) = &mut builder.cluster.lb_config {
                     config.metadata_key = Some(MetadataKey {
                         key: DESTINATION_METADATA.to_owned(),
                         path: vec![PathSegment {
@@ -106,34 +106,34 @@ impl TunnelCluster {
                         }],
                     });
                 }
-                draft
+                builder
             }
             Self::Outer => {
-                let mut draft = self.peers(ctx, None);
-                draft.common_http().max_requests_per_connection = Some(1);
-                draft
+                let mut builder = self.peers(ctx, None);
+                builder.common_http().max_requests_per_connection = Some(1);
+                builder
             }
             Self::Main => self.passing(ctx, MAIN_INTERNAL),
             Self::Encap => self.passing(ctx, CONNECT_ORIGINATE),
             Self::Inner => {
-                let mut draft = self.inside(ctx, OUTER_CONNECT_ORIGINATE);
+                let mut builder = self.inside(ctx, OUTER_CONNECT_ORIGINATE);
                 let tls = InternalUpstreamTransport {
                     transport_socket: Some(peer_socket(ctx, None)),
                     ..Default::default()
                 };
-                draft.cluster.transport_socket = Some(socket("internal_upstream_with_tls", Any::pack(&tls)));
-                open_streams(&mut draft, ctx);
-                draft.common_http().max_requests_per_connection = Some(1);
-                draft
+                builder.cluster.transport_socket = Some(socket("internal_upstream_with_tls", Any::pack(&tls)));
+                open_streams(&mut builder, ctx);
+                builder.common_http().max_requests_per_connection = Some(1);
+                builder
             }
         }
     }
 
-    /// Whoever the connection was for, at the port of tunnels.
-    fn peers(&self, ctx: &BuildContext, peers_of: Option<&Namespace>) -> Draft {
-        let mut draft = Draft::new(self.name().to_owned(), DiscoveryType::OriginalDst);
-        connection_pool::apply(&mut draft, ctx, &Default::default(), None);
-        let cluster = &mut draft.cluster;
+    /// Returns the cluster of the original destinations, at the HBONE port.
+    fn peers(&self, ctx: &BuildContext, peers_of: Option<&Namespace>) -> ClusterBuilder {
+        let mut builder = ClusterBuilder::new(self.name().to_owned(), DiscoveryType::OriginalDst);
+        connection_pool::apply(&mut builder, ctx, &Default::default(), None);
+        let cluster = &mut builder.cluster;
         cluster.set_lb_policy(LbPolicy::ClusterProvided);
         cluster.cleanup_interval = Some(seconds(CLEANUP_SECONDS));
         cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
@@ -141,15 +141,15 @@ impl TunnelCluster {
             ..Default::default()
         }));
         cluster.transport_socket = Some(peer_socket(ctx, peers_of));
-        open_streams(&mut draft, ctx);
-        draft
+        open_streams(&mut builder, ctx);
+        builder
     }
 
-    /// A listener inside the proxy.
-    fn inside(&self, ctx: &BuildContext, listener: &str) -> Draft {
-        let mut draft = Draft::new(self.name().to_owned(), DiscoveryType::Static);
-        connection_pool::apply(&mut draft, ctx, &Default::default(), None);
-        let cluster = &mut draft.cluster;
+    /// Returns the cluster of an internal listener.
+    fn inside(&self, ctx: &BuildContext, listener: &str) -> ClusterBuilder {
+        let mut builder = ClusterBuilder::new(self.name().to_owned(), DiscoveryType::Static);
+        connection_pool::apply(&mut builder, ctx, &Default::default(), None);
+        let cluster = &mut builder.cluster;
         cluster.connect_timeout = None;
         cluster.load_assignment = Some(ClusterLoadAssignment {
             cluster_name: self.name().to_owned(),
@@ -165,20 +165,20 @@ impl TunnelCluster {
             }],
             ..Default::default()
         });
-        draft
+        builder
     }
 
-    /// The same for connections that are passed on as they are.
-    fn passing(&self, ctx: &BuildContext, listener: &str) -> Draft {
-        let mut draft = self.inside(ctx, listener);
+    /// Returns the cluster of an internal listener for connections that pass unchanged.
+    fn passing(&self, ctx: &BuildContext, listener: &str) -> ClusterBuilder {
+        let mut builder = self.inside(ctx, listener);
         let transport = InternalUpstreamTransport {
             transport_socket: Some(raw_buffer()),
             ..Default::default()
         };
-        draft.cluster.transport_socket = Some(socket(INTERNAL_UPSTREAM, Any::pack(&transport)));
-        draft.use_client_protocol();
-        draft.common_http().idle_timeout = Some(seconds(PASSTHROUGH_IDLE_SECONDS));
-        draft
+        builder.cluster.transport_socket = Some(socket(INTERNAL_UPSTREAM, Any::pack(&transport)));
+        builder.use_client_protocol();
+        builder.common_http().idle_timeout = Some(seconds(PASSTHROUGH_IDLE_SECONDS));
+        builder
     }
 }
 
@@ -205,9 +205,9 @@ fn peer_socket(ctx: &BuildContext, peers_of: Option<&Namespace>) -> TransportSoc
     socket("tls", Any::pack(&context))
 }
 
-/// Connections are streams of HTTP/2.
-fn open_streams(draft: &mut Draft, ctx: &BuildContext) {
-    draft.http_mut().upstream_protocol_options =
+/// Uses HTTP/2, where each connection is a stream.
+fn open_streams(builder: &mut ClusterBuilder, ctx: &BuildContext) {
+    builder.http_mut().upstream_protocol_options =
         Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
             protocol_config: Some(ProtocolConfig::Http2ProtocolOptions(Http2ProtocolOptions {
                 allow_connect: true,
@@ -215,11 +215,12 @@ fn open_streams(draft: &mut Draft, ctx: &BuildContext) {
             })),
         }));
     let idle = ctx.mesh_config().hbone_idle_timeout;
-    draft.common_http().idle_timeout = Some(idle.unwrap_or(seconds(IDLE_SECONDS)));
+    builder.common_http().idle_timeout = Some(idle.unwrap_or(seconds(IDLE_SECONDS)));
 }
 
-/// Leads a cluster through the listener that opens tunnels: what its endpoints' metadata say of the way goes along.
-pub(super) fn lead_through(draft: &mut Draft) {
+/// Sends a cluster's connections through the listener that originates tunnels, together with the metadata of its
+/// endpoints.
+pub(super) fn lead_through(builder: &mut ClusterBuilder) {
     static PLAIN: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let cluster = Cluster {
             transport_socket: Some(through(raw_buffer())),
@@ -227,14 +228,14 @@ pub(super) fn lead_through(draft: &mut Draft) {
         };
         cluster.encode_to_vec()
     });
-    match draft.cluster.transport_socket.take() {
-        None => draft.set_socket(&PLAIN),
+    match builder.cluster.transport_socket.take() {
+        None => builder.set_socket(&PLAIN),
         Some(inner) => {
             let inner = TransportSocket {
                 name: "tls".to_owned(),
                 ..inner
             };
-            draft.cluster.transport_socket = Some(through(inner));
+            builder.cluster.transport_socket = Some(through(inner));
         }
     }
 }
@@ -247,7 +248,7 @@ fn through(inner: TransportSocket) -> TransportSocket {
     socket(INTERNAL_UPSTREAM, Any::pack(&transport))
 }
 
-/// Metadata of the endpoint.
+/// Refers to metadata of the endpoint.
 fn of_host(name: &str) -> MetadataValueSource {
     metadata_of(metadata_kind::Kind::Host(metadata_kind::Host {}), name)
 }
@@ -259,8 +260,8 @@ fn metadata_of(kind: metadata_kind::Kind, name: &str) -> MetadataValueSource {
     }
 }
 
-/// Leads a cluster's connections to endpoints that take tunnels through these; to others as it is.
-pub(super) fn prefer(draft: &mut Draft) {
+/// Uses tunnels for the endpoints that accept them; other endpoints are reached as before.
+pub(super) fn prefer(builder: &mut ClusterBuilder) {
     static TUNNEL: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let of_cluster = metadata_kind::Kind::Cluster(metadata_kind::Cluster {});
         let transport = InternalUpstreamTransport {
@@ -285,11 +286,11 @@ pub(super) fn prefer(draft: &mut Draft) {
         };
         cluster.encode_to_vec()
     });
-    if !draft.chooses_sockets() {
-        let otherwise = match draft.cluster.transport_socket.take() {
-            // Who chooses the address by itself speaks TLS to whatever is there.
-            Some(socket) if draft.is_original_dst() => {
-                draft.cluster.transport_socket = Some(socket);
+    if !builder.chooses_sockets() {
+        let otherwise = match builder.cluster.transport_socket.take() {
+            // An original-destination cluster speaks TLS to whatever is at the address.
+            Some(socket) if builder.is_original_dst() => {
+                builder.cluster.transport_socket = Some(socket);
                 return;
             }
             Some(socket) => TransportSocketMatch {
@@ -299,7 +300,7 @@ pub(super) fn prefer(draft: &mut Draft) {
             },
             None => plaintext_match(),
         };
-        draft.cluster.transport_socket_matches = vec![otherwise];
+        builder.cluster.transport_socket_matches = vec![otherwise];
     }
-    draft.prefer_socket(&TUNNEL);
+    builder.prefer_socket(&TUNNEL);
 }

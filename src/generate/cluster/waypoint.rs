@@ -1,9 +1,9 @@
-//! Clusters behind waypoints: for each port of a service that goes through one, with the subsets of its DestinationRule,
-//! once for what it carries.
+//! Clusters behind waypoints: for each port of a service that uses the waypoint, with the subsets of its
+//! DestinationRule, and once per kind of traffic.
 
 use super::{
     ClusterResource,
-    discovery::Kinds,
+    discovery::DiscoveryTypes,
     outbound_key::{InlineProxyView, OutboundKey},
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
         BuildContext,
         name::{ClusterMode, VipTraffic},
         patch::{PatchContext, cluster::ClusterPatches},
-        proxy_view::{OutboundProxyView, Place},
+        proxy_view::{OutboundProxyView, ProxyLocation},
         selected::Selected,
         traffic_policy,
         waypoint::WaypointView,
@@ -26,33 +26,33 @@ use crate::{
     proto::envoy::config::cluster::v3::cluster::DiscoveryType,
 };
 
-/// The clusters of what goes through a waypoint with their endpoints.
+/// Clusters of the services behind a waypoint, with their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WaypointPart {
-    /// The waypoint.
+    /// Waypoint.
     pub waypoint: WaypointView,
-    /// What clusters depend on of it.
+    /// Attributes that clusters depend on.
     pub client: Hashed<OutboundProxyView>,
-    /// `None`: everything that is the same wherever it is. Else only what depends on that.
-    pub place: Option<Place>,
+    /// `None` for the resources that do not depend on the proxy's location; otherwise only those that do.
+    pub location: Option<ProxyLocation>,
 }
 
 impl WaypointPart {
-    /// The parts of a waypoint.
+    /// Selects the parts of a waypoint.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
         let general = Self {
             waypoint: selected.waypoint_view(),
             client: OutboundProxyView::of(ctx, selected),
-            place: None,
+            location: None,
         };
-        let placed = Place::of(ctx, selected).map(|place| Self {
-            place: Some(place),
+        let located = ProxyLocation::of(ctx, selected).map(|location| Self {
+            location: Some(location),
             ..general.clone()
         });
-        std::iter::once(general).chain(placed).collect()
+        std::iter::once(general).chain(located).collect()
     }
 
-    /// Clusters, and for those that use EDS the endpoints.
+    /// Lists clusters, and endpoints of EDS clusters.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
         let patches = ClusterPatches::of(ctx, &self.client.patches, PatchContext::SidecarInbound);
         let mut listed = Vec::new();
@@ -60,7 +60,7 @@ impl WaypointPart {
             if service.resolution == Resolution::Alias {
                 continue;
             }
-            // It is the service's side: what selects clients does not count.
+            // A waypoint acts for the service: rules that select clients do not apply.
             let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
             for port in &service.ports {
                 for traffic in VipTraffic::of(port.protocol) {
@@ -81,7 +81,7 @@ impl WaypointPart {
     ) {
         let mode = ClusterMode::Vip(traffic);
         let rule = found.map(|(_, rule)| rule);
-        let kinds = Kinds::new(ctx, service, port, mode, &self.client.socket);
+        let kinds = DiscoveryTypes::new(ctx, service, port, mode, &self.client.socket);
         let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
             let mut key = OutboundKey {
@@ -97,7 +97,7 @@ impl WaypointPart {
             if !patches.is_empty() {
                 key.patches = patches.concerning(&key.name(), &[]);
             }
-            let endpoints = self.client.endpoints(ctx, self.place.as_ref(), service, rule, &key);
+            let endpoints = self.client.endpoints(ctx, self.location.as_ref(), service, rule, &key);
             if kinds.inline() {
                 if let Some(endpoints) = endpoints {
                     let ip_mode = self.client.ip_mode;
@@ -106,10 +106,10 @@ impl WaypointPart {
                 }
                 continue;
             }
-            if kinds.of(rule, subset).ended == DiscoveryType::Eds {
+            if kinds.of(rule, subset).resolved == DiscoveryType::Eds {
                 listed.extend(endpoints.map(|client| key.endpoints(client)));
             }
-            if self.place.is_none() {
+            if self.location.is_none() {
                 listed.push(key.listed());
             }
         }

@@ -1,12 +1,12 @@
 //! Access logs of connection managers, TCP proxies and listeners.
 //!
-//! Telemetries decide; where they say nothing the mesh config's file and service do. What one would get wrong: the kind
-//! of a provider does not follow the place, so a TCP log service may stand in an HTTP connection manager.
+//! Telemetries take precedence over the mesh config's file and service. Note: the kind of a provider is independent of
+//! the position, so a TCP log service may be in an HTTP connection manager.
 
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
-    stack::{FilterStack, LogPlace},
+    stack::{FilterStack, LogPosition},
     telemetry::Logging,
 };
 use crate::proto::{
@@ -97,8 +97,8 @@ const CEL_FILTER: &str = "envoy.access_loggers.extension_filters.cel";
 const REQ_WITHOUT_QUERY: &str = "envoy.formatter.req_without_query";
 
 impl FilterStack<'_> {
-    /// The access logs of a place; all chains of a listener have the same.
-    pub fn access_logs(&self, place: LogPlace) -> Vec<AccessLog> {
+    /// Returns the access logs of a position, the same for all chains of a listener.
+    pub fn access_logs(&self, place: LogPosition) -> Vec<AccessLog> {
         if let Some((_, logs)) = self.logs.borrow().iter().find(|(made, _)| *made == place) {
             return logs.clone();
         }
@@ -107,8 +107,8 @@ impl FilterStack<'_> {
         logs
     }
 
-    fn make_access_logs(&self, place: LogPlace) -> Vec<AccessLog> {
-        if place == LogPlace::Listener && self.mesh.disable_envoy_listener_log {
+    fn make_access_logs(&self, place: LogPosition) -> Vec<AccessLog> {
+        if place == LogPosition::Listener && self.mesh.disable_envoy_listener_log {
             return Vec::new();
         }
         let logging = self.telemetries.logging(self.class);
@@ -126,8 +126,8 @@ impl FilterStack<'_> {
         if any_provider { logs } else { self.mesh_logs(place) }
     }
 
-    /// The logs that the mesh config asks for.
-    fn mesh_logs(&self, place: LogPlace) -> Vec<AccessLog> {
+    /// Returns the logs of the mesh config.
+    fn mesh_logs(&self, place: LogPosition) -> Vec<AccessLog> {
         let mut logs = Vec::new();
         let filter = || place_filter(place).into_iter().collect();
         if !self.mesh.access_log_file.is_empty()
@@ -136,10 +136,10 @@ impl FilterStack<'_> {
             logs.push(access_log(FILE_LOG, config, filter()));
         }
         let log_name = match place {
-            LogPlace::Http => "http_envoy_accesslog",
-            LogPlace::Tcp => "tcp_envoy_accesslog",
-            LogPlace::Listener => "listener_envoy_accesslog",
-            LogPlace::HboneOrigination | LogPlace::HboneTermination => return logs,
+            LogPosition::Http => "http_envoy_accesslog",
+            LogPosition::Tcp => "tcp_envoy_accesslog",
+            LogPosition::Listener => "listener_envoy_accesslog",
+            LogPosition::HboneOrigination | LogPosition::HboneTermination => return logs,
         };
         if self.mesh.enable_envoy_access_log_service {
             let common = Some(grpc_log(
@@ -148,7 +148,7 @@ impl FilterStack<'_> {
                 "",
                 owned(WASM_PEER_STATE),
             ));
-            let (name, config) = if place == LogPlace::Http {
+            let (name, config) = if place == LogPosition::Http {
                 let config = HttpGrpcAccessLogConfig {
                     common_config: common,
                     ..Default::default()
@@ -163,7 +163,7 @@ impl FilterStack<'_> {
         logs
     }
 
-    /// The name and configuration of a provider's log; `None` if it cannot log, or its service is not known.
+    /// Returns name and configuration of a provider's log; `None` if it cannot log, or its service is unknown.
     fn provider_log(&self, log: &Logging) -> Option<(&'static str, Any)> {
         match log.provider.provider.as_ref()? {
             Provider::EnvoyFileAccessLog(provider) => {
@@ -214,7 +214,7 @@ impl FilterStack<'_> {
         self.file_log(path, format, provider.omit_empty_values)
     }
 
-    /// A file log; `None` if its format needs a formatter that the client lacks.
+    /// Returns a file log; `None` if its format needs a formatter that the proxy lacks.
     fn file_log(&self, path: &str, format: SubstitutionFormatString, omit_empty_values: bool) -> Option<Any> {
         let uses = match &format.format {
             Some(Format::TextFormatSource(DataSource {
@@ -235,7 +235,7 @@ impl FilterStack<'_> {
         }))
     }
 
-    /// The formatters that a format needs; `None` if the client lacks one.
+    /// Returns the formatters of a format; `None` if the proxy lacks one.
     fn formatters(&self, uses: bool) -> Option<Vec<TypedExtensionConfig>> {
         if !uses {
             return Some(Vec::new());
@@ -316,7 +316,7 @@ fn access_log(name: &str, config: Any, mut filters: Vec<AccessLogFilter>) -> Acc
     }
 }
 
-fn filters(place: LogPlace, log: &Logging) -> Vec<AccessLogFilter> {
+fn filters(place: LogPosition, log: &Logging) -> Vec<AccessLogFilter> {
     let expression = log.filter.map(|by| {
         let config = ExpressionFilter {
             expression: by.expression.clone(),
@@ -336,22 +336,22 @@ fn filter(specifier: FilterSpecifier) -> AccessLogFilter {
     }
 }
 
-fn place_filter(place: LogPlace) -> Option<AccessLogFilter> {
+fn place_filter(place: LogPosition) -> Option<AccessLogFilter> {
     let flag = |flag: &str| {
         filter(FilterSpecifier::ResponseFlagFilter(ResponseFlagFilter {
             flags: vec![flag.to_owned()],
         }))
     };
     match place {
-        LogPlace::Http | LogPlace::Tcp => None,
-        LogPlace::Listener => Some(flag("NR")),
-        LogPlace::HboneOrigination => Some(flag("UF")),
-        LogPlace::HboneTermination => Some(filter(FilterSpecifier::StatusCodeFilter(StatusCodeFilter {
+        LogPosition::Http | LogPosition::Tcp => None,
+        LogPosition::Listener => Some(flag("NR")),
+        LogPosition::HboneOrigination => Some(flag("UF")),
+        LogPosition::HboneTermination => Some(filter(FilterSpecifier::StatusCodeFilter(StatusCodeFilter {
             comparison: Some(ComparisonFilter {
                 op: comparison_filter::Op::Ge as i32,
                 value: Some(RuntimeUInt32 {
                     default_value: 400,
-                    // Envoy wants a key; none is set, so the default always holds.
+                    // Envoy requires a key; it is never set, so the default always applies.
                     runtime_key: "istio.io/unset".to_owned(),
                 }),
             }),
@@ -369,7 +369,7 @@ fn grpc_log(name: &str, cluster: &str, authority: &str, state: Vec<String>) -> C
     }
 }
 
-/// A gRPC service behind a cluster.
+/// Returns a gRPC service behind a cluster.
 pub(crate) fn envoy_grpc(cluster: &str, authority: &str) -> GrpcService {
     GrpcService {
         target_specifier: Some(grpc_service::TargetSpecifier::EnvoyGrpc(grpc_service::EnvoyGrpc {

@@ -1,5 +1,5 @@
-//! Filter chains as they are encoded: a listener has them by the hundred, and the messages would cost many times as much
-//! to make, to measure and to drop as their bytes.
+//! Encoded filter chains. A listener may have hundreds, and as messages they cost many times as much to build, measure
+//! and drop as their bytes.
 
 use prost::Message;
 
@@ -17,11 +17,11 @@ use crate::{
     },
 };
 
-/// Of listeners: their chains, and the one for what matches none of these.
+/// Fields `filter_chains` and `default_filter_chain` of listeners.
 const FILTER_CHAINS: u32 = 3;
 const DEFAULT_CHAIN: u32 = 25;
 
-/// What is made room for at first, in bytes: the filters of a TCP chain, and some chains of a listener.
+/// Initial capacities in bytes: the filters of a TCP chain, and some chains of a listener.
 const USUAL_FILTERS: usize = 1 << 10;
 const USUAL_CHAINS: usize = 1 << 12;
 
@@ -35,16 +35,16 @@ pub(crate) mod field {
     pub(crate) const CONNECT_TIMEOUT: u32 = 9;
 }
 
-/// Network filters, encoded as the fields of a chain.
+/// Network filters, encoded as fields of a chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkFilters {
     fields: Vec<u8>,
-    /// One of them resolves the server name.
+    /// Whether one of them resolves the server name.
     pub resolves_sni: bool,
 }
 
 impl NetworkFilters {
-    /// None yet, with room for some.
+    /// Returns an empty list with the usual capacity.
     pub fn new() -> Self {
         Self {
             fields: Vec::with_capacity(USUAL_FILTERS),
@@ -62,7 +62,7 @@ impl NetworkFilters {
         self.push_written(name, &config.type_url, |out| out.extend_from_slice(&config.value));
     }
 
-    /// Adds a filter whose configuration of this type is written by a function.
+    /// Adds a filter and encodes its configuration of this type by a function.
     pub fn push_written(&mut self, name: &str, type_url: &str, write: impl FnOnce(&mut Vec<u8>)) {
         wire::nested(&mut self.fields, field::FILTERS, |out| {
             wire::text(out, 1, name);
@@ -77,24 +77,24 @@ impl NetworkFilters {
         });
     }
 
-    /// Adds filters that come after these.
+    /// Appends filters.
     pub fn append(&mut self, further: &Self) {
         self.fields.extend_from_slice(&further.fields);
         self.resolves_sni |= further.resolves_sni;
     }
 
-    /// True without filters.
+    /// Returns true without filters.
     pub fn is_empty(&self) -> bool {
         self.fields.is_empty()
     }
 
-    /// The fields.
+    /// Returns the fields.
     pub fn fields(&self) -> &[u8] {
         &self.fields
     }
 }
 
-/// A listener in the making: the message without its chains, and these as fields.
+/// A listener under construction: the message without its chains, and the encoded chains.
 pub(crate) struct WrittenListener {
     pub(crate) rest: Listener,
     chains: Vec<u8>,
@@ -117,13 +117,13 @@ impl WrittenListener {
         wire::nested(&mut self.chains, FILTER_CHAINS, write);
     }
 
-    /// Adds the chain for what matches no other.
+    /// Sets the default chain.
     pub(crate) fn set_default_chain(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         self.default_chain.reserve(USUAL_FILTERS);
         wire::nested(&mut self.default_chain, DEFAULT_CHAIN, write);
     }
 
-    /// True without any but a default chain.
+    /// Returns true if there is no chain except a default one.
     pub(crate) fn has_no_chains(&self) -> bool {
         self.chains.is_empty()
     }
@@ -137,7 +137,7 @@ impl WrittenListener {
         wire::spliced_message(out, &self.rest, pieces, |field| field);
     }
 
-    /// Patches and encodes it.
+    /// Patches and encodes the listener.
     pub(crate) fn finish(self, ctx: &BuildContext, stack: FilterStack, context: PatchContext) -> Built {
         let client = stack.client;
         let mut notes = stack.into_notes();
@@ -163,7 +163,7 @@ impl WrittenListener {
     }
 }
 
-/// Writes what a chain matches.
+/// Encodes the match of a chain.
 pub(crate) fn write_match(out: &mut Vec<u8>, by: &FilterChainMatch) {
     wire::nested(out, field::MATCH, |out| by.encode_raw(out));
 }

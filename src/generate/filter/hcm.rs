@@ -1,4 +1,4 @@
-//! HTTP connection managers, for listeners of every kind.
+//! HTTP connection managers, for all kinds of listeners.
 
 mod template;
 
@@ -12,7 +12,7 @@ use super::{
     memo::{ManagerKey, Noted},
     proxy_view::{FilterProxyView, ListenerClass},
     security,
-    stack::{FilterStack, LogPlace},
+    stack::{FilterStack, LogPosition},
 };
 use crate::{
     base::{Hostname, cidr},
@@ -61,48 +61,48 @@ const REQUEST_ID: u32 = 36;
 const MANAGER_URL: &str =
     "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
-/// Where routes come from.
+/// Source of routes.
 pub enum HttpRoutes {
     /// RDS by this name.
     Rds(String),
-    /// They stand in the listener.
+    /// Inline routes.
     Inline(Box<RouteConfiguration>),
-    /// The same, encoded.
+    /// Encoded inline routes.
     Written(Vec<u8>),
 }
 
-/// What differs between connection managers. [`HttpConnection::new`] has what most want.
+/// Inputs that differ between connection managers. [`HttpConnection::new`] has the usual values.
 pub struct HttpConnection {
-    /// Fields that the caller decides: protocol options, client certificates, and what is special. Everything that
-    /// [`FilterStack::http_connection_manager`] sets is laid over it.
+    /// Fields set by the caller, such as protocol options and client certificates.
+    /// [`FilterStack::http_connection_manager`] overrides them.
     pub base: HttpConnectionManager,
-    /// The prefix of its statistics, with its delimiter.
+    /// Statistics prefix, with its delimiter.
     pub stat_prefix: String,
-    /// The routes.
+    /// Routes.
     pub routes: HttpRoutes,
-    /// The protocol of the port.
+    /// Protocol of the port.
     pub protocol: Protocol,
-    /// The client's address is that of the connection.
+    /// Whether the client address is that of the connection.
     pub use_remote_address: bool,
-    /// The port that extensions match: of the listener, inbound of the workload.
+    /// Port that extensions match: of the listener, or inbound of the workload.
     pub port: u32,
-    /// The traffic comes out of an HBONE tunnel.
+    /// Whether the traffic comes out of an HBONE tunnel.
     pub tunneled: bool,
-    /// Metadata is not sent to services outside the mesh.
+    /// Whether metadata is not sent to services outside the mesh.
     pub mesh_only_exchange: bool,
-    /// The wildcard host that is resolved from each request.
+    /// Wildcard host that is resolved per request.
     pub dynamic_dns: Option<Hostname>,
-    /// HTTP/3 over QUIC.
+    /// Whether it is HTTP/3 over QUIC.
     pub http3: bool,
 }
 
 impl HttpConnection {
-    /// It is declared to be gRPC-Web, which has a filter of its own; no other protocol shows in the filters.
+    /// Returns true for gRPC-Web, the only declared protocol with a filter of its own.
     pub(crate) fn is_grpc_web(&self) -> bool {
         self.protocol == Protocol::GrpcWeb
     }
 
-    /// A connection manager with nothing special.
+    /// Returns a connection manager with the usual values.
     pub fn new(stat_prefix: String, routes: HttpRoutes, protocol: Protocol, port: u32) -> Self {
         Self {
             base: HttpConnectionManager::default(),
@@ -120,7 +120,7 @@ impl HttpConnection {
 }
 
 impl FilterStack<'_> {
-    /// The connection manager encoded, without the prefix of its statistics and its routes.
+    /// Returns the encoded connection manager without statistics prefix and routes.
     pub(crate) fn shared_manager(&self, http: &HttpConnection) -> Memoized<Noted<Vec<u8>>> {
         let key = ManagerKey {
             stack: self.key(),
@@ -152,7 +152,7 @@ impl FilterStack<'_> {
         }
     }
 
-    /// The connection manager encoded, without the prefix of its statistics and its routes.
+    /// Encodes the connection manager without statistics prefix and routes.
     pub fn http_connection_manager(&self, http: &HttpConnection) -> Vec<u8> {
         let tracing = self.tracing();
         let http_filters = self.http_filters(http);
@@ -182,7 +182,7 @@ impl FilterStack<'_> {
             });
         }
         manager.stream_idle_timeout = Some(prost_types::Duration::default());
-        manager.access_log = self.access_logs(LogPlace::Http);
+        manager.access_log = self.access_logs(LogPosition::Http);
         if http.use_remote_address || self.features().enable_hcm_internal_networks {
             manager.internal_address_config = self.internal_addresses();
         }
@@ -207,7 +207,7 @@ impl FilterStack<'_> {
         encoded
     }
 
-    /// True if no request may pass, because the client cannot run what has to check it.
+    /// Returns true if no request may pass because the proxy cannot run a required check.
     fn denies_http(&self, tunneled: bool, port: u32) -> bool {
         let layers = [ExtensionLayer::Http, ExtensionLayer::Network];
         self.http_security(tunneled).denied || extension::denies(self, &layers, port)
@@ -229,7 +229,7 @@ impl FilterStack<'_> {
         };
     }
 
-    /// The address ranges of meshNetworks, sorted: what Envoy takes for internal.
+    /// Returns the address ranges of meshNetworks, sorted, which Envoy treats as internal.
     fn internal_addresses(&self) -> Option<InternalAddressConfig> {
         let key = self.ctx.mesh.installation.mesh_config_key();
         let networks = self.ctx.mesh.mesh_networks.get(self.ctx.cx, &key)?;
@@ -258,8 +258,8 @@ impl FilterStack<'_> {
     }
 }
 
-/// Adds a connection manager that is encoded already, with the prefix of its statistics and its routes. `denied`: with
-/// routes that let nothing pass in their place.
+/// Adds an encoded connection manager with its statistics prefix and routes. If `denied`, its routes deny every
+/// request.
 fn add_manager(filters: &mut NetworkFilters, common: &[u8], stat_prefix: &str, routes: &HttpRoutes, denied: bool) {
     let mut head = Vec::with_capacity(256);
     wire::text(&mut head, STAT_PREFIX, stat_prefix);
@@ -272,12 +272,12 @@ fn add_manager(filters: &mut NetworkFilters, common: &[u8], stat_prefix: &str, r
         HttpRoutes::Written(routes) => wire::bytes(&mut head, ROUTE_CONFIG, routes),
     }
     filters.push_written(HTTP_CONNECTION_MANAGER, MANAGER_URL, |out| {
-        // Whatever the routes are, they stand where RDS would.
+        // Routes of every kind are encoded at the position of RDS, because they are one oneof.
         wire::spliced(out, common, [(RDS, head.as_slice())], |field| field);
     });
 }
 
-/// Routes that are fetched by this name.
+/// Encodes routes by RDS.
 fn write_rds(out: &mut Vec<u8>, name: &str) {
     static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let rds = Rds {
@@ -292,7 +292,7 @@ fn write_rds(out: &mut Vec<u8>, name: &str) {
     });
 }
 
-/// The extension that makes request ids, as a field.
+/// Returns the encoded request id extension.
 fn request_id(use_for_sampling: bool) -> &'static [u8] {
     static FIELDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
         [false, true].map(|use_for_sampling| {
@@ -312,9 +312,9 @@ fn request_id(use_for_sampling: bool) -> &'static [u8] {
 }
 
 impl FilterProxyView {
-    /// Server header and request id, for a connection manager of this direction.
+    /// Sets server header and request id for this direction.
     pub fn apply_headers(&self, class: ListenerClass, manager: &mut HttpConnectionManager) {
-        // Envoy's own name stays on outbound traffic.
+        // Outbound traffic keeps Envoy's own server name.
         if class != ListenerClass::SidecarOutbound {
             "istio-envoy".clone_into(&mut manager.server_name);
         }
@@ -332,7 +332,7 @@ impl FilterProxyView {
         }
     }
 
-    /// What becomes of the client certificate header on inbound traffic of sidecars.
+    /// Sets the handling of the client certificate header on inbound traffic of sidecars.
     pub fn apply_client_certificates(&self, manager: &mut HttpConnectionManager) {
         let forward = match self.proxy_headers.forwarded_client_cert() {
             ForwardClientCertDetails::Undefined | ForwardClientCertDetails::AppendForward => {
@@ -356,24 +356,24 @@ impl FilterProxyView {
         });
     }
 
-    /// `envoyDebugHeaders.disabled`.
+    /// Returns `envoyDebugHeaders.disabled`.
     pub fn suppresses_debug_headers(&self) -> bool {
         let headers = self.proxy_headers.envoy_debug_headers.as_ref();
         headers.is_some_and(|headers| headers.disabled.unwrap_or_default())
     }
 
-    /// `metadataExchangeHeaders.mode: IN_MESH`.
+    /// Returns true for `metadataExchangeHeaders.mode: IN_MESH`.
     pub fn exchanges_in_mesh_only(&self) -> bool {
         let headers = self.proxy_headers.metadata_exchange_headers.as_ref();
         headers.is_some_and(|headers| headers.mode() == MetadataExchangeMode::InMesh)
     }
 
-    /// `IDLE_TIMEOUT` as a message.
+    /// Returns `IDLE_TIMEOUT` as a message.
     pub fn idle_timeout(&self) -> Option<prost_types::Duration> {
         self.idle_timeout.and_then(|timeout| timeout.try_into().ok())
     }
 
-    /// HTTP/1 options for a client that may speak HTTP/1.0.
+    /// Returns the HTTP/1 options of a proxy that may use HTTP/1.0.
     pub fn http10_options(&self, everywhere: bool) -> Option<Http1ProtocolOptions> {
         (everywhere || self.http10).then(|| Http1ProtocolOptions {
             accept_http_10: true,

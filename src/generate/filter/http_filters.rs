@@ -1,4 +1,4 @@
-//! The HTTP filters of a connection manager, in order.
+//! HTTP filters of a connection manager, in order.
 
 use std::sync::{LazyLock, OnceLock};
 
@@ -52,7 +52,7 @@ use crate::{
 };
 
 impl FilterStack<'_> {
-    /// The HTTP filters of a connection, encoded as fields of its manager.
+    /// Encodes the HTTP filters of a connection as fields of its manager.
     pub(crate) fn http_filters(&self, http: &HttpConnection) -> Vec<u8> {
         let features = self.features();
         let inbound = self.class == ListenerClass::SidecarInbound;
@@ -69,7 +69,7 @@ impl FilterStack<'_> {
         add(out, secured.of(SecurityStage::Authentication));
         extend(out, ExtensionPhase::Authorization);
         add(out, secured.of(SecurityStage::Authorization));
-        // Waypoints change requests before they tell about them.
+        // Waypoints change requests before they report them.
         let is_waypoint = self.client.proxy_type == ProxyType::Waypoint;
         if !is_waypoint {
             extend(out, ExtensionPhase::Stats);
@@ -106,7 +106,7 @@ impl FilterStack<'_> {
         fields
     }
 
-    /// Adds the metadata exchange, which is made once for all clients unless labels are carried along.
+    /// Adds the metadata exchange, encoded once for all proxies unless it carries labels.
     fn add_http_metadata_exchange(&self, out: &mut Vec<u8>, http: &HttpConnection) {
         static MADE: [OnceLock<Vec<u8>>; 4] = [const { OnceLock::new() }; 4];
         let filter = || written(&self.metadata_exchange(http));
@@ -150,14 +150,14 @@ impl FilterStack<'_> {
         http_filter(METADATA_EXCHANGE, Any::pack(&config))
     }
 
-    /// The labels that metadata exchange carries beyond the usual ones.
+    /// Returns the additional labels of metadata exchange.
     fn additional_labels(&self) -> Option<(String, Value)> {
         let labels = &self.features().pilot_mx_additional_labels;
         let values = labels.iter().map(|label| text(label.as_str())).collect();
         (!labels.is_empty()).then(|| ("additional_labels".to_owned(), list(values)))
     }
 
-    /// The configuration of the TCP metadata exchange.
+    /// Returns the configuration of the TCP metadata exchange.
     pub(crate) fn tcp_metadata_exchange(&self) -> Any {
         let Some(labels) = self.additional_labels() else {
             return metadata_exchange();
@@ -176,16 +176,16 @@ impl FilterStack<'_> {
     }
 }
 
-/// Which peer a waypoint finds out about.
+/// Peer that a waypoint identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerSide {
-    /// Who calls; the chains behind are told.
+    /// The caller, which is propagated to the following chains.
     Downstream,
-    /// Who is called.
+    /// The destination.
     Upstream,
 }
 
-/// The filter that finds out who a peer is, from what the proxy knows of workloads.
+/// Returns the filter that identifies a peer by the proxy's workload information.
 pub fn peer_discovery(side: PeerSide) -> HttpFilter {
     let workload = object([("workload_discovery".to_owned(), object([].into()))].into());
     let discovery = list(vec![workload]);
@@ -209,10 +209,10 @@ pub fn peer_discovery(side: PeerSide) -> HttpFilter {
     http_filter(name, Any::pack(&config))
 }
 
-/// The configuration of filters that find out who peers are.
+/// Type of the configuration of filters that identify peers.
 const PEER_METADATA_URL: &str = "type.googleapis.com/io.istio.http.peer_metadata.Config";
 
-/// The field of connection managers.
+/// Field `http_filters` of connection managers.
 const HTTP_FILTERS: u32 = 5;
 
 /// Adds a filter as a field of a connection manager.
@@ -226,23 +226,23 @@ fn written(filter: &HttpFilter) -> Vec<u8> {
     field
 }
 
-/// Filters that are the same for everyone, as fields.
-struct Fixed {
+/// Encoded filters without inputs.
+struct StaticFilters {
     grpc_web: Vec<u8>,
     grpc_stats: Vec<u8>,
     alpn: Vec<u8>,
     fault_and_cors: Vec<u8>,
     stateful_session: Vec<u8>,
     upstream_peer: Vec<u8>,
-    /// The second one suppresses debug headers.
+    /// The second router suppresses debug headers.
     router: [Vec<u8>; 2],
 }
 
-static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
+static FIXED: LazyLock<StaticFilters> = LazyLock::new(|| {
     let fault = http_filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
     let cors = http_filter("envoy.filters.http.cors", Any::pack(&Cors {}));
     let session = Any::pack(&StatefulSession::default());
-    Fixed {
+    StaticFilters {
         grpc_web: written(&http_filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {}))),
         grpc_stats: written(&make_grpc_stats()),
         alpn: written(&make_alpn()),
@@ -286,7 +286,7 @@ fn make_alpn() -> HttpFilter {
     http_filter(ALPN_FILTER, Any::pack(&config))
 }
 
-/// The name of the DNS cache that a wildcard host's filters and cluster share.
+/// Returns the name of the DNS cache that filters and cluster of a wildcard host share.
 pub fn dns_cache_name(host: &Hostname) -> String {
     format!("{host}_dfp_dns_cache")
 }

@@ -16,7 +16,7 @@ use crate::{
     table::Memo,
 };
 
-/// What filter chains of one proxy view and direction share, for the time of one update.
+/// Values that filter chains of one proxy view and direction share during one update.
 #[derive(Default)]
 pub struct FilterMemo {
     pub(super) managers: Memo<ManagerKey, Noted<Vec<u8>>>,
@@ -26,9 +26,9 @@ pub struct FilterMemo {
     pub(super) network_security: Memo<(StackKey, bool), Noted<SecurityFilters<Filter>>>,
 }
 
-/// A value with the notes that a user of it repeats.
+/// A value with the notes to repeat for each use.
 pub struct Noted<T> {
-    /// The value.
+    /// Value.
     pub value: T,
     /// The notes.
     pub(super) notes: Vec<Note>,
@@ -37,14 +37,14 @@ pub struct Noted<T> {
 /// The inputs of a filter stack besides the mesh.
 pub(super) type StackKey = (Hashed<FilterProxyView>, ListenerClass);
 
-/// All that makes connection managers differ but their statistics and routes.
+/// Inputs of a connection manager, except its statistics prefix and routes.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct ManagerKey {
     pub(super) stack: StackKey,
     pub(super) base: Vec<u8>,
     pub(super) is_grpc_web: bool,
     pub(super) use_remote_address: bool,
-    /// 0 unless there are extensions, which match it.
+    /// Port that extensions match; 0 without extensions.
     pub(super) port: u32,
     pub(super) tunneled: bool,
     pub(super) mesh_only_exchange: bool,

@@ -1,4 +1,4 @@
-//! What filter stacks depend on of a client: small projections, shared by all proxies of one kind.
+//! Attributes of a proxy that filter stacks depend on, shared by all proxies with equal ones.
 
 use std::time::Duration;
 
@@ -24,29 +24,29 @@ use crate::{
     },
 };
 
-/// Which way the traffic of a filter chain goes, seen from the workload.
+/// Direction of a filter chain's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ListenerClass {
-    /// To the workload beside a sidecar.
+    /// To the workload of a sidecar.
     SidecarInbound,
-    /// From the workload beside a sidecar.
+    /// From the workload of a sidecar.
     SidecarOutbound,
     /// Through a gateway.
     Gateway,
 }
 
-/// The part of a client that its filters depend on, whatever the listener.
+/// Attributes of a proxy that its filters depend on, in all listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FilterProxyView {
-    /// What it is.
+    /// Type.
     pub proxy_type: ProxyType,
-    /// Its release, for what older ones reject.
+    /// Release, for features that older releases reject.
     pub version: IstioVersion,
-    /// What it can run.
+    /// Extensions that it can run.
     pub extensions: Extensions,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: Namespace,
-    /// `IDLE_TIMEOUT` of the node, if it can be read.
+    /// `IDLE_TIMEOUT` of the node, if valid.
     pub idle_timeout: Option<Duration>,
     /// `HTTP10=1` of the node.
     pub http10: bool,
@@ -54,14 +54,14 @@ pub struct FilterProxyView {
     pub proxy_headers: MessageKey<ProxyHeaders>,
     /// `tracing` of the effective ProxyConfig.
     pub tracing: MessageKey<Tracing>,
-    /// The literal tags of traces.
+    /// Literal tags of traces.
     pub tags: ServiceTags,
-    /// The service's name in traces: the node's cluster.
+    /// Service name in traces: the node's cluster.
     pub service_cluster: SmolStr,
-    /// The service's name in traces under OpenTelemetry's semantic conventions; empty unless some provider follows these,
-    /// since it may be the name of the pod.
+    /// Service name in traces by OpenTelemetry's semantic conventions; empty unless some provider uses these, because
+    /// it may contain the pod's name.
     pub otel_service_name: SmolStr,
-    /// Telemetries that apply: of the root namespace, of its own, then those with a selector.
+    /// Telemetries that apply: of the root namespace, of its own namespace, then those with a selector.
     pub telemetries: Shared<[ObjectKey]>,
     /// Security policies that apply.
     pub security: SecurityPolicies,
@@ -69,21 +69,21 @@ pub struct FilterProxyView {
     pub extension_filters: Shared<[ExtensionId]>,
     /// EnvoyFilter patches of listeners that apply, in order.
     pub listener_patches: Shared<[PatchRef]>,
-    /// EnvoyFilter patches of routes that apply, in order: for the routes that stand in listeners.
+    /// EnvoyFilter patches of routes that apply to inline routes, in order.
     pub route_patches: Shared<[PatchRef]>,
 }
 
-/// The security policies that concern a client.
+/// Security policies that apply to a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SecurityPolicies {
-    /// AuthorizationPolicies: of the root namespace first, oldest first.
+    /// AuthorizationPolicies: root namespace first, oldest first.
     pub authorization: Shared<[ObjectKey]>,
-    /// RequestAuthentications: of the client's own namespace first, oldest first.
+    /// RequestAuthentications: own namespace first, oldest first.
     pub request_authentication: Shared<[ObjectKey]>,
 }
 
 impl SecurityPolicies {
-    /// The policies that concern a workload.
+    /// Returns the policies that apply to a workload.
     pub fn of(ctx: &BuildContext, subject: &Subject) -> Self {
         let (cx, mesh) = (ctx.cx, ctx.mesh);
         let authorization = policy::attached(cx, mesh, &mesh.authorization_policies_by_namespace, subject);
@@ -95,23 +95,23 @@ impl SecurityPolicies {
     }
 }
 
-/// Tags with which a proxy names itself in traces.
+/// Tags by which a proxy identifies itself in traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ServiceTags {
-    /// Label `service.istio.io/canonical-revision`, else `latest`.
+    /// Label `service.istio.io/canonical-revision`, default `latest`.
     pub revision: SmolStr,
-    /// Label `service.istio.io/canonical-name`, else `unknown`.
+    /// Label `service.istio.io/canonical-name`, default `unknown`.
     pub service: SmolStr,
-    /// The mesh, else `unknown`.
+    /// Mesh, default `unknown`.
     pub mesh: SmolStr,
-    /// The namespace, else `default`.
+    /// Namespace, default `default`.
     pub namespace: SmolStr,
-    /// The cluster, else `unknown`.
+    /// Cluster, default `unknown`.
     pub cluster: SmolStr,
 }
 
 impl FilterProxyView {
-    /// What filters depend on of a selected proxy.
+    /// Returns the view of a selected proxy.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;
         let subject = &selected.subject;
@@ -141,7 +141,7 @@ impl FilterProxyView {
 }
 
 impl FilterProxyView {
-    /// What filters depend on where a waypoint takes traffic for one service: policies may refer to it.
+    /// Returns the view of a waypoint for one service, to which policies may refer.
     pub fn for_service(base: &Hashed<Self>, ctx: &BuildContext, subject: &Subject) -> Hashed<Self> {
         let telemetries = telemetries(ctx, subject);
         let security = SecurityPolicies::of(ctx, subject);
@@ -157,8 +157,8 @@ impl FilterProxyView {
         })
     }
 
-    /// What filter chains depend on that have no connection manager: nothing that names the workload in traces or is said in
-    /// headers. So workloads of a namespace share them.
+    /// Returns the view for chains without a connection manager. It has no attribute that names the workload in traces
+    /// or headers, so workloads of a namespace share it.
     pub fn without_http(&self) -> Self {
         Self {
             http10: false,
@@ -172,8 +172,8 @@ impl FilterProxyView {
     }
 }
 
-/// The Telemetries for a workload: the oldest general one of the root namespace and of its own, whatever the workload
-/// is, then those of its own that name it. The namespaces of services that a waypoint serves count as its own.
+/// Returns the Telemetries of a workload: the oldest general one of the root namespace and of its own namespace, then
+/// those of its own that select it. The namespaces of services behind a waypoint count as its own.
 fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
     let index = &ctx.mesh.telemetries_by_namespace;
     let general = |namespace: &Namespace| {
@@ -205,13 +205,13 @@ fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
     keys.into()
 }
 
-/// Neither a selector nor a reference: it is for the whole namespace.
+/// Returns true without selector and references, for the whole namespace.
 fn is_general(row: &Config<Telemetry>) -> bool {
     let selector = row.spec.selector();
     selector.is_none_or(std::collections::BTreeMap::is_empty) && row.spec.target_refs().is_empty()
 }
 
-/// `IDLE_TIMEOUT` in Go's syntax; a bad or negative one counts as absent.
+/// Parses `IDLE_TIMEOUT` in Go's syntax; invalid or negative values count as absent.
 fn idle_timeout(proxy: &NodeMetadata) -> Option<Duration> {
     let text = proxy.setting(MetadataKey::IdleTimeout);
     (!text.is_empty()).then(|| duration::parse(&text).ok()).flatten()
@@ -238,7 +238,7 @@ fn or(text: SmolStr, default: &'static str) -> SmolStr {
     }
 }
 
-/// `service.name` as OpenTelemetry's conventions for Kubernetes derive it.
+/// Returns `service.name` by OpenTelemetry's conventions for Kubernetes.
 fn otel_service_name(profile: &ProxyClass) -> SmolStr {
     let (proxy, labels) = (&profile.kind, &profile.labels);
     let containers = proxy.setting(MetadataKey::AppContainers);

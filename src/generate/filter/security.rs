@@ -1,7 +1,7 @@
-//! Security filters: JWT, RBAC and external authorization. Where they stand in a filter stack is decided by its builder.
+//! Security filters: JWT, RBAC and external authorization. The builder of a filter stack decides their position.
 //!
-//! What one would get wrong: none of them may be left out because the client cannot run it. A chain whose policies
-//! cannot be enforced lets nothing through ([`SecurityFilters::denied`]).
+//! Note: none of them may be omitted because the proxy cannot run it. A chain whose policies cannot be enforced denies
+//! all traffic ([`SecurityFilters::denied`]).
 
 mod custom;
 mod item;
@@ -38,28 +38,28 @@ use crate::{
     table::Memoized,
 };
 
-/// The RBAC filter of HTTP chains.
+/// RBAC filter of HTTP chains.
 const HTTP_RBAC: &str = "envoy.filters.http.rbac";
 
-/// The RBAC filter of TCP chains.
+/// RBAC filter of TCP chains.
 const NETWORK_RBAC: &str = "envoy.filters.network.rbac";
 
-/// The external authorization filter of HTTP chains.
+/// External authorization filter of HTTP chains.
 const HTTP_EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
-/// The external authorization filter of TCP chains.
+/// External authorization filter of TCP chains.
 const NETWORK_EXT_AUTHZ: &str = "envoy.filters.network.ext_authz";
 
-/// The filter that checks JWTs; the claims of valid ones are dynamic metadata under this name.
+/// JWT filter. The claims of valid tokens are dynamic metadata under this name.
 pub(crate) const JWT_FILTER: &str = "envoy.filters.http.jwt_authn";
 
-/// What matches path templates inside an RBAC filter.
+/// Matcher of path templates inside an RBAC filter.
 const URI_TEMPLATE_MATCHER: &str = "envoy.path.match.uri_template.uri_template_matcher";
 
-/// The prefix of the statistics of network filters.
+/// Statistics prefix of network filters.
 const NETWORK_STAT_PREFIX: &str = "tcp.";
 
-/// What a chain carries; requests have attributes that connections have not.
+/// Traffic of a chain; requests have attributes that connections lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
     Http,
@@ -67,13 +67,13 @@ enum Traffic {
 }
 
 impl FilterStack<'_> {
-    /// The security filters of HTTP chains.
+    /// Returns the security filters of HTTP chains.
     fn shared_http_security(&self, tunneled: bool) -> Memoized<Noted<SecurityFilters<HttpFilter>>> {
         let memo = &self.memo().http_security;
         self.shared(memo, (self.key(), tunneled), |stack| stack.make_http_security(tunneled))
     }
 
-    /// The security filters of TCP chains.
+    /// Returns the security filters of TCP chains.
     fn shared_network_security(&self, tunneled: bool) -> Memoized<Noted<SecurityFilters<Filter>>> {
         let memo = &self.memo().network_security;
         self.shared(memo, (self.key(), tunneled), |stack| {
@@ -81,13 +81,14 @@ impl FilterStack<'_> {
         })
     }
 
-    /// The security filters of HTTP chains. `tunneled`: the peer is known from an HBONE tunnel, not from TLS.
+    /// Returns the security filters of HTTP chains. `tunneled` means that the peer is known from an HBONE tunnel, not
+    /// from TLS.
     pub fn http_security(&self, tunneled: bool) -> &SecurityFilters<HttpFilter> {
         let built = self.security.http[usize::from(tunneled)].get_or_init(|| self.shared_http_security(tunneled));
         &built.value
     }
 
-    /// See [`Self::http_security`].
+    /// Builds [`Self::http_security`].
     fn make_http_security(&self, tunneled: bool) -> SecurityFilters<HttpFilter> {
         self.checked(Traffic::Http, || SecurityFilters {
             custom: custom::http_filters(self, tunneled),
@@ -97,13 +98,13 @@ impl FilterStack<'_> {
         })
     }
 
-    /// The security filters of TCP chains.
+    /// Returns the security filters of TCP chains.
     pub fn network_security(&self, tunneled: bool) -> &SecurityFilters<Filter> {
         let built = self.security.network[usize::from(tunneled)].get_or_init(|| self.shared_network_security(tunneled));
         &built.value
     }
 
-    /// See [`Self::network_security`].
+    /// Builds [`Self::network_security`].
     fn make_network_security(&self, tunneled: bool) -> SecurityFilters<Filter> {
         self.checked(Traffic::Tcp, || SecurityFilters {
             custom: custom::network_filters(self, tunneled),
@@ -113,7 +114,8 @@ impl FilterStack<'_> {
         })
     }
 
-    /// The filters, if the client has them all. Outbound traffic of sidecars is secured where it arrives.
+    /// Returns the filters if the proxy supports all of them. Outbound traffic of sidecars is secured at its
+    /// destination.
     fn checked<F: Named + Default>(
         &self,
         traffic: Traffic,
@@ -143,7 +145,7 @@ impl FilterStack<'_> {
         filters
     }
 
-    /// The AuthorizationPolicies of the client, in order.
+    /// Returns the AuthorizationPolicies of the proxy, in order.
     fn authorization_policies(&self) -> impl Iterator<Item = &Config<AuthorizationPolicy>> {
         let BuildContext { cx, mesh, .. } = self.ctx;
         let keys = self.client.security.authorization.iter();
@@ -152,7 +154,7 @@ impl FilterStack<'_> {
         read.iter().map(|row| &**row)
     }
 
-    /// Those of an action.
+    /// Returns the policies of an action.
     fn policies_with(&self, action: Action) -> Vec<&Config<AuthorizationPolicy>> {
         self.authorization_policies()
             .filter(|policy| policy.spec.action() == action)
@@ -160,7 +162,7 @@ impl FilterStack<'_> {
     }
 }
 
-/// The provider of a `CUSTOM` policy; empty if it names none.
+/// Returns the provider of a `CUSTOM` policy; empty if it names none.
 fn provider_name(policy: &AuthorizationPolicy) -> &str {
     match &policy.action_detail {
         Some(ActionDetail::Provider(provider)) => &provider.name,
@@ -168,9 +170,9 @@ fn provider_name(policy: &AuthorizationPolicy) -> &str {
     }
 }
 
-/// A filter that is called as the extension that it needs.
+/// A filter whose name is that of the extension it needs.
 trait Named {
-    /// The name.
+    /// Returns the name.
     fn name(&self) -> &str;
 }
 
@@ -186,7 +188,7 @@ impl Named for Filter {
     }
 }
 
-/// Routes that answer every request with 403, for clients that cannot enforce their policies.
+/// Returns routes that answer every request with 403, for proxies that cannot enforce their policies.
 pub fn denied_routes() -> RouteConfiguration {
     let route = Route {
         r#match: Some(RouteMatch {

@@ -1,4 +1,4 @@
-//! `FilterStack`: what is at hand while the filters of one listener are built, and where remarks are noted.
+//! Builder context of the filters of one listener, which also collects notes.
 
 use std::{
     cell::{OnceCell, RefCell},
@@ -28,52 +28,52 @@ use crate::{
     table::{Memo, Memoized},
 };
 
-/// Where a log stands; decides which events it is about.
+/// Position of a log, which decides the logged events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogPlace {
+pub enum LogPosition {
     /// An HTTP connection manager.
     Http,
     /// A TCP proxy.
     Tcp,
-    /// A listener: connections for which no filter chain was found.
+    /// A listener: connections without a matching filter chain.
     Listener,
-    /// The TCP proxy that opens HBONE tunnels: failures upstream.
+    /// The TCP proxy that originates HBONE tunnels: upstream failures.
     HboneOrigination,
-    /// The connection manager that ends HBONE tunnels: responses of 400 and above.
+    /// The connection manager that terminates HBONE tunnels: responses of 400 and above.
     HboneTermination,
 }
 
-/// The filters of one listener, built once: all its chains of a kind have the same. The second of each pair is for
-/// traffic that comes out of an HBONE tunnel.
+/// Filters of one listener, built once, because all its chains of a kind have the same. The second of each pair is for
+/// traffic out of an HBONE tunnel.
 #[derive(Default)]
 pub struct BuiltSecurity {
-    /// The AuthorizationPolicies of the client, once read.
+    /// AuthorizationPolicies of the proxy, read on first use.
     pub(super) policies: OnceCell<Vec<Shared<Config<AuthorizationPolicy>>>>,
     pub(super) http: [OnceCell<Memoized<Noted<SecurityFilters<HttpFilter>>>>; 2],
     pub(super) network: [OnceCell<Memoized<Noted<SecurityFilters<Filter>>>>; 2],
 }
 
-/// The surroundings of one listener's filters: the mesh, the client, the direction.
+/// Context of one listener's filters: the mesh, the proxy, the direction.
 pub struct FilterStack<'a> {
-    /// The mesh.
+    /// Context of the build.
     pub ctx: BuildContext<'a>,
-    /// The client.
+    /// Attributes of the proxy.
     pub client: &'a Hashed<FilterProxyView>,
-    /// The direction.
+    /// Direction.
     pub class: ListenerClass,
-    /// The mesh config.
+    /// Mesh config.
     pub mesh: &'a MeshConfig,
-    /// The Telemetries that apply.
+    /// Telemetries that apply.
     pub telemetries: Telemetries<'a>,
-    /// The security filters, once built.
+    /// Security filters, built on first use.
     pub security: BuiltSecurity,
-    /// The access logs made so far, by place.
-    pub(crate) logs: RefCell<Vec<(LogPlace, Vec<AccessLog>)>>,
+    /// Access logs built so far, by position.
+    pub(crate) logs: RefCell<Vec<(LogPosition, Vec<AccessLog>)>>,
     notes: RefCell<Vec<Note>>,
 }
 
 impl<'a> FilterStack<'a> {
-    /// Looks up what the filters need.
+    /// Looks up the inputs of the filters.
     pub fn new(ctx: &BuildContext<'a>, client: &'a Hashed<FilterProxyView>, class: ListenerClass) -> Self {
         Self {
             ctx: *ctx,
@@ -87,12 +87,12 @@ impl<'a> FilterStack<'a> {
         }
     }
 
-    /// The feature variables.
+    /// Returns the feature variables.
     pub fn features(&self) -> &'a Features {
         &self.ctx.mesh.installation.features
     }
 
-    /// Notes a remark.
+    /// Adds a note.
     pub fn note(&self, code: &'static str, detail: impl Into<SmolStr>) {
         self.notes.borrow_mut().push(Note {
             code,
@@ -100,7 +100,7 @@ impl<'a> FilterStack<'a> {
         });
     }
 
-    /// The remarks so far, sorted and unique.
+    /// Returns the notes, sorted and unique.
     pub fn into_notes(self) -> Vec<Note> {
         let mut notes = self.notes.into_inner();
         notes.sort_unstable();
@@ -108,8 +108,8 @@ impl<'a> FilterStack<'a> {
         notes
     }
 
-    /// True if the client has an auxiliary extension; its absence is noted. Never ask for a security extension here:
-    /// those are sent whatever the client says.
+    /// Returns true if the proxy has an auxiliary extension, and notes its absence. Must not be used for security
+    /// extensions, which are always sent.
     pub fn has_extension(&self, name: &'static str) -> bool {
         let has = self.client.extensions.has(name);
         if !has {
@@ -118,12 +118,12 @@ impl<'a> FilterStack<'a> {
         has
     }
 
-    /// True if metadata exchange is on and the client can run it.
+    /// Returns true if metadata exchange is enabled and the proxy supports it.
     pub fn has_metadata_exchange(&self) -> bool {
         self.features().pilot_enable_metadata_exchange && self.has_extension("istio.metadata_exchange")
     }
 
-    /// The host and cluster of a provider's service (`host` or `namespace/host`); a failure is noted.
+    /// Returns host and cluster of a provider's service (`host` or `namespace/host`), and notes a failure.
     pub fn provider_cluster(&self, provider: &str, service: &str, port: u32) -> Option<ProviderCluster> {
         let found = self.provider_host(service).map(|host| ProviderCluster {
             cluster: format!("outbound|{port}||{host}"),
@@ -135,7 +135,7 @@ impl<'a> FilterStack<'a> {
         found
     }
 
-    /// The host if the service exists; without a namespace it must exist in exactly one.
+    /// Returns the host if the service exists; without a namespace it must exist in exactly one.
     fn provider_host(&self, service: &str) -> Option<Hostname> {
         let (namespace, host) = match service.split_once('/') {
             Some((namespace, host)) if !host.contains('/') => (Some(namespace), host),
@@ -152,11 +152,11 @@ impl<'a> FilterStack<'a> {
     }
 }
 
-/// Where a provider is reached.
+/// Destination of a provider.
 pub struct ProviderCluster {
-    /// The host name, sent as authority.
+    /// Host name, sent as authority.
     pub host: String,
-    /// The cluster.
+    /// Cluster.
     pub cluster: String,
 }
 

@@ -1,4 +1,4 @@
-//! The `istio.stats` filters, HTTP and network alike.
+//! The `istio.stats` filters, for HTTP and network chains.
 
 use super::{memo::Noted, proxy_view::ListenerClass, stack::FilterStack, telemetry::MetricsConfig};
 use crate::{
@@ -11,11 +11,11 @@ use crate::{
     table::Memoized,
 };
 
-/// The name of the filter, and of the extension.
+/// Name of the filter, and of the extension.
 pub const STATS_FILTER: &str = "istio.stats";
 
 impl FilterStack<'_> {
-    /// The configuration of each stats filter: one for each Prometheus provider that measures, by provider name.
+    /// Returns the configurations of the stats filters: one per Prometheus provider of metrics, by provider name.
     pub fn stats_configs(&self) -> Memoized<Noted<Vec<Any>>> {
         let memo = &self.memo().stats;
         #[allow(
@@ -25,7 +25,7 @@ impl FilterStack<'_> {
         self.shared(memo, self.key(), |stack| stack.make_stats_configs())
     }
 
-    /// See [`Self::stats_configs`].
+    /// Builds [`Self::stats_configs`].
     fn make_stats_configs(&self) -> Vec<Any> {
         let metrics = self.telemetries.metrics(self.class);
         let prometheus = metrics
@@ -69,7 +69,7 @@ impl FilterStack<'_> {
     }
 }
 
-/// The name under which Prometheus knows one of Istio's metrics; custom ones keep theirs.
+/// Returns the Prometheus name of one of Istio's metrics; custom metrics keep their name.
 fn prometheus_name(metric: &str) -> &str {
     match metric {
         "REQUEST_COUNT" => "requests_total",

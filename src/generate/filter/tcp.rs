@@ -1,4 +1,4 @@
-//! Network filters: TCP proxies, the filters of single protocols, and what stands before them.
+//! Network filters: TCP proxies, protocol filters, and the filters before them.
 
 use prost::Message;
 use prost_types::Duration;
@@ -9,7 +9,7 @@ use super::{
     http_filters::dns_cache_name,
     memo::Noted,
     security_filters::SecurityStage,
-    stack::{FilterStack, LogPlace},
+    stack::{FilterStack, LogPosition},
     stats::STATS_FILTER,
 };
 use crate::{
@@ -53,43 +53,43 @@ use crate::{
 
 const ACCESS_LOG: u32 = 5;
 const WEIGHTED_CLUSTERS: u32 = 10;
-/// The name of the TCP proxy filter.
+/// Name of the TCP proxy filter.
 pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
 const TCP_PROXY_URL: &str = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
-/// The name of the filter that resolves a wildcard host from the SNI.
+/// Name of the filter that resolves a wildcard host from the SNI.
 pub const SNI_FORWARD_PROXY: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy";
 const MONGO_PROXY: &str = "envoy.filters.network.mongo_proxy";
 const MYSQL_PROXY: &str = "envoy.filters.network.mysql_proxy";
 const REDIS_PROXY: &str = "envoy.filters.network.redis_proxy";
-/// Where traffic ends that leads nowhere.
+/// Cluster of dropped traffic.
 pub const BLACK_HOLE: &str = "BlackHoleCluster";
 
-/// Where a TCP chain leads.
+/// Destination of a TCP chain.
 pub struct TcpUpstream<'r> {
-    /// The prefix of its statistics.
+    /// Statistics prefix.
     pub stat_prefix: String,
-    /// The clusters.
+    /// Clusters.
     pub clusters: TcpClusters,
-    /// The subset, if a single destination names one.
+    /// Subset, if a single destination has one.
     pub subset: &'r str,
-    /// The DestinationRule of the (first) destination.
+    /// DestinationRule of the (first) destination.
     pub rule: Option<&'r DestinationRule>,
-    /// Tunnel settings of the rule are honoured.
+    /// Whether tunnel settings of the rule apply.
     pub may_tunnel: bool,
-    /// The wildcard host whose upstream is resolved from the SNI.
+    /// Wildcard host whose upstream is resolved from the SNI.
     pub dynamic_dns: Option<Hostname>,
 }
 
-/// The clusters that a TCP chain leads to.
+/// Clusters of a TCP chain.
 pub enum TcpClusters {
-    /// One takes all.
+    /// A single cluster.
     Single(String),
-    /// Each takes a share by its weight. Never empty.
+    /// Clusters by weight, never empty.
     Weighted(Vec<(String, u32)>),
 }
 
 impl TcpClusters {
-    /// The first cluster.
+    /// Returns the first cluster.
     pub fn first(&self) -> &str {
         match self {
             Self::Single(cluster) => cluster,
@@ -114,32 +114,32 @@ impl TcpClusters {
     }
 }
 
-/// What stands around the terminal filters of a TCP chain.
+/// Options of the filters around the terminal filters of a TCP chain.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TcpChain {
-    /// The port that extensions match.
+    /// Port that extensions match.
     pub port: u32,
-    /// Peers exchange metadata.
+    /// Whether peers exchange metadata.
     pub exchanges_metadata: bool,
-    /// The traffic comes out of an HBONE tunnel.
+    /// Whether the traffic comes out of an HBONE tunnel.
     pub tunneled: bool,
-    /// Only the server that the bytes are passed on to decides who may come in.
-    pub secured_elsewhere: bool,
+    /// Whether only the destination authorises its clients.
+    pub authorized_by_destination: bool,
 }
 
 impl FilterStack<'_> {
-    /// The access logs of TCP proxies, encoded as fields of these.
+    /// Returns the access logs of TCP proxies, encoded as their fields.
     pub(crate) fn shared_tcp_logs(&self) -> Memoized<Noted<Vec<u8>>> {
         self.shared(&self.memo().logs, self.key(), |stack| {
             let proxy = TcpProxy {
-                access_log: stack.access_logs(LogPlace::Tcp),
+                access_log: stack.access_logs(LogPosition::Tcp),
                 ..Default::default()
             };
             proxy.encode_to_vec()
         })
     }
 
-    /// A whole chain to an upstream.
+    /// Returns a whole chain to an upstream.
     pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> NetworkFilters {
         let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_ref());
         let tcp = rule_policy
@@ -162,7 +162,7 @@ impl FilterStack<'_> {
         })
     }
 
-    /// The terminal filters with everything that stands before them.
+    /// Returns the terminal filters with all filters before them.
     pub fn complete_tcp_chain(
         &self,
         chain: TcpChain,
@@ -171,7 +171,7 @@ impl FilterStack<'_> {
     ) -> NetworkFilters {
         let mut filters = NetworkFilters::new();
         self.add_metadata_exchange(&mut filters, chain.exchanges_metadata);
-        let secured = (!chain.secured_elsewhere).then(|| self.network_security(chain.tunneled));
+        let secured = (!chain.authorized_by_destination).then(|| self.network_security(chain.tunneled));
         let add_security = |filters: &mut NetworkFilters, stage| {
             let of_stage = secured.map(|secured| secured.of(stage)).unwrap_or_default();
             for filter in of_stage {
@@ -204,7 +204,7 @@ impl FilterStack<'_> {
         }
     }
 
-    /// What stands before a connection manager: metadata exchange and the network extensions.
+    /// Returns the filters before a connection manager: metadata exchange and network extensions.
     pub fn filters_before_http(&self, port: u32, exchanges_metadata: bool) -> NetworkFilters {
         let mut filters = NetworkFilters::new();
         self.add_metadata_exchange(&mut filters, exchanges_metadata);
@@ -221,14 +221,14 @@ impl FilterStack<'_> {
         }
     }
 
-    /// Adds the TCP metadata exchange, if it is wanted and the client has it.
+    /// Adds the TCP metadata exchange if it is wanted and the proxy supports it.
     pub fn add_metadata_exchange(&self, filters: &mut NetworkFilters, wanted: bool) {
         if wanted && self.has_metadata_exchange() {
             filters.push_config(METADATA_EXCHANGE, &self.tcp_metadata_exchange());
         }
     }
 
-    /// Adds the terminal filters for a protocol: the TCP proxy, and what reads the protocol before it.
+    /// Adds the terminal filters of a protocol: the TCP proxy, and a protocol filter before it.
     pub fn add_protocol_filters(
         &self,
         filters: &mut NetworkFilters,
@@ -262,20 +262,20 @@ impl FilterStack<'_> {
         self.add_tcp_proxy(filters, proxy);
     }
 
-    /// Adds a TCP proxy with the client's idle timeout and the access logs.
+    /// Adds a TCP proxy with the proxy's idle timeout and access logs.
     pub fn add_tcp_proxy(&self, filters: &mut NetworkFilters, mut proxy: TcpProxy) {
         proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
         proxy.access_log.clear();
         let logs = self.shared_tcp_logs();
         filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
-            // Of the fields that say which clusters, each stands where that of a single one would.
+            // Weighted clusters are encoded at the position of a single cluster, because both are in one oneof.
             let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
             wire::spliced_message(out, &proxy, [(ACCESS_LOG, logs.value.as_slice())], place);
         });
     }
 }
 
-/// A TCP proxy to one cluster, with nothing else.
+/// Returns a TCP proxy to one cluster without further settings.
 pub fn plain_proxy(cluster: &str) -> TcpProxy {
     TcpProxy {
         stat_prefix: cluster.to_owned(),
@@ -284,7 +284,7 @@ pub fn plain_proxy(cluster: &str) -> TcpProxy {
     }
 }
 
-/// Adds the end of traffic that would come back to the listener itself. It is not logged.
+/// Adds a filter that drops traffic which would loop to the listener. It is not logged.
 pub fn add_black_hole(filters: &mut NetworkFilters) {
     filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
         wire::text(out, 1, BLACK_HOLE);

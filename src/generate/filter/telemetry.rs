@@ -1,7 +1,7 @@
-//! Telemetries merged for one client: which providers log, measure and trace, and how.
+//! Telemetries merged for one proxy: providers of logs, metrics and traces, with their settings.
 //!
-//! The rows come in order of precedence, weakest first. What one would get wrong: providers are inherited from one
-//! entry to the next, and which providers are in scope at all is decided by the last entry that names some.
+//! The rows are ordered from lowest to highest precedence. Note: providers are inherited from one entry to the next,
+//! and the last entry that names providers decides which of them are in scope.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,44 +20,44 @@ use crate::{
     },
 };
 
-/// The Telemetries that apply to a client, with the mesh's providers.
+/// Telemetries that apply to a proxy, with the mesh's providers.
 pub struct Telemetries<'a> {
     mesh: &'a MeshConfig,
     specs: Vec<&'a Telemetry>,
 }
 
-/// A log of a provider.
+/// Access log of a provider.
 pub struct Logging<'a> {
-    /// The provider.
+    /// Provider.
     pub provider: &'a ExtensionProvider,
-    /// False: it is named, but switched off; then the mesh config's own log is off too.
+    /// Whether it is enabled. If it is named but disabled, the mesh config's own log is disabled too.
     pub enabled: bool,
-    /// Which requests are logged, as a CEL expression.
+    /// CEL expression that selects logged requests.
     pub filter: Option<&'a access_logging::Filter>,
 }
 
-/// What a provider measures in one direction.
+/// Metrics of a provider in one direction.
 pub struct MetricsConfig<'a> {
-    /// The provider.
+    /// Provider.
     pub provider: &'a ExtensionProvider,
-    /// How often TCP connections are reported while they last.
+    /// Interval of reports of open TCP connections.
     pub reporting_interval: Option<prost_types::Duration>,
-    /// Deviations by Istio metric or custom name; sorted.
+    /// Overrides by Istio metric or custom name, sorted.
     pub overrides: BTreeMap<String, MetricOverride>,
 }
 
-/// A deviation for one metric.
+/// Override of one metric.
 #[derive(Clone, Default)]
 pub struct MetricOverride {
-    /// Not measured at all.
+    /// Whether the metric is disabled.
     pub disabled: bool,
-    /// Tags set (with an expression) or removed.
+    /// Tags that are set (to an expression) or removed.
     pub tags: BTreeMap<String, Option<String>>,
 }
 
-/// How requests of one direction are traced.
+/// Tracing of requests in one direction.
 pub struct TracingSpec<'a> {
-    /// The provider; `None` when its name is unknown or none is named: then nothing is traced.
+    /// Provider. `None` disables tracing, because no provider is named or its name is unknown.
     pub provider: Option<&'a ExtensionProvider>,
     /// `disableSpanReporting`.
     pub disabled: bool,
@@ -83,7 +83,7 @@ impl<'a> Telemetries<'a> {
         }
     }
 
-    /// The logs of a direction by provider name. None at all: the mesh config's own settings decide.
+    /// Returns the access logs of a direction by provider name. Without any, the mesh config applies.
     pub fn logging(&self, class: ListenerClass) -> Vec<Logging<'a>> {
         let mode = mode_of(class);
         let groups: Vec<&'a [AccessLogging]> = self
@@ -112,7 +112,7 @@ impl<'a> Telemetries<'a> {
         logs
     }
 
-    /// What is measured in a direction, by provider name.
+    /// Returns the metrics of a direction, by provider name.
     pub fn metrics(&self, class: ListenerClass) -> Vec<MetricsConfig<'a>> {
         let entries: Vec<&Metrics> = self.specs.iter().flat_map(|spec| &spec.metrics).collect();
         let defaults = self.mesh.default_providers.as_ref().map(|p| p.metrics.as_slice());
@@ -129,7 +129,7 @@ impl<'a> Telemetries<'a> {
             .collect()
     }
 
-    /// How a direction is traced; `None`: the mesh config's own settings decide.
+    /// Returns the tracing of a direction; `None` if the mesh config applies.
     pub fn tracing(&self, class: ListenerClass) -> Option<TracingSpec<'a>> {
         let entries: Vec<&'a Tracing> = self.specs.iter().flat_map(|spec| &spec.tracing).collect();
         let default = self.mesh.default_providers.as_ref().and_then(|p| p.tracing.first());
@@ -173,7 +173,7 @@ impl<'a> Telemetries<'a> {
         spec.no_context_propagation = entry.disable_context_propagation.unwrap_or(spec.no_context_propagation);
     }
 
-    /// A provider by name, in any case.
+    /// Returns a provider by name, ignoring case.
     fn provider(&self, name: &str) -> Option<&'a ExtensionProvider> {
         self.mesh
             .extension_providers
@@ -197,7 +197,7 @@ fn names(providers: &[ProviderRef]) -> impl Iterator<Item = &str> {
     providers.iter().map(|provider| provider.name.as_str())
 }
 
-/// Whether a provider logs, and which requests.
+/// Whether a provider logs, and the filter of logged requests.
 type LogState<'a> = (bool, Option<&'a access_logging::Filter>);
 
 fn merge_logs<'a>(
@@ -307,7 +307,8 @@ impl MergedMetrics {
             self.disabled = true;
             return;
         }
-        // Parity: any later override that leaves something on switches the provider on again.
+        // Parity (pilot/pkg/model/telemetry.go): a later override that leaves something enabled enables the provider
+        // again.
         self.disabled = false;
         for metric in metric_names(matched, all) {
             let metric = self.overrides.entry(metric).or_default();

@@ -1,4 +1,4 @@
-//! TLS of inbound connections: mutual TLS of the mesh, and what a Sidecar's ingress listener asks for.
+//! Inbound TLS: mutual TLS of the mesh, and TLS of a Sidecar's ingress listener.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -43,12 +43,12 @@ const CIPHERS: &[&str] = &[
 const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
 const COMMON_CONTEXT: u32 = 1;
 const REQUIRES_CERTIFICATE: u32 = 2;
-/// Of the context that clients and servers have in common; ways of validation stand before ALPN values.
+/// Field of `CommonTlsContext`; validation contexts are encoded before ALPN values.
 const COMBINED_VALIDATION: u32 = 8;
 const ALPNS: u32 = 4;
 const CERTIFICATES: u32 = 6;
 
-/// Certificates that the workload brings along instead of those of the mesh's CA: paths of files, empty when absent.
+/// Certificate files that replace those of the mesh's CA; paths, empty if absent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ServerCertificates {
     /// `TLS_SERVER_CERT_CHAIN`.
@@ -57,12 +57,12 @@ pub struct ServerCertificates {
     pub key: SmolStr,
     /// `TLS_SERVER_ROOT_CERT`.
     pub root: SmolStr,
-    /// Somebody else than the agent serves secrets from files.
+    /// Whether another server than the agent serves secrets from files.
     pub own_server: bool,
 }
 
 impl ServerCertificates {
-    /// What a node states.
+    /// Reads the node's metadata.
     pub fn of(proxy: &NodeMetadata) -> Self {
         Self {
             chain: proxy.setting(MetadataKey::TlsServerCertChain),
@@ -72,7 +72,7 @@ impl ServerCertificates {
         }
     }
 
-    /// The secret of the certificate; without files that of the mesh.
+    /// Returns the secret of the certificate: from files, or else of the mesh.
     pub fn certificate(&self) -> SdsSecretConfig {
         if self.chain.is_empty() || self.key.is_empty() {
             return workload_secret(DEFAULT_SECRET);
@@ -80,7 +80,7 @@ impl ServerCertificates {
         file_secret(file_certificate_name(&self.chain, &self.key), self.own_server)
     }
 
-    /// The same encoded, and for nearly everyone only once.
+    /// Encodes the certificate secret; the usual one is encoded once.
     fn encoded_certificate(&self) -> Cow<'static, [u8]> {
         static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(DEFAULT_SECRET).encode_to_vec());
         if self.chain.is_empty() || self.key.is_empty() {
@@ -89,7 +89,7 @@ impl ServerCertificates {
         self.certificate().encode_to_vec().into()
     }
 
-    /// As [`Self::roots`], encoded.
+    /// Encodes [`Self::roots`].
     fn encoded_roots(&self) -> Cow<'static, [u8]> {
         static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(ROOT_SECRET).encode_to_vec());
         if self.root.is_empty() {
@@ -98,7 +98,7 @@ impl ServerCertificates {
         self.roots().encode_to_vec().into()
     }
 
-    /// The secret of the authorities; without a file those of the mesh.
+    /// Returns the secret of the CA certificates: from a file, or else of the mesh.
     pub fn roots(&self) -> SdsSecretConfig {
         if self.root.is_empty() {
             return workload_secret(ROOT_SECRET);
@@ -107,18 +107,18 @@ impl ServerCertificates {
     }
 }
 
-/// What is inside mutual TLS, which decides the ALPN values that the server offers.
+/// Protocol inside mutual TLS, which decides the server's ALPN values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inside {
+pub enum InnerProtocol {
     /// HTTP.
     Http,
-    /// Anything else.
+    /// Any other protocol.
     Tcp,
 }
 
 impl FilterStack<'_> {
-    /// The socket of mutual TLS with peers of the mesh.
-    pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: Inside) -> TransportSocket {
+    /// Returns the transport socket of mutual TLS with peers of the mesh.
+    pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: InnerProtocol) -> TransportSocket {
         let mut context = Vec::with_capacity(768);
         wire::nested(&mut context, COMMON_CONTEXT, |out| {
             out.extend_from_slice(&self.mesh_params());
@@ -147,7 +147,7 @@ impl FilterStack<'_> {
         socket(TLS_SOCKET, config)
     }
 
-    /// The parameters of mutual TLS, as a field; those that most meshes have are encoded once.
+    /// Encodes the parameters of mutual TLS as a field; the usual ones are encoded once.
     fn mesh_params(&self) -> Cow<'static, [u8]> {
         static USUAL: LazyLock<Vec<u8>> = LazyLock::new(|| params(TlsProtocol::TlSv12, owned(CIPHERS)).encode_to_vec());
         let mtls = self.mesh.mesh_m_tls.as_ref();
@@ -169,9 +169,10 @@ impl FilterStack<'_> {
         common.encode_to_vec().into()
     }
 
-    /// The ALPN values of mutual TLS.
-    pub fn server_alpns(&self, inside: Inside) -> Vec<String> {
-        let exchanges = inside == Inside::Tcp && !self.features().pilot_disable_mx_alpn && self.has_metadata_exchange();
+    /// Returns the ALPN values of mutual TLS.
+    pub fn server_alpns(&self, inside: InnerProtocol) -> Vec<String> {
+        let exchanges =
+            inside == InnerProtocol::Tcp && !self.features().pilot_disable_mx_alpn && self.has_metadata_exchange();
         if exchanges {
             owned(&[PEER_EXCHANGE_ALPN, "h2", "http/1.1"])
         } else {
@@ -192,7 +193,7 @@ fn params(minimum: TlsProtocol, cipher_suites: Vec<String>) -> CommonTlsContext 
     }
 }
 
-/// Client certificates: signed by these roots, with one of these names.
+/// Returns the validation of client certificates by these roots and names.
 pub fn validation(names: Vec<StringMatcher>, roots: SdsSecretConfig) -> ValidationContextType {
     ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
         default_validation_context: Some(CertificateValidationContext {
@@ -204,7 +205,7 @@ pub fn validation(names: Vec<StringMatcher>, roots: SdsSecretConfig) -> Validati
     })
 }
 
-/// A TLS socket for a server.
+/// Returns a server's TLS transport socket.
 pub fn server_socket(common: CommonTlsContext, requires_certificate: bool) -> TransportSocket {
     let context = DownstreamTlsContext {
         common_tls_context: Some(common),

@@ -62,25 +62,25 @@ const OPEN_TELEMETRY: &str = "envoy.tracers.opentelemetry";
 
 const CUSTOM_TAGS: u32 = 8;
 
-/// What a connection manager is told about tracing.
+/// Tracing settings of a connection manager.
 pub struct HttpTracing {
-    /// Its `tracing` field, encoded.
+    /// Encoded `tracing` field.
     pub tracing: Option<Vec<u8>>,
-    /// Whether the request id carries the decision to sample.
+    /// Whether the request id carries the sampling decision.
     pub use_request_id: bool,
 }
 
-/// A tracer with what follows from its choice.
+/// A tracer with the settings that depend on it.
 struct Tracer {
     name: &'static str,
     config: Any,
     max_tag_length: u32,
-    /// Every span arrives at the tracer, which samples by itself.
+    /// Whether the tracer receives every span and samples itself.
     samples: bool,
 }
 
 impl FilterStack<'_> {
-    /// The tracing of this direction.
+    /// Returns the tracing of this direction.
     pub fn tracing(&self) -> HttpTracing {
         let untraced = HttpTracing {
             tracing: None,
@@ -104,7 +104,7 @@ impl FilterStack<'_> {
         }
     }
 
-    /// Tracing by the tracer of the bootstrap.
+    /// Returns tracing by the bootstrap's tracer.
     fn mesh_tracing(&self) -> Vec<u8> {
         let config = &self.client.tracing;
         let istio_tags = config.enable_istio_tags.unwrap_or(true);
@@ -134,7 +134,7 @@ impl FilterStack<'_> {
         self.sampled(sampling, &tags, tracing)
     }
 
-    /// The message with its sampling, and with these tags, which are encoded.
+    /// Encodes the message with its sampling and encoded tags.
     fn sampled(&self, random: f64, tags: &[u8], tracing: Tracing) -> Vec<u8> {
         let percent = |value| Some(Percent { value });
         let legacy_length = self.client.tracing.max_path_tag_length;
@@ -153,7 +153,7 @@ impl FilterStack<'_> {
         message
     }
 
-    /// The percentage where no Telemetry gives one.
+    /// Returns the sampling percentage without a Telemetry.
     fn default_sampling(&self) -> f64 {
         match self.client.tracing.sampling {
             sampling if sampling > 100.0 => 1.0,
@@ -162,7 +162,7 @@ impl FilterStack<'_> {
         }
     }
 
-    /// The tags by name, encoded as fields.
+    /// Encodes the tags by name as fields.
     fn custom_tags(&self, istio: bool, user: Option<&BTreeMap<String, telemetry::CustomTag>>) -> Vec<u8> {
         let mut tags: Vec<WrittenTag> = Vec::with_capacity(16);
         if istio {
@@ -208,7 +208,7 @@ impl FilterStack<'_> {
         Some(custom_tag(tag, r#type))
     }
 
-    /// The tracer of a provider; `None` (with a remark) if it cannot be used.
+    /// Returns the tracer of a provider; `None`, with a note, if it cannot be used.
     fn tracer(&self, provider: &ExtensionProvider) -> Option<Tracer> {
         let tracer = match provider.provider.as_ref()? {
             Provider::Zipkin(zipkin) => Tracer {
@@ -267,7 +267,7 @@ impl FilterStack<'_> {
             shared_span_context: Some(false),
             ..Default::default()
         };
-        // Older proxies do not know `collector_service`.
+        // Older proxies lack `collector_service`.
         if self.client.version.at_least(1, 29) {
             let timeout = zipkin.timeout.unwrap_or(prost_types::Duration { seconds: 5, nanos: 0 });
             let uri = format!("http://{}{path}", upstream.host);
@@ -388,7 +388,8 @@ fn http_service(
     }
 }
 
-/// A header as configured. Values from the control plane's environment (`envName`) are not passed on: they are empty.
+/// Returns a configured header. Values from the control plane's environment (`envName`) are not disclosed and stay
+/// empty.
 fn header(from: &HttpHeader) -> HeaderValue {
     let value = match &from.header_value {
         Some(http_header::HeaderValue::Value(value)) => value.clone(),
@@ -401,7 +402,7 @@ fn header(from: &HttpHeader) -> HeaderValue {
     }
 }
 
-/// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments go, a final slash stays.
+/// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments are removed, a trailing slash stays.
 fn join_path(host: &str, path: &str) -> String {
     let mut segments = vec![host];
     for segment in path.split('/') {
@@ -415,7 +416,7 @@ fn join_path(host: &str, path: &str) -> String {
     format!("{}{slash}", segments.join("/"))
 }
 
-/// The name of a tag, and the tag encoded as a field.
+/// Name of a tag, and the tag encoded as a field.
 type WrittenTag = (Cow<'static, str>, Cow<'static, [u8]>);
 
 fn written(tag: CustomTag) -> WrittenTag {
@@ -445,7 +446,7 @@ impl ServiceTags {
     }
 }
 
-/// What policies on trial would have decided.
+/// Returns tags with the decisions of dry-run policies.
 fn dry_run_tags() -> impl Iterator<Item = WrittenTag> {
     static TAGS: LazyLock<Vec<(String, Vec<u8>)>> = LazyLock::new(|| {
         let tags = make_dry_run_tags().map(written);
@@ -482,7 +483,7 @@ fn make_dry_run_tags() -> impl Iterator<Item = CustomTag> {
     })
 }
 
-/// Who talks to whom through a waypoint.
+/// Returns tags with source and destination of a connection through a waypoint.
 fn waypoint_tags() -> impl Iterator<Item = CustomTag> {
     let fields = [
         ("workload", "workload"),

@@ -1,4 +1,4 @@
-//! Filter chains of outbound and gateway listeners while they are put together: what they match, and when two conflict.
+//! Filter chains of outbound and gateway listeners under construction: their matches and conflicts.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -20,16 +20,16 @@ use crate::{
     },
 };
 
-/// What the HTTP inspector says of plaintext HTTP.
+/// ALPN values of plaintext HTTP from the HTTP inspector.
 pub const PLAINTEXT_HTTP_ALPNS: &[&str] = &["http/1.1", "h2c"];
-/// The same where HTTP/1.0 is accepted everywhere.
+/// The same with HTTP/1.0 enabled.
 pub const PLAINTEXT_HTTP10_ALPNS: &[&str] = &["http/1.0", "http/1.1", "h2c"];
 /// Transport protocol of plaintext.
 pub const RAW_BUFFER: &str = "raw_buffer";
 /// Transport protocol of TLS.
 pub const TLS: &str = "tls";
 
-/// The ALPN values of plaintext HTTP.
+/// Returns the ALPN values of plaintext HTTP.
 pub fn plaintext_http_alpns(features: &Features) -> &'static [&'static str] {
     if features.pilot_http10 {
         PLAINTEXT_HTTP10_ALPNS
@@ -38,28 +38,28 @@ pub fn plaintext_http_alpns(features: &Features) -> &'static [&'static str] {
     }
 }
 
-/// A filter chain with what it matches.
+/// A filter chain with its match.
 #[derive(Clone, Debug, Default)]
 pub struct Chain {
-    /// Server names; none, or `*` among them: any.
+    /// Server names; empty, or with `*`, means any.
     pub sni: Vec<String>,
-    /// Destination ranges; none: any.
+    /// Destination ranges; empty means any.
     pub ranges: Vec<String>,
-    /// ALPN values; none: any.
+    /// ALPN values; empty means any.
     pub alpns: &'static [&'static str],
-    /// `tls`, `raw_buffer`, or empty: any.
+    /// `tls`, `raw_buffer`, or empty for any.
     pub transport: &'static str,
-    /// The object that it was made from.
+    /// Metadata with its origin.
     pub metadata: Option<Metadata>,
-    /// The filters.
+    /// Filters.
     pub filters: NetworkFilters,
-    /// TLS termination: the socket, encoded.
+    /// Encoded transport socket that terminates TLS.
     pub transport_socket: Option<Bytes>,
 }
 
-/// See [`Chain::distinction`].
+/// See [`Chain::match_key`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Distinction {
+pub struct MatchKey {
     transport: &'static str,
     alpns: &'static [&'static str],
     sni: BTreeSet<String>,
@@ -67,7 +67,7 @@ pub struct Distinction {
 }
 
 impl Chain {
-    /// True if nothing limits what it matches.
+    /// Returns true if the chain matches everything.
     pub fn matches_all(&self) -> bool {
         self.any_sni() && self.alpns.is_empty() && self.transport.is_empty() && self.ranges.is_empty()
     }
@@ -76,11 +76,11 @@ impl Chain {
         self.sni.is_empty() || self.sni.iter().any(|sni| sni == "*")
     }
 
-    /// What Envoy tells it from others by: of two chains that have the same it takes one alone.
-    pub fn distinction(&self) -> Distinction {
+    /// Returns the match as Envoy compares it: Envoy accepts only one of two chains with equal matches.
+    pub fn match_key(&self) -> MatchKey {
         let names = self.sni.iter().filter(|name| *name != "*");
         let ranges = self.ranges.iter().filter_map(|range| cidr::parse(range));
-        Distinction {
+        MatchKey {
             transport: self.transport,
             alpns: self.alpns,
             sni: names.cloned().collect(),
@@ -91,12 +91,12 @@ impl Chain {
         }
     }
 
-    /// True if it cannot be matched, or not work, without the server name of the client's hello.
+    /// Returns true if the match or the filters need the server name of the client hello.
     pub fn needs_tls_inspector(&self) -> bool {
         !self.sni.is_empty() || self.filters.resolves_sni
     }
 
-    /// What Envoy is told to match, taken out of the chain; `None` for one that matches all.
+    /// Takes the match out of the chain; `None` if it matches everything.
     fn take_match(&mut self) -> Option<FilterChainMatch> {
         if self.matches_all() {
             return None;
@@ -122,7 +122,7 @@ impl Chain {
         })
     }
 
-    /// Writes the chain as Envoy takes it.
+    /// Encodes the chain.
     pub fn write(mut self, out: &mut Vec<u8>, features: &Features) {
         if let Some(by) = self.take_match() {
             write_match(out, &by);
@@ -140,13 +140,13 @@ impl Chain {
     }
 }
 
-/// How long a TLS handshake may take; `None`: for ever.
+/// Returns the timeout of TLS handshakes; `None` for no limit.
 pub fn connect_timeout(features: &Features) -> Option<prost_types::Duration> {
     let timeout = features.pilot_gateway_transport_socket_connect_timeout;
     (!timeout.is_zero()).then(|| duration(timeout))
 }
 
-/// How many connections are accepted in one turn of the event loop.
+/// Returns the number of connections accepted per event loop iteration.
 pub fn max_connections_per_event(features: &Features) -> Option<u32> {
     match features.max_connections_per_socket_event_loop {
         0 => None,
@@ -154,7 +154,7 @@ pub fn max_connections_per_event(features: &Features) -> Option<u32> {
     }
 }
 
-/// A range, or a bare address as a range of one.
+/// Parses a range, or an address as a range of one.
 pub fn cidr_range(text: &str) -> Option<CidrRange> {
     let range = cidr::parse(text)?;
     Some(CidrRange {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn conflicts_look_at_the_masked_range() {
-        let of = |ranges: &[&str], sni: &[&str]| chain(ranges, sni).distinction();
+        let of = |ranges: &[&str], sni: &[&str]| chain(ranges, sni).match_key();
         assert_eq!(of(&["1.2.3.4/8"], &[]), of(&["1.9.9.9/8"], &[]));
         assert_ne!(of(&["1.2.3.4/8"], &[]), of(&["1.2.3.4/16"], &[]));
         assert_eq!(of(&["0.0.0.0"], &["*"]), of(&[], &[]));

@@ -1,5 +1,5 @@
-//! Listeners of gateways: one for each address and port that servers declare, a filter chain for each server, or for
-//! each route of one that passes TLS on.
+//! Listeners of gateways: one for each address and port of servers, with a filter chain for each server, or for each
+//! route of a passthrough server.
 
 mod listing;
 mod tcp;
@@ -24,8 +24,8 @@ use crate::{
             chain_fields::{NetworkFilters, WrittenListener},
             hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::{FilterStack, LogPlace},
-            tls::{Inside, ServerCertificates},
+            stack::{FilterStack, LogPosition},
+            tls::{InnerProtocol, ServerCertificates},
         },
         labels, name,
         patch::PatchContext,
@@ -56,35 +56,35 @@ use crate::{
     },
 };
 
-/// What the listeners of a gateway are selected by.
+/// Inputs of the selection of a gateway's listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayPart {
-    /// What it can see.
+    /// Scope.
     scope: ScopeKey,
-    /// What it serves.
+    /// Gateways that the proxy serves.
     gateways: GatewayView,
-    /// The rest that is read of it.
+    /// Attributes of the proxy.
     client: Hashed<GatewayProxyView>,
 }
 
-/// The part of a router that its listeners depend on.
+/// Attributes of a router that its listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayProxyView {
-    /// What filters depend on.
+    /// Attributes that filters depend on.
     filters: Hashed<FilterProxyView>,
-    /// Its labels that some rule asks for.
+    /// Labels that some rule selects by.
     labels: Shared<Labels>,
-    /// Its address families.
+    /// Address families.
     ip_mode: IpMode,
-    /// It cannot bind ports below 1024.
+    /// Whether it cannot bind ports below 1024.
     unprivileged: bool,
-    /// Connections are spread evenly over worker threads.
+    /// Whether connections are balanced exactly over worker threads.
     exact_balance: bool,
-    /// What stands before it (`gatewayTopology`).
+    /// Proxies in front of the gateway (`gatewayTopology`).
     topology: MessageKey<Topology>,
-    /// The certificate of its own that it has in files.
+    /// Certificate of its own in files.
     certificates: ServerCertificates,
-    /// It has a socket of an SDS provider of its own.
+    /// Whether it has the socket of its own SDS provider.
     external_socket: bool,
 }
 
@@ -108,56 +108,56 @@ impl GatewayPart {
     }
 }
 
-/// What one listener of a gateway is built from.
+/// Inputs of one gateway listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayKey {
     client: Hashed<GatewayProxyView>,
-    /// Its addresses, the main one first.
+    /// Addresses, the main one first.
     binds: Vec<SmolStr>,
     port: u32,
     transport: Transport,
-    /// What its chains are made of, in order.
+    /// Inputs of its chains, in order.
     chains: Vec<ServerChain>,
 }
 
-/// What one server, or the plaintext HTTP servers of a port together, add to a listener.
+/// Contribution of one server, or of all plaintext HTTP servers of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum ServerChain {
     /// Plaintext HTTP.
     Http {
-        /// The route configuration.
+        /// Route configuration.
         route: SmolStr,
-        /// The protocol of the port.
+        /// Protocol of the port.
         protocol: Protocol,
     },
-    /// HTTP over TLS that ends here.
+    /// HTTP over terminated TLS.
     Https {
-        /// The route configuration.
+        /// Route configuration.
         route: SmolStr,
-        /// The server.
+        /// Server.
         server: MessageKey<networking::Server>,
-        /// The server names.
+        /// Server names.
         sni: Shared<[SmolStr]>,
     },
-    /// TCP, in plaintext or over TLS that ends here.
+    /// TCP, in plaintext or over terminated TLS.
     Tcp(TcpServer),
-    /// TLS that is passed on by server name.
+    /// TLS passed through by server name.
     Passthrough(TcpServer),
-    /// TLS of the mesh that is passed on to the cluster which the server name means.
+    /// Mutual TLS of the mesh passed through to the cluster in the SNI.
     AutoPassthrough {
-        /// The services that can be reached.
+        /// Services that can be reached.
         services: Vec<ServiceKey>,
     },
 }
 
-/// A server whose connections are routed by TCP or TLS routes.
+/// A server with TCP or TLS routes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct TcpServer {
     /// `namespace/name` of the Gateway.
     gateway: SmolStr,
-    /// The server.
+    /// Server.
     server: MessageKey<networking::Server>,
-    /// The server names.
+    /// Server names.
     sni: Shared<[SmolStr]>,
     /// VirtualServices with a host of the server, in order.
     routes: Vec<TcpBinding>,
@@ -170,14 +170,14 @@ struct TcpBinding {
     targets: Vec<Target>,
 }
 
-/// A listener in the making.
-struct Making<'a> {
+/// A listener under construction.
+struct ListenerBuilder<'a> {
     key: &'a GatewayKey,
     stack: FilterStack<'a>,
 }
 
 impl GatewayKey {
-    /// Its name.
+    /// Returns the name.
     fn name(&self) -> String {
         let transport = match self.transport {
             Transport::Tcp => "",
@@ -186,9 +186,9 @@ impl GatewayKey {
         [transport, &listener_name(&self.binds[0], self.port)].concat()
     }
 
-    /// Builds the listener; there is none without chains.
+    /// Builds the listener; none without chains.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let making = Making {
+        let making = ListenerBuilder {
             key: self,
             stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::Gateway),
         };
@@ -202,11 +202,11 @@ impl GatewayKey {
     }
 }
 
-/// The chains of a listener in the making: each is written before the next is made, since there are thousands.
+/// Chains of a listener under construction. Each is encoded before the next is built, since there may be thousands.
 #[derive(Default)]
 struct Chains {
     listener: WrittenListener,
-    /// Some chain cannot be told without the client's hello.
+    /// Whether some chain matches the client hello.
     needs_hello: bool,
 }
 
@@ -217,7 +217,7 @@ impl Chains {
     }
 }
 
-impl Making<'_> {
+impl ListenerBuilder<'_> {
     fn add_chains(&self, chains: &mut Chains) {
         let mut passed_on = tcp::TakenNames::default();
         let mut extended = false;
@@ -254,9 +254,10 @@ impl Making<'_> {
         }
     }
 
-    /// The filters of a chain of requests; `first`: it is the first of its kind.
+    /// Returns the filters of an HTTP chain; `first` is true for the first chain of its kind.
     fn http_filters(&self, manager: &ManagerTemplate, route: &str, stat_prefix: &str, first: bool) -> NetworkFilters {
-        // Parity: of several such chains of a listener only the first has them, and QUIC has none.
+        // Parity (pilot/pkg/networking/core/gateway.go): only the first such chain of a listener has network filters,
+        // and QUIC has none.
         let mut filters = if first && self.key.transport == Transport::Tcp {
             self.stack.filters_before_http(self.key.port, false)
         } else {
@@ -266,7 +267,7 @@ impl Making<'_> {
         filters
     }
 
-    /// The connection manager of all chains of a protocol.
+    /// Returns the connection manager of all chains of a protocol.
     fn manager(&self, protocol: Protocol) -> ManagerTemplate {
         let routes = HttpRoutes::Rds(String::new());
         let mut http = HttpConnection::new(String::new(), routes, protocol, self.key.port);
@@ -277,7 +278,7 @@ impl Making<'_> {
         http.base.xff_num_trusted_hops = client.topology.num_trusted_proxies;
         let forwarded = forward_client_certificate(&client.topology);
         http.base.forward_client_cert_details = forwarded.into();
-        // Envoy takes the details only where it writes the header.
+        // Envoy accepts the details only if it sets the header.
         if matches!(
             forwarded,
             EnvoyForwardClientCert::AppendForward | EnvoyForwardClientCert::SanitizeSet
@@ -296,7 +297,7 @@ impl Making<'_> {
         ManagerTemplate::of(&self.stack, &http)
     }
 
-    /// TLS termination of a server; that of the last one, if it says the same.
+    /// Returns the TLS termination of a server, or the previous one if the settings are equal.
     fn known_socket<'k>(
         &self,
         last: &mut Option<(&'k networking::Server, Option<Bytes>)>,
@@ -314,7 +315,7 @@ impl Making<'_> {
         socket
     }
 
-    /// TLS termination of a server.
+    /// Returns the TLS termination of a server.
     fn transport_socket(&self, server: &networking::Server) -> Option<Bytes> {
         let settings = server.tls.as_ref()?;
         let context = termination::Context {
@@ -323,8 +324,8 @@ impl Making<'_> {
             stack: &self.stack,
             transport: self.key.transport,
             inside: match Protocol::parse(server.port.as_ref().map_or("", |port| &port.protocol)) {
-                Protocol::Https => Inside::Http,
-                _ => Inside::Tcp,
+                Protocol::Https => InnerProtocol::Http,
+                _ => InnerProtocol::Tcp,
             },
         };
         Some(context.socket(settings).encode_to_vec().into())
@@ -347,7 +348,7 @@ impl Making<'_> {
             },
             connection_balance_config: (key.client.exact_balance && !is_udp).then(exact_balance),
             max_connections_to_accept_per_socket_event: max_connections_per_event(features),
-            access_log: self.stack.access_logs(LogPlace::Listener),
+            access_log: self.stack.access_logs(LogPosition::Listener),
             ..Default::default()
         };
         if is_udp {
@@ -369,7 +370,7 @@ impl Making<'_> {
     }
 }
 
-/// Turns a listener into one for QUIC.
+/// Converts a listener to QUIC.
 fn serve_udp(listener: &mut Listener) {
     let further = listener
         .additional_addresses
@@ -387,7 +388,7 @@ fn serve_udp(listener: &mut Listener) {
     });
 }
 
-/// What a gateway does with the client certificate header; `proxyHeaders` does not count here.
+/// Returns the handling of the client certificate header; `proxyHeaders` does not apply here.
 fn forward_client_certificate(topology: &Topology) -> EnvoyForwardClientCert {
     match topology.forward_client_cert_details() {
         ForwardClientCertDetails::Undefined | ForwardClientCertDetails::SanitizeSet => {

@@ -1,5 +1,5 @@
-//! HBONE on sidecars and gateways: the listener that opens tunnels, the one that ends them, and the inner one that
-//! takes what comes out.
+//! HBONE on sidecars and gateways: the listener that originates tunnels, the one that terminates them, and the internal
+//! listener for connections out of tunnels.
 
 use smol_str::SmolStr;
 
@@ -18,7 +18,7 @@ use crate::{
         filter::{
             http_filters::{self, PeerSide},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::{FilterStack, LogPlace},
+            stack::{FilterStack, LogPosition},
             tcp::{TCP_PROXY, plain_proxy},
         },
         patch::{self, PatchContext},
@@ -66,53 +66,53 @@ use crate::{
     },
 };
 
-/// The factory of texts that connections are told apart by.
+/// Factory of strings that are part of the connection pool key.
 const HASHABLE_STRING: &str = "istio.hashable_string";
-/// Since this release proxies know it.
+/// First release whose proxies support it.
 const HASHABLE_SINCE: IstioVersion = IstioVersion {
     major: 1,
     minor: 29,
     patch: 2,
 };
 
-/// The HBONE listeners of a client.
+/// HBONE listeners of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HbonePart {
-    /// What filters depend on, with the direction, if it opens tunnels.
+    /// Attributes of the originating listener, if there is one.
     pub origin: Option<OriginateKey>,
-    /// What its tunnels lead to, if it ends some.
+    /// Attributes of the terminating listener, if there is one.
     pub end: Option<InternalKey>,
 }
 
-/// What the listener that opens tunnels is built from.
+/// Inputs of the listener that originates tunnels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OriginateKey {
-    /// What filters depend on.
+    /// Attributes that filters depend on.
     pub filters: Hashed<FilterProxyView>,
-    /// Which way its traffic goes.
+    /// Direction of its traffic.
     pub class: ListenerClass,
 }
 
-/// What the listener that ends tunnels is built from.
+/// Inputs of the listener that terminates tunnels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateKey {
-    /// What filters depend on.
+    /// Attributes that filters depend on.
     pub filters: Hashed<FilterProxyView>,
-    /// The address families that it listens on.
+    /// Address families of its addresses.
     pub ip_mode: IpMode,
 }
 
-/// What a sidecar's listener behind that one is built from.
+/// Inputs of a sidecar's internal listener behind the terminating one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InternalKey {
-    /// The sidecar.
+    /// Attributes of the sidecar.
     pub client: Hashed<InboundProxyView>,
-    /// Its addresses: tunnels to others lead nowhere.
+    /// Addresses of the sidecar: tunnels to other addresses are not served.
     pub addresses: Shared<[SmolStr]>,
 }
 
 impl HbonePart {
-    /// The HBONE listeners of a sidecar or gateway; `None` if it has none.
+    /// Selects the HBONE listeners of a sidecar or gateway; `None` without any.
     pub fn of(
         ctx: &BuildContext,
         selected: &Selected,
@@ -136,7 +136,7 @@ impl HbonePart {
         (origin.is_some() || end.is_some()).then_some(Self { origin, end })
     }
 
-    /// The listeners.
+    /// Lists the listeners.
     pub fn list(&self) -> Vec<ListenerKey> {
         let mut keys = Vec::new();
         if let Some(end) = &self.end {
@@ -152,7 +152,7 @@ impl HbonePart {
 }
 
 impl OriginateKey {
-    /// Builds the listener. Patches do not reach it.
+    /// Builds the listener. Patches do not apply to it.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let stack = FilterStack::new(ctx, &self.filters, self.class);
         let proxy = TcpProxy {
@@ -160,7 +160,7 @@ impl OriginateKey {
                 hostname: "%DOWNSTREAM_LOCAL_ADDRESS%".to_owned(),
                 ..Default::default()
             }),
-            access_log: stack.access_logs(LogPlace::HboneOrigination),
+            access_log: stack.access_logs(LogPosition::HboneOrigination),
             ..plain_proxy(CONNECT_ORIGINATE)
         };
         let listener = Listener {
@@ -170,7 +170,7 @@ impl OriginateKey {
                 filters: vec![network_filter(TCP_PROXY, Any::pack(&proxy))],
                 ..Default::default()
             }],
-            access_log: stack.access_logs(LogPlace::Listener),
+            access_log: stack.access_logs(LogPosition::Listener),
             ..internal(CONNECT_ORIGINATE)
         };
         Built::new(EncodedResource::new(CONNECT_ORIGINATE, &listener)).with_notes(stack.into_notes())
@@ -193,7 +193,7 @@ impl TerminateKey {
                 transport_socket: Some(tunnel_tls(ctx)),
                 ..Default::default()
             }],
-            access_log: stack.access_logs(LogPlace::Listener),
+            access_log: stack.access_logs(LogPosition::Listener),
             ..Default::default()
         };
         let mut notes = stack.into_notes();
@@ -221,7 +221,7 @@ impl InternalKey {
             traffic_direction: TrafficDirection::Inbound as i32,
             continue_on_listener_filters_timeout: true,
             listener_filters,
-            access_log: making.stack.access_logs(LogPlace::Listener),
+            access_log: making.stack.access_logs(LogPosition::Listener),
             ..internal(MAIN_INTERNAL)
         };
         chains.listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
@@ -229,7 +229,7 @@ impl InternalKey {
 }
 
 impl FilterProxyView {
-    /// The factory of values that connections are told apart by; upstream Envoy knows a plainer one.
+    /// Returns the factory of connection pool keys; upstream Envoy has a simpler one.
     pub(super) fn hashable_string(&self) -> &'static str {
         if self.version >= HASHABLE_SINCE && self.extensions.has(HASHABLE_STRING) {
             HASHABLE_STRING
@@ -240,7 +240,7 @@ impl FilterProxyView {
 }
 
 impl FilterStack<'_> {
-    /// The connection manager that ends tunnels.
+    /// Returns the connection manager that terminates tunnels.
     fn terminating_filter(&self) -> Filter {
         let mut manager = HttpConnectionManager::default();
         self.client.apply_headers(ListenerClass::SidecarInbound, &mut manager);
@@ -261,7 +261,7 @@ impl FilterStack<'_> {
         let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
         manager.http2_protocol_options = Some(Http2ProtocolOptions {
             allow_connect: true,
-            // All streams of a connection are served by one worker.
+            // One worker serves all streams of a connection.
             max_concurrent_streams: Some(100),
             connection_keepalive: Some(KeepaliveSettings {
                 interval: seconds(10),
@@ -270,7 +270,7 @@ impl FilterStack<'_> {
             }),
             ..Default::default()
         });
-        manager.access_log = self.access_logs(LogPlace::HboneTermination);
+        manager.access_log = self.access_logs(LogPosition::HboneTermination);
         manager.http_filters = vec![
             self.connect_authority(),
             http_filter("envoy.filters.http.router", Any::pack(&Router::default())),
@@ -284,7 +284,7 @@ impl FilterStack<'_> {
         network_filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
     }
 
-    /// Keeps what is known of the tunnel for the connections inside.
+    /// Keeps attributes of the tunnel for the connections inside it.
     fn connect_authority(&self) -> HttpFilter {
         let factory = self.client.hashable_string();
         let values = [
@@ -309,7 +309,7 @@ impl FilterStack<'_> {
     }
 }
 
-/// The socket of tunnels with peers of the mesh.
+/// Returns the transport socket of tunnels with peers of the mesh.
 fn tunnel_tls(ctx: &BuildContext) -> TransportSocket {
     let context = DownstreamTlsContext {
         common_tls_context: Some(tls_context(ctx, None)),
@@ -319,7 +319,7 @@ fn tunnel_tls(ctx: &BuildContext) -> TransportSocket {
     constant::socket("tls", Any::pack(&context))
 }
 
-/// A listener inside the proxy.
+/// Returns an internal listener.
 pub(super) fn internal(name: &str) -> Listener {
     Listener {
         name: name.to_owned(),
@@ -328,7 +328,7 @@ pub(super) fn internal(name: &str) -> Listener {
     }
 }
 
-/// A value that is kept for connections further inside.
+/// Returns a filter state value for the connections inside.
 pub(super) fn state_value(key: &str, value: &str, factory: &str, shared: SharedWithUpstream) -> FilterStateValue {
     FilterStateValue {
         key: Some(Key::ObjectKey(key.to_owned())),
@@ -345,7 +345,7 @@ pub(super) fn state_value(key: &str, value: &str, factory: &str, shared: SharedW
     }
 }
 
-/// Every CONNECT request leads to the inner listener.
+/// Routes every CONNECT request to the internal listener.
 fn tunnel_routes() -> RouteConfiguration {
     let action = RouteAction {
         cluster_specifier: Some(ClusterSpecifier::Cluster(MAIN_INTERNAL.to_owned())),

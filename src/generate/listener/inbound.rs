@@ -1,4 +1,4 @@
-//! Inbound listeners of sidecars: `virtualInbound`, and the sockets that a Sidecar's ingress listeners ask for.
+//! Inbound listeners of sidecars: `virtualInbound`, and the sockets of a Sidecar's ingress listeners.
 
 pub mod chain;
 mod filters;
@@ -11,9 +11,9 @@ use smol_str::SmolStr;
 use super::{
     ListenerKey,
     filter_chain::max_connections_per_event,
-    inspector::{Inspected, original_destination, original_source},
+    inspector::{InspectorsByPort, original_destination, original_source},
     outbound::{
-        listener::{MemberKind, additional_addresses, exact_balance},
+        listener::{ChainKind, additional_addresses, exact_balance},
         listener_name,
         proxy_view::{is_own_port, own_ports},
     },
@@ -31,9 +31,9 @@ use crate::{
         filter::{
             chain_fields::{NetworkFilters, WrittenListener, field, write_match},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::{FilterStack, LogPlace},
+            stack::{FilterStack, LogPosition},
             tcp::add_black_hole,
-            tls::{Inside, ServerCertificates},
+            tls::{InnerProtocol, ServerCertificates},
         },
         patch::PatchContext,
         proxy::{InterceptionMode, MetadataKey},
@@ -58,58 +58,58 @@ use crate::{
 use chain::{ChainForm, chain_forms, terminating_form};
 use filters::InboundPort;
 
-/// The name of the listener that intercepted inbound connections come to.
+/// Name of the listener of intercepted inbound connections.
 pub const VIRTUAL_INBOUND: &str = "virtualInbound";
-/// The cluster of inbound traffic to ports that nobody declares.
+/// Cluster of inbound traffic to undeclared ports.
 pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
-/// The part of a sidecar that its inbound listeners depend on.
+/// Attributes of a sidecar that its inbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundProxyView {
-    /// What filters depend on.
+    /// Attributes that filters depend on.
     pub filters: Hashed<FilterProxyView>,
-    /// The service ports that it serves, oldest service first.
+    /// Service ports that it serves, oldest service first.
     pub targets: Shared<[ServiceTarget]>,
-    /// The Sidecar whose ingress listeners replace them, if it has any.
+    /// Sidecar whose ingress listeners replace them, if it has any.
     pub sidecar: Option<ObjectKey>,
-    /// What it demands of peers.
+    /// PeerAuthentication of its peers.
     pub peers: PeerPolicy,
-    /// Its address families.
+    /// Address families.
     pub ip_mode: IpMode,
-    /// Its own address, where ingress listeners are bound to it.
+    /// Address of the instance, if ingress listeners bind to it.
     pub own_address: Option<SmolStr>,
-    /// How traffic comes to it.
+    /// Interception mode.
     pub interception: InterceptionMode,
-    /// It cannot bind ports below 1024.
+    /// Whether it cannot bind ports below 1024.
     pub unprivileged: bool,
     /// Ports that Envoy itself serves.
     pub own_ports: [u32; 2],
-    /// Connections are spread evenly over worker threads.
+    /// Balances connections exactly over worker threads.
     pub exact_balance: bool,
-    /// Certificates that it brings along.
+    /// Certificates of its own in files.
     pub certificates: ServerCertificates,
-    /// It has a socket of an SDS provider of its own.
+    /// Whether it has the socket of its own SDS provider.
     pub external_socket: bool,
 }
 
-/// The inbound listeners of the sidecars of one kind.
+/// Inbound listeners of sidecars with equal views.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundPart {
-    /// What they depend on.
+    /// Attributes of the sidecar.
     pub client: Hashed<InboundProxyView>,
 }
 
-/// What one inbound listener is built from.
+/// Inputs of one inbound listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InboundKey {
-    /// The sidecar.
+    /// Attributes of the sidecar.
     pub client: Hashed<InboundProxyView>,
-    /// The port of an ingress listener that has a socket of its own; `None`: [`VIRTUAL_INBOUND`].
+    /// Port of an ingress listener with a socket of its own; `None` for [`VIRTUAL_INBOUND`].
     pub own_socket: Option<u32>,
 }
 
 impl InboundProxyView {
-    /// What inbound listeners depend on of a selected sidecar.
+    /// Returns the view of a selected sidecar.
     pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Hashed<Self> {
         let proxy = selected.proxy;
         let sidecar = ingress_sidecar(ctx, &selected.scope);
@@ -131,7 +131,7 @@ impl InboundProxyView {
         })
     }
 
-    /// True if a listener may stand there.
+    /// Returns true if a listener may bind there.
     fn can_bind(&self, bind_to_port: bool, bind: &str, port: u32, protocol: Protocol) -> bool {
         if bind_to_port && self.unprivileged && (1..1024).contains(&port) {
             return false;
@@ -148,7 +148,7 @@ impl InboundProxyView {
         ctx.mesh.sidecars.get(ctx.cx, self.sidecar.as_ref()?)
     }
 
-    /// The ports with chains of their own, by target port.
+    /// Returns the ports with their own chains, by target port.
     fn ports(&self, stack: &FilterStack) -> BTreeMap<u32, InboundPort> {
         let ctx = &stack.ctx;
         let Some(sidecar) = self.ingress_row(ctx) else {
@@ -173,7 +173,7 @@ impl InboundProxyView {
         ports
     }
 
-    /// The ports of services; the oldest service has a port that several target.
+    /// Returns the ports of services; the oldest service owns a port that several services target.
     fn service_ports(&self, stack: &FilterStack, taken: &[u32]) -> BTreeMap<u32, InboundPort> {
         let bind = wildcards(self.ip_mode)[0];
         let bind_to_port = self.interception == InterceptionMode::None;
@@ -186,7 +186,7 @@ impl InboundProxyView {
                 continue;
             };
             let number = target.target_port;
-            // The wildcard address with these ports is that of the listeners for intercepted connections.
+            // The wildcard address with these ports belongs to the listeners of intercepted connections.
             let mesh = stack.mesh;
             let intercepting = [mesh.proxy_listen_port as u32, mesh.proxy_inbound_listen_port as u32];
             if !self.can_bind(bind_to_port, bind, number, port.protocol)
@@ -265,7 +265,7 @@ impl InboundProxyView {
         (first, all.collect())
     }
 
-    /// Ports with a policy of their own that no chain is made for.
+    /// Returns ports with a policy of their own but without a chain.
     fn unserved_policy_ports(&self, ctx: &BuildContext) -> Vec<u32> {
         let served: Vec<u32> = match self.ingress_row(ctx) {
             Some(sidecar) => sidecar.spec.ingress.iter().map(port_number).collect(),
@@ -280,7 +280,7 @@ fn port_number(listener: &IstioIngressListener) -> u32 {
     listener.port.as_ref().map_or(0, |port| port.number)
 }
 
-/// A Sidecar of the root namespace shows as one of the client's.
+/// A Sidecar of the root namespace appears as one of the proxy's namespace.
 fn sidecar_meta(meta: &Meta, namespace: &Namespace) -> Meta {
     Meta {
         kind: Kind::Sidecar,
@@ -297,7 +297,7 @@ fn ingress_sidecar(ctx: &BuildContext, scope: &ScopeKey) -> Option<ObjectKey> {
     (!row.spec.ingress.is_empty()).then(|| key.clone())
 }
 
-/// The first address that is neither loopback, link-local, multicast nor unspecified.
+/// Returns the first address that is neither loopback, link-local, multicast nor unspecified.
 fn unicast_address(addresses: &[SmolStr]) -> Option<SmolStr> {
     let is_unicast = |text: &&SmolStr| match cidr::parse_ip(text) {
         Some(IpAddr::V4(ip)) => {
@@ -312,7 +312,7 @@ fn unicast_address(addresses: &[SmolStr]) -> Option<SmolStr> {
 }
 
 impl InboundPart {
-    /// The listeners: the virtual one first.
+    /// Lists the listeners, the virtual one first.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let key = |own_socket| {
             ListenerKey::Inbound(InboundKey {
@@ -351,28 +351,28 @@ impl InboundKey {
     }
 }
 
-/// An inbound listener in the making.
+/// An inbound listener under construction.
 pub(super) struct InboundListener<'a> {
-    /// Mesh, client, remarks.
+    /// Builder of filters.
     pub(super) stack: FilterStack<'a>,
-    /// The sidecar.
+    /// Attributes of the sidecar.
     pub(super) client: &'a InboundProxyView,
-    /// The sockets of mutual TLS once made, encoded, for TCP and for HTTP inside.
+    /// Cached transport sockets of mutual TLS, encoded, for TCP and for HTTP inside.
     pub(super) sockets: [OnceCell<Vec<u8>>; 2],
 }
 
-/// The filters of a port once made: the same in each of its chains of a kind.
+/// Cached filters of a port, equal in all its chains of a kind.
 #[derive(Default)]
 struct PortFilters {
     http: OnceCell<NetworkFilters>,
     tcp: OnceCell<NetworkFilters>,
 }
 
-/// The chains of a listener in the making, and what its inspectors have to find out for them.
+/// Chains of a listener under construction, with the inspectors that they need.
 #[derive(Default)]
 pub(super) struct Chains {
     pub(super) listener: WrittenListener,
-    pub(super) needs: Inspected,
+    pub(super) needs: InspectorsByPort,
 }
 
 impl InboundListener<'_> {
@@ -427,12 +427,12 @@ impl InboundListener<'_> {
             listener_filters_timeout: self.stack.mesh.protocol_detection_timeout,
             max_connections_to_accept_per_socket_event: max_connections_per_event(self.stack.features()),
             connection_balance_config: self.client.exact_balance.then(exact_balance),
-            access_log: self.stack.access_logs(LogPlace::Listener),
+            access_log: self.stack.access_logs(LogPosition::Listener),
             ..Default::default()
         }
     }
 
-    /// Connections to the listener's own port would come back for ever.
+    /// Drops connections to the listener's own port, which would loop.
     fn add_black_hole(&self, chains: &mut Chains) {
         let mut filters = NetworkFilters::new();
         self.stack.add_metadata_exchange(&mut filters, true);
@@ -450,14 +450,14 @@ impl InboundListener<'_> {
         });
     }
 
-    /// The chains for what comes out of tunnels to these addresses: the ports in plaintext, then all others.
+    /// Returns the chains of tunnelled connections to these addresses: the ports in plaintext, then all others.
     pub(super) fn tunnel_chains(&self, addresses: &[CidrRange]) -> Chains {
         let features = self.stack.features();
         let mut chains = Chains::default();
         let tunneled = |form: &ChainForm| ChainForm { transport: "", ..*form };
         for (_, mut port) in self.client.ports(&self.stack) {
             port.tunneled = true;
-            let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
+            let declared = ChainKind::of(port.protocol).unwrap_or(ChainKind::Tcp);
             let filters = PortFilters::default();
             for form in chain_forms(declared, MtlsMode::Disable, features) {
                 self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);
@@ -465,7 +465,7 @@ impl InboundListener<'_> {
         }
         let port = InboundPort::passthrough(0);
         let filters = PortFilters::default();
-        for form in chain_forms(MemberKind::Auto, MtlsMode::Disable, features) {
+        for form in chain_forms(ChainKind::Auto, MtlsMode::Disable, features) {
             self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);
         }
         chains
@@ -474,18 +474,18 @@ impl InboundListener<'_> {
     fn add_passthrough(&self, chains: &mut Chains, port: u32, mode: MtlsMode) {
         let port = InboundPort::passthrough(port);
         let filters = PortFilters::default();
-        for form in chain_forms(MemberKind::Auto, mode, self.stack.features()) {
+        for form in chain_forms(ChainKind::Auto, mode, self.stack.features()) {
             self.add_chain(chains, &port, &form, &filters, &[]);
         }
     }
 
-    /// Adds the chains of a port by what mutual TLS demands there.
+    /// Adds the chains of a port by its mode of mutual TLS.
     fn add_port(&self, chains: &mut Chains, port: &InboundPort) {
         let mode = self.client.peers.mode_on(port.target_port);
-        let declared = MemberKind::of(port.protocol).unwrap_or(MemberKind::Tcp);
-        // Own TLS would be in the way of mutual TLS.
+        let declared = ChainKind::of(port.protocol).unwrap_or(ChainKind::Tcp);
+        // TLS of the application excludes mutual TLS.
         let forms = if port.tls.is_some() && mode == MtlsMode::Disable {
-            vec![terminating_form(declared == MemberKind::Http)]
+            vec![terminating_form(declared == ChainKind::Http)]
         } else {
             chain_forms(declared, mode, self.stack.features())
         };
@@ -529,13 +529,17 @@ impl InboundListener<'_> {
         });
     }
 
-    /// The socket of a chain that terminates TLS, encoded.
+    /// Returns the encoded transport socket of a chain that terminates TLS.
     fn socket(&self, port: &InboundPort, form: &ChainForm) -> Cow<'_, [u8]> {
         let own_tls = port
             .tls
             .as_ref()
             .filter(|_| self.client.peers.mode_on(port.target_port) == MtlsMode::Disable);
-        let inside = if form.http { Inside::Http } else { Inside::Tcp };
+        let inside = if form.http {
+            InnerProtocol::Http
+        } else {
+            InnerProtocol::Tcp
+        };
         let Some(tls) = own_tls else {
             let made = &self.sockets[usize::from(form.http)];
             let socket = || self.stack.mutual_tls(&self.client.certificates, inside).encode_to_vec();
@@ -546,8 +550,8 @@ impl InboundListener<'_> {
             external_socket: self.client.external_socket,
             stack: &self.stack,
             transport: Transport::Tcp,
-            // Parity: what is inside does not count here.
-            inside: Inside::Http,
+            // Parity (pilot/pkg/networking/core/listener_builder.go): the inner protocol does not count here.
+            inside: InnerProtocol::Http,
         };
         context.socket(tls).encode_to_vec().into()
     }

@@ -1,4 +1,4 @@
-//! Listener filters: original destination and source, TLS and HTTP inspection, and on which ports they run.
+//! Listener filters: original destination and source, TLS and HTTP inspection, and the ports on which they run.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use crate::proto::{
 
 use super::filter_chain::{PLAINTEXT_HTTP_ALPNS, TLS};
 
-/// The mark of connections that a transparent sidecar makes to its workload.
+/// Packet mark of a transparent sidecar's connections to its workload.
 const TPROXY_MARK: u32 = 1337;
 
-/// Reads server name and ALPN of TLS.
+/// Returns the filter that reads server name and ALPN of TLS.
 pub fn tls_inspector() -> ListenerFilter {
     let config = TlsInspector {
         initial_read_buffer_size: Some(512),
@@ -31,12 +31,12 @@ pub fn tls_inspector() -> ListenerFilter {
     filter("envoy.filters.listener.tls_inspector", Any::pack(&config))
 }
 
-/// Tells plaintext HTTP from other protocols. It stands after the TLS inspector, so that it passes over TLS.
+/// Returns the filter that detects plaintext HTTP. It follows the TLS inspector, so that it ignores TLS.
 pub fn http_inspector() -> ListenerFilter {
     filter("envoy.filters.listener.http_inspector", Any::pack(&HttpInspector {}))
 }
 
-/// Restores the address that an intercepted connection was for.
+/// Returns the filter that restores the original destination address.
 pub fn original_destination() -> ListenerFilter {
     filter(
         "envoy.filters.listener.original_dst",
@@ -44,7 +44,7 @@ pub fn original_destination() -> ListenerFilter {
     )
 }
 
-/// Keeps the source address towards the workload.
+/// Returns the filter that keeps the source address towards the workload.
 pub fn original_source() -> ListenerFilter {
     let config = OriginalSrc {
         mark: TPROXY_MARK,
@@ -53,7 +53,7 @@ pub fn original_source() -> ListenerFilter {
     filter("envoy.filters.listener.original_src", Any::pack(&config))
 }
 
-/// A listener filter that always runs.
+/// Returns a listener filter that always runs.
 pub fn filter(name: &str, config: Any) -> ListenerFilter {
     ListenerFilter {
         name: name.to_owned(),
@@ -62,19 +62,19 @@ pub fn filter(name: &str, config: Any) -> ListenerFilter {
     }
 }
 
-/// Which inspectors the chains of one port need.
+/// Inspectors that the chains of one port need.
 #[derive(Clone, Copy, Default)]
-struct Needs {
+struct RequiredInspectors {
     tls: bool,
     http: bool,
 }
 
-/// What the inspectors of a listener have to find out, by port. Chains without a port count as port 0.
+/// Inspectors of a listener by port. Chains without a port count as port 0.
 #[derive(Default)]
-pub struct Inspected(BTreeMap<u32, Needs>);
+pub struct InspectorsByPort(BTreeMap<u32, RequiredInspectors>);
 
-impl Inspected {
-    /// Adds what a chain matches.
+impl InspectorsByPort {
+    /// Adds the match of a chain.
     pub fn add(&mut self, by: &FilterChainMatch) {
         let needs = self.0.entry(by.destination_port.unwrap_or_default()).or_default();
         needs.tls |= by.transport_protocol == TLS;
@@ -82,7 +82,7 @@ impl Inspected {
         needs.http |= alpns.any(|alpn| PLAINTEXT_HTTP_ALPNS.contains(&alpn.as_str()));
     }
 
-    /// The inspectors, switched off on ports that do not need them.
+    /// Returns the inspectors, disabled on ports that do not need them.
     pub fn inspectors(&self) -> Vec<ListenerFilter> {
         let ports = &self.0;
         let mut filters = Vec::new();
@@ -103,9 +103,9 @@ impl Inspected {
     }
 }
 
-/// Where the TLS inspector is off: on the ports that do not need it, or (if unknown ports do not either) on all others
-/// than those that do.
-fn tls_disabled(ports: &BTreeMap<u32, Needs>) -> Option<ListenerFilterChainMatchPredicate> {
+/// Returns the ports where the TLS inspector is disabled: those that do not need it, or all except those that need it
+/// if unknown ports do not need it.
+fn tls_disabled(ports: &BTreeMap<u32, RequiredInspectors>) -> Option<ListenerFilterChainMatchPredicate> {
     let by_default = ports.get(&0).is_some_and(|needs| needs.tls);
     let listed = ports
         .iter()
@@ -120,7 +120,7 @@ fn tls_disabled(ports: &BTreeMap<u32, Needs>) -> Option<ListenerFilterChainMatch
     })
 }
 
-/// Connections to these ports; nothing without ports.
+/// Matches connections to these ports; `None` without ports.
 pub(super) fn on_ports(ports: Vec<u32>) -> Option<ListenerFilterChainMatchPredicate> {
     let mut rules: Vec<ListenerFilterChainMatchPredicate> = ports
         .into_iter()

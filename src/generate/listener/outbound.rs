@@ -1,8 +1,8 @@
-//! Which outbound listeners a sidecar has, and which services share one.
+//! Lists the outbound listeners of a sidecar, with the services that share each.
 //!
-//! Listing follows the rules by which ports of services meet at one address: HTTP ports share a listener, TCP ports
-//! add their chains, ports that are not declared turn it into a sniffing one. What one would get wrong: the state of a
-//! listener (HTTP, TCP, sniffing) depends on the order of services, and so decides who is heard at all.
+//! Listing follows the rules for service ports with the same address: HTTP ports share a listener, TCP ports add
+//! chains, and ports without a declared protocol make it sniff. Note: the protocol of a listener (HTTP, TCP, sniffing)
+//! depends on the order of services, and so decides which ports are ignored.
 
 pub mod listener;
 pub mod proxy_view;
@@ -28,20 +28,20 @@ use crate::{
         sidecar_scope::EgressListener,
     },
 };
-use listener::{ListenPort, Member, MemberKind, OutboundKey};
+use listener::{ChainKind, ListenPort, ListenerService, OutboundKey};
 use proxy_view::OutboundProxyView;
 
-/// The outbound listeners of the sidecars of one kind in one scope.
+/// Outbound listeners of the sidecars of one scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundPart {
-    /// What they can see.
+    /// Scope.
     pub scope: ScopeKey,
-    /// What else listeners depend on.
+    /// Further attributes of the proxy.
     pub client: Hashed<OutboundProxyView>,
 }
 
-/// Where a listener stands: first address and port.
-type Place = (SmolStr, u32);
+/// First address and port of a listener.
+type BindKey = (SmolStr, u32);
 
 /// A listener while services are added.
 struct Entry {
@@ -50,21 +50,21 @@ struct Entry {
     port: u32,
     protocol: Protocol,
     locked: bool,
-    /// Its chains of TCP depend on who the client is, beyond what it can run.
-    names_clients: bool,
-    members: Vec<Member>,
+    /// Whether its TCP chains depend on attributes of the proxy other than its extensions.
+    depends_on_proxy: bool,
+    services: Vec<ListenerService>,
 }
 
-/// Services of one egress listener on their way into entries.
+/// Adds the services of one egress listener to entries.
 struct Lister<'a> {
     ctx: &'a BuildContext<'a>,
     client: &'a OutboundProxyView,
     scope: &'a SidecarScope,
     wildcards: Vec<SmolStr>,
-    entries: BTreeMap<Place, Entry>,
+    entries: BTreeMap<BindKey, Entry>,
 }
 
-/// A service port that asks for a listener.
+/// A service port that needs a listener.
 struct Request<'a> {
     service: &'a Service,
     port: ListenPort,
@@ -74,7 +74,7 @@ struct Request<'a> {
 }
 
 impl OutboundPart {
-    /// The listeners, by address and port.
+    /// Lists the listeners, by address and port.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let scope = ctx.scope(&self.scope);
         let texts = |texts: &[&'static str]| texts.iter().map(|text| SmolStr::new_static(text)).collect();
@@ -97,16 +97,16 @@ impl OutboundPart {
             lister.add_egress(egress, &binds, bind_to_port);
         }
         let catch_all = catch_all_cluster(&scope);
-        // Every service with TCP has a listener of its own, which is the same for most workloads.
+        // Every TCP service has a listener of its own, which is the same for most workloads.
         let without_http = Hashed::new(self.client.without_http());
         let without_routes = Hashed::new(without_http.without_routes());
         let entries = lister.entries.into_values();
         entries
             .map(|entry| {
-                let mut members = entry.members.iter();
-                let client = if !members.all(|member| member.kind == MemberKind::Tcp) {
+                let mut services = entry.services.iter();
+                let client = if !services.all(|member| member.kind == ChainKind::Tcp) {
                     &self.client
-                } else if entry.names_clients {
+                } else if entry.depends_on_proxy {
                     &without_http
                 } else {
                     &without_routes
@@ -116,7 +116,7 @@ impl OutboundPart {
                     binds: entry.binds,
                     bind_to_port: entry.bind_to_port,
                     port: entry.port,
-                    members: entry.members,
+                    services: entry.services,
                     catch_all: catch_all.clone(),
                 })
             })
@@ -124,7 +124,7 @@ impl OutboundPart {
     }
 }
 
-/// The cluster of traffic to unknown destinations.
+/// Returns the cluster of traffic to unknown destinations.
 pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
     if scope.registry_only {
         SmolStr::new_static(crate::generate::filter::tcp::BLACK_HOLE)
@@ -137,7 +137,7 @@ pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
 
 impl<'a> Lister<'a> {
     fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
-        // An alias is served under the service that it stands for.
+        // An alias is served under the service that it refers to.
         let services = egress.services.iter().filter_map(|key| self.service(key));
         let services: Vec<&Service> = services
             .filter(|service| service.resolution != Resolution::Alias)
@@ -189,15 +189,16 @@ impl<'a> Lister<'a> {
         self.ctx.service(key).map(|service| &**service)
     }
 
-    /// True for an HTTP port that others have made a listener for already: one more changes nothing.
+    /// Returns true for an HTTP port that already has a listener: another one changes nothing.
     fn has_http(&self, port: &ServicePort) -> bool {
         let is_http = port.protocol.is_http() && port.protocol != Protocol::HttpProxy;
         let made = is_http.then(|| self.entries.get(&(self.wildcards[0].clone(), port.number)));
-        made.flatten()
-            .is_some_and(|made| made.locked || outcome(Some(made.protocol), port.protocol, MemberKind::Http).is_none())
+        made.flatten().is_some_and(|made| {
+            made.locked || resolve_conflict(Some(made.protocol), port.protocol, ChainKind::Http).is_none()
+        })
     }
 
-    /// Adds one port of a service; headless TCP services get a listener for each address.
+    /// Adds one port of a service. Headless TCP services get a listener for each address.
     fn add_service_port(&mut self, request: Request<'_>) {
         let service = request.service;
         let protocol = request.port.protocol;
@@ -233,7 +234,7 @@ impl<'a> Lister<'a> {
                 egress: request.egress,
             });
         }
-        // A plain ServiceEntry has no endpoints at any time; others only have none just now.
+        // A plain ServiceEntry never has endpoints; other services may get some later.
         if !any && service.registry != Registry::Kubernetes && service.selector.is_empty() {
             self.add(request);
         }
@@ -241,7 +242,7 @@ impl<'a> Lister<'a> {
 
     fn add(&mut self, mut request: Request<'_>) {
         let protocol = request.port.protocol;
-        let Some(kind) = MemberKind::of(protocol) else {
+        let Some(kind) = ChainKind::of(protocol) else {
             return;
         };
         let ranges = self.bind(&mut request, kind);
@@ -253,42 +254,43 @@ impl<'a> Lister<'a> {
         if current.is_some_and(|entry| entry.locked) {
             return;
         }
-        let Some((outcome, state)) = outcome(current.map(|entry| entry.protocol), protocol, kind) else {
+        let Some((resolve_conflict, state)) = resolve_conflict(current.map(|entry| entry.protocol), protocol, kind)
+        else {
             return;
         };
-        // A listener with the wildcard address falls through to TCP, so it sniffs.
-        let sniffs = kind == MemberKind::Http && protocol != Protocol::HttpProxy && *first == self.wildcards[0];
+        // A listener at the wildcard address falls through to TCP, so it sniffs.
+        let sniffs = kind == ChainKind::Http && protocol != Protocol::HttpProxy && *first == self.wildcards[0];
         let member = self.member(&request, kind, sniffs, ranges);
-        // Routes may be for some clients only; short names of aliases depend on the client's domain.
-        let names_clients = !(member.virtual_services.is_empty() && request.service.aliases.is_empty());
-        match outcome {
-            Outcome::Replace => {
+        // Routes may apply to some proxies only, and short names of aliases depend on the proxy's domain.
+        let depends_on_proxy = !(member.virtual_services.is_empty() && request.service.aliases.is_empty());
+        match resolve_conflict {
+            ConflictAction::Replace => {
                 let entry = Entry {
                     binds: request.binds,
                     bind_to_port: request.bind_to_port,
                     port: request.port.number,
                     protocol: if sniffs { Protocol::Unsupported } else { state },
                     locked: false,
-                    names_clients,
-                    members: vec![member],
+                    depends_on_proxy,
+                    services: vec![member],
                 };
                 self.entries.insert(place, entry);
             }
-            Outcome::Merge => {
+            ConflictAction::Merge => {
                 let entry = self.entries.get_mut(&place).expect("because merging needs an entry");
                 entry.protocol = state;
-                entry.names_clients |= names_clients;
-                entry.members.push(member);
+                entry.depends_on_proxy |= depends_on_proxy;
+                entry.services.push(member);
             }
         }
     }
 
-    /// Decides the addresses of a request that names none. Gives the ranges to match where an address is a range.
-    fn bind(&self, request: &mut Request, kind: MemberKind) -> Vec<SmolStr> {
+    /// Determines the addresses of a request without one. Returns the ranges to match if an address is a range.
+    fn bind(&self, request: &mut Request, kind: ChainKind) -> Vec<SmolStr> {
         if !request.binds.is_empty() {
             return Vec::new();
         }
-        if kind == MemberKind::Http {
+        if kind == ChainKind::Http {
             request.binds.clone_from(&self.wildcards);
             return Vec::new();
         }
@@ -301,8 +303,8 @@ impl<'a> Lister<'a> {
         Vec::new()
     }
 
-    fn member(&self, request: &Request, kind: MemberKind, sniffs: bool, ranges: Vec<SmolStr>) -> Member {
-        let mut member = Member {
+    fn member(&self, request: &Request, kind: ChainKind, sniffs: bool, ranges: Vec<SmolStr>) -> ListenerService {
+        let mut member = ListenerService {
             service: Some(request.service.key.clone()),
             port: request.port.clone(),
             kind,
@@ -312,8 +314,8 @@ impl<'a> Lister<'a> {
             virtual_services: Vec::new(),
             destinations: Vec::new(),
         };
-        if kind == MemberKind::Http {
-            // An HTTP listener is the same whichever service asks for it, unless the service is resolved on demand.
+        if kind == ChainKind::Http {
+            // An HTTP listener does not depend on the service, unless the service uses dynamic DNS.
             if !resolves_on_demand(request.service) {
                 member.service = None;
                 member.port.name = SmolStr::default();
@@ -346,7 +348,7 @@ impl<'a> Lister<'a> {
         found.map(|(rule, _)| rule)
     }
 
-    /// The VirtualServices of the egress listener that route TCP or TLS for a service, in their order.
+    /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a service, in order.
     fn virtual_services(&self, service: &Service, egress: &EgressListener) -> Vec<ObjectKey> {
         if egress.virtual_services.is_empty() {
             return Vec::new();
@@ -382,35 +384,39 @@ impl<'a> Lister<'a> {
     }
 }
 
-/// True for wildcard hosts whose upstreams are resolved when they are asked for.
+/// Returns true for wildcard hosts that are resolved per request.
 pub fn resolves_on_demand(service: &Service) -> bool {
     service.resolution == Resolution::DynamicDns && host::is_wildcard(&service.key.hostname)
 }
 
-/// What becomes of a port that comes to a listener.
+/// Result of adding a port to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// It makes the listener, or a new one in place of the old.
+enum ConflictAction {
+    /// The port replaces the listener, or creates it.
     Replace,
-    /// Its chains join those that are there.
+    /// Its chains are merged with those of the listener.
     Merge,
 }
 
-/// What happens when a protocol comes to a listener in some state, and the state afterwards; `None`: it is not heard.
-fn outcome(current: Option<Protocol>, incoming: Protocol, kind: MemberKind) -> Option<(Outcome, Protocol)> {
+/// Resolves a protocol conflict: the action and the listener's resulting protocol, or `None` if the port is ignored.
+fn resolve_conflict(
+    current: Option<Protocol>,
+    incoming: Protocol,
+    kind: ChainKind,
+) -> Option<(ConflictAction, Protocol)> {
     let Some(current) = current.filter(|_| incoming != Protocol::HttpProxy) else {
-        return Some((Outcome::Replace, incoming));
+        return Some((ConflictAction::Replace, incoming));
     };
     let (result, state) = match kind {
-        MemberKind::Http if current.is_tcp() => (Outcome::Merge, Protocol::Unsupported),
-        MemberKind::Http => return None,
-        MemberKind::Tcp if current.is_http() => (Outcome::Merge, Protocol::Unsupported),
-        MemberKind::Tcp => (Outcome::Merge, current),
-        MemberKind::Auto if current.is_http() => (Outcome::Replace, incoming),
-        MemberKind::Auto if current.is_tcp() => (Outcome::Merge, Protocol::Unsupported),
-        MemberKind::Auto => return None,
+        ChainKind::Http if current.is_tcp() => (ConflictAction::Merge, Protocol::Unsupported),
+        ChainKind::Http => return None,
+        ChainKind::Tcp if current.is_http() => (ConflictAction::Merge, Protocol::Unsupported),
+        ChainKind::Tcp => (ConflictAction::Merge, current),
+        ChainKind::Auto if current.is_http() => (ConflictAction::Replace, incoming),
+        ChainKind::Auto if current.is_tcp() => (ConflictAction::Merge, Protocol::Unsupported),
+        ChainKind::Auto => return None,
     };
-    // Sniffing would break protocols in which the server speaks first.
+    // Sniffing breaks protocols in which the server speaks first.
     let server_first = |protocol| matches!(protocol, Protocol::Mongo | Protocol::Mysql);
     if incoming != current && (server_first(incoming) || server_first(current)) {
         return None;
@@ -418,7 +424,7 @@ fn outcome(current: Option<Protocol>, incoming: Protocol, kind: MemberKind) -> O
     Some((result, state))
 }
 
-/// The name of a listener by address and port.
+/// Returns the name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
     [bind, "_", itoa::Buffer::new().format(port)].into_iter().collect()
 }
@@ -429,35 +435,44 @@ mod tests {
 
     #[test]
     fn protocols_meet_at_one_address() {
-        use MemberKind::{Auto, Http, Tcp};
+        use ChainKind::{Auto, Http, Tcp};
         let sniffing = Protocol::Unsupported;
-        let meet = |current, incoming, kind| outcome(Some(current), incoming, kind);
+        let meet = |current, incoming, kind| resolve_conflict(Some(current), incoming, kind);
         assert_eq!(
-            outcome(None, Protocol::Tcp, Tcp),
-            Some((Outcome::Replace, Protocol::Tcp))
+            resolve_conflict(None, Protocol::Tcp, Tcp),
+            Some((ConflictAction::Replace, Protocol::Tcp))
         );
         assert_eq!(meet(Protocol::Http, Protocol::Grpc, Http), None);
         assert_eq!(meet(sniffing, Protocol::Http, Http), None);
         assert_eq!(
             meet(Protocol::Tcp, Protocol::Http, Http),
-            Some((Outcome::Merge, sniffing))
+            Some((ConflictAction::Merge, sniffing))
         );
         assert_eq!(
             meet(Protocol::Http, Protocol::Tcp, Tcp),
-            Some((Outcome::Merge, sniffing))
+            Some((ConflictAction::Merge, sniffing))
         );
         assert_eq!(
             meet(Protocol::Tls, Protocol::Tcp, Tcp),
-            Some((Outcome::Merge, Protocol::Tls))
+            Some((ConflictAction::Merge, Protocol::Tls))
         );
-        assert_eq!(meet(sniffing, Protocol::Tcp, Tcp), Some((Outcome::Merge, sniffing)));
-        assert_eq!(meet(Protocol::Http, sniffing, Auto), Some((Outcome::Replace, sniffing)));
-        assert_eq!(meet(Protocol::Tcp, sniffing, Auto), Some((Outcome::Merge, sniffing)));
+        assert_eq!(
+            meet(sniffing, Protocol::Tcp, Tcp),
+            Some((ConflictAction::Merge, sniffing))
+        );
+        assert_eq!(
+            meet(Protocol::Http, sniffing, Auto),
+            Some((ConflictAction::Replace, sniffing))
+        );
+        assert_eq!(
+            meet(Protocol::Tcp, sniffing, Auto),
+            Some((ConflictAction::Merge, sniffing))
+        );
         assert_eq!(meet(sniffing, sniffing, Auto), None);
         assert_eq!(meet(Protocol::Mongo, Protocol::Tcp, Tcp), None);
         assert_eq!(
             meet(Protocol::Mongo, Protocol::Mongo, Tcp),
-            Some((Outcome::Merge, Protocol::Mongo))
+            Some((ConflictAction::Merge, Protocol::Mongo))
         );
     }
 }

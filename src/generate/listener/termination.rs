@@ -1,11 +1,11 @@
-//! TLS that a proxy terminates as a server's settings say: on gateways and on ingress listeners of Sidecars.
+//! TLS termination by the settings of a server, on gateways and on ingress listeners of Sidecars.
 
 use crate::{
     generate::{
         constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
         filter::{
             stack::FilterStack,
-            tls::{Inside, ServerCertificates},
+            tls::{InnerProtocol, ServerCertificates},
         },
         tls::enforce_compliance,
     },
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// The cipher suites of Envoy; it refuses a listener with others.
+/// Cipher suites that Envoy supports; it refuses a listener with others.
 const KNOWN_SUITES: &[&str] = &[
     "ECDHE-ECDSA-AES128-GCM-SHA256",
     "ECDHE-RSA-AES128-GCM-SHA256",
@@ -52,7 +52,7 @@ const KNOWN_SUITES: &[&str] = &[
 
 const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
 
-/// What carries the bytes.
+/// Transport of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Transport {
     /// TCP.
@@ -61,22 +61,22 @@ pub(super) enum Transport {
     Quic,
 }
 
-/// What the TLS of a server depends on besides its settings.
+/// Inputs of a server's TLS, besides its settings.
 pub(super) struct Context<'a> {
-    /// The proxy's own certificates, for mutual TLS within the mesh.
+    /// Proxy's own certificates, for mutual TLS within the mesh.
     pub(super) certificates: &'a ServerCertificates,
-    /// The proxy has a socket of an SDS provider of its own.
+    /// Whether the proxy has the socket of its own SDS provider.
     pub(super) external_socket: bool,
     /// Mesh and features.
     pub(super) stack: &'a FilterStack<'a>,
-    /// What carries the bytes.
+    /// Transport.
     pub(super) transport: Transport,
-    /// What is inside.
-    pub(super) inside: Inside,
+    /// Protocol inside TLS.
+    pub(super) inside: InnerProtocol,
 }
 
 impl Context<'_> {
-    /// The transport socket of a server.
+    /// Returns the transport socket of a server.
     pub(super) fn socket(&self, settings: &ServerTlsSettings) -> TransportSocket {
         let context = self.downstream(settings);
         match self.transport {
@@ -93,7 +93,7 @@ impl Context<'_> {
 
     fn downstream(&self, settings: &ServerTlsSettings) -> DownstreamTlsContext {
         let mode = settings.mode();
-        // Envoy cannot ask for client certificates over QUIC.
+        // Envoy cannot request client certificates over QUIC.
         let required = matches!(mode, TlSmode::Mutual | TlSmode::IstioMutual) && self.transport == Transport::Tcp;
         let validated = required || mode == TlSmode::OptionalMutual;
         let mut common = CommonTlsContext {
@@ -134,11 +134,12 @@ impl Context<'_> {
         match self.transport {
             Transport::Quic => vec!["h3".to_owned()],
             Transport::Tcp if mode == TlSmode::IstioMutual => self.stack.server_alpns(self.inside),
-            Transport::Tcp => self.stack.server_alpns(Inside::Http),
+            Transport::Tcp => self.stack.server_alpns(InnerProtocol::Http),
         }
     }
 
-    /// Certificates that are fetched as secrets. Parity: client certificates are checked by mode alone, even over QUIC.
+    /// Applies certificates from SDS. Parity (pilot/pkg/networking/core/listener_builder.go): the mode alone decides
+    /// whether client certificates are checked, even over QUIC.
     fn apply_credentials(&self, common: &mut CommonTlsContext, settings: &ServerTlsSettings) {
         let names = if settings.credential_names.is_empty() {
             std::slice::from_ref(&settings.credential_name)
@@ -154,7 +155,7 @@ impl Context<'_> {
             ..Default::default()
         };
         if matches!(settings.mode(), TlSmode::Mutual | TlSmode::OptionalMutual) {
-            // Envoy checks against one authority only, so the first certificate's counts.
+            // Envoy validates against a single CA, so that of the first certificate counts.
             let authority = match settings.ca_cert_credential_name.as_str() {
                 "" => secret(&names[0], AUTHORITY_SUFFIX),
                 authority => secret(authority, ""),
@@ -170,7 +171,7 @@ impl Context<'_> {
         }
     }
 
-    /// The mesh's provider of secrets, the first if there are several, where a name asks for one.
+    /// Returns the first of the mesh's secret providers, if a name refers to one.
     fn secret_provider<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> SecretProvider {
         if self.external_socket || !names.any(|name| name.starts_with(SDS_CREDENTIAL)) {
             return SecretProvider::None;
@@ -189,7 +190,7 @@ impl Context<'_> {
         }
     }
 
-    /// The mesh's defaults with the server's settings over them; `None` where neither says anything.
+    /// Returns the mesh's defaults overridden by the server's settings; `None` if neither sets anything.
     fn parameters(&self, settings: &ServerTlsSettings) -> Option<TlsParameters> {
         let mut parameters = TlsParameters::default();
         if let Some(defaults) = &self.stack.mesh.tls_defaults {
@@ -197,7 +198,7 @@ impl Context<'_> {
             parameters.cipher_suites.clone_from(&defaults.cipher_suites);
             parameters.tls_minimum_protocol_version = match defaults.min_protocol_version {
                 0 => 0,
-                // The mesh's versions begin with TLS 1.2, Envoy's with TLS 1.0.
+                // The mesh's enumeration starts at TLS 1.2, Envoy's at TLS 1.0.
                 version => version + 2,
             };
         }
@@ -224,7 +225,8 @@ impl Context<'_> {
     }
 }
 
-/// The cipher suites that Envoy knows, each once; expressions (they begin with a sign) are left to it.
+/// Returns the cipher suites that Envoy supports, without duplicates. Expressions, which begin with a sign, are left to
+/// Envoy.
 fn known_suites(written: &[String]) -> Vec<String> {
     let is_known = |suite: &str| {
         suite == "ALL"
@@ -240,7 +242,7 @@ fn known_suites(written: &[String]) -> Vec<String> {
     suites
 }
 
-/// Certificates that the agent beside the gateway serves from files, or its own.
+/// Applies certificates that the gateway's agent serves from files, or the agent's own.
 fn apply_files(
     common: &mut CommonTlsContext,
     certificates: &ServerCertificates,

@@ -1,8 +1,8 @@
-//! The listeners of waypoints: connections come out of tunnels, are told apart by the address and port that they were
-//! for, and go on through tunnels.
+//! Listeners of waypoints. Connections come out of tunnels, are matched by their destination address and port, and
+//! continue through tunnels.
 //!
-//! What one would get wrong: each service has chains of its own, since policies may refer to services; chains match
-//! nothing by themselves, a matcher of the listener chooses among them by name.
+//! Note: each service has chains of its own, because policies may refer to services. Chains have no match; a matcher of
+//! the listener selects them by name.
 
 mod matcher;
 #[cfg(test)]
@@ -17,7 +17,7 @@ use super::{
     filter_chain::plaintext_http_alpns,
     hbone::{OriginateKey, TerminateKey, internal, state_value},
     inspector::{self, original_destination},
-    outbound::listener::MemberKind,
+    outbound::listener::ChainKind,
 };
 use crate::{
     base::{Hashed, NetworkId, cidr::IpMode},
@@ -28,7 +28,7 @@ use crate::{
             chain_fields::{NetworkFilters, WrittenListener, field},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::{FilterProxyView, ListenerClass},
-            stack::{FilterStack, LogPlace},
+            stack::{FilterStack, LogPosition},
             tcp::{TCP_PROXY, TcpChain, plain_proxy},
         },
         name::{self, ClusterMode, VipTraffic},
@@ -68,53 +68,53 @@ use crate::{
 };
 use matcher::PortChain;
 
-/// The chain for connections to workloads, and what it is called where it reads requests.
+/// Chains for connections to workloads, with the traffic that each reads.
 const DIRECT: [(&str, VipTraffic); 2] = [("direct-tcp", VipTraffic::Tcp), ("direct-http", VipTraffic::Http)];
-/// Where the tunnel around a tunnel leads.
+/// Target of the outer tunnel.
 const HBONE_TARGET: &str = "istio.double_hbone.hbone_target_address";
 
-/// What the listeners of a waypoint depend on of it.
+/// Attributes of a waypoint that its listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WaypointProxyView {
-    /// What filters depend on where no service is in question.
+    /// Attributes that filters of no service depend on.
     pub filters: Hashed<FilterProxyView>,
-    /// What policies are matched against.
+    /// Subject of policies.
     pub subject: Subject,
-    /// Which services go through it.
+    /// Waypoint, with the services that use it.
     pub waypoint: WaypointView,
-    /// How it sees addresses.
+    /// Visibility of service addresses.
     pub vip: VipView,
-    /// The address families that it listens on.
+    /// Address families of its addresses.
     pub ip_mode: IpMode,
-    /// Its network.
+    /// Network.
     pub network: NetworkId,
 }
 
-/// The listeners of a waypoint.
+/// Listeners of a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WaypointPart {
-    /// What they depend on.
+    /// Attributes of the waypoint.
     pub client: Hashed<WaypointProxyView>,
 }
 
-/// What one listener is built from.
+/// Inputs of one listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WaypointKey {
-    /// Takes what comes out of tunnels.
+    /// The listener of connections out of tunnels.
     MainInternal(Hashed<WaypointProxyView>),
-    /// Opens the tunnel within a tunnel.
+    /// The listener that originates the inner tunnel.
     Inner {
-        /// What filters depend on.
+        /// Attributes that filters depend on.
         filters: Hashed<FilterProxyView>,
-        /// The network that connections come from.
+        /// Network of the connections' origin.
         network: NetworkId,
     },
-    /// Opens the tunnel around it.
+    /// The listener that originates the outer tunnel.
     Outer(Hashed<FilterProxyView>),
 }
 
 impl WaypointPart {
-    /// The listeners of a selected waypoint.
+    /// Selects the listeners of a waypoint.
     pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Self {
         let client = Hashed::new(WaypointProxyView {
             filters: filters.clone(),
@@ -127,7 +127,7 @@ impl WaypointPart {
         Self { client }
     }
 
-    /// The listeners.
+    /// Lists the listeners.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
         let features = &ctx.mesh.installation.features;
         let client = &self.client;
@@ -180,7 +180,7 @@ impl WaypointKey {
     }
 }
 
-/// A listener inside the proxy with one chain. Patches do not reach it.
+/// Returns an internal listener with one chain. Patches do not apply to it.
 fn finished(stack: FilterStack, name: &str, filters: Vec<Filter>, listener_filters: Vec<ListenerFilter>) -> Built {
     let listener = Listener {
         use_original_dst: Some(false),
@@ -189,14 +189,14 @@ fn finished(stack: FilterStack, name: &str, filters: Vec<Filter>, listener_filte
             filters,
             ..Default::default()
         }],
-        access_log: stack.access_logs(LogPlace::Listener),
+        access_log: stack.access_logs(LogPosition::Listener),
         ..internal(name)
     };
     Built::new(EncodedResource::new(name, &listener)).with_notes(stack.into_notes())
 }
 
 impl FilterStack<'_> {
-    /// The end of a listener that opens one of two tunnels in each other, with a header that goes along.
+    /// Returns the filter that originates one of two nested tunnels, with an additional header.
     fn double_tunnel(&self, cluster: &str, (key, value): (&str, &str)) -> Filter {
         let header = HeaderValueOption {
             header: Some(HeaderValue {
@@ -213,13 +213,13 @@ impl FilterStack<'_> {
                 headers_to_add: vec![header],
                 ..Default::default()
             }),
-            access_log: self.access_logs(LogPlace::HboneOrigination),
+            access_log: self.access_logs(LogPosition::HboneOrigination),
             ..plain_proxy(cluster)
         };
         network_filter(TCP_PROXY, Any::pack(&proxy))
     }
 
-    /// Tells the connections further on what the endpoint's metadata say of the way.
+    /// Passes the endpoint's metadata on to the next connection.
     fn endpoint_metadata(&self) -> Filter {
         let shared = SharedWithUpstream::Transitive;
         let local = format!("%DYNAMIC_METADATA({DESTINATION_METADATA}:local)%");
@@ -235,7 +235,7 @@ impl FilterStack<'_> {
     }
 }
 
-/// The state that says what a connection in a tunnel is for.
+/// Returns the format of the address that a connection in a tunnel is for.
 fn local_address() -> String {
     format!("{DESTINATION_METADATA}.local_ip")
 }
@@ -273,13 +273,13 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
         traffic_direction: TrafficDirection::Inbound as i32,
         filter_chain_matcher: Some(matcher::by_address(matched)),
         listener_filters: inspectors(&ports),
-        access_log: making.stack.access_logs(LogPlace::Listener),
+        access_log: making.stack.access_logs(LogPosition::Listener),
         ..internal(MAIN_INTERNAL)
     };
     listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
 }
 
-/// The listener in the making.
+/// The main internal listener under construction.
 struct MainInternal<'a> {
     stack: FilterStack<'a>,
     client: &'a WaypointProxyView,
@@ -287,13 +287,13 @@ struct MainInternal<'a> {
 }
 
 impl MainInternal<'_> {
-    /// What the filters of a service's chains depend on.
+    /// Returns the attributes that the filters of a service's chains depend on.
     fn filters_for(&self, service: &Service) -> Hashed<FilterProxyView> {
         let subject = self.client.subject.clone().with_service(service);
         FilterProxyView::for_service(&self.client.filters, &self.stack.ctx, &subject)
     }
 
-    /// Adds the chains of a service port; nothing for UDP.
+    /// Adds the chains of a service port; none for UDP.
     fn add_port(
         &self,
         listener: &mut WrittenListener,
@@ -327,7 +327,7 @@ impl MainInternal<'_> {
         })
     }
 
-    /// Adds a chain for connections to workloads themselves, which no service's policies concern.
+    /// Adds a chain for connections to workloads, to which no service's policies apply.
     fn add_direct(&self, listener: &mut WrittenListener, name: &str, traffic: VipTraffic) {
         let mut filters = NetworkFilters::new();
         filters.push(&connect_authority());
@@ -353,7 +353,7 @@ const VIP_CHAIN: TcpChain = TcpChain {
     port: 0,
     exchanges_metadata: true,
     tunneled: true,
-    secured_elsewhere: false,
+    authorized_by_destination: false,
 };
 
 fn add_chain(listener: &mut WrittenListener, name: &str, filters: &NetworkFilters) {
@@ -363,7 +363,7 @@ fn add_chain(listener: &mut WrittenListener, name: &str, filters: &NetworkFilter
     });
 }
 
-/// Keeps what the connection is for.
+/// Keeps the destination of the connection.
 fn connect_authority() -> Filter {
     let local = local_address();
     let value = format!("%FILTER_STATE({local}:PLAIN)%");
@@ -411,13 +411,13 @@ fn http_filters(
     filters
 }
 
-/// What has to be found out of connections by ports of services: HTTP on those that may carry it or something else, TLS on
-/// those that are declared to carry it.
+/// Returns the inspectors by ports of services: HTTP on ports that may carry it or another protocol, TLS on ports
+/// declared to carry it.
 fn inspectors(ports: &BTreeMap<u32, Vec<Protocol>>) -> Vec<ListenerFilter> {
     let is_single = |protocols: &[Protocol]| {
-        let mut kinds: Vec<_> = protocols.iter().map(|protocol| MemberKind::of(*protocol)).collect();
+        let mut kinds: Vec<_> = protocols.iter().map(|protocol| ChainKind::of(*protocol)).collect();
         kinds.dedup();
-        kinds.len() == 1 && kinds[0] != Some(MemberKind::Auto)
+        kinds.len() == 1 && kinds[0] != Some(ChainKind::Auto)
     };
     let is_tls = |protocols: &[Protocol]| protocols.iter().any(|protocol| protocol.is_tls());
     let where_not = |wanted: &dyn Fn(&[Protocol]) -> bool| {

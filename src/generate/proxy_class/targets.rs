@@ -62,7 +62,7 @@ fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<P
             .collect();
     }
     let Some(pod) = pod else {
-        // Parity: what the node says of its labels and ports is not looked at when it connects.
+        // Parity (pilot/pkg/xds/ads.go): what the node says of its labels and ports is not looked at when it connects.
         return Vec::new();
     };
     let mut services = selecting(ctx, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();

@@ -1,4 +1,4 @@
-//! Which objects mention credentials, so that the few that do are found without looking at all.
+//! Indexes of the objects with credentials, so that they are found without reading all objects.
 
 use prost_types::{Struct, Value, value::Kind};
 use smol_str::SmolStr;
@@ -13,18 +13,18 @@ use crate::{
     table::Cx,
 };
 
-/// Who may be led to a credential by a DestinationRule.
+/// Proxies that a DestinationRule may refer to a credential.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Clients {
     /// Gateways, by every rule.
     Gateways,
     /// Sidecars of the rule's namespace, by rules that select them.
     Selected(Namespace),
-    /// All sidecars, by rules whose authorities are in ConfigMaps.
+    /// All sidecars, by rules with CA certificates in ConfigMaps.
     Everyone,
 }
 
-/// Index keys of DestinationRules with credentials.
+/// Emits the index keys of a DestinationRule with credentials.
 pub fn clients(key: &ObjectKey, rule: &Config<DestinationRule>, emit: &mut dyn FnMut(Clients)) {
     if client_credentials(&rule.spec).next().is_none() {
         return;
@@ -38,7 +38,7 @@ pub fn clients(key: &ObjectKey, rule: &Config<DestinationRule>, emit: &mut dyn F
     }
 }
 
-/// The TLS settings of a rule that name a credential and use it.
+/// Returns the TLS settings of a rule that use a credential.
 pub fn client_credentials(rule: &DestinationRule) -> impl Iterator<Item = &ClientTlsSettings> {
     let of_subsets = rule.subsets.iter().filter_map(|subset| subset.traffic_policy.as_ref());
     let policies = rule.traffic_policy.iter().chain(of_subsets);
@@ -52,7 +52,7 @@ fn tls_settings(policy: &TrafficPolicy) -> impl Iterator<Item = &ClientTlsSettin
     policy.tls.iter().chain(of_ports)
 }
 
-/// The credentials that the patches of an EnvoyFilter mention anywhere, sorted; none if it mentions none.
+/// Returns the credentials anywhere in the patches of an EnvoyFilter, sorted; `None` without any.
 pub fn of_filter(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Vec<SmolStr>> {
     let filter = mesh.envoy_filters.get(cx, key)?;
     let mut names = Vec::new();

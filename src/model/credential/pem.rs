@@ -1,4 +1,4 @@
-//! Whether a text is a certificate. Dates are not looked at: this layer knows no time.
+//! Checks whether a text is a certificate. Dates are not checked: this layer has no clock.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
@@ -6,22 +6,22 @@ const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 const DASHES: &str = "-----";
 
-/// The tags of DER that a certificate is made of.
+/// DER tags in a certificate.
 const SEQUENCE: u8 = 0x30;
 const BIT_STRING: u8 = 0x03;
 
-/// Why a text is no certificate.
+/// Reason why a text is not a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// It holds no PEM block.
+    /// It has no PEM block.
     #[error("it is not PEM")]
     NotPem,
-    /// The first PEM block is something else.
+    /// The first PEM block has another type.
     #[error("its first PEM block is not a certificate")]
     NotACertificate,
 }
 
-/// Checks the first PEM block of a text, as Envoy takes that one for the certificate of the server.
+/// Checks the first PEM block of a text, which Envoy uses as the server certificate.
 pub fn check_certificate(text: &[u8]) -> Result<(), CertificateError> {
     let der = first_block(text).ok_or(CertificateError::NotPem)?;
     let mut rest = der.as_slice();
@@ -33,7 +33,7 @@ pub fn check_certificate(text: &[u8]) -> Result<(), CertificateError> {
     Ok(())
 }
 
-/// The content of the first PEM block.
+/// Returns the content of the first PEM block.
 fn first_block(text: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?;
     let mut rest = text;
@@ -61,7 +61,7 @@ fn first_block(text: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A certificate is what is signed, the algorithm, and the signature.
+/// Checks the three elements of a certificate: signed content, algorithm and signature.
 fn is_certificate(content: &[u8]) -> Option<()> {
     let (_, rest) = element(content, SEQUENCE)?;
     let (_, rest) = element(rest, SEQUENCE)?;
@@ -69,7 +69,7 @@ fn is_certificate(content: &[u8]) -> Option<()> {
     rest.is_empty().then_some(())
 }
 
-/// The content of the first DER element, if it has this tag, and what follows it.
+/// Returns the content of the first DER element, if it has this tag, and the remaining bytes.
 fn element(bytes: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;

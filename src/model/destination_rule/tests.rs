@@ -149,7 +149,8 @@ fn a_wider_audience_joins_a_narrower_one() {
         ("shop/wide", rule(HOST, &["web", "app"], &["v2"])),
     ]);
     assert_eq!(found(&wider, "web", &[]).as_deref(), Some("shop/narrow+shop/wide"));
-    // Parity: the rule that joined does not stand apart as well, so those whom only it names are left without.
+    // Parity (pilot/pkg/model/destination_rule.go): the merged rule is not kept separately, so clients that only it
+    // selects have none.
     assert_eq!(found(&wider, "app", &[]), None);
     let apart = commit(vec![
         ("shop/narrow", rule(HOST, &["web"], &["v1"])),

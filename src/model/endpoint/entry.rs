@@ -1,4 +1,4 @@
-//! Endpoints from ServiceEntries: written inline, selected by labels, or the host itself.
+//! Endpoints of ServiceEntries: inline, selected by labels, or the host itself.
 
 use std::collections::BTreeSet;
 
@@ -17,20 +17,21 @@ use crate::{
     table::Cx,
 };
 
-/// What begins the address of a Unix socket.
+/// Prefix of a Unix socket address.
 const UNIX: &str = "unix://";
 
-/// The endpoints of all entries that declare the host, oldest entry first.
+/// Returns the endpoints of all entries that declare the host, oldest entry first.
 pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Endpoint> {
     let mut endpoints = Vec::new();
     let mut ports_served: BTreeSet<u32> = BTreeSet::new();
     for config in entry::entries(cx, mesh, key) {
         let single = entry::resolution(&config.spec) == Resolution::DnsRoundRobinLb;
         let own = of_entry(cx, mesh, key, config);
-        // Parity: an entry counts once for each of its addresses, so its endpoints repeat; Envoy drops repetitions.
+        // Parity (pilot/pkg/serviceregistry/serviceentry/conversion.go): an entry counts once for each of its
+        // addresses, so its endpoints repeat. Envoy drops duplicates.
         for _ in 0..entry::address_count(&config.spec) {
             for (number, endpoint) in &own {
-                // Round robin over DNS has room for one endpoint at each port.
+                // DNS round robin has one endpoint per port.
                 let first = ports_served.insert(*number);
                 if first || !single {
                     endpoints.push(Endpoint {
@@ -44,7 +45,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<E
     endpoints
 }
 
-/// The endpoints of one entry with the number of the port that each serves.
+/// Returns the endpoints of one entry with the number of the port that each serves.
 fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, config: &Config<ServiceEntry>) -> Vec<(u32, Endpoint)> {
     let spec = &config.spec;
     let is_dns = matches!(entry::resolution(spec), Resolution::DnsLb | Resolution::DnsRoundRobinLb);
@@ -83,7 +84,8 @@ fn inline_workload(
     workload::of_entry(cx, mesh, &key, endpoint, workload::label_map(&endpoint.labels), name)
 }
 
-/// The ready pods and WorkloadEntries of the entry's namespace that its selector chooses, pods first, then by name.
+/// Returns the ready pods and WorkloadEntries in the entry's namespace that its selector matches, pods first, then by
+/// name.
 fn selected<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -104,14 +106,14 @@ fn selected<'a>(
     selected.collect()
 }
 
-/// True if the workload is reached by a host name or a Unix socket, which only DNS ServiceEntries can use.
+/// Returns true if the workload is reached by a host name or a Unix socket, which only DNS ServiceEntries support.
 pub(super) fn needs_dns(workload: &Workload) -> bool {
     let address = workload.addresses.first().map_or("", SmolStr::as_str);
     !address.is_empty() && cidr::parse_ip(address).is_none()
 }
 
-/// The endpoints of a workload at the entry's ports. The workload's own port of that name comes first, then the
-/// entry's target port, then the port itself.
+/// Returns the endpoints of a workload at the entry's ports: the workload's own port of that name, or else the entry's
+/// target port, or else the port itself.
 fn serve(mesh: &MeshSnapshot, workload: &Workload, ports: &[ServicePort]) -> Vec<(u32, Endpoint)> {
     let is_pod = workload.key.source == WorkloadSource::Pod;
     let unix = workload
@@ -142,7 +144,7 @@ fn serve(mesh: &MeshSnapshot, workload: &Workload, ports: &[ServicePort]) -> Vec
     served.collect()
 }
 
-/// A DNS host without endpoints: the proxy resolves the host.
+/// Returns the host of a DNS ServiceEntry without endpoints: the proxy resolves it.
 fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePort) -> Endpoint {
     Endpoint {
         address: SmolStr::new(key.hostname.as_str()),

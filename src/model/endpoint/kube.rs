@@ -1,4 +1,4 @@
-//! Endpoints of Kubernetes Services: from EndpointSlices with their pods, and from WorkloadEntries with fitting labels.
+//! Endpoints of Kubernetes Services: EndpointSlices with their pods, and WorkloadEntries with matching labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,16 +19,16 @@ use crate::{
 /// A service in one cluster.
 struct Here<'a> {
     cluster: &'a ClusterId,
-    /// The Service, unless the cluster has only slices of it.
+    /// Service, unless the cluster has only its slices.
     object: Option<&'a Shared<kube::Service>>,
-    /// The labels that decide how ending endpoints are treated; `None`: the cluster does not know the service.
+    /// Labels that decide the treatment of terminating endpoints; `None` if the cluster does not know the service.
     labels: Option<&'a Labels>,
-    /// The endpoints are for clients of the cluster alone.
+    /// Whether the endpoints are cluster-local.
     confined: bool,
 }
 
-/// The endpoints in all clusters that have the Service, or slices of it, in the order of cluster ids; and how many
-/// addresses are left out because their pod is not known yet.
+/// Returns the endpoints in all clusters that have the Service or slices of it, in the order of cluster ids, and the
+/// number of addresses omitted because their pods are not known yet.
 pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec<Endpoint>, usize) {
     let name = (service.key.namespace.clone(), service.name.clone());
     let mut slices: BTreeMap<&ClusterId, Vec<&Shared<EndpointSlice>>> = BTreeMap::new();
@@ -64,7 +64,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
     (endpoints, pending)
 }
 
-/// The endpoints of the service's slices in a cluster; an address that moves between slices counts once.
+/// Returns the endpoints of the service's slices in a cluster; an address that moves between slices counts once.
 fn of_slices(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -74,7 +74,7 @@ fn of_slices(
 ) -> Vec<Endpoint> {
     let mut known: BTreeSet<(SmolStr, SmolStr)> = BTreeSet::new();
     let mut endpoints = Vec::new();
-    // Slices of host names are not served.
+    // Slices of host names are not supported.
     for slice in slices.iter().filter(|slice| slice.address_type != "FQDN") {
         for endpoint in of_slice(cx, mesh, here, slice, pending) {
             if known.insert((endpoint.address.clone(), endpoint.port_name.clone())) {
@@ -98,7 +98,7 @@ fn of_slice(
         let health = health(mesh, here, listed);
         for address in &listed.addresses {
             let workload = workload_of(cx, mesh, slice, listed, address);
-            // A pod that is not known yet: without its labels and account the endpoint would be served wrongly.
+            // The pod is not known yet: without its labels and account the endpoint would be wrong.
             if workload.is_none() && listed.pod.is_some() {
                 *pending += 1;
                 continue;
@@ -132,8 +132,8 @@ fn of_slice(
     endpoints
 }
 
-/// The pod behind an address: the one that the slice names; for slices written by hand a ready pod of the namespace
-/// that has the address.
+/// Returns the pod of an address: the one that the slice refers to, or for manual slices a ready pod of the namespace
+/// with the address.
 fn workload_of<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -156,8 +156,8 @@ fn workload_of<'a>(
     mesh.workloads.get(cx, &WorkloadKey { source, object })
 }
 
-/// Where an address without a pod is: in the cluster, and perhaps on a network. Most are on the same one as their neighbour
-/// in the slice.
+/// Returns the origin of an address without a pod: its cluster, and possibly a network. Most have the same network as
+/// their neighbour in the slice.
 fn origin_without_pod(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -179,8 +179,8 @@ fn origin_without_pod(
     last.insert(origin).clone()
 }
 
-/// Health by the conditions of the slice; an absent condition counts as true. A cluster that does not know the service
-/// does not tell the ends of its endpoints apart.
+/// Returns the health by the conditions of the slice; an absent condition counts as true. A cluster that does not know
+/// the service cannot distinguish terminating endpoints.
 fn health(mesh: &MeshSnapshot, here: &Here<'_>, listed: &SliceEndpoint) -> Health {
     let features = &mesh.installation.features;
     let labels = [
@@ -203,7 +203,7 @@ fn health(mesh: &MeshSnapshot, here: &Here<'_>, listed: &SliceEndpoint) -> Healt
     }
 }
 
-/// Endpoints on machines: WorkloadEntries of the Service's cluster and namespace whose labels it selects.
+/// Returns the endpoints on virtual machines: WorkloadEntries of the Service's cluster and namespace that it selects.
 fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Service) -> Vec<Endpoint> {
     let features = &mesh.installation.features;
     let own_cluster = *object.meta.cluster() == mesh.installation.cluster;
@@ -233,8 +233,8 @@ fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Se
     endpoints
 }
 
-/// Where a WorkloadEntry serves a port: its own port of that name, else the number. A target that is given by name
-/// must be among its ports.
+/// Returns the port of a WorkloadEntry for a service port: its own port of that name, or else the number. A named
+/// target port must be among its ports.
 fn target_port(port: &kube::service::Port, workload: &Workload) -> Option<u32> {
     let named = |name: &SmolStr| workload.named_ports.get(name).copied().filter(|number| *number > 0);
     match &port.target {

@@ -95,7 +95,7 @@ fn slices_meet_their_pods() {
         rows.map(|(_, row)| row.pending).sum()
     };
     assert_eq!(pending(&world), 1);
-    // The pod a-1 is not known; the address without a pod is.
+    // Pod a-1 is not known; the address without a pod is valid.
     assert_eq!(
         short(&endpoints),
         ["10.1.0.1:8080 http a-0 Healthy", "10.1.0.9:8080 http  Healthy"]
@@ -312,7 +312,7 @@ fn machines_that_are_not_healthy_are_not_served() {
         let files = [("kube.yaml", service), ("config.yaml", entry)];
         list(&fixture::folder_world(installation, &files), A).len()
     };
-    // Of the three entries one has a host name, and one is sick.
+    // One of the three entries has a host name, and one is unhealthy.
     assert_eq!(of(ENTRIES, true), 1);
     assert_eq!(of(ENTRIES, false), 2);
     assert_eq!(of(&ENTRIES.replace("'False'", "'True'"), true), 2);

@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::{
-    generate::cluster::{draft::Draft, dynamic::dns_cache},
+    generate::cluster::{builder::ClusterBuilder, dynamic::dns_cache},
     proto::{
         Any,
         envoy::{
@@ -16,8 +16,8 @@ use crate::{
 
 const DYNAMIC_CLUSTER: &str = "envoy.clusters.dynamic_forward_proxy";
 
-/// The cluster of a wildcard host.
-pub(super) fn cluster(context: &Context) -> Draft {
+/// Returns the cluster of a wildcard host.
+pub(super) fn cluster(context: &Context) -> ClusterBuilder {
     let config = ClusterConfig {
         cluster_implementation_specifier: Some(ClusterImplementationSpecifier::DnsCacheConfig(dns_cache(
             &context.service.key.hostname,
@@ -28,15 +28,15 @@ pub(super) fn cluster(context: &Context) -> Draft {
         name: DYNAMIC_CLUSTER.to_owned(),
         typed_config: Some(Any::pack(&config)),
     });
-    let mut draft = Draft::of(context.key.name(), kind);
-    draft.cluster.set_lb_policy(LbPolicy::ClusterProvided);
-    context.set_protocol(&mut draft);
-    context.apply_pool(&mut draft);
-    context.apply_outlier(&mut draft);
-    context.apply_tls(&mut draft);
+    let mut builder = ClusterBuilder::of(context.key.name(), kind);
+    builder.cluster.set_lb_policy(LbPolicy::ClusterProvided);
+    context.set_protocol(&mut builder);
+    context.apply_pool(&mut builder);
+    context.apply_outlier(&mut builder);
+    context.apply_tls(&mut builder);
     if context.key.client.metadata_exchange {
-        draft.exchange_metadata();
+        builder.exchange_metadata();
     }
-    context.set_metadata(&mut draft, false);
-    draft
+    context.set_metadata(&mut builder, false);
+    builder
 }

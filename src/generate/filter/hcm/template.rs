@@ -1,4 +1,4 @@
-//! Connection managers that differ in nothing but their statistics and where their routes come from: encoded once.
+//! Connection managers that differ only in statistics prefix and route name, encoded once.
 
 use super::{HttpConnection, HttpRoutes, add_manager};
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     table::Memoized,
 };
 
-/// A connection manager without prefix of statistics and name of routes.
+/// A connection manager without statistics prefix and route name.
 pub struct ManagerTemplate {
     common: Memoized<Noted<Vec<u8>>>,
     denied: bool,
 }
 
 impl ManagerTemplate {
-    /// The connection manager of a connection whose routes are fetched, for any prefix and any routes.
+    /// Returns the template of a connection manager with RDS.
     pub fn of(stack: &FilterStack, http: &HttpConnection) -> Self {
         Self {
             common: stack.shared_manager(http),
@@ -21,7 +21,7 @@ impl ManagerTemplate {
         }
     }
 
-    /// Adds the network filter with this prefix and these routes.
+    /// Adds the network filter with this prefix and route name.
     pub fn add(&self, filters: &mut NetworkFilters, stat_prefix: &str, route: &str) {
         let routes = HttpRoutes::Rds(route.to_owned());
         add_manager(filters, &self.common.value, stat_prefix, &routes, self.denied);

@@ -1,5 +1,5 @@
-//! `CUSTOM` policies: a shadow RBAC filter finds the requests that a policy picks, and an external authorization filter
-//! asks the provider about those.
+//! `CUSTOM` policies. A shadow RBAC filter finds the requests that a policy selects, and an external authorization
+//! filter asks the provider about these.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -54,59 +54,60 @@ use crate::{
     },
 };
 
-/// The time that a provider has if nothing else is said.
+/// Default timeout of a provider.
 const DEFAULT_TIMEOUT: Duration = Duration::from_mins(10);
 
-/// Stands before the names of rules, so that the external authorization filter knows them.
+/// Prefix of rule names, by which the external authorization filter recognises them.
 const RULE_PREFIX: &str = "istio-ext-authz";
 
-/// The prefix of what the shadow filter finds out.
+/// Prefix of the shadow filter's results.
 const SHADOW_PREFIX: &str = "istio_ext_authz_";
 
-/// The metadata in which the shadow filter leaves the name of the rule that applies.
+/// Metadata key with the name of the rule that applied.
 const SHADOW_RULE: &str = "istio_ext_authz_shadow_effective_policy_id";
 
-/// What is to be done for the policies of one provider.
-enum Verdict {
+/// Treatment of the policies of one provider.
+enum Treatment {
     /// The provider is asked.
-    Ask(Rules, Box<Service>),
-    /// The provider cannot be asked: what the policies pick is denied.
+    Ask(Rules, Box<AuthzService>),
+    /// The provider cannot be asked: requests that the policies select are denied.
     Deny(Rules),
 }
 
 /// A provider that can be asked.
-enum Service {
+enum AuthzService {
     Http(HttpExtAuthz),
     Grpc(HttpExtAuthz, GrpcService),
 }
 
-/// The filters of HTTP chains.
+/// Returns the filters of HTTP chains.
 pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilter> {
-    let filters = |(provider, verdict): (String, Verdict)| match verdict {
-        Verdict::Deny(rules) => vec![rules.http_filter()],
-        Verdict::Ask(rules, service) => {
-            let (Service::Http(mut config) | Service::Grpc(mut config, _)) = *service;
-            config.filter_enabled_metadata = Some(picked(HTTP_RBAC, &provider));
+    let filters = |(provider, verdict): (String, Treatment)| match verdict {
+        Treatment::Deny(rules) => vec![rules.http_filter()],
+        Treatment::Ask(rules, service) => {
+            let (AuthzService::Http(mut config) | AuthzService::Grpc(mut config, _)) = *service;
+            config.filter_enabled_metadata = Some(selected_by(HTTP_RBAC, &provider));
             vec![rules.http_filter(), http_filter(HTTP_EXT_AUTHZ, Any::pack(&config))]
         }
     };
-    let verdicts = verdicts(stack, Traffic::Http, tunneled);
-    verdicts.into_iter().flat_map(filters).collect()
+    let treatments = treatments(stack, Traffic::Http, tunneled);
+    treatments.into_iter().flat_map(filters).collect()
 }
 
-/// The filters of TCP chains. Parity: there an HTTP provider is not asked and nothing denied.
+/// Returns the filters of TCP chains. Parity (pilot/pkg/security/authz/builder/builder.go): HTTP providers are ignored
+/// in TCP chains, without denial.
 pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
-    let filters = |(provider, verdict): (String, Verdict)| match verdict {
-        Verdict::Deny(rules) => vec![rules.network_filter()],
-        Verdict::Ask(rules, service) => match *service {
-            Service::Http(_) => Vec::new(),
-            Service::Grpc(http, grpc) => {
+    let filters = |(provider, verdict): (String, Treatment)| match verdict {
+        Treatment::Deny(rules) => vec![rules.network_filter()],
+        Treatment::Ask(rules, service) => match *service {
+            AuthzService::Http(_) => Vec::new(),
+            AuthzService::Grpc(http, grpc) => {
                 let config = NetworkExtAuthz {
                     stat_prefix: NETWORK_STAT_PREFIX.to_owned(),
                     grpc_service: Some(grpc),
                     failure_mode_allow: http.failure_mode_allow,
                     transport_api_version: ApiVersion::V3.into(),
-                    filter_enabled_metadata: Some(picked(NETWORK_RBAC, &provider)),
+                    filter_enabled_metadata: Some(selected_by(NETWORK_RBAC, &provider)),
                     ..Default::default()
                 };
                 let filter = network_filter(NETWORK_EXT_AUTHZ, Any::pack(&config));
@@ -114,18 +115,18 @@ pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter
             }
         },
     };
-    let verdicts = verdicts(stack, Traffic::Tcp, tunneled);
-    verdicts.into_iter().flat_map(filters).collect()
+    let treatments = treatments(stack, Traffic::Tcp, tunneled);
+    treatments.into_iter().flat_map(filters).collect()
 }
 
-/// True for requests that a policy with this provider picked.
-fn picked(filter: &str, provider: &str) -> MetadataMatcher {
+/// Matches requests that a policy with this provider selected.
+fn selected_by(filter: &str, provider: &str) -> MetadataMatcher {
     let name = matcher::pattern(MatchPattern::Prefix(format!("{RULE_PREFIX}-{provider}")));
     matcher::metadata(filter, [SHADOW_RULE], matcher::value(name))
 }
 
-/// What is to be done for each provider, by name.
-fn verdicts(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> BTreeMap<String, Verdict> {
+/// Returns the treatment of each provider's policies, by provider name.
+fn treatments(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> BTreeMap<String, Treatment> {
     let mut by_provider: BTreeMap<&str, Vec<&Config<AuthorizationPolicy>>> = BTreeMap::new();
     for policy in stack.policies_with(Action::Custom) {
         by_provider.entry(provider_name(&policy.spec)).or_default().push(policy);
@@ -149,16 +150,17 @@ fn verdicts(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> BTreeMap<S
         let verdict = match service {
             Some(service) => {
                 let rules = Rules {
-                    // Parity: policies that are only tried stand among the rules that are enforced.
+                    // Parity (pilot/pkg/security/authz/builder/builder.go): dry-run policies are among the enforced
+                    // rules.
                     enforced: dry_run.filter(|rules| !rules.policies.is_empty()),
                     shadow: Some(enforced),
                     shadow_prefix: SHADOW_PREFIX,
                 };
-                Verdict::Ask(rules, Box::new(service))
+                Treatment::Ask(rules, Box::new(service))
             }
             None => {
                 stack.note("authorization_provider_unusable", provider);
-                Verdict::Deny(denying(enforced))
+                Treatment::Deny(denying(enforced))
             }
         };
         (provider.to_owned(), verdict)
@@ -166,7 +168,7 @@ fn verdicts(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> BTreeMap<S
     by_provider.into_iter().map(verdict).collect()
 }
 
-/// Rules that deny what the policies pick.
+/// Returns rules that deny the requests that the policies select.
 fn denying(rules: Rbac) -> Rules {
     let policies = rules.policies.into_iter();
     let renamed = policies.map(|(name, policy)| (format!("{name}-deny-due-to-bad-CUSTOM-action"), policy));
@@ -179,8 +181,8 @@ fn denying(rules: Rbac) -> Rules {
     }
 }
 
-/// The provider of a name, if there is exactly one and it is in order.
-fn service(stack: &FilterStack, name: &str) -> Option<Service> {
+/// Returns the provider of a name, if there is exactly one and it is valid.
+fn service(stack: &FilterStack, name: &str) -> Option<AuthzService> {
     let providers = stack.mesh.extension_providers.iter();
     let mut named = providers.filter(|provider| is_safe(name) && provider.name == name && decides(provider));
     let provider = named.next()?;
@@ -188,13 +190,13 @@ fn service(stack: &FilterStack, name: &str) -> Option<Service> {
         return None;
     }
     match provider.provider.as_ref()? {
-        Provider::EnvoyExtAuthzHttp(config) => http_service(stack, name, config).map(Service::Http),
+        Provider::EnvoyExtAuthzHttp(config) => http_service(stack, name, config).map(AuthzService::Http),
         Provider::EnvoyExtAuthzGrpc(config) => grpc_service(stack, name, config),
         _ => None,
     }
 }
 
-/// True for names that can stand in the names of rules: labels of DNS.
+/// Returns true for names that are valid in rule names: DNS labels.
 fn is_safe(name: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let ends = name.starts_with('-') || name.ends_with('-');
@@ -214,13 +216,13 @@ fn cluster(stack: &FilterStack, name: &str, service: &str, port: u32) -> Option<
     is_port.then(|| stack.provider_cluster(name, service, port)).flatten()
 }
 
-/// The time-out, if it is none that Envoy refuses.
+/// Returns the timeout, if Envoy accepts it.
 fn timeout(declared: Option<prost_types::Duration>) -> Option<prost_types::Duration> {
     let declared = declared.unwrap_or_else(|| constant::duration(DEFAULT_TIMEOUT));
     (declared.seconds >= 0 && declared.nanos >= 0).then_some(declared)
 }
 
-/// The status for requests while the provider fails: `Some(None)` if none is chosen, `None` if it is none of Envoy's.
+/// Returns the status while the provider fails: `Some(None)` if none is set, `None` if Envoy does not know it.
 #[expect(clippy::option_option, reason = "the two say different things")]
 fn status_on_error(text: &str) -> Option<Option<HttpStatus>> {
     if text.is_empty() {
@@ -267,7 +269,7 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
         .collect();
     let service = HttpService {
         server_uri: Some(HttpUri {
-            // Envoy wants a URI and does not look at it.
+            // Envoy requires a URI and ignores it.
             uri: format!("http://{}", target.host),
             timeout: Some(timeout),
             http_upstream_type: Some(HttpUpstreamType::Cluster(target.cluster)),
@@ -291,7 +293,7 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
     })
 }
 
-fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Option<Service> {
+fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Option<AuthzService> {
     let status_on_error = status_on_error(&config.status_on_error)?;
     let timeout = timeout(config.timeout)?;
     let target = cluster(stack, name, &config.service, config.port)?;
@@ -299,7 +301,7 @@ fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Optio
         timeout: Some(timeout),
         target_specifier: Some(TargetSpecifier::EnvoyGrpc(EnvoyGrpc {
             cluster_name: target.cluster,
-            // The name of the cluster, Envoy's default, is no valid authority.
+            // Envoy's default, the cluster name, is not a valid authority.
             authority: target.host,
             ..Default::default()
         })),
@@ -313,10 +315,10 @@ fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Optio
         services: Some(Services::GrpcService(service.clone())),
         ..Default::default()
     };
-    Some(Service::Grpc(config, service))
+    Some(AuthzService::Grpc(config, service))
 }
 
-/// Names of headers, with a star at one end; `Some(None)` if there are none, `None` if one is not allowed.
+/// Returns header names, with a star at one end; `Some(None)` without any, `None` if one is not allowed.
 #[expect(clippy::option_option, reason = "the two say different things")]
 fn headers(names: &[String]) -> Option<Option<ListStringMatcher>> {
     if names.is_empty() {

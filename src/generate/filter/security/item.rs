@@ -1,55 +1,56 @@
-//! Items of rules: an attribute with the values that it must and must not have, and how they combine.
+//! Items of rules: an attribute with allowed and forbidden values, and their combination.
 
 use std::borrow::Cow;
 
 use super::Traffic;
 use crate::base::Namespace;
 
-/// Where a rule is to be enforced.
+/// Context in which a rule is enforced.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
-    /// What the chain carries.
+pub(crate) struct FieldPath<'a> {
+    /// Traffic of the chain.
     pub(crate) traffic: Traffic,
-    /// The peer is known from an HBONE tunnel, not from TLS.
+    /// Whether the peer is known from an HBONE tunnel, not from TLS.
     pub(crate) tunneled: bool,
-    /// The namespace of the policy.
+    /// Namespace of the policy.
     pub(crate) namespace: &'a Namespace,
-    /// What becomes of items that cannot be expressed.
+    /// Treatment of items that cannot be expressed.
     pub(crate) leniency: Leniency,
 }
 
-/// What becomes of an item that cannot be expressed at a place, such as a path in a TCP chain. Either way less is let
+/// Treatment of an item that cannot be expressed in a context, such as a path in a TCP chain. Both variants allow less
+/// than the policy.
 /// through than is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leniency {
-    /// The rule is left out: what would be allowed is not.
+    /// The rule is skipped, so less is allowed.
     SkipRule,
-    /// The item is left out: more is denied.
+    /// The item is dropped, so more is denied.
     DropItem,
 }
 
-/// A condition of an Envoy policy, on one of its two sides.
+/// A condition on one side of an Envoy policy.
 pub(crate) trait Expression: Sized {
-    /// All of them hold.
+    /// Returns the conjunction.
     fn all(parts: Vec<Self>) -> Self;
-    /// One of them holds.
+    /// Returns the disjunction.
     fn one_of(parts: Vec<Self>) -> Self;
-    /// It does not hold.
+    /// Returns the negation.
     fn negated(self) -> Self;
-    /// It always holds.
+    /// Returns a condition that always holds.
     fn always() -> Self;
 }
 
-/// What the values of an attribute become at a place.
+/// Translation of an attribute's values in a context.
 pub(crate) struct Rendered<E> {
-    /// What could be expressed, if anything.
+    /// Condition, if any value could be expressed.
     pub(crate) expression: Option<E>,
-    /// Nothing was left out.
+    /// Whether all values could be expressed.
     pub(crate) complete: bool,
 }
 
 impl<E: Expression> Rendered<E> {
-    /// Each value has a matcher of its own, `None` where it cannot be expressed.
+    /// Combines matchers of single values, `None` for values that cannot be expressed.
     pub(crate) fn each(matchers: impl Iterator<Item = Option<E>>) -> Self {
         let mut parts = Vec::new();
         let mut complete = true;
@@ -63,7 +64,7 @@ impl<E: Expression> Rendered<E> {
         }
     }
 
-    /// One matcher stands for all values.
+    /// Wraps one matcher of all values.
     pub(crate) fn together(expression: Option<E>) -> Self {
         Self {
             complete: expression.is_some(),
@@ -72,27 +73,27 @@ impl<E: Expression> Rendered<E> {
     }
 }
 
-/// What an item is about.
+/// An attribute of an item.
 pub(crate) trait Attribute {
-    /// The side of Envoy's policy where it stands.
+    /// Side of the Envoy policy.
     type Expression: Expression;
-    /// What it takes to have one of the values.
-    fn render(&self, values: &[String], place: &Place) -> Rendered<Self::Expression>;
+    /// Returns the condition for having one of the values.
+    fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Self::Expression>;
 }
 
 /// An attribute with its values.
 #[derive(Clone, Debug)]
 pub(crate) struct Item<'r, A> {
-    /// The attribute.
+    /// Attribute.
     pub(crate) attribute: A,
-    /// It must have one of these, if there are any.
+    /// Values of which it must have one, unless empty.
     pub(crate) values: Cow<'r, [String]>,
-    /// It must have none of these.
+    /// Values that it must not have.
     pub(crate) not_values: Cow<'r, [String]>,
 }
 
 impl<'r, A> Item<'r, A> {
-    /// An item; `None` if it says nothing.
+    /// Returns an item; `None` without values.
     pub(crate) fn new(attribute: A, values: &'r [String], not_values: &'r [String]) -> Option<Self> {
         (!values.is_empty() || !not_values.is_empty()).then_some(Self {
             attribute,
@@ -102,8 +103,8 @@ impl<'r, A> Item<'r, A> {
     }
 }
 
-/// All items hold; `None` if the rule is to be left out.
-pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], place: &Place) -> Option<A::Expression> {
+/// Returns the conjunction of all items; `None` if the rule must be skipped.
+pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], place: &FieldPath) -> Option<A::Expression> {
     let mut parts = Vec::new();
     for item in items {
         let positive = rendered(&item.attribute, &item.values, place)?;
@@ -117,9 +118,9 @@ pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], place: &Place) -> Opt
     Some(A::Expression::all(parts))
 }
 
-/// `None`: the rule is to be left out; `Some(None)`: the item says nothing.
+/// Translates an item. `None` means that the rule must be skipped, `Some(None)` that the item has no condition.
 #[expect(clippy::option_option, reason = "the two say different things")]
-fn rendered<A: Attribute>(attribute: &A, values: &[String], place: &Place) -> Option<Option<A::Expression>> {
+fn rendered<A: Attribute>(attribute: &A, values: &[String], place: &FieldPath) -> Option<Option<A::Expression>> {
     if values.is_empty() {
         return Some(None);
     }

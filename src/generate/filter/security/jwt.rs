@@ -1,5 +1,5 @@
-//! RequestAuthentications as a filter that checks JWTs. A request without token passes it; one with a token that does
-//! not fulfil a rule is refused.
+//! RequestAuthentications as a JWT filter. A request without a token passes; a request with a token that no rule
+//! accepts is refused.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -35,22 +35,21 @@ use crate::{
     },
 };
 
-/// A key set that no token fulfils, for issuers whose keys are not known: Envoy refuses a whole listener for a key set
-/// without keys. The key is a point of P-256 for which nobody knows the secret: its x is the SHA-256 of
-/// `istiod: no token of this issuer is valid 3` (the
-/// first number that gives a point), its y the even one of the two.
+/// JWK set that accepts no token, for issuers whose keys are unknown: Envoy refuses a listener with an empty key set.
+/// The key is a point of P-256 whose private key is unknown: x is the SHA-256 of `istiod: no token of this issuer is
+/// valid 3` (the first number that yields a point), y the even one of the two.
 pub(crate) const UNFULFILLABLE: &str = concat!(
     r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unavailable","#,
     r#""x":"fgtJuWQhy1MjRv1YEo4ANqhU3svtg4pzPvUPV6hgVbM","y":"aaUIsWGtVHDe8cySM1SG6jLVLifI6mJTEkDQgS9nGk4"}]}"#
 );
 
-/// How long Envoy keeps keys that it fetched.
+/// Time for which Envoy keeps keys that it fetched.
 const CACHE_DURATION: Duration = Duration::from_mins(5);
 
-/// Claims that hold several values with spaces between them.
+/// Claims with several values separated by spaces.
 const SPACE_DELIMITED: [&str; 2] = ["permission", "scope"];
 
-/// The filter, if there are rules.
+/// Returns the filter, if there are rules.
 pub(crate) fn filter(stack: &FilterStack) -> Option<HttpFilter> {
     let keys = stack.client.security.request_authentication.iter();
     let policies = keys.filter_map(|key| Some((key, stack.ctx.mesh.request_authentications.get(stack.ctx.cx, key)?)));
@@ -86,7 +85,7 @@ fn provider_name(index: usize) -> String {
     format!("origins-{index}")
 }
 
-/// Either one provider accepts, or none finds a token.
+/// Requires that one provider accepts the token, or that there is none.
 fn requirement(providers: usize) -> JwtRequirement {
     let accepted = |index: usize| require(RequiresType::ProviderName(provider_name(index)));
     let accepted_or_missing = |index: usize| any(vec![accepted(index), require(RequiresType::AllowMissing(()))]);
@@ -114,7 +113,7 @@ fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvi
     space_delimited.extend(rule.space_delimited_claims.iter().cloned());
     space_delimited.sort_unstable();
     space_delimited.dedup();
-    // Envoy refuses a listener with such names in it; admission refuses the policy, but it may have got past that.
+    // Envoy refuses a listener with such names. Admission refuses the policy, but it may have been bypassed.
     let is_name = |name: &str| !name.is_empty() && !name.contains(['\0', '\r', '\n']);
     let from_headers = rule.from_headers.iter().filter(|header| is_name(&header.name));
     let from_headers = from_headers.map(|header| JwtHeader {
@@ -150,7 +149,7 @@ fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvi
     }
 }
 
-/// Where the keys of an issuer come from.
+/// Returns the source of an issuer's keys.
 fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwksSourceSpecifier {
     let fetcher = stack.features().pilot_jwt_enable_remote_jwks;
     if fetcher != Fetcher::Istiod
@@ -165,7 +164,7 @@ fn keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwksSourceSp
     })
 }
 
-/// The keys that the rule holds, or the last ones that were fetched.
+/// Returns the keys in the rule, or the last ones fetched.
 fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> String {
     let Some(source) = KeySource::of(rule) else {
         return rule.jwks.clone();
@@ -182,7 +181,7 @@ fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> Strin
     }
 }
 
-/// Envoy fetches the keys, from a service of the mesh.
+/// Returns keys that Envoy fetches from a service of the mesh.
 fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<RemoteJwks> {
     let (host, port) = url::authority(&rule.jwks_uri)?;
     let cluster = match stack.provider_cluster("jwks", host, port) {
@@ -193,7 +192,7 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     Some(RemoteJwks {
         http_uri: Some(HttpUri {
             uri: rule.jwks_uri.clone(),
-            timeout: Some(patience(rule)),
+            timeout: Some(fetch_timeout(rule)),
             http_upstream_type: Some(HttpUpstreamType::Cluster(cluster)),
         }),
         cache_duration: Some(constant::duration(CACHE_DURATION)),
@@ -201,8 +200,9 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     })
 }
 
-/// How long fetching keys may take. One that got past admission and is not positive is none that Envoy would take.
-fn patience(rule: &JwtRule) -> prost_types::Duration {
+/// Returns the timeout for fetching keys. Admission may have been bypassed, so a timeout that is not positive, which
+/// Envoy refuses, is replaced.
+fn fetch_timeout(rule: &JwtRule) -> prost_types::Duration {
     let given = rule
         .timeout
         .filter(|given| given.seconds > 0 || given.seconds == 0 && given.nanos > 0);

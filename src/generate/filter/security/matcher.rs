@@ -1,4 +1,4 @@
-//! Envoy's matchers for the values of policies, in which a star at one end stands for anything.
+//! Envoy's matchers for values of policies, where a star at one end matches anything.
 
 use crate::{
     base::cidr,
@@ -16,10 +16,10 @@ use crate::{
     },
 };
 
-/// A value of a policy, taken apart.
+/// A parsed value of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern<'v> {
-    /// `*`: anything but nothing.
+    /// `*`: any text except the empty one.
     Present,
     /// `*x`.
     Suffix(&'v str),
@@ -30,7 +30,7 @@ pub(crate) enum Pattern<'v> {
 }
 
 impl<'v> Pattern<'v> {
-    /// Takes a value apart. Of two stars the first one counts.
+    /// Parses a value. The first of two stars counts.
     pub(crate) fn of(value: &'v str) -> Self {
         if value == "*" {
             Self::Present
@@ -44,7 +44,7 @@ impl<'v> Pattern<'v> {
     }
 }
 
-/// A matcher with this pattern, sensitive to case.
+/// Returns a case-sensitive matcher with this pattern.
 pub(crate) fn pattern(pattern: MatchPattern) -> StringMatcher {
     StringMatcher {
         match_pattern: Some(pattern),
@@ -60,12 +60,12 @@ pub(crate) fn regex(regex: impl Into<String>) -> StringMatcher {
     }))
 }
 
-/// Matches any text that is not empty.
+/// Matches any text except the empty one.
 pub(crate) fn present() -> StringMatcher {
     regex(".+")
 }
 
-/// The matcher for a value.
+/// Returns the matcher of a value.
 pub(crate) fn string(value: &str) -> StringMatcher {
     match Pattern::of(value) {
         Pattern::Present => present(),
@@ -75,14 +75,14 @@ pub(crate) fn string(value: &str) -> StringMatcher {
     }
 }
 
-/// How the case of letters counts.
+/// Case sensitivity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     Sensitive,
     Ignored,
 }
 
-/// The matcher for a value of a header.
+/// Returns the matcher of a header value.
 pub(crate) fn header(name: &str, value: &str, case: Case) -> HeaderMatcher {
     let specifier = if Pattern::of(value) == Pattern::Present {
         HeaderMatchSpecifier::PresentMatch(true)
@@ -99,7 +99,7 @@ pub(crate) fn header(name: &str, value: &str, case: Case) -> HeaderMatcher {
     }
 }
 
-/// An address or a range of them.
+/// Parses an address or a range.
 pub(crate) fn range(text: &str) -> Option<CidrRange> {
     let range = cidr::parse(text)?;
     Some(CidrRange {
@@ -108,7 +108,7 @@ pub(crate) fn range(text: &str) -> Option<CidrRange> {
     })
 }
 
-/// A text as a regular expression that matches just that text; the characters are those that RE2 gives a meaning.
+/// Returns a regular expression that matches exactly this text, with RE2's special characters escaped.
 pub(crate) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len());
     for character in text.chars() {
@@ -120,12 +120,12 @@ pub(crate) fn quote(text: &str) -> String {
     quoted
 }
 
-/// A text as a regular expression in which each star stands for what `any` matches.
+/// Returns a regular expression in which each star matches `any`.
 pub(crate) fn quote_with_stars(text: &str, any: &str) -> String {
     text.split('*').map(quote).collect::<Vec<_>>().join(any)
 }
 
-/// A value that is this text.
+/// Matches a value that is this text.
 pub(crate) fn value(matcher: StringMatcher) -> ValueMatcher {
     value_of(value_matcher::MatchPattern::StringMatch(matcher))
 }
@@ -136,14 +136,14 @@ fn value_of(pattern: value_matcher::MatchPattern) -> ValueMatcher {
     }
 }
 
-/// A list with such an element.
+/// Matches a list with such an element.
 pub(crate) fn list_with(element: ValueMatcher) -> ValueMatcher {
     value_of(value_matcher::MatchPattern::ListMatch(Box::new(ListMatcher {
         match_pattern: Some(list_matcher::MatchPattern::OneOf(Box::new(element))),
     })))
 }
 
-/// One of these; a single one stands for itself.
+/// Matches one of these values; a single one needs no wrapper.
 pub(crate) fn any_value(mut values: Vec<ValueMatcher>) -> ValueMatcher {
     match values.len() {
         1 => values.remove(0),
@@ -153,7 +153,7 @@ pub(crate) fn any_value(mut values: Vec<ValueMatcher>) -> ValueMatcher {
     }
 }
 
-/// A value at a path inside the metadata of a filter.
+/// Matches a value at a path in the metadata of a filter.
 pub(crate) fn metadata<'p>(
     filter: &str,
     path: impl IntoIterator<Item = &'p str>,

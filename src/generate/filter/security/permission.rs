@@ -1,8 +1,8 @@
-//! Attributes of what is asked for: operations, and destinations among the conditions.
+//! Attributes of a request: operations, and destinations in conditions.
 
 use super::{
     Traffic,
-    item::{Attribute, Expression, Place, Rendered},
+    item::{Attribute, Expression, FieldPath, Rendered},
     matcher::{self, Case},
 };
 use crate::proto::{
@@ -20,7 +20,7 @@ use crate::proto::{
     },
 };
 
-/// What an operation can be told by.
+/// Attribute of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperationAttribute<'r> {
     /// `hosts`.
@@ -37,7 +37,7 @@ pub(crate) enum OperationAttribute<'r> {
     ServerName,
     /// `experimental.envoy.filters.*`: metadata of a filter.
     Metadata { filter: &'r str, key: &'r str },
-    /// A key that cannot be read.
+    /// A malformed key.
     Unreadable,
 }
 
@@ -66,9 +66,9 @@ impl Expression for Permission {
 impl Attribute for OperationAttribute<'_> {
     type Expression = Permission;
 
-    fn render(&self, values: &[String], place: &Place) -> Rendered<Permission> {
+    fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Permission> {
         match *self {
-            // Envoy refuses a listener with an empty name in it.
+            // Envoy refuses a listener with an empty name.
             Self::Metadata { key: "", .. } => Rendered::together(None),
             Self::Metadata { filter, key } => {
                 let values = values.iter().map(|value| metadata_value(value)).collect();
@@ -82,7 +82,7 @@ impl Attribute for OperationAttribute<'_> {
 }
 
 impl OperationAttribute<'_> {
-    fn rule(self, value: &str, place: &Place) -> Option<Rule> {
+    fn rule(self, value: &str, place: &FieldPath) -> Option<Rule> {
         let is_http = place.traffic == Traffic::Http;
         match self {
             Self::Host if is_http => Some(Rule::Header(matcher::header(":authority", value, Case::Ignored))),
@@ -96,12 +96,12 @@ impl OperationAttribute<'_> {
     }
 }
 
-/// True if a path has the operators of a template.
+/// Returns true if a path has template operators.
 pub(crate) fn is_path_template(path: &str) -> bool {
     path.contains("{*}") || path.contains("{**}")
 }
 
-/// A port in decimal digits; leading zeros count for nothing.
+/// Parses a decimal port; leading zeros are ignored.
 fn port(value: &str) -> Option<u32> {
     let is_number = value.bytes().all(|byte| byte.is_ascii_digit());
     let port = value.parse::<u16>().ok().filter(|_| is_number)?;
@@ -122,11 +122,11 @@ fn path(value: &str) -> Option<Rule> {
     }))
 }
 
-/// The longest template that Envoy takes, in bytes.
+/// Longest template that Envoy accepts, in bytes.
 const MAX_TEMPLATE: usize = 256;
 
-/// A path template as Envoy writes it; `None` if Envoy would refuse it, and with it the whole listener. Admission refuses
-/// such paths, but objects may have got past it.
+/// Returns a path template in Envoy's syntax; `None` if Envoy would refuse it and the whole listener. Admission refuses
+/// such paths, but it may have been bypassed.
 fn template(value: &str) -> Option<String> {
     let is_literal = |segment: &str| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()+,;:@=".contains(&byte);
@@ -146,7 +146,7 @@ fn template(value: &str) -> Option<String> {
     (template.len() <= MAX_TEMPLATE).then_some(template)
 }
 
-/// A value in brackets is looked for in a list.
+/// Matches a value; a value in brackets is looked up in a list.
 fn metadata_value(value: &str) -> crate::proto::envoy::r#type::matcher::v3::ValueMatcher {
     if value.starts_with('[') && value.ends_with(']') {
         let element = value.trim_matches(['[', ']']);

@@ -1,8 +1,8 @@
-//! Attributes of who asks: sources, and requests among the conditions.
+//! Attributes of the caller: sources, and requests in conditions.
 
 use super::{
     JWT_FILTER, Traffic,
-    item::{Attribute, Expression, Place, Rendered},
+    item::{Attribute, Expression, FieldPath, Rendered},
     matcher::{self, Case, Pattern},
 };
 use crate::{
@@ -18,10 +18,10 @@ use crate::{
     },
 };
 
-/// The filter state in which an HBONE listener leaves the peer's identity.
+/// Filter state with the peer's identity, set by an HBONE listener.
 const TUNNEL_PEER: &str = "io.istio.peer_principal";
 
-/// What a source can be told by.
+/// Attribute of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceAttribute<'r> {
     /// `principals`, `source.principal`.
@@ -42,7 +42,7 @@ pub(crate) enum SourceAttribute<'r> {
     Header(&'r str),
     /// `request.auth.claims[…]`, `request.auth.audiences`, `request.auth.presenter`: a claim inside others.
     Claim(Vec<&'r str>),
-    /// A key that cannot be read.
+    /// A malformed key.
     Unreadable,
 }
 
@@ -73,7 +73,7 @@ impl Expression for Principal {
 impl Attribute for SourceAttribute<'_> {
     type Expression = Principal;
 
-    fn render(&self, values: &[String], place: &Place) -> Rendered<Principal> {
+    fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Principal> {
         let is_http = place.traffic == Traffic::Http;
         let of_peer = |matcher: fn(&str, &Namespace) -> StringMatcher| {
             let peers = values.iter().map(|value| matcher(value, place.namespace));
@@ -86,7 +86,7 @@ impl Attribute for SourceAttribute<'_> {
             Self::Namespace => of_peer(|value, _| namespace(value)),
             Self::RemoteIp => addresses(values, Identifier::RemoteIp),
             Self::Ip => addresses(values, Identifier::DirectRemoteIp),
-            // Envoy refuses a listener with such names in it.
+            // Envoy refuses a listener with such names.
             Self::Header(name) if name.is_empty() || name.contains(['\0', '\r', '\n']) => Rendered::together(None),
             Self::Claim(path) if path.iter().any(|name| name.is_empty()) => Rendered::together(None),
             Self::Header(name) if is_http => Rendered::each(values.iter().map(|value| {
@@ -100,8 +100,8 @@ impl Attribute for SourceAttribute<'_> {
     }
 }
 
-/// The peer's identity, from where it is known.
-fn peer(name: StringMatcher, place: &Place) -> Principal {
+/// Matches the peer's identity from TLS or from the tunnel.
+fn peer(name: StringMatcher, place: &FieldPath) -> Principal {
     principal(if place.tunneled {
         Identifier::FilterState(FilterStateMatcher {
             key: TUNNEL_PEER.to_owned(),
@@ -114,7 +114,7 @@ fn peer(name: StringMatcher, place: &Place) -> Principal {
     })
 }
 
-/// A principal is an identity without its scheme.
+/// Matches a principal, which is an identity without its scheme.
 fn identity(value: &str) -> StringMatcher {
     match Pattern::of(value) {
         Pattern::Present => matcher::present(),
@@ -124,10 +124,10 @@ fn identity(value: &str) -> StringMatcher {
     }
 }
 
-/// A name of a namespace; each star in it stands for anything.
+/// Matches a namespace; each star matches anything.
 fn namespace(value: &str) -> StringMatcher {
-    // Parity: a star may reach beyond the namespace. That does no harm unless what follows it can be found at the end of
-    // `/sa/`, behind the namespace: `*a` would then stand for every namespace.
+    // Parity (pilot/pkg/security/authz/model/generator.go): a star may match beyond the namespace. This is harmless
+    // unless the text after it occurs at the end of `/sa/`, after the namespace: `*a` would then match every namespace.
     let last = value.rsplit_once('*').map_or("", |(_, last)| last);
     let any = if !last.is_empty() && "sa".ends_with(last) {
         "[^/]*"
@@ -138,7 +138,7 @@ fn namespace(value: &str) -> StringMatcher {
     matcher::regex(format!(".*/ns/{namespace}/.*"))
 }
 
-/// `[namespace/]name`; without namespace that of the policy. Identities may have further parts.
+/// Matches `[namespace/]name`, by default in the namespace of the policy. Identities may have further parts.
 fn service_account(value: &str, own: &Namespace) -> StringMatcher {
     let (namespace, account) = value.split_once('/').unwrap_or((own.as_str(), value));
     let (namespace, account) = (matcher::quote(namespace), matcher::quote(account));
@@ -166,7 +166,7 @@ fn addresses(
     }))
 }
 
-/// Several are alternatives; a single one stands for itself.
+/// Matches one of several principals; a single one needs no wrapper.
 fn request_principals(values: &[String]) -> Principal {
     let mut all: Vec<Principal> = values.iter().map(|value| request_principal(value)).collect();
     if all.len() == 1 {
@@ -176,7 +176,7 @@ fn request_principals(values: &[String]) -> Principal {
     }
 }
 
-/// `issuer/subject`, divided at the last slash since issuers may be URLs.
+/// Matches `issuer/subject`, split at the last slash because issuers may be URLs.
 fn request_principal(value: &str) -> Principal {
     let exact = |text: &str| matcher::pattern(MatchPattern::Exact(text.to_owned()));
     let prefix = |text: &str| match text.strip_suffix('*').unwrap_or(text) {
@@ -200,7 +200,7 @@ fn request_principal(value: &str) -> Principal {
     Principal::all(vec![claim("iss", issuer), claim("sub", subject)])
 }
 
-/// A claim may be a text or a list of texts.
+/// Matches a claim that is a string or a list of strings.
 fn claim_with(path: &[&str], values: &[String]) -> Principal {
     let texts = values
         .iter()

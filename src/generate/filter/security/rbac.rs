@@ -1,10 +1,10 @@
-//! The RBAC filters for `AUDIT`, `DENY` and `ALLOW` policies, in this order.
+//! RBAC filters of `AUDIT`, `DENY` and `ALLOW` policies, in this order.
 
 use smol_str::SmolStr;
 
 use super::{
     HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, Traffic,
-    item::{Leniency, Place},
+    item::{FieldPath, Leniency},
     rule::{self, Skipped},
     trust_domain::TrustDomains,
 };
@@ -33,22 +33,22 @@ use crate::{
     },
 };
 
-/// The annotation of policies that are only tried.
+/// Annotation of dry-run policies.
 const DRY_RUN: &str = "istio.io/dry-run";
 
-/// What an RBAC filter holds, whatever its traffic.
+/// Rules of an RBAC filter, for all traffic.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rules {
-    /// What is enforced.
+    /// Enforced rules.
     pub(crate) enforced: Option<Rbac>,
-    /// What is only evaluated.
+    /// Shadow rules, which are only evaluated.
     pub(crate) shadow: Option<Rbac>,
-    /// The prefix under which results of the latter are found.
+    /// Prefix of the shadow rules' results.
     pub(crate) shadow_prefix: &'static str,
 }
 
 impl Rules {
-    /// The filter of an HTTP chain.
+    /// Returns the filter of an HTTP chain.
     pub(crate) fn http_filter(self) -> HttpFilter {
         let config = HttpRbac {
             rules: self.enforced,
@@ -59,7 +59,7 @@ impl Rules {
         http_filter(HTTP_RBAC, Any::pack(&config))
     }
 
-    /// The filter of a TCP chain.
+    /// Returns the filter of a TCP chain.
     pub(crate) fn network_filter(self) -> Filter {
         let config = NetworkRbac {
             rules: self.enforced,
@@ -72,22 +72,22 @@ impl Rules {
     }
 }
 
-/// The filters of HTTP chains.
+/// Returns the filters of HTTP chains.
 pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilter> {
     let rules = rules(stack, Traffic::Http, tunneled).into_iter();
     rules.map(Rules::http_filter).collect()
 }
 
-/// The filters of TCP chains.
+/// Returns the filters of TCP chains.
 pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
     let rules = rules(stack, Traffic::Tcp, tunneled).into_iter();
     rules.map(Rules::network_filter).collect()
 }
 
-/// The filters of a gRPC server without a proxy, with what could not be said in them.
+/// Returns the filters of a proxyless gRPC server, with notes of what they cannot express.
 ///
-/// Such servers know `DENY` and `ALLOW` alone and no shadow rules. Parity: policies that are only tried are enforced, one
-/// without rules does nothing, and trust domains have no aliases.
+/// Such servers support only `DENY` and `ALLOW`, without shadow rules. Parity (pilot/pkg/networking/grpcgen/lds.go):
+/// dry-run policies are enforced, a policy without rules has no effect, and trust domains have no aliases.
 pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<HttpFilter>, Vec<Note>) {
     let (mut filters, mut notes) = (Vec::new(), Vec::new());
     let rows = policies
@@ -102,7 +102,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
         let mut rules = empty(envoy_action);
         for row in rows.iter().filter(|row| row.spec.action() == action) {
             let key = &row.meta.key;
-            let place = Place {
+            let place = FieldPath {
                 traffic: Traffic::Http,
                 tunneled: false,
                 namespace: &key.namespace,
@@ -114,7 +114,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
                     Ok(policy) => {
                         rules.policies.insert(name, policy);
                     }
-                    // It matches nothing.
+                    // The rule matches nothing.
                     Err(Skipped::NotApplicable) => {
                         rules.policies.insert(name, Policy::default());
                     }
@@ -160,7 +160,8 @@ fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
         (!policies.is_empty()).then(|| {
             let (enforced, shadow) = translation.rules(&policies, envoy_action, "");
             Rules {
-                // Parity: without shadow rules it is that of ALLOW, whatever the action.
+                // Parity (pilot/pkg/security/authz/builder/builder.go): without shadow rules the prefix is that of
+                // ALLOW, whatever the action.
                 shadow_prefix: match shadow.as_ref().map(Rbac::action) {
                     None | Some(EnvoyAction::Allow) => "istio_dry_run_allow_",
                     Some(EnvoyAction::Deny) => "istio_dry_run_deny_",
@@ -174,21 +175,21 @@ fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
     actions.into_iter().filter_map(of_action).collect()
 }
 
-/// How policies are translated for a chain.
+/// Context of translating policies for a chain.
 pub(crate) struct Translation<'a> {
-    /// The surroundings.
+    /// Context of the filters.
     pub(crate) stack: &'a FilterStack<'a>,
-    /// The trust domains of the mesh.
+    /// Trust domains of the mesh.
     pub(crate) domains: TrustDomains<'a>,
-    /// What the chain carries.
+    /// Traffic of the chain.
     pub(crate) traffic: Traffic,
-    /// The peer is known from an HBONE tunnel.
+    /// Whether the peer is known from an HBONE tunnel.
     pub(crate) tunneled: bool,
 }
 
 impl Translation<'_> {
-    /// The rules of policies: those that are enforced and those that are only tried, `None` where there is no policy.
-    /// `prefix` stands before the names of rules.
+    /// Returns the enforced and the dry-run rules of policies, `None` without a policy. `prefix` is that of the rule
+    /// names.
     pub(crate) fn rules(
         &self,
         policies: &[&Config<AuthorizationPolicy>],
@@ -210,7 +211,7 @@ impl Translation<'_> {
             let (namespace, name) = (&key.namespace, &key.name);
             format!("{prefix}ns[{namespace}]-policy[{name}]-rule[{index}]")
         };
-        let place = Place {
+        let place = FieldPath {
             traffic: self.traffic,
             tunneled: self.tunneled,
             namespace: &key.namespace,
@@ -234,7 +235,7 @@ impl Translation<'_> {
     }
 }
 
-/// Rules of an action without policies.
+/// Returns the rules of an action without policies.
 pub(crate) fn empty(action: EnvoyAction) -> Rbac {
     Rbac {
         action: action.into(),
@@ -242,7 +243,7 @@ pub(crate) fn empty(action: EnvoyAction) -> Rbac {
     }
 }
 
-/// Texts that Go takes for true; with any other the policy is enforced.
+/// Returns true for texts that Go parses as true; any other text enforces the policy.
 fn is_dry_run(policy: &Config<AuthorizationPolicy>) -> bool {
     let annotation = policy.meta.annotations.get(DRY_RUN);
     annotation.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "TRUE" | "true" | "True"))

@@ -1,9 +1,9 @@
-//! A rule of an AuthorizationPolicy as a policy of Envoy.
+//! Translates a rule of an AuthorizationPolicy to an Envoy policy.
 
 use std::borrow::Cow;
 
 use super::{
-    item::{Attribute, Expression, Item, Place, conjunction},
+    item::{Attribute, Expression, FieldPath, Item, conjunction},
     permission::{OperationAttribute, is_path_template},
     principal::SourceAttribute,
     trust_domain::TrustDomains,
@@ -19,16 +19,16 @@ use crate::{
 type Sources<'r> = Vec<Item<'r, SourceAttribute<'r>>>;
 type Operations<'r> = Vec<Item<'r, OperationAttribute<'r>>>;
 
-/// Why a rule is left out.
+/// Reason why a rule is skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Skipped {
-    /// A condition has a key that nobody knows.
+    /// A condition has an unknown key.
     UnknownKey(String),
-    /// It cannot be expressed at this place, which is as usual for HTTP rules in TCP chains.
+    /// The rule cannot be expressed for this traffic, such as HTTP rules in TCP chains.
     NotApplicable,
 }
 
-/// True if a policy has paths that need the matcher of templates.
+/// Returns true if a policy has paths that need the template matcher.
 pub(crate) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
     let operations = policy.spec.rules.iter().flat_map(|rule| &rule.to);
     operations
@@ -37,8 +37,8 @@ pub(crate) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
         .any(|path| is_path_template(path))
 }
 
-/// The policy for a rule.
-pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, place: &Place) -> Result<Policy, Skipped> {
+/// Translates a rule.
+pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, place: &FieldPath) -> Result<Policy, Skipped> {
     let (of_source, of_operation) = conditions(&rule.when)?;
     let mut sources: Vec<Sources> = rule
         .from
@@ -70,7 +70,7 @@ pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, place: &Place) -> Resu
     })
 }
 
-/// A policy that never applies: what a policy without rules comes to.
+/// Returns a policy that never matches, for policies without rules.
 pub(crate) fn never() -> Policy {
     Policy {
         permissions: vec![Permission::always().negated()],
@@ -79,7 +79,7 @@ pub(crate) fn never() -> Policy {
     }
 }
 
-fn conjunctions<A: Attribute>(alternatives: &[Vec<Item<A>>], place: &Place) -> Result<Vec<A::Expression>, Skipped> {
+fn conjunctions<A: Attribute>(alternatives: &[Vec<Item<A>>], place: &FieldPath) -> Result<Vec<A::Expression>, Skipped> {
     let conjunctions = alternatives.iter().map(|items| conjunction(items, place));
     conjunctions.collect::<Option<_>>().ok_or(Skipped::NotApplicable)
 }
@@ -121,13 +121,13 @@ fn operation_items(operation: &Operation) -> Operations<'_> {
     .collect()
 }
 
-/// The side on which a condition stands.
+/// Side of an Envoy policy that a condition belongs to.
 enum Side<'r> {
     Source(SourceAttribute<'r>),
     Operation(OperationAttribute<'r>),
 }
 
-/// The conditions of each side, in order.
+/// Returns the conditions of each side, in order.
 fn conditions(when: &[Condition]) -> Result<(Sources<'_>, Operations<'_>), Skipped> {
     let mut sources = Sources::new();
     let mut operations = Operations::new();
@@ -165,7 +165,7 @@ fn side(key: &str) -> Option<Side<'_>> {
     })
 }
 
-/// Keys that take a name in brackets.
+/// Parses keys with a name in brackets.
 fn bracketed(key: &str) -> Option<Side<'_>> {
     if let Some(name) = key.strip_prefix("request.headers") {
         let header = in_brackets(name).map_or(SourceAttribute::Unreadable, SourceAttribute::Header);
@@ -188,7 +188,7 @@ fn in_brackets(text: &str) -> Option<&str> {
     text.strip_prefix('[')?.strip_suffix(']')
 }
 
-/// `[a][b]`: a claim inside a claim. Brackets that are not paired so make up one name.
+/// Parses `[a][b]`, a claim inside a claim. Unbalanced brackets are part of one name.
 fn nested(text: &str) -> Option<Vec<&str>> {
     let whole = in_brackets(text)?;
     let inner = &text[1..text.len() - 1];
@@ -197,7 +197,7 @@ fn nested(text: &str) -> Option<Vec<&str>> {
     Some(if are_paired { names } else { vec![whole] })
 }
 
-/// Puts the other trust domains of the mesh beside those that are named.
+/// Adds the mesh's other trust domains to those that are named.
 fn expand(items: &mut Sources, domains: &TrustDomains) {
     for item in items {
         let expanded: &dyn Fn(&[String]) -> Vec<String> = match item.attribute {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     Traffic,
-    item::{Leniency, Place},
+    item::{FieldPath, Leniency},
     rule::{self, Skipped},
     trust_domain::TrustDomains,
 };
@@ -25,7 +25,7 @@ fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Poli
         trust_domain_aliases: vec!["old".to_owned()],
         ..Default::default()
     };
-    let place = Place {
+    let place = FieldPath {
         traffic,
         tunneled: false,
         namespace: &Namespace::new("own"),

@@ -1,28 +1,28 @@
-//! Trust domains: identities of the mesh's own domain and of its aliases mean the same.
+//! Trust domains: identities of the mesh's own domain and of its aliases are equivalent.
 
 use crate::proto::istio::mesh::v1alpha1::MeshConfig;
 
-/// Stands for the mesh's own trust domain, whatever its name.
+/// Refers to the mesh's own trust domain, whatever its name.
 const LOCAL: &str = "cluster.local";
 
-/// The domains of the mesh, its own first.
+/// Trust domains of the mesh, its own first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrustDomains<'m>(Vec<&'m str>);
 
 impl<'m> TrustDomains<'m> {
-    /// Those of a mesh.
+    /// Returns the trust domains of a mesh.
     pub(crate) fn of(mesh: &'m MeshConfig) -> Self {
         let own = std::iter::once(&mesh.trust_domain);
         Self(own.chain(&mesh.trust_domain_aliases).map(String::as_str).collect())
     }
 
-    /// No domains: identities mean what is written.
+    /// Returns no domains: identities have no equivalents.
     pub(crate) fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Principals (`<trust domain>/ns/<namespace>/sa/<account>`) with those of the other domains beside them. Principals
-    /// of other forms, of any domain (`*/ns/…`) and of foreign domains stay as they are.
+    /// Adds equivalent principals (`<trust domain>/ns/<namespace>/sa/<account>`). Principals of other forms, of any
+    /// domain (`*/ns/…`) and of foreign domains stay unchanged.
     pub(crate) fn expand_principals(&self, principals: &[String]) -> Vec<String> {
         principals
             .iter()
@@ -46,7 +46,7 @@ impl<'m> TrustDomains<'m> {
         }
         let mut expanded = Vec::new();
         for own in &self.0 {
-            // What the star covers needs no entry of its own.
+            // A principal that the star covers needs no entry of its own.
             let name = if ends_as(own, domain) {
                 principal.to_owned()
             } else {
@@ -59,7 +59,7 @@ impl<'m> TrustDomains<'m> {
         expanded
     }
 
-    /// Names of trust domains with the others beside those of the mesh.
+    /// Adds the mesh's other trust domains to those that are named.
     pub(crate) fn expand_domains(&self, domains: &[String]) -> Vec<String> {
         let mut expanded: Vec<String> = Vec::new();
         for domain in domains {
@@ -75,19 +75,19 @@ impl<'m> TrustDomains<'m> {
     }
 }
 
-/// True if a domain matches a pattern that ends with a star.
+/// Returns true if a domain matches a pattern with a star at its end.
 fn begins_as(domain: &str, pattern: &str) -> bool {
     pattern
         .strip_suffix('*')
         .is_some_and(|prefix| domain.starts_with(prefix))
 }
 
-/// True if a pattern with a star at one end covers a domain. Aliases may be patterns too.
+/// Returns true if a pattern with a star at one end covers a domain. Aliases may be patterns too.
 fn covers(pattern: &str, domain: &str) -> bool {
     begins_as(domain, pattern) || ends_as(domain, pattern)
 }
 
-/// True if a domain matches a pattern that begins with a star.
+/// Returns true if a domain matches a pattern with a star at its start.
 fn ends_as(domain: &str, pattern: &str) -> bool {
     pattern.strip_prefix('*').is_some_and(|suffix| domain.ends_with(suffix))
 }

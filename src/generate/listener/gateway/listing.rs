@@ -1,4 +1,4 @@
-//! Which listeners a gateway has, and the rows that each is made of.
+//! Lists the listeners of a gateway, with the rows that each consists of.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::{
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
 
 impl GatewayPart {
-    /// The listeners, in the order in which servers open them.
+    /// Lists the listeners, in the order in which servers open them.
     pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayKey> {
         let merged = self.gateways.merged(ctx);
         let scope = ctx.scope(&self.scope);
@@ -156,7 +156,7 @@ fn targets(scope: &SidecarScope, reach: &Reach) -> Vec<Target> {
     hosts.into_iter().map(target).collect()
 }
 
-/// The services inside the mesh whose host a server covers.
+/// Returns the services of the mesh whose hosts a server covers.
 fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ServiceKey> {
     let covered = |key: &&ServiceKey| server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
     let inside = |key: &&ServiceKey| ctx.service(key).is_some_and(|service| !service.mesh_external);

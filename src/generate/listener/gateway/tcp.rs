@@ -1,8 +1,8 @@
-//! Chains of gateways that do not end HTTP: TCP routes, TLS routes by server name, and the mesh's own TLS.
+//! Gateway chains that do not terminate HTTP: TCP routes, TLS routes by server name, and AUTO_PASSTHROUGH.
 
 use std::collections::BTreeSet;
 
-use super::{Making, TcpServer};
+use super::{ListenerBuilder, TcpServer};
 use crate::{
     generate::{
         filter::{
@@ -21,7 +21,7 @@ use crate::{
     proto::istio::networking::v1alpha3::{self as networking, RouteDestination, server_tls_settings::TlSmode},
 };
 
-/// What proxies of the mesh offer each other in TLS.
+/// ALPN values that proxies of the mesh use with each other.
 const MESH_ALPNS: &[&str] = &[
     "istio",
     "istio-peer-exchange",
@@ -30,12 +30,12 @@ const MESH_ALPNS: &[&str] = &[
     "istio-h2",
 ];
 
-/// The server names that passed-on chains of a listener match already.
+/// Server names that passthrough chains of a listener already match.
 #[derive(Default)]
 pub(super) struct TakenNames(BTreeSet<String>);
 
 impl TakenNames {
-    /// Takes names together; false if one is taken.
+    /// Adds names together; returns false if one exists.
     fn take(&mut self, names: &[String]) -> bool {
         if names.iter().any(|name| self.0.contains(name)) {
             return false;
@@ -45,8 +45,8 @@ impl TakenNames {
     }
 }
 
-impl Making<'_> {
-    /// The chain of a server with a TCP route; none without one.
+impl ListenerBuilder<'_> {
+    /// Returns the chain of a server with a TCP route; `None` without a route.
     pub(super) fn tcp_chain(&self, server: &TcpServer) -> Option<Chain> {
         let filters = server.routes.iter().find_map(|binding| {
             let ctx = &self.stack.ctx;
@@ -67,7 +67,7 @@ impl Making<'_> {
         })
     }
 
-    /// A chain for each match of a TLS route.
+    /// Returns a chain for each match of a TLS route.
     pub(super) fn passthrough_chains(&self, server: &TcpServer, taken: &mut TakenNames) -> Vec<Chain> {
         let mut chains = Vec::new();
         for binding in &server.routes {
@@ -96,7 +96,7 @@ impl Making<'_> {
         chains
     }
 
-    /// A chain for each port and subset of each service, which leads to the cluster named like the server name.
+    /// Returns a chain for each port and subset of each service, to the cluster with the name of the SNI.
     pub(super) fn auto_passthrough_chains(&self, services: &[ServiceKey]) -> Vec<Chain> {
         let ctx = &self.stack.ctx;
         let client = &self.key.client;
@@ -125,10 +125,10 @@ impl Making<'_> {
                         may_tunnel: false,
                         dynamic_dns: None,
                     };
-                    // The workload behind decides who may come in.
+                    // The workload authorises its clients.
                     let chain = TcpChain {
                         port: port.number,
-                        secured_elsewhere: true,
+                        authorized_by_destination: true,
                         ..Default::default()
                     };
                     chains.push(Chain {
@@ -148,7 +148,7 @@ impl Making<'_> {
         destination::rows(&self.stack.ctx, targets, &client.filters.namespace, &client.labels)
     }
 
-    /// The filters to the destinations of a route; none if all of them have weight 0.
+    /// Returns the filters to the destinations of a route; none if all have weight 0.
     fn route_filters(
         &self,
         server: &TcpServer,
@@ -214,8 +214,8 @@ impl Making<'_> {
     }
 }
 
-/// The destinations for a server that does not pass TLS on: of the first TCP route that applies. Routes of the Gateway
-/// API for TLS that ends here are TLS routes all the same.
+/// Returns the destinations of a server that terminates TLS: those of the first TCP route that applies. Gateway API
+/// routes for terminated TLS are TLS routes all the same.
 fn terminating_route<'v>(server: &TcpServer, declared: &'v VirtualService) -> Option<&'v [RouteDestination]> {
     let tcp = declared.spec.tcp.iter().find(|route| {
         route.r#match.is_empty() || route.r#match.iter().any(|by| applies(server, by.port, &by.gateways))
@@ -232,14 +232,14 @@ fn terminating_route<'v>(server: &TcpServer, declared: &'v VirtualService) -> Op
     tls.next().map(|route| route.route.as_slice())
 }
 
-/// True if a match concerns the server.
+/// Returns true if a match applies to the server.
 fn applies(server: &TcpServer, port: u32, gateways: &[String]) -> bool {
     let declared = server.server.port.as_ref().map_or(0, |port| port.number);
     (port == 0 || port == declared)
         && (gateways.is_empty() || gateways.iter().any(|gateway| *gateway == server.gateway))
 }
 
-/// The port of a server in the form of a service's.
+/// Returns the port of a server in the form of a service port.
 fn server_port(server: &networking::Server) -> ServicePort {
     let port = server.port.as_ref();
     ServicePort {

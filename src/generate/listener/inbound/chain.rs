@@ -1,18 +1,18 @@
-//! Inbound filter chains: what each port accepts under each mode of mutual TLS.
+//! Inbound filter chains of a port under each mode of mutual TLS.
 
 use crate::{
     generate::listener::{
         filter_chain::{RAW_BUFFER, TLS, plaintext_http_alpns},
-        outbound::listener::MemberKind,
+        outbound::listener::ChainKind,
     },
     model::{authentication::MtlsMode, features::Features},
 };
 
-/// HTTP from a sidecar.
+/// ALPN values of HTTP from a sidecar.
 const MTLS_HTTP: &[&str] = &["istio-http/1.0", "istio-http/1.1", "istio-h2"];
-/// TCP from a sidecar, with metadata exchange where it has it.
+/// ALPN values of TCP from a sidecar, with metadata exchange if it has it.
 const MTLS_TCP: &[&str] = &["istio-peer-exchange", "istio"];
-/// Everything from a sidecar.
+/// ALPN values of all traffic from a sidecar.
 const MTLS_ANY: &[&str] = &[
     "istio",
     "istio-peer-exchange",
@@ -21,16 +21,16 @@ const MTLS_ANY: &[&str] = &[
     "istio-h2",
 ];
 
-/// One chain that a port is expanded to.
+/// One of the chains of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainForm {
-    /// ALPN values it matches; none: any.
+    /// ALPN values that it matches; empty means any.
     pub alpns: &'static [&'static str],
-    /// Transport protocol it matches.
+    /// Transport protocol that it matches.
     pub transport: &'static str,
-    /// It has a connection manager, else a TCP proxy.
+    /// Whether it has a connection manager; otherwise a TCP proxy.
     pub http: bool,
-    /// It terminates TLS.
+    /// Whether it terminates TLS.
     pub terminates: bool,
 }
 
@@ -43,40 +43,40 @@ const fn form(alpns: &'static [&'static str], transport: &'static str, http: boo
     }
 }
 
-/// The chains of a port by what is declared for it and what mutual TLS demands, in order.
-pub fn chain_forms(declared: MemberKind, mode: MtlsMode, features: &Features) -> Vec<ChainForm> {
+/// Returns the chains of a port by its declared protocol and mode of mutual TLS, in order.
+pub fn chain_forms(declared: ChainKind, mode: MtlsMode, features: &Features) -> Vec<ChainForm> {
     let plaintext_http = plaintext_http_alpns(features);
     match (declared, mode) {
-        (MemberKind::Http, MtlsMode::Strict) => vec![form(&[], TLS, true, true)],
-        (MemberKind::Http, MtlsMode::Permissive) => {
+        (ChainKind::Http, MtlsMode::Strict) => vec![form(&[], TLS, true, true)],
+        (ChainKind::Http, MtlsMode::Permissive) => {
             vec![form(MTLS_ANY, TLS, true, true), form(&[], RAW_BUFFER, true, false)]
         }
-        (MemberKind::Http, MtlsMode::Disable) => vec![form(&[], RAW_BUFFER, true, false)],
-        (MemberKind::Tcp, MtlsMode::Strict) => vec![form(&[], TLS, false, true)],
-        (MemberKind::Tcp, MtlsMode::Permissive) => vec![
+        (ChainKind::Http, MtlsMode::Disable) => vec![form(&[], RAW_BUFFER, true, false)],
+        (ChainKind::Tcp, MtlsMode::Strict) => vec![form(&[], TLS, false, true)],
+        (ChainKind::Tcp, MtlsMode::Permissive) => vec![
             form(MTLS_ANY, TLS, false, true),
             form(&[], TLS, false, false),
             form(&[], RAW_BUFFER, false, false),
         ],
-        (MemberKind::Tcp, MtlsMode::Disable) => vec![form(&[], RAW_BUFFER, false, false)],
-        (MemberKind::Auto, MtlsMode::Strict) => {
+        (ChainKind::Tcp, MtlsMode::Disable) => vec![form(&[], RAW_BUFFER, false, false)],
+        (ChainKind::Auto, MtlsMode::Strict) => {
             vec![form(MTLS_HTTP, TLS, true, true), form(&[], TLS, false, true)]
         }
-        (MemberKind::Auto, MtlsMode::Permissive) => vec![
+        (ChainKind::Auto, MtlsMode::Permissive) => vec![
             form(MTLS_HTTP, TLS, true, true),
             form(plaintext_http, RAW_BUFFER, true, false),
             form(MTLS_TCP, TLS, false, true),
             form(&[], RAW_BUFFER, false, false),
             form(&[], TLS, false, false),
         ],
-        (MemberKind::Auto, MtlsMode::Disable) => vec![
+        (ChainKind::Auto, MtlsMode::Disable) => vec![
             form(plaintext_http, RAW_BUFFER, true, false),
             form(&[], RAW_BUFFER, false, false),
         ],
     }
 }
 
-/// The one chain of a port whose own TLS is terminated.
+/// Returns the only chain of a port whose own TLS is terminated.
 pub fn terminating_form(http: bool) -> ChainForm {
     form(&[], TLS, http, true)
 }
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn strict_ports_accept_only_mutual_tls() {
         let features = Features::default();
-        for declared in [MemberKind::Http, MemberKind::Tcp, MemberKind::Auto] {
+        for declared in [ChainKind::Http, ChainKind::Tcp, ChainKind::Auto] {
             for form in chain_forms(declared, MtlsMode::Strict, &features) {
                 assert_eq!((form.transport, form.terminates), (TLS, true), "{declared:?}");
             }

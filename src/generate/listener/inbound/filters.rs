@@ -1,4 +1,4 @@
-//! The filters of one inbound port of a sidecar.
+//! Filters of one inbound port of a sidecar.
 
 use smol_str::SmolStr;
 
@@ -34,42 +34,42 @@ use crate::{
     },
 };
 
-/// The placeholder of the workload's port in patterns for statistics.
+/// Placeholder of the workload's port in statistics patterns.
 const TARGET_PORT: &str = "%TARGET_PORT%";
 
-/// A port of the workload with chains of its own, or (passthrough) all others.
+/// A workload port with its own chains, or (passthrough) all other ports.
 #[derive(Clone, Debug)]
 pub(crate) struct InboundPort {
-    /// The service's port, of an ingress listener the listener's; shows in traces and statistics.
+    /// Port of the service or of the ingress listener, used in traces and statistics.
     pub(crate) number: u32,
-    /// Its name.
+    /// Name of the port.
     pub(crate) name: SmolStr,
-    /// Its protocol.
+    /// Protocol.
     pub(crate) protocol: Protocol,
-    /// The workload's port; 0: any.
+    /// Port of the workload; 0 means any.
     pub(crate) target_port: u32,
-    /// The address, which shows in names even where the virtual listener has the chains.
+    /// Address, which is part of names even if the virtual listener has the chains.
     pub(crate) bind: SmolStr,
-    /// Further addresses.
+    /// Additional addresses.
     pub(crate) further_binds: Vec<SmolStr>,
-    /// It has a socket of its own.
+    /// Whether it binds a socket of its own.
     pub(crate) bind_to_port: bool,
-    /// The service's host, or a name for the Sidecar.
+    /// Host of the service, or a name for the Sidecar.
     pub(crate) hostname: String,
-    /// The service.
+    /// Service.
     pub(crate) service: Option<Shared<Service>>,
-    /// It stands for all ports that nobody declares.
+    /// Whether it represents all undeclared ports.
     pub(crate) passthrough: bool,
-    /// The traffic comes out of an HBONE tunnel.
+    /// Whether the traffic comes out of an HBONE tunnel.
     pub(crate) tunneled: bool,
     /// TLS that an ingress listener terminates.
     pub(crate) tls: Option<ServerTlsSettings>,
-    /// The object that it was made from.
+    /// Metadata with its origin.
     pub(crate) metadata: Option<Metadata>,
 }
 
 impl InboundPort {
-    /// A port of a service.
+    /// Returns a port of a service.
     pub(crate) fn of_service(
         service: &Shared<Service>,
         port: &ServicePort,
@@ -90,7 +90,7 @@ impl InboundPort {
         }
     }
 
-    /// What is left over: all ports (0), or one with a policy of its own.
+    /// Returns the remaining ports (0), or a port with a policy of its own.
     pub(crate) fn passthrough(target_port: u32) -> Self {
         Self {
             number: 0,
@@ -109,7 +109,7 @@ impl InboundPort {
         }
     }
 
-    /// The cluster it leads to.
+    /// Returns the cluster.
     pub(crate) fn cluster(&self) -> String {
         if self.passthrough {
             INBOUND_PASSTHROUGH.to_owned()
@@ -118,7 +118,7 @@ impl InboundPort {
         }
     }
 
-    /// The name of its chains.
+    /// Returns the name of its chains.
     pub(crate) fn chain_name(&self, http: bool) -> String {
         match (self.passthrough, http) {
             (true, true) => "virtualInbound-catchall-http".to_owned(),
@@ -135,7 +135,7 @@ impl InboundPort {
         })
     }
 
-    /// The routes: everything to the one cluster, without time limit.
+    /// Returns the routes: everything to one cluster, without a timeout.
     fn routes(&self) -> RouteConfiguration {
         let cluster = self.cluster();
         let unlimited = Some(prost_types::Duration::default());
@@ -148,7 +148,7 @@ impl InboundPort {
                 grpc_timeout_header_max: unlimited,
                 ..Default::default()
             }),
-            // Streams of gRPC are not repeated.
+            // gRPC streams are not retried.
             retry_policy: (!is_grpc).then(|| RetryPolicy {
                 retry_on: "reset-before-request".to_owned(),
                 num_retries: Some(2),
@@ -184,7 +184,7 @@ impl InboundPort {
 }
 
 impl FilterStack<'_> {
-    /// Routes that stand in an inbound listener, patched.
+    /// Applies patches to the routes inside an inbound listener.
     pub(crate) fn patched_routes(&self, routes: RouteConfiguration) -> RouteConfiguration {
         let patches = &self.client.route_patches;
         let mut notes = Vec::new();
@@ -197,7 +197,7 @@ impl FilterStack<'_> {
 }
 
 impl InboundListener<'_> {
-    /// The filters of an HTTP chain.
+    /// Returns the filters of an HTTP chain.
     pub(crate) fn http_filters(&self, port: &InboundPort) -> NetworkFilters {
         let client = self.stack.client;
         let routes = HttpRoutes::Inline(Box::new(self.stack.patched_routes(port.routes())));
@@ -214,7 +214,7 @@ impl InboundListener<'_> {
         filters
     }
 
-    /// The filters of a TCP chain.
+    /// Returns the filters of a TCP chain.
     pub(crate) fn tcp_filters(&self, port: &InboundPort) -> NetworkFilters {
         let cluster = port.cluster();
         let mut proxy = plain_proxy(&cluster);
@@ -234,7 +234,8 @@ impl InboundListener<'_> {
     }
 }
 
-/// The pattern filled in. Parity: the target port is not known here, so its placeholder stays.
+/// Substitutes the pattern. Parity (pilot/pkg/networking/core/listener_inbound.go): the target port is unknown here, so
+/// its placeholder stays.
 fn inbound_stat_prefix(pattern: &str, port: &InboundPort) -> String {
     let service_port = ServicePort {
         name: port.name.clone(),

@@ -36,68 +36,68 @@ use crate::{
     },
 };
 
-/// What one outbound listener is built from.
+/// Inputs of one outbound listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundKey {
-    /// The sidecar.
+    /// Attributes of the sidecar.
     pub client: Hashed<OutboundProxyView>,
-    /// Its addresses, the main one first.
+    /// Addresses, the main one first.
     pub binds: Vec<SmolStr>,
-    /// It is a socket of its own, not one that intercepted connections are handed to.
+    /// Whether it binds a socket of its own; otherwise it gets intercepted connections.
     pub bind_to_port: bool,
-    /// Its port; 0 for a Unix socket.
+    /// Port; 0 for a Unix socket.
     pub port: u32,
-    /// The service ports that add chains, in order.
-    pub members: Vec<Member>,
-    /// The cluster of what matches no chain.
+    /// Service ports that add chains, in order.
+    pub services: Vec<ListenerService>,
+    /// Cluster of connections that match no chain.
     pub catch_all: SmolStr,
 }
 
-/// A port that is listened on.
+/// A listening port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ListenPort {
-    /// The number.
+    /// Number.
     pub number: u32,
-    /// The name; shows in statistics.
+    /// Name, used in statistics.
     pub name: SmolStr,
-    /// The protocol.
+    /// Protocol.
     pub protocol: Protocol,
 }
 
 /// One service port of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Member {
-    /// The service; `None` for HTTP, where it does not matter.
+pub struct ListenerService {
+    /// Service; `None` for HTTP, where the listener does not depend on it.
     pub service: Option<ServiceKey>,
-    /// The port: of the service, or of the egress listener.
+    /// Port of the service or of the egress listener.
     pub port: ListenPort,
-    /// What kind of chains it adds.
-    pub kind: MemberKind,
-    /// Its HTTP chain matches only what is found to be HTTP.
+    /// Kind of its chains.
+    pub kind: ChainKind,
+    /// Whether its HTTP chain matches only detected HTTP.
     pub sniffs: bool,
-    /// The ranges that stand for the service's address.
+    /// Ranges that represent the service's address.
     pub ranges: Vec<SmolStr>,
-    /// The DestinationRule of the service, unless the port is HTTP.
+    /// DestinationRule of the service, unless the port is HTTP.
     pub rule: Option<RuleRef>,
     /// VirtualServices with TCP or TLS routes for the service, in order.
     pub virtual_services: Vec<ObjectKey>,
-    /// The services that their routes lead to, each with its DestinationRule.
+    /// Destination services of these routes with their DestinationRules.
     pub destinations: Vec<(ServiceKey, Option<RuleRef>)>,
 }
 
-/// What kind of chains a port adds.
+/// Kind of a port's chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MemberKind {
+pub enum ChainKind {
     /// A connection manager.
     Http,
     /// TCP proxies.
     Tcp,
-    /// Both, told apart by sniffing.
+    /// Both, distinguished by sniffing.
     Auto,
 }
 
-impl MemberKind {
-    /// The kind for a protocol; `None` for those that are not listened on.
+impl ChainKind {
+    /// Returns the kind for a protocol; `None` for protocols without listeners.
     pub fn of(protocol: Protocol) -> Option<Self> {
         match protocol {
             Protocol::Udp => None,
@@ -108,9 +108,9 @@ impl MemberKind {
     }
 }
 
-/// An outbound listener in the making.
+/// An outbound listener under construction.
 pub(crate) struct OutboundListener<'a> {
-    /// Mesh, client, remarks.
+    /// Builder of filters.
     pub(crate) stack: FilterStack<'a>,
     /// What it is built from.
     pub(crate) key: &'a OutboundKey,
@@ -124,7 +124,7 @@ impl Deref for OutboundListener<'_> {
 }
 
 impl OutboundKey {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> SmolStr {
         listener_name(&self.binds[0], self.port)
     }
@@ -137,9 +137,9 @@ impl OutboundKey {
         };
         let mut chains: Vec<Chain> = Vec::new();
         let mut taken = BTreeSet::new();
-        for member in &self.members {
+        for member in &self.services {
             for chain in making.chains(member) {
-                if !taken.insert(chain.distinction()) {
+                if !taken.insert(chain.match_key()) {
                     let host = member.service.as_ref().map_or("", |service| &service.hostname);
                     let detail = format!("{} rejected {host}", self.name());
                     making
@@ -156,32 +156,32 @@ impl OutboundKey {
 }
 
 impl OutboundListener<'_> {
-    /// The chains of one member.
-    fn chains(&self, member: &Member) -> Vec<Chain> {
+    /// Returns the chains of one service port.
+    fn chains(&self, member: &ListenerService) -> Vec<Chain> {
         let service = member.service.as_ref().and_then(|key| self.stack.ctx.service(key));
         let on_demand = service
             .filter(|service| resolves_on_demand(service))
             .map(|service| &**service);
-        if member.kind == MemberKind::Http {
+        if member.kind == ChainKind::Http {
             return vec![self.http_chain(member, on_demand)];
         }
         let Some(service) = service else {
             return Vec::new();
         };
         let mut chains = self.tcp_chains(member, service);
-        if member.kind == MemberKind::Auto {
+        if member.kind == ChainKind::Auto {
             chains.push(self.http_chain(member, on_demand));
         }
         chains
     }
 
-    fn http_chain(&self, member: &Member, on_demand: Option<&Service>) -> Chain {
+    fn http_chain(&self, member: &ListenerService, on_demand: Option<&Service>) -> Chain {
         let key = self.key;
         let features = self.stack.features();
         let at_wildcard = key.binds[0] == wildcards(self.vips.ip_mode)[0];
         let rds = match (&member.service, member.kind) {
             _ if key.port == 0 => key.binds[0].as_str().to_owned(),
-            (Some(service), MemberKind::Auto) if !at_wildcard => {
+            (Some(service), ChainKind::Auto) if !at_wildcard => {
                 [&service.hostname, ":", itoa::Buffer::new().format(key.port)].concat()
             }
             _ => key.port.to_string(),
@@ -196,7 +196,7 @@ impl OutboundListener<'_> {
         http.dynamic_dns = on_demand.map(|service| service.key.hostname.clone());
         let mut filters = self.stack.filters_before_http(key.port, false);
         self.stack.add_http_connection(&mut filters, &http);
-        let sniffs = member.sniffs || member.kind == MemberKind::Auto;
+        let sniffs = member.sniffs || member.kind == ChainKind::Auto;
         Chain {
             alpns: if sniffs { plaintext_http_alpns(features) } else { &[] },
             transport: if sniffs { RAW_BUFFER } else { "" },
@@ -205,7 +205,7 @@ impl OutboundListener<'_> {
         }
     }
 
-    /// Writes the chain of connections that match no other.
+    /// Encodes the chain of connections that match no other chain.
     fn write_catch_all(&self, out: &mut Vec<u8>) {
         write_match(out, &FilterChainMatch::default());
         let mut filters = NetworkFilters::new();
@@ -215,7 +215,7 @@ impl OutboundListener<'_> {
         wire::text(out, field::NAME, "PassthroughFilterChain");
     }
 
-    /// The listener around its chains.
+    /// Returns the listener with its chains.
     pub(crate) fn listener(&self, chains: Vec<Chain>, write_catch_all: impl FnOnce(&mut Vec<u8>)) -> WrittenListener {
         let key = self.key;
         let features = self.stack.features();
@@ -234,7 +234,7 @@ impl OutboundListener<'_> {
         for chain in rest {
             listener.add_chain(|out| chain.write(out, features));
         }
-        // The last one wins where several match all.
+        // The last one counts if several match everything.
         match all.pop() {
             Some(default) if listener.has_no_chains() => listener.add_chain(|out| default.write(out, features)),
             Some(default) => listener.set_default_chain(|out| default.write(out, features)),
@@ -261,7 +261,7 @@ impl OutboundListener<'_> {
     }
 }
 
-/// The further addresses of a listener.
+/// Returns the additional addresses of a listener.
 pub fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<AdditionalAddress> {
     binds
         .iter()
@@ -272,7 +272,7 @@ pub fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<Additi
         .collect()
 }
 
-/// Connections are spread evenly over worker threads.
+/// Whether connections are balanced exactly over worker threads.
 pub(crate) fn exact_balance() -> ConnectionBalanceConfig {
     ConnectionBalanceConfig {
         balance_type: Some(connection_balance_config::BalanceType::ExactBalance(

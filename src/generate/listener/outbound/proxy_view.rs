@@ -1,4 +1,4 @@
-//! What outbound listeners depend on of a sidecar, beyond its filters.
+//! Attributes of a sidecar that outbound listeners depend on, besides those of filters.
 
 use smol_str::SmolStr;
 
@@ -16,33 +16,33 @@ use crate::{
     },
 };
 
-/// The part of a sidecar that its outbound listeners depend on.
+/// Attributes of a sidecar that its outbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundProxyView {
-    /// What filters depend on.
+    /// Attributes that filters depend on.
     pub filters: Hashed<FilterProxyView>,
-    /// How it sees addresses of services.
+    /// Visibility of service addresses.
     pub vips: VipView,
-    /// Its labels, as far as routes and rules ask about them.
+    /// Labels that routes and rules select by.
     pub labels: Shared<Labels>,
-    /// Its DNS domain, for short names of hosts.
+    /// DNS domain, for short names of hosts.
     pub dns_domain: SmolStr,
-    /// Its first address, if that is an endpoint of a headless service: it gets no listener for itself.
+    /// First address, if it is an endpoint of a headless service: the sidecar has no listener for itself.
     pub own_address: Option<SmolStr>,
-    /// How traffic comes to it.
+    /// Interception mode.
     pub interception: InterceptionMode,
-    /// It cannot bind ports below 1024.
+    /// Whether it cannot bind ports below 1024.
     pub unprivileged: bool,
-    /// Ports that Envoy itself serves: status and Prometheus; 0: none.
+    /// Ports that Envoy itself serves, status and Prometheus; 0 means none.
     pub own_ports: [u32; 2],
-    /// Connections are spread evenly over worker threads.
+    /// Whether connections are balanced exactly over worker threads.
     pub exact_balance: bool,
-    /// The port of the HTTP proxy listener, if the node names one.
+    /// Port of the HTTP proxy listener, if the node sets one.
     pub http_proxy_port: Option<u32>,
 }
 
 impl OutboundProxyView {
-    /// What outbound listeners depend on of a selected sidecar.
+    /// Returns the view of a selected sidecar.
     pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Hashed<Self> {
         let proxy = selected.proxy;
         Hashed::new(Self {
@@ -59,7 +59,7 @@ impl OutboundProxyView {
         })
     }
 
-    /// What listeners depend on that have no connection manager.
+    /// Returns the view for listeners without a connection manager.
     pub fn without_http(&self) -> Self {
         Self {
             filters: Hashed::new(self.filters.without_http()),
@@ -67,7 +67,7 @@ impl OutboundProxyView {
         }
     }
 
-    /// What listeners depend on that have neither a connection manager nor routes for some clients only.
+    /// Returns the view for listeners without a connection manager and without routes that depend on the proxy.
     pub fn without_routes(&self) -> Self {
         Self {
             filters: Hashed::new(FilterProxyView {
@@ -81,8 +81,8 @@ impl OutboundProxyView {
         }
     }
 
-    /// True if a listener may stand there: the port is not privileged for a pod without privileges, and the wildcard
-    /// address with this port is not one of the proxy's own listeners.
+    /// Returns true if a listener may bind there: the port is not privileged for an unprivileged pod, and does not
+    /// belong to the proxy's own listeners at the wildcard address.
     pub fn can_bind(&self, ctx: &BuildContext, bind_to_port: bool, binds: &[SmolStr], port: &ListenPort) -> bool {
         let mesh = ctx.mesh_config();
         let number = port.number;
@@ -98,13 +98,13 @@ impl OutboundProxyView {
     }
 }
 
-/// The ports of Envoy's own listeners as the node states them.
+/// Returns the ports of Envoy's own listeners as the node declares them.
 pub fn own_ports(proxy: &NodeMetadata) -> [u32; 2] {
     [MetadataKey::EnvoyStatusPort, MetadataKey::EnvoyPrometheusPort]
         .map(|key| proxy.setting(key).parse().unwrap_or_default())
 }
 
-/// True if the port is among them.
+/// Returns true if the port is one of them.
 pub fn is_own_port(own: [u32; 2], port: u32) -> bool {
     port != 0 && own.contains(&port)
 }

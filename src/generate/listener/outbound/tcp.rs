@@ -1,11 +1,11 @@
-//! TCP and TLS chains of outbound listeners: routes of VirtualServices, else the service itself.
+//! TCP and TLS chains of outbound listeners: routes of VirtualServices, or else the service itself.
 
 use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
 use super::{
-    listener::{ListenPort, Member, OutboundListener},
+    listener::{ListenPort, ListenerService, OutboundListener},
     resolves_on_demand,
 };
 use crate::{
@@ -33,15 +33,15 @@ use crate::{
     proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
 };
 
-/// What routes of TCP and TLS ask of the client and the connection's port.
-struct Static<'m> {
+/// Conditions of TCP and TLS routes on the proxy and the port.
+struct StaticMatch<'m> {
     gateways: &'m [String],
     port: u32,
     source_namespace: &'m str,
     source_labels: &'m BTreeMap<String, String>,
 }
 
-impl<'m> From<&'m TlsMatchAttributes> for Static<'m> {
+impl<'m> From<&'m TlsMatchAttributes> for StaticMatch<'m> {
     fn from(by: &'m TlsMatchAttributes) -> Self {
         Self {
             gateways: &by.gateways,
@@ -52,7 +52,7 @@ impl<'m> From<&'m TlsMatchAttributes> for Static<'m> {
     }
 }
 
-impl<'m> From<&'m L4MatchAttributes> for Static<'m> {
+impl<'m> From<&'m L4MatchAttributes> for StaticMatch<'m> {
     fn from(by: &'m L4MatchAttributes) -> Self {
         Self {
             gateways: &by.gateways,
@@ -64,8 +64,8 @@ impl<'m> From<&'m L4MatchAttributes> for Static<'m> {
 }
 
 impl OutboundListener<'_> {
-    /// The chains of a TCP, TLS or undeclared port.
-    pub(crate) fn tcp_chains(&self, member: &Member, service: &Service) -> Vec<Chain> {
+    /// Returns the chains of a TCP, TLS or undeclared port.
+    pub(crate) fn tcp_chains(&self, member: &ListenerService, service: &Service) -> Vec<Chain> {
         let ctx = &self.stack.ctx;
         let rows: Vec<_> = member
             .virtual_services
@@ -79,7 +79,7 @@ impl OutboundListener<'_> {
         }
     }
 
-    fn tls_chains(&self, member: &Member, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
+    fn tls_chains(&self, member: &ListenerService, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
         let mut ranges = owned(&member.ranges);
         let mut handled: Vec<(&[String], &[String])> = Vec::new();
         let mut chains = Vec::new();
@@ -88,9 +88,10 @@ impl OutboundListener<'_> {
                 for by in route
                     .r#match
                     .iter()
-                    .filter(|by| self.applies(&Static::from(*by), member))
+                    .filter(|by| self.applies(&StaticMatch::from(*by), member))
                 {
-                    // Parity: subnets of one match stay in force for the later ones that name none.
+                    // Parity (pilot/pkg/networking/core/tls.go): subnets of a match stay in effect for later matches
+                    // without subnets.
                     if !by.destination_subnets.is_empty() && member.port.number > 0 {
                         ranges.clone_from(&by.destination_subnets);
                     }
@@ -120,7 +121,12 @@ impl OutboundListener<'_> {
         chains
     }
 
-    fn plain_chains(&self, member: &Member, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
+    fn plain_chains(
+        &self,
+        member: &ListenerService,
+        service: &Service,
+        rows: &[&Shared<VirtualService>],
+    ) -> Vec<Chain> {
         let ranges = owned(&member.ranges);
         let mut chains = Vec::new();
         let mut has_default = false;
@@ -129,7 +135,7 @@ impl OutboundListener<'_> {
                 let applying: Vec<_> = route
                     .r#match
                     .iter()
-                    .filter(|by| self.applies(&Static::from(*by), member))
+                    .filter(|by| self.applies(&StaticMatch::from(*by), member))
                     .collect();
                 let open = |by: &&L4MatchAttributes| by.destination_subnets.is_empty() || member.port.number == 0;
                 if route.r#match.is_empty() || applying.iter().copied().any(|by| open(&by)) {
@@ -166,8 +172,8 @@ impl OutboundListener<'_> {
         chains
     }
 
-    /// True if a match may hold for this client and port.
-    fn applies(&self, by: &Static, member: &Member) -> bool {
+    /// Returns true if a match may apply to this proxy and port.
+    fn applies(&self, by: &StaticMatch, member: &ListenerService) -> bool {
         let labels = by.source_labels.iter();
         (by.gateways.is_empty() || by.gateways.iter().any(|gateway| gateway == MESH_GATEWAY))
             && (by.port == 0 || by.port == member.port.number)
@@ -175,7 +181,8 @@ impl OutboundListener<'_> {
             && select::matches(labels.map(|(key, value)| (key.as_str(), value.as_str())), &self.labels)
     }
 
-    /// The server names by which a TLS service is told from others at the same address; none if the address suffices.
+    /// Returns the server names that distinguish a TLS service from others at the same address; none if the address
+    /// suffices.
     fn service_sni(&self, service: &Service, ranges: &[String]) -> Vec<String> {
         let mode = self.vips.ip_mode;
         let wildcard = wildcards(mode)[0];
@@ -202,8 +209,8 @@ impl OutboundListener<'_> {
         names
     }
 
-    /// The filters of a chain to the service itself.
-    fn service_filters(&self, member: &Member, service: &Service) -> NetworkFilters {
+    /// Returns the filters of a chain to the service itself.
+    fn service_filters(&self, member: &ListenerService, service: &Service) -> NetworkFilters {
         let number = match service.ports.as_slice() {
             [only] => only.number,
             _ => member.port.number,
@@ -213,7 +220,7 @@ impl OutboundListener<'_> {
         let stat_prefix = if pattern.is_empty() {
             cluster.clone()
         } else {
-            // Parity: the port's name is not filled in here.
+            // Parity (pilot/pkg/networking/core/networkfilter.go): the port's name is not substituted here.
             let port = service_port(number, "", &member.port);
             name::stat_prefix(pattern, &service.key.hostname, "", &port, 0, Some(service))
         };
@@ -229,8 +236,13 @@ impl OutboundListener<'_> {
         self.chain_to(member, &upstream)
     }
 
-    /// The filters of a chain to the destinations of a route.
-    fn route_filters(&self, member: &Member, row: &VirtualService, routes: &[RouteDestination]) -> NetworkFilters {
+    /// Returns the filters of a chain to the destinations of a route.
+    fn route_filters(
+        &self,
+        member: &ListenerService,
+        row: &VirtualService,
+        routes: &[RouteDestination],
+    ) -> NetworkFilters {
         let destination = routes[0].destination.clone().unwrap_or_default();
         let (service, rule) = self.destination(member, &destination.host).unzip();
         let rule = self.rule(rule.flatten());
@@ -291,7 +303,7 @@ impl OutboundListener<'_> {
         self.chain_to(member, &upstream)
     }
 
-    fn chain_to(&self, member: &Member, upstream: &TcpUpstream) -> NetworkFilters {
+    fn chain_to(&self, member: &ListenerService, upstream: &TcpUpstream) -> NetworkFilters {
         let chain = TcpChain {
             port: member.port.number,
             ..Default::default()
@@ -299,7 +311,7 @@ impl OutboundListener<'_> {
         self.stack.tcp_chain(chain, member.port.protocol, upstream)
     }
 
-    fn destination<'m>(&self, member: &'m Member, host: &str) -> Option<(&Service, Option<&'m RuleRef>)> {
+    fn destination<'m>(&self, member: &'m ListenerService, host: &str) -> Option<(&Service, Option<&'m RuleRef>)> {
         let (key, rule) = member.destinations.iter().find(|(key, _)| key.hostname == *host)?;
         let service = self.stack.ctx.service(key)?;
         Some((&**service, rule.as_ref()))

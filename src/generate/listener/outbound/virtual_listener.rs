@@ -1,4 +1,4 @@
-//! Outbound listeners that no service asks for: the one that intercepted connections come to, and the HTTP proxy.
+//! Outbound listeners that do not depend on services: that of intercepted connections, and the HTTP proxy.
 
 use smol_str::SmolStr;
 
@@ -15,7 +15,7 @@ use crate::{
             chain_fields::{NetworkFilters, WrittenListener, field, write_match},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::ListenerClass,
-            stack::{FilterStack, LogPlace},
+            stack::{FilterStack, LogPosition},
             tcp::{add_black_hole, plain_proxy},
         },
         listener::filter_chain::{Chain, max_connections_per_event},
@@ -32,15 +32,15 @@ use crate::{
     },
 };
 
-/// The name of the listener that intercepted outbound connections come to.
+/// Name of the listener of intercepted outbound connections.
 pub const VIRTUAL_OUTBOUND: &str = "virtualOutbound";
 
-/// What the listener for intercepted connections is built from.
+/// Inputs of the listener of intercepted connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualOutboundKey {
-    /// The sidecar.
+    /// Attributes of the sidecar.
     pub client: Hashed<OutboundProxyView>,
-    /// The cluster of traffic to unknown destinations.
+    /// Cluster of traffic to unknown destinations.
     pub catch_all: SmolStr,
 }
 
@@ -63,7 +63,7 @@ impl VirtualOutboundKey {
         add_black_hole(&mut to_itself);
         stack.add_tcp_proxy(&mut catch_all, plain_proxy(&self.catch_all));
         let mut listener = WrittenListener::default();
-        // Connections to the port itself would come back for ever.
+        // Connections to the listener's own port would loop.
         listener.add_chain(|out| {
             let by = FilterChainMatch {
                 destination_port: Some(port),
@@ -85,19 +85,19 @@ impl VirtualOutboundKey {
             use_original_dst: Some(true),
             traffic_direction: TrafficDirection::Outbound as i32,
             max_connections_to_accept_per_socket_event: max_connections_per_event(features),
-            access_log: stack.access_logs(LogPlace::Listener),
+            access_log: stack.access_logs(LogPosition::Listener),
             ..Default::default()
         };
         listener.finish(ctx, stack, PatchContext::SidecarOutbound)
     }
 }
 
-/// What the HTTP proxy listener is built from.
+/// Inputs of the HTTP proxy listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpProxyKey {
-    /// The sidecar.
+    /// Attributes of the sidecar.
     pub client: Hashed<OutboundProxyView>,
-    /// Its port.
+    /// Port.
     pub port: u32,
 }
 
@@ -111,7 +111,7 @@ impl HttpProxyKey {
             binds: binds.map(|bind| SmolStr::new_static(bind)).collect(),
             bind_to_port: true,
             port: self.port,
-            members: Vec::new(),
+            services: Vec::new(),
             catch_all: SmolStr::default(),
         };
         let making = OutboundListener { stack, key: &key };

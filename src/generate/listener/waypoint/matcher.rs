@@ -1,5 +1,5 @@
-//! Which chain of a waypoint's inner listener a connection takes: by its destination's address, then by the port, then, on
-//! ports whose protocol is not declared, by what it carries.
+//! Matcher that selects the chain of a connection in a waypoint's inner listener: by destination address, then by port,
+//! then by detected protocol on ports without a declared one.
 
 use smol_str::SmolStr;
 
@@ -25,22 +25,22 @@ use crate::{
     },
 };
 
-/// The chain that a port's connections take.
+/// Chain of a port's connections.
 pub(super) enum PortChain {
-    /// This one.
+    /// A single chain.
     One(String),
-    /// One of these.
+    /// A chain by detected protocol.
     Sniffed {
-        /// What is no HTTP.
+        /// Chain of other protocols.
         tcp: String,
-        /// Plaintext HTTP.
+        /// Chain of plaintext HTTP.
         http: String,
-        /// What the inspector calls it.
+        /// ALPN values that the HTTP inspector reports.
         alpns: &'static [&'static str],
     },
 }
 
-/// The matcher of the whole listener.
+/// Returns the matcher of the whole listener.
 pub(super) fn by_address(services: Vec<IpRangeMatcher>) -> Matcher {
     let addresses = IpMatcher {
         range_matchers: services,
@@ -49,7 +49,7 @@ pub(super) fn by_address(services: Vec<IpRangeMatcher>) -> Matcher {
     tree_by("ip", Any::pack(&DestinationIpInput {}), tree)
 }
 
-/// What is for one service; nothing without addresses or ports.
+/// Returns the matcher of one service; `None` without addresses or ports.
 pub(super) fn service(addresses: &[SmolStr], chains: Vec<(u32, PortChain)>) -> Option<IpRangeMatcher> {
     let ranges = addresses.iter().filter_map(|address| cidr::parse(address));
     let ranges: Vec<_> = ranges
@@ -78,9 +78,9 @@ fn by_port(chains: Vec<(u32, PortChain)>) -> Matcher {
     tree_by("port", Any::pack(&DestinationPortInput {}), tree)
 }
 
-/// What the HTTP inspector says.
+/// Matches the result of the HTTP inspector.
 fn by_protocol(tcp: String, http: &str, alpns: &[&str]) -> Matcher {
-    // The input is a list with quotes around each.
+    // The input is a list with each value in quotes.
     let map = alpns
         .iter()
         .map(|alpn| (format!("'{alpn}'"), to_chain(http.to_owned())))
@@ -109,7 +109,7 @@ fn nested(matcher: Matcher) -> OnMatch {
     }
 }
 
-/// The chain with this name.
+/// Selects the chain with this name.
 fn to_chain(name: String) -> OnMatch {
     let value = Any::pack(&name);
     OnMatch {

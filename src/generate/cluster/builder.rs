@@ -1,5 +1,5 @@
-//! A cluster in the making: the message, and apart from it the HTTP options, which are packed at the end, and what is
-//! written without a message since nearly every cluster has it.
+//! A cluster under construction. It consists of the message, the HTTP options, which are packed at the end, and fields
+//! that nearly every cluster has, which are encoded without a message.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -37,24 +37,24 @@ const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptio
 const HTTP_OPTIONS_URL: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 const SERVICES: &str = "services";
 
-/// See the module's text.
-pub(super) struct Draft {
-    /// The cluster without its HTTP options; in a box, since it is large and handed on often.
+/// A cluster under construction, see the module's documentation.
+pub(super) struct ClusterBuilder {
+    /// Cluster without its HTTP options. Boxed because it is large and moved often.
     pub cluster: Box<Cluster>,
-    /// The HTTP options; present only if something sets one.
+    /// HTTP options, if something sets one.
     pub http: Option<HttpProtocolOptions>,
-    /// The fields of the metadata that Istio's extensions read, encoded, by name.
+    /// Encoded fields of the metadata for Istio's extensions, by name.
     metadata: Vec<(&'static str, Vec<u8>)>,
-    /// The sockets by endpoint, encoded, if they are not in the message.
+    /// Encoded transport socket matches, unless the message has them.
     sockets: Vec<u8>,
-    /// The socket, encoded, if it is not in the message.
+    /// Encoded transport socket, unless the message has it.
     socket: &'static [u8],
-    /// The filters, encoded.
+    /// Encoded filters.
     filters: &'static [u8],
 }
 
-/// A finished cluster: the message, and fields of it that are encoded already, in the order of their numbers.
-pub(super) struct Finished {
+/// A finished cluster: the message, and encoded fields in the order of their numbers.
+pub(super) struct EncodedCluster {
     cluster: Box<Cluster>,
     pieces: Vec<(u32, Cow<'static, [u8]>)>,
 }
@@ -66,8 +66,8 @@ const EXTENSION_OPTIONS: u32 = 36;
 const FILTERS: u32 = 40;
 const SOCKETS: u32 = 43;
 
-/// Where a field of clusters is encoded: fields that exclude each other stand where the first of them would.
-fn place(field: u32) -> u32 {
+/// Returns the sort key of a field of clusters: members of a oneof are encoded at the position of its first member.
+fn encoding_order(field: u32) -> u32 {
     match field {
         38 => 2,
         34 | 37 | 52 | 56 => 23,
@@ -75,8 +75,8 @@ fn place(field: u32) -> u32 {
     }
 }
 
-impl Finished {
-    /// The whole message.
+impl EncodedCluster {
+    /// Returns the whole message.
     pub(super) fn into_message(self) -> Cluster {
         let mut cluster = *self.cluster;
         for (_, piece) in &self.pieces {
@@ -86,23 +86,23 @@ impl Finished {
         cluster
     }
 
-    /// The resource.
+    /// Returns the resource.
     pub(super) fn encoded(&self) -> EncodedResource {
         let pieces = self.pieces.iter().map(|(field, piece)| (*field, &**piece));
         let name = self.cluster.name.as_str().into();
         EncodedResource::written(name, ResourceType::Cluster.url(), |out| {
-            wire::spliced_message(out, &*self.cluster, pieces, place);
+            wire::spliced_message(out, &*self.cluster, pieces, encoding_order);
         })
     }
 }
 
-impl Draft {
-    /// A cluster of a kind under a name, with the statistics name that it has by default.
+impl ClusterBuilder {
+    /// Returns a cluster of this type and name, with the default statistics name.
     pub(super) fn new(name: String, kind: DiscoveryType) -> Self {
         Self::of(name, ClusterDiscoveryType::Type(kind as i32))
     }
 
-    /// A cluster of any kind, one of an extension too.
+    /// Returns a cluster of any type, including those of extensions.
     pub(super) fn of(name: String, kind: ClusterDiscoveryType) -> Self {
         Self {
             cluster: Box::new(Cluster {
@@ -119,12 +119,12 @@ impl Draft {
         }
     }
 
-    /// True for clusters whose addresses come with the request.
+    /// Returns true for original-destination clusters.
     pub(super) fn is_original_dst(&self) -> bool {
         self.cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(DiscoveryType::OriginalDst as i32))
     }
 
-    /// True for clusters that resolve the host of each request.
+    /// Returns true for clusters that resolve the host of each request.
     pub(super) fn is_dynamic(&self) -> bool {
         matches!(
             self.cluster.cluster_discovery_type,
@@ -132,12 +132,12 @@ impl Draft {
         )
     }
 
-    /// True for clusters whose endpoints are told by EDS.
+    /// Returns true for EDS clusters.
     pub(super) fn is_eds(&self) -> bool {
         self.cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(DiscoveryType::Eds as i32))
     }
 
-    /// True if the upstream is spoken to in HTTP/2, whatever the client speaks.
+    /// Returns true if HTTP/2 is used upstream whatever the client uses.
     pub(super) fn is_http2(&self) -> bool {
         let protocol = self
             .http
@@ -151,12 +151,12 @@ impl Draft {
         )
     }
 
-    /// The HTTP options, which are there from now on.
+    /// Returns the HTTP options, and creates them if needed.
     pub(super) fn http_mut(&mut self) -> &mut HttpProtocolOptions {
         self.http.get_or_insert_default()
     }
 
-    /// Speaks HTTP/2 to the upstream, unless a protocol is chosen already.
+    /// Uses HTTP/2 upstream, unless a protocol is already selected.
     pub(super) fn use_http2(&mut self) {
         let options = &mut self.http_mut().upstream_protocol_options;
         options.get_or_insert_with(|| {
@@ -166,7 +166,7 @@ impl Draft {
         });
     }
 
-    /// Speaks HTTP/1.1 to the upstream, with header names as the client wrote them.
+    /// Uses HTTP/1.1 upstream, with header names in the client's case.
     pub(super) fn keep_header_case(&mut self) {
         let options = Http1ProtocolOptions {
             header_key_format: Some(constant::keep_header_case()),
@@ -178,7 +178,7 @@ impl Draft {
             }));
     }
 
-    /// Speaks to the upstream what the client speaks. The options of HTTP/1.1 are kept if that was chosen before.
+    /// Uses the client's protocol upstream. Options of HTTP/1.1 that were set before are kept.
     pub(super) fn use_client_protocol(&mut self) {
         let options = &mut self.http_mut().upstream_protocol_options;
         let http1 = match options.take() {
@@ -196,12 +196,12 @@ impl Draft {
         ));
     }
 
-    /// The options that all HTTP versions share.
+    /// Returns the options common to all HTTP versions.
     pub(super) fn common_http(&mut self) -> &mut CommonOptions {
         self.http_mut().common_http_protocol_options.get_or_insert_default()
     }
 
-    /// The options of HTTP/2, if that is what the upstream is spoken to in.
+    /// Returns the HTTP/2 options, if HTTP/2 is used upstream.
     pub(super) fn http2(&mut self) -> Option<&mut Http2ProtocolOptions> {
         match &mut self.http.as_mut()?.upstream_protocol_options {
             Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
@@ -211,22 +211,22 @@ impl Draft {
         }
     }
 
-    /// The options about SNI and names in certificates.
+    /// Returns the options of SNI and names in certificates.
     pub(super) fn upstream_http(&mut self) -> &mut UpstreamHttpProtocolOptions {
         self.http_mut().upstream_http_protocol_options.get_or_insert_default()
     }
 
-    /// Sets a field of the metadata that Istio's extensions read: a text.
+    /// Sets a metadata field for Istio's extensions to a text.
     pub(super) fn set_text(&mut self, key: &'static str, value: &str) {
         self.set_metadata(key, |out| wire::text_field(out, key, value));
     }
 
-    /// Sets a field of the metadata that Istio's extensions read: true.
+    /// Sets a metadata field for Istio's extensions to true.
     pub(super) fn set_true(&mut self, key: &'static str) {
         self.set_metadata(key, |out| wire::true_field(out, key));
     }
 
-    /// Tells Istio's extensions the services that the cluster is of.
+    /// Sets the services of the cluster in the metadata for Istio's extensions.
     pub(super) fn set_services<'s>(&mut self, services: impl IntoIterator<Item = &'s Service>) {
         self.set_metadata(SERVICES, |out| {
             wire::list_field(out, SERVICES, services, |out, service: &Service| {
@@ -246,27 +246,27 @@ impl Draft {
         }
     }
 
-    /// True if there is something in it.
+    /// Returns true if there is metadata for Istio's extensions.
     pub(super) fn has_metadata(&self) -> bool {
         !self.metadata.is_empty()
     }
 
-    /// Sets the one socket of all endpoints: this, encoded.
+    /// Sets the encoded transport socket of all endpoints.
     pub(super) fn set_socket(&mut self, socket: &'static [u8]) {
         self.socket = socket;
     }
 
-    /// Chooses the socket by endpoint: these, encoded.
+    /// Sets the encoded transport socket matches.
     pub(super) fn set_sockets(&mut self, sockets: Vec<u8>) {
         self.sockets = sockets;
     }
 
-    /// True if the socket depends on the endpoint.
+    /// Returns true if the transport socket depends on the endpoint.
     pub(super) fn chooses_sockets(&self) -> bool {
         !self.sockets.is_empty() || !self.cluster.transport_socket_matches.is_empty()
     }
 
-    /// Chooses another socket before all these: this one, encoded.
+    /// Adds an encoded transport socket match before the others.
     pub(super) fn prefer_socket(&mut self, first: &[u8]) {
         let further = if self.sockets.is_empty() {
             let holder = Cluster {
@@ -280,7 +280,7 @@ impl Draft {
         self.sockets = [first, &further].concat();
     }
 
-    /// Puts the sockets by endpoint into the message, for who changes them.
+    /// Moves the transport socket matches into the message, for callers that change them.
     pub(super) fn sockets_in_message(&mut self) -> &mut Cluster {
         let sockets = std::mem::take(&mut self.sockets);
         let merged = self.cluster.merge(sockets.as_slice());
@@ -288,7 +288,7 @@ impl Draft {
         &mut self.cluster
     }
 
-    /// Adds the filter by which peers exchange metadata over TCP.
+    /// Adds the filter that exchanges metadata over TCP.
     pub(super) fn exchange_metadata(&mut self) {
         static ENCODED: LazyLock<Vec<u8>> = LazyLock::new(|| {
             let filter = Filter {
@@ -305,8 +305,8 @@ impl Draft {
         self.filters = &ENCODED;
     }
 
-    /// The finished cluster. Envoy wants the protocol named wherever there are HTTP options: HTTP/1.1 by default.
-    pub(super) fn finish(mut self) -> Finished {
+    /// Returns the finished cluster. Envoy requires a protocol in HTTP options; the default is HTTP/1.1.
+    pub(super) fn finish(mut self) -> EncodedCluster {
         let mut pieces: Vec<(u32, Cow<[u8]>)> = Vec::with_capacity(6);
         if self.is_eds() {
             pieces.push((EDS_CONFIG, eds_config(&self.cluster.name).into()));
@@ -345,14 +345,14 @@ impl Draft {
         if !self.sockets.is_empty() {
             pieces.push((SOCKETS, self.sockets.into()));
         }
-        Finished {
+        EncodedCluster {
             cluster: self.cluster,
             pieces,
         }
     }
 }
 
-/// Endpoints are told by this very stream, under the cluster's name.
+/// Returns the EDS configuration: the same ADS stream, under the cluster's name.
 fn eds_config(cluster: &str) -> Vec<u8> {
     static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let config = EdsClusterConfig {

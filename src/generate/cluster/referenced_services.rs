@@ -1,5 +1,5 @@
-//! The services that a client gets outbound clusters for, where only those are wanted that something leads to: always on
-//! waypoints, on gateways with `PILOT_FILTER_GATEWAY_CLUSTER_CONFIG`.
+//! Services that a proxy gets outbound clusters for, if only referenced services count: on waypoints always, on
+//! gateways with `PILOT_FILTER_GATEWAY_CLUSTER_CONFIG`.
 
 use std::collections::BTreeSet;
 
@@ -15,77 +15,77 @@ use crate::{
     model::{ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
 };
 
-/// What limits the services of a client.
+/// Restriction of the services of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Limit {
-    /// Whose routes count.
-    leads: Leads,
-    /// Services that count although no route leads to them.
+pub struct ServiceRestriction {
+    /// Routes that count.
+    routes: RouteSource,
+    /// Services that count without a route.
     extra: Shared<[ReferencedService]>,
 }
 
-/// What leads to services.
+/// Routes that refer to services.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Leads {
-    /// The routes of Gateways.
+enum RouteSource {
+    /// Routes of Gateways.
     Gateways(Shared<[ObjectKey]>),
-    /// The routes of services that go through a waypoint, as far as they lead elsewhere.
+    /// Routes of the services behind a waypoint, as far as they refer to other services.
     Waypoint(WaypointView),
 }
 
-impl Limit {
-    /// The limit of a proxy; `None` if it has none.
+impl ServiceRestriction {
+    /// Returns the restriction of a proxy, if there is one.
     pub(super) fn select(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let features = &ctx.mesh.installation.features;
-        let leads = match selected.proxy.proxy_type {
+        let routes = match selected.proxy.proxy_type {
             ProxyType::Router if features.pilot_filter_gateway_cluster_config => {
-                Some(Leads::Gateways(selected.gateways.clone()))
+                Some(RouteSource::Gateways(selected.gateways.clone()))
             }
-            ProxyType::Waypoint => Some(Leads::Waypoint(selected.waypoint_view())),
+            ProxyType::Waypoint => Some(RouteSource::Waypoint(selected.waypoint_view())),
             _ => None,
         };
-        leads.map(|leads| {
+        routes.map(|routes| {
             let mut extra: BTreeSet<_> = selected.patches.referenced_services.iter().cloned().collect();
             if features.pilot_jwt_enable_remote_jwks != RemoteJwks::Istiod {
                 extra.extend(key_servers(ctx, selected));
             }
             Self {
-                leads,
+                routes,
                 extra: extra.into_iter().collect::<Vec<_>>().into(),
             }
         })
     }
 
-    /// The services that proxies of a namespace get clusters for.
-    pub(super) fn wanted(&self, ctx: &BuildContext, namespace: &Namespace) -> Wanted {
-        let mut wanted: BTreeSet<ReferencedService> = self.extra.iter().cloned().collect();
+    /// Returns the services that proxies of a namespace get clusters for.
+    pub(super) fn services(&self, ctx: &BuildContext, namespace: &Namespace) -> ServiceSet {
+        let mut services: BTreeSet<ReferencedService> = self.extra.iter().cloned().collect();
         let providers = ctx.mesh_config().extension_providers.iter();
-        wanted.extend(providers.filter_map(dynamic::provider_service));
-        match &self.leads {
-            Leads::Gateways(gateways) => wanted.extend(led_by_gateways(ctx, namespace, gateways)),
-            Leads::Waypoint(waypoint) => wanted.extend(led_by_waypoint(ctx, waypoint)),
+        services.extend(providers.filter_map(dynamic::provider_service));
+        match &self.routes {
+            RouteSource::Gateways(gateways) => services.extend(routed_by_gateways(ctx, namespace, gateways)),
+            RouteSource::Waypoint(waypoint) => services.extend(routed_by_waypoint(ctx, waypoint)),
         }
-        Wanted(wanted)
+        ServiceSet(services)
     }
 }
 
-fn led_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
+fn routed_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
     let scoped = ctx.mesh.installation.features.pilot_scope_gateway_to_namespace;
-    let mut wanted = Vec::new();
+    let mut services = Vec::new();
     for gateway in gateways {
         let name = format!("{}/{}", gateway.namespace, gateway.name);
         let routes = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, &name);
         let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
-        // Gateways of one namespace take routes for clients of that namespace alone.
+        // Gateways with a namespace accept only routes for proxies of that namespace.
         let counted = destinations.filter(|destination| {
             !scoped || destination.sources.is_empty() || destination.sources.contains(&gateway.namespace)
         });
-        wanted.extend(counted.map(|destination| by_host(destination.host.clone())));
+        services.extend(counted.map(|destination| by_host(destination.host.clone())));
     }
-    wanted
+    services
 }
 
-fn led_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<ReferencedService> {
+fn routed_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<ReferencedService> {
     let served = Served::of(ctx, waypoint);
     let routes = served.services.iter().filter_map(|service| served.routes(&service.key));
     let destinations = routes.flat_map(|(_, reach)| &reach.destinations);
@@ -95,11 +95,11 @@ fn led_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<Reference
         .collect()
 }
 
-/// Services by host, some of one namespace only.
-pub(super) struct Wanted(BTreeSet<ReferencedService>);
+/// Services by host, possibly restricted to one namespace.
+pub(super) struct ServiceSet(BTreeSet<ReferencedService>);
 
-impl Wanted {
-    /// True if it is none.
+impl ServiceSet {
+    /// Returns true if no service counts.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -117,7 +117,7 @@ fn by_host(host: Hostname) -> ReferencedService {
     ReferencedService { namespace: None, host }
 }
 
-/// The hosts that the proxy fetches keys from itself.
+/// Returns the hosts that the proxy fetches JWT keys from.
 fn key_servers(ctx: &BuildContext, selected: &Selected) -> Vec<ReferencedService> {
     let subject = policy::Subject::workload(selected.proxy.namespace.clone(), (*selected.labels).clone());
     let index = &ctx.mesh.request_authentications_by_namespace;
