@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_written_count_first_then_the_url_then_the_issuer() {
+    fn inline_keys_take_precedence_over_url_and_issuer() {
         assert_eq!(KeySource::of(&rule("https://i", "https://k", "{}")), None);
         let url = KeySource::of(&rule("https://i", "https://k", "")).expect("to be fetched");
         assert_eq!(url.url(), "https://k");

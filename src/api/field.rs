@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
     pub fn port(&self, name: &str) -> u32 {
         match self.number(name) {
             Some(port) if port > 65_535 => {
-                self.error(name, format!("{port} is no port, want 0 to 65535"));
+                self.error(name, format!("{port} is not a port, want 0 to 65535"));
                 0
             }
             port => port.unwrap_or_default(),

@@ -196,7 +196,7 @@ impl FileContent {
 
     fn variables(&mut self, value: &Value, place: &SmolStr) {
         let Value::Object(variables) = value else {
-            return self.wrong(place, "InvalidVariables", "is no object of names and values");
+            return self.wrong(place, "InvalidVariables", "is not an object of names and values");
         };
         for (name, value) in variables {
             let text = match value {
@@ -205,7 +205,7 @@ impl FileContent {
                 Value::Number(number) => number.to_string(),
                 Value::Null => String::new(),
                 Value::Array(_) | Value::Object(_) => {
-                    self.wrong(place, "InvalidVariables", &format!("the value of {name} is no text"));
+                    self.wrong(place, "InvalidVariables", &format!("the value of {name} is not a text"));
                     continue;
                 }
             };
@@ -343,7 +343,7 @@ impl Settings {
 
 /// An object that files declare.
 #[derive(Clone, Debug)]
-pub struct Declared<'a> {
+pub struct DeclaredObject<'a> {
     /// The declaration that wins.
     pub row: &'a Row,
     place: &'a SmolStr,
@@ -356,12 +356,12 @@ pub struct Declared<'a> {
 pub fn declared<'a>(
     files: impl IntoIterator<Item = &'a FileContent>,
     wanted: impl Fn(&Row) -> bool,
-) -> BTreeMap<(&'a ClusterId, Kind, &'a ObjectKey), Declared<'a>> {
-    let mut objects: BTreeMap<_, Declared> = BTreeMap::new();
+) -> BTreeMap<(&'a ClusterId, Kind, &'a ObjectKey), DeclaredObject<'a>> {
+    let mut objects: BTreeMap<_, DeclaredObject> = BTreeMap::new();
     let declarations = files.into_iter().flat_map(|content| &content.objects);
     for (row, place) in declarations.filter(|(row, _)| wanted(row)) {
         let key = (&row.key().cluster, row.kind(), row.key());
-        let again = |object: &mut Declared<'a>| {
+        let again = |object: &mut DeclaredObject<'a>| {
             object.twice.push(declared_twice(row, object.place, place));
             (object.row, object.place) = (row, place);
         };

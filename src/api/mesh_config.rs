@@ -99,7 +99,7 @@ pub fn parse_layers(layers: &[&Value]) -> Result<ParsedMeshConfig, Vec<FieldErro
     let mut config = defaults();
     for layer in layers {
         for path in unknown_fields(&descriptor::<MeshConfig>(), layer) {
-            let message = "is no field of the mesh config and has no effect";
+            let message = "is not a field of the mesh config and has no effect";
             validation.borrow_mut().warning(path, message);
         }
         config = lay_over(&config, layer).map_err(|error| vec![field_error(error)])?;
@@ -226,7 +226,7 @@ fn set_named(base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
 fn descriptor<M: Name>() -> MessageDescriptor {
     descriptor_pool()
         .get_message_by_name(&M::full_name())
-        .expect("because every message of the API is in the pool")
+        .expect("because the pool has every message of the API")
 }
 
 fn values<M: Message + Name>(message: &M) -> Map<String, Value> {
@@ -247,7 +247,7 @@ fn object(value: &Value) -> Result<&Map<String, Value>, JsonError> {
         Value::Null => Ok(&EMPTY),
         _ => Err(JsonError {
             path: String::new(),
-            message: "is no object".to_owned(),
+            message: "is not an object".to_owned(),
         }),
     }
 }

@@ -26,9 +26,9 @@ pub fn parse(file: &Value) -> Result<ParsedMeshNetworks, Vec<FieldError>> {
     let mut validation = Validation::default();
     let descriptor = descriptor_pool()
         .get_message_by_name("istio.mesh.v1alpha1.MeshNetworks")
-        .expect("because every message of the API is in the pool");
+        .expect("because the pool has every message of the API");
     for path in unknown_fields(&descriptor, file) {
-        validation.warning(path, "is no field of the networks and has no effect");
+        validation.warning(path, "is not a field of the networks and has no effect");
     }
     let networks: MeshNetworks = from_json(file, Unknown::Ignore).map_err(|error| vec![field_error(error)])?;
     for (name, network) in &networks.networks {
@@ -49,10 +49,13 @@ fn check(path: &str, network: &Network, validation: &mut Validation) {
         let path = format!("{path}.endpoints[{position}]");
         match &endpoints.ne {
             Some(Ne::FromCidr(text)) if text.parse::<ipnet::IpNet>().is_err() => {
-                validation.error(format!("{path}.fromCidr"), format!("{text:?} is no address range"));
+                validation.error(format!("{path}.fromCidr"), format!("{text:?} is not an address range"));
             }
             Some(Ne::FromRegistry(name)) if !is_registry_name(name) => {
-                validation.error(format!("{path}.fromRegistry"), format!("{name:?} is no registry name"));
+                validation.error(
+                    format!("{path}.fromRegistry"),
+                    format!("{name:?} is not a registry name"),
+                );
             }
             Some(_) => {}
             None => validation.error(path, "needs fromCidr or fromRegistry"),
@@ -68,7 +71,7 @@ fn check_gateway(path: &str, gateway: &IstioNetworkGateway, validation: &mut Val
         Some(Gw::RegistryServiceName(name)) if !super::names::is_fqdn(name) => {
             validation.error(
                 format!("{path}.registryServiceName"),
-                format!("{name:?} is no host name"),
+                format!("{name:?} is not a host name"),
             );
         }
         Some(Gw::Address(address))
@@ -85,7 +88,7 @@ fn check_gateway(path: &str, gateway: &IstioNetworkGateway, validation: &mut Val
     if !(1..=65_535).contains(&gateway.port) {
         validation.error(
             format!("{path}.port"),
-            format!("{} is no port, want 1 to 65535", gateway.port),
+            format!("{} is not a port, want 1 to 65535", gateway.port),
         );
     }
 }
@@ -105,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_are_read_and_checked() {
+    fn networks_are_parsed_and_validated() {
         let file = json!({"networks": {"n1": {"endpoints": [{"fromRegistry": "west_1"}, {"fromCidr": "10.0.0.0/8"}],
             "gateways": [{"address": "1.2.3.4", "port": 15443}, {"registryServiceName": "gw.istio-system.svc.cluster.local", "port": 443}]}}});
         let parsed = parse(&file).unwrap();

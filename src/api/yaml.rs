@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_begin_at_markers_only() {
+    fn documents_begin_only_at_markers() {
         let text = "a: 1\n---\n# nothing\n---\nb: |\n  ---\n  x\n--- {c: 3}\n...\n---\r\nd: '---'\n";
         let read: Vec<_> = values(text).into_iter().map(Result::unwrap).collect();
         assert_eq!(
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_document_leaves_the_others() {
+    fn invalid_document_does_not_hide_others() {
         let read = values("a: 1\n---\nb:\n  - c\n d: e\n---\nf: 2\n");
         assert!(read[0].is_ok() && read[2].is_ok());
         let error = read[1].clone().unwrap_err();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_has_limits() {
+    fn documents_have_limits() {
         assert!(error(&"[".repeat(20_000)).message.contains("nested"));
         assert!(error(&format!("{}x: 1", "- ".repeat(70))).message.contains("nested"));
         assert!(
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read_as_json_and_has_the_same_limits() {
+    fn json_documents_have_the_same_limits() {
         let text = "{\"a\": [1, 1.5, true, null, \"\\ud83d\\ude00\"]}\n--- {\"b\": \"yes\"}\n---\n{c: yes}";
         let want = [
             json!({"a": [1, 1.5, true, null, "\u{1f600}"]}),
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_checked_before_they_are_parsed() {
+    fn encoding_and_size_are_checked_before_parsing() {
         assert_eq!(text(b"\xef\xbb\xbfa: 1"), Ok("a: 1"));
         let error = text(b"a: 1\nb: \xff").unwrap_err();
         assert_eq!((error.line, error.column), (2, 4));

@@ -34,7 +34,7 @@ const SIDECAR: &str =
     "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a}\nspec: {egress: [{hosts: ['*/*']}]}\n";
 
 #[test]
-fn names_of_files_say_what_they_are() {
+fn file_names_decide_roles() {
     assert_eq!(Role::of("kube.yaml"), Role::Objects(None));
     assert_eq!(Role::of("kube-west.yml"), Role::Objects(Some(ClusterId::new("west"))));
     for other in [".hidden.yaml", "notes.txt", "scenario.yaml", "a.yaml~", "yaml"] {
@@ -43,7 +43,7 @@ fn names_of_files_say_what_they_are() {
 }
 
 #[test]
-fn a_folder_is_read_whole() {
+fn folder_is_parsed() {
     let folder = folder(&[
         ("config.yaml", SIDECAR),
         (
@@ -103,7 +103,7 @@ fn a_folder_is_read_whole() {
 }
 
 #[test]
-fn what_is_wrong_is_named_and_hides_nothing() {
+fn problems_are_reported_and_hide_nothing() {
     let folder = folder(&[
         ("a.yaml", &format!("a: 1\n---\nb:\n - c\nd\n---\n{SIDECAR}")),
         (
@@ -135,7 +135,7 @@ fn what_is_wrong_is_named_and_hides_nothing() {
 }
 
 #[test]
-fn of_two_declarations_the_last_file_counts() {
+fn last_file_wins_for_duplicate_objects() {
     let other = SIDECAR.replace("*/*", "./*");
     let folder = folder(&[("b.yaml", SIDECAR), ("a.yaml", &other)]);
     let Row::Sidecar(sidecar) = &folder.rows["Kubernetes"][0] else {
@@ -149,7 +149,7 @@ fn of_two_declarations_the_last_file_counts() {
 }
 
 #[test]
-fn a_bad_edit_keeps_what_was_there() {
+fn invalid_edit_keeps_previous_objects() {
     let read = |text: &str| FileContent::read("a.yaml", text.as_bytes(), &cluster());
     let two = format!("{SIDECAR}---\n{}", SIDECAR.replace("name: a", "name: b"));
     let good = read(&two);
@@ -162,7 +162,7 @@ fn a_bad_edit_keeps_what_was_there() {
 }
 
 #[test]
-fn only_what_an_edit_changed_is_parsed_again() {
+fn only_changed_documents_are_parsed_again() {
     let text = format!("{SIDECAR}---\n{}", SIDECAR.replace("name: a", "name: b"));
     let first = FileContent::read("a.yaml", text.as_bytes(), &cluster());
     let edited = format!("# A line more.\n---\n{}", text.replace("name: a", "name: c"));
@@ -178,7 +178,7 @@ fn only_what_an_edit_changed_is_parsed_again() {
 }
 
 #[test]
-fn lists_are_taken_apart() {
+fn lists_yield_their_items() {
     let folder = folder(&[(
         "list.yaml",
         "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {metadata: {name: b}}\n\

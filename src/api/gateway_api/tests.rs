@@ -66,7 +66,7 @@ fn gateways_of_both_groups() {
 }
 
 #[test]
-fn wrong_fields_are_named() {
+fn invalid_fields_are_reported() {
     let wrong = GATEWAY.replace("port: 80", "port: many");
     let told = bad(&wrong);
     assert!(told.starts_with("Gateway ns/east: spec.listeners[1].port: "), "{told}");
@@ -144,7 +144,7 @@ fn every_kind_has_a_row() {
 }
 
 #[test]
-fn routes_keep_what_they_say() {
+fn routes_keep_all_fields() {
     let text = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -180,7 +180,7 @@ spec:
 }
 
 #[test]
-fn kinds_are_told_apart() {
+fn kinds_of_equal_names_are_distinguished() {
     let names: BTreeSet<_> = Kind::ALL.iter().map(|kind| (kind.group(), kind.name())).collect();
     let resources: BTreeSet<_> = Kind::ALL.iter().map(|kind| (kind.group(), kind.plural())).collect();
     assert_eq!((names.len(), resources.len()), (Kind::ALL.len(), Kind::ALL.len()));

@@ -18,7 +18,7 @@ const MAX_LABEL_VALUE: usize = 63;
 /// Checks a port number: 1 to 65535.
 pub fn port(at: &FieldPath<'_>, number: u32) {
     if !(1..=65_535).contains(&number) {
-        at.error(format!("{number} is no port, want 1 to 65535"));
+        at.error(format!("{number} is not a port, want 1 to 65535"));
     }
 }
 
@@ -37,7 +37,7 @@ pub fn percent(at: &FieldPath<'_>, percent: Option<&Percent>) {
     if let Some(Percent { value }) = percent
         && !(0.0..=100.0).contains(value)
     {
-        at.error(format!("{value} is no percentage, want 0 to 100"));
+        at.error(format!("{value} is not a percentage, want 0 to 100"));
     }
 }
 
@@ -63,10 +63,10 @@ pub fn label(at: &FieldPath<'_>, key: &str, value: &str) {
         .split_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
     if prefix.is_some_and(|prefix| !is_fqdn(prefix)) || name.is_empty() || !is_label_text(name) {
-        at.error(format!("{key:?} is no label key"));
+        at.error(format!("{key:?} is not a label key"));
     }
     if !is_label_text(value) {
-        at.error(format!("{value:?} is no label value"));
+        at.error(format!("{value:?} is not a label value"));
     }
 }
 
@@ -134,7 +134,7 @@ pub fn target_reference(at: &FieldPath<'_>, target: &PolicyTargetReference) {
     let group = if target.group == "core" { "" } else { &target.group };
     at.require_on_admission(
         TARGETS.contains(&(group, target.kind.as_str())),
-        &format!("{}/{} is no kind that can be targeted", target.group, target.kind),
+        &format!("{}/{} is not a kind that can be targeted", target.group, target.kind),
     );
 }
 
@@ -149,9 +149,9 @@ pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allo
             name => is_label(name),
         };
         if !known {
-            at.error(format!("{entry:?} is no namespace, want a name, `.` or `*`"));
+            at.error(format!("{entry:?} is not a namespace, want a name, `.` or `*`"));
         } else if seen.contains(&namespace) {
-            at.warning(format!("{entry:?} is named twice"));
+            at.warning(format!("{entry:?} is a duplicate"));
         }
         seen.push(namespace);
     });
@@ -170,21 +170,21 @@ pub fn address_range(at: &FieldPath<'_>, text: &str) {
 /// Checks a host name that may begin with `*.`.
 pub fn wildcard_domain(at: &FieldPath<'_>, text: &str) {
     if !is_wildcard_domain(text) {
-        at.error(format!("{text:?} is no host name"));
+        at.error(format!("{text:?} is not a host name"));
     }
 }
 
 /// Checks a host name, which may be short.
 pub fn host(at: &FieldPath<'_>, text: &str) {
     if !is_fqdn(text) {
-        at.error(format!("{text:?} is no host name"));
+        at.error(format!("{text:?} is not a host name"));
     }
 }
 
 /// Checks the name of a port by the rules of Kubernetes.
 pub fn port_name(at: &FieldPath<'_>, name: &str) {
     if !is_label(name) {
-        at.error(format!("{name:?} is no port name, want letters, digits and `-`"));
+        at.error(format!("{name:?} is not a port name, want letters, digits and `-`"));
     }
 }
 

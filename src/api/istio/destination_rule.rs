@@ -17,9 +17,9 @@ pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
         let name = at.field("name");
         name.require(
             !subset.name.is_empty() && is_label(&subset.name),
-            "is no name of a subset",
+            "is not a subset name",
         );
-        name.require(names.insert(&subset.name), "is named twice");
+        name.require(names.insert(&subset.name), "is a duplicate");
         for (key, value) in &subset.labels {
             common::label(&at.field("labels"), key, value);
         }

@@ -67,7 +67,7 @@ pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonEr
 pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
     if let Some(selector) = &filter.workload_selector {
         let at = at.field("workloadSelector");
-        at.require_on_admission(filter.target_refs.is_empty(), "goes not together with targetRefs");
+        at.require_on_admission(filter.target_refs.is_empty(), "cannot be combined with targetRefs");
         common::selector_labels(&at.field("labels"), &selector.labels);
         if selector.labels.is_empty() {
             at.warning("without labels selects all workloads of the namespace");

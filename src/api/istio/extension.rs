@@ -61,7 +61,7 @@ fn ports(at: &FieldPath<'_>, ports: &[PortSelector]) {
     at.each("ports", ports, |at, port| {
         let is_port = (1..=u32::from(u16::MAX)).contains(&port.number);
         at.field("number")
-            .require_on_admission(is_port, "is no port, want 1 to 65535");
+            .require_on_admission(is_port, "is not a port, want 1 to 65535");
     });
 }
 
@@ -94,7 +94,7 @@ fn wasm(at: &FieldPath<'_>, wasm: &Wasm<'_>) {
             matches!(parsed.scheme.as_str(), "" | "http" | "https" | "oci" | "file"),
             "want http, https, oci or file",
         ),
-        None => url.error("is no URL"),
+        None => url.error("is not a URL"),
     }
     let hex = wasm.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
     at.field("sha256").require_on_admission(
@@ -111,7 +111,7 @@ fn wasm(at: &FieldPath<'_>, wasm: &Wasm<'_>) {
         let name = at.field("name");
         name.require_on_admission(!variable.name.is_empty(), "is required");
         name.require_on_admission(variable.name.len() <= MAX_NAME + 3, "is too long");
-        name.require_on_admission(names.insert(&variable.name), "is named twice");
+        name.require_on_admission(names.insert(&variable.name), "is a duplicate");
         let inline = variable.value_from == EnvValueSource::Inline as i32;
         at.field("value")
             .require_on_admission(inline || variable.value.is_empty(), "counts with valueFrom INLINE only");

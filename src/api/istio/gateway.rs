@@ -30,7 +30,7 @@ pub fn check(at: &FieldPath<'_>, gateway: &Gateway, _meta: &Meta) {
         {
             at.field("port")
                 .field("name")
-                .warning(format!("{:?} is named twice", port.name));
+                .warning(format!("{:?} is a duplicate", port.name));
         }
     });
 }
@@ -41,10 +41,10 @@ fn server(at: &FieldPath<'_>, server: &Server) {
         let (namespace, host) = host.split_once('/').unwrap_or(("*", host));
         at.require(
             matches!(namespace, "*" | ".") || is_label(namespace),
-            "the part before the slash is no namespace",
+            "the part before the slash is not a namespace",
         );
         if !is_wildcard_domain(host) && cidr::parse_ip(host).is_none() {
-            at.error(format!("{host:?} is no host name"));
+            at.error(format!("{host:?} is not a host name"));
         }
     });
     let Some(port) = &server.port else {
@@ -52,7 +52,8 @@ fn server(at: &FieldPath<'_>, server: &Server) {
     };
     let unix = server.bind.starts_with("unix://");
     if !server.bind.is_empty() && !unix && cidr::parse_ip(&server.bind).is_none() {
-        at.field("bind").error(format!("{:?} is no IP address", server.bind));
+        at.field("bind")
+            .error(format!("{:?} is not an IP address", server.bind));
     }
     {
         let at = at.field("port");
@@ -66,7 +67,7 @@ fn server(at: &FieldPath<'_>, server: &Server) {
             .require_on_admission(!port.name.is_empty(), "is required");
         if !is_protocol(&port.protocol) {
             at.field("protocol")
-                .warning(format!("{:?} is no protocol", port.protocol));
+                .warning(format!("{:?} is not a protocol", port.protocol));
         }
         at.field("targetPort")
             .require_on_admission(port.target_port == 0, "has no meaning in a Gateway");
@@ -105,7 +106,7 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     versions(at, tls);
     at.require(
         tls.credential_name.is_empty() || tls.credential_names.is_empty(),
-        "credentialName and credentialNames go not together",
+        "credentialName and credentialNames cannot be combined",
     );
     match mode {
         Mode::IstioMutual => at.require_on_admission(!any_file && !credential, "ISTIO_MUTUAL takes no certificates"),
@@ -116,7 +117,7 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
         }
         Mode::Simple | Mode::Mutual | Mode::OptionalMutual if credential || !tls.tls_certificates.is_empty() => {
             at.field("caCrl")
-                .require_on_admission(tls.ca_crl.is_empty(), "goes not together with credentialName");
+                .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with credentialName");
         }
         Mode::Simple | Mode::Mutual | Mode::OptionalMutual => {
             at.field("serverCertificate")
@@ -147,7 +148,7 @@ fn versions(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     let mut seen = BTreeSet::new();
     at.each("cipherSuites", &tls.cipher_suites, |at, suite| {
         if !seen.insert(suite) {
-            at.warning(format!("{suite} is named twice"));
+            at.warning(format!("{suite} is a duplicate"));
         }
     });
 }

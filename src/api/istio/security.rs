@@ -29,7 +29,7 @@ pub fn authorization_policy(at: &FieldPath<'_>, policy: &AuthorizationPolicy, _m
                 .require(!policy.rules.is_empty(), "is required with CUSTOM");
         }
         (Action::Custom, None) => at.field("provider").error("is required with CUSTOM"),
-        (_, Some(_)) => at.field("provider").error("goes with CUSTOM only"),
+        (_, Some(_)) => at.field("provider").error("is allowed only with CUSTOM"),
         (Action::Deny, None) => at.field("rules").require(
             !policy.rules.is_empty(),
             "is required with DENY; `[{}]` denies everything",
@@ -119,14 +119,15 @@ fn source(at: &FieldPath<'_>, source: &Source, action: Action) {
     if action == Action::Custom {
         // The filter that asks the provider does not know the identity of the connection.
         for (name, values) in &identities {
-            at.field(name).require(values.is_empty(), "goes not with CUSTOM");
+            at.field(name)
+                .require(values.is_empty(), "cannot be combined with CUSTOM");
         }
     }
     let accounts = !source.service_accounts.is_empty() || !source.not_service_accounts.is_empty();
     let others = identities[..4].iter().any(|(_, values)| !values.is_empty());
     at.require(
         !(accounts && others),
-        "serviceAccounts go not together with principals and namespaces",
+        "serviceAccounts cannot be combined with principals and namespaces",
     );
     service_accounts(&at.field("serviceAccounts"), &source.service_accounts);
     service_accounts(&at.field("notServiceAccounts"), &source.not_service_accounts);
@@ -136,7 +137,7 @@ fn source(at: &FieldPath<'_>, source: &Source, action: Action) {
     ] {
         at.each(name, domains, |at, domain| {
             star_at_end(at, domain);
-            at.require(!domain.contains('/'), "is no trust domain, there is a slash in it");
+            at.require(!domain.contains('/'), "is not a trust domain, there is a slash in it");
         });
     }
 }
@@ -197,7 +198,10 @@ fn operation(at: &FieldPath<'_>, operation: &Operation) {
 /// Checks a port in decimal digits. 0 is allowed, as in Istio, and matches nothing.
 fn port(at: &FieldPath<'_>, text: &str) {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-    at.require(is_number && text.parse::<u16>().is_ok(), "is no port, want 0 to 65535");
+    at.require(
+        is_number && text.parse::<u16>().is_ok(),
+        "is not a port, want 0 to 65535",
+    );
 }
 
 /// Checks a path template: `{*}` matches one segment, `{**}` any number and must be the last operator.
@@ -265,9 +269,9 @@ fn condition(at: &FieldPath<'_>, condition: &Condition, action: Action) {
     if key.is_empty() {
         at.field("key").error("is required");
     } else if !KEYS.iter().any(|known| fits(known)) {
-        at.field("key").error(format!("{key:?} is no key of conditions"));
+        at.field("key").error(format!("{key:?} is not a key of conditions"));
     } else if action == Action::Custom && (NOT_CUSTOM.contains(&key) || key.starts_with("request.auth.claims[")) {
-        at.field("key").error(format!("{key:?} goes not with CUSTOM"));
+        at.field("key").error(format!("{key:?} cannot be combined with CUSTOM"));
     }
     if KEYS.iter().any(|known| known.ends_with(['[', '.']) && fits(known)) {
         let name = key.split_once('[').and_then(|(_, name)| name.strip_suffix(']'));
@@ -331,7 +335,7 @@ fn jwt_rule(at: &FieldPath<'_>, rule: &JwtRule) {
     common::duration(&at.field("timeout"), rule.timeout.as_ref());
     at.each("outputClaimToHeaders", &rule.output_claim_to_headers, |at, output| {
         at.field("header")
-            .require(is_header_name(&output.header), "is no header name");
+            .require(is_header_name(&output.header), "is not a header name");
         at.field("claim").require(!output.claim.is_empty(), "is required");
     });
 }
@@ -341,7 +345,7 @@ fn jwt_rule(at: &FieldPath<'_>, rule: &JwtRule) {
 fn jwks(at: &FieldPath<'_>, text: &str) {
     let set = serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
     let Some(keys) = set["keys"].as_array() else {
-        let message = "is no set of keys (`{\"keys\": [...]}`); no token will be valid";
+        let message = "is not a set of keys (`{\"keys\": [...]}`); no token will be valid";
         // Admission accepts a single key.
         if set["kty"].is_string() {
             at.warning(message);

@@ -19,7 +19,7 @@ use crate::{
 pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
     if let Some(selector) = &entry.workload_selector {
         let selector_at = at.field("workloadSelector");
-        selector_at.require_on_admission(entry.endpoints.is_empty(), "goes not together with endpoints");
+        selector_at.require_on_admission(entry.endpoints.is_empty(), "cannot be combined with endpoints");
         common::selector_labels(&selector_at.field("labels"), &selector.labels);
         if selector.labels.is_empty() {
             selector_at.warning("without labels selects all workloads of the namespace");
@@ -41,7 +41,7 @@ fn hosts(at: &FieldPath<'_>, entry: &ServiceEntry) {
     at.field("hosts").require(!entry.hosts.is_empty(), "is required");
     at.each("hosts", &entry.hosts, |at, host| {
         if host == "*" || !is_wildcard_domain(host) {
-            at.error(format!("{host:?} is no host name"));
+            at.error(format!("{host:?} is not a host name"));
         }
     });
 }
@@ -51,15 +51,15 @@ fn ports(at: &FieldPath<'_>, entry: &ServiceEntry) {
     at.each("ports", &entry.ports, |at, port| {
         common::port(&at.field("number"), port.number);
         at.field("number")
-            .require_on_admission(numbers.insert(port.number), "is named twice");
+            .require_on_admission(numbers.insert(port.number), "is a duplicate");
         if !port.name.is_empty() {
             common::port_name(&at.field("name"), &port.name);
         }
         at.field("name")
-            .require_on_admission(names.insert(port.name.as_str()), "is named twice");
+            .require_on_admission(names.insert(port.name.as_str()), "is a duplicate");
         if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
             at.field("protocol")
-                .warning(format!("{:?} is no protocol; the port counts as TCP", port.protocol));
+                .warning(format!("{:?} is not a protocol; the port counts as TCP", port.protocol));
         }
         if port.target_port != 0 {
             common::port(&at.field("targetPort"), port.target_port);
@@ -120,7 +120,7 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
         for name in endpoint.ports.keys() {
             let known = entry.ports.iter().any(|port| port.name == *name);
             at.field("ports")
-                .require_on_admission(known, &format!("{name:?} is no port of the ServiceEntry"));
+                .require_on_admission(known, &format!("{name:?} is not a port of the ServiceEntry"));
         }
         workload::ports_and_labels(at, endpoint);
     });

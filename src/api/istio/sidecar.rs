@@ -40,7 +40,7 @@ pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, _meta: &Meta) {
     at.each("ingress", &sidecar.ingress, |at, listener| {
         ingress(at, listener);
         let socket = (listener.bind.as_str(), listener.port.as_ref().map(|port| port.number));
-        at.field("port").require(ports.insert(socket), "is named twice");
+        at.field("port").require(ports.insert(socket), "is a duplicate");
     });
     egress(at, &sidecar.egress);
     if let Some(policy) = &sidecar.outbound_traffic_policy {
@@ -97,13 +97,13 @@ fn port(at: &FieldPath<'_>, port: &SidecarPort, unix: bool) {
     }
     if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
         at.field("protocol")
-            .warning(format!("{:?} is no protocol", port.protocol));
+            .warning(format!("{:?} is not a protocol", port.protocol));
     }
 }
 
 fn bind(at: &FieldPath<'_>, bind: &str) {
     if !bind.is_empty() && !bind.starts_with("unix://") && cidr::parse_ip(bind).is_none() {
-        at.error(format!("{bind:?} is no IP address"));
+        at.error(format!("{bind:?} is not an IP address"));
     }
 }
 
@@ -116,7 +116,7 @@ fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener]) {
         if let Some(port) = &listener.port {
             self::port(&at.field("port"), port, unix);
             at.field("port")
-                .require(sockets.insert((listener.bind.as_str(), port.number)), "is named twice");
+                .require(sockets.insert((listener.bind.as_str(), port.number)), "is a duplicate");
             let captured = listener.capture_mode == CaptureMode::Iptables as i32;
             at.field("captureMode")
                 .require(!(unix && captured), "a unix socket cannot be captured");
@@ -140,10 +140,10 @@ fn egress_host(at: &FieldPath<'_>, text: &str) {
     let known = matches!(namespace, "*" | "." | "~") || is_label(namespace);
     at.require(
         known,
-        "the part before the slash is no namespace, want a name, `*`, `.` or `~`",
+        "the part before the slash is not a namespace, want a name, `*`, `.` or `~`",
     );
     if !is_wildcard_domain(host) {
-        at.error(format!("{host:?} is no host name"));
+        at.error(format!("{host:?} is not a host name"));
     }
 }
 

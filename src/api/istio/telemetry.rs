@@ -73,7 +73,7 @@ fn metrics(at: &FieldPath<'_>, metrics: &Metrics) {
             at.field("value")
                 .require(tag.value.len() <= MAX_EXPRESSION, "is longer than 8192 bytes");
             at.field("value")
-                .require(!removes || tag.value.is_empty(), "goes not with REMOVE");
+                .require(!removes || tag.value.is_empty(), "cannot be combined with REMOVE");
         }
     });
 }
@@ -86,7 +86,7 @@ fn access_logging(at: &FieldPath<'_>, logging: &AccessLogging) {
     if filter.expression.len() > MAX_EXPRESSION {
         at.error("is longer than 8192 bytes");
     } else if !is_balanced(&filter.expression) {
-        at.error("is no CEL expression: quotes or brackets do not match");
+        at.error("is not a CEL expression: quotes or brackets do not match");
     }
 }
 

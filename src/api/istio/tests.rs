@@ -142,7 +142,7 @@ fn virtual_services() {
 }
 
 #[test]
-fn r1_expressions_have_limits_wherever_they_stand() {
+fn r1_expressions_have_limits_in_every_field() {
     let bomb = "(((x{1,99}){1,99}){1,99}){1,99}";
     let to_a = "route: [{destination: {host: a}}]";
     for (matched, field) in [

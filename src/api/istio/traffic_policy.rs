@@ -50,7 +50,7 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
     at.each("portLevelSettings", port_level_settings, port_policy);
     if let Some(tunnel) = tunnel {
         self::tunnel(&at.field("tunnel"), tunnel);
-        at.require_on_admission(proxy_protocol.is_none(), "tunnel and proxyProtocol go not together");
+        at.require_on_admission(proxy_protocol.is_none(), "tunnel and proxyProtocol cannot be combined");
     }
     if let Some(percent) = retry_budget.as_ref().and_then(|budget| budget.percent) {
         at.field("retryBudget")
@@ -114,7 +114,7 @@ fn tunnel(at: &FieldPath<'_>, tunnel: &TunnelSettings) {
     );
     let target = tunnel.target_host.as_str();
     at.field("targetHost")
-        .require(is_fqdn(target) || cidr::parse_ip(target).is_some(), "is no host");
+        .require(is_fqdn(target) || cidr::parse_ip(target).is_some(), "is not a host");
     common::port(&at.field("targetPort"), tunnel.target_port);
 }
 
@@ -135,7 +135,7 @@ pub fn connection_pool(at: &FieldPath<'_>, pool: Option<&ConnectionPoolSettings>
         }
         at.require_on_admission(
             !http.use_client_protocol || http.h2_upgrade_policy != H2UpgradePolicy::Upgrade as i32,
-            "useClientProtocol and h2UpgradePolicy UPGRADE go not together",
+            "useClientProtocol and h2UpgradePolicy UPGRADE cannot be combined",
         );
         not_negative(&at.field("idleTimeout"), http.idle_timeout.as_ref());
     }
@@ -172,7 +172,7 @@ fn outlier_detection(at: &FieldPath<'_>, outlier: &OutlierDetection) {
         ("minHealthPercent", outlier.min_health_percent),
     ] {
         at.field(name)
-            .require((0..=100).contains(&percent), "is no percentage, want 0 to 100");
+            .require((0..=100).contains(&percent), "is not a percentage, want 0 to 100");
     }
 }
 
@@ -205,7 +205,7 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
     match &hash.hash_key {
         Some(HashKey::HttpHeaderName(name)) => {
             at.field("httpHeaderName")
-                .require(is_header_name(name), "is no header name");
+                .require(is_header_name(name), "is not a header name");
         }
         Some(HashKey::HttpCookie(cookie)) => {
             let at = at.field("httpCookie");
@@ -213,7 +213,7 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
             let mut seen = BTreeSet::new();
             at.each("attributes", &cookie.attributes, |at, attribute| {
                 at.field("name").require(!attribute.name.is_empty(), "is required");
-                at.field("name").require(seen.insert(&attribute.name), "is named twice");
+                at.field("name").require(seen.insert(&attribute.name), "is a duplicate");
             });
         }
         Some(_) => {}
@@ -224,7 +224,7 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
         at.warning("is deprecated, write ringHash.minimumRingSize");
         at.require(
             hash.hash_algorithm.is_none(),
-            "goes not together with ringHash or maglev",
+            "cannot be combined with ringHash or maglev",
         );
     }
     if let Some(HashAlgorithm::Maglev(maglev)) = &hash.hash_algorithm
@@ -249,12 +249,12 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
     let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
     at.require_on_admission(
         setting.distribute.is_empty() || !failover,
-        "distribute and failover go not together",
+        "distribute and failover cannot be combined",
     );
     let mut sources = BTreeSet::new();
     at.each("distribute", &setting.distribute, |at, distribute| {
         at.field("from")
-            .require(sources.insert(&distribute.from), "is named twice");
+            .require(sources.insert(&distribute.from), "is a duplicate");
         let at = at.field("to");
         let sum: u64 = distribute.to.values().map(|weight| u64::from(*weight)).sum();
         at.require(sum == 100, "the weights must add up to 100");
@@ -285,13 +285,13 @@ pub fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings) {
     let any_file = files.iter().any(|file| !file.is_empty());
     at.require(
         tls.credential_name.is_empty() || !any_file,
-        "credentialName goes not together with certificate files",
+        "credentialName cannot be combined with certificate files",
     );
     if tls.insecure_skip_verify == Some(true) && tls.mode == Mode::Simple as i32 {
         let checks = !tls.ca_certificates.is_empty() || !tls.subject_alt_names.is_empty();
         at.require_on_admission(
             !checks,
-            "insecureSkipVerify goes not together with what would be verified",
+            "insecureSkipVerify cannot be combined with what would be verified",
         );
     }
     if tls.mode == Mode::Mutual as i32 && tls.credential_name.is_empty() {

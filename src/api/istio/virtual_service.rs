@@ -60,7 +60,7 @@ fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
             None => is_fqdn(gateway),
         };
         if !fits {
-            at.warning(format!("{gateway:?} is no gateway, want name or namespace/name"));
+            at.warning(format!("{gateway:?} is not a gateway, want name or namespace/name"));
         } else if !gateway.contains('/') && gateway.contains('.') {
             at.warning(format!("{gateway:?}: write namespace/name"));
         }
@@ -72,13 +72,13 @@ fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
     let mut seen = BTreeSet::new();
     at.each("hosts", &service.hosts, |at, host| {
         if cidr::parse_ip(host).is_none() && !is_wildcard_domain(host) {
-            at.error(format!("{host:?} is no host name"));
+            at.error(format!("{host:?} is not a host name"));
         }
         if host == "*" && mesh {
             at.warning("`*` needs a gateway other than mesh");
         }
         if !seen.insert(host) {
-            at.warning(format!("{host:?} is named twice"));
+            at.warning(format!("{host:?} is a duplicate"));
         }
     });
 }
@@ -129,7 +129,7 @@ fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
         at.field("delegate").require(!delegate, "a delegate cannot delegate");
         at.require_on_admission(
             given == 0,
-            "delegate goes not together with route, redirect or directResponse",
+            "delegate cannot be combined with route, redirect or directResponse",
         );
         at.field("delegate")
             .field("name")
@@ -140,11 +140,11 @@ fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
     if route.redirect.is_some() || route.direct_response.is_some() {
         at.field("fault").require_on_admission(
             route.fault.is_none(),
-            "goes not together with redirect or directResponse",
+            "cannot be combined with redirect or directResponse",
         );
         at.field("rewrite").require_on_admission(
             route.rewrite.is_none(),
-            "goes not together with redirect or directResponse",
+            "cannot be combined with redirect or directResponse",
         );
     }
 }
@@ -195,12 +195,12 @@ fn header_match(at: &FieldPath<'_>, name: &str, gateways: &[String]) {
         let mesh = gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh");
         at.require_on_admission(!mesh, "JWT claims can be matched at gateways only");
     } else if !is_header_name(name.strip_prefix(':').unwrap_or(name)) {
-        at.error(format!("{name:?} is no header name"));
+        at.error(format!("{name:?} is not a header name"));
     }
 }
 
 fn namespace(at: &FieldPath<'_>, namespace: &str) {
-    at.require(namespace.is_empty() || is_label(namespace), "is no namespace");
+    at.require(namespace.is_empty() || is_label(namespace), "is not a namespace");
 }
 
 fn labels(at: &FieldPath<'_>, labels: &std::collections::BTreeMap<String, String>) {
@@ -217,11 +217,11 @@ fn destination(at: &FieldPath<'_>, destination: Option<&Destination>) {
     if destination.host != "*" {
         common::wildcard_domain(&at.field("host"), &destination.host);
     } else {
-        at.field("host").error("`*` is no destination");
+        at.field("host").error("`*` is not a destination");
     }
     let subset = &destination.subset;
     at.field("subset")
-        .require(subset.is_empty() || is_label(subset), "is no subset name");
+        .require(subset.is_empty() || is_label(subset), "is not a subset name");
     if let Some(port) = &destination.port {
         common::port(&at.field("port").field("number"), port.number);
     }
@@ -257,7 +257,7 @@ fn weights(at: &FieldPath<'_>, weights: impl ExactSizeIterator<Item = i32>) {
 fn mirrors(at: &FieldPath<'_>, route: &HttpRoute) {
     at.field("mirrors").require_on_admission(
         route.mirror.is_none() || route.mirrors.is_empty(),
-        "goes not together with mirror",
+        "cannot be combined with mirror",
     );
     if route.mirror.is_some() {
         destination(&at.field("mirror"), route.mirror.as_ref());
@@ -269,7 +269,7 @@ fn mirrors(at: &FieldPath<'_>, route: &HttpRoute) {
     common::percent(&at.field("mirrorPercentage"), route.mirror_percentage.as_ref());
     if let Some(percent) = route.mirror_percent {
         let at = at.field("mirrorPercent");
-        at.require(percent <= 100, "is no percentage, want 0 to 100");
+        at.require(percent <= 100, "is not a percentage, want 0 to 100");
         at.warning("is deprecated, write mirrorPercentage");
     }
 }
@@ -282,7 +282,7 @@ fn http_redirect(at: &FieldPath<'_>, redirect: &HttpRedirect) {
     at.require(!empty, "needs uri, authority, scheme or port");
     let code = redirect.redirect_code;
     at.field("redirectCode")
-        .require(code == 0 || (300..400).contains(&code), "is no code of a redirect");
+        .require(code == 0 || (300..400).contains(&code), "is not a code of a redirect");
     let scheme = redirect.scheme.as_str();
     at.field("scheme")
         .require(matches!(scheme, "" | "http" | "https"), "want http or https");
@@ -310,7 +310,7 @@ fn http_rewrite(at: &FieldPath<'_>, rewrite: &HttpRewrite) {
     let by_regex = rewrite.uri_regex_rewrite.as_ref();
     at.require(
         rewrite.uri.is_empty() || by_regex.is_none(),
-        "uri and uriRegexRewrite go not together",
+        "uri and uriRegexRewrite cannot be combined",
     );
     at.require(
         !rewrite.uri.is_empty() || !rewrite.authority.is_empty() || by_regex.is_some(),
@@ -374,7 +374,7 @@ pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
             .is_ok_and(|status| (100..600).contains(&status));
         if !status && !RETRY_ON.contains(&condition) {
             at.field("retryOn")
-                .warning(format!("{condition:?} is no condition for retries"));
+                .warning(format!("{condition:?} is not a condition for retries"));
         }
     }
 }
@@ -385,7 +385,7 @@ fn http_fault(at: &FieldPath<'_>, fault: &HttpFaultInjection) {
         let at = at.field("delay");
         common::percent(&at.field("percentage"), delay.percentage.as_ref());
         at.field("percent")
-            .require((0..=100).contains(&delay.percent), "is no percentage, want 0 to 100");
+            .require((0..=100).contains(&delay.percent), "is not a percentage, want 0 to 100");
         match &delay.http_delay_type {
             Some(HttpDelayType::FixedDelay(fixed)) => common::duration(&at.field("fixedDelay"), Some(fixed)),
             Some(HttpDelayType::ExponentialDelay(_)) => at.field("exponentialDelay").error("is not supported"),
@@ -401,7 +401,7 @@ fn http_fault(at: &FieldPath<'_>, fault: &HttpFaultInjection) {
                     .require((200..600).contains(status), "want a status from 200 to 599");
             }
             Some(ErrorType::GrpcStatus(status)) if grpc_status_code(status).is_none() => {
-                at.field("grpcStatus").error(format!("{status:?} is no gRPC status"));
+                at.field("grpcStatus").error(format!("{status:?} is not a gRPC status"));
             }
             Some(ErrorType::GrpcStatus(_)) => {}
             Some(ErrorType::Http2Error(_)) => at.field("http2Error").error("is not supported"),
@@ -425,14 +425,14 @@ fn cors_policy(at: &FieldPath<'_>, policy: &CorsPolicy) {
         common::string_match(at, Some(origin));
     });
     at.each("allowMethods", &policy.allow_methods, |at, method| {
-        at.require(METHODS.contains(&method.as_str()), "is no HTTP method");
+        at.require(METHODS.contains(&method.as_str()), "is not an HTTP method");
     });
     for (name, headers) in [
         ("allowHeaders", &policy.allow_headers),
         ("exposeHeaders", &policy.expose_headers),
     ] {
         at.each(name, headers, |at, header| {
-            at.require(is_header_name(header), "is no header name");
+            at.require(is_header_name(header), "is not a header name");
         });
     }
     if let Some(age) = &policy.max_age {
@@ -457,9 +457,9 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations) {
     let named = |at: &FieldPath<'_>, name: &str| {
         let internal = name.starts_with(':') || name.eq_ignore_ascii_case("host");
         if internal {
-            at.warning(format!("{name:?} is no header that can be changed here"));
+            at.warning(format!("{name:?} is not a header that can be changed here"));
         } else if !is_header_name(name) {
-            at.error(format!("{name:?} is no header name"));
+            at.error(format!("{name:?} is not a header name"));
         }
     };
     let is_authority = |name: &&String| name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority");
@@ -477,7 +477,7 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
             .require(!matched.sni_hosts.is_empty(), "is required");
         at.each("sniHosts", &matched.sni_hosts, |at, sni| {
             if !is_wildcard_domain(sni) {
-                at.error(format!("{sni:?} is no host name"));
+                at.error(format!("{sni:?} is not a host name"));
             } else if !service.hosts.iter().any(|host| covers(host, sni)) {
                 at.error(format!("{sni:?} is not among the hosts of the VirtualService"));
             }

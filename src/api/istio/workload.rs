@@ -84,7 +84,7 @@ fn probe(at: &FieldPath<'_>, probe: &ReadinessProbe) {
                 .require(matches!(scheme, "" | "HTTP" | "HTTPS"), "want HTTP or HTTPS");
             at.each("httpHeaders", &http.http_headers, |at, header| {
                 at.field("name")
-                    .require(is_header_name(&header.name), "is no header name");
+                    .require(is_header_name(&header.name), "is not a header name");
             });
         }
         Some(HealthCheckMethod::TcpSocket(tcp)) => common::port(&at.field("tcpSocket").field("port"), tcp.port),

@@ -26,7 +26,7 @@ fn metadata_has_the_defaults_of_a_mesh_folder() {
 }
 
 #[test]
-fn wrong_metadata_is_named() {
+fn invalid_metadata_is_reported() {
     let object = json!({"metadata": {"namespace": [], "creationTimestamp": "yesterday", "labels": {"v": {}}}});
     let errors = Meta::parse(Kind::Pod, &ClusterId::new("c1"), &object).unwrap_err();
     let want = [
@@ -43,7 +43,7 @@ fn wrong_metadata_is_named() {
 }
 
 #[test]
-fn a_service_is_read() {
+fn service_is_parsed() {
     let object = json!({"metadata": {"name": "a"}, "spec": {
         "clusterIP": "10.0.0.1", "selector": {"app": "a"}, "internalTrafficPolicy": "Local",
         "ports": [{"port": 80, "name": "http", "targetPort": "web"}, {"port": 81, "protocol": "UDP", "nodePort": 3000}]},
@@ -61,7 +61,7 @@ fn a_service_is_read() {
 }
 
 #[test]
-fn wrong_types_name_their_paths() {
+fn type_errors_have_their_paths() {
     let object = json!({"metadata": {"name": "a"}, "spec": {
         "clusterIPs": ["10.0.0.1", []], "selector": [], "ports": [{"port": "80"}, {"port": 70000}, "x", {}]}});
     let errors = Service::parse(meta(Kind::Service, &object), &object).unwrap_err();
@@ -78,7 +78,7 @@ fn wrong_types_name_their_paths() {
 }
 
 #[test]
-fn a_pod_knows_its_workload() {
+fn pod_has_the_name_of_its_workload() {
     let owned = |kind: &str, name: &str, labels: Value| {
         let object = json!({"metadata": {"name": "p", "generateName": "x-", "labels": labels,
             "ownerReferences": [{"kind": "Other", "name": "o"}, {"kind": kind, "name": name, "controller": true}]}});
@@ -124,7 +124,7 @@ fn named_ports_and_readiness_of_a_pod() {
 }
 
 #[test]
-fn secrets_keep_what_is_used_and_do_not_print() {
+fn secrets_keep_used_keys_and_hide_content() {
     let object = json!({"metadata": {"name": "s", "labels": {"a": "b"}, "annotations": {"last": "hello"}},
         "type": "Opaque", "data": {"tls.key": "aGVsbG8=\n", "tls.crt": "AAE=", "a": "?unused?"},
         "stringData": {"ca.crt": "plain", "b": "unused"}});
@@ -155,7 +155,7 @@ fn secrets_keep_what_is_used_and_do_not_print() {
 }
 
 #[test]
-fn slices_nodes_and_config_maps_are_read() {
+fn slices_nodes_and_config_maps_are_parsed() {
     let object = json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "ports": [{"name": "http", "port": 80}, {}],
         "endpoints": [{"addresses": ["10.1.1.1"], "conditions": {"ready": true, "serving": null},

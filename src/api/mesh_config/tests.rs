@@ -8,7 +8,7 @@ fn good(file: Value) -> MeshConfig {
 }
 
 #[test]
-fn the_defaults_are_read_as_written() {
+fn defaults_are_parsed_without_loss() {
     let config = defaults();
     assert_eq!(good(Value::Null), config);
     assert_eq!(good(json!({})), config);
@@ -25,7 +25,7 @@ fn the_defaults_are_read_as_written() {
 }
 
 #[test]
-fn a_named_field_replaces_the_default_whole() {
+fn field_in_file_replaces_the_whole_default() {
     let config = good(
         json!({"enableTracing": false, "connectTimeout": "1500ms", "localityLbSetting": {"failoverPriority": ["a"]},
         "defaultServiceExportTo": ["."], "ingressClass": null}),
@@ -74,7 +74,7 @@ fn proxy_config_is_merged_by_field() {
 }
 
 #[test]
-fn lists_with_names_are_joined() {
+fn named_lists_are_merged() {
     let config = good(
         json!({"trustDomainAliases": ["z", "a", "a"], "defaultProviders": {"metrics": ["prometheus"]},
         "extensionProviders": [{"name": "otel", "opentelemetry": {"service": "o", "port": 4317}},
@@ -101,7 +101,7 @@ fn lists_with_names_are_joined() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn problems_are_reported() {
     for (file, field) in [
         (json!({"connectTimeout": "2h"}), "connectTimeout"),
         (json!({"connectTimeout": "soon"}), "connectTimeout"),

@@ -26,13 +26,14 @@ pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
         ("proxyInboundListenPort", config.proxy_inbound_listen_port),
     ] {
         at.field(name)
-            .require((0..=65_535).contains(&port), "is no port, want 1 to 65535");
+            .require((0..=65_535).contains(&port), "is not a port, want 1 to 65535");
         at.field(name)
             .require_on_admission(port != 0, "is 0: sidecars get no listeners");
     }
     if config.proxy_http_port != 0 {
         let port = (1..=65_535).contains(&config.proxy_http_port);
-        at.field("proxyHttpPort").require(port, "is no port, want 1 to 65535");
+        at.field("proxyHttpPort")
+            .require(port, "is not a port, want 1 to 65535");
     }
     durations(at, config);
     trust_domains(at, config);
@@ -78,9 +79,9 @@ fn durations(at: &FieldPath<'_>, config: &MeshConfig) {
 fn trust_domains(at: &FieldPath<'_>, config: &MeshConfig) {
     let fits = |domain: &str| !domain.is_empty() && is_fqdn(&domain.replace(['@', '_'], "-"));
     at.field("trustDomain")
-        .require(fits(&config.trust_domain), "is no trust domain");
+        .require(fits(&config.trust_domain), "is not a trust domain");
     at.each("trustDomainAliases", &config.trust_domain_aliases, |at, alias| {
-        at.require(fits(alias), "is no trust domain");
+        at.require(fits(alias), "is not a trust domain");
     });
 }
 
@@ -91,7 +92,7 @@ fn extension_providers(at: &FieldPath<'_>, providers: &[ExtensionProvider]) {
         at.field("name")
             .require_on_admission(!provider.name.is_empty(), "is required");
         at.field("name")
-            .require_on_admission(names.insert(&provider.name), "is named twice");
+            .require_on_admission(names.insert(&provider.name), "is a duplicate");
         at.require_on_admission(provider.provider.is_some(), "names no kind of provider");
     });
 }
@@ -137,7 +138,7 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
         ("statusPort", config.status_port),
     ] {
         at.field(name)
-            .require((1..=65_535).contains(&port), "is no port, want 1 to 65535");
+            .require((1..=65_535).contains(&port), "is not a port, want 1 to 65535");
     }
     at.field("concurrency")
         .require(config.concurrency.unwrap_or_default() >= 0, "must not be negative");

@@ -121,7 +121,7 @@ mod tests {
     use crate::api::yaml::documents;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_text_parses_to_the_same_value() {
         let value = json!({
             "z": [], "a": {}, "b": null, "list": [1, -2.5, true, [[], [1, 2]], {"x": {"y": [{"k": "v", "l": "w"}]}}],
             "words": ["yes", "On", "n", "", " a", "a ", "1e3", "0x1F", "~", "a: b", "a #b", "-", "plain words", "^a\\d$",
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_in_order_and_in_blocks() {
+    fn text_has_sorted_keys_and_block_style() {
         let value = json!({"b": {"c": ["x", {"w": 1, "z": "2"}]}, "a": "on"});
         assert_eq!(to_text(&value), "a: \"on\"\nb:\n  c:\n  - x\n  - w: 1\n    z: \"2\"\n");
         assert_eq!(to_text(&json!({})), "{}\n");
