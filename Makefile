@@ -53,7 +53,7 @@ test: ## format check, lints, unit and integration tests; prints the time of eac
 	$(call step,tests,cargo test --workspace --locked)
 	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
 
-lab: tools ## as root: two clusters on two networks with real API servers and Envoys; prints each step, expected and observed
+lab: tools ## as root: two clusters on two networks with real API servers and Envoys; prints each step
 	LAB=show cargo test --quiet --locked --test integration -- lab::mesh:: --skip lab::mesh::soak --test-threads 1
 
 soak: tools ## as root: random changes and faults in the same mesh for SOAK_MINUTES (30), with SOAK_SEED
@@ -67,17 +67,17 @@ BENCH_KEEP :=
 # The part of the hundred thousand connections and changes that `make bench-soak` makes.
 SOAK_PART := 1
 
-bench: tools ## all benches of the release build, see tests/README.md; prints a table with the kept figures (BENCH_KEEP=1 replaces them)
+bench: tools ## all benches (see tests/README.md); compares with the kept figures (BENCH_KEEP=1 replaces them)
 	@rm -rf target/bench; failed=; for bench in $(BENCHES); do printf '\n=== %s\n' "$$bench"; \
 	  cargo bench --profile dist --locked --bench "$$bench" -- $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
 	cargo bench --profile dist --locked --bench report; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-bench-soak: ## 100,000 short connections and as many changes; fails if resident memory varies by more than 5 % (SOAK_PART=0.01: a hundredth)
+bench-soak: ## 100,000 short connections and changes; fails if memory varies by over 5 % (SOAK_PART: fraction)
 	cargo bench --profile dist --locked --bench scale -- soak --part $(SOAK_PART)
 
-# Findings are written to target/fuzz. Add a failing input to tests/fuzz/corpus. The daemon's lock file is used, so that the
-# fuzzed dependencies are those of the release.
+# Findings are written to target/fuzz. Add a failing input to tests/fuzz/corpus. The daemon's lock file is used, so that
+# the fuzzed dependencies are those of the release.
 fuzz: $(TOOLS)/bin/cargo-fuzz $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN) ## libFuzzer on the targets of tests/fuzz, FUZZ_SECONDS (60) each; FUZZ_TARGETS="a b" selects targets
 	cp Cargo.lock tests/fuzz/Cargo.lock
 	@for target in $(FUZZ_TARGETS); do \

@@ -30,7 +30,7 @@ use tonic::transport::Channel;
 
 use tests::support;
 
-use support::ads::Ads;
+use support::ads::AdsClient;
 use support::agent::{self, Agent, Certificate, ClientCredentials, Trust};
 use support::daemon::Daemon;
 use support::envoy::Node;
@@ -157,14 +157,14 @@ fn request(csr: &str) -> SigningRequest {
 fn signed_in_process(authority: &Authority, kind: agent::KeyKind) -> Result<f64, String> {
     let (_, csr) = agent::signing_request(kind);
     let request = request(&csr);
-    let begun = wait::now();
+    let started_at = wait::now();
     let mut signed = 0_u32;
-    while begun.elapsed() < SPAN {
+    while started_at.elapsed() < SPAN {
         let issued = authority.issue(&request, wall_clock(), limits());
         issued.map_err(|error| error.to_string())?;
         signed += 1;
     }
-    Ok(f64::from(signed) / begun.elapsed().as_secs_f64())
+    Ok(f64::from(signed) / started_at.elapsed().as_secs_f64())
 }
 
 /// A daemon with a mesh, proxies and a workload that requests certificates.
@@ -173,7 +173,7 @@ struct Fixture {
     agent: Agent,
     client: Certificate,
     /// Proxies, which only receive.
-    _proxies: Vec<Ads>,
+    _proxies: Vec<AdsClient>,
     daemon: Daemon,
 }
 
@@ -189,8 +189,8 @@ impl Fixture {
             command.arg("--configDir").arg(&mesh).args(["-n", "istio-system"]);
             command.env("ROOT_CA_DIR", &certificates);
         })?;
-        let proxies: Vec<Ads> = (0..PROXIES)
-            .map(|index| Ads::connect(daemon.xds, &node(index)))
+        let proxies: Vec<AdsClient> = (0..PROXIES)
+            .map(|index| AdsClient::connect(daemon.xds, &node(index)))
             .collect();
         for proxy in &proxies {
             proxy.first()?;
@@ -205,22 +205,22 @@ impl Fixture {
     }
 
     fn channel(&self) -> Result<Channel, String> {
-        let shown = ClientCredentials::certificate(self.client.clone());
-        RUNTIME.block_on(self.agent.channel(&shown))
+        let credentials = ClientCredentials::certificate(self.client.clone());
+        RUNTIME.block_on(self.agent.channel(&credentials))
     }
 
     /// Returns certificates per second, requested over several connections at once.
     fn rate(&self) -> Result<f64, String> {
         let channels: Vec<Channel> = (0..CLIENTS).map(|_| self.channel()).collect::<Result<_, _>>()?;
         let (_, csr) = agent::signing_request(agent::KeyKind::Ecdsa);
-        let begun = wait::now();
+        let started_at = wait::now();
         let askers: Vec<_> = channels
             .into_iter()
             .map(|channel| {
                 let csr = csr.clone();
                 RUNTIME.spawn(async move {
                     let mut signed = 0_u32;
-                    while begun.elapsed() < SPAN {
+                    while started_at.elapsed() < SPAN {
                         ask(channel.clone(), &csr).await?;
                         signed += 1;
                     }
@@ -232,7 +232,7 @@ impl Fixture {
         for asker in askers {
             signed += RUNTIME.block_on(asker).map_err(|error| error.to_string())??;
         }
-        Ok(f64::from(signed) / begun.elapsed().as_secs_f64())
+        Ok(f64::from(signed) / started_at.elapsed().as_secs_f64())
     }
 
     /// Returns the 99th percentile of the response time, in milliseconds.
@@ -245,9 +245,9 @@ impl Fixture {
             let mut times = Vec::with_capacity(SAMPLES);
             for _ in 0..SAMPLES {
                 pace.tick().await;
-                let begun = wait::now();
+                let started_at = wait::now();
                 ask(channel.clone(), &csr).await?;
-                times.push(begun.elapsed());
+                times.push(started_at.elapsed());
             }
             Ok::<_, String>(times)
         };
@@ -313,7 +313,7 @@ fn services() -> String {
             8000 + index,
             18_000 + index
         );
-        written.expect("because a text grows");
+        written.expect("writing to a string succeeds");
         text
     })
 }

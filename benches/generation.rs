@@ -2,8 +2,8 @@
 //! of a sidecar and a gateway, at sizes that double. A doubling should at most double the cost.
 //!
 //! `cargo bench --bench generation` prints a table and compares the last size with `benches/figures.json`. It fails
-//! where a doubling costs more than [`MAX_RATIO`] times as much, in the mean of its curve. `-- --keep` writes the figures
-//! there. Another argument selects curves by a part of their names.
+//! where a doubling costs more than [`MAX_RATIO`] times as much, in the mean of its curve. `-- --keep` writes the
+//! figures there. Another argument selects curves by a part of their names.
 
 #[path = "generation/curves.rs"]
 mod curves;
@@ -138,9 +138,9 @@ fn cost(objects: &[Value]) -> Result<Cost, String> {
     for _ in 0..RUNS {
         let changes = fixture::changes(objects, None);
         let mut world = World::new(Installation::default());
-        let begun = cpu();
+        let started_at = cpu();
         let mesh = world.commit(changes).snapshot;
-        let model = cpu() - begun;
+        let model = cpu() - started_at;
         let once = Cost {
             model,
             sidecar: generation(&mesh, "sidecar", "10.1.0.0", "app-0")?,
@@ -162,9 +162,9 @@ fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f6
         ..Membership::default()
     };
     let mut store = Store::default();
-    let begun = cpu();
+    let started_at = cpu();
     let update = store.update(mesh, &ChangeSet::default(), membership, &Serial);
-    let cost = cpu() - begun;
+    let cost = cpu() - started_at;
     if update.panics.is_empty() {
         Ok(cost)
     } else {

@@ -202,10 +202,10 @@ const LATER: &str = "KiB resident later";
 const HIGHEST: &str = "KiB resident peak";
 
 fn start(kubeconfig: &Path, folder: &Path) -> Result<Figures, String> {
-    let begun = wait::now();
-    let daemon = Daemon::beginning(kubeconfig, "istio-system", &folder.join("istiod.log"), |_| {});
+    let started_at = wait::now();
+    let daemon = Daemon::start_unready(kubeconfig, "istio-system", &folder.join("istiod.log"), |_| {});
     daemon.until_ready()?;
-    let ready = begun.elapsed();
+    let ready = started_at.elapsed();
     let resident = memory(&daemon, "VmRSS")?;
     // Allocators return unused memory after a delay.
     let settled = wait::now();

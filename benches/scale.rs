@@ -212,9 +212,9 @@ fn address(daemon: &Daemon) -> SocketAddr {
 }
 
 fn rest() {
-    let begun = wait::now();
+    let started_at = wait::now();
     // A fixed pause.
-    let _ = wait::until("quiet", QUIET, || (begun.elapsed() >= QUIET).then_some(()));
+    let _ = wait::until("quiet", QUIET, || (started_at.elapsed() >= QUIET).then_some(()));
 }
 
 /// Configures proxies, then changes one EndpointSlice and one VirtualService.
@@ -308,7 +308,7 @@ fn reconnected(options: &Options, report: &mut Report, plan: Plan) -> Result<(),
     let (after, again) = (Usage::of(&daemon.process)?, load.sums());
     report.goal(&name, "s until all are current", 30.0, all);
     report.note(&name, "s for one, p99", p99);
-    let bytes = (again.bytes_again - sums.bytes_again) as f64;
+    let bytes = (again.bytes_resent - sums.bytes_resent) as f64;
     report.goal(&name, "KiB of unchanged resources sent", 0.0, bytes / 1024.0);
     report.note(&name, "KiB received", (again.bytes - sums.bytes) as f64 / 1024.0);
     report.note(&name, "broken streams", (again.broken - sums.broken) as f64);
@@ -362,14 +362,14 @@ fn churned(report: &mut Report, plan: Plan) -> Result<(), String> {
         let churn = Arc::new(series.churn);
         load.follow(Some(churn.clone()));
         let (before, sums) = (Usage::of(&daemon.process)?, load.sums());
-        let (begun, mut ticker) = (wait::now(), Ticker::new(series.a_second as f64));
+        let (started_at, mut ticker) = (wait::now(), Ticker::new(series.a_second as f64));
         for number in 0..SECONDS * series.a_second {
             ticker.wait();
             let service = number % SERVICES;
             churn.writes(service);
             (series.write)(&source, mesh, service, 1 + number / SERVICES)?;
         }
-        let written = begun.elapsed();
+        let written = started_at.elapsed();
         let waits = churn.settle(Duration::from_mins(2))?;
         rest();
         load.follow(None);
@@ -421,9 +421,9 @@ fn large(report: &mut Report) -> Result<(), String> {
     let name = "10000 services of 10 endpoints each, API server";
     let source = Source::cluster("large", mesh)?;
     let log = support::scratch("bench/scale/large/daemon").join("istiod.log");
-    let begun = wait::now();
+    let started_at = wait::now();
     let daemon = source.daemon(&log)?;
-    let ready = begun.elapsed();
+    let ready = started_at.elapsed();
     rest();
     let usage = Usage::of(&daemon.process)?;
     report.goal(name, "s to ready", 15.0, ready.as_secs_f64());

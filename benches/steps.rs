@@ -72,9 +72,9 @@ fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
                     if let Err(error) = (step.prepare)(&mut work) {
                         failed = Some(error);
                     }
-                    let begun = fixture::cpu();
+                    let started_at = fixture::cpu();
                     (step.run)(&mut work);
-                    spent += Duration::from_secs_f64((fixture::cpu() - begun) / 1e3);
+                    spent += Duration::from_secs_f64((fixture::cpu() - started_at) / 1e3);
                 }
                 // Criterion needs a time above zero.
                 spent.max(Duration::from_nanos(1))

@@ -59,7 +59,7 @@ fn accepted(group: &str) -> Result<Completion, Failed> {
     if envoy::binary().is_none() {
         return missing("Envoy is missing; `make tools` installs it");
     }
-    if let Some(reason) = netns::lacking() {
+    if let Some(reason) = netns::unavailable() {
         return missing(reason);
     }
     let set = project().join("../shared/conformance/scenarios");
@@ -137,11 +137,13 @@ fn counted(daemon: &Daemon, seen: usize) -> Result<(), String> {
         .lines()
         .filter(|line| line.starts_with("pilot_total_xds_rejects{"));
     let values = rejects.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
-    let told: f64 = values.sum();
+    let counted_by_daemon: f64 = values.sum();
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
     let expected = seen as f64;
-    if (told - expected).abs() < 0.5 {
+    if (counted_by_daemon - expected).abs() < 0.5 {
         return Ok(());
     }
-    Err(format!("the daemon counts {told} rejected responses, the relay {seen}"))
+    Err(format!(
+        "the daemon counts {counted_by_daemon} rejected responses, the relay {seen}"
+    ))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::json;
 
-use crate::support::ads::Ads;
+use crate::support::ads::AdsClient;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::{self, Envoy, Node, Protocol};
 use crate::support::{http, missing, project, scratch, wait};
@@ -70,7 +70,7 @@ fn with_envoy(name: String, trial: impl FnOnce(&str) -> Result<(), Failed> + Sen
 fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
     let fixture = Fixture::start(name)?;
     let sidecar = fixture.sidecar(protocol)?;
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     let names = sidecar.names();
     for cluster in [fixture.cluster(""), fixture.cluster("v1"), fixture.cluster("v2")] {
         assert!(names.contains(&cluster), "no {cluster} among {names:?}");
@@ -91,7 +91,7 @@ fn sidecar_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<()
 fn gateway_is_configured_and_routes(name: &str, protocol: Protocol) -> Result<(), Failed> {
     let fixture = Fixture::start(name)?;
     let gateway = fixture.gateway(protocol)?;
-    gateway.refused_nothing()?;
+    gateway.rejected_nothing()?;
     assert_eq!(answers(fixture.edge(), WEB, 10)?, ["v1"; 10], "v1 has all the weight");
     let unknown = http::get(fixture.edge(), "unknown.example.com", "/")?;
     assert_eq!(
@@ -120,7 +120,7 @@ fn many_proxies_with_large_nodes_are_served(name: &str) -> Result<(), Failed> {
             id: format!("sidecar~127.0.0.1~client-{index}.hello~hello.svc.cluster.local"),
             metadata: json!({ "NAMESPACE": "hello", "SERVICE_ACCOUNT": "client", "ISTIO_VERSION": "1.30.3" }),
         };
-        Ads::connect_with_extensions(daemon.xds, &node, extensions)
+        AdsClient::connect_with_extensions(daemon.xds, &node, extensions)
     });
     for proxy in proxies.collect::<Vec<_>>() {
         proxy
@@ -172,7 +172,7 @@ fn new_weights_change_only_routes(name: &str, protocol: Protocol) -> Result<(), 
     );
     let after = counts(&sidecar, [CLUSTERS, ENDPOINTS, LISTENERS]);
     assert_eq!(after, before, "weights must change only routes");
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     Ok(())
 }
 
@@ -182,9 +182,9 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     fixture.split_traffic(0, 100);
     answered_by("v2", fixture.outbound(), WEB)?;
     let address = fixture.outbound();
-    let held = http::RUNTIME.spawn(async move { http::request(address, WEB, "/hold").await });
+    let pending = http::RUNTIME.spawn(async move { http::request(address, WEB, "/hold").await });
     wait::until("the pending request at v2", TIMEOUT, || {
-        (fixture.v2.held() == 1).then_some(())
+        (fixture.v2.pending() == 1).then_some(())
     })?;
 
     let before = counts(&sidecar, [CLUSTERS, LISTENERS, ROUTES]);
@@ -200,13 +200,13 @@ fn removed_endpoint_drains(name: &str, protocol: Protocol) -> Result<(), Failed>
     answered_by("v1", fixture.outbound(), WEB)?;
 
     fixture.v2.release();
-    let answer = http::RUNTIME.block_on(held)??;
+    let answer = http::RUNTIME.block_on(pending)??;
     assert_eq!(
         answer.application().as_deref(),
         Some("v2"),
         "a request under way must complete"
     );
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     Ok(())
 }
 
@@ -243,7 +243,7 @@ fn invalid_file_changes_nothing(name: &str) -> Result<(), Failed> {
     );
     fixture.split_traffic(0, 100);
     answered_by("v2", fixture.outbound(), WEB)?;
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     Ok(())
 }
 
@@ -259,7 +259,7 @@ fn daemon_restart_does_not_affect_traffic(name: &str) -> Result<(), Failed> {
     );
     fixture.split_traffic(0, 100);
     answered_by("v2", fixture.outbound(), WEB)?;
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     Ok(())
 }
 

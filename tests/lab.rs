@@ -28,12 +28,12 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// Returns the missing component of the lab, if there is one.
-fn lacking() -> Option<&'static str> {
+fn missing_component() -> Option<&'static str> {
     if crate::support::envoy::binary().is_none() {
         return Some("Envoy is missing; `make tools` installs it");
     }
     if !rules::is_installed() {
         return Some("iptables is missing; `make tools` installs it");
     }
-    crate::support::netns::lacking()
+    crate::support::netns::unavailable()
 }

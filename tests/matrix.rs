@@ -86,8 +86,8 @@ fn rule(caller: &Caller, endpoint: Endpoint, target: &str) -> bool {
         Endpoint::SyncStatus | Endpoint::Dump | Endpoint::PageOfProxy => is_own || namespace == SYSTEM,
         Endpoint::PageOfMesh => namespace == SYSTEM,
         // A plaintext connection has no client certificate.
-        Endpoint::HttpOfProxy => caller.shown.token.is_some() && (is_own || namespace == SYSTEM),
-        Endpoint::HttpOfMesh => caller.shown.token.is_some() && namespace == SYSTEM,
+        Endpoint::HttpOfProxy => caller.credentials.token.is_some() && (is_own || namespace == SYSTEM),
+        Endpoint::HttpOfMesh => caller.credentials.token.is_some() && namespace == SYSTEM,
         Endpoint::Impersonation => false,
     }
 }

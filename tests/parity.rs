@@ -40,9 +40,9 @@ fn conformance() -> Result<Completion, Failed> {
     if !crashes.is_empty() {
         return Err(format!("cannot render {} scenarios:\n{}", crashes.len(), crashes.join("\n")).into());
     }
-    let astray = differences::check(&figures.differences);
-    if !astray.is_empty() {
-        return Err(astray.join("\n").into());
+    let errors = differences::check(&figures.differences);
+    if !errors.is_empty() {
+        return Err(errors.join("\n").into());
     }
     let floor = floor();
     let reached = figures.total().percent();

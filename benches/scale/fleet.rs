@@ -50,7 +50,7 @@ struct Counts {
     resources: AtomicU64,
     bytes: AtomicU64,
     /// Bytes of resources that the proxy already held at the same version.
-    bytes_again: AtomicU64,
+    bytes_resent: AtomicU64,
     broken: AtomicU64,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Sums {
     pub(crate) resources: u64,
     pub(crate) bytes: u64,
     /// See [`Counts`].
-    pub(crate) bytes_again: u64,
+    pub(crate) bytes_resent: u64,
     /// Streams that ended early.
     pub(crate) broken: u64,
 }
@@ -100,8 +100,8 @@ impl Fleet {
     }
 
     /// Counts bytes of a resource that the proxy already held.
-    pub(crate) fn note_again(&self, bytes: usize) {
-        self.counts.bytes_again.fetch_add(bytes as u64, Ordering::Relaxed);
+    pub(crate) fn note_resent(&self, bytes: usize) {
+        self.counts.bytes_resent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Records that a proxy has all requested resources.
@@ -154,11 +154,11 @@ impl Times {
 impl Load {
     /// Proxies that are not connected yet.
     pub(crate) fn new(address: SocketAddr, plan: Plan) -> Load {
-        Load::beginning(address, plan, 0)
+        Load::starting_at(address, plan, 0)
     }
 
     /// Like [`Self::new`]; the first proxy has this number, which must be unique in a run.
-    pub(crate) fn beginning(address: SocketAddr, plan: Plan, first: usize) -> Load {
+    pub(crate) fn starting_at(address: SocketAddr, plan: Plan, first: usize) -> Load {
         let fleet = Fleet {
             address,
             is_delta: plan.is_delta,
@@ -181,7 +181,7 @@ impl Load {
     /// hold.
     pub(crate) fn connect(&mut self, ramp: Duration) -> Result<Times, String> {
         self.readiness().clear();
-        let begun = wait::now();
+        let started_at = wait::now();
         let pause = ramp / u32::try_from(self.plan.proxies.max(1)).unwrap_or(u32::MAX);
         for (number, proxy) in (0..).zip(&self.proxies) {
             let (proxy, fleet) = (proxy.clone(), self.fleet.clone());
@@ -201,9 +201,9 @@ impl Load {
         })
         .map_err(|error| format!("{error}; {} proxies are configured", self.readiness().len()))?;
         let readiness = self.readiness();
-        let last = readiness.iter().map(|(_, ready)| *ready).max().unwrap_or(begun);
+        let last = readiness.iter().map(|(_, ready)| *ready).max().unwrap_or(started_at);
         let each = readiness.iter().map(|(began, ready)| *ready - *began).collect();
-        Ok(Times::of(last - begun, each))
+        Ok(Times::of(last - started_at, each))
     }
 
     fn readiness(&self) -> std::sync::MutexGuard<'_, Vec<(Instant, Instant)>> {
@@ -225,7 +225,7 @@ impl Load {
             responses: of(&counts.responses),
             resources: of(&counts.resources),
             bytes: of(&counts.bytes),
-            bytes_again: of(&counts.bytes_again),
+            bytes_resent: of(&counts.bytes_resent),
             broken: of(&counts.broken),
         }
     }

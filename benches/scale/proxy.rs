@@ -93,13 +93,13 @@ impl Proxy {
         let ended = if fleet.is_delta {
             self.delta(fleet, session).await
         } else {
-            self.whole(fleet, session).await
+            self.sotw(fleet, session).await
         };
         ended.err().unwrap_or_default()
     }
 
     /// The state-of-the-world protocol.
-    async fn whole(&self, fleet: &Fleet, mut session: Session) -> Result<(), String> {
+    async fn sotw(&self, fleet: &Fleet, mut session: Session) -> Result<(), String> {
         let request = |kind: Type, node: Option<Node>, last: Option<&(String, String)>, names: &[u8]| {
             let (version_info, response_nonce) = last.cloned().unwrap_or_default();
             let type_url = kind.url().to_owned();
@@ -222,7 +222,7 @@ impl Proxy {
             let name = xxh3_64(resource.name);
             let same = held.get(&name).is_some_and(|held| held.version == version);
             if same {
-                fleet.note_again(resource.body.len());
+                fleet.note_resent(resource.body.len());
             } else {
                 let entry = || HeldResource::new(resource.name, resource.version);
                 held.insert(name, fleet.shared(name ^ version.rotate_left(32), entry));

@@ -48,7 +48,7 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
     let source = Source::spread("soak", MESH)?;
     let log = support::scratch("bench/scale/soak/daemon").join("istiod.log");
     let daemon = source.daemon(&log)?;
-    let begun = wait::now();
+    let started_at = wait::now();
     println!(
         "{:>6}{:>14}{:>10}{:>9}{:>9}{:>10}{:>9}{:>11}{:>14}{:>14}",
         "s", "connections", "changes", "MiB", "proxies", "groups", "CPU-s", "resources", "bytes", "dependencies"
@@ -74,7 +74,7 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
         let gauges = gauges(&daemon)?;
         println!(
             "{:>6.0}{:>14}{:>10}{:>9.1}{:>9}{:>10}{:>9.1}{:>11}{:>14}{:>14}",
-            begun.elapsed().as_secs_f64(),
+            started_at.elapsed().as_secs_f64(),
             step * connections,
             step * changes,
             usage.resident_mib,
@@ -104,8 +104,8 @@ pub(crate) fn run(part: f64) -> Result<(), String> {
 }
 
 fn rest() {
-    let begun = wait::now();
-    let _ = wait::until("rest", REST, || (begun.elapsed() >= REST).then_some(()));
+    let started_at = wait::now();
+    let _ = wait::until("rest", REST, || (started_at.elapsed() >= REST).then_some(()));
 }
 
 /// Connects new proxies, waits until they are configured, and disconnects them. Every fourth wave uses state of the
@@ -122,7 +122,7 @@ fn waves(daemon: &Daemon, first: usize, connections: usize) -> Result<(), String
             is_delta: ((first + done) / WAVE) % 4 != 3,
         };
         let address = SocketAddr::from(([127, 0, 0, 1], daemon.xds));
-        let mut load = Load::beginning(address, plan, first + done);
+        let mut load = Load::starting_at(address, plan, first + done);
         load.connect(Duration::ZERO)?;
         done += proxies;
     }

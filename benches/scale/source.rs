@@ -100,7 +100,7 @@ impl Source {
         match self {
             Source::Folder(folder) => Daemon::start(folder, log),
             Source::Cluster(cluster) => {
-                let daemon = Daemon::beginning(&cluster.admin_kubeconfig(), "istio-system", log, |_| {});
+                let daemon = Daemon::start_unready(&cluster.admin_kubeconfig(), "istio-system", log, |_| {});
                 daemon.until_ready()?;
                 Ok(daemon)
             }

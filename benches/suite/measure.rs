@@ -66,9 +66,9 @@ impl Executor for Meter {
         }
         let (mut results, mut evaluated) = (Vec::new(), 0.0);
         for (kind, items) in kinds {
-            let begun = cpu();
+            let started_at = cpu();
             results.extend(items.into_iter().map(|(at, item)| (at, function(item))));
-            let cost = since(begun);
+            let cost = since(started_at);
             evaluated += cost;
             *self.costs.borrow_mut().entry(kind).or_default() += cost;
         }
@@ -79,17 +79,17 @@ impl Executor for Meter {
     }
 }
 
-/// Returns the time spent since `begun`, without the reading of the clock.
-fn since(begun: f64) -> f64 {
-    (cpu() - begun - tick()).max(0.0)
+/// Returns the time spent since `started_at`, without the reading of the clock.
+fn since(started_at: f64) -> f64 {
+    (cpu() - started_at - tick()).max(0.0)
 }
 
 /// Returns the time of one reading of the clock.
 fn tick() -> f64 {
     static TICK: LazyLock<f64> = LazyLock::new(|| {
         let ticks = (0..1000).map(|_| {
-            let begun = cpu();
-            cpu() - begun
+            let started_at = cpu();
+            cpu() - started_at
         });
         ticks.fold(f64::MAX, f64::min)
     });
@@ -143,12 +143,12 @@ pub(super) fn measure(
     })?;
     let mut least: Option<Measured> = None;
     repeat(|| {
-        let (begun, once) = (cpu(), generate(&mesh, &proxies)?);
+        let (started_at, once) = (cpu(), generate(&mesh, &proxies)?);
         least = Some(match least.take() {
             Some(least) => least.least(once),
             None => once,
         });
-        Ok(since(begun))
+        Ok(since(started_at))
     })?;
     let least = least.ok_or("nothing was run")?;
     Ok(Measured { model, ..least })
@@ -168,18 +168,18 @@ fn repeat(mut once: impl FnMut() -> Result<f64, String>) -> Result<(), String> {
 fn commit(installation: &Installation, changes: &[Change]) -> (f64, Arc<MeshSnapshot>) {
     let changes = changes.to_vec();
     let mut world = World::new(installation.clone());
-    let begun = cpu();
+    let started_at = cpu();
     let mesh = world.commit(changes).snapshot;
-    (since(begun), mesh)
+    (since(started_at), mesh)
 }
 
 fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, String> {
     let (first, further) = proxies.split_first().ok_or("no proxy")?;
     let mut store = Store::default();
     let meter = Meter::default();
-    let begun = cpu();
+    let started_at = cpu();
     let update = store.update(mesh, &ChangeSet::default(), joined(0, first), &meter);
-    let all = since(begun) - meter.own.get();
+    let all = since(started_at) - meter.own.get();
     check(&update)?;
     let mut costs = meter.costs.into_inner();
     let selection = costs.remove(&None).unwrap_or_default();
@@ -209,11 +209,11 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
         .map(|(number, proxy)| joined(number, proxy))
         .collect();
     let mut updates = Vec::with_capacity(memberships.len());
-    let begun = cpu();
+    let started_at = cpu();
     for membership in memberships {
         updates.push(store.update(mesh, &ChangeSet::default(), membership, &Serial));
     }
-    let second = since(begun) / updates.len() as f64;
+    let second = since(started_at) / updates.len() as f64;
     for update in updates {
         check(&update)?;
         if update.built > 0 || !update.groups.is_empty() {

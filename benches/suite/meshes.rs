@@ -327,10 +327,10 @@ pub(super) fn endpoints(endpoints: usize, services: usize) -> Vec<Value> {
 
 /// A gateway with many certificates, each with a certificate chain.
 pub(super) fn secrets(count: usize) -> Vec<Value> {
-    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("because the algorithm is known");
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("key generation succeeds");
     let certificate =
         CertificateParams::new(vec!["public.example".to_owned()]).and_then(|params| params.self_signed(&key));
-    let chain = certificate.expect("because the name is a DNS name").pem().repeat(4);
+    let chain = certificate.expect("the name is a DNS name").pem().repeat(4);
     let (chain, key) = (
         BASE64_STANDARD.encode(chain),
         BASE64_STANDARD.encode(key.serialize_pem()),

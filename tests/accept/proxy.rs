@@ -120,20 +120,20 @@ struct Running {
 
 impl Running {
     fn outcome(self) -> Outcome {
-        let mut lacking = "Envoy does not answer".to_owned();
-        let begun = wait::now();
+        let mut missing = "Envoy does not answer".to_owned();
+        let started_at = wait::now();
         let mut refused_at = None;
         let loaded = wait::until("an Envoy that has loaded its configuration", TIMEOUT, || {
             if let Some(status) = self.process.ended() {
                 return Some(Err(format!("Envoy exited: {status}")));
             }
-            match self.lacks() {
+            match self.outstanding() {
                 None => return Some(Ok(())),
-                Some(words) => lacking = words,
+                Some(messages) => missing = messages,
             }
             let is_refused = !self.relay.record().complaints().is_empty();
-            let since = is_refused.then(|| *refused_at.get_or_insert_with(|| begun.elapsed()))?;
-            (begun.elapsed() > since + AFTERWARDS).then_some(Ok(()))
+            let since = is_refused.then(|| *refused_at.get_or_insert_with(|| started_at.elapsed()))?;
+            (started_at.elapsed() > since + AFTERWARDS).then_some(Ok(()))
         });
         let record = self.relay.record();
         let refusals = record.refusals.len();
@@ -145,14 +145,14 @@ impl Running {
         } else {
             let open = record.open();
             drop(record);
-            let told = |error| format!("{error}; {lacking}; {open}\n{}", self.process.log_tail());
-            loaded.flatten().map_err(told)
+            let with_log = |error| format!("{error}; {missing}; {open}\n{}", self.process.log_tail());
+            loaded.flatten().map_err(with_log)
         };
         Outcome { refusals, verdict }
     }
 
     /// Describes what this Envoy has not yet accepted and opened; `None` if nothing is missing.
-    fn lacks(&self) -> Option<String> {
+    fn outstanding(&self) -> Option<String> {
         let settled = self.relay.record().settled();
         if !settled {
             return Some("responses without ACK".to_owned());

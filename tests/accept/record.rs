@@ -49,13 +49,13 @@ impl StreamRecord {
             exchange.answered = true;
         }
         if let Some(error) = &request.error_detail {
-            let words = format!("{}: {}", short(&request.type_url), error.message);
+            let messages = format!("{}: {}", short(&request.type_url), error.message);
             let refused = if request.type_url == SECRET {
                 &mut self.refused_secrets
             } else {
                 &mut self.refusals
             };
-            refused.push(words);
+            refused.push(messages);
         }
     }
 
@@ -90,21 +90,21 @@ impl StreamRecord {
 
     /// Describes what is still missing.
     pub(super) fn open(&self) -> String {
-        let mut words = Vec::new();
+        let mut messages = Vec::new();
         for (kind, exchange) in &self.types {
-            let lacking: Vec<&String> = exchange.asked.difference(&exchange.sent).collect();
+            let missing: Vec<&String> = exchange.asked.difference(&exchange.sent).collect();
             let kind = short(kind);
             if !exchange.answered {
-                words.push(format!("{kind}: requested, but no response"));
+                messages.push(format!("{kind}: requested, but no response"));
             }
             if !exchange.open.is_empty() {
-                words.push(format!("{kind}: {} responses without ACK or NACK", exchange.open.len()));
+                messages.push(format!("{kind}: {} responses without ACK or NACK", exchange.open.len()));
             }
-            if !lacking.is_empty() {
-                words.push(format!("{kind}: missing resources: {lacking:?}"));
+            if !missing.is_empty() {
+                messages.push(format!("{kind}: missing resources: {missing:?}"));
             }
         }
-        words.join("; ")
+        messages.join("; ")
     }
 }
 

@@ -170,7 +170,7 @@ async fn daemon(
     xds: u16,
     forwarded: Receiver<DeltaDiscoveryRequest>,
 ) -> Result<Streaming<DeltaDiscoveryResponse>, Status> {
-    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).expect("it is an address");
+    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).expect("the address is valid");
     let channel = endpoint
         .connect()
         .await

@@ -36,9 +36,9 @@ fn envoy_filter(expressions: impl Iterator<Item = String>) -> Value {
 /// most.
 pub(super) fn costly_expressions_are_bounded() -> Result<(), Failed> {
     for text in ["a".repeat(1 << 20), "(".repeat(1 << 20), "a{1000}".repeat(150_000)] {
-        let begun = wait::now();
+        let started_at = wait::now();
         let refused = regex::compile(&text);
-        let elapsed = begun.elapsed();
+        let elapsed = started_at.elapsed();
         if !matches!(refused, Err(regex::RegexError::TooLong(_))) || elapsed > Duration::from_millis(10) {
             return Err(format!("{} bytes: {:?} after {elapsed:?}", text.len(), refused.err()).into());
         }
@@ -48,13 +48,13 @@ pub(super) fn costly_expressions_are_bounded() -> Result<(), Failed> {
         ("a VirtualService", virtual_service((0..5000).map(costly))),
         ("an EnvoyFilter", envoy_filter((0..5000).map(costly))),
     ] {
-        let begun = wait::now();
+        let started_at = wait::now();
         let parsed = document::parse(&ClusterId::new("c"), &object);
         if parsed.diagnostics.is_empty() {
-            return Err(format!("{what} full of costly expressions is accepted").into());
+            return Err(format!("{what} full of costly expressions was accepted").into());
         }
-        if begun.elapsed() > LONGEST {
-            return Err(format!("{what} full of costly expressions took {:?}", begun.elapsed()).into());
+        if started_at.elapsed() > LONGEST {
+            return Err(format!("{what} full of costly expressions took {:?}", started_at.elapsed()).into());
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 
 use super::{daemon, memory, secured};
 use crate::support::{
-    ads::Ads,
+    ads::AdsClient,
     agent::{Agent, Trust},
     daemon::Daemon,
     envoy::Node,
@@ -139,7 +139,7 @@ async fn connect(port: u16, tls: Option<&TlsConnector>, number: usize, sends: &[
             let Some(tls) = tls else {
                 return Some(Box::new(stream) as Stream);
             };
-            let name = ServerName::try_from("istiod.istio-system.svc").expect("a name");
+            let name = ServerName::try_from("istiod.istio-system.svc").expect("the server name is valid");
             let stream = tls.connect(name, stream).await.ok()?;
             Some(Box::new(stream) as Stream)
         };
@@ -165,7 +165,7 @@ fn allow_files(id: u32) {
 }
 
 /// Returns the memory of a process once it is stable.
-fn settled(id: u32) -> usize {
+fn stable_memory(id: u32) -> usize {
     let mut last = memory(id).0;
     for _ in 0..10 {
         std::thread::park_timeout(Duration::from_millis(200));
@@ -179,12 +179,12 @@ fn settled(id: u32) -> usize {
 }
 
 pub(super) fn unauthenticated_connections_use_bounded_memory() -> Result<(), Failed> {
-    let (daemon, _) = daemon("bounds-strangers")?;
+    let (daemon, _) = daemon("bounds-unauthenticated")?;
     each_case_uses_bounded_memory(&daemon, daemon.xds, None, SAMPLE, attack_cases())
 }
 
 pub(super) fn unauthenticated_tls_connections_use_bounded_memory() -> Result<(), Failed> {
-    let daemon = secured("bounds-strangers-tls")?;
+    let daemon = secured("bounds-unauthenticated-tls")?;
     let (shaking, speaking): (Vec<_>, Vec<_>) = attack_cases()
         .into_iter()
         .partition(|case| !case.sends.starts_with(b"PRI "));
@@ -208,9 +208,9 @@ fn each_case_uses_bounded_memory(
     drop(RUNTIME.block_on(connect(port, tls, 32, &attack_cases[attack_cases.len() / 2].sends)));
     let mut expensive = Vec::new();
     for case in attack_cases {
-        let before = settled(daemon.process.id);
+        let before = stable_memory(daemon.process.id);
         let streams = RUNTIME.block_on(connect(port, tls, sample, &case.sends));
-        let grown = settled(daemon.process.id).saturating_sub(before);
+        let grown = stable_memory(daemon.process.id).saturating_sub(before);
         let each = grown / streams.len().max(1);
         println!("bounds: {each} bytes per connection: {}", case.what);
         let waits = tls.is_some() || case.what == PARTIAL_MESSAGE;
@@ -280,18 +280,18 @@ fn flood(daemon: &Daemon, port: u16, attack_cases: Vec<AttackCase>) -> Result<()
     let _alone = FLOODING.lock().unwrap_or_else(PoisonError::into_inner);
     allow_files(daemon.process.id);
     allow_files(std::process::id());
-    let before = settled(daemon.process.id);
+    let before = stable_memory(daemon.process.id);
     let mut flood = Vec::new();
     for case in &attack_cases {
         flood.extend(RUNTIME.block_on(connect(port, None, CONNECTIONS / attack_cases.len(), &case.sends)));
     }
-    let begun = wait::now();
+    let started_at = wait::now();
     served(daemon)?;
     let grown = memory(daemon.process.id).1.saturating_sub(before);
     println!(
         "bounds: {} stalled clients, {grown} bytes, proxy served after {:?}",
         flood.len(),
-        begun.elapsed()
+        started_at.elapsed()
     );
     if flood.len() < CONNECTIONS * 9 / 10 {
         return Err(format!("only {} of {CONNECTIONS} clients connected", flood.len()).into());
@@ -321,7 +321,7 @@ fn served(daemon: &Daemon) -> Result<(), Failed> {
         id: "sidecar~10.0.0.9~reader.app~app.svc.cluster.local".into(),
         metadata: serde_json::json!({ "NAMESPACE": "app", "CLUSTER_ID": "Kubernetes" }),
     };
-    let client = Ads::connect(daemon.xds, &node);
+    let client = AdsClient::connect(daemon.xds, &node);
     let resources = client.until("a configured proxy", Duration::from_secs(30), |resources| {
         Some(resources.len())
     })?;

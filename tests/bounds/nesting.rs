@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 
 use super::{daemon, memory};
 use crate::support::{
-    ads::Ads,
+    ads::AdsClient,
     envoy,
     http::{self, RUNTIME},
     wait,
@@ -150,7 +150,7 @@ fn still_serves(daemon: &crate::support::daemon::Daemon) -> Result<(), Failed> {
         id: "sidecar~10.0.0.9~reader.app~app.svc.cluster.local".into(),
         metadata: serde_json::json!({ "NAMESPACE": "app", "CLUSTER_ID": "Kubernetes" }),
     };
-    let client = Ads::connect(daemon.xds, &node);
+    let client = AdsClient::connect(daemon.xds, &node);
     let resources = client.first()?;
     if resources.is_empty() {
         return Err("a proxy gets no configuration".into());
@@ -172,7 +172,7 @@ async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(Full::new(message))
-            .expect("a valid request");
+            .expect("the request is valid");
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
         let body = response
             .into_body()
@@ -244,7 +244,7 @@ async fn post(
             .header("content-type", "application/json")
             .header("x-long", header)
             .body(Full::new(body))
-            .expect("a valid request");
+            .expect("the request is valid");
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
         Ok(response.status())
     };

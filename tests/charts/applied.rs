@@ -187,7 +187,7 @@ fn conformance() -> Result<Completion, Failed> {
             let name = format!("{} of {}", object["metadata"]["name"], path.display());
             match (try_out(cluster, &object), because.as_ref().and_then(Value::as_str)) {
                 (Ok(_), None) => {}
-                (Err(error), Some(because)) if tells(&error, because) => {}
+                (Err(error), Some(because)) if has_message(&error, because) => {}
                 (decision, because) => wrong.push(format!("{name}: {decision:?}, want {because:?}")),
             }
         }
@@ -197,7 +197,7 @@ fn conformance() -> Result<Completion, Failed> {
 
 /// Compares error messages. The set's texts come from an older API server, which repeated types and did not drop a
 /// null.
-fn tells(error: &str, because: &str) -> bool {
+fn has_message(error: &str, because: &str) -> bool {
     let because = because
         .rsplit_once(": Invalid value: ")
         .map_or(because, |(_, because)| because);
@@ -241,7 +241,7 @@ fn is_installed() -> Result<Completion, Failed> {
         "--set",
         "global.resourceScope=namespace",
     ])?;
-    let told = helm(&[
+    let output = helm(&[
         "install",
         "istiod",
         "istiod",
@@ -250,7 +250,7 @@ fn is_installed() -> Result<Completion, Failed> {
         "--set",
         "taint.enabled=true,global.network=a",
     ])?;
-    assert!(told.contains("no effect yet: taint, global.network."), "{told}");
+    assert!(output.contains("no effect yet: taint, global.network."), "{output}");
     let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true";
     helm(&["install", "canary", "istiod", "--set", &root, "--set", canary])?;
     helm(&[

@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
-use crate::support::ads::Ads;
+use crate::support::ads::AdsClient;
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
@@ -176,7 +176,7 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
     })?;
     // The roots change, so the ConfigMaps are updated, not only created.
     cluster.api.apply(&Authority::new("other").secret(NAMESPACE, None))?;
-    let machine = Ads::connect(
+    let machine = AdsClient::connect(
         daemon.xds,
         &Node {
             id: "sidecar~10.99.0.1~machine.default~default.svc.cluster.local".to_owned(),

@@ -37,7 +37,7 @@ struct Key {
 
 impl Key {
     fn new(id: &'static str) -> Self {
-        let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key can be created");
+        let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("key generation succeeds");
         Self { id, pair }
     }
 
@@ -56,7 +56,7 @@ impl Key {
         };
         let claims = json!({ "iss": issuer, "sub": "somebody", "exp": 4_000_000_000_u64 });
         let key = EncodingKey::from_ec_der(&self.pair.serialize_der());
-        jsonwebtoken::encode(&header, &claims, &key).expect("a token can be signed")
+        jsonwebtoken::encode(&header, &claims, &key).expect("signing succeeds")
     }
 }
 
@@ -74,7 +74,9 @@ struct KeyServer {
 
 impl KeyServer {
     fn start(tls: Option<TlsAcceptor>) -> Self {
-        let listener = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+        let listener = RUNTIME
+            .block_on(TcpListener::bind("127.0.0.1:0"))
+            .expect("a loopback port is free");
         let address = listener.local_addr().expect("a bound socket has an address");
         let documents = Arc::new(Mutex::new(BTreeMap::new()));
         let server = RUNTIME.spawn(serve(listener, tls, documents.clone()));
@@ -132,8 +134,8 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, documents: Arc<M
 
 /// A TLS server with a self-signed certificate.
 fn self_signed() -> TlsAcceptor {
-    let made = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("a certificate");
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+    let made = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("the certificate is valid");
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("the key is valid");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -162,7 +164,7 @@ fn status(fixture: &Fixture, token: Option<&str>) -> Result<u16, String> {
 }
 
 /// Sends requests with this token until one gets the status.
-fn becomes(fixture: &Fixture, what: &str, token: &str, wanted: u16) -> Result<(), String> {
+fn until_status(fixture: &Fixture, what: &str, token: &str, wanted: u16) -> Result<(), String> {
     wait::until(what, TIMEOUT, || {
         status(fixture, Some(token)).ok().filter(|status| *status == wanted)
     })
@@ -187,8 +189,13 @@ pub(super) fn are_verified_with_fetched_keys(name: &str) -> Result<(), Failed> {
     issuer.set("/realm/.well-known/openid-configuration", location.to_string());
     issuer.set("/there", key_set(&[&described]));
     // A server that accepts connections and never answers.
-    let hangs = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
-    let hanging = format!("http://{}/keys", hangs.local_addr().expect("it is bound"));
+    let hangs = RUNTIME
+        .block_on(TcpListener::bind("127.0.0.1:0"))
+        .expect("a loopback port is free");
+    let hanging = format!(
+        "http://{}/keys",
+        hangs.local_addr().expect("a bound socket has an address")
+    );
     let good_url = format!("https://{}/keys", good.address);
     let without_keys = format!("{{issuer: hangs, jwksUri: '{hanging}', timeout: 1s}}");
     let rules = [
@@ -227,7 +234,7 @@ pub(super) fn are_verified_with_fetched_keys(name: &str) -> Result<(), Failed> {
     last_good_keys_stay(&fixture, good, &good_url, &second)?;
 
     fixture.write("tokens.yaml", &policy(&[without_keys]));
-    becomes(
+    until_status(
         &fixture,
         "the policy without the good issuer",
         &second.token("good"),
@@ -239,7 +246,7 @@ pub(super) fn are_verified_with_fetched_keys(name: &str) -> Result<(), Failed> {
         "the only issuer has no keys"
     );
     assert_eq!(status(&fixture, None)?, 200, "a request without a token");
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     Ok(())
 }
 
@@ -251,16 +258,16 @@ fn rotate(fixture: &Fixture, sidecar: &Envoy, good: &KeyServer, first: &Key, sec
         "a key that is not published yet"
     );
     good.set("/keys", key_set(&[first, second]));
-    becomes(fixture, "the second key", &second.token("good"), 200)?;
+    until_status(fixture, "the second key", &second.token("good"), 200)?;
     assert_eq!(status(fixture, Some(&first.token("good")))?, 200, "both keys are valid");
     good.set("/keys", key_set(&[second]));
-    becomes(fixture, "the removal of the first key", &first.token("good"), 401)?;
+    until_status(fixture, "the removal of the first key", &first.token("good"), 401)?;
     assert_eq!(
         status(fixture, Some(&second.token("good")))?,
         200,
         "only the second key is valid"
     );
-    sidecar.refused_nothing()?;
+    sidecar.rejected_nothing()?;
     Ok(())
 }
 

@@ -51,9 +51,9 @@ fn watch_panics() {
 /// Runs one input. Returns the class of its outcome, or the failure.
 fn one(target: &Target, input: &[u8]) -> Result<u64, String> {
     PANIC.set(Some(String::new()));
-    let begun = wait::now();
+    let started_at = wait::now();
     let sort = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
-    let elapsed = begun.elapsed();
+    let elapsed = started_at.elapsed();
     let panic = PANIC.take().unwrap_or_default();
     match sort {
         Ok(sort) if panic.is_empty() && elapsed < LONGEST => Ok(sort),
@@ -79,9 +79,9 @@ pub(super) fn run(target: &Target, seed: u64, time: Duration) -> Result<(), Fail
         seen.insert(sort);
     }
     let mut random = Random::new(seed);
-    let begun = wait::now();
+    let started_at = wait::now();
     let mut runs = 0;
-    while begun.elapsed() < time {
+    while started_at.elapsed() < time {
         let mut input = corpus[random.below(corpus.len())].clone();
         mutate(&mut random, &mut input, &corpus, target.words);
         let sort =
@@ -135,13 +135,13 @@ fn failure(target: &Target, folder: &Path, seed: u64, index: usize, input: &[u8]
 
 /// Removes ranges while the input still fails, larger ones first.
 fn minimised(target: &Target, input: &[u8]) -> Vec<u8> {
-    let begun = wait::now();
+    let started_at = wait::now();
     let mut small = input.to_vec();
     let mut size = small.len() / 2;
     while size > 0 {
         let mut start = 0;
         while start < small.len() {
-            if begun.elapsed() > MINIMISE {
+            if started_at.elapsed() > MINIMISE {
                 return small;
             }
             let end = (start + size).min(small.len());

@@ -33,8 +33,8 @@ fn text_of(cluster: &Cluster, name: &str, key: &str) -> Option<String> {
 
 fn certificate(daemon: &Daemon, root: &str, token: &str) -> Result<Certificate, String> {
     let agent = Agent::new(daemon.secure, Trust::Roots(root.to_owned()));
-    let shown = ClientCredentials::token(token);
-    let asked = agent.certificate(&shown, KeyKind::Ecdsa);
+    let credentials = ClientCredentials::token(token);
+    let asked = agent.certificate(&credentials, KeyKind::Ecdsa);
     RUNTIME.block_on(asked).map_err(|status| status.to_string())
 }
 

@@ -8,7 +8,7 @@ use istiod::proto::istio::v1::auth::IstioCertificateRequest;
 use istiod::proto::json::struct_from_json;
 use libtest_mimic::{Failed, Trial};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
-use serde_json::{Value, json};
+use serde_json::json;
 use tonic::{Code, Status};
 
 use super::tenant::{TIMEOUT, Tenant};
@@ -49,15 +49,15 @@ fn daemon(tenant: &Tenant<'_>, name: &str, configure: impl FnOnce(&mut Command))
 }
 
 /// Requests a certificate, for another identity if one is given. Returns the names in it.
-fn ask(daemon: &Daemon, shown: &ClientCredentials, somebody_else: &str) -> Result<Vec<String>, Status> {
+fn ask(daemon: &Daemon, credentials: &ClientCredentials, impersonated: &str) -> Result<Vec<String>, Status> {
     let (_, csr) = signing_request(KeyKind::Ecdsa);
-    let metadata = json!({ "ImpersonatedIdentity": somebody_else });
+    let metadata = json!({ "ImpersonatedIdentity": impersonated });
     let request = IstioCertificateRequest {
         csr,
         validity_duration: 3600,
         metadata: metadata.as_object().map(struct_from_json),
     };
-    let entries = RUNTIME.block_on(Agent::new(daemon.secure, Trust::Anything).sign(shown, request))?;
+    let entries = RUNTIME.block_on(Agent::new(daemon.secure, Trust::Anything).sign(credentials, request))?;
     let leaf = entries
         .first()
         .map(|leaf| CertificateDer::from_pem_slice(leaf.as_bytes()));
@@ -77,24 +77,13 @@ fn refused(answer: Result<Vec<String>, Status>, message: &str, what: &str) -> Re
 
 /// Creates a service account with a running pod. Returns the token mounted in the pod.
 fn workload(cluster: &Cluster, namespace: &str, account: &str, node: &str) -> Result<String, String> {
-    cluster
-        .api
-        .apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-        "metadata": { "namespace": namespace, "name": account } }))?;
+    cluster.service_account(namespace, account)?;
     let name = format!("{account}-1");
     let pod = cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
         "metadata": { "namespace": namespace, "name": name },
         "spec": { "serviceAccountName": account, "nodeName": node, "containers": [{ "name": "app", "image": "app" }] },
         "status": { "phase": "Running" } }))?;
-    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-    let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod["metadata"]["uid"] });
-    let wanted = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-        "spec": { "audiences": [AUDIENCE], "expirationSeconds": 3600, "boundObjectRef": bound } });
-    let given: Value = cluster.api.post(&path, &wanted)?;
-    Ok(given["status"]["token"]
-        .as_str()
-        .ok_or("no token in the response")?
-        .to_owned())
+    cluster.bound_token(namespace, account, AUDIENCE, &pod)
 }
 
 /// All callers come from 127.0.0.1, which is not a trusted gateway by default.
@@ -108,12 +97,12 @@ fn r11_forwarded_headers_of_untrusted_clients_are_ignored(name: &str) -> Result<
         ],
         ..ClientCredentials::default()
     };
-    let nobody = "request authenticate failure";
+    let unauthenticated = "request authenticate failure";
     let closed = daemon(&tenant, "closed.log", |_| {})?;
-    refused(ask(&closed, &forged, ""), nobody, "no gateway is trusted")?;
+    refused(ask(&closed, &forged, ""), unauthenticated, "no gateway is trusted")?;
     refused(
         ask(&closed, &ClientCredentials::default(), ""),
-        nobody,
+        unauthenticated,
         "no credentials",
     )?;
     drop(closed);
@@ -122,7 +111,11 @@ fn r11_forwarded_headers_of_untrusted_clients_are_ignored(name: &str) -> Result<
         command.env("TRUSTED_GATEWAY_CIDR", "192.0.2.0/24");
     })?;
     assert_eq!(ask(&open, &forged, "")?, [evil]);
-    refused(ask(&open, &ClientCredentials::default(), ""), nobody, "no credentials")?;
+    refused(
+        ask(&open, &ClientCredentials::default(), ""),
+        unauthenticated,
+        "no credentials",
+    )?;
     Ok(())
 }
 
@@ -141,24 +134,24 @@ fn node_accounts_request_certificates_for_their_pods(name: &str) -> Result<(), F
     assert_eq!(ask(&daemon, &ztunnel, &id("here"))?, [id("here")]);
     let own = format!("spiffe://cluster.local/ns/{}/sa/ztunnel", tenant.system);
     assert_eq!(ask(&daemon, &ztunnel, "")?, [own]);
-    let not_so = "request impersonation authentication failure";
+    let impersonation_refused = "request impersonation authentication failure";
     for other in [
         id("there"),
         id("nobody"),
         id("here").replace("cluster.local", "elsewhere"),
         "here".to_owned(),
     ] {
-        refused(ask(&daemon, &ztunnel, &other), not_so, &other)?;
+        refused(ask(&daemon, &ztunnel, &other), impersonation_refused, &other)?;
     }
     let here = ClientCredentials::token(here);
     refused(
         ask(&daemon, &here, &id("here")),
-        not_so,
+        impersonation_refused,
         "a workload must not request certificates for others",
     )?;
     // A token without a pod binding belongs to no node.
     let unbound = ClientCredentials::token(tenant.cluster.token(&tenant.system, "ztunnel", &[AUDIENCE])?);
-    refused(ask(&daemon, &unbound, &id("here")), not_so, "no pod")?;
+    refused(ask(&daemon, &unbound, &id("here")), impersonation_refused, "no pod")?;
     Ok(())
 }
 

@@ -64,12 +64,12 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
     let mut times = Vec::new();
     for edit in 0..EDITS {
         let timeout = format!("{}s", 20 + edit);
-        let begun = wait::now();
+        let started_at = wait::now();
         tenant.set_mesh(&mesh(&format!("connectTimeout: {timeout}")))?;
         wait::until("the new timeout in the Envoy", TIMEOUT, || {
             (envoy.cluster(&web)?["connect_timeout"] == timeout.as_str()).then_some(())
         })?;
-        times.push(begun.elapsed());
+        times.push(started_at.elapsed());
     }
     let best = times.iter().min().ok_or("no edits")?;
     eprintln!("mesh: {times:?}");
@@ -81,12 +81,12 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
         let networks = format!(
             "networks:\n  away:\n    endpoints: [{{fromCidr: 10.{{n}}.3.0/24}}]\n    gateways: [{{address: {gateway}, port: 15443}}]\n"
         );
-        let begun = wait::now();
+        let started_at = wait::now();
         tenant.set_config("meshNetworks", &tenant.fill(&networks))?;
         wait::until("the network's gateway in the Envoy", TIMEOUT, || {
             (envoy.endpoints(&web) == [format!("{gateway}:15443")]).then_some(())
         })?;
-        times.push(begun.elapsed());
+        times.push(started_at.elapsed());
     }
     let best = times.iter().min().ok_or("no edits")?;
     eprintln!("meshNetworks: {times:?}");
@@ -95,6 +95,6 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
     wait::until("the direct endpoint", TIMEOUT, || {
         (envoy.endpoints(&web) == [tenant.fill("10.{n}.3.1:8080")]).then_some(())
     })?;
-    envoy.refused_nothing()?;
+    envoy.rejected_nothing()?;
     Ok(())
 }

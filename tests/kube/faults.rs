@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::mesh::{MESH, service};
 use super::tenant::{TIMEOUT, Tenant};
-use crate::support::ads::{self, Ads, Type};
+use crate::support::ads::{self, AdsClient, Type};
 use crate::support::fault_proxy::FaultProxy;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
@@ -28,7 +28,7 @@ pub(super) fn trials() -> Vec<Trial> {
 /// Returns the resources from a fresh daemon.
 fn fresh(tenant: &Tenant, proxy: &crate::support::envoy::Node) -> Result<ads::Resources, String> {
     let daemon = tenant.daemon("fresh")?;
-    Ads::connect(daemon.xds, proxy).first()
+    AdsClient::connect(daemon.xds, proxy).first()
 }
 
 /// No resource is removed while the API server is down. Changes made meanwhile arrive afterwards, even though etcd's
@@ -41,18 +41,18 @@ fn api_server_outage_with_lost_history(name: &str) -> Result<(), Failed> {
     let fault_proxy = FaultProxy::to(cluster.port());
     let daemon = tenant.daemon_with_kubeconfig(&tenant.kubeconfig_through(fault_proxy.port), "istiod", |_| {})?;
     let node = tenant.sidecar(&json!({}));
-    let proxy = Ads::connect(daemon.xds, &node);
+    let proxy = AdsClient::connect(daemon.xds, &node);
     let before = proxy.first()?;
     let going = (Type::Cluster, tenant.outbound(80, "going"));
     assert!(before.contains_key(&going), "{:?}", before.keys());
     proxy.mark();
 
     cluster.stop_server();
-    let arrivals = fault_proxy.arrivals();
+    let connections = fault_proxy.connections();
     wait::until("attempts to reach the API server", TIMEOUT, || {
-        (fault_proxy.arrivals() > arrivals + 2).then_some(())
+        (fault_proxy.connections() > connections + 2).then_some(())
     })?;
-    let late = Ads::connect(daemon.xds, &node);
+    let late = AdsClient::connect(daemon.xds, &node);
     assert_eq!(late.first()?, before, "a proxy that connects now must get the same");
     assert!(daemon.is_ready(), "the daemon must stay ready with its last good state");
 
@@ -109,7 +109,7 @@ fn watches_recover_from_broken_connections(name: &str) -> Result<(), Failed> {
     let fault_proxy = FaultProxy::to(tenant.cluster.port());
     let daemon = tenant.daemon_with_kubeconfig(&tenant.kubeconfig_through(fault_proxy.port), "istiod", |_| {})?;
     let node = tenant.sidecar(&json!({}));
-    let proxy = Ads::connect(daemon.xds, &node);
+    let proxy = AdsClient::connect(daemon.xds, &node);
     proxy.first()?;
     let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &tenant.app, "web-a");
     let mut present = vec![false; PODS as usize];
@@ -145,7 +145,7 @@ fn watches_recover_from_broken_connections(name: &str) -> Result<(), Failed> {
     let assignment = &expected[&(Type::Endpoints, tenant.outbound(80, "web"))];
     assert!(!ads::endpoints(assignment)?.is_empty(), "some endpoints must remain");
     proxy.until_same(&expected, TIMEOUT)?;
-    eprintln!("{} connections for {CHURNS} churns", fault_proxy.arrivals());
+    eprintln!("{} connections for {CHURNS} churns", fault_proxy.connections());
     Ok(())
 }
 

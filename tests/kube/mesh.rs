@@ -6,7 +6,7 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::tenant::{TIMEOUT, Tenant};
-use crate::support::ads::{Ads, Resources, Type, same};
+use crate::support::ads::{AdsClient, Resources, Type, same};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::{Reference, documents};
 use crate::support::kubernetes::{self, Cluster, crds};
@@ -44,8 +44,8 @@ fn api_server_and_folder_give_the_same_resources(name: &str) -> Result<(), Faile
     let from_server = tenant.daemon("istiod")?;
     let mut node = tenant.sidecar(&json!({ "app": "client" }));
     let (expected, given) = (
-        Ads::connect(from_folder.xds, &node),
-        Ads::connect(from_server.xds, &node),
+        AdsClient::connect(from_folder.xds, &node),
+        AdsClient::connect(from_server.xds, &node),
     );
     let expected = expected.first()?;
     assert!(
@@ -65,8 +65,8 @@ fn api_server_and_folder_give_the_same_resources(name: &str) -> Result<(), Faile
     node.metadata["SERVICE_ACCOUNT"] = json!("web");
     node.metadata["LABELS"] = json!({ "app": "web", "version": "v1" });
     let (expected, given) = (
-        Ads::connect(from_folder.xds, &node),
-        Ads::connect(from_server.xds, &node),
+        AdsClient::connect(from_folder.xds, &node),
+        AdsClient::connect(from_server.xds, &node),
     );
     given.until_same(&expected.first()?, TIMEOUT)?;
     Ok(())
@@ -81,7 +81,7 @@ fn routes_hold(resources: &Resources, text: &str) -> bool {
 }
 
 /// Waits until routes contain a text, or do not.
-fn until_routes(ads: &Ads, text: &str, hold: bool) -> Result<Resources, String> {
+fn until_routes(ads: &AdsClient, text: &str, hold: bool) -> Result<Resources, String> {
     let what = format!("routes {} {text}", if hold { "with" } else { "without" });
     ads.until(&what, TIMEOUT, |resources| {
         (routes_hold(resources, text) == hold).then(|| resources.clone())
@@ -127,7 +127,7 @@ fn crds_are_added_and_removed(name: &str) -> Result<(), Failed> {
     remove_definition(&cluster, &definition)?;
 
     let daemon = tenant.daemon("istiod")?;
-    let ads = Ads::connect(daemon.xds, &tenant.sidecar(&json!({})));
+    let ads = AdsClient::connect(daemon.xds, &tenant.sidecar(&json!({})));
     let without = ads.first()?;
     cluster.api.apply(&definition)?;
     crds::established(&cluster.api, &definition)?;
@@ -171,7 +171,7 @@ fn discovery_selectors_change(name: &str) -> Result<(), Failed> {
     tenant.cluster.namespace(&other, &json!({ "also": tenant.trial }))?;
     tenant.apply(&(service("web", "{app}", 1) + &service("far", &other, 2)))?;
     let daemon = tenant.daemon("istiod")?;
-    let ads = Ads::connect(daemon.xds, &tenant.sidecar(&json!({})));
+    let ads = AdsClient::connect(daemon.xds, &tenant.sidecar(&json!({})));
     let narrow = ads.first()?;
     let far = (Type::Cluster, format!("outbound|80||far.{other}.svc.cluster.local"));
     let web = (Type::Cluster, tenant.outbound(80, "web"));
@@ -230,7 +230,10 @@ fn other_revisions_are_ignored(name: &str) -> Result<(), Failed> {
         command.env("REVISION", "canary");
     })?;
     let node = tenant.sidecar(&json!({}));
-    let (stable, canary_proxy) = (Ads::connect(stable.xds, &node), Ads::connect(canary_daemon.xds, &node));
+    let (stable, canary_proxy) = (
+        AdsClient::connect(stable.xds, &node),
+        AdsClient::connect(canary_daemon.xds, &node),
+    );
     let resources = until_routes(&stable, "/everybody", true)?;
     assert!(
         !routes_hold(&resources, "/canary"),
@@ -246,6 +249,6 @@ fn other_revisions_are_ignored(name: &str) -> Result<(), Failed> {
     until_routes(&canary_proxy, "/canary", false)?;
     let resources = until_routes(&stable, "/canary", true)?;
     let fresh = tenant.daemon("fresh")?;
-    same(&Ads::connect(fresh.xds, &node).first()?, &resources)?;
+    same(&AdsClient::connect(fresh.xds, &node).first()?, &resources)?;
     Ok(())
 }

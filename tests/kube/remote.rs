@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::mesh::service;
 use super::tenant::{TIMEOUT, Tenant};
-use crate::support::ads::{self, Ads, Resources, Type};
+use crate::support::ads::{self, AdsClient, Resources, Type};
 use crate::support::fault_proxy::FaultProxy;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
@@ -101,7 +101,7 @@ impl TwoClusters {
         (found == [local, remote]).then_some(Endpoints::Both)
     }
 
-    pub(super) fn until(&self, proxy: &Ads, wanted: Endpoints) -> Result<Resources, String> {
+    pub(super) fn until(&self, proxy: &AdsClient, wanted: Endpoints) -> Result<Resources, String> {
         let there = (Type::Cluster, self.tenant.outbound(80, "there"));
         proxy.until(&format!("endpoints of {wanted:?}"), TIMEOUT, |resources| {
             let complete = self.endpoints(resources) == Some(wanted)
@@ -120,7 +120,7 @@ fn unreachable_cluster_joins_later(name: &str) -> Result<(), Failed> {
     let daemon = two.tenant.daemon_with("istiod", |command| {
         command.env("PILOT_REMOTE_CLUSTER_TIMEOUT", "2s");
     })?;
-    let proxy = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
+    let proxy = AdsClient::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     proxy.first()?;
     two.until(&proxy, Endpoints::Local)?;
     proxy.mark();
@@ -129,11 +129,11 @@ fn unreachable_cluster_joins_later(name: &str) -> Result<(), Failed> {
 
     // A known cluster is kept while it is unreachable.
     fault_proxy.cut();
-    let arrivals = fault_proxy.arrivals();
+    let connections = fault_proxy.connections();
     wait::until("attempts to reach the remote cluster", TIMEOUT, || {
-        (fault_proxy.arrivals() > arrivals + 1).then_some(())
+        (fault_proxy.connections() > connections + 1).then_some(())
     })?;
-    let late = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
+    let late = AdsClient::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     assert_eq!(late.first()?, all, "the last good state must be kept");
     let slice = Reference::new("discovery.k8s.io/v1", "EndpointSlice", &two.tenant.app, "there-a");
     let address = two.tenant.fill("10.{n}.3.44");
@@ -158,7 +158,7 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
     let daemon = two.tenant.daemon_with("istiod", |command| {
         command.env("PILOT_REMOTE_CLUSTER_TIMEOUT", "2s");
     })?;
-    let proxy = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
+    let proxy = AdsClient::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     proxy.first()?;
     let alone = two.until(&proxy, Endpoints::Local)?;
     proxy.mark();

@@ -8,13 +8,13 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::remote::{Endpoints, TwoClusters};
-use crate::support::ads::Ads;
+use crate::support::ads::AdsClient;
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::http;
 use crate::support::kubernetes;
 use crate::support::kubernetes::api::{Api, Reference, documents};
-use crate::support::remote_secret::{command, fill_token_secret, made};
+use crate::support::remote_secret::{command, created_secret, fill_token_secret};
 use crate::support::{scratch, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -113,7 +113,7 @@ fn secret_grants_read_access(name: &str) -> Result<(), Failed> {
 }
 
 /// Returns a cluster's entry on the debug page, and the gauge of its state.
-fn shown(daemon: &Daemon, cluster: &str) -> Option<(Value, String)> {
+fn debug_entry(daemon: &Daemon, cluster: &str) -> Option<(Value, String)> {
     let page = http::get(daemon.monitoring, "istiod", "/debug/clusterz").ok()?;
     let rows: Vec<Value> = serde_json::from_str(&page.body).ok()?;
     let row = rows.into_iter().find(|row| row["id"] == cluster)?;
@@ -130,14 +130,14 @@ fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
     let two = TwoClusters::new(name)?;
     let (tenant, cluster) = (&two.tenant, two.cluster_name());
     let flags = ["--name", &cluster, "--server", &two.remote.url()];
-    let secret = made(two.remote, &tenant.system, &flags, &tenant.folder.join("made.log"))?;
+    let secret = created_secret(two.remote, &tenant.system, &flags, &tenant.folder.join("made.log"))?;
     tenant.cluster.api.apply(&secret)?;
     let daemon = tenant.daemon("istiod")?;
-    let proxy = Ads::connect(daemon.xds, &tenant.sidecar(&json!({})));
+    let proxy = AdsClient::connect(daemon.xds, &tenant.sidecar(&json!({})));
     proxy.first()?;
     let all = two.until(&proxy, Endpoints::Both)?;
     let secret_name = format!("{}/istio-remote-secret-{cluster}", tenant.system);
-    let (row, state) = shown(&daemon, &cluster).ok_or("the cluster is missing on the page")?;
+    let (row, state) = debug_entry(&daemon, &cluster).ok_or("the cluster is missing on the page")?;
     assert_eq!(
         row,
         json!({ "id": cluster, "secretName": secret_name, "syncStatus": "synced" })
@@ -148,7 +148,7 @@ fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
     let slip = json!({ "stringData": { &cluster: "current-context: nowhere\n" } });
     tenant.cluster.api.patch(&reference, &slip)?;
     let row = wait::until("the error on the page", TIMEOUT, || {
-        shown(&daemon, &cluster)
+        debug_entry(&daemon, &cluster)
             .map(|(row, _)| row)
             .filter(|row| !row["error"].is_null())
     })?;
@@ -166,7 +166,7 @@ fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
     tenant.cluster.api.delete(&reference)?;
     two.until(&proxy, Endpoints::Local)?;
     assert!(
-        shown(&daemon, &cluster).is_none(),
+        debug_entry(&daemon, &cluster).is_none(),
         "the cluster must be gone from the page"
     );
     Ok(())
@@ -180,7 +180,7 @@ fn kubeconfig_folder_joins_a_cluster(name: &str) -> Result<(), Failed> {
     let daemon = two.tenant.daemon_with("istiod", |command| {
         command.env("PILOT_MULTICLUSTER_KUBECONFIG_PATH", &folder);
     })?;
-    let proxy = Ads::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
+    let proxy = AdsClient::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
     proxy.first()?;
     two.until(&proxy, Endpoints::Local)?;
     let kubeconfig = two.kubeconfig("reader", two.remote.port())?;
@@ -188,7 +188,7 @@ fn kubeconfig_folder_joins_a_cluster(name: &str) -> Result<(), Failed> {
     std::fs::write(folder.join("draft"), kubeconfig.to_string()).map_err(|error| error.to_string())?;
     std::fs::rename(folder.join("draft"), &file).map_err(|error| error.to_string())?;
     two.until(&proxy, Endpoints::Both)?;
-    let (row, _) = shown(&daemon, "test").ok_or("the cluster is missing on the page")?;
+    let (row, _) = debug_entry(&daemon, "test").ok_or("the cluster is missing on the page")?;
     assert_eq!(row["secretName"], "remote.yaml");
     std::fs::remove_file(file).map_err(|error| error.to_string())?;
     two.until(&proxy, Endpoints::Local)?;

@@ -146,11 +146,11 @@ fn request(id: &str, signer: &str) -> SigningRequest {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
-    let key = KeyPair::generate().expect("a key");
+    let key = KeyPair::generate().expect("key generation succeeds");
     let csr = params
         .serialize_request(&key)
         .and_then(|request| request.pem())
-        .expect("a request");
+        .expect("the request can be signed");
     SigningRequest {
         csr: csr.into_bytes(),
         identities: vec![ID.into()],
@@ -237,11 +237,11 @@ fn no_signing_requests_remain(trial: &str) -> Result<(), Failed> {
     let registration = register(&environment, client, &mesh)?;
 
     // The caller disconnects before the signer has signed.
-    let impatient = async {
+    let cancelled = async {
         let signing = registration.signer.sign(request(ID, ""));
         tokio::time::timeout(Duration::from_secs(2), signing).await
     };
-    assert!(RUNTIME.block_on(impatient).is_err(), "no signer is running");
+    assert!(RUNTIME.block_on(cancelled).is_err(), "no signer is running");
     assert_eq!(requests(&cluster)?, 1);
     signer.pause(false);
     until_none_is_left(&cluster)?;
@@ -288,7 +288,7 @@ fn serving_certificate_is_signed(trial: &str) -> Result<(), Failed> {
         RUNTIME.block_on(async {
             let changed = tokio::time::timeout(SIGN_TIMEOUT, serving.changed()).await;
             changed.expect("the change arrives in time").expect("the watch is open");
-            serving.borrow_and_update().clone().expect("a certificate")
+            serving.borrow_and_update().clone().expect("the certificate is valid")
         })
     };
     let first = next();
@@ -302,7 +302,7 @@ fn serving_certificate_is_signed(trial: &str) -> Result<(), Failed> {
     // Another root of the signer in the mesh config triggers a new certificate.
     let both = format!("{}{}", signer.root(OWN), signer.root(NAMED));
     mesh_sender.send_modify(|mesh| {
-        let mut changed = MeshTrust::clone(mesh.as_ref().expect("a mesh"));
+        let mut changed = MeshTrust::clone(mesh.as_ref().expect("the mesh config is known"));
         changed.anchors[0].source = AnchorSource::Pem(both.clone());
         *mesh = Some(Arc::new(changed));
     });

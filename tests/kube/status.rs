@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
-use crate::support::ads::Ads;
+use crate::support::ads::AdsClient;
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
@@ -231,18 +231,18 @@ fn findings_are_in_the_status(cluster: &Cluster) -> Result<(), String> {
             "metadata": { "namespace": "before", "name": "rule" },
             "spec": { "hosts": ["one.example.com"], "http": [{ "route": [{ "destination": { "host": host } }] }] } })
     };
-    let until_told = |codes: &[&str]| {
-        wait::until(&format!("findings {codes:?}"), TIMEOUT, || {
+    let until_codes = |codes: &[&str]| {
+        wait::until(&format!("status messages {codes:?}"), TIMEOUT, || {
             let found = cluster.get(&Reference::of(&rule(""))).ok()??;
-            let told = found["status"]["validationMessages"].as_array()?;
-            let told: Vec<_> = told.iter().map(|message| message["type"]["code"].clone()).collect();
-            (told == codes).then_some(())
+            let messages = found["status"]["validationMessages"].as_array()?;
+            let found_codes: Vec<_> = messages.iter().map(|message| message["type"]["code"].clone()).collect();
+            (found_codes == codes).then_some(())
         })
     };
     cluster.api.apply(&rule("nowhere.example.com"))?;
-    until_told(&["IST0101"])?;
+    until_codes(&["IST0101"])?;
     cluster.api.apply(&rule("one.example.com"))?;
-    until_told(&[])
+    until_codes(&[])
 }
 
 /// The CRD of ServiceExport, which istiod does not install.
@@ -297,7 +297,7 @@ fn vms_register(name: &str) -> Result<(), Failed> {
     let other = start(&kubeconfig, &folder, "istiod-b", &lenient)?;
     let strict = start(&kubeconfig, &folder, "istiod-c", &[])?;
 
-    let early = Ads::connect(one.xds, &machine("10.9.9.1"));
+    let early = AdsClient::connect(one.xds, &machine("10.9.9.1"));
     let refusal = until_ended(&early)?;
     assert!(refusal.contains("WorkloadGroup vms/web"), "{refusal}");
     let group_written = json!({ "apiVersion": "networking.istio.io/v1", "kind": "WorkloadGroup",
@@ -305,10 +305,10 @@ fn vms_register(name: &str) -> Result<(), Failed> {
         "spec": { "metadata": { "labels": { "tier": "front" } },
             "template": { "serviceAccount": "web", "ports": { "http": 8080 } } } });
     let group = cluster.api.apply(&group_written)?;
-    let refusal = until_ended(&Ads::connect(strict.xds, &machine("10.9.9.1")))?;
+    let refusal = until_ended(&AdsClient::connect(strict.xds, &machine("10.9.9.1")))?;
     assert!(refusal.contains("verified identity"), "{refusal}");
 
-    let connection = Ads::connect(one.xds, &machine("10.9.9.1"));
+    let connection = AdsClient::connect(one.xds, &machine("10.9.9.1"));
     let reference = Reference::new("networking.istio.io/v1", "WorkloadEntry", "vms", "web-10.9.9.1-net1");
     let entry = wait::until("a WorkloadEntry", TIMEOUT, || cluster.get(&reference).ok()?)?;
     assert_eq!(entry["spec"]["address"], "10.9.9.1");
@@ -333,7 +333,7 @@ fn vms_register(name: &str) -> Result<(), Failed> {
     cluster.api.apply(&group_written)?;
     wait::until("the WorkloadEntry again", TIMEOUT, || cluster.get(&reference).ok()?)?;
 
-    let elsewhere = Ads::connect(other.xds, &machine("10.9.9.1"));
+    let elsewhere = AdsClient::connect(other.xds, &machine("10.9.9.1"));
     elsewhere.first()?;
     drop(connection);
     let stays = wait::until("the removal of the WorkloadEntry", Duration::from_secs(3), || {
@@ -354,6 +354,6 @@ fn vms_register(name: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn until_ended(connection: &Ads) -> Result<String, String> {
+fn until_ended(connection: &AdsClient) -> Result<String, String> {
     wait::until("the end of the connection", TIMEOUT, || connection.ended())
 }

@@ -9,7 +9,7 @@ use istiod::auth::{AuthenticationError, Authenticator, Caller, Credentials, Kube
 use istiod::kube::client::{self, Access, Rate};
 use istiod::kube::clients::Clients;
 use libtest_mimic::{Failed, Trial};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::tenant::TIMEOUT;
@@ -102,10 +102,7 @@ fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<C
 /// Creates a service account and a pod of it. Returns the pod's uid.
 fn workload(cluster: &Cluster, namespace: &str, account: &str) -> Result<String, String> {
     cluster.namespace(namespace, &json!({}))?;
-    cluster
-        .api
-        .apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-        "metadata": { "namespace": namespace, "name": account } }))?;
+    cluster.service_account(namespace, account)?;
     let pod = cluster.api.create(&json!({ "apiVersion": "v1", "kind": "Pod",
         "metadata": { "namespace": namespace, "name": format!("{account}-1") },
         "spec": { "serviceAccountName": account, "containers": [{ "name": "app", "image": "app" }] } }))?;
@@ -114,15 +111,8 @@ fn workload(cluster: &Cluster, namespace: &str, account: &str) -> Result<String,
 
 /// A token as mounted in a pod.
 fn bound_token(cluster: &Cluster, namespace: &str, account: &str, uid: &str) -> Result<String, String> {
-    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-    let pod = json!({ "kind": "Pod", "apiVersion": "v1", "name": format!("{account}-1"), "uid": uid });
-    let wanted = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-        "spec": { "audiences": [AUDIENCE], "expirationSeconds": 3600, "boundObjectRef": pod } });
-    let given: Value = cluster.api.post(&path, &wanted)?;
-    Ok(given["status"]["token"]
-        .as_str()
-        .ok_or("no token in the response")?
-        .to_owned())
+    let pod = json!({ "metadata": { "name": format!("{account}-1"), "uid": uid } });
+    cluster.bound_token(namespace, account, AUDIENCE, &pod)
 }
 
 fn setup(trial: &str) -> Result<(&'static Cluster, String, std::path::PathBuf), String> {

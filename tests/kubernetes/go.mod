@@ -1,5 +1,5 @@
-// The API server of the tests, as a tool of a separate module. The staging modules of k8s.io/kubernetes are published with
-// their own versions, but its go.mod refers to them by folder, so they are replaced here.
+// The API server of the tests, as a tool of a separate module. The staging modules of k8s.io/kubernetes are published
+// with their own versions, but its go.mod refers to them by folder, so they are replaced here.
 module kubernetes
 
 go 1.26.0

@@ -133,10 +133,10 @@ pub(crate) struct Outcome {
 /// A request without a successful response.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) begun: Instant,
+    pub(crate) started_at: Instant,
     pub(crate) ended: Instant,
     /// The error.
-    pub(crate) words: String,
+    pub(crate) message: String,
 }
 
 impl Load {
@@ -185,8 +185,8 @@ type RequestResult = (Instant, Result<Answer, String>, Instant);
 
 impl Outcome {
     fn count(&mut self, one: Result<RequestResult, JoinError>, answered: &AtomicUsize) {
-        let (begun, answer, ended) = one.expect("a request does not panic");
-        let words = match answer {
+        let (started_at, answer, ended) = one.expect("a request does not panic");
+        let message = match answer {
             Ok(answer) if answer.status.is_success() => {
                 self.answered += 1;
                 answered.fetch_add(1, Ordering::Relaxed);
@@ -195,7 +195,11 @@ impl Outcome {
             Ok(answer) => format!("{} {}", answer.status, answer.body),
             Err(error) => error,
         };
-        self.failures.push(Failure { begun, ended, words });
+        self.failures.push(Failure {
+            started_at,
+            ended,
+            message,
+        });
     }
 }
 

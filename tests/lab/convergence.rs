@@ -15,7 +15,7 @@ const CHANGES: (usize, usize) = (100, 10);
 const GOAL: Duration = Duration::from_millis(400);
 
 /// Makes a pod of the second cluster ready and unready in turns; the weight of the gateway in cluster1's sleep follows.
-pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
+pub(super) fn is_fast(mesh: &mut Mesh) -> Result<(), String> {
     let name = "helloworld-v2-measured";
     mesh.clusters[1].run(helloworld("v2", "-measured", Ipv4Addr::new(10, 42, 0, 19)))?;
     let gateway = format!("{}:15443", GATEWAYS[1]);
@@ -35,10 +35,10 @@ pub(super) fn is_quick(mesh: &mut Mesh) -> Result<(), String> {
     let mut took = Vec::with_capacity(changes);
     for change in 0..changes {
         let is_ready = change % 2 == 1;
-        let begun = now();
+        let started_at = now();
         far.set_ready(name, is_ready)?;
         until_weight(if is_ready { 2 } else { 1 })?;
-        took.push(begun.elapsed());
+        took.push(started_at.elapsed());
     }
     took.sort();
     let at = |share: usize| took[(took.len() * share).div_ceil(100).max(1) - 1];

@@ -57,9 +57,9 @@ impl Host {
     }
 
     /// Runs `ip` with these arguments on this host.
-    pub(crate) fn ip(&self, words: &str) -> Result<(), String> {
+    pub(crate) fn ip(&self, arguments: &str) -> Result<(), String> {
         let mut command = self.command("ip");
-        run(command.args(words.split(' ')))
+        run(command.args(arguments.split(' ')))
     }
 
     /// Creates sockets on this host: `make` runs on a thread inside the namespace, and sockets stay in it.
@@ -138,11 +138,11 @@ impl Network {
 
 /// Runs a command to its end. Its standard error is the error.
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
-    let words = format!("{command:?}");
-    let output = command.output().map_err(|error| format!("{words}: {error}"))?;
+    let command_line = format!("{command:?}");
+    let output = command.output().map_err(|error| format!("{command_line}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{words}: {}: {}", output.status, said.trim()))
+    Err(format!("{command_line}: {}: {}", output.status, said.trim()))
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::agent::Agent;
 use super::app::{Application, Call, Load};
 use super::host::{Host, Network};
-use super::lacking;
+use super::missing_component;
 use super::proxy::{Proxy, Role, Workload};
 use crate::kube::tenant::{TIMEOUT, Tenant};
 use crate::support::agent::{ClientCredentials, Trust};
@@ -45,7 +45,7 @@ struct TokenIssuer {
 
 impl TokenIssuer {
     fn new() -> TokenIssuer {
-        let key = rcgen::KeyPair::generate().expect("a key can be created");
+        let key = rcgen::KeyPair::generate().expect("key generation succeeds");
         TokenIssuer { key }
     }
 
@@ -112,7 +112,7 @@ impl Mesh {
         self.tenant
             .fill(&format!("10.{{n}}.0.{last}"))
             .parse()
-            .expect("it is an address")
+            .expect("the address is valid")
     }
 
     /// Creates a pod in Kubernetes, and a host and, if wanted, a sidecar for it.
@@ -131,11 +131,7 @@ impl Mesh {
             network: String::new(),
             is_edge: false,
         };
-        tenant
-            .cluster
-            .api
-            .apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-            "metadata": { "namespace": tenant.app, "name": name } }))?;
+        tenant.cluster.service_account(&tenant.app, name)?;
         tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "namespace": tenant.app, "name": name, "labels": labels },
             "spec": { "serviceAccountName": name, "nodeName": "node", "containers": [{ "name": "app", "image": "app" }] },
@@ -169,7 +165,7 @@ impl Mesh {
     fn call(&self, path: &str) -> Call {
         Call {
             host: format!("reviews.{}", self.tenant.app),
-            address: self.tenant.fill("10.96.{n}.50").parse().expect("it is an address"),
+            address: self.tenant.fill("10.96.{n}.50").parse().expect("the address is valid"),
             port: 80,
             path: path.to_owned(),
             headers: Vec::new(),
@@ -211,7 +207,7 @@ fn published(tenant: &Tenant) -> Option<String> {
 }
 
 fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
-    if let Some(reason) = lacking() {
+    if let Some(reason) = missing_component() {
         return missing(reason);
     }
     let (issuer, forger) = (TokenIssuer::new(), TokenIssuer::new());
@@ -219,7 +215,7 @@ fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
     let reviews = mesh.pod("reviews", 1, true)?;
     let _application = Application::start(&reviews.host, "reviews", 8080)?;
     let friend = mesh.pod("friend", 2, true)?;
-    let stranger = mesh.pod("stranger", 3, true)?;
+    let other = mesh.pod("other", 3, true)?;
     let bare = mesh.pod("bare", 4, false)?;
 
     friend.until_status(&mesh.call("/open"), 200)?;
@@ -237,13 +233,13 @@ fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
         403,
         "a path without a rule"
     );
-    stranger.until_status(&mesh.call("/open"), 403)?;
+    other.until_status(&mesh.call("/open"), 403)?;
 
     let mut direct = mesh.call("/open");
     (direct.address, direct.port) = (mesh.address(1), 8080);
     let refused = direct.from(&bare.host);
     assert!(refused.is_err(), "plaintext must be refused before HTTP: {refused:?}");
-    let sidecar = reviews.sidecar.as_ref().expect("it has one");
+    let sidecar = reviews.sidecar.as_ref().expect("the pod has one");
     let unmatched = sidecar.sum("listener.0.0.0.0_15006.no_filter_chain_match")?;
     assert!(unmatched > 0, "the sidecar must have refused it");
 
@@ -254,7 +250,7 @@ fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
         "a valid token"
     );
     assert_eq!(
-        stranger.status(&mesh.call_with("/token", &issuer.token("ann")))?,
+        other.status(&mesh.call_with("/token", &issuer.token("ann")))?,
         200,
         "the token decides, not the client certificate"
     );
@@ -275,8 +271,8 @@ fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
     );
 
     assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars must use TLS");
-    for pod in [&reviews, &friend, &stranger] {
-        let rejected = pod.sidecar.as_ref().expect("it has one").sum("update_rejected")?;
+    for pod in [&reviews, &friend, &other] {
+        let rejected = pod.sidecar.as_ref().expect("the pod has one").sum("update_rejected")?;
         assert_eq!(rejected, 0, "{} must accept every update", pod.host.name);
     }
     Ok(Completion::Completed)
@@ -304,7 +300,7 @@ fn mount(authority: &Authority, folder: &Path, generation: u32, roots: &str) -> 
 /// The steps of a root rotation: both roots are trusted, then the new one signs, then only the new one is trusted.
 /// Requests go on all the time, and none fails.
 fn root_rotation_under_load(name: &str) -> Result<Completion, Failed> {
-    if let Some(reason) = lacking() {
+    if let Some(reason) = missing_component() {
         return missing(reason);
     }
     let (old, new) = (Authority::new("old"), Authority::new("new"));
@@ -328,7 +324,7 @@ fn root_rotation_under_load(name: &str) -> Result<Completion, Failed> {
             (certificates(&published(&mesh.tenant)?) == expected).then_some(())
         })?;
         for pod in [&reviews, &friend] {
-            let agent = pod.agent.as_ref().expect("it has one");
+            let agent = pod.agent.as_ref().expect("the pod has one");
             wait::until("a certificate of the new CA", TIMEOUT, || {
                 agent.renew().ok()?;
                 let known = agent.known().borrow().clone();

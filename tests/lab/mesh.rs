@@ -55,7 +55,7 @@ pub(crate) struct ControlPlane {
     kubeconfig: PathBuf,
     cluster: &'static str,
     /// Whether it serves other clusters besides its own.
-    leads: bool,
+    serves_remotes: bool,
     starts: usize,
     folder: PathBuf,
 }
@@ -79,12 +79,12 @@ pub(crate) struct Tally(pub(crate) BTreeMap<String, usize>);
 
 impl fmt::Display for Tally {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shares: Vec<String> = self
+        let traffic_shares: Vec<String> = self
             .0
             .iter()
             .map(|(version, count)| format!("{version} {count}"))
             .collect();
-        formatter.write_str(&shares.join(", "))
+        formatter.write_str(&traffic_shares.join(", "))
     }
 }
 
@@ -96,16 +96,16 @@ impl Tally {
 }
 
 impl ControlPlane {
-    fn start(cluster: &LabCluster, leads: bool, folder: &Path) -> Result<ControlPlane, String> {
+    fn start(cluster: &LabCluster, serves_remotes: bool, folder: &Path) -> Result<ControlPlane, String> {
         let kubeconfig = cluster.kubernetes.admin_kubeconfig();
         let daemon = Daemon::secured(&folder.join(format!("istiod-{}.log", cluster.name)), |command| {
-            configure(command, &kubeconfig, cluster.name, leads);
+            configure(command, &kubeconfig, cluster.name, serves_remotes);
         })?;
         Ok(ControlPlane {
             daemon,
             kubeconfig,
             cluster: cluster.name,
-            leads,
+            serves_remotes,
             starts: 1,
             folder: folder.to_owned(),
         })
@@ -116,23 +116,23 @@ impl ControlPlane {
         self.starts += 1;
         let log = self.folder.join(format!("istiod-{}-{}.log", self.cluster, self.starts));
         self.daemon.restart_unready(&log, |command| {
-            configure(command, &self.kubeconfig, self.cluster, self.leads);
+            configure(command, &self.kubeconfig, self.cluster, self.serves_remotes);
         });
     }
 
     /// Starts a second replica that reads the same objects and has no clients yet.
     pub(crate) fn replica(&self) -> Result<Daemon, String> {
-        let log = self.folder.join(format!("istiod-{}-twin.log", self.cluster));
+        let log = self.folder.join(format!("istiod-{}-replica.log", self.cluster));
         Daemon::secured(&log, |command| {
-            configure(command, &self.kubeconfig, self.cluster, self.leads);
+            configure(command, &self.kubeconfig, self.cluster, self.serves_remotes);
         })
     }
 }
 
-fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str, leads: bool) {
+fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str, serves_remotes: bool) {
     command.arg("--kubeconfig").arg(kubeconfig).args(["-n", SYSTEM]);
     command.env("CLUSTER_ID", cluster);
-    if leads {
+    if serves_remotes {
         command.env("EXTERNAL_ISTIOD", "true");
     }
 }
@@ -242,7 +242,7 @@ impl Mesh {
         let other = &self.clusters[1 - reader];
         let log = self.folder.join(format!("create-remote-secret-{}.log", other.name));
         let flags = ["--name", other.name, "--server", &other.kubernetes.url()];
-        let secret = remote_secret::made(&other.kubernetes, SYSTEM, &flags, &log)?;
+        let secret = remote_secret::created_secret(&other.kubernetes, SYSTEM, &flags, &log)?;
         self.clusters[reader].kubernetes.api.apply(&secret)?;
         Ok(secret)
     }
@@ -357,7 +357,7 @@ impl Mesh {
                 count += 1;
                 let refused = proxy.sum("update_rejected")?;
                 if refused > 0 {
-                    refusing.push(format!("{} in {} refused {refused}", pod.spec.name, cluster.name));
+                    refusing.push(format!("{} in {} rejected {refused}", pod.spec.name, cluster.name));
                 }
             }
         }

@@ -14,7 +14,7 @@ use crate::support::{variable, wait};
 pub(crate) struct Report {
     file: File,
     is_shown: bool,
-    begun: Instant,
+    started_at: Instant,
 }
 
 /// Whether the observed state is as expected, and its text.
@@ -26,7 +26,7 @@ impl Report {
         let mut report = Report {
             file,
             is_shown: variable("LAB").is_some_and(|value| value == "show"),
-            begun: now(),
+            started_at: now(),
         };
         report.say(&format!("=== {title}"));
         Ok(report)
@@ -54,14 +54,14 @@ impl Report {
         expected: &dyn Display,
         mut look: impl FnMut() -> Result<Observed, String>,
     ) -> Result<(), String> {
-        let begun = now();
+        let started_at = now();
         let mut seen = String::new();
         let outcome = wait::until(what, TIMEOUT, || {
             let (is_good, text) = look().unwrap_or_else(|error| (false, error));
             seen = text;
             is_good.then_some(())
         });
-        let took = format!("{what} ({:.1} s)", begun.elapsed().as_secs_f64());
+        let took = format!("{what} ({:.1} s)", started_at.elapsed().as_secs_f64());
         self.line(&took, expected, outcome.is_ok(), &seen);
         outcome.map_err(|error| format!("{error}: expected {expected}, seen {seen}"))
     }
@@ -78,7 +78,7 @@ impl Report {
 
     fn line(&mut self, what: &str, expected: &dyn Display, is_good: bool, seen: &str) {
         let word = if is_good { "ok    " } else { "FAILED" };
-        let since = self.begun.elapsed().as_secs_f64();
+        let since = self.started_at.elapsed().as_secs_f64();
         self.say(&format!(
             "{since:>6.1} s  {word}  {what} | expected: {expected} | seen: {seen}"
         ));

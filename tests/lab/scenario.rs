@@ -12,10 +12,10 @@ use super::cluster::{Content, EAST_WEST};
 use super::convergence;
 use super::endpoints::Endpoints;
 use super::host::Host;
-use super::lacking;
 use super::mesh::{
     DeploymentModel, GATEWAYS, HELLOWORLD, HELLOWORLDS, Mesh, SECOND_GATEWAY, gateway, helloworld, outbound,
 };
+use super::missing_component;
 use super::report::Observed;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::{helm, missing};
@@ -33,7 +33,7 @@ const PORT: u16 = 5000;
 pub(super) fn trials() -> Vec<Trial> {
     let trial = |name: &str, title: &'static str, form, run: fn(&mut Mesh) -> Result<(), String>| {
         kubernetes::optional_trial(name, move |folder| {
-            if let Some(reason) = lacking() {
+            if let Some(reason) = missing_component() {
                 return missing(reason);
             }
             if form == DeploymentModel::PrimaryRemote && !helm::is_installed() {
@@ -79,7 +79,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 impl Mesh {
     /// A step: the endpoints of helloworld, or of a subset of it, in the sleep of a cluster. Prints the table.
-    fn sees(&mut self, index: usize, subset: &str, expected: &[(Ipv4Addr, u16, u64)]) -> Result<(), String> {
+    fn has_endpoints(&mut self, index: usize, subset: &str, expected: &[(Ipv4Addr, u16, u64)]) -> Result<(), String> {
         let sleep = self.clusters[index].pod("sleep").proxy();
         let expected = Endpoints::expected(&outbound(subset), expected);
         let of = if subset.is_empty() {
@@ -96,7 +96,7 @@ impl Mesh {
     }
 
     /// A step: the share of requests that v1 answers, in per cent.
-    fn shares(&mut self, what: &str, call: &Call, host: &Arc<Host>, v1: (usize, usize)) -> Result<(), String> {
+    fn traffic_shares(&mut self, what: &str, call: &Call, host: &Arc<Host>, v1: (usize, usize)) -> Result<(), String> {
         let (least, most) = v1;
         let expected = format!("v1 {least}..{most} % of {REQUESTS}, v2 the rest, no failure");
         self.report.step(what, &expected, || {
@@ -107,18 +107,18 @@ impl Mesh {
         })
     }
 
-    /// Checks [`Self::shares`] for sleep in each cluster.
-    fn shares_of_sleep(&mut self, v1: (usize, usize)) -> Result<(), String> {
+    /// Checks [`Self::traffic_shares`] for sleep in each cluster.
+    fn traffic_shares_of_sleep(&mut self, v1: (usize, usize)) -> Result<(), String> {
         for index in 0..2 {
             let host = Arc::clone(&self.clusters[index].pod("sleep").host);
             let what = format!("requests from sleep in {}", self.clusters[index].name);
-            self.shares(&what, &self.call(index), &host, v1)?;
+            self.traffic_shares(&what, &self.call(index), &host, v1)?;
         }
         Ok(())
     }
 
     /// Gives the gateway host of the second cluster two more external addresses.
-    pub(super) fn more_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
+    pub(super) fn add_gateway_addresses(&self) -> Result<[Ipv4Addr; 2], String> {
         let addresses = [140, 141].map(|last| Ipv4Addr::new(192, 168, 111, last));
         let host = &self.clusters[1].pod(EAST_WEST).host;
         for address in addresses {
@@ -128,16 +128,16 @@ impl Mesh {
     }
 
     /// A step: each cluster sees its own pod by its address and the other by its network's gateway.
-    fn sees_both(&mut self) -> Result<(), String> {
+    fn has_both_endpoints(&mut self) -> Result<(), String> {
         for (index, address) in HELLOWORLDS.into_iter().enumerate() {
             let other = 1 - index;
-            self.sees(index, "", &[(address, PORT, 1), (GATEWAYS[other], EAST_WEST_PORT, 1)])?;
+            self.has_endpoints(index, "", &[(address, PORT, 1), (GATEWAYS[other], EAST_WEST_PORT, 1)])?;
         }
         Ok(())
     }
 
-    fn sees_own_alone(&mut self, index: usize) -> Result<(), String> {
-        self.sees(index, "", &[(HELLOWORLDS[index], PORT, 1)])
+    fn has_own_endpoints_only(&mut self, index: usize) -> Result<(), String> {
+        self.has_endpoints(index, "", &[(HELLOWORLDS[index], PORT, 1)])
     }
 
     /// Runs `during` under load from the sleep of a cluster. No request may fail.
@@ -161,13 +161,16 @@ impl Mesh {
             },
         );
         let sent = load.end();
-        let (count, first) = (sent.failures.len(), sent.failures.first().map(|failure| &failure.words));
+        let (count, first) = (
+            sent.failures.len(),
+            sent.failures.first().map(|failure| &failure.message),
+        );
         let seen: Observed = (
             count == 0,
             format!(
                 "{count} of {} {}",
                 sent.answered + count,
-                first.map_or("", |words| words)
+                first.map_or("", |message| message)
             ),
         );
         self.report.fact(&format!("failed requests {what}"), &"none", seen)?;
@@ -176,36 +179,36 @@ impl Mesh {
 }
 
 fn multi_primary(mesh: &mut Mesh) -> Result<(), String> {
-    one_root(mesh)?;
+    common_root(mesh)?;
     for index in 0..2 {
-        mesh.sees_own_alone(index)?;
+        mesh.has_own_endpoints_only(index)?;
     }
     mesh.join(0)?;
     let secret = mesh.join(1)?;
-    mesh.sees_both()?;
-    mesh.shares_of_sleep((30, 70))?;
+    mesh.has_both_endpoints()?;
+    mesh.traffic_shares_of_sleep((30, 70))?;
     mutual_tls(mesh)?;
     weights(mesh)?;
     let host = Arc::clone(&mesh.outside);
-    mesh.shares(
+    mesh.traffic_shares(
         "requests from outside through the ingress gateway",
         &Mesh::call_from_outside(),
         &host,
         (30, 70),
     )?;
     endpoint_weights(mesh)?;
-    gateways_come_and_go(mesh)?;
+    gateways_are_added_and_removed(mesh)?;
     mesh_networks_edits(mesh)?;
-    secret_goes_and_returns(mesh, &secret)?;
+    secret_is_removed_and_restored(mesh, &secret)?;
     api_server_outage(mesh)?;
-    convergence::is_quick(mesh)
+    convergence::is_fast(mesh)
 }
 
 /// Each cluster has its own intermediate under one root.
-fn one_root(mesh: &mut Mesh) -> Result<(), String> {
+fn common_root(mesh: &mut Mesh) -> Result<(), String> {
     for index in 0..2 {
         let cluster = &mesh.clusters[index];
-        let agent = cluster.pod("sleep").agent.as_ref().expect("it has one");
+        let agent = cluster.pod("sleep").agent.as_ref().expect("the pod has one");
         let signed = agent.known().borrow().clone();
         let signer = index.min(mesh.control_planes.len() - 1);
         let own = mesh.authorities[signer].certificate();
@@ -272,13 +275,13 @@ fn mutual_tls(mesh: &mut Mesh) -> Result<(), String> {
 /// Routes split requests between versions that run in one cluster each.
 fn weights(mesh: &mut Mesh) -> Result<(), String> {
     mesh.split_traffic(90, 10)?;
-    mesh.shares_of_sleep((78, 99))?;
-    mesh.sees(0, "v2", &[(GATEWAYS[1], EAST_WEST_PORT, 1)])?;
-    mesh.sees(1, "v1", &[(GATEWAYS[0], EAST_WEST_PORT, 1)])?;
+    mesh.traffic_shares_of_sleep((78, 99))?;
+    mesh.has_endpoints(0, "v2", &[(GATEWAYS[1], EAST_WEST_PORT, 1)])?;
+    mesh.has_endpoints(1, "v1", &[(GATEWAYS[0], EAST_WEST_PORT, 1)])?;
     mesh.split_traffic(0, 100)?;
-    mesh.shares_of_sleep((0, 0))?;
+    mesh.traffic_shares_of_sleep((0, 0))?;
     mesh.remove_split()?;
-    mesh.shares_of_sleep((30, 70))
+    mesh.traffic_shares_of_sleep((30, 70))
 }
 
 /// The weight of a gateway is the number of endpoints behind it. A pod without a sidecar is reachable only in its own
@@ -286,8 +289,8 @@ fn weights(mesh: &mut Mesh) -> Result<(), String> {
 fn endpoint_weights(mesh: &mut Mesh) -> Result<(), String> {
     let (second, plain) = (Ipv4Addr::new(10, 42, 0, 17), Ipv4Addr::new(10, 42, 0, 18));
     mesh.clusters[1].run(helloworld("v2", "-second", second))?;
-    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
-    mesh.shares_of_sleep((18, 55))?;
+    mesh.has_endpoints(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
+    mesh.traffic_shares_of_sleep((18, 55))?;
     let mut bare = helloworld("v2", "-plain", plain);
     bare.content = Content::Application {
         answers: true,
@@ -300,36 +303,36 @@ fn endpoint_weights(mesh: &mut Mesh) -> Result<(), String> {
         (plain, PORT, 1),
         (GATEWAYS[0], EAST_WEST_PORT, 1),
     ];
-    mesh.sees(1, "", &here)?;
-    mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
+    mesh.has_endpoints(1, "", &here)?;
+    mesh.has_endpoints(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
     mesh.under_load(0, "while pods of cluster2 end", |mesh| {
         mesh.remove(1, "helloworld-v2-plain")?;
         mesh.remove(1, "helloworld-v2-second")?;
-        mesh.sees_both()
+        mesh.has_both_endpoints()
     })
 }
 
 /// A second gateway of a network shares its traffic, and is removed when its pod dies.
-fn gateways_come_and_go(mesh: &mut Mesh) -> Result<(), String> {
+fn gateways_are_added_and_removed(mesh: &mut Mesh) -> Result<(), String> {
     mesh.clusters[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY))?;
     let both = [
         (HELLOWORLDS[0], PORT, 2),
         (GATEWAYS[1], EAST_WEST_PORT, 1),
         (SECOND_GATEWAY, EAST_WEST_PORT, 1),
     ];
-    mesh.sees(0, "", &both)?;
-    mesh.shares_of_sleep((30, 70))?;
+    mesh.has_endpoints(0, "", &both)?;
+    mesh.traffic_shares_of_sleep((30, 70))?;
     mesh.clusters[1].crash("istio-eastwestgateway-second")?;
     mesh.under_load(0, "after a gateway's pod died", |mesh| {
         mesh.delete_crashed(1, "istio-eastwestgateway-second")?;
-        mesh.sees_both()
+        mesh.has_both_endpoints()
     })
 }
 
 /// Edits of `meshNetworks`: a network is added, and its gateway replaces the labelled one; the gateway moves; the
 /// network is removed, and the labelled one is used again.
 fn mesh_networks_edits(mesh: &mut Mesh) -> Result<(), String> {
-    let addresses = mesh.more_gateway_addresses()?;
+    let addresses = mesh.add_gateway_addresses()?;
     mesh.under_load(0, "while meshNetworks is edited", |mesh| {
         mesh.set_networks(&json!({ "network2": network_of_cluster2(addresses[0]) }))?;
         // As an operator would do it: the new gateway is known before the old one goes.
@@ -338,13 +341,13 @@ fn mesh_networks_edits(mesh: &mut Mesh) -> Result<(), String> {
         mesh.clusters[1].label_gateway(false)?;
         for address in addresses {
             mesh.set_networks(&json!({ "network2": network_of_cluster2(address) }))?;
-            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, EAST_WEST_PORT, 1)])?;
-            mesh.shares_of_sleep((30, 70))?;
+            mesh.has_endpoints(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, EAST_WEST_PORT, 1)])?;
+            mesh.traffic_shares_of_sleep((30, 70))?;
         }
         mesh.clusters[1].label_gateway(true)?;
         (0..2).try_for_each(|control_plane| mesh.until_gateway(control_plane, |cluster, _| cluster == "cluster2"))?;
         mesh.set_networks(&json!({}))?;
-        mesh.sees_both()
+        mesh.has_both_endpoints()
     })
 }
 
@@ -357,13 +360,13 @@ pub(super) fn network_of_cluster2(gateway: Ipv4Addr) -> Value {
 }
 
 /// The remote cluster's endpoints follow its Secret.
-fn secret_goes_and_returns(mesh: &mut Mesh, secret: &Value) -> Result<(), String> {
+fn secret_is_removed_and_restored(mesh: &mut Mesh, secret: &Value) -> Result<(), String> {
     mesh.under_load(1, "while the Secret of cluster1 is removed and added again", |mesh| {
         mesh.clusters[1].kubernetes.api.delete(&Reference::of(secret))?;
-        mesh.sees_own_alone(1)?;
-        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 1)])?;
+        mesh.has_own_endpoints_only(1)?;
+        mesh.has_endpoints(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 1)])?;
         mesh.clusters[1].kubernetes.api.apply(secret)?;
-        mesh.sees_both()
+        mesh.has_both_endpoints()
     })
 }
 
@@ -371,29 +374,29 @@ fn secret_goes_and_returns(mesh: &mut Mesh, secret: &Value) -> Result<(), String
 fn api_server_outage(mesh: &mut Mesh) -> Result<(), String> {
     mesh.under_load(0, "while the API server of cluster2 is down", |mesh| {
         mesh.clusters[1].kubernetes.stop_server();
-        mesh.shares_of_sleep((30, 70))?;
-        mesh.sees_both()?;
+        mesh.traffic_shares_of_sleep((30, 70))?;
+        mesh.has_both_endpoints()?;
         mesh.clusters[1].kubernetes.start_server()?;
         let second = Ipv4Addr::new(10, 42, 0, 17);
         mesh.clusters[1].run(helloworld("v2", "-second", second))?;
-        mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
+        mesh.has_endpoints(0, "", &[(HELLOWORLDS[0], PORT, 1), (GATEWAYS[1], EAST_WEST_PORT, 2)])?;
         mesh.remove(1, "helloworld-v2-second")?;
-        mesh.sees_both()
+        mesh.has_both_endpoints()
     })
 }
 
 /// The control plane of the first cluster serves both clusters, and restarts.
 fn primary_remote(mesh: &mut Mesh) -> Result<(), String> {
-    one_root(mesh)?;
-    mesh.sees_both()?;
-    mesh.shares_of_sleep((30, 70))?;
+    common_root(mesh)?;
+    mesh.has_both_endpoints()?;
+    mesh.traffic_shares_of_sleep((30, 70))?;
     mutual_tls(mesh)?;
     weights(mesh)?;
     endpoint_weights(mesh)?;
     mesh.under_load(1, "while the control plane restarts", |mesh| {
         mesh.control_planes[0].restart();
         mesh.until_ready(0)?;
-        mesh.sees_both()
+        mesh.has_both_endpoints()
     })
 }
 
@@ -402,7 +405,7 @@ fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
     mesh.join(0)?;
     mesh.join(1)?;
     for index in 0..2 {
-        mesh.sees(index, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))?;
+        mesh.has_endpoints(index, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))?;
     }
     // One gateway is given as a Service, the other as an address.
     let service = json!({
@@ -411,18 +414,18 @@ fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
     });
     let networks = |address| json!({ "network1": service, "network2": network_of_cluster2(address) });
     mesh.set_networks(&networks(GATEWAYS[1]))?;
-    mesh.sees_both()?;
-    mesh.shares_of_sleep((30, 70))?;
+    mesh.has_both_endpoints()?;
+    mesh.traffic_shares_of_sleep((30, 70))?;
     mutual_tls(mesh)?;
-    let addresses = mesh.more_gateway_addresses()?;
+    let addresses = mesh.add_gateway_addresses()?;
     mesh.under_load(0, "while a gateway of meshNetworks moves", |mesh| {
         for address in addresses {
             mesh.set_networks(&networks(address))?;
-            mesh.sees(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, EAST_WEST_PORT, 1)])?;
-            mesh.shares_of_sleep((30, 70))?;
+            mesh.has_endpoints(0, "", &[(HELLOWORLDS[0], PORT, 1), (address, EAST_WEST_PORT, 1)])?;
+            mesh.traffic_shares_of_sleep((30, 70))?;
         }
         Ok(())
     })?;
     mesh.set_networks(&json!({ "network1": service }))?;
-    mesh.sees(0, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))
+    mesh.has_endpoints(0, "", &HELLOWORLDS.map(|address| (address, PORT, 1)))
 }

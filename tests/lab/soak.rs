@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::app::{Call, Failure, Load};
 use super::cluster::EAST_WEST;
 use super::host::Host;
-use super::lacking;
 use super::mesh::{DeploymentModel, Mesh, SECOND_GATEWAY, gateway, helloworld};
+use super::missing_component;
 use super::scenario::network_of_cluster2;
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
@@ -33,7 +33,7 @@ const MAX_REPORTED: usize = 10;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![kubernetes::optional_trial("lab::mesh::soak", |folder| {
-        if let Some(reason) = lacking() {
+        if let Some(reason) = missing_component() {
             return missing(reason);
         }
         let number = |name: &str, otherwise| variable(name).map_or(Ok(otherwise), |text| text.parse());
@@ -62,7 +62,7 @@ struct Soak {
     secrets: [Value; 2],
     /// Whether each of them exists.
     is_joined: [bool; 2],
-    told: NetworkSource,
+    network_source: NetworkSource,
     /// Temporary pods by cluster: name and version.
     temporary_pods: [BTreeMap<String, &'static str>; 2],
     has_second_gateway: bool,
@@ -78,16 +78,16 @@ struct Soak {
 type Event = (&'static str, usize, fn(&mut Soak) -> Result<(), String>);
 
 const EVENTS: [Event; 10] = [
-    ("a pod starts", 5, Soak::pod_comes),
-    ("a pod is deleted", 4, Soak::pod_goes),
-    ("a pod dies", 2, Soak::pod_dies),
-    ("a pod is not ready for a while", 4, Soak::pod_rests),
-    ("weights change", 4, Soak::weights_change),
-    ("meshNetworks changes", 3, Soak::networks_change),
-    ("a gateway starts or dies", 2, Soak::gateway_changes),
-    ("a remote Secret is removed or added", 2, Soak::secret_changes),
-    ("an API server restarts", 1, Soak::server_restarts),
-    ("a control plane restarts", 2, Soak::control_plane_restarts),
+    ("a pod starts", 5, Soak::start_pod),
+    ("a pod is deleted", 4, Soak::delete_pod),
+    ("a pod dies", 2, Soak::crash_pod),
+    ("a pod is not ready for a while", 4, Soak::make_pod_unready),
+    ("weights change", 4, Soak::change_weights),
+    ("meshNetworks changes", 3, Soak::change_networks),
+    ("a gateway starts or dies", 2, Soak::toggle_gateway),
+    ("a remote Secret is removed or added", 2, Soak::toggle_secret),
+    ("an API server restarts", 1, Soak::restart_api_server),
+    ("a control plane restarts", 2, Soak::restart_control_plane),
 ];
 
 fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
@@ -99,7 +99,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     mesh.clusters[0].run(helloworld("v2", "", Ipv4Addr::new(10, 42, 0, 20)))?;
     mesh.clusters[1].run(helloworld("v1", "", Ipv4Addr::new(10, 42, 0, 20)))?;
     mesh.split_traffic(50, 50)?;
-    let addresses = mesh.more_gateway_addresses()?;
+    let addresses = mesh.add_gateway_addresses()?;
     for index in 0..2 {
         let host = Arc::clone(&mesh.clusters[index].pod("sleep").host);
         let call = mesh.call(index);
@@ -114,7 +114,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
         random: Random::new(seed),
         secrets,
         is_joined: [true; 2],
-        told: NetworkSource::Labels,
+        network_source: NetworkSource::Labels,
         temporary_pods: [BTreeMap::new(), BTreeMap::new()],
         has_second_gateway: false,
         arrivals: [0; 2],
@@ -131,10 +131,10 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
     let sent: Vec<_> = loads.into_iter().map(|(name, load)| (name, load.end())).collect();
     outcome?;
     for (name, sent) in sent {
-        soak.judge(&name, sent.answered, &sent.failures)?;
+        soak.check_failures(&name, sent.answered, &sent.failures)?;
     }
     soak.settle()?;
-    state::is_that_of_a_fresh_start(&mut soak.mesh)?;
+    state::equals_fresh_start(&mut soak.mesh)?;
     soak.mesh.no_update_is_rejected()
 }
 
@@ -159,18 +159,18 @@ impl Soak {
     }
 
     fn run(&mut self, length: Duration) -> Result<(), String> {
-        let begun = now();
+        let started_at = now();
         let all = EVENTS.iter().map(|(_, often, _)| often).sum();
-        while begun.elapsed() < length {
+        while started_at.elapsed() < length {
             let mut drawn = self.random.below(all);
             let event = EVENTS.iter().find(|(_, often, _)| {
                 let is_it = drawn < *often;
                 drawn = drawn.saturating_sub(*often);
                 is_it
             });
-            let (name, _, happen) = event.expect("the number is below the sum");
-            let (at, since) = (begun.elapsed().as_secs_f64(), now());
-            happen(self).map_err(|error| format!("{name}: {error}"))?;
+            let (name, _, action) = event.expect("the number is below the sum");
+            let (at, since) = (started_at.elapsed().as_secs_f64(), now());
+            action(self).map_err(|error| format!("{name}: {error}"))?;
             *self.counts.entry(name).or_default() += 1;
             let took = since.elapsed().as_secs_f64();
             self.mesh.report.say(&format!("{at:>7.1} s  {name} ({took:.1} s)"));
@@ -186,16 +186,16 @@ impl Soak {
 
     /// Checks that no request failed, except those under way when a pod died, or started while a proxy still had its
     /// address.
-    fn judge(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
+    fn check_failures(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
             let mut deaths = self.deaths.iter();
-            deaths.any(|(died, unlisted)| failure.ended >= *died && failure.begun <= *unlisted)
+            deaths.any(|(died, unlisted)| failure.ended >= *died && failure.started_at <= *unlisted)
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
         for failure in failed.iter().take(MAX_REPORTED) {
             self.mesh
                 .report
-                .say(&format!("failed request: {} {}", client, failure.words));
+                .say(&format!("failed request: {} {}", client, failure.message));
         }
         let mut seen = format!(
             "{} of {} failed, and {} during the death of a pod",
@@ -204,14 +204,17 @@ impl Soak {
             excused.len()
         );
         if let Some(failure) = failed.first() {
-            let past = self.deaths.iter().rfind(|(died, _)| *died <= failure.begun);
+            let past = self.deaths.iter().rfind(|(died, _)| *died <= failure.started_at);
             let since = past.map_or("before any death".to_owned(), |(died, unlisted)| {
-                let seconds = |moment: Instant| failure.begun.saturating_duration_since(moment).as_secs_f64();
+                let seconds = |moment: Instant| failure.started_at.saturating_duration_since(moment).as_secs_f64();
                 let (died, unlisted) = (seconds(*died), seconds(*unlisted));
                 format!("{died:.3} s after a death and {unlisted:.3} s after its last endpoint was removed")
             });
-            let lasted = failure.ended.saturating_duration_since(failure.begun).as_secs_f64();
-            let _ = write!(seen, "; the first, {since}, after {lasted:.3} s: {}", failure.words);
+            let lasted = failure
+                .ended
+                .saturating_duration_since(failure.started_at)
+                .as_secs_f64();
+            let _ = write!(seen, "; the first, {since}, after {lasted:.3} s: {}", failure.message);
         }
         let is_good = failed.is_empty();
         let what = format!("requests from {client}");
@@ -229,7 +232,7 @@ impl Soak {
         Ok(())
     }
 
-    fn cluster(&mut self) -> usize {
+    fn random_cluster(&mut self) -> usize {
         self.random.below(2)
     }
 
@@ -243,14 +246,14 @@ impl Soak {
         self.temporary_pods[cluster].keys().nth(drawn).cloned()
     }
 
-    fn pod_comes(&mut self) -> Result<(), String> {
-        let (cluster, version) = (self.cluster(), ["v1", "v2"][self.random.below(2)]);
+    fn start_pod(&mut self) -> Result<(), String> {
+        let (cluster, version) = (self.random_cluster(), ["v1", "v2"][self.random.below(2)]);
         let present = self.temporary_pods[cluster]
             .values()
             .filter(|known| **known == version)
             .count();
         if present + 1 >= MAX_PODS {
-            return self.pod_goes();
+            return self.delete_pod();
         }
         let number = self.arrivals[cluster];
         self.arrivals[cluster] += 1;
@@ -260,8 +263,8 @@ impl Soak {
         self.mesh.clusters[cluster].run(spec)
     }
 
-    fn pod_goes(&mut self) -> Result<(), String> {
-        let cluster = self.cluster();
+    fn delete_pod(&mut self) -> Result<(), String> {
+        let cluster = self.random_cluster();
         let Some(name) = self.temporary_pod(cluster) else {
             return Ok(());
         };
@@ -269,16 +272,16 @@ impl Soak {
         self.mesh.remove(cluster, &name)
     }
 
-    fn pod_dies(&mut self) -> Result<(), String> {
-        let cluster = self.cluster();
+    fn crash_pod(&mut self) -> Result<(), String> {
+        let cluster = self.random_cluster();
         let Some(name) = self.temporary_pod(cluster) else {
             return Ok(());
         };
         self.temporary_pods[cluster].remove(&name);
-        self.die(cluster, &name)
+        self.crash(cluster, &name)
     }
 
-    fn die(&mut self, cluster: usize, name: &str) -> Result<(), String> {
+    fn crash(&mut self, cluster: usize, name: &str) -> Result<(), String> {
         let died = now();
         self.mesh.clusters[cluster].crash(name)?;
         self.mesh.delete_crashed(cluster, name)?;
@@ -286,8 +289,8 @@ impl Soak {
         Ok(())
     }
 
-    fn pod_rests(&mut self) -> Result<(), String> {
-        let cluster = self.cluster();
+    fn make_pod_unready(&mut self) -> Result<(), String> {
+        let cluster = self.random_cluster();
         let Some(name) = self.temporary_pod(cluster) else {
             return Ok(());
         };
@@ -296,13 +299,13 @@ impl Soak {
         cluster.set_ready(&name, !is_ready)
     }
 
-    fn weights_change(&mut self) -> Result<(), String> {
+    fn change_weights(&mut self) -> Result<(), String> {
         let v1 = u32::try_from(self.random.below(101)).expect("the value is at most 100");
         self.mesh.split_traffic(v1, 100 - v1)
     }
 
     /// As an operator would do it: the network always has a gateway that each control plane knows.
-    fn networks_change(&mut self) -> Result<(), String> {
+    fn change_networks(&mut self) -> Result<(), String> {
         let (address, drawn) = (self.addresses[self.random.below(2)], self.random.one_in(2));
         let mesh = &self.mesh;
         let tell = |address: Ipv4Addr| {
@@ -310,7 +313,7 @@ impl Soak {
             let address = address.to_string();
             (0..2).try_for_each(|control_plane| mesh.until_gateway(control_plane, |_, known| known == address))
         };
-        self.told = match self.told {
+        self.network_source = match self.network_source {
             NetworkSource::Labels => {
                 tell(address)?;
                 NetworkSource::Both(address)
@@ -340,7 +343,7 @@ impl Soak {
         Ok(())
     }
 
-    fn gateway_changes(&mut self) -> Result<(), String> {
+    fn toggle_gateway(&mut self) -> Result<(), String> {
         let name = format!("{EAST_WEST}-second");
         self.has_second_gateway = !self.has_second_gateway;
         if self.has_second_gateway {
@@ -349,11 +352,11 @@ impl Soak {
         if self.random.one_in(2) {
             return self.mesh.remove(1, &name);
         }
-        self.die(1, &name)
+        self.crash(1, &name)
     }
 
-    fn secret_changes(&mut self) -> Result<(), String> {
-        let reader = self.cluster();
+    fn toggle_secret(&mut self) -> Result<(), String> {
+        let reader = self.random_cluster();
         let (api, secret) = (&self.mesh.clusters[reader].kubernetes.api, &self.secrets[reader]);
         if self.is_joined[reader] {
             api.delete(&Reference::of(secret))?;
@@ -365,8 +368,8 @@ impl Soak {
     }
 
     /// The other cluster changes while the server is down.
-    fn server_restarts(&mut self) -> Result<(), String> {
-        let cluster = self.cluster();
+    fn restart_api_server(&mut self) -> Result<(), String> {
+        let cluster = self.random_cluster();
         self.mesh.clusters[cluster].kubernetes.stop_server();
         let other = 1 - cluster;
         if let Some(name) = self.temporary_pod(other) {
@@ -378,8 +381,8 @@ impl Soak {
     }
 
     /// The next event may start while it is still down.
-    fn control_plane_restarts(&mut self) -> Result<(), String> {
-        let index = self.cluster();
+    fn restart_control_plane(&mut self) -> Result<(), String> {
+        let index = self.random_cluster();
         self.mesh.control_planes[index].restart();
         if self.random.one_in(2) {
             return Ok(());

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::mesh::Mesh;
 use super::proxy::Proxy;
-use crate::support::ads::{Ads, Resources, Type, weighted_endpoints};
+use crate::support::ads::{AdsClient, Resources, Type, weighted_endpoints};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 
@@ -14,7 +14,7 @@ use crate::support::envoy::Node;
 type HeldResources = BTreeMap<(Type, String), String>;
 
 /// Starts a replica of every control plane and compares its resources with those of each proxy.
-pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
+pub(super) fn equals_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
     let twins = mesh
         .control_planes
         .iter()
@@ -29,7 +29,7 @@ pub(super) fn is_that_of_a_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
                 id: node["id"].as_str().unwrap_or_default().to_owned(),
                 metadata: node["metadata"].clone(),
             };
-            let fresh = Ads::connect_with_extensions(replica.xds, &node, extensions(proxy)?);
+            let fresh = AdsClient::connect_with_extensions(replica.xds, &node, extensions(proxy)?);
             Ok((&pod.spec.name, proxy, fresh))
         });
         let fresh: Vec<_> = fresh.collect::<Result<_, String>>()?;
@@ -73,10 +73,10 @@ fn difference(expected: &HeldResources, seen: &HeldResources) -> String {
         .keys()
         .chain(seen.keys().filter(|name| !expected.contains_key(*name)));
     let differing = names.filter(|name| expected.get(*name) != seen.get(*name));
-    let words = differing
+    let message = differing
         .take(5)
         .map(|name| format!("has {:?} as {name:?}, not {:?}", seen.get(name), expected.get(name)));
-    words.collect::<Vec<_>>().join(", ")
+    message.collect::<Vec<_>>().join(", ")
 }
 
 fn of_resources(resources: &Resources) -> Result<HeldResources, String> {

@@ -38,26 +38,26 @@ pub(super) async fn attempt(
         Endpoint::Secret => secret(fixture, caller, (own, account), target).await,
         Endpoint::SecretThere => secret(fixture, caller, there, target).await,
         Endpoint::SyncStatus => {
-            let told = ask(fixture, caller, "istio.io/debug/syncz", &[]).await?;
-            contains(&told, &proxy(target))
+            let response = ask(fixture, caller, "istio.io/debug/syncz", &[]).await?;
+            contains(&response, &proxy(target))
         }
         Endpoint::Dump => {
-            let told = ask(fixture, caller, "istio.io/debug/config_dump", &[&proxy(target)]).await?;
-            has_resources(&told)
+            let response = ask(fixture, caller, "istio.io/debug/config_dump", &[&proxy(target)]).await?;
+            has_resources(&response)
         }
         Endpoint::PageOfProxy => {
-            let told = ask(
+            let response = ask(
                 fixture,
                 caller,
                 PAGE,
                 &[&format!("config_dump?proxyID={}", proxy(target))],
             )
             .await?;
-            contains(&told, "ClustersConfigDump")
+            contains(&response, "ClustersConfigDump")
         }
         Endpoint::PageOfMesh => {
-            let told = ask(fixture, caller, PAGE, &["syncz"]).await?;
-            contains(&told, &proxy(target))
+            let response = ask(fixture, caller, PAGE, &["syncz"]).await?;
+            contains(&response, &proxy(target))
         }
         Endpoint::HttpOfProxy => {
             let path = format!("/debug/config_dump?proxyID={}", proxy(target));
@@ -106,7 +106,7 @@ async fn ask(fixture: &Fixture, caller: &Caller, type_url: &str, names: &[&str])
 
 /// A plaintext connection cannot carry a certificate, but it can carry a token.
 async fn page(fixture: &Fixture, caller: &Caller, path: &str, text: &str) -> Result<(), String> {
-    let answer = http::request_with(fixture.daemon.http, "istiod", path, caller.shown.token.as_deref()).await?;
+    let answer = http::request_with(fixture.daemon.http, "istiod", path, caller.credentials.token.as_deref()).await?;
     if answer.status.is_success() && answer.body.contains(text) {
         Ok(())
     } else {
@@ -127,7 +127,11 @@ async fn certificate(fixture: &Fixture, caller: &Caller, of: Option<String>, tar
             .as_ref()
             .and_then(|fields| fields.as_object().map(struct_from_json)),
     };
-    let chain = fixture.agent.sign(&caller.shown, request).await.map_err(error_text)?;
+    let chain = fixture
+        .agent
+        .sign(&caller.credentials, request)
+        .await
+        .map_err(error_text)?;
     let leaf = CertificateDer::from_pem_slice(chain.first().ok_or("no certificate")?.as_bytes());
     let leaf = leaf.map_err(|error| error.to_string())?;
     // Names are stored in certificates as plain ASCII.

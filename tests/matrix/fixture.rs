@@ -29,7 +29,7 @@ pub(super) struct Caller {
     pub(super) is: Option<(&'static str, &'static str)>,
     /// The identity that it claims.
     pub(super) says: (&'static str, &'static str),
-    pub(super) shown: ClientCredentials,
+    pub(super) credentials: ClientCredentials,
     /// Whether it uses the plaintext port.
     pub(super) is_plaintext: bool,
 }
@@ -74,9 +74,13 @@ impl Fixture {
     pub(super) async fn connect_proxies(&self) -> Result<Vec<Stream>, String> {
         let mut streams = Vec::new();
         for namespace in NAMESPACES {
-            let shown = self.certificate(namespace, GATEWAY);
+            let credentials = self.certificate(namespace, GATEWAY);
             let says = |status: tonic::Status| format!("the gateway of {namespace}: {status}");
-            let mut stream = self.agent.ads(&shown, &node(namespace, GATEWAY)).await.map_err(says)?;
+            let mut stream = self
+                .agent
+                .ads(&credentials, &node(namespace, GATEWAY))
+                .await
+                .map_err(says)?;
             stream.ask(CLUSTER, &[]).await.map_err(says)?;
             // Once it has its secret, the access review of its API server has completed.
             if namespace != SYSTEM {
@@ -89,18 +93,18 @@ impl Fixture {
     }
 
     pub(super) fn callers(&self) -> Result<Vec<Caller>, String> {
-        let known = |name, is: (&'static str, &'static str), shown| Caller {
+        let authenticated = |name, is: (&'static str, &'static str), credentials| Caller {
             name,
             is: Some(is),
             says: is,
-            shown,
+            credentials,
             is_plaintext: false,
         };
-        let nobody = |name, shown, is_plaintext| Caller {
+        let unauthenticated = |name, credentials, is_plaintext| Caller {
             name,
             is: None,
             says: ("a", GATEWAY),
-            shown,
+            credentials,
             is_plaintext,
         };
         let token = |namespace, account, audience| {
@@ -108,7 +112,7 @@ impl Fixture {
             Ok::<_, String>(ClientCredentials::token(token))
         };
         let id = format!("spiffe://cluster.local/ns/a/sa/{GATEWAY}");
-        let stranger = Authority::new("matrix").certificate(&id);
+        let foreign_ca = Authority::new("matrix").certificate(&id);
         let foreign = self
             .authority
             .certificate(&format!("spiffe://foreign.example/ns/a/sa/{GATEWAY}"));
@@ -117,46 +121,46 @@ impl Fixture {
             .certificate(&format!("spiffe://foreign.example/ns/{SYSTEM}/sa/istiod"));
         let dns = self.authority.certificate(&format!("{GATEWAY}.a.svc"));
         Ok(vec![
-            nobody("a plaintext caller", ClientCredentials::default(), true),
-            nobody("a caller without credentials", ClientCredentials::default(), false),
-            known("a certificate of a/gw", ("a", GATEWAY), self.certificate("a", GATEWAY)),
-            known(
+            unauthenticated("a plaintext caller", ClientCredentials::default(), true),
+            unauthenticated("a caller without credentials", ClientCredentials::default(), false),
+            authenticated("a certificate of a/gw", ("a", GATEWAY), self.certificate("a", GATEWAY)),
+            authenticated(
                 "a certificate of a/other",
                 ("a", "other"),
                 self.certificate("a", "other"),
             ),
-            known("a certificate of b/gw", ("b", GATEWAY), self.certificate("b", GATEWAY)),
-            known(
+            authenticated("a certificate of b/gw", ("b", GATEWAY), self.certificate("b", GATEWAY)),
+            authenticated(
                 "a certificate of the control plane",
                 (SYSTEM, "istiod"),
                 self.certificate(SYSTEM, "istiod"),
             ),
-            known("a token of a/gw", ("a", GATEWAY), token("a", GATEWAY, "istio-ca")?),
-            known("a token of a/other", ("a", "other"), token("a", "other", "istio-ca")?),
-            known("a token of b/gw", ("b", GATEWAY), token("b", GATEWAY, "istio-ca")?),
-            known(
+            authenticated("a token of a/gw", ("a", GATEWAY), token("a", GATEWAY, "istio-ca")?),
+            authenticated("a token of a/other", ("a", "other"), token("a", "other", "istio-ca")?),
+            authenticated("a token of b/gw", ("b", GATEWAY), token("b", GATEWAY, "istio-ca")?),
+            authenticated(
                 "a token of the control plane",
                 (SYSTEM, "istiod"),
                 token(SYSTEM, "istiod", "istio-ca")?,
             ),
-            nobody(
+            unauthenticated(
                 "a token for another audience",
                 token("a", GATEWAY, "somebody-else")?,
                 false,
             ),
-            nobody("a malformed token", ClientCredentials::token("no.token.atall"), false),
-            nobody(
+            unauthenticated("a malformed token", ClientCredentials::token("no.token.atall"), false),
+            unauthenticated(
                 "a certificate of another CA",
-                ClientCredentials::certificate(stranger),
+                ClientCredentials::certificate(foreign_ca),
                 false,
             ),
-            nobody(
+            unauthenticated(
                 "a certificate of a foreign trust domain",
                 ClientCredentials::certificate(foreign),
                 false,
             ),
-            nobody("a foreign control plane", ClientCredentials::certificate(system), false),
-            nobody(
+            unauthenticated("a foreign control plane", ClientCredentials::certificate(system), false),
+            unauthenticated(
                 "a certificate without an account",
                 ClientCredentials::certificate(dns),
                 false,
@@ -172,12 +176,12 @@ impl Fixture {
     /// Opens a stream on the port that the caller uses.
     pub(super) async fn ads(&self, caller: &Caller, node: &Node) -> Result<Stream, tonic::Status> {
         if !caller.is_plaintext {
-            return self.agent.ads(&caller.shown, node).await;
+            return self.agent.ads(&caller.credentials, node).await;
         }
         let channel = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.daemon.xds));
-        let channel = channel.expect("an address").connect().await;
+        let channel = channel.expect("the address is valid").connect().await;
         let channel = channel.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
-        Stream::open(channel, &caller.shown, node).await
+        Stream::open(channel, &caller.credentials, node).await
     }
 
     /// Loopback clients may read everything, so pages are tested only if this machine has another address.

@@ -3,7 +3,7 @@
 /// A line of the list.
 struct Known {
     scenario: &'static str,
-    beginning: &'static str,
+    start_unready: &'static str,
 }
 
 impl Known {
@@ -12,9 +12,9 @@ impl Known {
         let entries = lines.filter(|line| !line.starts_with('#') && !line.trim().is_empty());
         entries
             .map(|line| match line.split(" | ").collect::<Vec<_>>()[..] {
-                [scenario, beginning, reason] if !reason.trim().is_empty() => Known {
+                [scenario, start_unready, reason] if !reason.trim().is_empty() => Known {
                     scenario,
-                    beginning: if beginning == "*" { "" } else { beginning },
+                    start_unready: if start_unready == "*" { "" } else { start_unready },
                 },
                 _ => panic!("differences.txt: {line:?} is not \"scenario | beginning | reason\""),
             })
@@ -27,7 +27,7 @@ impl Known {
         } else {
             scenario == self.scenario
         };
-        named && difference.starts_with(self.beginning)
+        named && difference.starts_with(self.start_unready)
     }
 }
 
@@ -47,8 +47,11 @@ pub(super) fn check(differences: &[(String, String)]) -> Vec<String> {
                 .any(|(scenario, difference)| known.covers(scenario, difference))
         })
         .map(|known| {
-            let Known { scenario, beginning } = known;
-            format!("listed in tests/parity/differences.txt, but does not exist: {scenario} {beginning}")
+            let Known {
+                scenario,
+                start_unready,
+            } = known;
+            format!("listed in tests/parity/differences.txt, but does not exist: {scenario} {start_unready}")
         });
     untold.chain(idle).collect()
 }

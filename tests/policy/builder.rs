@@ -30,7 +30,7 @@ pub(super) fn filters_equal_those_of_istios_builder() -> Result<Completion, Fail
         return Ok(Completion::ignored_with(reason));
     }
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json"))?)?;
-    let mut astray = Vec::new();
+    let mut errors = Vec::new();
     let mut equal = 0;
     for transport in ["http", "tcp"] {
         let folder = folder.join(transport);
@@ -40,10 +40,10 @@ pub(super) fn filters_equal_those_of_istios_builder() -> Result<Completion, Fail
         for case in cases {
             let name = format!("{transport}/{}", text(case, "name"));
             let found = compare(&folder, transport, case).map_err(|failed| format!("{name}: {failed:?}"))?;
-            let told = DIFFERENCES.iter().any(|(known, _)| *known == name);
+            let is_listed = DIFFERENCES.iter().any(|(known, _)| *known == name);
             match found {
-                None if told => astray.push(format!("{name}: listed in DIFFERENCES, but equal")),
-                Some(difference) if !told => astray.push(format!("{name}: {difference}")),
+                None if is_listed => errors.push(format!("{name}: listed in DIFFERENCES, but equal")),
+                Some(difference) if !is_listed => errors.push(format!("{name}: {difference}")),
                 None => equal += 1,
                 Some(_) => {}
             }
@@ -53,10 +53,10 @@ pub(super) fn filters_equal_those_of_istios_builder() -> Result<Completion, Fail
         "policy: {equal} cases of the builder are equal, {} differ as listed",
         DIFFERENCES.len()
     );
-    if astray.is_empty() {
+    if errors.is_empty() {
         return Ok(Completion::Completed);
     }
-    Err(astray.join("\n").into())
+    Err(errors.join("\n").into())
 }
 
 fn text<'v>(case: &'v Value, key: &str) -> &'v str {

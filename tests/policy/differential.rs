@@ -195,7 +195,7 @@ fn ip() -> impl Strategy<Value = IpAddr> {
         "2001:db8::1",
         "::1",
     ];
-    select(all).prop_map(|ip| ip.parse().expect("because it is an address"))
+    select(all).prop_map(|ip| ip.parse().expect("the address is valid"))
 }
 
 fn claims() -> impl Strategy<Value = Value> {

@@ -110,7 +110,7 @@ pub(super) fn network(filters: &[Filter], traffic: &Traffic) -> Outcome {
 }
 
 fn unpack<M: prost::Message + prost::Name + Default>(config: &Any) -> Option<M> {
-    config.unpack().expect("because it was packed by the generator")
+    config.unpack().expect("the generator packs valid messages")
 }
 
 /// A chain during evaluation: filters leave metadata for later filters.
@@ -175,7 +175,7 @@ fn applying<'r>(rules: &'r Rbac, traffic: &Traffic) -> Option<&'r str> {
 }
 
 fn permits(permission: &Permission, traffic: &Traffic) -> bool {
-    match permission.rule.as_ref().expect("a rule") {
+    match permission.rule.as_ref().expect("the permission has a rule") {
         Rule::Any(any) => *any,
         Rule::AndRules(set) => set.rules.iter().all(|it| permits(it, traffic)),
         Rule::OrRules(set) => set.rules.iter().any(|it| permits(it, traffic)),
@@ -192,7 +192,7 @@ fn permits(permission: &Permission, traffic: &Traffic) -> bool {
 }
 
 fn is(principal: &Principal, traffic: &Traffic) -> bool {
-    match principal.identifier.as_ref().expect("an identifier") {
+    match principal.identifier.as_ref().expect("the principal has an identifier") {
         Identifier::Any(any) => *any,
         Identifier::AndIds(set) => set.ids.iter().all(|it| is(it, traffic)),
         Identifier::OrIds(set) => set.ids.iter().any(|it| is(it, traffic)),
@@ -218,9 +218,9 @@ fn is(principal: &Principal, traffic: &Traffic) -> bool {
 }
 
 fn contains(range: &CidrRange, ip: IpAddr) -> bool {
-    let prefix = range.address_prefix.parse().expect("an address");
-    let length = u8::try_from(range.prefix_len.unwrap_or_default()).expect("a length");
-    IpNet::new(prefix, length).expect("a range").contains(&ip)
+    let prefix = range.address_prefix.parse().expect("the address is valid");
+    let length = u8::try_from(range.prefix_len.unwrap_or_default()).expect("the prefix length fits into a byte");
+    IpNet::new(prefix, length).expect("the range is valid").contains(&ip)
 }
 
 fn text_matches(matcher: &StringMatcher, text: &str) -> bool {
@@ -232,7 +232,7 @@ fn text_matches(matcher: &StringMatcher, text: &str) -> bool {
         }
     };
     let text = fold(text);
-    match matcher.match_pattern.as_ref().expect("a pattern") {
+    match matcher.match_pattern.as_ref().expect("the matcher has a pattern") {
         MatchPattern::Exact(exact) => text == fold(exact),
         MatchPattern::Prefix(prefix) => text.starts_with(&fold(prefix)),
         MatchPattern::Suffix(suffix) => text.ends_with(&fold(suffix)),
@@ -252,7 +252,7 @@ fn is_whole(expression: &str, text: &str) -> bool {
         if compiled.len() > 1_000 {
             compiled.clear();
         }
-        let compile = || Regex::new(&format!("^(?:{expression})$")).expect("an expression");
+        let compile = || Regex::new(&format!("^(?:{expression})$")).expect("the expression is valid");
         compiled
             .entry(expression.to_owned())
             .or_insert_with(compile)
@@ -270,7 +270,11 @@ fn header_matches(matcher: &HeaderMatcher, traffic: &Traffic) -> bool {
         ":path" => Some(&request.path),
         name => request.headers.get(name),
     };
-    match matcher.header_match_specifier.as_ref().expect("a specifier") {
+    match matcher
+        .header_match_specifier
+        .as_ref()
+        .expect("the matcher has a specifier")
+    {
         HeaderMatchSpecifier::PresentMatch(present) => value.is_some() == *present,
         HeaderMatchSpecifier::StringMatch(matcher) => value.is_some_and(|value| text_matches(matcher, value)),
         other => panic!("unsupported: {other:?}"),
@@ -296,7 +300,7 @@ fn template_matches(extension: &TypedExtensionConfig, traffic: &Traffic) -> bool
         .typed_config
         .as_ref()
         .and_then(unpack::<UriTemplateMatchConfig>);
-    let template = config.expect("a template").path_template;
+    let template = config.expect("the template is valid").path_template;
     let Some(path) = path_of(traffic) else {
         return false;
     };
@@ -319,11 +323,11 @@ fn metadata_matches(matcher: &MetadataMatcher, traffic: &Traffic) -> bool {
         };
         value = value.get(key).unwrap_or(&Value::Null);
     }
-    value_matches(matcher.value.as_ref().expect("a value"), value)
+    value_matches(matcher.value.as_ref().expect("the matcher has a value"), value)
 }
 
 fn value_matches(matcher: &ValueMatcher, value: &Value) -> bool {
-    match matcher.match_pattern.as_ref().expect("a pattern") {
+    match matcher.match_pattern.as_ref().expect("the matcher has a pattern") {
         value_matcher::MatchPattern::StringMatch(matcher) => {
             value.as_str().is_some_and(|text| text_matches(matcher, text))
         }

@@ -190,7 +190,7 @@ pub(super) fn sidecar(more: &Value) -> Proxy {
     for (key, value) in more.as_object().into_iter().flatten() {
         metadata[key] = value.clone();
     }
-    let metadata = serde_json::from_value(metadata).expect("because it is an object");
+    let metadata = serde_json::from_value(metadata).expect("the metadata is an object");
     let node = "sidecar~10.1.0.1~httpbin-0.foo~foo.svc.cluster.local";
-    Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("because the node is well-formed")
+    Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("the node is valid")
 }

@@ -85,9 +85,9 @@ fn gateway() -> Proxy {
         "NAMESPACE": "istio-system", "CLUSTER_ID": "Kubernetes", "SERVICE_ACCOUNT": "gw", "ISTIO_VERSION": "1.30.3",
         "LABELS": {"istio": "eastwest"}, "INSTANCE_IPS": "10.2.0.1",
     });
-    let metadata = serde_json::from_value(metadata).expect("because it is an object");
+    let metadata = serde_json::from_value(metadata).expect("the metadata is an object");
     let node = "router~10.2.0.1~gw-0.istio-system~istio-system.svc.cluster.local";
-    Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("because the node is well-formed")
+    Proxy::new(node, "", metadata, "".into(), Extensions::default()).expect("the node is valid")
 }
 
 /// The test of R13.

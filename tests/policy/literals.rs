@@ -85,7 +85,7 @@ impl LiteralField {
 
     /// Returns traffic with this text in the attribute.
     fn traffic(self, text: &str) -> Traffic {
-        let or = |field: bool, other: &str| if field { text.to_owned() } else { other.to_owned() };
+        let or = |is_field: bool, other: &str| if is_field { text.to_owned() } else { other.to_owned() };
         let namespace = or(matches!(self, Self::Namespace | Self::NamespaceOfAccount), "foo");
         let account = or(matches!(self, Self::Account | Self::Principal), "a");
         let domain = or(matches!(self, Self::TrustDomain), "td1");
@@ -93,7 +93,7 @@ impl LiteralField {
             "iss": "https://i", "sub": or(matches!(self, Self::Subject), "me"), "role": or(matches!(self, Self::Claim), "no"),
         });
         let payload = json!({"payload": claims});
-        let own = "10.0.0.1".parse().expect("because it is an address");
+        let own = "10.0.0.1".parse().expect("the address is valid");
         Traffic {
             peer: Some(format!("spiffe://{domain}/ns/{namespace}/sa/{account}")),
             direct_ip: own,

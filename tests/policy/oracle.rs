@@ -136,7 +136,7 @@ impl Policy {
         let fields = |items: &[Item]| {
             let mut object = json!({});
             for item in items {
-                let (field, not_field) = item.attribute.field().expect("because it is no condition");
+                let (field, not_field) = item.attribute.field().expect("only conditions have no field");
                 object[field] = json!(item.values);
                 object[not_field] = json!(item.not_values);
             }
@@ -179,7 +179,7 @@ impl Policy {
             // ALLOW: an unknown attribute does not match.
             return false;
         }
-        // DENY: an unknown attribute does not narrow the rule.
+        // Other actions: an unknown attribute does not narrow the rule.
         let holds = |item: &Item| (is_connection && item.attribute.is_of_requests()) || item.holds(traffic);
         let one = |alternatives: &[Vec<Item>]| {
             alternatives.is_empty() || alternatives.iter().any(|items| items.iter().all(holds))
@@ -331,8 +331,8 @@ fn covers(pattern: &str, text: &str) -> bool {
         !text.is_empty()
     } else if let Some(end) = pattern.strip_prefix('*') {
         text.ends_with(end)
-    } else if let Some(beginning) = pattern.strip_suffix('*') {
-        text.starts_with(beginning)
+    } else if let Some(start_unready) = pattern.strip_suffix('*') {
+        text.starts_with(start_unready)
     } else {
         text == pattern
     }
@@ -342,8 +342,8 @@ fn covers(pattern: &str, text: &str) -> bool {
 fn is_glob_of(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
-        Some((beginning, rest)) => {
-            let remains = text.strip_prefix(beginning);
+        Some((start_unready, rest)) => {
+            let remains = text.strip_prefix(start_unready);
             remains.is_some_and(|text| (0..=text.len()).any(|taken| is_glob_of(rest, &text[taken..])))
         }
     }

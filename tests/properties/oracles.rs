@@ -132,13 +132,13 @@ fn proxies() -> Vec<Proxy> {
             "SERVICE_ACCOUNT": "sa", "GENERATOR": generator });
         let metadata = metadata
             .as_object()
-            .expect("because it is an object")
+            .expect("the metadata is an object")
             .iter()
             .map(|(k, v)| (k.clone(), v.clone()))
             .collect();
         let node = format!("{kind}~{ip}~{id}.{namespace}~{namespace}.svc.cluster.local");
         let proxy = Proxy::new(&node, "", metadata, "r1/z1".into(), Extensions::default());
-        let mut proxy = proxy.expect("because the node is well-formed");
+        let mut proxy = proxy.expect("the node is valid");
         proxy.identity = Identity::from_spiffe(&format!("spiffe://cluster.local/ns/{namespace}/sa/sa"));
         proxy
     };
@@ -245,7 +245,7 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
                     .keys()
                     .nth(random.below(objects.len()))
                     .cloned()
-                    .expect("because there are that many");
+                    .expect("the index is in range");
                 objects.remove(&key);
                 batch.push(Change::Remove(key.0, key.1));
             } else {

@@ -21,12 +21,12 @@ pub(crate) struct Authority {
 impl Authority {
     /// Creates a new one.
     pub(crate) fn new(name: &str) -> Authority {
-        let key = KeyPair::generate().expect("keys can be made");
+        let key = KeyPair::generate().expect("key generation succeeds");
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let root = params.self_signed(&key).expect("a key can sign").pem();
+        let root = params.self_signed(&key).expect("signing succeeds").pem();
         Authority {
             key: key.serialize_pem(),
             issuer: Issuer::new(params, key),
@@ -50,7 +50,7 @@ impl Authority {
 
     /// Issues a certificate with a URI or DNS name.
     pub(crate) fn certificate(&self, name: &str) -> Certificate {
-        let key = KeyPair::generate().expect("keys can be made");
+        let key = KeyPair::generate().expect("key generation succeeds");
         let mut params = CertificateParams::default();
         let text = Ia5String::try_from(name).expect("test names are ASCII");
         params.subject_alt_names = vec![if name.contains("://") {
@@ -60,7 +60,7 @@ impl Authority {
         }];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
-        let chain = params.signed_by(&key, &self.issuer).expect("the CA signs").pem();
+        let chain = params.signed_by(&key, &self.issuer).expect("signing succeeds").pem();
         Certificate {
             chain,
             key: key.serialize_pem(),

@@ -76,16 +76,16 @@ fn certificates_are_renewed_with_certificates() -> Result<(), Failed> {
                 authority.root.trim(),
                 "the last entry must be the root",
             )?;
-            let shown = ClientCredentials::certificate(next);
+            let credentials = ClientCredentials::certificate(next);
             let mut stream = agent
-                .ads(&shown, &node("default", "web"))
+                .ads(&credentials, &node("default", "web"))
                 .await
                 .map_err(|status| status.to_string())?;
             let clusters = stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())?;
             expect(clusters.resources.is_empty(), false, "no clusters")?;
             for (namespace, account) in [("other", "web"), ("default", "other")] {
                 let mut stream = agent
-                    .ads(&shown, &node(namespace, account))
+                    .ads(&credentials, &node(namespace, account))
                     .await
                     .map_err(|status| status.to_string())?;
                 let refused = stream.ask(CLUSTER, &[]).await.err().map(|status| status.code());
@@ -106,8 +106,8 @@ fn certificates_are_renewed_with_certificates() -> Result<(), Failed> {
             Some(Code::Unauthenticated),
             "an unauthenticated request for configuration",
         )?;
-        let stranger = ClientCredentials::certificate(Authority::new("stranger").certificate(WEB));
-        let refused = agent.certificate(&stranger, KeyKind::Ecdsa).await;
+        let foreign = ClientCredentials::certificate(Authority::new("foreign").certificate(WEB));
+        let refused = agent.certificate(&foreign, KeyKind::Ecdsa).await;
         expect(refused.is_err(), true, "a connection with a certificate of another CA")
     })?;
     Ok(())
@@ -140,20 +140,20 @@ fn serving_certificate_is_reloaded() -> Result<(), Failed> {
             command.arg(flag).arg(folder.join(file));
         }
     })?;
-    let shown = ClientCredentials::certificate(old.certificate(WEB));
+    let credentials = ClientCredentials::certificate(old.certificate(WEB));
     let agent = |authority: &Authority| Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
     let mut stream = RUNTIME
-        .block_on(agent(&old).ads(&shown, &node("default", "web")))
+        .block_on(agent(&old).ads(&credentials, &node("default", "web")))
         .map_err(|status| status.to_string())?;
     RUNTIME
         .block_on(stream.ask(CLUSTER, &[]))
         .map_err(|status| status.to_string())?;
     write(&new);
     wait::until("the new certificate", std::time::Duration::from_secs(30), || {
-        RUNTIME.block_on(agent(&new).channel(&shown)).ok()
+        RUNTIME.block_on(agent(&new).channel(&credentials)).ok()
     })?;
     expect(
-        RUNTIME.block_on(agent(&old).channel(&shown)).is_err(),
+        RUNTIME.block_on(agent(&old).channel(&credentials)).is_err(),
         true,
         "the old certificate must no longer be used",
     )?;

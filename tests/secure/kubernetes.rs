@@ -52,7 +52,7 @@ fn tokens_authenticate_certificate_requests(name: &str) -> Result<(), Failed> {
         metadata: json!({ "NAMESPACE": "shop", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "Kubernetes" }),
     };
     let agent = Agent::new(daemon.secure, Trust::Roots(root.clone()));
-    let shown = RUNTIME.block_on(async {
+    let credentials = RUNTIME.block_on(async {
         for wrong in [
             ClientCredentials::token(other),
             ClientCredentials::token("no.token.atall"),
@@ -75,19 +75,25 @@ fn tokens_authenticate_certificate_requests(name: &str) -> Result<(), Failed> {
             root.trim(),
             "the roots must equal those of the ConfigMap",
         )?;
-        let shown = ClientCredentials::certificate(certificate);
-        for shown in [&by_token, &shown] {
-            let mut stream = agent.ads(shown, &node).await.map_err(|status| status.to_string())?;
+        let credentials = ClientCredentials::certificate(certificate);
+        for credentials in [&by_token, &credentials] {
+            let mut stream = agent
+                .ads(credentials, &node)
+                .await
+                .map_err(|status| status.to_string())?;
             stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())?;
         }
-        Ok::<_, String>(shown)
+        Ok::<_, String>(credentials)
     })?;
     drop(daemon);
 
     let daemon = start("second.log")?;
     let agent = Agent::new(daemon.secure, Trust::Roots(root));
     RUNTIME.block_on(async {
-        let mut stream = agent.ads(&shown, &node).await.map_err(|status| status.to_string())?;
+        let mut stream = agent
+            .ads(&credentials, &node)
+            .await
+            .map_err(|status| status.to_string())?;
         stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())
     })?;
     Ok(())

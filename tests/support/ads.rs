@@ -90,32 +90,32 @@ struct State {
     wanted: BTreeSet<(Type, String)>,
     /// Types that have had at least one response.
     answered: BTreeSet<Type>,
-    /// Resources and endpoints removed since [`Ads::mark`], as text.
+    /// Resources and endpoints removed since [`AdsClient::mark`], as text.
     lost: Vec<String>,
     ended: Option<String>,
 }
 
 /// The proxy. Dropping it closes its connection.
-pub(crate) struct Ads {
+pub(crate) struct AdsClient {
     state: Arc<Mutex<State>>,
     requests: mpsc::Sender<DeltaDiscoveryRequest>,
     task: JoinHandle<()>,
 }
 
-impl Drop for Ads {
+impl Drop for AdsClient {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Ads {
+impl AdsClient {
     /// Connects to the daemon on this port of 127.0.0.1.
-    pub(crate) fn connect(xds: u16, node: &Node) -> Ads {
-        Ads::connect_with_extensions(xds, node, Vec::new())
+    pub(crate) fn connect(xds: u16, node: &Node) -> AdsClient {
+        AdsClient::connect_with_extensions(xds, node, Vec::new())
     }
 
     /// Connects as a proxy that lists these extensions in its node.
-    pub(crate) fn connect_with_extensions(xds: u16, node: &Node, extensions: Vec<String>) -> Ads {
+    pub(crate) fn connect_with_extensions(xds: u16, node: &Node, extensions: Vec<String>) -> AdsClient {
         let state = Arc::new(Mutex::new(State::default()));
         let metadata = node.metadata.as_object().map(struct_from_json);
         let extension = |name| v3::Extension {
@@ -135,7 +135,7 @@ impl Ads {
             let ended = follow(xds, node, &kept, answers, outbox).await.err();
             lock(&kept).ended = Some(ended.unwrap_or_else(|| "the daemon closed the stream".to_owned()));
         });
-        Ads { state, requests, task }
+        AdsClient { state, requests, task }
     }
 
     /// Returns why the connection ended, if it did.

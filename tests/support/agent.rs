@@ -111,11 +111,11 @@ pub(crate) fn signing_request(kind: KeyKind) -> (String, String) {
         KeyKind::Ecdsa => &PKCS_ECDSA_P256_SHA256,
         KeyKind::Rsa => &PKCS_RSA_SHA256,
     };
-    let key = KeyPair::generate_for(algorithm).expect("the library makes such keys");
+    let key = KeyPair::generate_for(algorithm).expect("key generation succeeds");
     let csr = CertificateParams::default()
         .serialize_request(&key)
         .and_then(|request| request.pem())
-        .expect("a key can sign");
+        .expect("signing succeeds");
     (key.serialize_pem(), csr)
 }
 
@@ -141,8 +141,8 @@ impl Agent {
     }
 
     /// Opens a new connection.
-    pub(crate) async fn channel(&self, shown: &ClientCredentials) -> Result<Channel, String> {
-        let tls = TlsConnector::from(Arc::new(self.tls(shown.certificate.as_ref())?));
+    pub(crate) async fn channel(&self, credentials: &ClientCredentials) -> Result<Channel, String> {
+        let tls = TlsConnector::from(Arc::new(self.tls(credentials.certificate.as_ref())?));
         let name = ServerName::try_from(self.server.clone()).map_err(|error| error.to_string())?;
         let address = self.address;
         let connector = tower::service_fn(move |_| {
@@ -161,14 +161,18 @@ impl Agent {
     }
 
     /// Creates a key and requests a certificate for it.
-    pub(crate) async fn certificate(&self, shown: &ClientCredentials, kind: KeyKind) -> Result<Certificate, Status> {
+    pub(crate) async fn certificate(
+        &self,
+        credentials: &ClientCredentials,
+        kind: KeyKind,
+    ) -> Result<Certificate, Status> {
         let (key, csr) = signing_request(kind);
         let request = IstioCertificateRequest {
             csr,
             validity_duration: 3600,
             metadata: None,
         };
-        let mut entries = self.sign(shown, request).await?;
+        let mut entries = self.sign(credentials, request).await?;
         let roots = entries.pop().unwrap_or_default();
         Ok(Certificate {
             chain: entries.concat(),
@@ -180,20 +184,20 @@ impl Agent {
     /// Calls `CreateCertificate` once. Returns the entries of the chain.
     pub(crate) async fn sign(
         &self,
-        shown: &ClientCredentials,
+        credentials: &ClientCredentials,
         request: IstioCertificateRequest,
     ) -> Result<Vec<String>, Status> {
-        let channel = self.channel(shown).await.map_err(Status::unavailable)?;
+        let channel = self.channel(credentials).await.map_err(Status::unavailable)?;
         let mut client = IstioCertificateServiceClient::new(channel);
-        let mut request = shown.request(request);
+        let mut request = credentials.request(request);
         request.set_timeout(TIMEOUT);
         Ok(client.create_certificate(request).await?.into_inner().cert_chain)
     }
 
     /// Opens an ADS stream without sending a request.
-    pub(crate) async fn ads(&self, shown: &ClientCredentials, node: &Node) -> Result<Stream, Status> {
-        let channel = self.channel(shown).await.map_err(Status::unavailable)?;
-        Stream::open(channel, shown, node).await
+    pub(crate) async fn ads(&self, credentials: &ClientCredentials, node: &Node) -> Result<Stream, Status> {
+        let channel = self.channel(credentials).await.map_err(Status::unavailable)?;
+        Stream::open(channel, credentials, node).await
     }
 
     /// The TLS configuration of a client of the control plane.
@@ -254,9 +258,9 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Opens a stream on a connection.
-    pub(crate) async fn open(channel: Channel, shown: &ClientCredentials, node: &Node) -> Result<Stream, Status> {
+    pub(crate) async fn open(channel: Channel, credentials: &ClientCredentials, node: &Node) -> Result<Stream, Status> {
         let (requests, outbox) = mpsc::channel(16);
-        let request = shown.request(ReceiverStream::new(outbox));
+        let request = credentials.request(ReceiverStream::new(outbox));
         let responses = AggregatedDiscoveryServiceClient::new(channel)
             .max_decoding_message_size(64 << 20)
             .stream_aggregated_resources(request)

@@ -27,7 +27,7 @@ pub(crate) struct Authority {
 impl Authority {
     /// Creates an intermediate under a new root.
     pub(crate) fn new(name: &str) -> Authority {
-        let root = Issuer::self_signed(params(&format!("{name} root")), key()).expect("a key can sign");
+        let root = Issuer::self_signed(params(&format!("{name} root")), key()).expect("signing succeeds");
         Authority::under(Arc::new(root), name)
     }
 
@@ -37,7 +37,7 @@ impl Authority {
     }
 
     fn under(root: Arc<Issuer>, name: &str) -> Authority {
-        let issuer = Issuer::signed_by(params(name), key(), &root).expect("a key can sign");
+        let issuer = Issuer::signed_by(params(name), key(), &root).expect("signing succeeds");
         Authority { root, issuer }
     }
 
@@ -62,8 +62,8 @@ impl Authority {
                 revoked_certs: Vec::new(),
                 key_identifier_method: KeyIdMethod::Sha256,
             };
-            let list = params.signed_by(by).expect("a key can sign");
-            list.pem().expect("a list can be written")
+            let list = params.signed_by(by).expect("signing succeeds");
+            list.pem().expect("the list can be encoded")
         };
         list(&self.issuer) + &list(&self.root)
     }
@@ -101,7 +101,7 @@ fn params(name: &str) -> CertificateParams {
 }
 
 fn key() -> KeyPair {
-    KeyPair::generate().expect("keys can be made")
+    KeyPair::generate().expect("key generation succeeds")
 }
 
 /// Verifies a chain, leaf first, against these roots alone. Both are PEM.

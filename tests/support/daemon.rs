@@ -17,7 +17,7 @@ pub(crate) fn istiod() -> Command {
 
 /// Runs `istiod render FOLDER --out OUT`. The error holds its exit status and its last output.
 pub(crate) fn render(folder: &Path, out: &Path) -> Result<(), String> {
-    std::fs::create_dir_all(out).expect("the folder for output can be made");
+    std::fs::create_dir_all(out).expect("the output folder can be created");
     let log = out.join("render.log");
     let process = Process::start(istiod().arg("render").arg(folder).arg("--out").arg(out), &log);
     let status = process.end_of(Duration::from_mins(2))?;
@@ -51,7 +51,7 @@ impl Daemon {
 
     /// Starts `istiod discovery` without its secure port and waits until it is ready. `configure` adds its sources.
     pub(crate) fn configured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
-        let daemon = Daemon::begun(log, configure);
+        let daemon = Daemon::spawn_serving(log, configure);
         daemon.until_ready()?;
         Ok(daemon)
     }
@@ -71,19 +71,19 @@ impl Daemon {
         log: &Path,
         configure: impl FnOnce(&mut Command),
     ) -> Result<Daemon, String> {
-        let daemon = Daemon::beginning(kubeconfig, namespace, log, configure);
+        let daemon = Daemon::start_unready(kubeconfig, namespace, log, configure);
         daemon.until_ready()?;
         Ok(daemon)
     }
 
     /// Like [`Self::in_kubernetes`], without waiting.
-    pub(crate) fn beginning(
+    pub(crate) fn start_unready(
         kubeconfig: &Path,
         namespace: &str,
         log: &Path,
         configure: impl FnOnce(&mut Command),
     ) -> Daemon {
-        Daemon::begun(log, |command| {
+        Daemon::spawn_serving(log, |command| {
             command.arg("--kubeconfig").arg(kubeconfig).args(["-n", namespace]);
             configure(command);
         })
@@ -125,7 +125,7 @@ impl Daemon {
         self.secure = secure;
     }
 
-    fn begun(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
+    fn spawn_serving(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let (xds, http, monitoring) = (ports::free(), local(ports::free()), local(ports::free()));
         Daemon::spawned(xds, http, monitoring, log, |command| {

@@ -84,7 +84,7 @@ impl Envoy {
     }
 
     /// Fails, with Envoy's reasons, if Envoy has rejected an update.
-    pub(crate) fn refused_nothing(&self) -> Result<(), String> {
+    pub(crate) fn rejected_nothing(&self) -> Result<(), String> {
         let refused: Vec<_> = self
             .stats("update_rejected")
             .into_iter()

@@ -25,7 +25,7 @@ pub(crate) struct FaultProxy {
     pub(crate) port: u16,
     /// The state, and the number of times that connections were severed.
     state: watch::Sender<(State, u64)>,
-    arrivals: Arc<AtomicU64>,
+    connections: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
@@ -44,8 +44,8 @@ impl FaultProxy {
             .expect("a loopback address can be bound");
         let port = listener.local_addr().expect("a bound socket has an address").port();
         let state = watch::Sender::new((State::Open, 0));
-        let arrivals = Arc::new(AtomicU64::new(0));
-        let (receiver, count) = (state.subscribe(), Arc::clone(&arrivals));
+        let connections = Arc::new(AtomicU64::new(0));
+        let (receiver, count) = (state.subscribe(), Arc::clone(&connections));
         let task = RUNTIME.spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl FaultProxy {
         FaultProxy {
             port,
             state,
-            arrivals,
+            connections,
             task,
         }
     }
@@ -81,8 +81,8 @@ impl FaultProxy {
     }
 
     /// Returns the number of accepted connections.
-    pub(crate) fn arrivals(&self) -> u64 {
-        self.arrivals.load(Ordering::Relaxed)
+    pub(crate) fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
     }
 
     fn set(&self, wanted: State) {

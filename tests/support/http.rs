@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// The runtime of all sockets; the tests themselves are plain threads.
-pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime can be made"));
+pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime can be created"));
 
 static CLIENT: LazyLock<Client<HttpConnector, Full<Bytes>>> =
     // A pooled connection would stay with the listener of a proxy that a test has just replaced.
@@ -146,7 +146,7 @@ pub(crate) async fn answered(response: Response<Incoming>) -> Result<Answer, Str
 /// An application that answers every request with its name and the request. `/hold` waits for [`Self::release`].
 pub(crate) struct Application {
     pub(crate) address: SocketAddr,
-    held: Arc<watch::Sender<u32>>,
+    pending: Arc<watch::Sender<u32>>,
     released: watch::Sender<bool>,
     server: JoinHandle<()>,
 }
@@ -158,20 +158,20 @@ impl Application {
             .block_on(TcpListener::bind((ip, 0)))
             .expect("a loopback address can be bound");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let held = Arc::new(watch::Sender::new(0));
+        let pending = Arc::new(watch::Sender::new(0));
         let (released, release) = watch::channel(false);
-        let server = RUNTIME.spawn(serve(listener, name.to_owned(), Arc::clone(&held), release));
+        let server = RUNTIME.spawn(serve(listener, name.to_owned(), Arc::clone(&pending), release));
         Application {
             address,
-            held,
+            pending,
             released,
             server,
         }
     }
 
     /// Returns the number of `/hold` requests received.
-    pub(crate) fn held(&self) -> u32 {
-        *self.held.borrow()
+    pub(crate) fn pending(&self) -> u32 {
+        *self.pending.borrow()
     }
 
     /// Answers the requests to `/hold`.
@@ -186,15 +186,15 @@ impl Drop for Application {
     }
 }
 
-async fn serve(listener: TcpListener, name: String, held: Arc<watch::Sender<u32>>, release: watch::Receiver<bool>) {
+async fn serve(listener: TcpListener, name: String, pending: Arc<watch::Sender<u32>>, release: watch::Receiver<bool>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (name, held, release) = (name.clone(), Arc::clone(&held), release.clone());
+        let (name, pending, release) = (name.clone(), Arc::clone(&pending), release.clone());
         let answers = service_fn(move |request| {
-            let (held, mut release) = (Arc::clone(&held), release.clone());
+            let (pending, mut release) = (Arc::clone(&pending), release.clone());
             let answer = answer(&request, &name);
             async move {
                 if request.uri().path() == "/hold" {
-                    held.send_modify(|count| *count += 1);
+                    pending.send_modify(|count| *count += 1);
                     // An error means that the application was dropped; its clients are gone as well.
                     let _ = release.wait_for(|released| *released).await;
                 }

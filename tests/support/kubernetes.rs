@@ -135,14 +135,42 @@ impl Cluster {
 
     /// Creates a token of an existing service account, valid for an hour. Without audiences, it is for the API server.
     pub(crate) fn token(&self, namespace: &str, account: &str, audiences: &[&str]) -> Result<String, String> {
+        self.request_token(
+            namespace,
+            account,
+            &json!({ "audiences": audiences, "expirationSeconds": 3600 }),
+        )
+    }
+
+    /// Like [`Self::token`], bound to a pod, which is given as an object with its uid.
+    pub(crate) fn bound_token(
+        &self,
+        namespace: &str,
+        account: &str,
+        audience: &str,
+        pod: &Value,
+    ) -> Result<String, String> {
+        let metadata = &pod["metadata"];
+        let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "uid": metadata["uid"] });
+        let spec = json!({ "audiences": [audience], "expirationSeconds": 3600, "boundObjectRef": bound });
+        self.request_token(namespace, account, &spec)
+    }
+
+    fn request_token(&self, namespace: &str, account: &str, spec: &Value) -> Result<String, String> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-        let wanted = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": { "audiences": audiences, "expirationSeconds": 3600 } });
-        let given = self.api.post(&path, &wanted)?;
-        Ok(given["status"]["token"]
+        let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec });
+        let response = self.api.post(&path, &request)?;
+        Ok(response["status"]["token"]
             .as_str()
             .ok_or("no token in the response")?
             .to_owned())
+    }
+
+    /// Creates a service account, if needed.
+    pub(crate) fn service_account(&self, namespace: &str, account: &str) -> Result<(), String> {
+        self.api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": { "namespace": namespace, "name": account } }))?;
+        Ok(())
     }
 
     /// Creates a service account, if needed, and writes its kubeconfig to `path`.
@@ -157,7 +185,7 @@ impl Cluster {
 
     /// Writes a kubeconfig for `url` with `token`.
     pub(crate) fn write_kubeconfig(&self, path: &Path, url: &str, token: &str) {
-        std::fs::write(path, self.kubeconfig(url, token).to_string()).expect("the folder is ours");
+        std::fs::write(path, self.kubeconfig(url, token).to_string()).expect("the folder is writable");
     }
 
     /// Returns a kubeconfig as JSON, which is valid YAML.

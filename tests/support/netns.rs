@@ -15,8 +15,8 @@ if [ -e /proc/sys/net/ipv6/ip_nonlocal_bind ]; then echo 1 > /proc/sys/net/ipv6/
 exec \"$@\"";
 
 /// Returns why namespaces cannot be created here, if so. Tried once.
-pub(crate) fn lacking() -> Option<&'static str> {
-    static LACKING: LazyLock<Option<String>> = LazyLock::new(|| {
+pub(crate) fn unavailable() -> Option<&'static str> {
+    static UNAVAILABLE: LazyLock<Option<String>> = LazyLock::new(|| {
         let outcome = in_namespace(Path::new("true")).output();
         let reason = match outcome {
             Ok(output) if output.status.success() => return None,
@@ -25,7 +25,7 @@ pub(crate) fn lacking() -> Option<&'static str> {
         };
         Some(format!("network namespaces cannot be created (unshare, ip): {reason}"))
     });
-    LACKING.as_deref()
+    UNAVAILABLE.as_deref()
 }
 
 /// Returns a command that runs `program` in a new namespace; arguments may follow. The process id stays the same.

@@ -147,7 +147,7 @@ pub(crate) fn end_all_on_signal() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .expect("a runtime can be made");
+            .expect("a runtime can be created");
         let status = runtime.block_on(async {
             let mut interrupt = signal(SignalKind::interrupt()).expect("SIGINT can be caught");
             let mut terminate = signal(SignalKind::terminate()).expect("SIGTERM can be caught");

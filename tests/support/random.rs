@@ -17,7 +17,7 @@ impl Random {
 
     /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % (bound.max(1) as u64)).expect("it is below a usize")
+        usize::try_from(self.next() % (bound.max(1) as u64)).expect("the number fits into a usize")
     }
 
     pub(crate) fn one_in(&mut self, n: usize) -> bool {

@@ -43,7 +43,7 @@ pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<()
 }
 
 /// Returns the Secret printed for a cluster where the reader's token does not exist yet.
-pub(crate) fn made(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Result<Value, String> {
+pub(crate) fn created_secret(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Result<Value, String> {
     let running = command(cluster, namespace, more, log);
     fill_token_secret(cluster, namespace)?;
     if !running.end_of(TIMEOUT)?.success() {

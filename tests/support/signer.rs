@@ -95,8 +95,8 @@ fn root(name: &str) -> Issuer {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().expect("a key");
-    CertifiedIssuer::self_signed(params, key).expect("a root")
+    let key = KeyPair::generate().expect("key generation succeeds");
+    CertifiedIssuer::self_signed(params, key).expect("signing succeeds")
 }
 
 fn sign_all(api: &Api, issuers: &BTreeMap<String, Issuer>, shared: &Shared) {

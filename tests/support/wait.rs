@@ -10,12 +10,12 @@ pub(crate) fn now() -> Instant {
 
 /// Polls `condition` until it returns a value. Fails with `what` once `deadline` has passed.
 pub(crate) fn until<T>(what: &str, deadline: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T, String> {
-    let begun = now();
+    let started_at = now();
     loop {
         if let Some(value) = condition() {
             return Ok(value);
         }
-        if begun.elapsed() >= deadline {
+        if started_at.elapsed() >= deadline {
             return Err(format!("timed out after {} s waiting for {what}", deadline.as_secs()));
         }
         std::thread::park_timeout(Duration::from_millis(20));

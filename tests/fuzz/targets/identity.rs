@@ -200,7 +200,7 @@ impl Fixture {
         Self {
             runtime: runtime.expect("a runtime can be created"),
             authority,
-            service: service.expect("an empty registry"),
+            service: service.expect("the registry is empty"),
             authenticators: chain(&known),
             acceptor: Acceptor::new(&TlsOptions::default(), certificate, trusted).expect("the defaults are valid"),
             _authority: sender,
@@ -215,8 +215,9 @@ fn serving(authority: &Authority) -> ServingCertificate {
     let issued = authority
         .issue_serving(&["istiod".into()], Duration::from_hours(1), wall_clock())
         .expect("a certificate of the own CA");
-    let chain = CertificateDer::pem_slice_iter(issued.chain.as_bytes()).map(|block| block.expect("a certificate"));
-    let key = PrivateKeyDer::from_pem_slice(issued.key.reveal()).expect("a key");
+    let chain =
+        CertificateDer::pem_slice_iter(issued.chain.as_bytes()).map(|block| block.expect("the certificate is valid"));
+    let key = PrivateKeyDer::from_pem_slice(issued.key.reveal()).expect("the key is valid");
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     ServingCertificate {
         key: Arc::new(
@@ -235,11 +236,11 @@ fn chain(domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
             audiences: vec!["istio-ca".into()],
             jwks_uri: "https://127.0.0.1/keys".into(),
         }),
-        gateways: vec!["127.0.0.0/8".parse().expect("a range")],
+        gateways: vec!["127.0.0.0/8".parse().expect("the range is valid")],
         audiences: vec!["istio-ca".into()],
         ..ChainOptions::default()
     };
-    let blocked = ["0.0.0.0/0", "::/0"].map(|range| range.parse().expect("a range"));
+    let blocked = ["0.0.0.0/0", "::/0"].map(|range| range.parse().expect("the range is valid"));
     let fetcher = Fetcher::new(FetchOptions {
         blocked: blocked.into(),
         ..FetchOptions::default()
@@ -272,7 +273,8 @@ fn csr(bytes: &[u8]) -> u64 {
     let issued = FIXTURE.with(|fixture| fixture.authority.issue(&request, wall_clock(), limits()));
     match issued {
         Ok(issued) => {
-            let leaf = Certificate::all_from_pem(issued.chain[0].as_bytes()).expect("what was issued can be read");
+            let leaf =
+                Certificate::all_from_pem(issued.chain[0].as_bytes()).expect("an issued certificate can be parsed");
             let says = PeerCertificate::of_leaf(&leaf[0].der).expect("it is a certificate of a workload");
             assert_eq!(says.identities, [IDENTITY], "a CSR must not choose its identity");
             assert!(!leaf[0].is_ca, "a workload certificate must not be a CA");
@@ -285,7 +287,7 @@ fn csr(bytes: &[u8]) -> u64 {
 fn csr_call(bytes: &[u8]) -> u64 {
     let request = Request::post("/istio.v1.auth.IstioCertificateService/CreateCertificate")
         .body(Full::new(Bytes::copy_from_slice(bytes)))
-        .expect("a valid request");
+        .expect("the request is valid");
     let answer = FIXTURE.with(|fixture| fixture.runtime.block_on(fixture.service.call(Call::new(request))));
     match answer {
         Ok(_) => 1,

@@ -143,7 +143,7 @@ impl Fixture {
             pre_auth_timeout: Duration::from_millis(200),
             ..ServerOptions::default()
         };
-        let server = Server::new(&environment, groups, options, None).expect("an empty registry");
+        let server = Server::new(&environment, groups, options, None).expect("the registry is empty");
         let router = Router::new(server, Vec::new());
         drop(entered);
         feed.send_replace(Some(Arc::new(mesh())));
@@ -257,7 +257,7 @@ fn exchange(method: &str, bytes: &[u8]) -> u64 {
     let request = Request::post(path)
         .header("content-type", "application/grpc")
         .body(StreamBody::new(Box::pin(body)))
-        .expect("a valid request");
+        .expect("the request is valid");
     FIXTURE.with(|fixture| {
         fixture.runtime.block_on(async {
             let response = fixture.router.handle(request).await;

@@ -186,16 +186,18 @@ impl Api {
     }
 
     fn ask(&self, method: Method, path: &str, content: &str, document: Option<&Value>) -> Result<Value, String> {
-        let told = |error: &dyn std::fmt::Display| format!("{method} {path}: {error}");
+        let with_request = |error: &dyn std::fmt::Display| format!("{method} {path}: {error}");
         let mut request = Request::builder().method(&method).uri(path);
         if document.is_some() {
             request = request.header("content-type", content);
         }
         let body = document.map(|document| document.to_string().into_bytes());
-        let request = request.body(body.unwrap_or_default()).map_err(|error| told(&error))?;
+        let request = request
+            .body(body.unwrap_or_default())
+            .map_err(|error| with_request(&error))?;
         RUNTIME
             .block_on(self.client.request(request))
-            .map_err(|error| told(&error))
+            .map_err(|error| with_request(&error))
     }
 }
 
