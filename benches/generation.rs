@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use istiod::{
-    generate::store::{MemberId, Membership, Serial, Store},
+    generate::store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     model::{Installation, MeshSnapshot, World},
     table::ChangeSet,
 };
@@ -157,11 +157,11 @@ fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f6
         "LABELS": { "app": app, "istio": app } });
     let node = format!("{kind}~{ip}~{app}.shop~shop.svc.cluster.local");
     let proxy = fixture::proxy(&node, &metadata, "")?;
-    let membership = Membership {
-        joined: vec![(MemberId(0), Arc::new(proxy))],
-        ..Membership::default()
+    let membership = ProxyEvents {
+        connected: vec![(ConnectionId(0), Arc::new(proxy))],
+        ..ProxyEvents::default()
     };
-    let mut store = Store::default();
+    let mut store = ConfigStore::default();
     let started_at = cpu();
     let update = store.update(mesh, &ChangeSet::default(), membership, &Serial);
     let cost = cpu() - started_at;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use http_body::Body as _;
 use istiod::api::Kind;
-use istiod::generate::store::{MemberId, Membership, Serial, Store, Update};
+use istiod::generate::store::{ConfigStore, ConnectionId, ProxyEvents, Serial, StoreUpdate};
 use istiod::generate::{EncodedResource, Proxy, ResourceSnapshot, ResourceType};
 use istiod::model::{Batch, Change, Installation, World};
 use istiod::proto::envoy::config::cluster::v3::Cluster;
@@ -32,7 +32,7 @@ const PROXIES: u64 = 40;
 const CHANGED: usize = 7;
 const NAMESPACE: &str = "ns-3";
 /// A proxy that connects and disconnects.
-const EXTRA_PROXY: MemberId = MemberId(1 << 20);
+const EXTRA_PROXY: ConnectionId = ConnectionId(1 << 20);
 
 /// A step; only `run` is measured.
 pub(super) struct Step {
@@ -135,7 +135,7 @@ pub(super) const STEPS: &[Step] = &[
 /// The state that the steps work on.
 pub(super) struct Work {
     world: World,
-    store: Store,
+    store: ConfigStore,
     /// The initial content of the world.
     all: Batch,
     /// Commits that the store has not seen.
@@ -143,7 +143,7 @@ pub(super) struct Work {
     /// Number of changes so far.
     round: usize,
     batch: Batch,
-    membership: Membership,
+    membership: ProxyEvents,
     has_guest: bool,
     cluster: (String, Cluster),
     listener: (String, Listener),
@@ -161,18 +161,18 @@ impl Work {
         let all = fixture::changes(&objects, None);
         let mut world = World::new(Installation::default());
         let mesh = world.commit(all.clone()).snapshot;
-        let mut store = Store::default();
+        let mut store = ConfigStore::default();
         let names: Vec<String> = (0..MESH.namespaces).map(|index| format!("ns-{index}")).collect();
-        let mut joined = Vec::new();
+        let mut connected = Vec::new();
         for number in 0..PROXIES {
             for (at, namespace) in (0..).zip(&names) {
                 let member = number * MESH.namespaces as u64 + at;
-                joined.push((MemberId(member), Arc::new(proxy(member, namespace)?)));
+                connected.push((ConnectionId(member), Arc::new(proxy(member, namespace)?)));
             }
         }
-        let membership = Membership {
-            joined,
-            ..Membership::default()
+        let membership = ProxyEvents {
+            connected,
+            ..ProxyEvents::default()
         };
         let update = store.update(&mesh, &ChangeSet::default(), membership, &Serial);
         failed(&update)?;
@@ -191,7 +191,7 @@ impl Work {
             unseen: ChangeSet::default(),
             round: 0,
             batch: Batch::new(),
-            membership: Membership::default(),
+            membership: ProxyEvents::default(),
             has_guest: false,
             cluster: largest(&snapshot, ResourceType::Cluster)?,
             listener: largest(&snapshot, ResourceType::Listener)?,
@@ -232,7 +232,7 @@ impl Work {
 
     fn push(&mut self) {
         let commit = self.world.commit(std::mem::take(&mut self.batch));
-        let none = Membership::default();
+        let none = ProxyEvents::default();
         let update = self.store.update(&commit.snapshot, &commit.changes, none, &Serial);
         self.wrong = failed(&update).err();
         if update.groups.is_empty() {
@@ -245,7 +245,7 @@ impl Work {
     fn settle(&mut self) -> Result<(), String> {
         self.made = None;
         if self.has_guest {
-            self.membership.left.push(EXTRA_PROXY);
+            self.membership.disconnected.push(EXTRA_PROXY);
             self.has_guest = false;
         }
         self.update();
@@ -274,7 +274,7 @@ impl Work {
     fn extra_proxy(&mut self, namespace: &str) -> Result<(), String> {
         self.settle()?;
         let extra_proxy = proxy(EXTRA_PROXY.0, namespace)?;
-        self.membership.joined.push((EXTRA_PROXY, Arc::new(extra_proxy)));
+        self.membership.connected.push((EXTRA_PROXY, Arc::new(extra_proxy)));
         self.has_guest = true;
         Ok(())
     }
@@ -298,7 +298,7 @@ impl Work {
 
     /// Encodes all clusters of a group as one response.
     fn respond(&mut self) {
-        let view = self.snapshot.view(ResourceType::Cluster);
+        let view = self.snapshot.resources(ResourceType::Cluster);
         let response = Response {
             resource_type: ResourceType::Cluster,
             nonce: "nonce".into(),
@@ -326,7 +326,7 @@ impl Work {
     }
 }
 
-fn failed(update: &Update) -> Result<(), String> {
+fn failed(update: &StoreUpdate) -> Result<(), String> {
     if update.panics.is_empty() {
         Ok(())
     } else {
@@ -357,7 +357,7 @@ fn largest<M: prost::Message + Name + Default>(
     snapshot: &ResourceSnapshot,
     resource_type: ResourceType,
 ) -> Result<(String, M), String> {
-    let view = snapshot.view(resource_type);
+    let view = snapshot.resources(resource_type);
     let resource = view.iter().max_by_key(|resource| resource.delta_frame().len());
     let resource = resource.ok_or_else(|| format!("no resource of {resource_type:?}"))?;
     let message = M::decode(resource.any().value).map_err(|error| error.to_string())?;

@@ -13,7 +13,7 @@ use istiod::{
         PartKey, Proxy, ResourceKey, ResourceType,
         plan::{Part, Resource},
         proxy_class::ProxyClassKey,
-        store::{Executor, MemberId, Membership, Serial, Store, Update},
+        store::{ConfigStore, ConnectionId, Executor, ProxyEvents, Serial, StoreUpdate},
     },
     model::{Change, Installation, MeshSnapshot, ScopeKey, World},
     table::ChangeSet,
@@ -32,7 +32,7 @@ const MAX_RUNS: usize = 2000;
 pub(super) struct Generation {
     /// Milliseconds of CPU.
     pub(super) cost: f64,
-    /// Size on the wire.
+    /// StoreSize on the wire.
     pub(super) bytes: usize,
     pub(super) count: usize,
 }
@@ -98,7 +98,7 @@ fn tick() -> f64 {
 
 /// The type that a key is evaluated for; none for profiles, selections and scopes.
 fn resource_type(key: &dyn Any) -> Option<ResourceType> {
-    if key.is::<MemberId>() || key.is::<ProxyClassKey>() || key.is::<ScopeKey>() {
+    if key.is::<ConnectionId>() || key.is::<ProxyClassKey>() || key.is::<ScopeKey>() {
         return None;
     }
     if let Some(part) = key.downcast_ref::<PartKey>() {
@@ -175,10 +175,10 @@ fn commit(installation: &Installation, changes: &[Change]) -> (f64, Arc<MeshSnap
 
 fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, String> {
     let (first, further) = proxies.split_first().ok_or("no proxy")?;
-    let mut store = Store::default();
+    let mut store = ConfigStore::default();
     let meter = Meter::default();
     let started_at = cpu();
-    let update = store.update(mesh, &ChangeSet::default(), joined(0, first), &meter);
+    let update = store.update(mesh, &ChangeSet::default(), connected(0, first), &meter);
     let all = since(started_at) - meter.own.get();
     check(&update)?;
     let mut costs = meter.costs.into_inner();
@@ -188,7 +188,7 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
 
     let mut types = BTreeMap::new();
     for resource_type in ResourceType::ALL {
-        let view = snapshot.view(*resource_type);
+        let view = snapshot.resources(*resource_type);
         let generation = Generation {
             cost: costs.get(&Some(*resource_type)).copied().unwrap_or_default(),
             bytes: view.iter().map(|resource| resource.sotw_frame().len()).sum(),
@@ -206,7 +206,7 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
 
     let memberships: Vec<_> = (1..)
         .zip(further)
-        .map(|(number, proxy)| joined(number, proxy))
+        .map(|(number, proxy)| connected(number, proxy))
         .collect();
     let mut updates = Vec::with_capacity(memberships.len());
     let started_at = cpu();
@@ -233,24 +233,24 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
 pub(super) fn count(installation: &Installation, changes: &[Change], proxy: Proxy) -> Result<(), String> {
     let proxy = Arc::new(proxy);
     let (_, mesh) = commit(installation, changes);
-    Store::default().update(&mesh, &ChangeSet::default(), joined(0, &proxy), &Serial);
-    let update = counted_update(&mut Store::default(), &mesh, joined(0, &proxy));
+    ConfigStore::default().update(&mesh, &ChangeSet::default(), connected(0, &proxy), &Serial);
+    let update = counted_update(&mut ConfigStore::default(), &mesh, connected(0, &proxy));
     check(&update)
 }
 
 #[inline(never)]
-fn counted_update(store: &mut Store, mesh: &MeshSnapshot, joined: Membership) -> Update {
-    store.update(mesh, &ChangeSet::default(), joined, &Serial)
+fn counted_update(store: &mut ConfigStore, mesh: &MeshSnapshot, connected: ProxyEvents) -> StoreUpdate {
+    store.update(mesh, &ChangeSet::default(), connected, &Serial)
 }
 
-fn joined(member: u64, proxy: &Arc<Proxy>) -> Membership {
-    Membership {
-        joined: vec![(MemberId(member), proxy.clone())],
-        ..Membership::default()
+fn connected(member: u64, proxy: &Arc<Proxy>) -> ProxyEvents {
+    ProxyEvents {
+        connected: vec![(ConnectionId(member), proxy.clone())],
+        ..ProxyEvents::default()
     }
 }
 
-fn check(update: &Update) -> Result<(), String> {
+fn check(update: &StoreUpdate) -> Result<(), String> {
     if update.panics.is_empty() {
         Ok(())
     } else {

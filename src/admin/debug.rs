@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::access::Sight;
 use crate::{
-    generate::{ResourceSnapshot, ResourceType, patch::set, store::Store},
+    generate::{ResourceSnapshot, ResourceType, patch::set, store::ConfigStore},
     ingest::{
         jwks::KeyReports,
         remote::{RemoteClusters, SyncStatus},
@@ -272,7 +272,7 @@ async fn config_dump(
 
 /// What was noticed while generating: conflicts, filters left out, missing references, patches without effect.
 async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
-    let noted = |world: &World, store: &Store| {
+    let noted = |world: &World, store: &ConfigStore| {
         let mut notes = store.notes();
         let unused = set::unused(&world.snapshot(), &notes);
         notes.retain(|note| note.code != set::STATUS);

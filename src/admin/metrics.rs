@@ -10,7 +10,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Int
 
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, patch::set, resource::Note, secret, store::Size},
+    generate::{self, patch::set, resource::Note, secret, store::StoreSize},
     model::reference,
     push::push_loop::{Observer, PushReport},
     table::Cx,
@@ -239,7 +239,7 @@ impl HeldMetrics {
         })
     }
 
-    fn set(&self, held: &Size, model_reads: usize) {
+    fn set(&self, held: &StoreSize, model_reads: usize) {
         self.proxies.set(held.members as i64);
         self.groups.set(held.groups as i64);
         self.parts.set(held.parts as i64);
@@ -382,7 +382,7 @@ mod tests {
     fn what_is_held_is_told_after_each_push() {
         let registry = Registry::new();
         let metrics = PushMetrics::new(&registry).expect("no name is taken");
-        let push = |held: Size, model_reads| PushReport {
+        let push = |held: StoreSize, model_reads| PushReport {
             mesh: World::new(Installation::default()).snapshot(),
             events: 0,
             kinds: BTreeMap::new(),
@@ -395,7 +395,7 @@ mod tests {
             held,
             model_reads,
         };
-        let held = Size {
+        let held = StoreSize {
             members: 2000,
             profiles: 60,
             groups: 50,
@@ -405,7 +405,7 @@ mod tests {
             bytes: 4,
             reads: 3,
         };
-        metrics.pushed(&push(Size::default(), 1));
+        metrics.pushed(&push(StoreSize::default(), 1));
         metrics.pushed(&push(held, 2));
         let mut seen = BTreeMap::new();
         for family in registry.gather() {

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::metrics::{self, ISTIO_VERSION, NoteMetrics};
 use crate::{
     environment::{self, Environment},
-    generate::store::Store,
+    generate::store::ConfigStore,
     model::World,
     push::push_loop::{Inspect, PushHandle},
 };
@@ -63,7 +63,7 @@ async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
     pages
         .uptime
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
-    let noted = |world: &World, store: &Store| {
+    let noted = |world: &World, store: &ConfigStore| {
         let features = &world.snapshot().installation.features;
         (store.notes(), features.pilot_envoy_filter_stats)
     };

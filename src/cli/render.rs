@@ -28,7 +28,7 @@ use crate::{
         proxy::{Extensions, Identity, NodeError, locality_text},
         requested::ON_DEMAND,
         resource::Note,
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, Installation, World, features::Features, reference},
     proto::json,
@@ -108,26 +108,26 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let mesh = world
         .commit(folder.rows.into_values().flatten().map(Change::Upsert).collect())
         .snapshot;
-    let mut store = Store::default();
-    let joined = proxies
+    let mut store = ConfigStore::default();
+    let connected = proxies
         .iter()
         .enumerate()
-        .map(|(index, (_, proxy))| (MemberId(index as u64), proxy.clone()))
+        .map(|(index, (_, proxy))| (ConnectionId(index as u64), proxy.clone()))
         .collect();
-    let membership = Membership {
-        joined,
-        ..Membership::default()
+    let membership = ProxyEvents {
+        connected,
+        ..ProxyEvents::default()
     };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
     report.diagnostics.extend(reference::missing(&Cx::untracked(), &mesh));
     report.panics = update.panics;
     let targets = folder.proxies.iter().map(proxyless::targets).enumerate();
-    let targets = targets.map(|(index, targets)| (MemberId(index as u64), targets));
+    let targets = targets.map(|(index, targets)| (ConnectionId(index as u64), targets));
     report.panics.extend(proxyless::ask(&mut store, &mesh, targets));
     report.without_effect = generate::without_effect(&mesh).collect();
     report.patches = set::without_effect(&mesh, &store.notes());
     for (index, (name, _)) in proxies.iter().enumerate() {
-        let key = store.group_of(MemberId(index as u64)).cloned();
+        let key = store.group_of(ConnectionId(index as u64)).cloned();
         let Some(snapshot) = key.and_then(|key| store.snapshot(&key).cloned()) else {
             continue;
         };
@@ -199,10 +199,10 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
     // Secrets are mentioned by all others, which are pushed after them in part.
     let types = ResourceType::ALL.iter().filter(|it| **it != ResourceType::Secret);
     for resource_type in types.chain([&ResourceType::Secret]) {
-        let on_demand = snapshot.demand.is_some() && ON_DEMAND.contains(resource_type);
+        let on_demand = snapshot.requested.is_some() && ON_DEMAND.contains(resource_type);
         let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() || on_demand {
             snapshot
-                .view(*resource_type)
+                .resources(*resource_type)
                 .iter()
                 .map(|resource| document(resource))
                 .collect()
@@ -225,7 +225,7 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
 }
 
 fn answer(snapshot: &ResourceSnapshot, resource_type: ResourceType, name: &str) -> Option<(SmolStr, Value)> {
-    match snapshot.view(resource_type).get(name) {
+    match snapshot.resources(resource_type).get(name) {
         Some(resource) => Some(document(resource)),
         None => snapshot.absent(resource_type, name).map(|resource| document(&resource)),
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     Proxy, RequestedResources, ResourceSnapshot, ResourceType,
     proxy::{Extensions, NodeMetadata},
-    store::{MemberId, Membership, Serial, Store},
+    store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
 };
 use crate::{
     base::{Hashed, Shared},
@@ -48,10 +48,10 @@ pub(crate) fn client(node: &str, more: &Value) -> Proxy {
 
 /// The same client, but for what its node says.
 pub(crate) fn changed(proxy: Proxy, change: impl FnOnce(&mut NodeMetadata)) -> Proxy {
-    let mut kind = NodeMetadata::clone(&proxy.kind);
-    change(&mut kind);
+    let mut node = NodeMetadata::clone(&proxy.node);
+    change(&mut node);
     Proxy {
-        kind: Hashed::new(kind),
+        node: Hashed::new(node),
         ..proxy
     }
 }
@@ -65,29 +65,29 @@ pub(crate) fn extensions(names: Option<&[&str]>) -> Extensions {
 }
 
 /// A store that serves the proxies of a mesh folder. They are members 0, 1, and so on.
-pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies: Vec<Proxy>) -> Store {
-    store_on_demand(installation, files, proxies, &RequestedResources::default())
+pub(crate) fn store(installation: Installation, files: &[(&str, &str)], proxies: Vec<Proxy>) -> ConfigStore {
+    store_of_requested(installation, files, proxies, &RequestedResources::default())
 }
 
 /// The same; each of the proxies asks for these names.
-pub(crate) fn store_on_demand(
+pub(crate) fn store_of_requested(
     installation: Installation,
     files: &[(&str, &str)],
     proxies: Vec<Proxy>,
-    demand: &RequestedResources,
-) -> Store {
-    let demand = Shared::new(demand.clone());
-    let demanded = (0..proxies.len()).map(|index| (MemberId(index as u64), demand.clone()));
-    let demanded = demanded.collect();
+    names: &RequestedResources,
+) -> ConfigStore {
+    let names = Shared::new(names.clone());
+    let requested = (0..proxies.len()).map(|index| (ConnectionId(index as u64), names.clone()));
+    let requested = requested.collect();
     let world = fixture::folder_world(installation, files);
-    let mut store = Store::default();
-    let joined = proxies.into_iter().enumerate();
-    let membership = Membership {
-        joined: joined
-            .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
+    let mut store = ConfigStore::default();
+    let connected = proxies.into_iter().enumerate();
+    let membership = ProxyEvents {
+        connected: connected
+            .map(|(index, proxy)| (ConnectionId(index as u64), Arc::new(proxy)))
             .collect(),
-        demanded,
-        ..Membership::default()
+        requested,
+        ..ProxyEvents::default()
     };
     let update = store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
     assert!(update.panics.is_empty(), "{:?}", update.panics);
@@ -95,18 +95,18 @@ pub(crate) fn store_on_demand(
 }
 
 /// A resource of a client as JSON; null if there is none.
-pub(crate) fn resource(store: &Store, client: u64, resource_type: ResourceType, name: &str) -> Value {
-    let resource = snapshot(store, client).view(resource_type).get(name);
+pub(crate) fn resource(store: &ConfigStore, client: u64, resource_type: ResourceType, name: &str) -> Value {
+    let resource = snapshot(store, client).resources(resource_type).get(name);
     resource.map_or(Value::Null, |resource| json::any_to_json(&resource.any()))
 }
 
 /// The names of a client's resources, in order.
-pub(crate) fn names(store: &Store, client: u64, resource_type: ResourceType) -> Vec<String> {
-    let all = snapshot(store, client).view(resource_type).iter();
+pub(crate) fn names(store: &ConfigStore, client: u64, resource_type: ResourceType) -> Vec<String> {
+    let all = snapshot(store, client).resources(resource_type).iter();
     all.map(|resource| resource.name.to_string()).collect()
 }
 
-fn snapshot(store: &Store, client: u64) -> &ResourceSnapshot {
-    let group = store.group_of(MemberId(client)).expect("the client has a group");
+fn snapshot(store: &ConfigStore, client: u64) -> &ResourceSnapshot {
+    let group = store.group_of(ConnectionId(client)).expect("the client has a group");
     store.snapshot(group).expect("the group has a snapshot")
 }

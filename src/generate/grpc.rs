@@ -104,14 +104,14 @@ pub enum GrpcResource {
 }
 
 /// Selects the parts of a client: one for each type that it requests.
-pub fn select(ctx: &BuildContext, selected: &Selected, demand: &RequestedResources) -> Vec<GrpcPart> {
+pub fn select(ctx: &BuildContext, selected: &Selected, requested: &RequestedResources) -> Vec<GrpcPart> {
     let client = Hashed::new(GrpcProxyView::of(ctx, selected));
     let part = |(resource_type, names): (ResourceType, &Names)| GrpcPart {
         client: client.clone(),
         resource_type,
         names: names.clone(),
     };
-    demand.iter().map(part).collect()
+    requested.iter().map(part).collect()
 }
 
 impl GrpcProxyView {

@@ -55,7 +55,7 @@ pub struct Patches {
 impl Patches {
     /// Returns the patches of the EnvoyFilters that select a proxy and apply to such a proxy's configuration.
     pub fn of(ctx: &BuildContext, profile: &ProxyClass, objects: &[ObjectKey]) -> Self {
-        let proxy = &profile.kind;
+        let proxy = &profile.node;
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
         let mut lacking = Vec::new();
         let mut referenced = BTreeSet::new();

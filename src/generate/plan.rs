@@ -192,7 +192,7 @@ pub struct GroupSpec {
     /// Gateways are answered with an empty route configuration when they ask for one that does not exist.
     pub answers_unknown_routes: bool,
     /// What the client asks for, if the parts follow from that.
-    pub demand: Option<Shared<RequestedResources>>,
+    pub requested: Option<Shared<RequestedResources>>,
 }
 
 /// A group's key: hashed once, cheap to compare.
@@ -203,8 +203,8 @@ pub fn select(ctx: &BuildContext, profile: &ProxyClass) -> ProxyGroupKey {
     let selected = Selected::of(ctx, profile);
     let proxy = selected.proxy;
     let mut parts: Vec<Part> = Vec::new();
-    match (proxy.proxy_type, &profile.demand) {
-        (_, Some(demand)) => parts.extend(grpc::select(ctx, &selected, demand).into_iter().map(Part::Grpc)),
+    match (proxy.proxy_type, &profile.requested) {
+        (_, Some(requested)) => parts.extend(grpc::select(ctx, &selected, requested).into_iter().map(Part::Grpc)),
         (ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint, None) => {
             parts.extend(cluster::select(ctx, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(ctx, &selected).into_iter().map(Part::Listeners));
@@ -219,7 +219,7 @@ pub fn select(ctx: &BuildContext, profile: &ProxyClass) -> ProxyGroupKey {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
         answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
-        demand: profile.demand.clone(),
+        requested: profile.requested.clone(),
     })
 }
 

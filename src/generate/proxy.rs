@@ -150,7 +150,7 @@ impl From<SpiffeId> for Identity {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
     /// What generation may read of its node.
-    pub kind: Hashed<NodeMetadata>,
+    pub node: Hashed<NodeMetadata>,
     /// Third part of the node id, usually `pod.namespace`.
     pub id: SmolStr,
     /// The whole node id.
@@ -176,7 +176,7 @@ pub struct Proxy {
 impl Deref for Proxy {
     type Target = NodeMetadata;
     fn deref(&self) -> &NodeMetadata {
-        &self.kind
+        &self.node
     }
 }
 
@@ -259,7 +259,7 @@ impl Proxy {
         let version_text = text("ISTIO_VERSION");
         let ctx = text("REQUESTED_NETWORK_VIEW");
         let annotations = label_map(metadata.get("ANNOTATIONS"));
-        let kind = NodeMetadata {
+        let node = NodeMetadata {
             proxy_type,
             node_cluster: node_cluster.into(),
             dns_domain: domain.into(),
@@ -291,7 +291,7 @@ impl Proxy {
             settings: Settings::of(&metadata),
         };
         Ok(Self {
-            kind: Hashed::new(kind),
+            node: Hashed::new(node),
             id: id.into(),
             node_id: node_id.into(),
             addresses,

@@ -39,7 +39,7 @@ pub struct ServiceTarget {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ProxyClass {
     /// What it says of itself.
-    pub kind: Hashed<NodeMetadata>,
+    pub node: Hashed<NodeMetadata>,
     /// Labels of the registry's pod or WorkloadEntry where known, else those of the node; with cluster, network,
     /// locality and node name laid over. Those of [`REPLICA_LABELS`] only where something asks for them.
     pub labels: Shared<Labels>,
@@ -48,11 +48,11 @@ pub struct ProxyClass {
     /// Who it has proved to be.
     pub identity: Option<Identity>,
     /// What it asks for, if it is sent nothing else.
-    pub demand: Option<Shared<RequestedResources>>,
+    pub requested: Option<Shared<RequestedResources>>,
     /// `region/zone/subzone`, from the registry, labels or node; where it matters to some service.
     pub locality: SmolStr,
     /// Its node; where some service is node-local.
-    pub node: SmolStr,
+    pub node_name: SmolStr,
     /// Metadata that EnvoyFilters ask for, as far as it is text.
     pub metadata: Labels,
     /// Its addresses; where listeners or clusters of its own may name them.
@@ -71,14 +71,14 @@ impl fmt::Debug for ProxyClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NodeMetadata {
             proxy_type, namespace, ..
-        } = &*self.kind;
+        } = &*self.node;
         write!(f, "{proxy_type:?} of {namespace} with labels {:?}", self.labels)
     }
 }
 
 impl ProxyClass {
     /// Looks a proxy up. Nothing else sees a proxy by itself.
-    pub fn of(ctx: &BuildContext, proxy: &Proxy, demand: &Shared<RequestedResources>) -> Self {
+    pub fn of(ctx: &BuildContext, proxy: &Proxy, requested: &Shared<RequestedResources>) -> Self {
         let pod = workload::pod(ctx, proxy);
         let found = targets::targets(ctx, proxy, pod);
         let (labels, locality) = workload::labels_and_locality(ctx, proxy, pod, found.entry_labels);
@@ -86,13 +86,13 @@ impl ProxyClass {
         let needs = needs.map(|needs| &**needs);
         let where_needed = |needed: bool, text: &SmolStr| if needed { text.clone() } else { SmolStr::default() };
         Self {
-            kind: proxy.kind.clone(),
+            node: proxy.node.clone(),
             labels: Shared::new(of_all_replicas(labels, needs)),
             targets: found.list.into(),
             identity: proxy.identity.clone(),
-            demand: proxy.is_proxyless().then(|| demand.clone()),
+            requested: proxy.is_proxyless().then(|| requested.clone()),
             locality: where_needed(needs.is_some_and(|needs| needs.locality), &locality),
-            node: where_needed(needs.is_some_and(|needs| needs.node), &proxy.node_name),
+            node_name: where_needed(needs.is_some_and(|needs| needs.node), &proxy.node_name),
             metadata: needs.map(|needs| metadata(needs, proxy)).unwrap_or_default(),
             addresses: addresses(ctx, needs, proxy),
             headless_address: headless_address(ctx, proxy),

@@ -152,7 +152,7 @@ impl ProxyLocation {
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };
         (needs.node || needs.locality).then(|| Self {
-            node: where_needed(needs.node, &selected.profile.node),
+            node: where_needed(needs.node, &selected.profile.node_name),
             locality: where_needed(needs.locality, &selected.profile.locality),
             labels: (!selected.labels.is_empty()).then_some(labels),
         })

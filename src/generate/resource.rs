@@ -171,7 +171,7 @@ pub struct ResourceSnapshot {
     /// What an unknown route name is answered with: gateways get an empty route configuration, sidecars nothing.
     pub answers_unknown_routes: bool,
     /// What it was made for, if it holds only what its clients ask for; `None`: it holds all there is.
-    pub demand: Option<Shared<RequestedResources>>,
+    pub requested: Option<Shared<RequestedResources>>,
 }
 
 impl ResourceSnapshot {
@@ -182,13 +182,13 @@ impl ResourceSnapshot {
             revision,
             views: views.into(),
             answers_unknown_routes,
-            demand: None,
+            requested: None,
         }
     }
 
     /// The same, made for this demand.
-    pub fn on_demand(mut self, demand: Option<Shared<RequestedResources>>) -> Self {
-        self.demand = demand;
+    pub fn with_requested(mut self, requested: Option<Shared<RequestedResources>>) -> Self {
+        self.requested = requested;
         self
     }
 
@@ -202,15 +202,15 @@ impl ResourceSnapshot {
     }
 
     /// The view of a type.
-    pub fn view(&self, resource_type: ResourceType) -> &TypeResources {
+    pub fn resources(&self, resource_type: ResourceType) -> &TypeResources {
         &self.views[resource_type as usize]
     }
 
     /// True if these are just the names of the type that the snapshot was made for.
     pub fn is_made_for(&self, resource_type: ResourceType, names: &imbl::OrdSet<SmolStr>) -> bool {
-        self.demand
+        self.requested
             .as_ref()
-            .is_some_and(|demand| demand.is(resource_type, names))
+            .is_some_and(|requested| requested.is(resource_type, names))
     }
 
     /// What a client gets that asks for a name which does not exist: an empty load assignment (the cluster is known,

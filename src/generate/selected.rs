@@ -62,7 +62,7 @@ pub struct Selected<'a> {
 impl<'a> Selected<'a> {
     /// Looks up everything about a profile.
     pub fn of(ctx: &BuildContext<'a>, profile: &'a ProxyClass) -> Self {
-        let (proxy, labels) = (&*profile.kind, &profile.labels);
+        let (proxy, labels) = (&*profile.node, &profile.labels);
         let gateways = match proxy.proxy_type {
             ProxyType::Router => gateways(ctx, proxy, labels, &profile.targets),
             _ => Vec::new(),

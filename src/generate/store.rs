@@ -36,7 +36,7 @@ use views::{PartResourceMaps, patch_views, whole_views};
 
 /// A connected proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub u64);
+pub struct ConnectionId(pub u64);
 
 /// Runs independent evaluations, in order of the results.
 pub trait Executor {
@@ -61,23 +61,23 @@ const FRAGMENTS: RelationId = RelationId(2004);
 
 /// What the store is told between two updates.
 #[derive(Default)]
-pub struct Membership {
+pub struct ProxyEvents {
     /// Proxies that connected.
-    pub joined: Vec<(MemberId, Arc<Proxy>)>,
+    pub connected: Vec<(ConnectionId, Arc<Proxy>)>,
     /// Members that ask for other names than before: the names that they ask for now.
-    pub demanded: Vec<(MemberId, Shared<RequestedResources>)>,
+    pub requested: Vec<(ConnectionId, Shared<RequestedResources>)>,
     /// Proxies that went away.
-    pub left: Vec<MemberId>,
+    pub disconnected: Vec<ConnectionId>,
 }
 
 /// What an update has changed.
 #[derive(Default)]
-pub struct Update {
+pub struct StoreUpdate {
     /// Groups that have a new snapshot, each once.
     pub groups: Vec<(ProxyGroupKey, Arc<ResourceSnapshot>)>,
     /// Members that belong to another group now, new ones included.
-    pub moved: Vec<(MemberId, ProxyGroupKey)>,
-    /// Who reads Secrets is not who did before, see [`Store::subjects`].
+    pub moved: Vec<(ConnectionId, ProxyGroupKey)>,
+    /// Who reads Secrets is not who did before, see [`ConfigStore::subjects`].
     pub subjects_changed: bool,
     /// How many resources were built.
     pub built: usize,
@@ -87,7 +87,7 @@ pub struct Update {
 
 /// How much the store holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
+pub struct StoreSize {
     /// Connected proxies.
     pub members: usize,
     /// Distinct profiles, each selected once.
@@ -107,7 +107,7 @@ pub struct Size {
 }
 
 /// See the module's text.
-pub struct Store {
+pub struct ConfigStore {
     members: Members,
     scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, List>,
@@ -168,7 +168,7 @@ struct Group {
     snapshot: Arc<ResourceSnapshot>,
 }
 
-impl Default for Store {
+impl Default for ConfigStore {
     fn default() -> Self {
         Self {
             members: Members::new(SELECTIONS),
@@ -189,17 +189,17 @@ impl Default for Store {
     }
 }
 
-impl Store {
+impl ConfigStore {
     /// Brings everything up to date with a revision of the mesh. `changes` are those since the last update.
     pub fn update(
         &mut self,
         mesh: &MeshSnapshot,
         changes: &ChangeSet,
-        membership: Membership,
+        membership: ProxyEvents,
         executor: &impl Executor,
-    ) -> Update {
+    ) -> StoreUpdate {
         let mut tx = Transaction::after(changes);
-        let mut update = Update::default();
+        let mut update = StoreUpdate::default();
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
         let scopes = self.scopes.table().clone();
@@ -240,7 +240,7 @@ impl Store {
         source: Source,
         demanded: (&[ScopeKey], &[PartKey]),
         executor: &impl Executor,
-        update: &mut Update,
+        update: &mut StoreUpdate,
         touched: &mut FxHashSet<ProxyGroupKey>,
     ) {
         let (new_scopes, new_parts) = demanded;
@@ -299,12 +299,12 @@ impl Store {
     }
 
     /// The group of a member.
-    pub fn group_of(&self, member: MemberId) -> Option<&ProxyGroupKey> {
+    pub fn group_of(&self, member: ConnectionId) -> Option<&ProxyGroupKey> {
         self.members.group(member)
     }
 
     /// A connected proxy.
-    pub fn proxy(&self, member: MemberId) -> Option<&Arc<Proxy>> {
+    pub fn proxy(&self, member: ConnectionId) -> Option<&Arc<Proxy>> {
         self.members.proxy(member)
     }
 
@@ -325,8 +325,8 @@ impl Store {
     }
 
     /// How much is held. Cheap: nothing is gone through for it.
-    pub fn size(&self) -> Size {
-        Size {
+    pub fn size(&self) -> StoreSize {
+        StoreSize {
             members: self.members.len(),
             profiles: self.members.profiles(),
             groups: self.groups.len(),
@@ -353,7 +353,7 @@ impl Store {
     /// Adds members to groups; gives the scopes and parts that nobody used before.
     fn demand(
         &mut self,
-        moved: &[(MemberId, ProxyGroupKey)],
+        moved: &[(ConnectionId, ProxyGroupKey)],
         touched: &mut FxHashSet<ProxyGroupKey>,
     ) -> (Vec<ScopeKey>, Vec<PartKey>) {
         let (mut scopes, mut parts) = (Vec::new(), Vec::new());
@@ -557,7 +557,7 @@ impl Store {
                     .collect(),
             });
             let snapshot = ResourceSnapshot::new(mesh.revision, views.collect(), key.answers_unknown_routes);
-            group.snapshot = Arc::new(snapshot.on_demand(key.demand.clone()));
+            group.snapshot = Arc::new(snapshot.with_requested(key.requested.clone()));
             published.push((key, group.snapshot.clone()));
         }
         published.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -11,7 +11,7 @@ use std::{
 use rayon::prelude::*;
 use tokio::sync::{mpsc, watch};
 
-pub use crate::generate::store::MemberId;
+pub use crate::generate::store::ConnectionId;
 use crate::{
     base::Shared,
     generate::{Proxy, RequestedResources, ResourceSnapshot, store::Executor},
@@ -70,15 +70,15 @@ impl LatestRequest {
 /// An event of a connection, for the push loop.
 pub(super) enum ProxyEvent {
     Join {
-        id: MemberId,
+        id: ConnectionId,
         proxy: Arc<Proxy>,
         sender: watch::Sender<Publication>,
     },
     Request {
-        id: MemberId,
+        id: ConnectionId,
         latest: LatestRequest,
     },
-    Leave(MemberId),
+    Leave(ConnectionId),
 }
 
 /// The entry point for connections. Cheap to clone.
@@ -108,7 +108,7 @@ impl Groups {
 
     /// Joins as a proxy. Dropping the subscription leaves.
     pub fn join(&self, proxy: Arc<Proxy>) -> Subscription {
-        let id = MemberId(self.next.fetch_add(1, Ordering::Relaxed));
+        let id = ConnectionId(self.next.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = watch::channel(Publication {
             resources: None,
             since: Since::default(),
@@ -127,7 +127,7 @@ impl Groups {
 /// The subscription of a connection to the publications of its group.
 pub struct Subscription {
     /// Its id in debug pages.
-    pub id: MemberId,
+    pub id: ConnectionId,
     /// The receiver of publications.
     pub receiver: watch::Receiver<Publication>,
     latest: LatestRequest,
@@ -136,7 +136,7 @@ pub struct Subscription {
 
 impl Subscription {
     /// Requests other names than before. A publication says which names it was generated for
-    /// ([`ResourceSnapshot::demand`]).
+    /// ([`ResourceSnapshot::requested`]).
     pub fn request(&self, requested: Shared<RequestedResources>) {
         if self.latest.put(requested) {
             let (id, latest) = (self.id, self.latest.clone());

@@ -19,7 +19,7 @@ use crate::{
     api::{Kind, access_review::Subject},
     generate::{
         ResourceSnapshot,
-        store::{self, MemberId, Store},
+        store::{self, ConfigStore, ConnectionId},
     },
     model::{Batch, Change, MeshSnapshot, World},
     table::ChangeSet,
@@ -60,13 +60,13 @@ pub struct PushReport {
     /// Descriptions of generators that panicked.
     pub panics: Vec<String>,
     /// The size of the store after the push.
-    pub held: store::Size,
+    pub held: store::StoreSize,
     /// The number of recorded dependencies of the model's tables.
     pub model_reads: usize,
 }
 
 /// A query that runs on the thread that owns the store, for debug pages.
-pub type Inspect = Box<dyn FnOnce(&World, &Store) + Send>;
+pub type Inspect = Box<dyn FnOnce(&World, &ConfigStore) + Send>;
 
 /// The handles of a running push loop.
 pub struct PushHandle {
@@ -89,7 +89,7 @@ type FlushRequest = oneshot::Sender<()>;
 /// The push loop, which owns the world and the store.
 pub struct PushLoop {
     world: World,
-    store: Store,
+    store: ConfigStore,
     options: PushOptions,
     changes: mpsc::Receiver<Vec<Change>>,
     proxy_events: mpsc::UnboundedReceiver<ProxyEvent>,
@@ -97,7 +97,7 @@ pub struct PushLoop {
     flushes: mpsc::Receiver<FlushRequest>,
     mesh: watch::Sender<Arc<MeshSnapshot>>,
     subjects: watch::Sender<OrdSet<Subject>>,
-    senders: FxHashMap<MemberId, watch::Sender<Publication>>,
+    senders: FxHashMap<ConnectionId, watch::Sender<Publication>>,
     pending: Pending,
     clock: fn() -> Instant,
 }
@@ -121,7 +121,7 @@ impl PushHandle {
         };
         let run = PushLoop {
             world,
-            store: Store::default(),
+            store: ConfigStore::default(),
             options,
             changes: changes_in,
             proxy_events,
@@ -146,7 +146,7 @@ impl PushHandle {
     /// Runs a query on the thread that owns the store; `None` after shutdown.
     pub async fn ask<R: Send + 'static>(
         inspect: &mpsc::Sender<Inspect>,
-        query: impl FnOnce(&World, &Store) -> R + Send + 'static,
+        query: impl FnOnce(&World, &ConfigStore) -> R + Send + 'static,
     ) -> Option<R> {
         let (answer, answered) = oneshot::channel();
         let ask: Inspect = Box::new(move |world, store| {
@@ -202,22 +202,26 @@ impl PushLoop {
     }
 
     fn apply_proxy_events(&mut self, first: ProxyEvent, observer: &impl Observer) {
-        let mut proxy_events = store::Membership::default();
+        let mut proxy_events = store::ProxyEvents::default();
         let mut next = Some(first);
         while let Some(event) = next {
             match event {
                 ProxyEvent::Join { id, proxy, sender } => {
                     self.senders.insert(id, sender);
-                    proxy_events.joined.push((id, proxy));
+                    proxy_events.connected.push((id, proxy));
                 }
                 ProxyEvent::Request { id, latest } => {
-                    proxy_events.demanded.extend(latest.take().map(|demand| (id, demand)));
+                    proxy_events.requested.extend(latest.take().map(|demand| (id, demand)));
                 }
                 ProxyEvent::Leave(id) => {
                     self.senders.remove(&id);
-                    match proxy_events.joined.iter().position(|(joined, _)| *joined == id) {
-                        Some(index) => drop(proxy_events.joined.swap_remove(index)),
-                        None => proxy_events.left.push(id),
+                    match proxy_events
+                        .connected
+                        .iter()
+                        .position(|(connected, _)| *connected == id)
+                    {
+                        Some(index) => drop(proxy_events.connected.swap_remove(index)),
+                        None => proxy_events.disconnected.push(id),
                     }
                 }
             }
@@ -262,7 +266,7 @@ impl PushLoop {
             kinds,
             panics: commit.panics,
         };
-        let (mesh, none) = (commit.snapshot, store::Membership::default());
+        let (mesh, none) = (commit.snapshot, store::ProxyEvents::default());
         self.regenerate(&mesh, &commit.changes, none, timeline, observer);
         self.pending
             .record_duration((self.clock)().saturating_duration_since(started));
@@ -273,11 +277,11 @@ impl PushLoop {
         &mut self,
         mesh: &Arc<MeshSnapshot>,
         changes: &ChangeSet,
-        proxy_events: store::Membership,
+        proxy_events: store::ProxyEvents,
         timeline: Timeline,
         observer: &impl Observer,
     ) {
-        let first = proxy_events.joined.len();
+        let first = proxy_events.connected.len();
         let update = self.store.update(mesh, changes, proxy_events, &Parallel);
         if update.subjects_changed {
             self.subjects.send_replace(self.store.subjects().clone());
@@ -316,7 +320,7 @@ impl PushLoop {
         });
     }
 
-    fn publish(&self, id: MemberId, resources: Arc<ResourceSnapshot>, since: Option<Instant>) {
+    fn publish(&self, id: ConnectionId, resources: Arc<ResourceSnapshot>, since: Option<Instant>) {
         let Some(sender) = self.senders.get(&id) else {
             return;
         };

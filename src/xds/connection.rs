@@ -181,7 +181,7 @@ impl Connection {
         ResourceType::ALL.iter().all(|resource_type| {
             let watched = self.types[*resource_type as usize].as_ref();
             watched.is_none_or(|watched| {
-                watched.is_up_to_date(latest.view(*resource_type)) && watched.deferred_removals.is_empty()
+                watched.is_up_to_date(latest.resources(*resource_type)) && watched.deferred_removals.is_empty()
             })
         })
     }
@@ -367,7 +367,7 @@ impl Connection {
             let Some(watched) = &mut self.types[*resource_type as usize] else {
                 continue;
             };
-            if watched.in_flight.is_some() || watched.is_up_to_date(latest.view(*resource_type)) {
+            if watched.in_flight.is_some() || watched.is_up_to_date(latest.resources(*resource_type)) {
                 continue;
             }
             // Before a snapshot was generated for these names, it is not known which of them exist.
@@ -403,7 +403,7 @@ impl Connection {
     fn removals(&mut self, latest: &Arc<ResourceSnapshot>) -> Vec<Response> {
         let referring_types_are_outdated = order::REFERRING.iter().any(|resource_type| {
             let watched = self.types[*resource_type as usize].as_ref();
-            watched.is_some_and(|watched| !watched.is_up_to_date(latest.view(*resource_type)))
+            watched.is_some_and(|watched| !watched.is_up_to_date(latest.resources(*resource_type)))
         });
         let mut responses = Vec::new();
         if referring_types_are_outdated {
@@ -435,7 +435,7 @@ impl Connection {
         let response = Response {
             resource_type,
             nonce: nonce.clone(),
-            version: latest.view(resource_type).version(),
+            version: latest.resources(resource_type).version(),
             resources: content.resources.clone(),
             coalesced: content.coalesced.take(),
             removed: content.removed.clone(),

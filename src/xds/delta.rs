@@ -21,7 +21,7 @@ pub(super) fn content(
     latest: &ResourceSnapshot,
     cache: &ResponseCache,
 ) -> Option<InFlight> {
-    let view = latest.view(resource_type);
+    let view = latest.resources(resource_type);
     let Some(sent) = watched.sent.replace(view.clone()) else {
         return Some(first(watched, resource_type, latest, cache));
     };
@@ -50,7 +50,7 @@ fn first(
     latest: &ResourceSnapshot,
     cache: &ResponseCache,
 ) -> InFlight {
-    let view = latest.view(resource_type);
+    let view = latest.resources(resource_type);
     let initial_versions = std::mem::take(&mut watched.initial_versions);
     let held = initial_versions.versions();
     let is_held = |resource: &EncodedResource| held.get(&*resource.name) == Some(&Some(resource.version));

@@ -17,7 +17,7 @@ use super::protocol::Protocol;
 use super::share::response_cache::ResponseCache;
 use crate::{
     generate::{ResourceType, proxy::Proxy},
-    push::groups::MemberId,
+    push::groups::ConnectionId,
 };
 
 /// All live connections, oldest first.
@@ -42,7 +42,7 @@ pub struct LiveConnection {
     /// The client.
     pub proxy: Arc<Proxy>,
     /// Its id in the push loop.
-    pub subscription: MemberId,
+    pub subscription: ConnectionId,
     /// Its protocol.
     pub protocol: Protocol,
     /// Shared by the stream, which changes it, and debug pages, which read it; never locked across an `await`. A
@@ -155,7 +155,7 @@ pub(super) struct NewConnection {
     pub(super) peer: Option<SocketAddr>,
     pub(super) connected_at: SystemTime,
     pub(super) proxy: Arc<Proxy>,
-    pub(super) subscription: MemberId,
+    pub(super) subscription: ConnectionId,
     pub(super) protocol: Protocol,
 }
 
@@ -198,7 +198,7 @@ mod tests {
                 peer: None,
                 connected_at: SystemTime::UNIX_EPOCH,
                 proxy: proxy.clone(),
-                subscription: MemberId(0),
+                subscription: ConnectionId(0),
                 protocol: Protocol::Sotw,
             })
         };

@@ -20,7 +20,7 @@ pub(super) fn content(
     latest: &ResourceSnapshot,
     cache: &ResponseCache,
 ) -> Option<InFlight> {
-    let view = latest.view(resource_type);
+    let view = latest.resources(resource_type);
     let must_respond = std::mem::take(&mut watched.must_respond);
     let mut pending = std::mem::take(&mut watched.pending);
     let mut all = std::mem::take(&mut watched.resend_all);

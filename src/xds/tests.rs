@@ -103,12 +103,12 @@ impl World {
         let as_single_list = self.snapshot();
         let views = ResourceType::ALL.iter().map(|resource_type| {
             if !ON_DEMAND.contains(resource_type) {
-                return as_single_list.view(*resource_type).clone();
+                return as_single_list.resources(*resource_type).clone();
             }
             let mut view = PartResources::default();
             let requested = demand.iter().find(|(requested, _)| requested == resource_type);
             for name in requested.iter().flat_map(|(_, names)| names.iter()) {
-                if let Some(resource) = as_single_list.view(*resource_type).get(name) {
+                if let Some(resource) = as_single_list.resources(*resource_type).get(name) {
                     view.digest = view.digest.wrapping_add(resource.version.value());
                     view.resources.insert(name.clone(), resource.clone());
                 }
@@ -118,7 +118,7 @@ impl World {
             }
         });
         let snapshot = ResourceSnapshot::new(as_single_list.revision, views.collect(), false);
-        Arc::new(snapshot.on_demand(Some(Shared::new(demand))))
+        Arc::new(snapshot.with_requested(Some(Shared::new(demand))))
     }
 }
 
@@ -358,7 +358,7 @@ fn run(mut client: Client, steps: Vec<Step>) {
     client.settle(&world);
     let latest = world.snapshot();
     for (index, resource_type) in TYPES.iter().enumerate() {
-        let view = latest.view(*resource_type);
+        let view = latest.resources(*resource_type);
         let expected: BTreeMap<SmolStr, String> = view
             .iter()
             .filter(|resource| client.is_wildcard(index) || client.names[index].contains(&resource.name))

@@ -7,7 +7,7 @@ use istiod::{
     generate::{
         Proxy, ResourceType,
         proxy::Extensions,
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, Installation, SourceId, World},
     proto::{
@@ -52,7 +52,7 @@ status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'Tr
 /// A mesh and the resources of one of its proxies.
 pub(super) struct Fixture {
     world: World,
-    store: Store,
+    store: ConfigStore,
 }
 
 /// The listener for inbound traffic, and the one for inbound traffic through an HBONE tunnel.
@@ -60,7 +60,7 @@ pub(super) const INBOUND: &str = "virtualInbound";
 pub(super) const TUNNELED: &str = "main_internal";
 
 /// The only client.
-const CLIENT: MemberId = MemberId(0);
+const CLIENT: ConnectionId = ConnectionId(0);
 
 impl Fixture {
     /// Builds a mesh from mesh config and objects, both YAML.
@@ -78,12 +78,12 @@ impl Fixture {
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
         let mut fixture = Self {
             world: World::new(installation),
-            store: Store::default(),
+            store: ConfigStore::default(),
         };
         let rows = folder.rows.into_values().flatten();
-        let membership = Membership {
-            joined: std::iter::once((CLIENT, Arc::new(proxy))).collect(),
-            ..Membership::default()
+        let membership = ProxyEvents {
+            connected: std::iter::once((CLIENT, Arc::new(proxy))).collect(),
+            ..ProxyEvents::default()
         };
         fixture.commit(rows.map(Change::Upsert).collect(), membership)?;
         Ok(fixture)
@@ -102,10 +102,10 @@ impl Fixture {
         if rows.len() != policies.len() {
             return Err("a policy was rejected".into());
         }
-        self.commit(vec![Change::Replace(source, rows)], Membership::default())
+        self.commit(vec![Change::Replace(source, rows)], ProxyEvents::default())
     }
 
-    fn commit(&mut self, changes: Vec<Change>, membership: Membership) -> Result<(), Failed> {
+    fn commit(&mut self, changes: Vec<Change>, membership: ProxyEvents) -> Result<(), Failed> {
         let commit = self.world.commit(changes);
         let update = self
             .store
@@ -120,13 +120,13 @@ impl Fixture {
     /// Returns a resource of the client.
     pub(super) fn resource(&self, resource_type: ResourceType, name: &str) -> Option<Any> {
         let group = self.store.group_of(CLIENT).and_then(|key| self.store.snapshot(key))?;
-        group.view(resource_type).get(name).map(|resource| resource.any())
+        group.resources(resource_type).get(name).map(|resource| resource.any())
     }
 
     /// Returns the names of the client's resources of a type.
     pub(super) fn names(&self, resource_type: ResourceType) -> Vec<String> {
         let group = self.store.group_of(CLIENT).and_then(|key| self.store.snapshot(key));
-        let resources = group.iter().flat_map(|group| group.view(resource_type).iter());
+        let resources = group.iter().flat_map(|group| group.resources(resource_type).iter());
         resources.map(|resource| resource.name.to_string()).collect()
     }
 

@@ -8,7 +8,7 @@ use istiod::{
     generate::{
         Proxy, RequestedResources, ResourceType,
         proxy::{Extensions, Identity},
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, Installation, World, features::Features, inputs::Row},
     table::ChangeSet,
@@ -25,7 +25,7 @@ type Bytes = BTreeMap<(u64, ResourceType, String), String>;
 /// A control plane without time and sockets.
 struct ControlPlane {
     world: World,
-    store: Store,
+    store: ConfigStore,
 }
 
 impl ControlPlane {
@@ -36,17 +36,17 @@ impl ControlPlane {
     fn of(installation: Installation) -> Self {
         let mut control_plane = Self {
             world: World::new(installation),
-            store: Store::default(),
+            store: ConfigStore::default(),
         };
-        let joined = proxies()
+        let connected = proxies()
             .into_iter()
             .enumerate()
-            .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)));
-        let demanded = std::iter::once((MemberId(GRPC), Shared::new(demand())));
-        let membership = Membership {
-            joined: joined.collect(),
-            demanded: demanded.collect(),
-            ..Membership::default()
+            .map(|(index, proxy)| (ConnectionId(index as u64), Arc::new(proxy)));
+        let requested = std::iter::once((ConnectionId(GRPC), Shared::new(requested_names())));
+        let membership = ProxyEvents {
+            connected: connected.collect(),
+            requested: requested.collect(),
+            ..ProxyEvents::default()
         };
         let mesh = control_plane.world.snapshot();
         control_plane
@@ -60,7 +60,7 @@ impl ControlPlane {
         let commit = self.world.commit(batch);
         let update = self
             .store
-            .update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+            .update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
         if update.panics.is_empty() {
             Ok(update.built)
         } else {
@@ -73,12 +73,12 @@ impl ControlPlane {
         for index in 0..proxies().len() as u64 {
             let snapshot = self
                 .store
-                .group_of(MemberId(index))
+                .group_of(ConnectionId(index))
                 .and_then(|key| self.store.snapshot(key));
             for resource_type in ResourceType::ALL {
                 for resource in snapshot
                     .iter()
-                    .flat_map(|snapshot| snapshot.view(*resource_type).iter())
+                    .flat_map(|snapshot| snapshot.resources(*resource_type).iter())
                 {
                     bytes.insert(
                         (index, *resource_type, resource.name.to_string()),
@@ -98,7 +98,7 @@ const SERVED: u64 = 0;
 const WAYPOINT: u64 = 6;
 
 /// The subscriptions of the gRPC client: all resources that may exist, and some that do not.
-fn demand() -> RequestedResources {
+fn requested_names() -> RequestedResources {
     let hosts = corpus::HOSTS
         .iter()
         .flat_map(|host| corpus::PORTS.map(|(_, port)| (*host, port)));
@@ -356,8 +356,14 @@ pub(super) fn grpc_clients_get_the_routes_of_sidecars() -> Result<(), Failed> {
         let rows: Vec<Row> = mesh_rows().into_iter().chain(rows).collect();
         control_plane.commit(upserts(rows))?;
         let view = |member: u64| {
-            let key = control_plane.store.group_of(MemberId(member))?;
-            Some(control_plane.store.snapshot(key)?.view(ResourceType::Route).clone())
+            let key = control_plane.store.group_of(ConnectionId(member))?;
+            Some(
+                control_plane
+                    .store
+                    .snapshot(key)?
+                    .resources(ResourceType::Route)
+                    .clone(),
+            )
         };
         let (Some(sidecar), Some(grpc)) = (view(SERVED), view(GRPC)) else {
             return Err("a proxy has no resources".into());

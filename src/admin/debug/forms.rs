@@ -314,7 +314,7 @@ fn type_status(status: &TypeStatus) -> Value {
 /// The resources of a type as JSON with their types, without private keys.
 pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) -> Vec<Value> {
     resources
-        .view(resource_type)
+        .resources(resource_type)
         .iter()
         .map(|resource| redacted(json::any_to_json(&resource.any())))
         .collect()

@@ -12,7 +12,7 @@ use crate::{
     generate::{
         RequestedResources, ResourceSnapshot, ResourceType,
         requested::ON_DEMAND,
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::MeshSnapshot,
     table::ChangeSet,
@@ -30,22 +30,22 @@ pub(super) fn targets(entry: &Value) -> BTreeSet<SmolStr> {
 
 /// Lets clients ask until nothing is left to ask for; gives the generators that panicked, described.
 pub(super) fn ask(
-    store: &mut Store,
+    store: &mut ConfigStore,
     mesh: &MeshSnapshot,
-    targets: impl Iterator<Item = (MemberId, BTreeSet<SmolStr>)>,
+    targets: impl Iterator<Item = (ConnectionId, BTreeSet<SmolStr>)>,
 ) -> Vec<String> {
-    let mut clients: Vec<(MemberId, Wanted)> = targets
+    let mut clients: Vec<(ConnectionId, Wanted)> = targets
         .filter(|(_, targets)| !targets.is_empty())
         .map(|(member, targets)| (member, [(ResourceType::Listener, targets)].into()))
         .collect();
     let mut panics = Vec::new();
     for _ in ON_DEMAND {
-        let demanded = clients
+        let requested = clients
             .iter()
             .map(|(member, wanted)| (*member, Shared::new(RequestedResources::new(wanted.clone()))));
-        let membership = Membership {
-            demanded: demanded.collect(),
-            ..Membership::default()
+        let membership = ProxyEvents {
+            requested: requested.collect(),
+            ..ProxyEvents::default()
         };
         panics.extend(store.update(mesh, &ChangeSet::default(), membership, &Serial).panics);
         for (member, wanted) in &mut clients {
@@ -62,7 +62,7 @@ pub(super) fn ask(
 fn follow(snapshot: &ResourceSnapshot, wanted: &mut Wanted) {
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
     for resource_type in ON_DEMAND {
-        for resource in snapshot.view(resource_type).iter() {
+        for resource in snapshot.resources(resource_type).iter() {
             let (_, body) = document(resource);
             mention(&body, &mut named);
             let clusters = named.entry(ResourceType::Cluster).or_default();

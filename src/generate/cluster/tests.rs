@@ -6,7 +6,7 @@ mod places;
 use serde_json::{Value, json};
 
 use crate::{
-    generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::Store},
+    generate::{Proxy, ResourceType, fixture, proxy::Extensions, store::ConfigStore},
     model::{features::Features, installation::Installation},
 };
 
@@ -56,7 +56,7 @@ const TCP: &str = "outbound|90||a.default.svc.cluster.local";
 
 /// A mesh with its clients.
 struct Bed {
-    store: Store,
+    store: ConfigStore,
 }
 
 impl Bed {

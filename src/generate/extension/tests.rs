@@ -8,7 +8,7 @@ use crate::{
     generate::{
         Proxy, ResourceType, fixture,
         proxy::Identity,
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, World, fixture as rows, installation::Installation},
     table::ChangeSet,
@@ -60,7 +60,7 @@ fn proxy(kind: &str, extensions: Option<&[&str]>) -> Proxy {
     }
 }
 
-fn store(config: &str, proxy: Proxy) -> Store {
+fn store(config: &str, proxy: Proxy) -> ConfigStore {
     let objects = [fixture::APP, SECRET].join("---");
     let files = [
         ("mesh.yaml", MESH),
@@ -71,7 +71,7 @@ fn store(config: &str, proxy: Proxy) -> Store {
 }
 
 /// Returns the user filters of each chain of the listeners whose name contains a text, without duplicates.
-fn user_filters(store: &Store, listener: &str) -> BTreeSet<Vec<String>> {
+fn user_filters(store: &ConfigStore, listener: &str) -> BTreeSet<Vec<String>> {
     let listener = fixture::resource(store, 0, ResourceType::Listener, listener);
     let chains = listener["filterChains"].as_array().cloned().unwrap_or_default();
     chains.iter().map(|chain| names(&chain["filters"])).collect()
@@ -90,7 +90,7 @@ fn names(filters: &Value) -> Vec<String> {
 }
 
 /// Returns the variables of a plugin of the first proxy.
-fn environment(store: &Store, name: &str) -> Value {
+fn environment(store: &ConfigStore, name: &str) -> Value {
     let resource = fixture::resource(store, 0, ResourceType::Extension, &format!("{PREFIX}{name}"));
     resource["typedConfig"]["config"]["vmConfig"]["environmentVariables"].clone()
 }
@@ -236,7 +236,7 @@ fn secrets_come_from_the_plugins_namespace() {
         plugin("default/builtin", 1, "imagePullSecret: 'builtin://'"),
     ]
     .concat();
-    let secret = |store: &Store, name: &str| {
+    let secret = |store: &ConfigStore, name: &str| {
         environment(store, &format!("default.{name}~istio-translated-wasmplugin"))["keyValues"]
             ["ISTIO_META_WASM_IMAGE_PULL_SECRET"]
             .clone()
@@ -264,7 +264,7 @@ fn unsupported_plugins_are_omitted_or_deny() {
     assert_eq!(user_filters(&lenient, "virtualInbound"), [vec![]].into());
     let listener = fixture::resource(&lenient, 0, ResourceType::Listener, "virtualInbound").to_string();
     assert!(!listener.contains("\"denied\""));
-    let code = |store: &Store, code: &str| store.notes().iter().filter(|note| note.code == code).count();
+    let code = |store: &ConfigStore, code: &str| store.notes().iter().filter(|note| note.code == code).count();
     assert!(code(&lenient, "proxy_extension_missing") >= 2);
     assert_eq!(code(&lenient, "security_extension_missing"), 0);
 
@@ -302,15 +302,15 @@ fn plugin_settings_change_no_listener() {
         rows.into_iter().map(Change::Upsert).collect::<Vec<_>>()
     };
     let mut world = World::new(Installation::default());
-    let mut store = Store::default();
-    let membership = Membership {
-        joined: vec![(MemberId(0), Arc::new(sidecar(None)))],
-        ..Membership::default()
+    let mut store = ConfigStore::default();
+    let membership = ProxyEvents {
+        connected: vec![(ConnectionId(0), Arc::new(sidecar(None)))],
+        ..ProxyEvents::default()
     };
     let mesh = world.commit(files(1)).snapshot;
     store.update(&mesh, &ChangeSet::default(), membership, &Serial);
     let commit = world.commit(files(2));
-    let update = store.update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+    let update = store.update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
     assert_eq!(update.built, 1);
     let name = format!("{PREFIX}default.p~istio-translated-wasmplugin");
     let resource = fixture::resource(&store, 0, ResourceType::Extension, &name);

@@ -240,7 +240,7 @@ fn or(text: SmolStr, default: &'static str) -> SmolStr {
 
 /// Returns `service.name` by OpenTelemetry's conventions for Kubernetes.
 fn otel_service_name(profile: &ProxyClass) -> SmolStr {
-    let (proxy, labels) = (&profile.kind, &profile.labels);
+    let (proxy, labels) = (&profile.node, &profile.labels);
     let containers = proxy.setting(MetadataKey::AppContainers);
     [
         Some(proxy.otel_service_name.clone()),

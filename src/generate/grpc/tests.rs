@@ -6,7 +6,7 @@ use smol_str::SmolStr;
 use crate::{
     generate::{
         Proxy, RequestedResources, ResourceType, fixture,
-        store::{MemberId, Store},
+        store::{ConfigStore, ConnectionId},
     },
     model::{features::Features, installation::Installation},
 };
@@ -81,8 +81,8 @@ fn ask_with(
         features,
         ..Installation::default()
     };
-    let demand = RequestedResources::new([(resource_type, names.iter().map(SmolStr::new).collect())]);
-    let store = fixture::store_on_demand(installation, &files, vec![proxy], &demand);
+    let requested = RequestedResources::new([(resource_type, names.iter().map(SmolStr::new).collect())]);
+    let store = fixture::store_of_requested(installation, &files, vec![proxy], &requested);
     all(&store, resource_type)
 }
 
@@ -90,7 +90,7 @@ fn ask(config: &str, proxy: Proxy, resource_type: ResourceType, names: &[&str]) 
     ask_with(config, Features::default(), proxy, resource_type, names)
 }
 
-fn all(store: &Store, resource_type: ResourceType) -> Vec<(String, Value)> {
+fn all(store: &ConfigStore, resource_type: ResourceType) -> Vec<(String, Value)> {
     let names = fixture::names(store, 0, resource_type).into_iter();
     names
         .map(|name| {
@@ -540,7 +540,7 @@ spec: {hosts: [echo], resolution: STATIC, ports: [{number: 80, name: http, proto
 #[test]
 fn clients_share_what_they_see_alike() {
     let files = [("mesh.yaml", ""), ("kube.yaml", SERVICES)];
-    let demand = RequestedResources::new([
+    let requested = RequestedResources::new([
         (ResourceType::Listener, [SmolStr::new("echo:80")].into()),
         (
             ResourceType::Cluster,
@@ -548,7 +548,7 @@ fn clients_share_what_they_see_alike() {
         ),
     ]);
     let other = proxy("other", "10.1.0.8", json!({ "LABELS": { "app": "other" } }));
-    let store = fixture::store_on_demand(Installation::default(), &files, vec![client(), other], &demand);
-    assert_eq!(store.group_of(MemberId(0)), store.group_of(MemberId(1)));
+    let store = fixture::store_of_requested(Installation::default(), &files, vec![client(), other], &requested);
+    assert_eq!(store.group_of(ConnectionId(0)), store.group_of(ConnectionId(1)));
     assert_eq!((store.size().groups, store.size().resources), (1, 2));
 }

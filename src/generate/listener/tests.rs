@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     generate::{
         Proxy, ResourceType, fixture,
-        store::{MemberId, Store},
+        store::{ConfigStore, ConnectionId},
     },
     model::{features::Features, installation::Installation},
 };
@@ -49,7 +49,7 @@ endpoints:
 
 /// A mesh with its clients.
 struct Bed {
-    store: Store,
+    store: ConfigStore,
 }
 
 impl Bed {
@@ -352,14 +352,14 @@ fn ports_of_the_intercepting_listeners_are_not_served() {
 fn pods_of_one_workload_share_their_listeners() {
     let proxies = ["10.1.0.1", "10.1.0.2"].map(|ip| sidecar(ip, json!({"LABELS": {"app": "x", "pod": ip}}), None));
     let bed = Bed::new("", &[("kube.yaml", WORKLOAD)], proxies.to_vec());
-    let groups = [0, 1].map(|member| bed.store.group_of(MemberId(member)).expect("a group").clone());
+    let groups = [0, 1].map(|member| bed.store.group_of(ConnectionId(member)).expect("a group").clone());
     let parts = groups.map(|group| {
         format!(
             "{:?}",
             bed.store
                 .snapshot(&group)
                 .expect("a snapshot")
-                .view(ResourceType::Listener)
+                .resources(ResourceType::Listener)
                 .version()
         )
     });
@@ -395,9 +395,12 @@ spec:
     let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
     let bed = Bed::new("", &files, ["one", "two", "three"].map(client).to_vec());
     let bytes = |member: u64, name: &str| {
-        let group = bed.store.group_of(MemberId(member)).expect("a group");
+        let group = bed.store.group_of(ConnectionId(member)).expect("a group");
         let snapshot = bed.store.snapshot(group).expect("a snapshot");
-        let listener = snapshot.view(ResourceType::Listener).get(name).expect("a listener");
+        let listener = snapshot
+            .resources(ResourceType::Listener)
+            .get(name)
+            .expect("a listener");
         listener.sotw_frame().clone()
     };
     let is_shared = |name: &str| {

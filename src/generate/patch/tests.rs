@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::set;
 use crate::{
-    generate::{ResourceType, fixture, proxy::Extensions, store::Store},
+    generate::{ResourceType, fixture, proxy::Extensions, store::ConfigStore},
     model::installation::Installation,
 };
 
@@ -15,11 +15,11 @@ const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\n";
 const OUTBOUND_TCP: &str = "10.0.0.1_90";
 
 /// Returns a store with a sidecar of the app `a` and one EnvoyFilter with these patches (a YAML list).
-fn patched(patches: &str) -> Store {
+fn patched(patches: &str) -> ConfigStore {
     patched_for(patches, Extensions::default())
 }
 
-fn patched_for(patches: &str, extensions: Extensions) -> Store {
+fn patched_for(patches: &str, extensions: Extensions) -> ConfigStore {
     let metadata = json!({"SERVICE_ACCOUNT": "a", "LABELS": {"app": "a"}, "ISTIO_VERSION": "1.30.3"});
     let client = fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &metadata);
     let proxy = fixture::changed(client, |kind| kind.extensions = extensions);
@@ -40,11 +40,11 @@ spec:
     fixture::store(Installation::default(), &files, vec![proxy])
 }
 
-fn listener(store: &Store, name: &str) -> Value {
+fn listener(store: &ConfigStore, name: &str) -> Value {
     fixture::resource(store, 0, ResourceType::Listener, name)
 }
 
-fn names(store: &Store) -> BTreeSet<String> {
+fn names(store: &ConfigStore) -> BTreeSet<String> {
     fixture::names(store, 0, ResourceType::Listener).into_iter().collect()
 }
 
@@ -53,14 +53,14 @@ fn names_of(filters: &Value) -> Vec<&str> {
     filters.iter().filter_map(|filter| filter["name"].as_str()).collect()
 }
 
-fn filters(store: &Store, name: &str) -> Vec<String> {
+fn filters(store: &ConfigStore, name: &str) -> Vec<String> {
     let listener = listener(store, name);
     let filters = &listener["filterChains"][0]["filters"];
     names_of(filters).into_iter().map(str::to_owned).collect()
 }
 
 /// Returns the HTTP filters of the inbound listener's chain for a port.
-fn http_filters(store: &Store, port: u32) -> Vec<Value> {
+fn http_filters(store: &ConfigStore, port: u32) -> Vec<Value> {
     let listener = listener(store, "virtualInbound");
     let chains = listener["filterChains"].as_array().expect("chains");
     let chain = chains
@@ -75,7 +75,7 @@ fn http_filters(store: &Store, port: u32) -> Vec<Value> {
         .unwrap_or_default()
 }
 
-fn has_note(store: &Store, code: &str, text: &str) -> bool {
+fn has_note(store: &ConfigStore, code: &str, text: &str) -> bool {
     let notes = store.notes();
     notes.iter().any(|note| note.code == code && note.detail.contains(text))
 }

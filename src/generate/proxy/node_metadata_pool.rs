@@ -23,16 +23,16 @@ impl NodeMetadataPool {
     pub fn share(&self, proxy: &mut Proxy) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (kinds, extensions) = &mut *pools;
-        if let Some(held) = kinds.get(&proxy.kind) {
-            proxy.kind = held;
+        if let Some(held) = kinds.get(&proxy.node) {
+            proxy.node = held;
             return;
         }
-        if let Some(listed) = &proxy.kind.extensions.listed {
-            let mut kind = NodeMetadata::clone(&proxy.kind);
+        if let Some(listed) = &proxy.node.extensions.listed {
+            let mut kind = NodeMetadata::clone(&proxy.node);
             kind.extensions.listed = Some(extensions.share(listed));
-            proxy.kind = Hashed::new(kind);
+            proxy.node = Hashed::new(kind);
         }
-        proxy.kind = kinds.share(&proxy.kind);
+        proxy.node = kinds.share(&proxy.node);
     }
 }
 
@@ -91,10 +91,10 @@ mod tests {
             proxy
         };
         let [one, two, other] = [shared(1, "w"), shared(2, "w"), shared(3, "v")];
-        assert!(one.kind.same(&two.kind) && !one.kind.same(&other.kind));
+        assert!(one.node.same(&two.node) && !one.node.same(&other.node));
         let listed = |proxy: &Proxy| proxy.extensions.listed.clone().expect("it lists extensions");
         assert!(listed(&one).same(&listed(&other)));
-        assert_eq!(one.kind, proxy(1, "w").kind, "sharing changes nothing");
+        assert_eq!(one.node, proxy(1, "w").node, "sharing changes nothing");
     }
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
         }
         let mut again = proxy(1, "held");
         kinds.share(&mut again);
-        assert!(again.kind.same(&held.kind));
+        assert!(again.node.same(&held.node));
         let pools = kinds.0.lock().expect("nobody has panicked");
         assert!(pools.0.values.len() <= FEW + 1, "{}", pools.0.values.len());
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     generate::{
         Proxy, ResourceType, fixture,
-        store::{MemberId, Store},
+        store::{ConfigStore, ConnectionId},
     },
     model::{features::Features, installation::Installation},
 };
@@ -42,7 +42,7 @@ status: {phase: Running, podIP: 10.1.0.9, conditions: [{type: Ready, status: 'Tr
 
 /// A mesh with its clients.
 struct Bed {
-    store: Store,
+    store: ConfigStore,
 }
 
 impl Bed {
@@ -205,7 +205,7 @@ fn only_selected_labels_distinguish_proxies() {
         sidecar(&json!({"app": "y", "hash": "3"})),
     ];
     let bed = Bed::new(&virtual_service("vs", spec), clients);
-    let group = |client| bed.store.group_of(MemberId(client)).cloned();
+    let group = |client| bed.store.group_of(ConnectionId(client)).cloned();
     let route = |client| bed.get(client, ResourceType::Route, "80")["virtualHosts"][0]["routes"][0]["route"].clone();
     assert_eq!(route(0)["cluster"], json!(format!("outbound|80||{B}")));
     assert_eq!(route(2)["cluster"], json!(format!("outbound|80||{A}")));

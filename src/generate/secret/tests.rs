@@ -8,7 +8,7 @@ use crate::{
         Proxy, ResourceType,
         fixture::{self, names},
         proxy::Identity,
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, Installation, World, fixture as model},
     table::ChangeSet,
@@ -43,16 +43,16 @@ fn router() -> Proxy {
     proxy("router", "default", "gw")
 }
 
-fn store(config: &str, proxies: Vec<Proxy>) -> Store {
+fn store(config: &str, proxies: Vec<Proxy>) -> ConfigStore {
     let files = [("mesh.yaml", ""), ("kube.yaml", SECRETS), ("config.yaml", config)];
     fixture::store(Installation::default(), &files, proxies)
 }
 
-fn secret(store: &Store, client: u64, name: &str) -> Value {
+fn secret(store: &ConfigStore, client: u64, name: &str) -> Value {
     fixture::resource(store, client, ResourceType::Secret, name)
 }
 
-fn remarks(store: &Store) -> Vec<String> {
+fn remarks(store: &ConfigStore) -> Vec<String> {
     let notes = store.notes();
     let notes = notes.iter().filter(|note| note.code == super::CERTIFICATE_ERROR);
     notes.map(|note| note.detail.to_string()).collect()
@@ -202,22 +202,22 @@ fn a_rotated_secret_rebuilds_one_resource() {
     let mut world = World::new(Installation::default());
     let rows = model::folder(&Installation::default(), &files);
     let first = world.commit(rows.into_iter().map(Change::Upsert).collect());
-    let mut store = Store::default();
-    let joined = Membership {
-        joined: vec![(MemberId(0), router().into())],
-        ..Membership::default()
+    let mut store = ConfigStore::default();
+    let connected = ProxyEvents {
+        connected: vec![(ConnectionId(0), router().into())],
+        ..ProxyEvents::default()
     };
-    store.update(&first.snapshot, &ChangeSet::default(), joined, &Serial);
+    store.update(&first.snapshot, &ChangeSet::default(), connected, &Serial);
     let rotated = SECRETS.replace("chain,", "renewed,");
     let content = folder::FileContent::read("kube.yaml", rotated.as_bytes(), &model::CLUSTER);
     let rows = content.objects.into_iter().map(|(row, _)| Change::Upsert(row));
     let second = world.commit(rows.collect());
-    let update = store.update(&second.snapshot, &second.changes, Membership::default(), &Serial);
+    let update = store.update(&second.snapshot, &second.changes, ProxyEvents::default(), &Serial);
     assert_eq!((update.built, update.groups.len(), update.moved.len()), (1, 1, 0));
     let certificate = &secret(&store, 0, "kubernetes://cred")["tlsCertificate"];
     assert_eq!(certificate["certificateChain"]["inlineBytes"], "cmVuZXdlZA==");
     let gone = world.commit(vec![Change::Remove(Kind::Secret, model::key("default/cred"))]);
-    let update = store.update(&gone.snapshot, &gone.changes, Membership::default(), &Serial);
+    let update = store.update(&gone.snapshot, &gone.changes, ProxyEvents::default(), &Serial);
     assert_eq!(update.built, 1);
     assert_eq!(names(&store, 0, ResourceType::Secret), ["kubernetes://other"]);
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Executor, MemberId, Membership, Source, Update, evaluate};
+use super::{ConnectionId, Executor, ProxyEvents, Source, StoreUpdate, evaluate};
 use crate::{
     base::Shared,
     generate::{
@@ -20,11 +20,11 @@ use crate::{
 
 /// See the module's text.
 pub(super) struct Members {
-    all: FxHashMap<MemberId, Member>,
+    all: FxHashMap<ConnectionId, Member>,
     /// What the profiles were looked up in.
-    reads: Reads<MemberId>,
+    reads: Reads<ConnectionId>,
     selections: Derived<ProxyClassKey, ProxyGroupKey>,
-    users: FxHashMap<ProxyClassKey, FxHashSet<MemberId>>,
+    users: FxHashMap<ProxyClassKey, FxHashSet<ConnectionId>>,
     /// What members ask for that have not said so.
     nothing: Shared<RequestedResources>,
 }
@@ -62,11 +62,11 @@ impl Members {
         self.reads.recorded() + self.selections.recorded_reads()
     }
 
-    pub(super) fn proxy(&self, member: MemberId) -> Option<&Arc<Proxy>> {
+    pub(super) fn proxy(&self, member: ConnectionId) -> Option<&Arc<Proxy>> {
         self.all.get(&member).map(|member| &member.proxy)
     }
 
-    pub(super) fn group(&self, member: MemberId) -> Option<&ProxyGroupKey> {
+    pub(super) fn group(&self, member: ConnectionId) -> Option<&ProxyGroupKey> {
         self.all.get(&member).and_then(|member| member.group.as_ref())
     }
 
@@ -80,9 +80,9 @@ impl Members {
         &mut self,
         tx: &mut Transaction,
         source: Source,
-        membership: Membership,
+        membership: ProxyEvents,
         executor: &impl Executor,
-        update: &mut Update,
+        update: &mut StoreUpdate,
     ) -> Vec<ProxyGroupKey> {
         let (mut abandoned, mut left) = (Vec::new(), Vec::new());
         let candidates = self.admit(membership, &mut abandoned, &mut left);
@@ -108,11 +108,11 @@ impl Members {
     /// Takes note of who came, went or asks for something else; gives those to look up.
     fn admit(
         &mut self,
-        membership: Membership,
+        membership: ProxyEvents,
         abandoned: &mut Vec<ProxyGroupKey>,
         left: &mut Vec<ProxyClassKey>,
-    ) -> Vec<MemberId> {
-        for id in membership.left {
+    ) -> Vec<ConnectionId> {
+        for id in membership.disconnected {
             let Some(member) = self.all.remove(&id) else { continue };
             self.reads.forget(&id);
             abandoned.extend(member.group);
@@ -120,9 +120,9 @@ impl Members {
                 self.leave(id, profile, left);
             }
         }
-        let mut candidates = Vec::with_capacity(membership.joined.len());
-        self.all.reserve(membership.joined.len());
-        for (id, proxy) in membership.joined {
+        let mut candidates = Vec::with_capacity(membership.connected.len());
+        self.all.reserve(membership.connected.len());
+        for (id, proxy) in membership.connected {
             candidates.push(id);
             let member = Member {
                 proxy,
@@ -132,7 +132,7 @@ impl Members {
             };
             self.all.insert(id, member);
         }
-        for (id, demand) in membership.demanded {
+        for (id, demand) in membership.requested {
             if let Some(member) = self.all.get_mut(&id) {
                 member.demand = demand;
                 candidates.push(id);
@@ -146,16 +146,16 @@ impl Members {
         &mut self,
         tx: &Transaction,
         source: Source,
-        candidates: &[MemberId],
+        candidates: &[ConnectionId],
         executor: &impl Executor,
-        update: &mut Update,
+        update: &mut StoreUpdate,
         left: &mut Vec<ProxyClassKey>,
-    ) -> (Vec<ProxyClassKey>, Vec<MemberId>) {
+    ) -> (Vec<ProxyClassKey>, Vec<ConnectionId>) {
         let (mut new, mut changed) = (Vec::new(), Vec::new());
         let dirty = self.reads.dirty(tx, candidates);
         self.reads.reserve(candidates.len());
         let all = &self.all;
-        let look_up = |cx: &Cx, id: &MemberId| {
+        let look_up = |cx: &Cx, id: &ConnectionId| {
             let member = all.get(id)?;
             let profile = ProxyClass::of(&source.ctx(cx), &member.proxy, &member.demand);
             Some(ProxyClassKey::new(profile))
@@ -191,14 +191,14 @@ impl Members {
     }
 
     /// Takes a profile from a member; `left` are those that may have no other.
-    fn leave(&mut self, id: MemberId, profile: ProxyClassKey, left: &mut Vec<ProxyClassKey>) {
+    fn leave(&mut self, id: ConnectionId, profile: ProxyClassKey, left: &mut Vec<ProxyClassKey>) {
         if super::remove_user(&mut self.users, &profile, &id) {
             left.push(profile);
         }
     }
 
     /// Moves a member to the group of its profile. A profile whose selection panicked has none: its members stay.
-    fn follow(&mut self, id: MemberId, abandoned: &mut Vec<ProxyGroupKey>, update: &mut Update) {
+    fn follow(&mut self, id: ConnectionId, abandoned: &mut Vec<ProxyGroupKey>, update: &mut StoreUpdate) {
         let Some(member) = self.all.get_mut(&id) else { return };
         let Some(profile) = &member.profile else { return };
         let group = self.selections.table().get(&Cx::untracked(), profile);

@@ -20,7 +20,7 @@ spec: {clusterIP: 10.0.0.2, selector: {app: b}, ports: [{name: http, port: 80}]}
 /// A world with a store that follows it.
 struct Bed {
     world: World,
-    store: Store,
+    store: ConfigStore,
     /// What the last update evaluated.
     evaluated: Evaluations,
     /// The members that it moved.
@@ -31,7 +31,7 @@ impl Default for Bed {
     fn default() -> Self {
         Self {
             world: World::new(Installation::default()),
-            store: Store::default(),
+            store: ConfigStore::default(),
             evaluated: Evaluations::default(),
             moved: Vec::new(),
         }
@@ -58,7 +58,7 @@ impl Evaluations {
 impl Bed {
     fn commit(&mut self, batch: Batch) {
         let commit = self.world.commit(batch);
-        self.update(&commit.snapshot, &commit.changes, Membership::default());
+        self.update(&commit.snapshot, &commit.changes, ProxyEvents::default());
     }
 
     fn joins(&mut self, number: u64, namespace: &str) {
@@ -68,26 +68,26 @@ impl Bed {
     fn joins_with(&mut self, number: u64, namespace: &str, metadata: &Value) {
         let node = format!("sidecar~10.9.0.{number}~p-{number}.{namespace}~{namespace}.svc.cluster.local");
         let proxy = Arc::new(fixture::client(&node, metadata));
-        self.membership(Membership {
-            joined: vec![(MemberId(number), proxy)],
-            ..Membership::default()
+        self.membership(ProxyEvents {
+            connected: vec![(ConnectionId(number), proxy)],
+            ..ProxyEvents::default()
         });
     }
 
     fn leaves(&mut self, number: u64) {
-        self.membership(Membership {
-            left: vec![MemberId(number)],
-            ..Membership::default()
+        self.membership(ProxyEvents {
+            disconnected: vec![ConnectionId(number)],
+            ..ProxyEvents::default()
         });
     }
 
-    fn membership(&mut self, membership: Membership) {
+    fn membership(&mut self, membership: ProxyEvents) {
         let mesh = self.world.snapshot();
         self.update(&mesh, &ChangeSet::default(), membership);
     }
 
     /// The totals that are kept are those that are counted.
-    fn update(&mut self, mesh: &MeshSnapshot, changes: &ChangeSet, membership: Membership) {
+    fn update(&mut self, mesh: &MeshSnapshot, changes: &ChangeSet, membership: ProxyEvents) {
         self.evaluated = Evaluations::default();
         let update = self.store.update(mesh, changes, membership, &self.evaluated);
         assert!(update.panics.is_empty(), "{:?}", update.panics);
@@ -108,7 +108,7 @@ fn rows(file: &str) -> Batch {
 fn totals_follow_what_comes_changes_and_goes() {
     let mut bed = Bed::default();
     bed.commit(rows(fixture::APP));
-    assert_eq!(bed.store.size(), Size::default(), "nobody wants anything");
+    assert_eq!(bed.store.size(), StoreSize::default(), "nobody wants anything");
     bed.joins(1, "default");
     let one = bed.store.size();
     assert!(one.bytes > 0 && one.reads > 0, "{one:?}");
@@ -127,7 +127,7 @@ fn totals_follow_what_comes_changes_and_goes() {
     bed.leaves(2);
     assert_eq!(bed.store.size(), one, "as it was");
     bed.leaves(1);
-    assert_eq!(bed.store.size(), Size::default(), "nothing is left");
+    assert_eq!(bed.store.size(), StoreSize::default(), "nothing is left");
 }
 
 /// Selects a member by its node.
@@ -176,14 +176,14 @@ fn replicas() -> Bed {
 fn replicas_are_selected_once() {
     let mut bed = replicas();
     assert_eq!(
-        (bed.evaluated.of::<MemberId>(), bed.evaluated.of::<ProxyClassKey>()),
+        (bed.evaluated.of::<ConnectionId>(), bed.evaluated.of::<ProxyClassKey>()),
         (1, 0)
     );
     assert_eq!((bed.moved.as_slice(), bed.store.size().profiles), (&[2][..], 1));
     let everywhere = SIDECAR.replace("workloadSelector: {labels: {kubernetes.io/hostname: n1}}, ", "");
     bed.commit(rows(&everywhere));
     assert_eq!(
-        (bed.evaluated.of::<MemberId>(), bed.evaluated.of::<ProxyClassKey>()),
+        (bed.evaluated.of::<ConnectionId>(), bed.evaluated.of::<ProxyClassKey>()),
         (0, 1)
     );
     assert_eq!(bed.moved, [1, 2], "both go where the one evaluation leads");
@@ -200,7 +200,7 @@ fn replicas_are_selected_once() {
     bed.leaves(1);
     assert_eq!(bed.store.size().profiles, 1, "somebody has it");
     bed.leaves(2);
-    assert_eq!(bed.store.size(), Size::default(), "nothing is left");
+    assert_eq!(bed.store.size(), StoreSize::default(), "nothing is left");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::{
     generate::{
         ResourceType, constant,
         fixture::{self, APP},
-        store::{MemberId, Store},
+        store::{ConfigStore, ConnectionId},
     },
     model::Installation,
     proto::{
@@ -164,11 +164,11 @@ fn check_socket(socket: &TransportSocket) -> usize {
     }
 }
 
-fn resources(store: &Store, client: u64, resource_type: ResourceType) -> Vec<Any> {
-    let group = store.group_of(MemberId(client)).expect("the client has a group");
+fn resources(store: &ConfigStore, client: u64, resource_type: ResourceType) -> Vec<Any> {
+    let group = store.group_of(ConnectionId(client)).expect("the client has a group");
     let snapshot = store.snapshot(group).expect("the group has a snapshot");
     snapshot
-        .view(resource_type)
+        .resources(resource_type)
         .iter()
         .map(|resource| resource.any())
         .collect()

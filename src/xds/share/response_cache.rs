@@ -75,7 +75,7 @@ impl ResponseCache {
         latest: &ResourceSnapshot,
         names: Option<&Arc<Names>>,
     ) -> CachedResponse {
-        let view = latest.view(resource_type);
+        let view = latest.resources(resource_type);
         let is_same = |entry: &CacheEntry| {
             entry.resource_type == resource_type
                 && entry.answers_unknown_routes == latest.answers_unknown_routes
@@ -128,7 +128,7 @@ pub(in crate::xds) fn resource(
     name: &SmolStr,
 ) -> Option<Arc<EncodedResource>> {
     let placeholder = || latest.absent(resource_type, name).map(Arc::new);
-    latest.view(resource_type).get(name).cloned().or_else(placeholder)
+    latest.resources(resource_type).get(name).cloned().or_else(placeholder)
 }
 
 /// Returns the resources with these names, and the names without a resource.

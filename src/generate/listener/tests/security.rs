@@ -11,7 +11,7 @@ use crate::{
         ResourceType,
         filter::security::JWT_FILTER,
         fixture,
-        store::{MemberId, Membership, Serial, Store},
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, fixture::folder_world, installation::Installation},
     table::ChangeSet,
@@ -135,13 +135,13 @@ fn fetched_keys_change_the_listeners_that_use_them_and_nothing_else() {
     );
     let proxies = [sidecar("10.1.0.1", json!({}), None), other];
     let mut world = folder_world(Installation::default(), &files);
-    let mut store = Store::default();
-    let joined = proxies.into_iter().enumerate();
-    let membership = Membership {
-        joined: joined
-            .map(|(index, proxy)| (MemberId(index as u64), Arc::new(proxy)))
+    let mut store = ConfigStore::default();
+    let connected = proxies.into_iter().enumerate();
+    let membership = ProxyEvents {
+        connected: connected
+            .map(|(index, proxy)| (ConnectionId(index as u64), Arc::new(proxy)))
             .collect(),
-        ..Membership::default()
+        ..ProxyEvents::default()
     };
     store.update(&world.snapshot(), &ChangeSet::default(), membership, &Serial);
 
@@ -150,7 +150,7 @@ fn fetched_keys_change_the_listeners_that_use_them_and_nothing_else() {
     let mut commit = |keys: &str| {
         let keys = keys.into();
         let commit = world.commit(vec![Change::Upsert(FetchedKeys { key: key.clone(), keys }.into())]);
-        let update = store.update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+        let update = store.update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
         let listener = |client| fixture::resource(&store, client, ResourceType::Listener, "virtualInbound");
         (update.built, listener(0), listener(1))
     };

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    generate::{ResourceType, fixture, store::Store},
+    generate::{ResourceType, fixture, store::ConfigStore},
     model::{Installation, features::Features},
 };
 
@@ -60,7 +60,7 @@ fn installation() -> Installation {
 }
 
 /// What a waypoint with these extensions is sent in a mesh of [`WAYPOINT`] and these objects.
-fn store_with(extensions: Option<&[&str]>, config: &str) -> Store {
+fn store_with(extensions: Option<&[&str]>, config: &str) -> ConfigStore {
     let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"}});
     let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
     let client = fixture::changed(fixture::client(node, &labels), |kind| {
@@ -70,11 +70,11 @@ fn store_with(extensions: Option<&[&str]>, config: &str) -> Store {
     fixture::store(installation(), &files, vec![client])
 }
 
-fn store(config: &str) -> Store {
+fn store(config: &str) -> ConfigStore {
     store_with(None, config)
 }
 
-fn main_internal(store: &Store) -> Value {
+fn main_internal(store: &ConfigStore) -> Value {
     fixture::resource(store, 0, ResourceType::Listener, "main_internal")
 }
 

@@ -8,7 +8,7 @@ use crate::api::access_review::{Access, AccessReview, Subject};
 /// A mesh with API servers that answer reviews, and proxies that connect and disconnect.
 struct Bed {
     world: World,
-    store: Store,
+    store: ConfigStore,
 }
 
 fn account(proxy: &str) -> Subject {
@@ -29,7 +29,7 @@ impl Bed {
         let files = [("mesh.yaml", ""), ("kube.yaml", SECRETS), ("config.yaml", config)];
         Self {
             world: model::folder_world(installation, &files),
-            store: Store::default(),
+            store: ConfigStore::default(),
         }
     }
 
@@ -48,21 +48,22 @@ impl Bed {
             }),
             ..fixture::changed(router(), |kind| kind.cluster = cluster)
         };
-        let joined = Membership {
-            joined: vec![(MemberId(member), Arc::new(proxy))],
-            ..Membership::default()
+        let connected = ProxyEvents {
+            connected: vec![(ConnectionId(member), Arc::new(proxy))],
+            ..ProxyEvents::default()
         };
         let snapshot = self.world.snapshot();
-        self.store.update(&snapshot, &ChangeSet::default(), joined, &Serial);
+        self.store.update(&snapshot, &ChangeSet::default(), connected, &Serial);
     }
 
     fn leave(&mut self, member: u64) {
-        let left = Membership {
-            left: vec![MemberId(member)],
-            ..Membership::default()
+        let disconnected = ProxyEvents {
+            disconnected: vec![ConnectionId(member)],
+            ..ProxyEvents::default()
         };
         let snapshot = self.world.snapshot();
-        self.store.update(&snapshot, &ChangeSet::default(), left, &Serial);
+        self.store
+            .update(&snapshot, &ChangeSet::default(), disconnected, &Serial);
     }
 
     fn answer(&mut self, identity: &str, access: Access) -> usize {
@@ -72,7 +73,7 @@ impl Bed {
             .commit(vec![Change::Upsert(AccessReview { key, access }.into())]);
         let update = self
             .store
-            .update(&commit.snapshot, &commit.changes, Membership::default(), &Serial);
+            .update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
         update.built
     }
 
@@ -167,12 +168,12 @@ fn r9_r10_accounts_are_reviewed_in_their_own_cluster() {
     bed.answer("gw.default", Access::Allowed);
     let mut far = fixture::changed(router(), |kind| kind.cluster = "far".into());
     far.identity = Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/gw");
-    let joined = Membership {
-        joined: vec![(MemberId(1), Arc::new(far))],
-        ..Membership::default()
+    let connected = ProxyEvents {
+        connected: vec![(ConnectionId(1), Arc::new(far))],
+        ..ProxyEvents::default()
     };
     let snapshot = bed.world.snapshot();
-    bed.store.update(&snapshot, &ChangeSet::default(), joined, &Serial);
+    bed.store.update(&snapshot, &ChangeSet::default(), connected, &Serial);
     assert_eq!((bed.held(0).len(), bed.held(1).len()), (1, 0));
     assert_eq!(
         bed.subjects(),
