@@ -365,7 +365,7 @@ pub fn declared<'a>(
             object.twice.push(declared_twice(row, object.place, place));
             (object.row, object.place) = (row, place);
         };
-        objects.entry(key).and_modify(again).or_insert(Declared {
+        objects.entry(key).and_modify(again).or_insert(DeclaredObject {
             row,
             place,
             twice: Vec::new(),
