@@ -221,292 +221,292 @@ features! {
         XDS_AUTH_PLAINTEXT xds_auth_plaintext: bool = false;
         /// Whether a proxy's node must agree with its identity.
         PILOT_ENABLE_XDS_IDENTITY_CHECK pilot_enable_xds_identity_check: bool = true;
-        /// Addresses whose `x-forwarded-client-cert` is believed.
+        /// Address ranges whose `x-forwarded-client-cert` header is accepted.
         TRUSTED_GATEWAY_CIDR trusted_gateway_cidr: Vec<SmolStr> = list();
         /// Whether delta xDS is offered to agents.
         ISTIO_DELTA_XDS istio_delta_xds: bool = true;
 
         // Networking.
-        /// HTTP/1.0 is accepted everywhere.
+        /// Accepts HTTP/1.0 on all listeners.
         PILOT_HTTP10 pilot_http10: bool = false;
-        /// The `istio.alpn` filter on outbound HTTP.
+        /// Adds the `istio.alpn` filter to outbound HTTP.
         PILOT_ENABLE_ALPN_FILTER pilot_enable_alpn_filter: bool = true;
-        /// No `istio-peer-exchange` in ALPN.
+        /// Removes `istio-peer-exchange` from ALPN.
         PILOT_DISABLE_MX_ALPN pilot_disable_mx_alpn: bool = false;
-        /// The metadata exchange filters.
+        /// Adds the metadata exchange filters.
         PILOT_ENABLE_METADATA_EXCHANGE pilot_enable_metadata_exchange: bool = true;
-        /// Further labels that metadata exchange carries.
+        /// Additional labels in metadata exchange.
         PILOT_MX_ADDITIONAL_LABELS pilot_mx_additional_labels: Vec<SmolStr> = list();
-        /// Telemetry metadata on clusters.
+        /// Adds telemetry metadata to clusters.
         PILOT_ENABLE_TELEMETRY_LABEL pilot_enable_telemetry_label: bool = true;
-        /// Workload metadata on endpoints.
+        /// Adds workload metadata to endpoints.
         PILOT_ENDPOINT_TELEMETRY_LABEL pilot_endpoint_telemetry_label: bool = true;
-        /// The mongo filter for ports of that protocol.
+        /// Adds the mongo filter to ports of that protocol.
         PILOT_ENABLE_MONGO_FILTER pilot_enable_mongo_filter: bool = true;
-        /// The mysql filter for ports of that protocol.
+        /// Adds the mysql filter to ports of that protocol.
         PILOT_ENABLE_MYSQL_FILTER pilot_enable_mysql_filter: bool = false;
-        /// The redis filter for ports of that protocol.
+        /// Adds the redis filter to ports of that protocol.
         PILOT_ENABLE_REDIS_FILTER pilot_enable_redis_filter: bool = false;
-        /// EDS instead of original-destination clusters for headless services.
+        /// Uses EDS instead of original-destination clusters for headless services.
         PILOT_ENABLE_EDS_FOR_HEADLESS_SERVICES pilot_enable_eds_for_headless_services: bool = false;
-        /// Endpoints that are not ready are sent as unhealthy.
+        /// Sends endpoints that are not ready, as unhealthy.
         PILOT_SEND_UNHEALTHY_ENDPOINTS pilot_send_unhealthy_endpoints: bool = false;
-        /// Persistent sessions as asked for by a label of the service.
+        /// Enables persistent sessions for services with the label.
         PILOT_ENABLE_PERSISTENT_SESSION_FILTER pilot_enable_persistent_session_filter: bool = false;
-        /// The label that names the session cookie.
+        /// Label with the name of the session cookie.
         PILOT_PERSISTENT_SESSION_LABEL pilot_persistent_session_label: SmolStr = text("istio.io/persistent-session");
-        /// The label that names the session header.
+        /// Label with the name of the session header.
         PILOT_PERSISTENT_SESSION_HEADER_LABEL pilot_persistent_session_header_label: SmolStr =
             text("istio.io/persistent-session-header");
-        /// The label of endpoints that are draining.
+        /// Label of draining endpoints.
         PILOT_DRAINING_LABEL pilot_draining_label: SmolStr = text("istio.io/draining");
-        /// QUIC listeners beside HTTPS ones on gateways.
+        /// Adds QUIC listeners to HTTPS servers of gateways.
         PILOT_ENABLE_QUIC_LISTENERS pilot_enable_quic_listeners: bool = false;
-        /// Gateways get only clusters that their routes name.
+        /// Sends gateways only the clusters that their routes refer to.
         PILOT_FILTER_GATEWAY_CLUSTER_CONFIG pilot_filter_gateway_cluster_config: bool = false;
-        /// A Gateway selects only workloads of its own namespace.
+        /// Restricts Gateways to workloads of their own namespace.
         PILOT_SCOPE_GATEWAY_TO_NAMESPACE pilot_scope_gateway_to_namespace: bool = false;
-        /// Equal virtual hosts on gateways are merged.
+        /// Merges equal virtual hosts on gateways.
         PILOT_ENABLE_ROUTE_COLLAPSE_OPTIMIZATION pilot_enable_route_collapse_optimization: bool = true;
-        /// `name.` (with a dot at the end) among the domains of virtual hosts.
+        /// Adds `name.` (with a trailing dot) to the domains of virtual hosts.
         PILOT_ENABLE_ABSOLUTE_FQDN_VHOST_DOMAIN pilot_enable_absolute_fqdn_vhost_domain: bool = true;
-        /// Time for the TLS handshake on gateways; 0: no limit.
+        /// Timeout of TLS handshakes on gateways; 0 for none.
         PILOT_GATEWAY_TRANSPORT_SOCKET_CONNECT_TIMEOUT pilot_gateway_transport_socket_connect_timeout: Duration = seconds(15);
-        /// Connections accepted in one turn of Envoy's event loop; 0: no limit.
+        /// Connections accepted per event loop iteration of Envoy; 0 for no limit.
         MAX_CONNECTIONS_PER_SOCKET_EVENT_LOOP max_connections_per_socket_event_loop: u32 = 1;
-        /// Queries of one UDP channel of the DNS resolver; 0: no limit.
+        /// Queries per UDP channel of the DNS resolver; 0 for no limit.
         PILOT_DNS_CARES_UDP_MAX_QUERIES pilot_dns_cares_udp_max_queries: u32 = 100;
         /// Jitter of DNS refreshes.
         PILOT_DNS_JITTER_DURATION pilot_dns_jitter_duration: Duration = millis(100);
-        /// `100-continue` is proxied.
+        /// Proxies `100-continue`.
         ENABLE_100_CONTINUE_HEADERS enable_100_continue_headers: bool = true;
-        /// Internal address ranges come from meshNetworks.
+        /// Takes internal address ranges from meshNetworks.
         ENABLE_HCM_INTERNAL_NETWORKS enable_hcm_internal_networks: bool = false;
-        /// The locality weighted load balancing config on clusters.
+        /// Adds locality weighted load balancing to clusters.
         ENABLE_LOCALITY_WEIGHTED_LB_CONFIG enable_locality_weighted_lb_config: bool = false;
-        /// TLS settings of Sidecar ingress listeners count.
+        /// Applies the TLS settings of Sidecar ingress listeners.
         ENABLE_TLS_ON_SIDECAR_INGRESS enable_tls_on_sidecar_ingress: bool = false;
-        /// Inbound ports of services stay beside those of a Sidecar.
+        /// Merges inbound ports of services with those of a Sidecar.
         PILOT_ALLOW_SIDECAR_SERVICE_INBOUND_LISTENER_MERGE pilot_allow_sidecar_service_inbound_listener_merge: bool = false;
-        /// Sidecars use the remote address as the client's.
+        /// Uses the remote address as the client's address in sidecars.
         PILOT_SIDECAR_USE_REMOTE_ADDRESS pilot_sidecar_use_remote_address: bool = false;
-        /// No `-shadow` at the host of mirrored requests.
+        /// Does not append `-shadow` to the host of mirrored requests.
         DISABLE_SHADOW_HOST_SUFFIX disable_shadow_host_suffix: bool = true;
-        /// No `trackRemaining` in circuit breakers.
+        /// Disables `trackRemaining` in circuit breakers.
         DISABLE_TRACK_REMAINING_CB_METRICS disable_track_remaining_cb_metrics: bool = true;
-        /// TLS settings of a DestinationRule win over those made for external services.
+        /// Prefers TLS settings of a DestinationRule over those for external services.
         PREFER_DESTINATIONRULE_TLS_FOR_EXTERNAL_SERVICES prefer_destinationrule_tls_for_external_services: bool = true;
-        /// Wildcard ServiceEntry hosts with dynamic DNS for TLS.
+        /// Supports wildcard ServiceEntry hosts with dynamic DNS for TLS.
         ENABLE_WILDCARD_HOST_SERVICE_ENTRIES_FOR_TLS enable_wildcard_host_service_entries_for_tls: bool = false;
-        /// Both IP families.
+        /// Enables both IP families.
         ISTIO_DUAL_STACK istio_dual_stack: bool = false;
-        /// IPv4 outbound listeners in IPv6 clusters.
+        /// Adds IPv4 outbound listeners in IPv6 clusters.
         ISTIO_ENABLE_IPV4_OUTBOUND_LISTENER_FOR_IPV6_CLUSTERS istio_enable_ipv4_outbound_listener_for_ipv6_clusters: bool = false;
-        /// Percentage of requests that are traced, 0 to 100.
+        /// Percentage of traced requests, 0 to 100.
         PILOT_TRACE_SAMPLING pilot_trace_sampling: f64 = 1.0;
-        /// Gateways make a span for the upstream request.
+        /// Creates a span for upstream requests of gateways.
         PILOT_SPAWN_UPSTREAM_SPAN_FOR_GATEWAY pilot_spawn_upstream_span_for_gateway: bool = true;
-        /// Metrics about the effect of EnvoyFilters.
+        /// Enables metrics of EnvoyFilter patches.
         PILOT_ENVOY_FILTER_STATS pilot_envoy_filter_stats: bool = false;
 
         // Scoping.
-        /// Kept for configz: scopes are made when they are needed.
+        /// Shown in configz; scopes are always built on demand.
         ENABLE_LAZY_SIDECAR_EVALUATION enable_lazy_sidecar_evaluation: bool = true;
-        /// Kept for configz, as above.
+        /// Shown in configz; has no effect.
         PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY pilot_convert_sidecar_scope_concurrency: u32 = 1;
-        /// The default scope is made like that of a Sidecar with `*/*`.
+        /// Builds the default scope like a Sidecar with `*/*`.
         PILOT_UNIFIED_SIDECAR_SCOPE pilot_unified_sidecar_scope: bool = true;
-        /// Among namespaces that define a host a Sidecar picks the best.
+        /// Lets a Sidecar pick the best of several namespaces that define a host.
         PILOT_SIDECAR_PICK_BEST_SERVICE_NAMESPACE pilot_sidecar_pick_best_service_namespace: bool = true;
-        /// DestinationRules of one host merge only with equal `exportTo` and selector.
+        /// Merges DestinationRules of a host only if `exportTo` and selector are equal.
         ENABLE_ENHANCED_DESTINATIONRULE_MERGE enable_enhanced_destinationrule_merge: bool = true;
 
         // Registry.
-        /// Services may select WorkloadEntries.
+        /// Lets Services select WorkloadEntries.
         PILOT_ENABLE_K8S_SELECT_WORKLOAD_ENTRIES pilot_enable_k8s_select_workload_entries: bool = true;
-        /// ServiceEntries may select pods.
+        /// Lets ServiceEntries select pods.
         PILOT_ENABLE_SERVICEENTRY_SELECT_PODS pilot_enable_serviceentry_select_pods: bool = true;
-        /// WorkloadEntries count over clusters.
+        /// Uses WorkloadEntries of all clusters.
         PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY pilot_enable_cross_cluster_workload_entry: bool = true;
-        /// WorkloadEntries are made for machines that connect.
+        /// Creates WorkloadEntries for virtual machines that connect.
         PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION pilot_enable_workload_entry_autoregistration: bool = true;
-        /// Their health counts.
+        /// Uses their health checks.
         PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS pilot_enable_workload_entry_healthchecks: bool = true;
-        /// How long a machine may be away before its WorkloadEntry goes.
+        /// Time from a virtual machine's disconnect to the deletion of its WorkloadEntry.
         PILOT_WORKLOAD_ENTRY_GRACE_PERIOD pilot_workload_entry_grace_period: Duration = seconds(10);
-        /// A machine's identity must fit its WorkloadEntry.
+        /// Requires a virtual machine's identity to match its WorkloadEntry.
         ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY istio_workload_entry_validate_identity: bool = true;
-        /// Of several instances one writes; else every one does.
+        /// Elects one replica for writes; otherwise every replica writes.
         ENABLE_LEADER_ELECTION enable_leader_election: bool = true;
-        /// Findings are told in statuses.
+        /// Writes analysis messages into statuses.
         PILOT_ENABLE_ANALYSIS pilot_enable_analysis: bool = false;
-        /// How often at most.
+        /// Shortest interval between analyses.
         PILOT_ANALYSIS_INTERVAL pilot_analysis_interval: Duration = seconds(10);
-        /// ServiceEntries without an address get one by their status.
+        /// Allocates addresses in the status of ServiceEntries without one.
         PILOT_ENABLE_IP_AUTOALLOCATE pilot_enable_ip_autoallocate: bool = true;
-        /// The range of such IPv4 addresses.
+        /// Range of allocated IPv4 addresses.
         PILOT_IP_AUTOALLOCATE_IPV4_PREFIX pilot_ip_autoallocate_ipv4_prefix: SmolStr = text("240.240.0.0/16");
-        /// The range of such IPv6 addresses.
+        /// Range of allocated IPv6 addresses.
         PILOT_IP_AUTOALLOCATE_IPV6_PREFIX pilot_ip_autoallocate_ipv6_prefix: SmolStr = text("2001:2::/48");
-        /// A proxy whose name is unknown is found by its address.
+        /// Finds the pod of a proxy with an unknown name by its address.
         ENABLE_PROXY_FIND_POD_BY_IP enable_proxy_find_pod_by_ip: bool = false;
         /// Resources (`plural.group`) that are not read.
         PILOT_IGNORE_RESOURCES pilot_ignore_resources: Vec<SmolStr> = list();
-        /// Resources that are read although they are ignored.
+        /// Exceptions from ignored resources.
         PILOT_INCLUDE_RESOURCES pilot_include_resources: Vec<SmolStr> = list();
-        /// Services of mesh-external ServiceEntries get canonical names.
+        /// Adds canonical names to services of mesh-external ServiceEntries.
         LABEL_CANONICAL_SERVICES_FOR_MESH_EXTERNAL_SERVICE_ENTRIES
             label_canonical_services_for_mesh_external_service_entries: bool = false;
 
         // Multicluster.
-        /// How long a remote cluster may take until others stop waiting for it.
+        /// Time after which the start no longer waits for a remote cluster.
         PILOT_REMOTE_CLUSTER_TIMEOUT pilot_remote_cluster_timeout: Duration = seconds(30);
-        /// Kubeconfig options that are allowed although they are unsafe.
+        /// Allowed kubeconfig options that are unsafe.
         PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS pilot_insecure_multicluster_kubeconfig_options: Vec<SmolStr> = list();
-        /// A folder of kubeconfigs in place of Secrets.
+        /// Folder of kubeconfigs instead of Secrets.
         PILOT_MULTICLUSTER_KUBECONFIG_PATH pilot_multicluster_kubeconfig_path: SmolStr = text("");
-        /// Remote Secrets are read from the local cluster.
+        /// Reads remote Secrets from the local cluster.
         LOCAL_CLUSTER_SECRET_WATCHER local_cluster_secret_watcher: bool = false;
-        /// Host names of network gateways are resolved.
+        /// Resolves host names of network gateways.
         RESOLVE_HOSTNAME_GATEWAYS resolve_hostname_gateways: bool = true;
-        /// Network gateways are found among Gateway API gateways.
+        /// Discovers network gateways among Gateway API gateways.
         PILOT_MULTI_NETWORK_DISCOVER_GATEWAY_API pilot_multi_network_discover_gateway_api: bool = true;
-        /// Headless services have pods of all clusters in the name table.
+        /// Adds pods of all clusters to the names of headless services.
         ENABLE_MULTICLUSTER_HEADLESS enable_multicluster_headless: bool = true;
-        /// Endpoints of other clusters only for exported services.
+        /// Uses endpoints of other clusters only for exported services.
         ENABLE_MCS_SERVICE_DISCOVERY enable_mcs_service_discovery: bool = false;
-        /// `clusterset.local` hosts.
+        /// Adds `clusterset.local` hosts.
         ENABLE_MCS_HOST enable_mcs_host: bool = false;
-        /// `cluster.local` hosts keep to their cluster.
+        /// Makes `cluster.local` hosts cluster-local.
         ENABLE_MCS_CLUSTER_LOCAL enable_mcs_cluster_local: bool = false;
-        /// Every service is exported.
+        /// Exports every service.
         ENABLE_MCS_AUTO_EXPORT enable_mcs_auto_export: bool = false;
-        /// The group of the MCS API.
+        /// Group of the MCS API.
         MCS_API_GROUP mcs_api_group: SmolStr = text("multicluster.x-k8s.io");
-        /// Its version.
+        /// Version of the MCS API.
         MCS_API_VERSION mcs_api_version: SmolStr = text("v1alpha1");
 
         // Gateway API.
-        /// Gateway API is read.
+        /// Reads Gateway API objects.
         PILOT_ENABLE_GATEWAY_API pilot_enable_gateway_api: bool = true;
-        /// Its status is written.
+        /// Writes the status of Gateway API objects.
         PILOT_ENABLE_GATEWAY_API_STATUS pilot_enable_gateway_api_status: bool = true;
-        /// Gateways are deployed.
+        /// Deploys Gateway API gateways.
         PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER pilot_enable_gateway_api_deployment_controller: bool = true;
-        /// The GatewayClasses are made.
+        /// Creates the GatewayClasses.
         PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER pilot_enable_gateway_api_gatewayclass_controller: bool = true;
-        /// Deployed gateways get the labels and annotations of their Gateway.
+        /// Copies labels and annotations of a Gateway to its deployment.
         PILOT_ENABLE_GATEWAY_API_COPY_LABELS_ANNOTATIONS pilot_enable_gateway_api_copy_labels_annotations: bool = true;
-        /// Alpha kinds of the Gateway API.
+        /// Enables alpha kinds of the Gateway API.
         PILOT_ENABLE_ALPHA_GATEWAY_API pilot_enable_alpha_gateway_api: bool = false;
-        /// Gateways may stand for a deployment made by hand.
+        /// Lets Gateways refer to a manual deployment.
         ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT enable_gateway_api_manual_deployment: bool = true;
-        /// The controller name that is ours.
+        /// Controller name of this control plane.
         PILOT_GATEWAY_API_CONTROLLER_NAME pilot_gateway_api_controller_name: SmolStr = text("istio.io/gateway-controller");
-        /// The class that is ours.
+        /// Default GatewayClass of this control plane.
         PILOT_GATEWAY_API_DEFAULT_GATEWAYCLASS_NAME pilot_gateway_api_default_gatewayclass_name: SmolStr = text("istio");
-        /// Inference pools.
+        /// Enables inference pools.
         ENABLE_GATEWAY_API_INFERENCE_EXTENSION enable_gateway_api_inference_extension: bool = false;
-        /// Policies with a selector count for Gateway API gateways.
+        /// Applies policies with a selector to Gateway API gateways.
         ENABLE_SELECTOR_BASED_K8S_GATEWAY_POLICY enable_selector_based_k8s_gateway_policy: bool = true;
-        /// Not Istio's: a VirtualService of gateway `mesh` decides for clients of other namespaces only if its namespace owns all
-        /// its hosts, or is the root namespace.
+        /// Not Istio's. Lets a VirtualService of gateway `mesh` route clients of other namespaces only if its namespace
+        /// owns all its hosts, or is the root namespace.
         PILOT_STRICT_HOST_OWNERSHIP pilot_strict_host_ownership: bool = false;
-        /// Agentgateway proxies.
+        /// Enables agentgateway proxies.
         PILOT_ENABLE_AGENTGATEWAY pilot_enable_agentgateway: bool = false;
 
-        // Ambient, whatever PILOT_ENABLE_AMBIENT says.
-        /// Ambient mode.
+        // Ambient, independent of PILOT_ENABLE_AMBIENT.
+        /// Enables ambient mode.
         PILOT_ENABLE_AMBIENT pilot_enable_ambient: bool = false;
-        /// Policies of services and of their waypoint both count.
+        /// Applies the policies of a service and of its waypoint.
         ENABLE_LAYERED_WAYPOINT_AUTHORIZATION_POLICIES enable_layered_waypoint_authorization_policies: bool = false;
-        /// A ztunnel is pushed only addresses of its own scope.
+        /// Pushes only addresses in its own scope to a ztunnel.
         AMBIENT_SCOPED_ADDRESS_PUSHES ambient_scoped_address_pushes: bool = true;
 
         // Security.
         /// `fips-140-2`, `pqc` or empty.
         COMPLIANCE_POLICY compliance_policy: SmolStr = text("");
-        /// Audiences that tokens of callers must have one of.
+        /// Accepted audiences of tokens.
         TOKEN_AUDIENCES token_audiences: Vec<SmolStr> = vec![text("istio-ca")];
-        /// Trust bundles of several roots are sent to proxies.
+        /// Sends trust bundles with several roots to proxies.
         ISTIO_MULTIROOT_MESH istio_multiroot_mesh: bool = false;
-        /// The trust domain of peers is not checked.
+        /// Skips the check of the peers' trust domain.
         PILOT_SKIP_VALIDATE_TRUST_DOMAIN pilot_skip_validate_trust_domain: bool = false;
-        /// Revocation lists of the CA are served.
+        /// Serves revocation lists of the CA.
         PILOT_ENABLE_CA_CRL pilot_enable_ca_crl: bool = true;
-        /// The ConfigMap that carries the root certificate.
+        /// ConfigMap with the root certificate.
         PILOT_CA_CERT_CONFIGMAP pilot_ca_cert_configmap: SmolStr = text("istio-ca-root-cert");
-        /// The ConfigMap that carries the revocation list.
+        /// ConfigMap with the revocation list.
         PILOT_CRL_CONFIGMAP pilot_crl_configmap: SmolStr = text("istio-ca-crl");
-        /// ClusterTrustBundles in place of ConfigMaps.
+        /// Uses ClusterTrustBundles instead of ConfigMaps.
         ENABLE_CLUSTER_TRUST_BUNDLE_API enable_cluster_trust_bundle_api: bool = false;
-        /// Accounts (`namespace/name`) of node proxies that may ask for others.
+        /// Accounts (`namespace/name`) of node proxies that may request certificates for others.
         CA_TRUSTED_NODE_ACCOUNTS ca_trusted_node_accounts: Vec<SmolStr> = list();
-        /// Who fetches keys.
+        /// Fetcher of JWT keys.
         PILOT_JWT_ENABLE_REMOTE_JWKS pilot_jwt_enable_remote_jwks: RemoteJwks = RemoteJwks::Istiod;
-        /// How often keys are fetched anew.
+        /// Interval of fetching JWT keys.
         PILOT_JWT_PUB_KEY_REFRESH_INTERVAL pilot_jwt_pub_key_refresh_interval: Duration = seconds(1200);
-        /// Certificates of key servers are not checked.
+        /// Skips the check of key servers' certificates.
         JWKS_RESOLVER_INSECURE_SKIP_VERIFY jwks_resolver_insecure_skip_verify: bool = false;
-        /// Addresses that keys are never fetched from.
+        /// Address ranges from which keys are never fetched.
         BLOCKED_CIDRS_IN_JWKS_URIS blocked_cidrs_in_jwks_uris: Vec<SmolStr> = list();
-        /// Several CUSTOM providers for one workload.
+        /// Supports several CUSTOM providers for one workload.
         PILOT_ENABLE_MULTIPLE_CUSTOM_AUTHZ_PROVIDERS pilot_enable_multiple_custom_authz_providers: bool = false;
 
         // Certificates.
-        /// The CA is served.
+        /// Serves the CA.
         ENABLE_CA_SERVER enable_ca_server: bool = true;
-        /// How long a workload certificate is valid when the request does not say.
+        /// Default validity of workload certificates.
         DEFAULT_WORKLOAD_CERT_TTL default_workload_cert_ttl: Duration = hours(24);
-        /// How long at most.
+        /// Longest validity of workload certificates.
         MAX_WORKLOAD_CERT_TTL max_workload_cert_ttl: Duration = hours(2160);
 
         // Debugging.
-        /// Debug pages on the plain HTTP port.
+        /// Serves debug pages on the plain HTTP port.
         ENABLE_DEBUG_ON_HTTP enable_debug_on_http: bool = true;
-        /// Their callers are authenticated.
+        /// Authenticates callers of debug pages.
         ENABLE_DEBUG_ENDPOINT_AUTH enable_debug_endpoint_auth: bool = true;
-        /// Namespaces whose accounts may read all of them.
+        /// Namespaces whose accounts may read all debug pages.
         DEBUG_ENDPOINT_AUTH_ALLOWED_NAMESPACES debug_endpoint_auth_allowed_namespaces: Vec<SmolStr> = list();
-        /// Dangerous debug pages.
+        /// Enables unsafe admin endpoints.
         UNSAFE_ENABLE_ADMIN_ENDPOINTS unsafe_enable_admin_endpoints: bool = false;
-        /// Comparisons at run time that cost much.
+        /// Enables expensive runtime assertions.
         UNSAFE_PILOT_ENABLE_RUNTIME_ASSERTIONS unsafe_pilot_enable_runtime_assertions: bool = false;
     }
     ambient {
-        /// Waypoints.
+        /// Enables waypoints.
         PILOT_ENABLE_AMBIENT_WAYPOINTS pilot_enable_ambient_waypoints: bool = true, else false;
-        /// Sidecars and gateways send HBONE.
+        /// Sends HBONE from sidecars and gateways.
         PILOT_ENABLE_SENDING_HBONE pilot_enable_sending_hbone: bool = true, else false;
-        /// Sidecars listen for HBONE.
+        /// Accepts HBONE in sidecars.
         PILOT_ENABLE_SIDECAR_LISTENING_HBONE pilot_enable_sidecar_listening_hbone: bool = true, else false;
-        /// Conditions of ambient objects are written.
+        /// Writes conditions of ambient objects.
         AMBIENT_ENABLE_STATUS ambient_enable_status: bool = true, else false;
-        /// Gateways may route through a waypoint.
+        /// Lets gateways route through waypoints.
         ENABLE_INGRESS_WAYPOINT_ROUTING enable_ingress_waypoint_routing: bool = true, else false;
-        /// HBONE is preferred over mTLS where both are possible.
+        /// Prefers HBONE over mTLS if both are possible.
         PILOT_PREFER_SENDING_HBONE pilot_prefer_sending_hbone: bool = false, else false;
-        /// Workloads with a waypoint accept only it.
+        /// Makes workloads with a waypoint accept only its traffic.
         PILOT_AUTO_ALLOW_WAYPOINT_POLICY pilot_auto_allow_waypoint_policy: bool = false, else false;
-        /// Several networks in ambient mode.
+        /// Supports several networks in ambient mode.
         AMBIENT_ENABLE_MULTI_NETWORK ambient_enable_multi_network: bool = false, else false;
-        /// The same for waypoints.
+        /// Supports several networks in waypoints.
         AMBIENT_ENABLE_MULTI_NETWORK_WAYPOINT ambient_enable_multi_network_waypoint: bool = true, else false;
-        /// The same for ingress gateways.
+        /// Supports several networks in ingress gateways.
         AMBIENT_ENABLE_MULTI_NETWORK_INGRESS ambient_enable_multi_network_ingress: bool = false, else false;
-        /// Peer metadata in baggage.
+        /// Sends peer metadata as baggage.
         AMBIENT_ENABLE_BAGGAGE ambient_enable_baggage: bool = false, else false;
-        /// Dry-run policies for ztunnel.
+        /// Sends dry-run policies to ztunnel.
         AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY ambient_enable_dry_run_authorization_policy: bool = false, else false;
-        /// Window of a new HBONE stream in bytes; 0: Envoy's own.
+        /// Window of a new HBONE stream in bytes; 0 for Envoy's default.
         PILOT_HBONE_INITIAL_STREAM_WINDOW_SIZE pilot_hbone_initial_stream_window_size: u32 = 0, else 0;
-        /// Window of a new HBONE connection in bytes; 0: Envoy's own.
+        /// Window of a new HBONE connection in bytes; 0 for Envoy's default.
         PILOT_HBONE_INITIAL_CONNECTION_WINDOW_SIZE pilot_hbone_initial_connection_window_size: u32 = 0, else 0;
     }
 }
 
 impl Features {
-    /// Rules that a type cannot say.
+    /// Checks rules that types cannot express.
     fn check(&mut self, variables: &BTreeMap<String, String>, errors: &mut Vec<FeatureError>) {
         if self.pilot_trace_sampling > 100.0 {
             const NAME: &str = "PILOT_TRACE_SAMPLING";

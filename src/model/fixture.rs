@@ -1,4 +1,4 @@
-//! Rows for tests, made by hand.
+//! Rows for tests.
 
 use super::{Change, Commit, Installation, World, inputs::Row};
 use crate::{
@@ -6,10 +6,10 @@ use crate::{
     base::{ClusterId, Labels, ObjectKey, Shared},
 };
 
-/// The cluster of all rows.
+/// Cluster of all rows.
 pub(crate) const CLUSTER: ClusterId = ClusterId::new_static("Kubernetes");
 
-/// Metadata of an object of the config cluster; `name` is `namespace/name`, `age` its creation time.
+/// Returns metadata of an object of the config cluster; `name` is `namespace/name`, `age` its creation time.
 pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
     let (namespace, name) = name.split_once('/').expect("because a name is namespace/name");
     Shared::new(Meta {
@@ -22,7 +22,7 @@ pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
     })
 }
 
-/// An Istio object.
+/// Returns an Istio object.
 pub(crate) fn config<T>(kind: Kind, name: &str, age: i64, spec: T) -> Config<T> {
     Config {
         meta: meta(kind, name, age),
@@ -31,7 +31,7 @@ pub(crate) fn config<T>(kind: Kind, name: &str, age: i64, spec: T) -> Config<T> 
     }
 }
 
-/// The key of an object of the config cluster, from `namespace/name`.
+/// Returns the key of an object of the config cluster, from `namespace/name`.
 pub(crate) fn key(name: &str) -> ObjectKey {
     meta(Kind::Pod, name, 0).key.clone()
 }
@@ -41,7 +41,7 @@ pub(crate) fn world(rows: Vec<Row>) -> Commit {
     World::new(Installation::default()).commit(rows.into_iter().map(Change::Upsert).collect())
 }
 
-/// The rows of a mesh folder.
+/// Returns the rows of a mesh folder.
 pub(crate) fn folder(installation: &Installation, files: &[(&str, &str)]) -> Vec<Row> {
     let files: Vec<(String, &[u8])> = files
         .iter()
@@ -57,7 +57,7 @@ pub(crate) fn folder(installation: &Installation, files: &[(&str, &str)]) -> Vec
     folder.rows.into_values().flatten().collect()
 }
 
-/// A world that holds a mesh folder.
+/// Returns a world with a mesh folder.
 pub(crate) fn folder_world(installation: Installation, files: &[(&str, &str)]) -> World {
     let rows = folder(&installation, files);
     let mut world = World::new(installation);
@@ -65,7 +65,7 @@ pub(crate) fn folder_world(installation: Installation, files: &[(&str, &str)]) -
     world
 }
 
-/// Labels from pairs.
+/// Returns labels from pairs.
 pub(crate) fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs
         .iter()

@@ -1,10 +1,10 @@
-//! The Gateways that select one router, merged: which listeners it opens, which servers stand behind each route name.
+//! The Gateways of one router, merged: its listeners, and the servers of each route configuration.
 //!
-//! Servers of several Gateways meet on one port. Plaintext HTTP servers share a listener and a route configuration; TLS
-//! servers share a listener and are told apart by SNI, so no host may stand there twice; anything else on an occupied
-//! port is refused, unless it binds another address. The oldest Gateway wins.
+//! Servers of several Gateways share ports. Plaintext HTTP servers share a listener and a route configuration. TLS
+//! servers share a listener and are distinguished by SNI, so no host may occur twice. Any other server on an occupied
+//! port is refused, unless it binds another address. The oldest Gateway takes precedence.
 //!
-//! What does not depend on the router is made ready once for each Gateway ([`DeclaredGateway`]).
+//! [`DeclaredGateway`] has what does not depend on the router, derived once per Gateway.
 
 #[cfg(test)]
 mod tests;
@@ -25,11 +25,11 @@ use crate::{
     table::Cx,
 };
 
-/// Restricts a Gateway made from the Gateway API to these services (host names, separated by commas).
+/// Annotation that restricts a Gateway made from the Gateway API to these services (host names, comma-separated).
 pub const SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
-/// The namespace of the Gateway API object, where it is not the Gateway's.
+/// Annotation with the namespace of the Gateway API object, if it differs from the Gateway's.
 pub const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
-/// A service with this label does not translate the ports of Gateways.
+/// Label of a service that disables the translation of Gateway ports.
 pub const NO_TRANSLATION_LABEL: &str = "experimental.istio.io/disable-gateway-port-translation";
 
 /// A port of a service that the router serves.
@@ -39,73 +39,73 @@ pub struct ExposedPort {
     pub service: ServiceKey,
     /// The service's port.
     pub number: u32,
-    /// The port that the router listens on.
+    /// Listening port of the router.
     pub target: u32,
-    /// The service has the port for UDP (too).
+    /// Whether the service has the port for UDP (too).
     pub udp: bool,
-    /// The service has the label that turns translation off.
+    /// Whether the service has the label that disables translation.
     pub untranslated: bool,
 }
 
-/// A Gateway ready for merging.
+/// A Gateway prepared for merging.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredGateway {
     /// Its metadata.
     pub meta: Shared<Meta>,
-    /// `namespace/name`, as VirtualServices name it.
+    /// `namespace/name`, as in VirtualServices.
     pub name: SmolStr,
-    /// Its servers; `None` for one without a port.
+    /// Servers; `None` for a server without a port.
     pub servers: Vec<Option<Shared<DeclaredServer>>>,
 }
 
-/// A server as a Gateway declares it.
+/// A declared server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredServer {
-    /// The server; hosts are `namespace/host` or `host` (any namespace).
+    /// Server; hosts are `namespace/host` or `host` (any namespace).
     pub server: MessageKey<networking::Server>,
     /// The protocol of its port.
     pub protocol: Protocol,
-    /// The hosts without namespaces, sorted: what SNI is matched with.
+    /// Hosts without namespaces, sorted, for SNI matches.
     pub sni: Shared<[SmolStr]>,
 }
 
 /// A server of a Gateway on a port of the router.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayServer {
-    /// `namespace/name` of the Gateway, as VirtualServices name it.
+    /// `namespace/name` of the Gateway, as in VirtualServices.
     pub gateway: SmolStr,
     /// The server.
     pub declared: Shared<DeclaredServer>,
-    /// Its route configuration; empty for servers without HTTP.
+    /// Route configuration; empty for servers without HTTP.
     pub route: SmolStr,
 }
 
-/// A port of a router as servers declare it.
+/// A port of a router as declared by servers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerPort {
-    /// The port that is listened on.
+    /// Listening port.
     pub number: u32,
-    /// The protocol, as written.
+    /// Protocol as written.
     pub protocol: SmolStr,
-    /// The address to bind; empty: all.
+    /// Bind address; empty for all.
     pub bind: SmolStr,
 }
 
-/// The servers of one [`ServerPort`], as positions in [`MergedGateway::servers`].
+/// Servers of one [`ServerPort`], as indexes into [`MergedGateway::servers`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortServers {
     /// The servers.
     pub servers: Vec<usize>,
-    /// The route configuration of plaintext HTTP servers.
+    /// Route configuration of plaintext HTTP servers.
     pub route: SmolStr,
-    /// The servers that are served over QUIC too.
+    /// Servers that are served over QUIC too.
     pub quic: Vec<usize>,
 }
 
-/// What a router serves.
+/// Merged servers of a router.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MergedGateway {
-    /// All accepted servers. A server that is resolved to several ports stands here once for each.
+    /// All accepted servers. A server that resolves to several ports occurs once per port.
     pub servers: Vec<GatewayServer>,
     /// Ports in the order in which they were opened.
     pub ports: Vec<(ServerPort, PortServers)>,
@@ -113,11 +113,11 @@ pub struct MergedGateway {
     pub routes: BTreeMap<SmolStr, Vec<usize>>,
     /// Route configurations whose responses advertise HTTP/3.
     pub http3_routes: BTreeSet<SmolStr>,
-    /// Gateways (`namespace/name`) that had a server refused, once for each server.
+    /// Gateways (`namespace/name`) with refused servers, once per server.
     pub rejected: Vec<SmolStr>,
 }
 
-/// Derives what of one Gateway does not depend on the router.
+/// Derives the part of a Gateway that does not depend on the router.
 pub fn declared(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<DeclaredGateway> {
     let gateway = mesh.gateways.get(cx, key)?;
     let namespace = gateway.meta.namespace();
@@ -144,37 +144,37 @@ impl DeclaredServer {
         }
     }
 
-    /// The number of the port as declared.
+    /// Returns the declared port number.
     pub fn port(&self) -> u32 {
         self.server.port.as_ref().map_or(0, |port| port.number)
     }
 
-    /// The TLS settings.
+    /// Returns the TLS settings.
     pub fn tls(&self) -> Option<&ServerTlsSettings> {
         self.server.tls.as_ref()
     }
 
-    /// True if TLS is passed on unread.
+    /// Returns true if TLS is passed through.
     pub fn is_passthrough(&self) -> bool {
         is_passthrough(&self.server)
     }
 
-    /// True for HTTPS servers that terminate TLS.
+    /// Returns true for HTTPS servers that terminate TLS.
     pub fn terminates_https(&self) -> bool {
         self.server.tls.is_some() && self.protocol == Protocol::Https && !self.is_passthrough()
     }
 
-    /// True for HTTP, in plaintext or terminated.
+    /// Returns true for HTTP, in plaintext or terminated.
     pub fn is_http(&self) -> bool {
         self.protocol.is_http() || self.protocol == Protocol::Https && !self.is_passthrough()
     }
 
-    /// True for anything with TLS settings but HTTP (where they are about redirection).
+    /// Returns true for servers with TLS settings, except HTTP, where these are about redirects.
     pub fn is_tls(&self) -> bool {
         self.server.tls.is_some() && !self.protocol.is_http()
     }
 
-    /// The hosts that VirtualServices of a namespace may use, without namespaces.
+    /// Returns the hosts that VirtualServices of a namespace may use, without namespaces.
     pub fn hosts_for(&self, namespace: &str) -> Vec<&str> {
         hosts_for_namespace(&self.server.hosts, namespace)
     }
@@ -188,7 +188,7 @@ impl std::ops::Deref for GatewayServer {
 }
 
 impl MergedGateway {
-    /// Merges the Gateways, oldest first, for a router that serves these ports.
+    /// Merges the Gateways, oldest first, for a router with these ports.
     pub fn of(cx: &Cx, mesh: &MeshSnapshot, gateways: &[ObjectKey], exposed: &[ExposedPort]) -> Self {
         let mut merge = Merge {
             quic: mesh.installation.features.pilot_enable_quic_listeners,
@@ -205,19 +205,19 @@ impl MergedGateway {
         merge.result
     }
 
-    /// True if some server routes by the SNI of clusters.
+    /// Returns true if some server uses AUTO_PASSTHROUGH.
     pub fn has_auto_passthrough(&self) -> bool {
         let is_auto = |server: &GatewayServer| server.tls().is_some_and(|tls| tls.mode() == TlSmode::AutoPassthrough);
         self.servers.iter().any(is_auto)
     }
 
-    /// The names of the Gateways, sorted.
+    /// Returns the names of the Gateways, sorted.
     pub fn gateway_names(&self) -> BTreeSet<SmolStr> {
         self.servers.iter().map(|server| server.gateway.clone()).collect()
     }
 }
 
-/// The host of `namespace/host` or `host`.
+/// Returns the host of `namespace/host` or `host`.
 fn bare_host(host: &str) -> &str {
     host.split_once('/').map_or(host, |(_, host)| host)
 }
@@ -235,15 +235,15 @@ fn is_passthrough(server: &networking::Server) -> bool {
     matches!(mode, Some(TlSmode::Passthrough | TlSmode::AutoPassthrough))
 }
 
-/// How the ports of one Gateway are translated.
+/// Port translation of one Gateway.
 struct PortMap<'a> {
     exposed: Vec<&'a ExposedPort>,
-    /// The Gateway names its services, so its ports are always theirs.
+    /// Whether the Gateway refers to its services, so that its ports are always theirs.
     by_service: bool,
 }
 
 impl<'a> PortMap<'a> {
-    /// `None` if the Gateway names services and the router serves none of them.
+    /// Returns `None` if the Gateway refers to services and the router serves none of them.
     fn of(gateway: &Meta, exposed: &'a [ExposedPort]) -> Option<Self> {
         let Some(services) = gateway.annotations.get(SERVICE_ANNOTATION) else {
             return Some(Self {
@@ -263,7 +263,7 @@ impl<'a> PortMap<'a> {
         })
     }
 
-    /// The ports to listen on for a server port.
+    /// Returns the listening ports for a server port.
     fn resolve(&self, number: u32) -> Vec<u32> {
         let mut same = self.exposed.iter().filter(|port| port.number == number);
         if self.by_service {
@@ -279,16 +279,16 @@ impl<'a> PortMap<'a> {
     }
 }
 
-/// The state of merging.
+/// State of merging.
 #[derive(Default)]
 struct Merge {
     quic: bool,
     result: MergedGateway,
-    /// Ports on which some server stands.
+    /// Ports with a server.
     occupied: BTreeSet<u32>,
-    /// The plaintext server that decides about a port.
+    /// Plaintext server that determines a port.
     plaintext: BTreeMap<u32, ServerPort>,
-    /// Hosts of TLS servers by port, with the address that they were last taken on.
+    /// Hosts of TLS servers by port, with the address on which each was last used.
     tls_hosts: BTreeMap<u32, FxHashMap<SmolStr, SmolStr>>,
 }
 
@@ -319,7 +319,7 @@ impl Merge {
         }
     }
 
-    /// Finds a place for a server; false if there is none.
+    /// Places a server; returns false if that is impossible.
     fn place(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
         if server.server.tls.is_some() && !self.take_hosts(&server.server.hosts, &at) {
             return false;
@@ -339,7 +339,7 @@ impl Merge {
         }
     }
 
-    /// Notes the hosts of a TLS server; false if one of them is taken on the same address.
+    /// Records the hosts of a TLS server; returns false if one of them is used on the same address.
     fn take_hosts(&mut self, hosts: &[String], at: &ServerPort) -> bool {
         let known = self.tls_hosts.entry(at.number).or_default();
         if hosts.iter().any(|host| known.get(host.as_str()) == Some(&at.bind)) {
@@ -374,7 +374,7 @@ impl Merge {
         }
     }
 
-    /// A server meets a plaintext one.
+    /// Merges a server with a plaintext one.
     fn join_plaintext(&mut self, server: GatewayServer, at: ServerPort, current: &ServerPort, http3: bool) -> bool {
         let same_bind = current.bind == at.bind;
         let both_http = server.protocol.is_http() && Protocol::parse(&current.protocol).is_http();
@@ -409,11 +409,11 @@ impl Merge {
         true
     }
 
-    /// A TLS server meets others.
+    /// Merges a TLS server with others.
     fn join_tls(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
         let route = server.route.clone();
         let is_http = server.is_http();
-        // Two HTTPS servers of one route configuration could not be told apart.
+        // Two HTTPS servers of one route configuration could not be distinguished.
         if is_http && (route.is_empty() || self.result.routes.contains_key(&route)) {
             return false;
         }
@@ -455,7 +455,8 @@ impl Merge {
     }
 }
 
-/// `./h` means the Gateway's namespace, `*/h` any. Parity: `*/*` among the hosts leaves it alone.
+/// Qualifies hosts: `./h` is in the Gateway's namespace, `*/h` in any. Parity (pilot/pkg/model/gateway.go): `*/*`
+/// replaces all other hosts.
 fn qualify_hosts(hosts: &mut Vec<String>, namespace: &str) {
     if hosts.iter().any(|host| host == "*/*") {
         *hosts = vec!["*".to_owned()];
@@ -470,7 +471,7 @@ fn qualify_hosts(hosts: &mut Vec<String>, namespace: &str) {
     }
 }
 
-/// The route configuration of a server; `number` is the port that is listened on.
+/// Returns the route configuration of a server; `number` is the listening port.
 fn route_name(gateway: &Meta, declared: &DeclaredServer, number: u32) -> SmolStr {
     let (dot, bind) = match declared.server.bind.as_str() {
         "" => ("", ""),

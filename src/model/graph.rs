@@ -1,6 +1,6 @@
-//! Every index and derived table, in the order in which they are brought up to date.
+//! All indexes and derived tables, in the order of their updates.
 //!
-//! A derive function may read what stands above it; what stands below is still that of the last revision.
+//! A derive function may read what is above it; what is below still belongs to the previous revision.
 
 use smol_str::SmolStr;
 
@@ -51,7 +51,7 @@ macro_rules! graph {
             }
         }
 
-        /// The write side of everything derived.
+        /// Write side of all derived data.
         pub struct Graph {
             $($index: IndexWriter<$entry, $ikey, $irow>,)*
             $($table: Derived<$key, $row>,)*
@@ -66,7 +66,7 @@ macro_rules! graph {
             }
         }
 
-        /// The read side of everything derived; input tables are reached by dereference.
+        /// Read side of all derived data; input tables are reached by dereference.
         #[derive(Clone)]
         pub struct DerivedTables {
             inputs: InputTables,
@@ -75,7 +75,7 @@ macro_rules! graph {
         }
 
         impl Graph {
-            /// The tables as they stand.
+            /// Returns the present tables.
             pub fn tables(&self, inputs: InputTables) -> DerivedTables {
                 DerivedTables {
                     inputs,
@@ -84,7 +84,7 @@ macro_rules! graph {
                 }
             }
 
-            /// How many dependencies are recorded, by table.
+            /// Returns the number of recorded dependencies, by table.
             pub fn recorded_reads(&self) -> Vec<(&'static str, usize)> {
                 vec![$((stringify!($table), self.$table.recorded_reads()),)*]
             }
@@ -116,12 +116,12 @@ graph! {
         /// ServiceImports by (namespace, name) over clusters.
         service_imports_by_name: ((Namespace, SmolStr), ObjectKey, Config<api::mcs::ServiceImport>) =
             |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
-        /// Services that are labelled as gateways of a network.
+        /// Services with the label of a network gateway.
         network_services: ((), ObjectKey, api::kube::Service) =
             |_, service, emit| if network::network_label(service).is_some() { emit(()) };
-        /// Gateways of the Gateway API that are labelled as gateways of a network.
+        /// Gateway API Gateways with the label of a network gateway.
         network_gateways: ((), ObjectKey, Config<api::gateway_api::Gateway>) = network::labelled_gateway;
-        /// ExternalName Services by the name they stand for.
+        /// ExternalName Services by their target.
         aliases_by_target: (crate::base::Hostname, ObjectKey, api::kube::Service) =
             |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
         /// EndpointSlices by (namespace, service name) over clusters; rows come by cluster.
@@ -140,14 +140,14 @@ graph! {
             service::selecting_entry_key;
         /// Gateways by namespace.
         gateways_by_namespace: (Namespace, ObjectKey, Config<networking::Gateway>) = by_namespace!();
-        /// DestinationRules with credentials by whom they lead to them.
+        /// DestinationRules with credentials, by the proxies that they apply to.
         credential_rules: (mention::Clients, ObjectKey, Config<networking::DestinationRule>) = mention::clients;
         /// ReferenceGrants by namespace.
         reference_grants_by_namespace: (Namespace, ObjectKey, Config<api::gateway_api::ReferenceGrant>) = by_namespace!();
         /// Pods by (cluster, address).
         pods_by_address: ((ClusterId, SmolStr), ObjectKey, api::kube::Pod) =
             |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
-        /// Pods that have not failed by (cluster, node, namespace, service account).
+        /// Pods that have not failed, by (cluster, node, namespace, service account).
         pods_by_place: ((ClusterId, SmolStr, Namespace, SmolStr), ObjectKey, api::kube::Pod) =
             |key, pod, emit| pod.place(key).into_iter().for_each(emit);
         /// Workloads by namespace.
@@ -161,21 +161,21 @@ graph! {
         /// Workloads by address.
         workloads_by_address: (SmolStr, WorkloadKey, Workload) =
             |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
-        /// Services (rows after merging) by namespace.
+        /// Merged services by namespace.
         services_by_namespace: (Namespace, ServiceKey, Service) = |key, _, emit| emit(key.namespace.clone());
         /// Services by host over namespaces.
         services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
-        /// Services by who may see them, and by the namespace that declares them (`None`: all).
+        /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
         services_by_audience: ((Audience, Option<Namespace>), ServiceKey, Visibility) = service::audience_keys;
-        /// Waypoints by where they are reached: a host or an IP address.
+        /// Waypoints by address: a host or an IP address.
         waypoints_by_address: (SmolStr, ObjectKey, Waypoint) = |_, waypoint, emit| emit(waypoint.address.clone());
-        /// Services by the waypoint that they go through.
+        /// Services by their waypoint.
         services_by_waypoint: (ObjectKey, ServiceKey, ServiceWaypoint) = |_, row, emit| emit(row.gateway.clone());
         /// Services with endpoints whose pods are not known yet.
         services_awaiting_pods: ((), ServiceKey, ServiceEndpoints) = endpoint::pending;
         /// Services by the address of an endpoint.
         services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
-        /// VirtualServices by who may see them and gateway.
+        /// VirtualServices by the namespace that sees them, and gateway.
         virtual_services_by_gateway: ((Audience, SmolStr), ObjectKey, Reach) = virtual_service::audience_keys;
         /// VirtualServices with TCP or TLS routes by host.
         tcp_virtual_services_by_host: (crate::base::Hostname, ObjectKey, VirtualService) = virtual_service::tcp_hosts;
@@ -183,39 +183,39 @@ graph! {
         raw_rules_by_host: ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>) = destination_rule::raw_key;
         /// Merged rules for wildcard hosts by namespace.
         wildcard_rules_by_namespace: (Namespace, RuleKey, HostRules) = destination_rule::wildcard_key;
-        /// VirtualServices by the labels of clients that they ask for.
+        /// VirtualServices by the client labels in their matches.
         virtual_services_by_source_label: (SmolStr, ObjectKey, VirtualService) = virtual_service::source_labels;
-        /// Merged rules by namespace and the labels of clients that they ask for.
+        /// Merged rules by namespace and the client labels in their selectors.
         rules_by_selector_label: ((Namespace, SmolStr), RuleKey, HostRules) = destination_rule::selector_labels;
-        /// Services whose endpoints depend on where the client is.
+        /// Services whose endpoints depend on the client's location.
         placed_services: ((), ServiceKey, Service) = place::service_entry;
-        /// Rules by which endpoints may depend on where the client is.
+        /// Rules by which endpoints may depend on the client's location.
         placed_rules: ((), RuleKey, HostRules) = place::rule_entry;
         /// Sidecars by namespace.
         sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
-        /// Sidecars by the labels of replicas that they ask for.
+        /// Sidecars by the per-replica labels that they select.
         sidecars_by_label: (SmolStr, ObjectKey, Config<networking::Sidecar>) = individual::label_entries;
-        /// EnvoyFilters by the labels of replicas that they ask for.
+        /// EnvoyFilters by the per-replica labels that they select.
         envoy_filters_by_label: (SmolStr, ObjectKey, Config<networking::EnvoyFilter>) = individual::label_entries;
-        /// DestinationRules by the labels of replicas that they ask for.
+        /// DestinationRules by the per-replica labels that they select.
         raw_rules_by_label: (SmolStr, ObjectKey, Config<networking::DestinationRule>) = individual::label_entries;
-        /// Gateways by the labels of replicas that they ask for.
+        /// Gateways by the per-replica labels that they select.
         gateways_by_label: (SmolStr, ObjectKey, Config<networking::Gateway>) = individual::label_entries;
-        /// AuthorizationPolicies by the labels of replicas that they ask for.
+        /// AuthorizationPolicies by the per-replica labels that they select.
         authorization_policies_by_label: (SmolStr, ObjectKey, Config<security::AuthorizationPolicy>) = individual::label_entries;
-        /// PeerAuthentications by the labels of replicas that they ask for.
+        /// PeerAuthentications by the per-replica labels that they select.
         peer_authentications_by_label: (SmolStr, ObjectKey, Config<security::PeerAuthentication>) = individual::label_entries;
-        /// RequestAuthentications by the labels of replicas that they ask for.
+        /// RequestAuthentications by the per-replica labels that they select.
         request_authentications_by_label: (SmolStr, ObjectKey, Config<security::RequestAuthentication>) = individual::label_entries;
-        /// Telemetries by the labels of replicas that they ask for.
+        /// Telemetries by the per-replica labels that they select.
         telemetries_by_label: (SmolStr, ObjectKey, Config<telemetry::Telemetry>) = individual::label_entries;
-        /// WasmPlugins by the labels of replicas that they ask for.
+        /// WasmPlugins by the per-replica labels that they select.
         wasm_plugins_by_label: (SmolStr, ObjectKey, Config<extensions::WasmPlugin>) = individual::label_entries;
-        /// TrafficExtensions by the labels of replicas that they ask for.
+        /// TrafficExtensions by the per-replica labels that they select.
         traffic_extensions_by_label: (SmolStr, ObjectKey, Config<extensions::TrafficExtension>) = individual::label_entries;
         /// Sidecars with listeners.
         listening_sidecars: ((), ObjectKey, Config<networking::Sidecar>) = individual::sidecar_entry;
-        /// EnvoyFilters for proxies with certain metadata.
+        /// EnvoyFilters that match node metadata.
         filters_by_metadata: ((), ObjectKey, CompiledFilter) = individual::filter_entry;
         /// EnvoyFilters by namespace.
         envoy_filters_by_namespace: (Namespace, ObjectKey, Config<networking::EnvoyFilter>) = by_namespace!();
@@ -237,50 +237,50 @@ graph! {
     derived {
         /// Pods and WorkloadEntries in one form.
         workloads: (WorkloadKey, Workload);
-        /// Addresses computed for ServiceEntries that have none, as a whole.
+        /// Addresses computed for ServiceEntries without one, as a whole.
         auto_allocation: ((), AutoAllocation);
-        /// The same for each service.
+        /// Addresses computed for each service.
         auto_addresses: (ServiceKey, AutoAddresses);
         /// Services merged over clusters and registries.
         services: (ServiceKey, Service);
-        /// What decides whether a service is seen; changes far less often than the service.
+        /// Attributes that decide whether a service is visible; they change far less often than the service.
         visibility: (ServiceKey, Visibility);
-        /// Gateways that services may go through.
+        /// Gateways that are waypoints.
         waypoints: (ObjectKey, Waypoint);
-        /// Which waypoint a service goes through; only of those that have one.
+        /// Waypoint of each service that has one.
         service_waypoints: (ServiceKey, ServiceWaypoint);
         /// Endpoints of services.
         endpoints: (ServiceKey, ServiceEndpoints);
-        /// What clusters and listeners need to know of endpoints.
+        /// Traits of endpoints that clusters and listeners depend on.
         endpoint_traits: (ServiceKey, EndpointTraits);
         /// The network gateways.
         networks: ((), Networks);
-        /// Hosts whose endpoints are for clients of the same cluster.
+        /// Cluster-local hosts.
         cluster_local: ((), ClusterLocalHosts);
-        /// What the mesh asks of ingestion.
+        /// External data that the mesh needs.
         wants: ((), Wants);
-        /// VirtualServices ready for routing.
+        /// Resolved VirtualServices.
         virtual_services: (ObjectKey, VirtualService);
-        /// What decides who sees a VirtualService and where it leads.
+        /// Visibility and destinations of VirtualServices.
         virtual_service_reach: (ObjectKey, Reach);
         /// DestinationRules merged by host.
         destination_rules: (RuleKey, HostRules);
-        /// Whether anything depends on where a client is.
+        /// Location attributes that endpoints depend on.
         place_needs: ((), PlaceNeeds);
-        /// Gateways ready for merging.
+        /// Gateways prepared for merging.
         declared_gateways: (ObjectKey, DeclaredGateway);
-        /// The names of secrets that an EnvoyFilter mentions; none where it mentions none.
+        /// Credentials in EnvoyFilters; no row without any.
         filter_credentials: (ObjectKey, Vec<SmolStr>);
-        /// EnvoyFilters with their patches read.
+        /// Compiled EnvoyFilters.
         envoy_filter_patches: (ObjectKey, CompiledFilter);
-        /// What decides of a proxy that its replicas do not have in common.
+        /// Per-replica attributes that the mesh uses.
         individual_needs: ((), IndividualNeeds);
-        /// Where the filters of WasmPlugins and TrafficExtensions stand.
+        /// Positions of the filters of WasmPlugins and TrafficExtensions.
         extension_filters: (ExtensionId, ExtensionFilter);
     }
 }
 
-/// Copies a table or index to the read side, so that what follows can read it.
+/// Copies a table or index to the read side, for the following ones.
 macro_rules! publish {
     ($self:ident, $mesh:ident, index $($index:ident),*) => { $($mesh.derived.$index = $self.$index.index().clone();)* };
     ($self:ident, $mesh:ident, table $($table:ident),*) => { $($mesh.derived.$table = $self.$table.table().clone();)* };
@@ -310,7 +310,7 @@ macro_rules! derive {
 }
 
 impl Graph {
-    /// Brings everything up to date with the inputs, in order.
+    /// Updates everything from the inputs, in order.
     pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
         mesh.derived.inputs = inputs.tables();
         mesh.config = mesh.derived.mesh_config.held(&mesh.installation.mesh_config_key());
@@ -356,7 +356,7 @@ impl Graph {
         derive!(self, tx, mesh: workloads <- workload::candidates(inputs), workload::workload);
         index_derived!(self, tx, mesh: workloads_by_namespace <- workloads,
             entry_workloads_by_namespace <- workloads, workloads_by_address <- workloads);
-        // Rows for the mesh as a whole are evaluated once; afterwards what they read decides.
+        // Rows of the whole mesh are evaluated once; later their recorded reads decide.
         let whole_mesh = if mesh.revision.0 == 0 { vec![()] } else { Vec::new() };
         derive!(self, tx, mesh: auto_allocation <- whole_mesh.clone(), auto_allocation::allocation);
         derive!(self, tx, mesh: auto_addresses <- self.service_entries_by_host.changed().iter().cloned().collect(),
@@ -393,7 +393,7 @@ impl Graph {
             rules_by_selector_label <- destination_rules,
             placed_rules <- destination_rules,
             placed_services <- services);
-        // Later evaluations are due to what it reads.
+        // Later evaluations follow from its recorded reads.
         let first = if self.place_needs.table().is_empty() {
             vec![()]
         } else {

@@ -1,4 +1,4 @@
-//! What decides of a proxy that its replicas do not have in common: as a rule nothing.
+//! Proxy attributes that differ between replicas of a workload and still affect its configuration (usually none).
 
 use std::collections::BTreeSet;
 
@@ -17,42 +17,42 @@ use crate::{
     table::Cx,
 };
 
-/// The labels that differ between the replicas of a workload: of the node that a replica runs on, and what the controller
-/// of StatefulSets puts.
+/// Labels that differ between the replicas of a workload: those of the replica's node, and those of the StatefulSet
+/// controller.
 pub const REPLICA_LABELS: [&str; 3] = [
     "kubernetes.io/hostname",
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
 ];
 
-/// What selection has to know of a single proxy, since something in the mesh asks for it. A superset of the truth: what
-/// stands here goes into the keys of proxies only where it decides.
+/// Per-replica attributes that something in the mesh uses. A superset: an attribute is part of a proxy's keys only
+/// where it matters.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct IndividualNeeds {
-    /// The node that it runs on.
+    /// Whether the node matters.
     pub node: bool,
-    /// Where it runs.
+    /// Whether the locality matters.
     pub locality: bool,
-    /// Those of [`REPLICA_LABELS`] that some selector asks for.
+    /// Labels of [`REPLICA_LABELS`] that some selector matches.
     pub labels: BTreeSet<&'static str>,
-    /// The metadata of its node that EnvoyFilters are for.
+    /// Node metadata that EnvoyFilters match.
     pub metadata: BTreeSet<SmolStr>,
-    /// The namespaces that have Sidecars with listeners, which may stand at addresses of the workload.
+    /// Namespaces with Sidecars that have listeners, which may bind to addresses of the workload.
     namespaces_with_listeners: BTreeSet<Namespace>,
-    /// One of them is for every namespace.
+    /// Whether one of them applies to every namespace.
     listeners_everywhere: bool,
 }
 
 impl IndividualNeeds {
-    /// True if its addresses may decide about a sidecar of this namespace.
+    /// Returns true if addresses may affect a sidecar of this namespace.
     pub fn addresses(&self, namespace: &Namespace) -> bool {
         self.listeners_everywhere || self.namespaces_with_listeners.contains(namespace)
     }
 }
 
-/// What selects workloads by their labels.
+/// An object that selects workloads by labels.
 pub trait Selects {
-    /// The names of the labels that it asks for.
+    /// Returns the names of the labels that it selects by.
     fn labels(&self) -> impl Iterator<Item = &String>;
 }
 
@@ -84,7 +84,7 @@ impl Selects for Gateway {
     }
 }
 
-/// What asks for labels of replicas: entries of the indexes by label.
+/// Emits the index keys of an object that selects per-replica labels.
 pub fn label_entries<T: Selects>(_key: &ObjectKey, row: &Config<T>, emit: &mut dyn FnMut(SmolStr)) {
     for label in row.spec.labels() {
         if REPLICA_LABELS.contains(&label.as_str()) {
@@ -93,21 +93,21 @@ pub fn label_entries<T: Selects>(_key: &ObjectKey, row: &Config<T>, emit: &mut d
     }
 }
 
-/// Sidecars with listeners: entries of the index.
+/// Emits the index key of a Sidecar with listeners.
 pub fn sidecar_entry(_key: &ObjectKey, row: &Config<Sidecar>, emit: &mut dyn FnMut(())) {
     if !row.spec.ingress.is_empty() {
         emit(());
     }
 }
 
-/// EnvoyFilters for proxies with certain metadata: entries of the index.
+/// Emits the index key of an EnvoyFilter that matches node metadata.
 pub fn filter_entry(_key: &ObjectKey, row: &CompiledFilter, emit: &mut dyn FnMut(())) {
     if row.patches.iter().any(|patch| !patch.proxy.metadata.is_empty()) {
         emit(());
     }
 }
 
-/// Derives the needs of the mesh.
+/// Derives the per-replica attributes that the mesh uses.
 pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<IndividualNeeds> {
     let place = mesh.place_needs.get(cx, &());
     let root = policy::root_namespace(cx, mesh);
@@ -132,7 +132,7 @@ pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<IndividualNeeds>
     })
 }
 
-/// True if something selects workloads by the label.
+/// Returns true if something selects workloads by the label.
 fn is_selected_by(cx: &Cx, mesh: &MeshSnapshot, label: &SmolStr) -> bool {
     mesh.virtual_services_by_source_label.contains(cx, label)
         || mesh.authorization_policies_by_label.contains(cx, label)

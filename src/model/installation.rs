@@ -1,4 +1,4 @@
-//! What is fixed while the process lives: who we are and which features are on. An input of every pure function.
+//! Settings that are fixed while the process runs: identity and features. An input of every pure function.
 
 use smol_str::SmolStr;
 
@@ -16,10 +16,10 @@ pub struct Installation {
     pub namespace: Namespace,
     /// `REVISION`.
     pub revision: SmolStr,
-    /// API servers are asked who may read Secrets. False where a folder is the only source: there is nobody to ask, and
-    /// who has an identity may read those of its namespace.
+    /// Whether API servers review who may read Secrets. False if a folder is the only source: then a proxy with an
+    /// identity may read the Secrets of its namespace.
     pub reviews_access: bool,
-    /// `PILOT_*` and the like.
+    /// Feature variables.
     pub features: Features,
 }
 
@@ -37,7 +37,7 @@ impl Default for Installation {
 }
 
 impl Installation {
-    /// The key under which the one mesh config and the one set of networks stand.
+    /// Returns the key of the only mesh config and the only networks.
     pub fn mesh_config_key(&self) -> ObjectKey {
         ObjectKey::new(&self.cluster, self.namespace.clone(), "istio")
     }

@@ -1,8 +1,8 @@
-//! Multi-Cluster Services: what ServiceExports and ServiceImports make of services and of who may use their endpoints.
+//! Multi-Cluster Services: effects of ServiceExports and ServiceImports on services and the use of their endpoints.
 //!
-//! A cluster that imports a service knows it by a further host, `<name>.<namespace>.svc.clusterset.local`, with the
-//! virtual IPs of the import. With service discovery by this API, endpoints are for clients of their own cluster unless
-//! their cluster exports the service.
+//! A cluster that imports a service has a second host for it, `<name>.<namespace>.svc.clusterset.local`, with the
+//! virtual IPs of the import. With service discovery by this API, endpoints are cluster-local unless their cluster
+//! exports the service.
 
 use smol_str::SmolStr;
 
@@ -15,23 +15,23 @@ use crate::{
 /// The domain of imported services.
 pub const DOMAIN: &str = "clusterset.local";
 
-/// True if imported services have hosts of their own.
+/// Returns true if imported services have hosts of their own.
 pub fn has_hosts(features: &Features) -> bool {
     features.enable_mcs_host && features.enable_mcs_service_discovery
 }
 
-/// The host of an imported service.
+/// Returns the host of an imported service.
 pub fn hostname(name: &str, namespace: &Namespace) -> Hostname {
     Hostname::from(format!("{name}.{namespace}.svc.{DOMAIN}"))
 }
 
-/// True if the service is one that clusters import.
+/// Returns true for a service that clusters import.
 pub fn is_imported(service: &Service) -> bool {
     let rest = service.key.hostname.strip_suffix(DOMAIN);
     rest.is_some_and(|rest| rest.ends_with(".svc."))
 }
 
-/// The virtual IPs by which a cluster imports a service, sorted; none if it does not. The key is that of the Service.
+/// Returns the virtual IPs of a cluster's import, sorted; none without an import. The key is that of the Service.
 pub fn vips(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Vec<SmolStr> {
     if !has_hosts(&mesh.installation.features) {
         return Vec::new();
@@ -43,7 +43,7 @@ pub fn vips(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Vec<SmolStr> {
     ips
 }
 
-/// True if a cluster knows the Kubernetes service itself: it has the Service, or imports it.
+/// Returns true if a cluster has the Kubernetes Service itself, or imports it.
 pub fn is_known(cx: &Cx, mesh: &MeshSnapshot, service: &Service, cluster: &ClusterId) -> bool {
     let object = ObjectKey::new(cluster, service.key.namespace.clone(), service.name.clone());
     if is_imported(service) {
@@ -53,7 +53,7 @@ pub fn is_known(cx: &Cx, mesh: &MeshSnapshot, service: &Service, cluster: &Clust
     }
 }
 
-/// True if the endpoints that a service has in a cluster are only for clients of that cluster.
+/// Returns true if the endpoints of a service in a cluster are cluster-local.
 pub fn is_confined(cx: &Cx, mesh: &MeshSnapshot, service: &Service, cluster: &ClusterId) -> bool {
     let features = &mesh.installation.features;
     if !features.enable_mcs_service_discovery {

@@ -1,4 +1,4 @@
-//! Networks: which gateways lead into each.
+//! Networks and the gateways to them.
 
 mod gateway_resource;
 
@@ -20,16 +20,16 @@ use crate::{
     table::Cx,
 };
 
-/// A gateway into a network.
+/// A gateway to a network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetworkGateway {
-    /// Its address: an IP, or a host name among the unresolved ones.
+    /// Address: an IP, or a host name among the unresolved ones.
     pub address: SmolStr,
-    /// The mTLS passthrough port, 15443 by default; 0: none.
+    /// Port of mTLS passthrough, 15443 by default; 0 for none.
     pub port: u32,
-    /// The HBONE port; 0: none.
+    /// Port of HBONE; 0 for none.
     pub hbone_port: u32,
-    /// The network that it leads into.
+    /// Network behind the gateway.
     pub network: NetworkId,
     /// The cluster of the gateway, empty for addresses from meshNetworks.
     pub cluster: ClusterId,
@@ -37,12 +37,12 @@ pub struct NetworkGateway {
     pub service_account: SmolStr,
 }
 
-/// All gateways. Reads as the resolved ones.
+/// All gateways. Dereferences to the resolved ones.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Networks {
-    /// Gateways with an IP address; those given by host name are left out unless their address is known.
+    /// Gateways with an IP address. Gateways with a host name are omitted unless their address is known.
     pub resolved: GatewayIndex,
-    /// All gateways as given, host names included: for clusters that the proxy resolves by DNS.
+    /// All gateways as declared, including host names, for clusters that the proxy resolves by DNS.
     pub unresolved: GatewayIndex,
 }
 
@@ -53,7 +53,7 @@ impl std::ops::Deref for Networks {
     }
 }
 
-/// Gateways by what they lead into.
+/// Gateways by the networks behind them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct GatewayIndex {
     /// By network, sorted by address and port.
@@ -65,7 +65,7 @@ pub struct GatewayIndex {
 }
 
 impl GatewayIndex {
-    /// Indexes a set of gateways.
+    /// Indexes gateways.
     pub fn of(gateways: impl IntoIterator<Item = NetworkGateway>) -> Self {
         let mut index = Self {
             scale: 1,
@@ -93,13 +93,13 @@ impl GatewayIndex {
         index
     }
 
-    /// True if any gateway is known.
+    /// Returns true if any gateway is known.
     pub fn is_multi_network(&self) -> bool {
         !self.by_network.is_empty()
     }
 }
 
-/// Least common multiple; saturates rather than wrapping.
+/// Returns the least common multiple; saturates instead of wrapping.
 fn lcm(a: u32, b: u32) -> u32 {
     let (mut x, mut y) = (a, b);
     while y > 0 {
@@ -108,23 +108,24 @@ fn lcm(a: u32, b: u32) -> u32 {
     (a / x.max(1)).saturating_mul(b)
 }
 
-/// The label that names the network of a workload, of a cluster (on its system namespace), or of a gateway.
+/// Label with the network of a workload, of a cluster (on its system namespace), or of a gateway.
 pub const LABEL: &str = "topology.istio.io/network";
-/// The label that names the passthrough port of a gateway, [`PASSTHROUGH_PORT`] without it.
+/// Label with the passthrough port of a gateway, by default [`PASSTHROUGH_PORT`].
 const PORT_LABEL: &str = "networking.istio.io/gatewayPort";
-/// Where gateways pass mTLS through.
+/// Default port of mTLS passthrough.
 const PASSTHROUGH_PORT: u32 = 15443;
-/// Where gateways take HBONE.
+/// Port of HBONE.
 const HBONE_PORT: u32 = 15008;
 
-/// The network that labels name.
+/// Returns the network in the labels.
 pub fn label(labels: &Labels) -> Option<NetworkId> {
     let label = labels.get(LABEL).filter(|network| !network.is_empty());
     label.map(|network| NetworkId::from(network.clone()))
 }
 
-/// The network of an endpoint: its label, else that of its cluster's system namespace, else what meshNetworks says of
-/// the cluster, else the network whose range holds the address. (For a pod its node's label comes second.)
+/// Returns the network of an endpoint: its label, or else that of its cluster's system namespace, or else the network
+/// of the cluster in meshNetworks, or else the network whose range contains the address. (For a pod, its node's label
+/// comes second.)
 pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &Labels, address: &str) -> NetworkId {
     if let Some(network) = label(labels) {
         return network;
@@ -146,7 +147,7 @@ pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &L
     found.map(NetworkId::new).unwrap_or_default()
 }
 
-/// True if endpoints of the cluster belong to the network.
+/// Returns true if endpoints of the cluster belong to the network.
 fn lists_registry(network: &Network, cluster: &ClusterId) -> bool {
     network.endpoints.iter().any(|endpoints| match &endpoints.ne {
         Some(Ne::FromRegistry(registry)) => cluster == registry.as_str(),
@@ -154,7 +155,7 @@ fn lists_registry(network: &Network, cluster: &ClusterId) -> bool {
     })
 }
 
-/// The network with the widest range that holds the address.
+/// Returns the network with the widest range that contains the address.
 fn by_range<'a>(networks: &'a BTreeMap<String, Network>, address: &str) -> Option<&'a String> {
     let ip = cidr::parse_ip(address)?;
     let ranges = networks
@@ -173,7 +174,7 @@ fn by_range<'a>(networks: &'a BTreeMap<String, Network>, address: &str) -> Optio
         .map(|(_, id)| id)
 }
 
-/// Derives the network gateways: addresses and services that meshNetworks names, labelled Services and Gateways.
+/// Derives the network gateways: addresses and services in meshNetworks, and labelled Services and Gateways.
 pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
     let mut gateways: Vec<NetworkGateway> = Vec::new();
     for (_, service) in mesh.network_services.get(cx, &()) {
@@ -213,8 +214,8 @@ pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
     })
 }
 
-/// The gateway at each address that its host name has. As long as no answer is known, and where host names are not to
-/// be resolved, there is none.
+/// Returns a gateway for each address of its host name; none before the first answer, and none if resolution is
+/// disabled.
 fn resolved(cx: &Cx, mesh: &MeshSnapshot, gateway: &NetworkGateway) -> Vec<NetworkGateway> {
     if cidr::parse_ip(&gateway.address).is_some() {
         return vec![gateway.clone()];
@@ -231,7 +232,7 @@ fn resolved(cx: &Cx, mesh: &MeshSnapshot, gateway: &NetworkGateway) -> Vec<Netwo
     addresses.into_iter().flatten().map(at).collect()
 }
 
-/// The host names of gateways.
+/// Returns the host names of gateways.
 pub fn hosts(networks: &Networks) -> BTreeSet<SmolStr> {
     let gateways = networks.unresolved.by_network.values().flatten();
     let addresses = gateways.map(|gateway| &gateway.address);
@@ -241,7 +242,7 @@ pub fn hosts(networks: &Networks) -> BTreeSet<SmolStr> {
         .collect()
 }
 
-/// Gateways that do not count because they have a host name and host names are not resolved.
+/// Returns diagnostics of gateways that are ignored because host names are not resolved.
 pub fn dropped(cx: &Cx, mesh: &MeshSnapshot) -> Vec<Diagnostic> {
     if mesh.installation.features.resolve_hostname_gateways {
         return Vec::new();
@@ -261,7 +262,7 @@ pub fn dropped(cx: &Cx, mesh: &MeshSnapshot) -> Vec<Diagnostic> {
     hosts.into_iter().map(tell).collect()
 }
 
-/// A gateway without address and cluster.
+/// Returns a gateway without address and cluster.
 fn template(network: &str, port: u32) -> NetworkGateway {
     NetworkGateway {
         address: SmolStr::default(),
@@ -273,12 +274,13 @@ fn template(network: &str, port: u32) -> NetworkGateway {
     }
 }
 
-/// The label that makes a Service a gateway, unless it is empty.
+/// Returns the label that makes a Service a gateway, unless it is empty.
 pub(super) fn network_label(service: &kube::Service) -> Option<&SmolStr> {
     service.meta.labels.get(LABEL).filter(|network| !network.is_empty())
 }
 
-/// What a labelled Service offers; none if it serves neither the passthrough port nor the HBONE port.
+/// Returns the gateway that a labelled Service declares; `None` if it has neither the passthrough port nor the HBONE
+/// port.
 fn labelled(service: &kube::Service) -> Option<NetworkGateway> {
     let network = network_label(service)?;
     let given = service.meta.labels.get(PORT_LABEL);
@@ -297,7 +299,7 @@ fn labelled(service: &kube::Service) -> Option<NetworkGateway> {
     (gateway.port > 0 || gateway.hbone_port > 0).then_some(gateway)
 }
 
-/// The Services of all clusters that have this host name.
+/// Returns the Services of all clusters with this host name.
 fn registry_services<'a>(cx: &Cx, mesh: &'a MeshSnapshot, host: &str) -> Vec<&'a Shared<kube::Service>> {
     let suffix = format!(".svc.{}", mesh.installation.domain);
     let parts = host.strip_suffix(&suffix).and_then(|rest| rest.split_once('.'));
@@ -307,7 +309,7 @@ fn registry_services<'a>(cx: &Cx, mesh: &'a MeshSnapshot, host: &str) -> Vec<&'a
     registry::objects(cx, mesh, &Namespace::new(namespace), &SmolStr::new(name))
 }
 
-/// The gateway at each external address of the Service; a node port takes the place of the port where there is one.
+/// Returns a gateway for each external address of the Service; a node port, if any, replaces the port.
 fn reached(cx: &Cx, mesh: &MeshSnapshot, service: &kube::Service, template: &NetworkGateway) -> Vec<NetworkGateway> {
     let (addresses, node_ports) = registry::external_addresses(cx, mesh, service);
     let node_port = node_ports.and_then(|ports| ports.get(&template.port).copied());

@@ -1,4 +1,4 @@
-//! Whether anything depends on where a client is: on its node, its locality, or labels that failover compares.
+//! Location attributes of clients that endpoints depend on: node, locality, and labels that failover compares.
 
 use std::collections::BTreeSet;
 
@@ -15,42 +15,42 @@ use crate::{
     table::Cx,
 };
 
-/// The labels that traffic distribution compares, most important first.
+/// Labels that traffic distribution compares, most important first.
 pub const ZONE_LABELS: &[&str] = &[
     "topology.istio.io/network",
     "topology.kubernetes.io/region",
     "topology.kubernetes.io/zone",
 ];
-/// The further labels that distribution to the same node compares.
+/// Additional labels that distribution to the same node compares.
 pub const NODE_LABELS: &[&str] = &["topology.istio.io/subzone", "kubernetes.io/hostname"];
 
-/// What endpoints depend on of a client's place. A superset of the truth: a client's place goes into its keys only where
-/// a service needs it.
+/// Location attributes that endpoints depend on. A superset: a client's location is part of its keys only for services
+/// that need it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PlaceNeeds {
-    /// Some service is node-local.
+    /// Whether some service is node-local.
     pub node: bool,
-    /// Some service may have locality load balancing.
+    /// Whether some service may have locality load balancing.
     pub locality: bool,
-    /// The labels that some failover priority compares.
+    /// Labels that some failover priority compares.
     pub labels: BTreeSet<SmolStr>,
 }
 
-/// Services whose endpoints depend on the client's place whatever DestinationRules say: entries of the index.
+/// Emits the index key of a service whose endpoints depend on the client's location without a DestinationRule.
 pub fn service_entry(_key: &ServiceKey, service: &Service, emit: &mut dyn FnMut(())) {
     if service.node_local || service.traffic_distribution != TrafficDistribution::Any {
         emit(());
     }
 }
 
-/// Rules by which endpoints may depend on the client's place: entries of the index.
+/// Emits the index key of rules by which endpoints may depend on the client's location.
 pub fn rule_entry(_key: &RuleKey, row: &HostRules, emit: &mut dyn FnMut(())) {
     if policies(row).any(|part| part.outlier.is_some() || part.setting().is_some()) {
         emit(());
     }
 }
 
-/// Derives the needs of the mesh.
+/// Derives the location attributes that the mesh uses.
 pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PlaceNeeds> {
     let mut needs = PlaceNeeds::default();
     let mesh_setting = mesh.mesh_config(cx).locality_lb_setting.as_ref();
@@ -89,7 +89,7 @@ impl PlaceNeeds {
     }
 }
 
-/// The parts of a policy that decide about locality.
+/// Locality settings of a policy.
 struct Part<'a> {
     outlier: Option<&'a OutlierDetection>,
     load_balancer: Option<&'a LoadBalancerSettings>,
@@ -102,7 +102,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Every policy in a row: of rules and subsets, general and by port.
+/// Returns every policy in a row: of rules and subsets, general and by port.
 fn policies(row: &HostRules) -> impl Iterator<Item = Part<'_>> {
     let rules = row.local.iter().chain(&row.exported).chain(&row.private);
     let all = rules.flat_map(|rule| {

@@ -1,8 +1,8 @@
-//! Policy attachment: which AuthorizationPolicies, RequestAuthentications, Telemetries, Wasm plugins, traffic extensions
-//! and EnvoyFilters concern a workload.
+//! Policy attachment: AuthorizationPolicies, RequestAuthentications, Telemetries, Wasm plugins, traffic extensions and
+//! EnvoyFilters of a workload.
 //!
-//! What one would get wrong: a Gateway-API gateway obeys selectors and `targetRefs`, a waypoint only `targetRefs`, all
-//! other workloads only selectors. PeerAuthentication knows no references and is not attached by these rules.
+//! Note: a Gateway API gateway uses selectors and `targetRefs`, a waypoint only `targetRefs`, all other workloads only
+//! selectors. PeerAuthentication has no references and is not attached by these rules.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ use crate::{
     table::{Cx, Index},
 };
 
-/// The label of workloads that are made for a Gateway of the Gateway API; its value is the Gateway's name.
+/// Label of workloads of a Gateway API Gateway, with the Gateway's name.
 pub const GATEWAY_NAME_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 
 /// The GatewayClass of waypoints.
 const WAYPOINT_CLASS: &str = "istio-waypoint";
 
-/// The namespace whose configuration is for the whole mesh: `rootNamespace`, else the control plane's own.
+/// Returns the root namespace: `rootNamespace`, or else the control plane's own.
 pub fn root_namespace(cx: &Cx, mesh: &MeshSnapshot) -> Namespace {
     match mesh.mesh_config(cx).root_namespace.as_str() {
         "" => mesh.installation.namespace.clone(),
@@ -33,16 +33,16 @@ pub fn root_namespace(cx: &Cx, mesh: &MeshSnapshot) -> Namespace {
     }
 }
 
-/// What policies are matched against: a workload, and for waypoints the services in question.
+/// Subject of policies: a workload, and for waypoints the services it serves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     /// The namespace of the workload.
     pub namespace: Namespace,
     /// The labels of the workload.
     pub labels: Labels,
-    /// It is a waypoint.
+    /// Whether it is a waypoint.
     pub is_waypoint: bool,
-    /// The services that a listener or chain serves; looked at for waypoints only.
+    /// Services of a listener or chain; used for waypoints only.
     pub services: Vec<TargetService>,
 }
 
@@ -58,7 +58,7 @@ pub struct TargetService {
 }
 
 impl Subject {
-    /// A workload that is no waypoint.
+    /// Returns the subject of a workload that is not a waypoint.
     pub fn workload(namespace: Namespace, labels: Labels) -> Self {
         Self {
             namespace,
@@ -68,7 +68,7 @@ impl Subject {
         }
     }
 
-    /// The same with one more service in question.
+    /// Adds a service.
     pub fn with_service(mut self, service: &Service) -> Self {
         self.services.push(TargetService {
             registry: service.registry,
@@ -81,11 +81,11 @@ impl Subject {
 
 /// A kind of policy that attaches to workloads.
 pub trait Attach {
-    /// Policies of the workload's own namespace come before those of the root namespace.
+    /// Whether policies of the workload's own namespace precede those of the root namespace.
     const OWN_FIRST: bool;
-    /// The labels that a workload must have; `None`: every workload of the namespace.
+    /// Returns the labels that a workload must have; `None` for all workloads of the namespace.
     fn selector(&self) -> Option<&BTreeMap<String, String>>;
-    /// `targetRefs`, else the deprecated `targetRef`.
+    /// Returns `targetRefs`, or else the deprecated `targetRef`.
     fn target_refs(&self) -> &[PolicyTargetReference];
 }
 
@@ -115,8 +115,8 @@ attach! {
     networking::EnvoyFilter, false, workload_selector.labels,;
 }
 
-/// The policies of a kind that concern the subject: those of the root and of its own namespace (which comes first
-/// depends on the kind, [`Attach::OWN_FIRST`]), then those of the services' namespaces; oldest first within each.
+/// Returns the policies of a kind that apply to the subject: those of the root and of its own namespace (in the order
+/// of [`Attach::OWN_FIRST`]), then those of the services' namespaces; oldest first within each.
 pub fn attached<T: Attach + Send + Sync + 'static>(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -137,7 +137,7 @@ pub fn attached<T: Attach + Send + Sync + 'static>(
     keys
 }
 
-/// The namespaces whose policies may concern the subject, each once.
+/// Returns the namespaces whose policies may apply to the subject, without duplicates.
 fn namespaces<'a>(root: &'a Namespace, subject: &'a Subject, own_first: bool) -> Vec<&'a Namespace> {
     let first = if own_first {
         [&subject.namespace, root]
@@ -173,7 +173,7 @@ fn concerns(
     }
 }
 
-/// True if the policy's selector, if any, picks the labels.
+/// Returns true if the policy's selector, if any, matches the labels.
 pub fn selected(policy: &impl Attach, labels: &Labels) -> bool {
     policy.selector().is_none_or(|selector| {
         let pairs = selector.iter().map(|(key, value)| (key.as_str(), value.as_str()));
@@ -181,7 +181,7 @@ pub fn selected(policy: &impl Attach, labels: &Labels) -> bool {
     })
 }
 
-/// True if a reference in a policy of `namespace` leads to the subject.
+/// Returns true if a reference in a policy of `namespace` refers to the subject.
 fn refers(
     namespace: &Namespace,
     target: &PolicyTargetReference,

@@ -1,4 +1,4 @@
-//! References that lead nowhere: destinations, subsets and gateways that VirtualServices name and nobody declares.
+//! Dangling references: destinations, subsets and gateways that VirtualServices refer to and that do not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use crate::{
     table::Cx,
 };
 
-/// The name that stands for all sidecars.
+/// Gateway name that refers to all sidecars.
 const MESH_GATEWAY: &str = "mesh";
 
 impl MeshSnapshot {
-    /// What [`missing`] finds in this snapshot.
+    /// Returns the result of [`missing`] for this snapshot.
     pub fn missing_references(&self, cx: &Cx) -> BTreeSet<Diagnostic> {
         missing(cx, self)
     }
 }
 
-/// All references of VirtualServices that lead nowhere. What they name is served as if it were there, with no endpoints.
-/// With them network gateways whose host names nobody resolves.
+/// Returns all dangling references of VirtualServices, and network gateways whose host names are not resolved. Missing
+/// destinations are served as if they existed, without endpoints.
 pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     let known = Known::of(cx, mesh);
     let mut findings = BTreeSet::new();
@@ -66,7 +66,7 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     findings
 }
 
-/// Every destination of a route that is not made by a delegate.
+/// Returns every destination of routes that do not come from a delegate.
 fn destinations(virtual_service: &VirtualService) -> impl Iterator<Item = &Destination> {
     let spec = &virtual_service.spec;
     let http = spec
@@ -115,7 +115,7 @@ impl Known {
     }
 }
 
-/// True if the Gateway is declared; a bare name is one of the VirtualService's own namespace.
+/// Returns true if the Gateway exists; a bare name is in the VirtualService's own namespace.
 fn has_gateway(cx: &Cx, mesh: &MeshSnapshot, owner: &ObjectKey, name: &str) -> bool {
     let (namespace, name) = name.split_once('/').unwrap_or((&owner.namespace, name));
     let key = ObjectKey::new(&owner.cluster, Namespace::new(namespace), name);

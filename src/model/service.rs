@@ -1,4 +1,4 @@
-//! Services: one row for each (namespace, host name), merged over clusters and registries.
+//! Services: one row per (namespace, host name), merged over clusters and registries.
 
 mod alias;
 pub mod auto_allocation;
@@ -25,16 +25,16 @@ use crate::{
 
 pub use protocol::Protocol;
 
-/// Names a service: host first, so that rows of one host stand together.
+/// Key of a service: host first, so that rows of one host are adjacent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     /// The fully qualified host name.
     pub hostname: Hostname,
-    /// The namespace that declares it.
+    /// Namespace that declares it.
     pub namespace: Namespace,
 }
 
-/// Where a service comes from.
+/// Registry of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Registry {
     /// A Kubernetes Service.
@@ -43,7 +43,7 @@ pub enum Registry {
     External,
 }
 
-/// How proxies find a service's endpoints.
+/// Resolution of a service's endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resolution {
     /// EDS: ClusterIP services and ServiceEntries with `STATIC`.
@@ -52,40 +52,40 @@ pub enum Resolution {
     DnsLb,
     /// `DNS_ROUND_ROBIN`: LOGICAL_DNS.
     DnsRoundRobinLb,
-    /// Headless services and `NONE`: the address that the client asked for.
+    /// Headless services and `NONE`: the original destination.
     Passthrough,
-    /// An ExternalName that stands for another service.
+    /// An ExternalName that is an alias of another service.
     Alias,
-    /// `DYNAMIC_DNS`: resolved by the proxy from the request.
+    /// `DYNAMIC_DNS`: the proxy resolves the host of each request.
     DynamicDns,
 }
 
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePort {
-    /// The name, unique in the service.
+    /// Name, unique in the service.
     pub name: SmolStr,
-    /// The port that clients use.
+    /// Port that clients use.
     pub number: u32,
-    /// Where it leads, when the service itself tells (Kubernetes `targetPort`, ServiceEntry `targetPort`).
+    /// Target port, if the service sets it (Kubernetes `targetPort`, ServiceEntry `targetPort`).
     pub target: TargetPort,
     /// The application protocol.
     pub protocol: Protocol,
 }
 
-/// Who may see a config object: the reading of `exportTo`.
+/// Visibility of a config object, from `exportTo`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExportTo {
     /// `*`.
     Public,
-    /// `~`: nobody.
+    /// `~`: no namespace.
     Nobody,
-    /// These namespaces (`.` already replaced by the own one).
+    /// These namespaces (with `.` replaced by the own namespace).
     Namespaces(BTreeSet<Namespace>),
 }
 
 impl ExportTo {
-    /// True if the namespace may see the object.
+    /// Returns true if the namespace sees the object.
     pub fn visible_to(&self, namespace: &Namespace) -> bool {
         match self {
             Self::Public => true,
@@ -98,7 +98,7 @@ impl ExportTo {
 /// `trafficDistribution` of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TrafficDistribution {
-    /// Not given.
+    /// Not set.
     #[default]
     Any,
     /// `PreferClose` or `PreferSameZone`.
@@ -107,7 +107,7 @@ pub enum TrafficDistribution {
     PreferSameNode,
 }
 
-/// A service as every proxy sees it. Endpoints are elsewhere: this row does not change when pods do.
+/// A service as all proxies see it. Endpoints are separate: this row does not change with pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Host and namespace.
@@ -116,31 +116,31 @@ pub struct Service {
     pub name: SmolStr,
     /// The registry.
     pub registry: Registry,
-    /// The ServiceEntry that the row was made from, if any (the oldest where several were merged).
+    /// ServiceEntry of the row, if any (the oldest of several).
     pub service_entry: Option<ObjectKey>,
-    /// Age, for order and conflicts.
+    /// Creation time, for order and conflicts.
     pub creation: i64,
     /// The ports, in declared order.
     pub ports: Vec<ServicePort>,
-    /// Virtual IPs of a Kubernetes Service by cluster ([`UNSPECIFIED_IP`] where it has none); empty for ServiceEntries,
-    /// whose addresses are in `default_address` and `variants`.
+    /// Virtual IPs of a Kubernetes Service by cluster ([`UNSPECIFIED_IP`] without one); empty for ServiceEntries, whose
+    /// addresses are in `default_address` and `variants`.
     pub cluster_vips: BTreeMap<ClusterId, Vec<SmolStr>>,
-    /// `0.0.0.0` when the service has no address of its own; else the first address (a ServiceEntry may give a CIDR).
+    /// `0.0.0.0` if the service has no address; otherwise the first address (a ServiceEntry may have a CIDR).
     pub default_address: SmolStr,
-    /// Auto-allocated IPv4 address (ServiceEntries without addresses), empty when none.
+    /// Auto-allocated IPv4 address (ServiceEntries without addresses), empty if none.
     pub auto_ipv4: SmolStr,
-    /// Auto-allocated IPv6 address, empty when none.
+    /// Auto-allocated IPv6 address, empty if none.
     pub auto_ipv6: SmolStr,
-    /// For a host that has several addresses, or that several ServiceEntries declare: each address with the ports
-    /// there, oldest first; otherwise empty. See [`Service::variants`].
+    /// For a host with several addresses, or declared by several ServiceEntries: each address with its ports, oldest
+    /// first; otherwise empty. See [`Service::variants`].
     pub variants: Vec<Variant>,
-    /// How endpoints are found.
+    /// Resolution.
     pub resolution: Resolution,
-    /// Outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
+    /// Whether it is outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
     pub mesh_external: bool,
-    /// Who may see it.
+    /// Visibility.
     pub export_to: ExportTo,
-    /// Extra accounts from annotations or `subjectAltNames`, sorted.
+    /// Additional accounts from annotations or `subjectAltNames`, sorted.
     pub service_accounts: Vec<SmolStr>,
     /// Labels of the object.
     pub labels: Labels,
@@ -166,7 +166,7 @@ pub struct Service {
     pub external_ports: BTreeMap<ClusterId, BTreeMap<u32, u32>>,
 }
 
-/// One address of a host, with what is served there.
+/// One address of a host, with its ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variant {
     /// The address: an IP, a CIDR, or [`UNSPECIFIED_IP`].
@@ -177,21 +177,21 @@ pub struct Variant {
     pub auto_ipv6: SmolStr,
     /// The ports.
     pub ports: Vec<ServicePort>,
-    /// How endpoints are found.
+    /// Resolution.
     pub resolution: Resolution,
 }
 
-/// The address of services that have none.
+/// Address of services without one.
 pub const UNSPECIFIED_IP: &str = "0.0.0.0";
 
 impl Service {
-    /// The port with this number; UDP is not served and does not count.
+    /// Returns the port with this number; UDP ports are ignored.
     pub fn port(&self, number: u32) -> Option<&ServicePort> {
         port_numbered(&self.ports, number)
     }
 
-    /// The service once for each of its addresses, with the ports of that address: what listeners, virtual hosts and
-    /// the name table are made from. Clusters are made from the service itself, which has the ports of all.
+    /// Returns the service once per address, with the ports of that address, for listeners, virtual hosts and the name
+    /// table. Clusters use the service itself, which has all ports.
     pub fn variants(&self) -> Vec<Cow<'_, Self>> {
         if self.variants.is_empty() {
             return vec![Cow::Borrowed(self)];
@@ -200,8 +200,7 @@ impl Service {
         variants.map(|variant| Cow::Owned(self.with_address(variant))).collect()
     }
 
-    /// The service as it is reached at a port: with the youngest of its addresses that serves the port, or, for port 0,
-    /// the youngest of all.
+    /// Returns the service with the youngest address that serves the port, or, for port 0, the youngest of all.
     pub fn at_port(&self, number: u32) -> Cow<'_, Self> {
         let serves = |variant: &&Variant| number == 0 || port_numbered(&variant.ports, number).is_some();
         match self.variants.iter().rfind(serves) {
@@ -210,8 +209,8 @@ impl Service {
         }
     }
 
-    /// The service with this one of its addresses and what is served there. Field by field: a service whose host many
-    /// ServiceEntries declare has so many ports and variants that a copy of all, for each, would cost their square.
+    /// Returns the service with one of its addresses. Fields are copied one by one: a host declared by many
+    /// ServiceEntries has so many ports and variants that full copies would be quadratic.
     fn with_address(&self, variant: &Variant) -> Self {
         Self {
             key: self.key.clone(),
@@ -243,7 +242,7 @@ impl Service {
         }
     }
 
-    /// The value of a label, if it is there.
+    /// Returns the value of a label.
     pub fn label(&self, key: &str) -> Option<&SmolStr> {
         self.labels.get(key)
     }
@@ -254,16 +253,16 @@ fn port_numbered(ports: &[ServicePort], number: u32) -> Option<&ServicePort> {
     served.find(|port| port.number == number)
 }
 
-/// What decides whether and in which order a service is seen.
+/// Attributes that decide the visibility and precedence of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visibility {
-    /// Who may see it.
+    /// Visibility.
     pub export_to: ExportTo,
     /// The registry.
     pub registry: Registry,
-    /// Age.
+    /// Creation time.
     pub creation: i64,
-    /// Settles the order among services of one age: the object's name, for ServiceEntries the host.
+    /// Tie-breaker for services of the same age: the object's name, or the host of ServiceEntries.
     pub name: SmolStr,
     /// The port numbers, sorted (an egress listener may name one).
     pub ports: Vec<u32>,
@@ -273,7 +272,7 @@ pub struct Visibility {
     pub external_name: Hostname,
 }
 
-/// Index keys of a service: who may see it, from all namespaces and from its own.
+/// Emits the index keys of a service: the namespaces that see it, for all and for its own declaring namespace.
 pub fn audience_keys(
     key: &ServiceKey,
     visibility: &Visibility,
@@ -290,7 +289,7 @@ pub fn audience_keys(
     }
 }
 
-/// The (host, namespace) pairs of a ServiceEntry: keys of the index by host.
+/// Emits the index keys of a ServiceEntry: its (host, namespace) pairs.
 pub fn entry_keys(key: &ObjectKey, entry: &Config<networking::ServiceEntry>, emit: &mut dyn FnMut(ServiceKey)) {
     for host in &entry.spec.hosts {
         emit(ServiceKey {
@@ -300,7 +299,7 @@ pub fn entry_keys(key: &ObjectKey, entry: &Config<networking::ServiceEntry>, emi
     }
 }
 
-/// Index keys of a ServiceEntry: the addresses of its inline endpoints.
+/// Emits the index keys of a ServiceEntry: the addresses of its inline endpoints.
 pub fn endpoint_address_keys(_: &ObjectKey, entry: &Config<networking::ServiceEntry>, emit: &mut dyn FnMut(SmolStr)) {
     let addresses: BTreeSet<&str> = entry
         .spec
@@ -313,14 +312,14 @@ pub fn endpoint_address_keys(_: &ObjectKey, entry: &Config<networking::ServiceEn
     }
 }
 
-/// Index key of a ServiceEntry that selects workloads: its namespace.
+/// Emits the index key of a ServiceEntry that selects workloads: its namespace.
 pub fn selecting_entry_key(key: &ObjectKey, entry: &Config<networking::ServiceEntry>, emit: &mut dyn FnMut(Namespace)) {
     if entry.spec.workload_selector.is_some() {
         emit(key.namespace.clone());
     }
 }
 
-/// The services that a change of Kubernetes Services, ServiceImports or ServiceEntries may concern.
+/// Returns the services that changes of Kubernetes Services, ServiceImports or ServiceEntries may affect.
 pub fn candidates(
     installation: &Installation,
     kube: &BTreeSet<(Namespace, SmolStr)>,
@@ -340,8 +339,9 @@ pub fn candidates(
     own.chain(imported).chain(entries.iter().cloned()).collect()
 }
 
-/// Derives one service: the Kubernetes Services of this name in all clusters, else the ServiceEntries of the namespace
-/// that declare the host. A Kubernetes Service wins over ServiceEntries, so that nobody can occupy its name.
+/// Derives one service: the Kubernetes Services of this name in all clusters, or else the ServiceEntries of the
+/// namespace that declare the host. Kubernetes Services take precedence, so that a ServiceEntry cannot take over their
+/// name.
 pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
     let mut service = kube::service(cx, mesh, key).or_else(|| entry::service(cx, mesh, key))?;
     if service.resolution != Resolution::Alias {
@@ -350,12 +350,13 @@ pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service
     Some(service)
 }
 
-/// The audience of a service, with the mesh's default for objects that name none.
+/// Returns the visibility of a service, by default the mesh's.
 fn export_to(cx: &Cx, mesh: &MeshSnapshot, written: &[String], own: &Namespace) -> ExportTo {
     export::read(written, &mesh.mesh_config(cx).default_service_export_to, own)
 }
 
-/// The traffic distribution: the Service's field, else the object's annotation, else that of its namespace.
+/// Returns the traffic distribution: the Service's field, or else the object's annotation, or else that of its
+/// namespace.
 fn traffic_distribution(cx: &Cx, mesh: &MeshSnapshot, spec: &str, meta: &Meta) -> TrafficDistribution {
     const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
     match spec {

@@ -1,7 +1,7 @@
-//! What a namespace or a selected workload can see.
+//! Services and VirtualServices visible to a namespace or to the workloads of a Sidecar.
 //!
-//! What one would get wrong: a scope may show a part of a service only. An egress listener with a port shows that port,
-//! and a service that is seen only because a VirtualService leads to it shows the ports that are led to ([`Trim`]).
+//! Note: a scope may show only a part of a service. An egress listener with a port shows that port. A service that is
+//! visible only because a VirtualService refers to it shows the ports of these references ([`Trim`]).
 
 mod collect;
 mod imports;
@@ -28,26 +28,27 @@ use crate::{
 use collect::Collector;
 use imports::Imports;
 
-/// Names a scope.
+/// Key of a scope.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ScopeKey {
-    /// Everything that is exported to the namespace: proxies without a Sidecar.
+    /// Everything exported to the namespace, for proxies without a Sidecar.
     Default(Namespace),
-    /// What this Sidecar lets a proxy of this namespace see (a root-namespace Sidecar serves other namespaces too).
+    /// Scope of this Sidecar for proxies of this namespace (a Sidecar of the root namespace serves other namespaces
+    /// too).
     Sidecar(Namespace, ObjectKey),
     /// Gateways: everything exported to the namespace, no egress listeners.
     Gateway(Namespace),
 }
 
 impl ScopeKey {
-    /// The namespace of the proxies that use the scope.
+    /// Returns the namespace of the proxies that use the scope.
     pub fn namespace(&self) -> &Namespace {
         match self {
             Self::Default(namespace) | Self::Sidecar(namespace, _) | Self::Gateway(namespace) => namespace,
         }
     }
 
-    /// The Sidecar that makes the scope, if one does.
+    /// Returns the Sidecar of the scope, if there is one.
     pub fn sidecar(&self) -> Option<&ObjectKey> {
         match self {
             Self::Sidecar(_, key) => Some(key),
@@ -56,45 +57,45 @@ impl ScopeKey {
     }
 }
 
-/// What a scope shows of a service that it does not show whole.
+/// Part of a service that a scope shows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Trim {
-    /// Only these ports, sorted; `None`: all.
+    /// Visible ports, sorted; `None` for all.
     pub ports: Option<Vec<u32>>,
-    /// Only these aliases; `None`: all.
+    /// Visible aliases; `None` for all.
     pub aliases: Option<Vec<ServiceKey>>,
 }
 
-/// The services of a scope or listener that are not shown whole.
+/// Services of a scope or listener that are only partly visible.
 pub type Trims = Shared<BTreeMap<ServiceKey, Trim>>;
 
-/// One egress listener of a scope. Holds keys, not rows: a scope changes when membership does.
+/// One egress listener of a scope. Holds keys, not rows: a scope changes only with its members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EgressListener {
     /// Position in `spec.egress` of the Sidecar; 0 for the default one.
     pub index: usize,
-    /// `port.number`; `None`: every service port (the catch-all listener).
+    /// `port.number`; `None` for every service port (the catch-all listener).
     pub port: Option<EgressPort>,
-    /// `bind`, empty when not given.
+    /// `bind`, empty if unset.
     pub bind: SmolStr,
     /// `captureMode: NONE`.
     pub capture_none: bool,
-    /// The services it reaches: one for each host, in a fixed order (those shown to this namespace alone before public
-    /// ones, then creation time, name and namespace).
+    /// Services: one per host, in a fixed order (exported to this namespace alone before public, then creation time,
+    /// name and namespace).
     pub services: Shared<[ServiceKey]>,
-    /// What it shows of them, where that is not all.
+    /// Restrictions of partly visible services.
     pub trims: Trims,
     /// The VirtualServices that apply (gateway `mesh`), in order of precedence.
     pub virtual_services: Shared<[ObjectKey]>,
 }
 
 impl EgressListener {
-    /// True if the listener shows this port of a service that it reaches.
+    /// Returns true if the listener shows this port of one of its services.
     pub fn shows_port(&self, service: &ServiceKey, port: u32) -> bool {
         shows_port(&self.trims, service, port)
     }
 
-    /// The aliases of a service that the listener shows.
+    /// Returns the visible aliases of a service.
     pub fn aliases<'a>(&'a self, service: &'a Service) -> &'a [ServiceKey] {
         let trim = self.trims.get(&service.key);
         trim.and_then(|trim| trim.aliases.as_deref())
@@ -113,30 +114,30 @@ pub struct EgressPort {
     pub name: SmolStr,
 }
 
-/// What the proxies of a scope can see.
+/// Services and VirtualServices visible to the proxies of a scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SidecarScope {
     /// Its key.
     pub key: ScopeKey,
     /// The egress listeners in order. A gateway scope has none.
     pub egress: Vec<EgressListener>,
-    /// All services that clusters are made for: the union over listeners and what VirtualServices pull in.
+    /// All services with clusters: the union over listeners and the destinations of VirtualServices.
     pub services: Shared<[ServiceKey]>,
-    /// What is shown of them, where that is not all.
+    /// Restrictions of partly visible services.
     pub trims: Trims,
-    /// All VirtualServices of the listeners, unique (gateway scope: those of gateway `mesh`, for waypoints; routers ask
-    /// [`virtual_service::for_gateway`]).
+    /// All VirtualServices of the listeners, without duplicates (gateway scope: those of gateway `mesh`, for waypoints;
+    /// routers use [`virtual_service::for_gateway`]).
     pub virtual_services: Shared<[ObjectKey]>,
     /// Host → service, for destinations of routes.
     pub by_host: Shared<BTreeMap<Hostname, ServiceKey>>,
     /// `outboundTrafficPolicy.mode` is `REGISTRY_ONLY` (Sidecar's, else the mesh's).
     pub registry_only: bool,
-    /// `outboundTrafficPolicy.egressProxy` as a cluster name, empty when none.
+    /// `outboundTrafficPolicy.egressProxy` as a cluster name, empty if unset.
     pub egress_proxy: SmolStr,
 }
 
 impl SidecarScope {
-    /// A scope in which nothing is visible.
+    /// Returns an empty scope.
     pub fn empty(key: ScopeKey) -> Self {
         Self {
             key,
@@ -150,13 +151,13 @@ impl SidecarScope {
         }
     }
 
-    /// The service that a host means here.
+    /// Returns the service of a host.
     pub fn service(&self, host: &str) -> Option<&ServiceKey> {
         self.by_host.get(host)
     }
 
-    /// The service that a host means in a VirtualService of a namespace: that namespace's own where the proxies may see
-    /// it, else what it means here. Routers look destinations up this way.
+    /// Returns the service of a host in a VirtualService of a namespace: that namespace's own service if the proxies
+    /// see it, or else that of the scope. Routers look up destinations this way.
     pub fn service_for(
         &self,
         cx: &Cx,
@@ -175,7 +176,7 @@ impl SidecarScope {
         }
     }
 
-    /// True if the scope shows this port of a service that it holds.
+    /// Returns true if the scope shows this port of one of its services.
     pub fn shows_port(&self, service: &ServiceKey, port: u32) -> bool {
         shows_port(&self.trims, service, port)
     }
@@ -272,13 +273,13 @@ fn sidecar_scope(
     })
 }
 
-/// The one port that a listener is for. A listener for an HTTP proxy takes requests for any port.
+/// Returns the port of a listener. A listener for an HTTP proxy accepts requests for any port.
 fn wanted_port(listener: &networking::IstioEgressListener) -> Option<u32> {
     let port = listener.port.as_ref()?;
     (port.number != 0 && Protocol::parse(&port.protocol) != Protocol::HttpProxy).then_some(port.number)
 }
 
-/// Every mode but `ALLOW_ANY` closes the mesh; so does the absence of any policy.
+/// Returns true for every mode except `ALLOW_ANY`, and without any policy.
 fn is_registry_only(cx: &Cx, mesh: &MeshSnapshot, sidecar: &networking::Sidecar) -> bool {
     if let Some(policy) = &sidecar.outbound_traffic_policy {
         return policy.mode() != Mode::AllowAny;
@@ -287,7 +288,7 @@ fn is_registry_only(cx: &Cx, mesh: &MeshSnapshot, sidecar: &networking::Sidecar)
     policy.is_none_or(|policy| policy.mode() != MeshMode::AllowAny)
 }
 
-/// The cluster of the egress proxy, as written: neither a sole port nor an external name is looked up.
+/// Returns the cluster of the egress proxy as written; neither sole ports nor external names are looked up.
 fn egress_proxy(sidecar: &networking::Sidecar) -> SmolStr {
     let policy = sidecar.outbound_traffic_policy.as_ref();
     let Some(proxy) = policy.and_then(|policy| policy.egress_proxy.as_ref()) else {

@@ -1,4 +1,4 @@
-//! `MeshSnapshot`: all tables of one revision, immutable and in agreement.
+//! `MeshSnapshot`: all tables of one revision, immutable and consistent.
 
 use std::ops::Deref;
 
@@ -10,23 +10,23 @@ use crate::{
     table::{Cx, Held},
 };
 
-/// Counts commits of this process.
+/// Number of a commit in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Revision(pub u64);
 
-/// Everything the control plane knows, at one revision. Cloning is cheap.
+/// All data of the control plane at one revision. Cloning is cheap.
 ///
-/// Input tables and derived tables are fields of this type by dereference: `mesh.services`, `mesh.pods`.
+/// Input tables and derived tables are reached by dereference: `mesh.services`, `mesh.pods`.
 #[doc(alias = "PushContext")]
 #[derive(Clone)]
 pub struct MeshSnapshot {
     /// The revision.
     pub revision: Revision,
-    /// Who we are.
+    /// Installation settings.
     pub installation: Shared<Installation>,
-    /// The row of the mesh config, which nearly everything reads.
+    /// Row of the mesh config, which nearly every generator reads.
     pub(super) config: Held<Config<MeshConfig>>,
-    /// The raw and derived tables.
+    /// Input and derived tables.
     pub(super) derived: DerivedTables,
 }
 
@@ -38,7 +38,7 @@ impl Deref for MeshSnapshot {
 }
 
 impl MeshSnapshot {
-    /// The mesh config of the config cluster. Before one is known: all fields unset.
+    /// Returns the mesh config of the config cluster. Before one is known, all fields are unset.
     pub fn mesh_config(&self, cx: &Cx) -> &MeshConfig {
         static UNSET: std::sync::OnceLock<MeshConfig> = std::sync::OnceLock::new();
         match self.config.get(cx) {

@@ -1,11 +1,11 @@
-//! The registry as a whole: any history of changes ends in what the final inputs alone give.
+//! The model as a whole: any history of changes yields what the final inputs alone yield.
 
 use proptest::prelude::*;
 
 use super::{Change, MeshSnapshot, World, fixture, inputs::Row, installation::Installation};
 use crate::table::Cx;
 
-/// Objects that meet each other in many ways; each may be there or not, some in two forms.
+/// Objects with many interactions. Each may exist or not, some in two forms.
 const OBJECTS: &[&str] = &[
     "kube.yaml|{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: 10.0.0.1, selector: {app: a}, ports: [{name: http, port: 80}]}}",
     "kube.yaml|{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: None, ports: [{name: http, port: 81}]}}",
@@ -32,7 +32,7 @@ const OBJECTS: &[&str] = &[
 fn rows_of(installation: &Installation, object: &str) -> Vec<Row> {
     let (file, text) = object.split_once('|').expect("because every object names its file");
     let mut rows = fixture::folder(installation, &[(file, text)]);
-    // A folder always brings a mesh config, which only its own file should change here.
+    // A folder always has a mesh config, which only its own file should change here.
     rows.retain(|row| file == "mesh.yaml" || !matches!(row, Row::MeshConfig(_)));
     rows
 }

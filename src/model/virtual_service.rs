@@ -1,4 +1,4 @@
-//! VirtualServices with delegates merged, short names resolved and `exportTo` read.
+//! VirtualServices with delegates merged, short names resolved and `exportTo` parsed.
 
 mod delegate;
 #[cfg(test)]
@@ -19,13 +19,13 @@ use crate::{
     table::Cx,
 };
 
-/// The gateway that stands for all sidecars.
+/// Gateway name that refers to all sidecars.
 pub const MESH_GATEWAY: &str = "mesh";
 
-/// Tells conversions from other APIs apart from what users write.
+/// Annotation that distinguishes conversions from other APIs.
 const SEMANTICS_ANNOTATION: &str = "internal.istio.io/route-semantics";
 
-/// How paths and rewrites are meant.
+/// Semantics of paths and rewrites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Semantics {
     /// A VirtualService as written.
@@ -36,54 +36,53 @@ pub enum Semantics {
     Gateway,
 }
 
-/// A VirtualService ready for routing: hosts and destinations are fully qualified, gateways are `namespace/name` or `mesh`.
+/// A resolved VirtualService: hosts and destinations are fully qualified, gateways are `namespace/name` or `mesh`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VirtualService {
     /// Metadata of the (root) object.
     pub meta: Shared<Meta>,
     /// Fully qualified hosts.
     pub hosts: Vec<Hostname>,
-    /// Who may see it.
+    /// Visibility.
     pub export_to: ExportTo,
-    /// The specification; `hosts` and `gateways` in it are resolved as well (no gateways: `mesh`).
+    /// Specification; its `hosts` and `gateways` are resolved as well (no gateways: `mesh`).
     pub spec: networking::VirtualService,
-    /// How it was made.
+    /// Semantics.
     pub semantics: Semantics,
-    /// Every destination host it names, sorted and unique.
+    /// All destination hosts, sorted and unique.
     pub destinations: Vec<Hostname>,
 }
 
-/// What decides whether and in which order a VirtualService is seen, and which services it leads to; changes far less
-/// often than weights and matches do.
+/// Visibility, precedence and destinations of a VirtualService; they change far less often than weights and matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// Metadata: age, name, namespace.
     pub meta: Shared<Meta>,
-    /// Who may see it.
+    /// Visibility.
     pub export_to: ExportTo,
     /// Fully qualified hosts.
     pub hosts: Vec<Hostname>,
     /// `namespace/name` or `mesh`.
     pub gateways: Vec<SmolStr>,
-    /// How it was made.
+    /// Semantics.
     pub semantics: Semantics,
-    /// Where it leads.
+    /// Destinations.
     pub destinations: BTreeSet<Destination>,
-    /// As gateway `mesh` it is for clients of its own namespace alone, whoever may see it: it speaks of hosts that others
-    /// own ([`owns`]).
+    /// Whether as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
+    /// that others own ([`owns`]).
     pub only_own_clients: bool,
-    /// Some HTTP match asks who the client is.
+    /// Whether some HTTP match depends on the client.
     pub by_source: bool,
-    /// Some HTTP match asks for the gateway.
+    /// Whether some HTTP match depends on the gateway.
     pub by_gateway: bool,
-    /// The port that requests come in on stands somewhere in the HTTP routes, whatever services there are.
+    /// Whether the HTTP routes depend on the port of the request, whatever the services.
     pub by_port: bool,
-    /// Some HTTP route is for every request, so that no client is without routes.
+    /// Whether some HTTP route matches every request, so that every client has a route.
     pub unconditional: bool,
 }
 
 impl Reach {
-    /// Those who may see it on a gateway.
+    /// Emits the namespaces that see it on a gateway.
     fn audiences(&self, gateway: &str, emit: &mut dyn FnMut(Audience)) {
         let own = self.meta.namespace();
         if gateway != MESH_GATEWAY || !self.only_own_clients {
@@ -94,28 +93,28 @@ impl Reach {
     }
 }
 
-/// A host and port that a route leads to.
+/// A destination host and port of a route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
     /// The host.
     pub host: Hostname,
-    /// The port; 0: any.
+    /// Port; 0 for any.
     pub port: u32,
-    /// The namespaces of clients that the route is for (`sourceNamespace`); empty: all.
+    /// Namespaces of clients that the route applies to (`sourceNamespace`); empty for all.
     pub sources: Vec<Namespace>,
 }
 
-/// A namespace that an object is shown to; `None`: everybody.
+/// A namespace that an object is exported to; `None` for all.
 pub type Audience = Option<Namespace>;
 
-/// Index keys of a VirtualService: audience and gateway.
+/// Emits the index keys of a VirtualService: exported namespace and gateway.
 pub fn audience_keys(_: &ObjectKey, reach: &Reach, emit: &mut dyn FnMut((Audience, SmolStr))) {
     for gateway in reach.gateways.iter().collect::<BTreeSet<_>>() {
         reach.audiences(gateway, &mut |audience| emit((audience, gateway.clone())));
     }
 }
 
-/// Index keys of a VirtualService that routes TCP or TLS: its hosts.
+/// Emits the index keys of a VirtualService with TCP or TLS routes: its hosts.
 pub fn tcp_hosts(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(Hostname)) {
     if row.routes_tcp() {
         row.hosts.iter().for_each(|host| emit(host.clone()));
@@ -123,13 +122,13 @@ pub fn tcp_hosts(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(Hostn
 }
 
 impl VirtualService {
-    /// True if it has TCP or TLS routes.
+    /// Returns true if it has TCP or TLS routes.
     pub fn routes_tcp(&self) -> bool {
         !self.spec.tcp.is_empty() || !self.spec.tls.is_empty()
     }
 }
 
-/// Index keys of a VirtualService: the labels of clients that its matches name.
+/// Emits the index keys of a VirtualService: the client labels in its matches.
 pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(SmolStr)) {
     let http = row.spec.http.iter().flat_map(|route| &route.r#match);
     let tls = row.spec.tls.iter().flat_map(|route| &route.r#match);
@@ -144,7 +143,7 @@ pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(S
     }
 }
 
-/// Those who may see an object.
+/// Emits the namespaces that an object is exported to.
 pub(super) fn audiences(export_to: &ExportTo, emit: &mut dyn FnMut(Audience)) {
     match export_to {
         ExportTo::Public => emit(None),
@@ -153,8 +152,8 @@ pub(super) fn audiences(export_to: &ExportTo, emit: &mut dyn FnMut(Audience)) {
     }
 }
 
-/// The VirtualServices of a gateway (`namespace/name` or `mesh`) that a namespace may see. Order: private ones, those
-/// shown to this namespace by another, public ones; among the public ones, routes of the Gateway API from the own
+/// Returns the VirtualServices of a gateway (`namespace/name` or `mesh`) that a namespace sees. Order: private ones,
+/// those exported to this namespace by another, public ones. Among the public ones, Gateway API routes of the own
 /// namespace come first, so that consumers can override; oldest first within each.
 pub fn for_gateway<'a>(
     cx: &Cx,
@@ -165,7 +164,8 @@ pub fn for_gateway<'a>(
     ordered(cx, mesh, namespace, gateway, true, false)
 }
 
-/// As [`for_gateway`] for sidecars, where overriding routes come first among the private ones as well.
+/// Returns the VirtualServices like [`for_gateway`], for sidecars: overriding routes come first among the private ones
+/// as well.
 pub(super) fn for_sidecars<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -199,7 +199,7 @@ fn ordered<'a>(
     rows
 }
 
-/// Derives one VirtualService; delegates (without hosts) give none.
+/// Derives one VirtualService; delegates (without hosts) have no row.
 pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualService> {
     let raw = mesh.raw_virtual_services.get(cx, key)?;
     if raw.spec.hosts.is_empty() {
@@ -227,7 +227,7 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<
     })
 }
 
-/// Derives the reach of one VirtualService.
+/// Derives visibility and destinations of one VirtualService.
 pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
     let row = mesh.virtual_services.get(cx, key)?;
     Some(Reach {
@@ -256,8 +256,8 @@ pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
     })
 }
 
-/// True if the port of the listener is matched or written somewhere: traces name what does not lead to a single cluster by
-/// it, and redirects may keep it.
+/// Returns true if the listener's port is matched or used: traces contain it for routes without a single cluster, and
+/// redirects may keep it.
 fn mentions_port(http: &networking::HttpRoute) -> bool {
     let is_plain = |text: &str| !text.contains('|');
     let leads_to_cluster = match http.route.as_slice() {
@@ -272,11 +272,11 @@ fn mentions_port(http: &networking::HttpRoute) -> bool {
         || http.r#match.iter().any(|condition| condition.port != 0)
 }
 
-/// True if what clients of other namespaces do with a host is for this namespace to decide: its service has exactly that
-/// name, and comes before those of others; or it is the root namespace.
+/// Returns true if a namespace may decide about requests of other namespaces' clients to a host: its service has
+/// exactly that name and precedes those of others, or it is the root namespace.
 fn owns(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, host: &Hostname) -> bool {
     let services = mesh.services_by_host.get(cx, host);
-    // Whoever declares the name of a Kubernetes service does not own it.
+    // Declaring the name of a Kubernetes service does not make its owner.
     let first = services.min_by_key(|(key, row)| (row.registry != Registry::Kubernetes, row.creation, &key.namespace));
     first.is_some_and(|(key, _)| key.namespace == *namespace) || policy::root_namespace(cx, mesh) == *namespace
 }
@@ -294,7 +294,7 @@ fn semantics_of(meta: &Meta) -> Semantics {
     }
 }
 
-/// The routes with those of visible delegates in place; a route whose delegate is not there is left out.
+/// Returns the routes with those of visible delegates inserted; a route with a missing delegate is omitted.
 fn delegated(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -325,7 +325,7 @@ fn delegated(
     merged
 }
 
-/// Writes names out in full, as seen from the namespace of an object.
+/// Expands names, as seen from the namespace of an object.
 struct Resolver<'a> {
     installation: &'a Installation,
     namespace: &'a Namespace,
@@ -382,8 +382,8 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// `namespace/name` of a gateway as written: a plain name is of the own namespace, a host name (an old form) names the
-/// service of the gateway.
+/// Returns `namespace/name` of a gateway: a bare name is in the own namespace, a host name (an old form) refers to the
+/// gateway's service.
 pub fn resolve_gateway(gateway: &str, namespace: &Namespace) -> String {
     if let Some((of, name)) = gateway.split_once('/') {
         let of = if of == "." { namespace } else { of };
@@ -396,7 +396,7 @@ pub fn resolve_gateway(gateway: &str, namespace: &Namespace) -> String {
     }
 }
 
-/// Every destination of the routes. Only HTTP routes are limited to source namespaces here.
+/// Returns all destinations of the routes. Only HTTP routes are restricted to source namespaces here.
 fn destinations(spec: &networking::VirtualService) -> BTreeSet<Destination> {
     let mut found = BTreeSet::new();
     let mut add = |destination: &networking::Destination, sources: &[Namespace]| {

@@ -1,4 +1,4 @@
-//! What the mesh asks of ingestion: which namespaces count, and which host names are to be resolved.
+//! External data that the mesh needs: namespaces that count, host names to resolve, JWT keys to fetch.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,35 +18,35 @@ use crate::{
     table::Cx,
 };
 
-/// What the mesh asks of ingestion.
+/// External data that the mesh needs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Wants {
-    /// A namespace counts if one of them matches its labels; all count when there is none.
+    /// A namespace counts if one of them matches its labels, or if there are none.
     pub discovery_selectors: Vec<LabelSelector>,
-    /// Host names of network gateways whose addresses are needed.
+    /// Host names of network gateways to resolve.
     pub hosts: BTreeSet<SmolStr>,
-    /// Key sets of issuers that are needed.
+    /// Key sets of issuers to fetch.
     pub keys: BTreeMap<KeySource, KeysWanted>,
 }
 
-/// How a key set is wanted.
+/// A required key set.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct KeysWanted {
-    /// How long fetching it may take: the longest time that a rule allows.
+    /// Timeout of fetching it: the longest that a rule allows.
     pub timeout: Duration,
-    /// The RequestAuthentications that name it.
+    /// RequestAuthentications that refer to it.
     pub by: BTreeSet<ObjectKey>,
 }
 
 impl Wants {
-    /// What a snapshot asks for; nothing before the first commit.
+    /// Returns the dependencies of a snapshot; empty before the first commit.
     pub fn of(mesh: &MeshSnapshot) -> Self {
         let wants = mesh.wants.get(&Cx::untracked(), &());
         wants.map(|wants| (**wants).clone()).unwrap_or_default()
     }
 }
 
-/// Derives what the mesh asks for.
+/// Derives the dependencies of the mesh.
 pub fn wants(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Wants> {
     let selectors = &mesh.mesh_config(cx).discovery_selectors;
     let networks = mesh.networks.get(cx, &());
@@ -58,12 +58,12 @@ pub fn wants(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Wants> {
     })
 }
 
-/// The time to fetch keys if nothing else is said.
+/// Default timeout of fetching keys.
 pub const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest time that counts: a rule is no reason to hold connections for hours.
+/// Longest timeout: a rule must not hold connections for hours.
 const LONGEST_KEYS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The key sets that rules need and do not hold.
+/// Returns the key sets that rules need and do not contain.
 fn keys(cx: &Cx, mesh: &MeshSnapshot) -> BTreeMap<KeySource, KeysWanted> {
     let mut keys: BTreeMap<KeySource, KeysWanted> = BTreeMap::new();
     let is_envoys = mesh.installation.features.pilot_jwt_enable_remote_jwks == RemoteJwks::Envoy;

@@ -1,8 +1,7 @@
-//! Waypoints: the Gateways that requests to services go through where workloads have no sidecars, and which services go
-//! through which.
+//! Waypoints: Gateways that process requests to services, and the services that use them.
 //!
-//! What one would get wrong: a service that names a waypoint which is not there goes through none, not through that of
-//! its namespace; and a Gateway is a waypoint only once its status says where it is to be reached.
+//! Note: a service that refers to a missing waypoint uses none, not that of its namespace. A Gateway is a waypoint only
+//! once its status has an address.
 
 #[cfg(test)]
 mod tests;
@@ -19,53 +18,54 @@ use crate::{
     table::Cx,
 };
 
-/// The label by which a service or namespace names its waypoint; [`NO_WAYPOINT`]: it wants none.
+/// Label with the waypoint of a service or namespace; [`NO_WAYPOINT`] for none.
 const USE_WAYPOINT: &str = "istio.io/use-waypoint";
-/// The label that names the waypoint's namespace, where it is another than the service's.
+/// Label with the waypoint's namespace, if it differs from the service's.
 const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
 const NO_WAYPOINT: &str = "none";
-/// The label by which a Gateway or GatewayClass says for what its waypoints are: `service` (also without the label),
-/// `workload`, `all` or `none`.
+/// Label with the traffic of a Gateway's or GatewayClass' waypoints: `service` (the default), `workload`, `all` or
+/// `none`.
 const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
-/// The protocol of the listener that takes tunnels.
+/// Protocol of the listener that accepts tunnels.
 const HBONE: &str = "HBONE";
-/// The label of what a controller deploys for a Gateway, and its value for waypoints. They have no waypoints themselves.
+/// Label of resources that a controller deploys for a Gateway, with the value for waypoints. They have no waypoints
+/// themselves.
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// See [`MANAGED_LABEL`].
 pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
 
-/// A Gateway that services may go through.
+/// A Gateway that services may use as a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waypoint {
-    /// Where it is reached, as its status says: the host of a Service, else an IP address.
+    /// Address in its status: the host of a Service, or else an IP address.
     pub address: SmolStr,
-    /// The service that is reached there, if it is known.
+    /// Service with that address, if known.
     pub service: Option<ServiceKey>,
-    /// From which namespaces services may go through it.
+    /// Namespaces whose services may use it.
     pub admits: Admits,
 }
 
 /// Namespaces whose services may use a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admits {
-    /// Its own.
+    /// Its own namespace.
     Same,
-    /// Every one.
+    /// All namespaces.
     All,
-    /// Those with such labels.
+    /// Namespaces with these labels.
     Selected(LabelSelector),
-    /// None, not even its own.
+    /// No namespace, not even its own.
     Nobody,
 }
 
-/// Which waypoint a service goes through.
+/// Waypoint of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceWaypoint {
     /// The Gateway.
     pub gateway: ObjectKey,
 }
 
-/// Derives the waypoint that a Gateway of the config cluster is.
+/// Derives the waypoint of a Gateway of the config cluster.
 pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoint> {
     if !mesh.installation.features.pilot_enable_ambient_waypoints || key.cluster != mesh.installation.cluster {
         return None;
@@ -89,7 +89,7 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
     })
 }
 
-/// The address in the status: a host name before IP addresses.
+/// Returns the address in the status: a host name before IP addresses.
 fn address(gateway: &Config<gateway_api::Gateway>) -> Option<SmolStr> {
     let listed = gateway.status.as_ref()?.get("addresses")?.as_array()?;
     let of_type = |wanted: &str| {
@@ -101,7 +101,7 @@ fn address(gateway: &Config<gateway_api::Gateway>) -> Option<SmolStr> {
     of_type("Hostname").or_else(|| of_type("IPAddress")).map(SmolStr::new)
 }
 
-/// The service of a namespace that is reached at a host or address.
+/// Returns the service of a namespace with a host or address.
 fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &SmolStr) -> Option<ServiceKey> {
     let by_host = ServiceKey {
         hostname: Hostname::new(address),
@@ -118,7 +118,7 @@ fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &Smo
     found.map(|(key, _)| key.clone())
 }
 
-/// What the listener for tunnels says of routes counts for services.
+/// Returns the allowed namespaces of the listener for tunnels.
 fn admits(gateway: &gateway_api::Gateway) -> Admits {
     let listener = gateway.listeners.iter().find(|listener| listener.protocol == HBONE);
     let namespaces = listener
@@ -132,7 +132,7 @@ fn admits(gateway: &gateway_api::Gateway) -> Admits {
     }
 }
 
-/// Derives which waypoint a service goes through.
+/// Derives the waypoint of a service.
 pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceWaypoint> {
     if !mesh.installation.features.pilot_enable_ambient_waypoints {
         return None;
@@ -165,16 +165,16 @@ fn namespace_labels<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) 
     mesh.namespaces.get(cx, &key).map(|namespace| &namespace.meta.labels)
 }
 
-/// What an object says about its waypoint.
+/// Waypoint that an object's labels request.
 enum Choice {
-    /// It wants none.
+    /// No waypoint.
     Nothing,
-    /// It wants this one.
+    /// This waypoint.
     Named { namespace: Namespace, name: SmolStr },
 }
 
 impl Choice {
-    /// What labels say; `None`: nothing. `own` is the namespace of the object.
+    /// Parses labels; `None` without a label. `own` is the namespace of the object.
     fn of(labels: &Labels, own: &Namespace) -> Option<Self> {
         let name = labels.get(USE_WAYPOINT)?;
         if name.is_empty() || name.eq_ignore_ascii_case(NO_WAYPOINT) {
@@ -189,8 +189,8 @@ impl Choice {
     }
 }
 
-/// The waypoints that a workload is which serves these services: those that are reached at a host or address of one of
-/// them in the workload's cluster. Sorted.
+/// Returns the waypoints of a workload that serves these services: those whose address belongs to one of the services
+/// in the workload's cluster. Sorted.
 #[doc(alias = "WaypointKeyForProxy")]
 pub fn at<'s>(
     cx: &Cx,
@@ -219,7 +219,7 @@ pub fn at<'s>(
     found
 }
 
-/// The services that go through these waypoints, one for each host, oldest first.
+/// Returns the services that use these waypoints, one per host, oldest first.
 pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> Vec<&'a Shared<Service>> {
     let keys = waypoints
         .iter()

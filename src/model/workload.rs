@@ -1,4 +1,4 @@
-//! Workloads: pods and WorkloadEntries in one form, with everything an endpoint inherits from them.
+//! Workloads: pods and WorkloadEntries in one form, with the attributes that their endpoints inherit.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     table::Cx,
 };
 
-/// Names a workload.
+/// Key of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkloadKey {
     /// Pod or WorkloadEntry.
@@ -24,7 +24,7 @@ pub struct WorkloadKey {
     pub object: ObjectKey,
 }
 
-/// What a workload was made from.
+/// Kind of a workload's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkloadSource {
     /// A Pod.
@@ -33,27 +33,27 @@ pub enum WorkloadSource {
     WorkloadEntry,
 }
 
-/// A place where endpoints run.
+/// A workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// Its key.
     pub key: WorkloadKey,
-    /// The addresses, first one first. A WorkloadEntry may have a host name or a `unix://` path.
+    /// Addresses, the main one first. A WorkloadEntry may have a host name or a `unix://` path.
     pub addresses: Vec<SmolStr>,
-    /// Labels of the object, without the augmented ones. Selectors look here.
+    /// Labels of the object, without the augmented ones. Selectors match these.
     pub labels: Shared<Labels>,
-    /// What its endpoints have from it.
+    /// Attributes that its endpoints inherit.
     pub origin: Shared<Origin>,
     /// The service account's name.
     pub service_account: SmolStr,
     /// Named ports: TCP ports of containers, or those of the WorkloadEntry.
     pub named_ports: BTreeMap<SmolStr, u32>,
-    /// Ready, running, not being deleted; a WorkloadEntry is ready unless its health condition says no. Who looks for
-    /// workloads by address or label passes over those that are not ready.
+    /// Whether it is ready: running and not being deleted. A WorkloadEntry is ready unless its health condition denies
+    /// it. Lookups by address or label skip workloads that are not ready.
     pub ready: bool,
 }
 
-/// The workloads that a change of Pods or WorkloadEntries concerns.
+/// Returns the workloads that changes of Pods or WorkloadEntries affect.
 pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
     let of = |source: WorkloadSource, object: &ObjectKey| WorkloadKey {
         source,
@@ -72,17 +72,17 @@ pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
     pods.chain(entries).collect()
 }
 
-/// The SPIFFE identity of a service account. Parity: written even where the account is empty.
+/// Returns the SPIFFE identity of a service account. Parity (pkg/spiffe/spiffe.go): returned even for an empty account.
 pub fn spiffe_id(trust_domain: &str, namespace: &Namespace, account: &str) -> SmolStr {
     let id = SpiffeId::new(trust_domain, namespace.clone(), SmolStr::new(account));
     SmolStr::from(id.to_string())
 }
 
-/// The annotation by which the agent of a node says that a pod's traffic goes through the node's ztunnel.
+/// Annotation by which a node's agent marks pods whose traffic goes through the node's ztunnel.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
-/// The label of endpoints that take tunnels, with their protocols.
+/// Label of endpoints that accept tunnels, with their protocols.
 pub const TUNNEL_LABEL: &str = "networking.istio.io/tunnel";
-/// HBONE, among these protocols.
+/// HBONE as a tunnel protocol.
 pub const TUNNEL_HTTP: &str = "http";
 
 /// Derives one workload.
@@ -141,7 +141,7 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     }
 }
 
-/// The name of a pod under its subdomain: its hostname, by default its own name.
+/// Returns the name of a pod in its subdomain: its hostname, by default its own name.
 fn dns_hostname(pod: &Pod) -> SmolStr {
     if pod.subdomain.is_empty() {
         SmolStr::default()
@@ -157,7 +157,8 @@ fn tcp_ports(pod: &Pod) -> BTreeMap<SmolStr, u32> {
     tcp.map(|(name, (number, _))| (name.clone(), *number)).collect()
 }
 
-/// A workload from the specification of a WorkloadEntry: an object of its own, or an endpoint of a ServiceEntry.
+/// Returns a workload from the specification of a WorkloadEntry: an object of its own, or an endpoint of a
+/// ServiceEntry.
 pub(super) fn of_entry(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -171,8 +172,8 @@ pub(super) fn of_entry(
         "" => locality_label(&labels).unwrap_or_default(),
         given => SmolStr::new(given),
     };
-    // Parity: only a network that the entry names counts when gateways are chosen; one that is known otherwise shows
-    // in the labels alone.
+    // Parity (pilot/pkg/serviceregistry/serviceentry/conversion.go): only a network set by the entry counts when
+    // gateways are selected; a network known otherwise appears in the labels alone.
     let known_network = match entry.network.as_str() {
         "" => network::of_endpoint(cx, mesh, &object.cluster, &labels, &entry.address),
         given => NetworkId::new(given),
@@ -209,21 +210,21 @@ pub(super) fn of_entry(
     }
 }
 
-/// A map of a message as labels.
+/// Converts a map of a message to labels.
 pub(super) fn label_map<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
     map.into_iter()
         .map(|(key, value)| (SmolStr::new(key), SmolStr::new(value)))
         .collect()
 }
 
-/// The name that telemetry shows for a WorkloadEntry: of its group, of its label, or its own.
+/// Returns the name of a WorkloadEntry in telemetry: of its group, of its label, or its own.
 fn entry_name(meta: &Meta) -> SmolStr {
     let group = meta.annotations.get("istio.io/autoRegistrationGroup");
     let label = meta.labels.get("service.istio.io/workload-name");
     group.or(label).unwrap_or(meta.name()).clone()
 }
 
-/// With health checks on, an entry is ready once its condition `Healthy` says so.
+/// Returns true if health checks are off or the entry's condition `Healthy` is true.
 fn is_healthy(entry: &Config<WorkloadEntry>) -> bool {
     let checked = entry.meta.annotations.get("proxy.istio.io/health-checks-enabled");
     if !checked.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True")) {
@@ -240,14 +241,14 @@ fn is_healthy(entry: &Config<WorkloadEntry>) -> bool {
     healthy.is_some_and(|condition| condition["status"] == "True")
 }
 
-/// The mutual TLS that a workload takes part in: as its label says, else by whether an entry has an account.
+/// Returns the mTLS mode of a workload: by its label, or else by whether an entry has an account.
 fn tls_mode(labels: &Labels, entry_account: &str) -> SmolStr {
     let default = if entry_account.is_empty() { "disabled" } else { "istio" };
     let label = labels.get("security.istio.io/tlsMode");
     label.cloned().unwrap_or(SmolStr::new_static(default))
 }
 
-/// The locality that a label gives; labels cannot hold `/`, so `.` stands for it.
+/// Returns the locality in a label; labels cannot contain `/`, so `.` replaces it.
 pub fn locality_label(labels: &Labels) -> Option<SmolStr> {
     let label = labels
         .get("topology.istio.io/locality")
@@ -259,7 +260,7 @@ pub fn locality_label(labels: &Labels) -> Option<SmolStr> {
     }
 }
 
-/// The node that runs a pod.
+/// Returns the node of a pod.
 fn node<'a>(cx: &Cx, mesh: &'a MeshSnapshot, pod: &Pod) -> Option<&'a Shared<Node>> {
     let key = ObjectKey::new(pod.meta.cluster(), "", pod.node_name.clone());
     mesh.nodes.get(cx, &key)
@@ -287,14 +288,14 @@ fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
     SmolStr::from(format!("{region}/{zone}/{subzone}"))
 }
 
-/// Labels with cluster, locality, node and network laid over, as subsets and failover priorities see them.
+/// Returns labels with cluster, locality, node and network added, for subsets and failover priorities.
 pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) -> Labels {
     let mut augmented = labels.clone();
     augment(&mut augmented, cluster, locality, node, network);
     augmented
 }
 
-/// The same in place.
+/// Adds these labels in place.
 pub fn augment(labels: &mut Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) {
     let names_network = labels.get(network::LABEL).is_some_and(|label| !label.is_empty());
     let mut put = |key: &'static str, value: &str| {

@@ -1,4 +1,4 @@
-//! `World`: owns everything mutable; lives on one thread; synchronous.
+//! `World`: owner of all mutable data, on one thread, synchronous.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -22,18 +22,18 @@ pub struct World {
     current: MeshSnapshot,
 }
 
-/// The outcome of a commit.
+/// Result of a commit.
 pub struct Commit {
-    /// The new snapshot; the same revision as before if nothing changed.
+    /// New snapshot; the previous revision if nothing changed.
     pub snapshot: Arc<MeshSnapshot>,
-    /// The keys that differ from the revision before.
+    /// Keys that changed since the previous revision.
     pub changes: ChangeSet,
-    /// Derivations that panicked and kept the row that was there before, described; always a defect.
+    /// Descriptions of derivations that panicked and kept their previous row; always a bug.
     pub panics: Vec<String>,
 }
 
 impl World {
-    /// An empty world.
+    /// Returns an empty world.
     pub fn new(installation: Installation) -> Self {
         let inputs = Inputs::default();
         let graph = Graph::default();
@@ -47,7 +47,7 @@ impl World {
         Self { inputs, graph, current }
     }
 
-    /// Applies a batch and brings every derived table up to date.
+    /// Applies a batch and updates every derived table.
     pub fn commit(&mut self, batch: Batch) -> Commit {
         let mut tx = Transaction::default();
         self.inputs.begin();
@@ -67,12 +67,12 @@ impl World {
         }
     }
 
-    /// The snapshot of the last commit.
+    /// Returns the snapshot of the last commit.
     pub fn snapshot(&self) -> Arc<MeshSnapshot> {
         Arc::new(self.current.clone())
     }
 
-    /// How many dependencies are recorded between the model's tables.
+    /// Returns the number of recorded dependencies between the model's tables.
     pub fn recorded_reads(&self) -> usize {
         self.graph.recorded_reads().iter().map(|(_, reads)| reads).sum()
     }

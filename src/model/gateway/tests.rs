@@ -1,4 +1,4 @@
-//! Servers that meet on one router.
+//! Merging servers on one router.
 
 use super::*;
 use crate::{
@@ -38,7 +38,7 @@ fn bound(bind: &str, server: Server) -> Server {
     }
 }
 
-/// A service port 80 on 8080, a service port 443 on 8443 which is there for UDP too.
+/// Returns a service port 80 on 8080, and a service port 443 on 8443, which exists for UDP too.
 fn exposed() -> Vec<ExposedPort> {
     let port = |number, target, udp| ExposedPort {
         service: ServiceKey {

@@ -49,7 +49,7 @@ fn key(host: &str) -> ServiceKey {
     }
 }
 
-/// `cluster vip,vip` of a service, the main address first.
+/// Returns `cluster vip,vip` of a service, the main address first.
 fn vips(world: &World, host: &str) -> Vec<String> {
     let mesh = world.snapshot();
     let Some(service) = mesh.services.get(&Cx::untracked(), &key(host)) else {
@@ -62,7 +62,7 @@ fn vips(world: &World, host: &str) -> Vec<String> {
         .collect()
 }
 
-/// `cluster confined health` of the endpoints.
+/// Returns cluster, cluster-local flag and health of the endpoints.
 fn endpoints(world: &World, host: &str) -> Vec<(String, bool, Health)> {
     let mesh = world.snapshot();
     let row = mesh.endpoints.get(&Cx::untracked(), &key(host)).cloned();
@@ -118,7 +118,7 @@ fn endpoints_are_confined_unless_they_are_exported() {
     assert_eq!(confined(&[], LOCAL), [false; 3]);
     assert_eq!(confined(&["discovery"], LOCAL), [false, true, false]);
     assert_eq!(confined(&["discovery", "host"], LOCAL), [false, true, false]);
-    // A cluster that does not import it does not know the host.
+    // A cluster that does not import the service does not have the host.
     assert_eq!(confined(&["discovery", "host"], SET), [false, true, true]);
     assert_eq!(confined(&["discovery", "host", "local"], LOCAL), [true; 3]);
     assert_eq!(confined(&["discovery", "host", "local"], SET), [false, true, true]);

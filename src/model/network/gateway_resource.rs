@@ -1,4 +1,4 @@
-//! Network gateways that Gateways of the Gateway API declare by the network label.
+//! Network gateways declared by Gateway API Gateways with the network label.
 
 use smol_str::SmolStr;
 
@@ -9,14 +9,14 @@ use crate::{
     model::Installation,
 };
 
-/// The class of Gateways that stand for a gateway elsewhere, which nobody deploys here.
+/// Class of Gateways that represent a remote gateway, which is not deployed here.
 const REMOTE_CLASS: &str = "istio-remote";
-/// The TLS option by which a listener says what it is for.
+/// TLS option with the purpose of a listener.
 const LISTENER_PROTOCOL: &str = "gateway.istio.io/listener-protocol";
-/// The annotation that names the service account of the gateway's pods.
+/// Annotation with the service account of the gateway's pods.
 const SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
 
-/// The index entry of Gateways that are labelled with a network.
+/// Emits the index key of a Gateway with the network label.
 pub(in crate::model) fn labelled(_key: &ObjectKey, gateway: &Config<gateway_api::Gateway>, emit: &mut dyn FnMut(())) {
     if network(gateway).is_some() {
         emit(());
@@ -27,8 +27,8 @@ fn network(gateway: &Config<gateway_api::Gateway>) -> Option<&SmolStr> {
     gateway.meta.labels.get(LABEL).filter(|network| !network.is_empty())
 }
 
-/// What a labelled Gateway offers: each of its addresses with each listener that leads into its network. One that
-/// stands for a gateway elsewhere counts only in the config cluster.
+/// Returns the gateways that a labelled Gateway declares: each of its addresses with each listener to its network. A
+/// Gateway of the remote class counts only in the config cluster.
 pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api::Gateway>) -> Vec<NetworkGateway> {
     let Some(network) = network(gateway) else {
         return Vec::new();
@@ -55,7 +55,7 @@ pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api:
         None => gateway.meta.name().clone(),
     };
     let service_account = SmolStr::new(format!("{}/{account}", gateway.meta.namespace()));
-    // API servers fill in the type; an address without one never came from there.
+    // API servers set the default type; an address without one did not come from there.
     let usable = gateway.spec.addresses.iter().filter(|address| {
         matches!(address.address_type.as_deref(), Some("IPAddress" | "Hostname")) && !address.value.is_empty()
     });
@@ -71,8 +71,7 @@ pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api:
     gateways.collect()
 }
 
-/// True if a listener passes mTLS through to whatever service the client names: it says so, or it stands at the port
-/// for that, with TLS.
+/// Returns true if a listener passes mTLS through to any service: by its option, or by the well-known port with TLS.
 fn is_passthrough(labels: &Labels, listener: &gateway_api::gateway::Listener) -> bool {
     let Some(tls) = &listener.tls else {
         return false;

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{MeshSnapshot, fixture, installation::Installation};
 
-/// The snapshot of a mesh folder.
+/// Returns the snapshot of a mesh folder.
 fn mesh(files: &[(&str, &str)]) -> std::sync::Arc<MeshSnapshot> {
     fixture::folder_world(Installation::default(), files).snapshot()
 }

@@ -1,4 +1,4 @@
-//! ExternalName services that stand for another service, over any number of hops.
+//! ExternalName services that are aliases of another service, over any number of hops.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use crate::{
     table::Cx,
 };
 
-/// The ExternalName services whose names lead to this host, by namespace, then host. The host itself must be concrete;
-/// aliases that only lead to each other never come up, since the search begins at the concrete end.
+/// Returns the ExternalName services that resolve to this host, by namespace, then host. The host itself must be
+/// concrete; aliases in a loop are never found, because the search starts at the concrete end.
 pub(super) fn aliases(cx: &Cx, mesh: &MeshSnapshot, host: &Hostname) -> Vec<ServiceKey> {
     let mut found: BTreeSet<(Namespace, Hostname)> = BTreeSet::new();
     let mut targets = vec![host.clone()];
     while let Some(target) = targets.pop() {
         for (key, _) in mesh.aliases_by_target.get(cx, &target) {
-            // The first cluster that has the Service decides where its name leads.
+            // The first cluster with the Service determines its target.
             let decisive = kube::objects(cx, mesh, &key.namespace, &key.name);
             let leads_here = decisive
                 .first()

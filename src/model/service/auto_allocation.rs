@@ -1,5 +1,5 @@
-//! Addresses computed for ServiceEntry hosts that have none, where the control plane does not write them into statuses
-//! (`PILOT_ENABLE_IP_AUTOALLOCATE=false`). The same on every replica: slots by hash, addresses by slot.
+//! Computed addresses of ServiceEntry hosts without one, if the control plane does not allocate them in statuses
+//! (`PILOT_ENABLE_IP_AUTOALLOCATE=false`). Slots follow from hashes and addresses from slots, so all replicas agree.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -8,12 +8,12 @@ use smol_str::SmolStr;
 use super::{ServiceKey, entry};
 use crate::{model::MeshSnapshot, table::Cx};
 
-/// How many slots there are.
+/// Number of slots.
 const SLOTS: u32 = 65_024;
-/// The prime of the second hash.
+/// Prime of the second hash.
 const PRIME: u32 = 65_011;
 
-/// The addresses of one service.
+/// Addresses of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AutoAddresses {
     /// In 240.240.0.0/16.
@@ -22,13 +22,13 @@ pub struct AutoAddresses {
     pub ipv6: SmolStr,
 }
 
-/// The last two octets of every service that has been given an address.
+/// Last two octets of every service with an address.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AutoAllocation {
     octets: BTreeMap<ServiceKey, (u32, u32)>,
 }
 
-/// Derives the allocation as a whole; `None` where statuses tell the addresses.
+/// Derives the whole allocation; `None` if statuses have the addresses.
 pub fn allocation(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<AutoAllocation> {
     if mesh.installation.features.pilot_enable_ip_autoallocate {
         return None;
@@ -59,7 +59,7 @@ pub fn addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<AutoA
     })
 }
 
-/// Gives every declaration of a host a slot; a host takes the address of its first slot.
+/// Assigns a slot to every declaration of a host; a host uses the address of its first slot.
 fn allocate<'a>(wanting: impl IntoIterator<Item = &'a ServiceKey>) -> AutoAllocation {
     let mut slots: BTreeMap<u32, &ServiceKey> = BTreeMap::new();
     for key in wanting.into_iter().take(SLOTS as usize) {
@@ -70,7 +70,7 @@ fn allocate<'a>(wanting: impl IntoIterator<Item = &'a ServiceKey>) -> AutoAlloca
             }
             Entry::Occupied(_) => {
                 let step = PRIME - hash % PRIME;
-                // Wrapping as 32-bit hashes do. Bounded, since the probe need not visit every slot.
+                // Wraps like 32-bit hashes. Bounded, because the probes need not visit every slot.
                 let probes = (1..=SLOTS).map(|i| hash.wrapping_add(i.wrapping_mul(step)) % (SLOTS - 1));
                 let free = probes.into_iter().find(|slot| !slots.contains_key(slot));
                 if let Some(free) = free.or_else(|| (0..SLOTS).find(|slot| !slots.contains_key(slot))) {

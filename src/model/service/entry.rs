@@ -1,4 +1,4 @@
-//! Services from ServiceEntries: one for each host, from all entries of the namespace that declare it.
+//! Services of ServiceEntries: one per host, from all entries of the namespace that declare it.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -16,7 +16,7 @@ use crate::{
     table::Cx,
 };
 
-/// The ServiceEntries of the config cluster that declare the host in the namespace, oldest first.
+/// Returns the ServiceEntries of the config cluster that declare the host in the namespace, oldest first.
 pub(in crate::model) fn entries<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -29,8 +29,7 @@ pub(in crate::model) fn entries<'a>(
     entries
 }
 
-/// The service that the entries make together: the oldest decides, the others add addresses, and ports where they agree
-/// with it.
+/// Merges the entries into a service: the oldest decides, the others add addresses, and ports if they agree with it.
 pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
     let entries = entries(cx, mesh, key);
     let mut served: Vec<&Shared<Config<ServiceEntry>>> = Vec::new();
@@ -58,8 +57,8 @@ pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<
     Some(service)
 }
 
-/// True if clusters are made for the ports of a further entry too: it agrees with the first one about everything that a
-/// service can be only once.
+/// Returns true if the ports of a further entry get clusters too: it agrees with the first one about everything that a
+/// service has only once.
 fn merges(mesh: &MeshSnapshot, first: &Config<ServiceEntry>, other: &Config<ServiceEntry>) -> bool {
     let selector = |entry: &Config<ServiceEntry>| {
         let selector = entry.spec.workload_selector.as_ref();
@@ -72,7 +71,7 @@ fn merges(mesh: &MeshSnapshot, first: &Config<ServiceEntry>, other: &Config<Serv
         && audience(first) == audience(other)
 }
 
-/// How an entry wants its endpoints to be found.
+/// Returns the resolution of an entry.
 pub(in crate::model) fn resolution(entry: &ServiceEntry) -> Resolution {
     match entry.resolution() {
         Given::None => Resolution::Passthrough,
@@ -83,7 +82,7 @@ pub(in crate::model) fn resolution(entry: &ServiceEntry) -> Resolution {
     }
 }
 
-/// How many variants an entry has: one for each of its addresses, one if it gives none.
+/// Returns the number of variants of an entry: one per address, or one without addresses.
 pub(in crate::model) fn address_count(entry: &ServiceEntry) -> usize {
     match entry.addresses.as_slice() {
         [] => 1,
@@ -91,12 +90,12 @@ pub(in crate::model) fn address_count(entry: &ServiceEntry) -> usize {
     }
 }
 
-/// True if an address may be allocated to the host: it has none, is no wildcard, and is resolved by someone.
+/// Returns true if an address may be allocated to the host: it has none, is not a wildcard, and is resolved.
 pub(super) fn wants_address(entry: &ServiceEntry, hostname: &Hostname) -> bool {
     entry.addresses.is_empty() && entry.resolution() != Given::None && !host::is_wildcard(hostname)
 }
 
-/// One variant for each address of the entry; texts that are no addresses are left out.
+/// Returns one variant per address of the entry; invalid addresses are omitted.
 fn variants_of(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<ServiceEntry>) -> Vec<Variant> {
     let spec = &entry.spec;
     let variant = |address: SmolStr, (auto_ipv4, auto_ipv6): (SmolStr, SmolStr)| Variant {
@@ -123,7 +122,7 @@ fn port(port: &crate::proto::istio::networking::v1alpha3::ServicePort) -> Servic
     }
 }
 
-/// An address as listeners use it: a range of one address counts as that address.
+/// Returns an address for listeners: a range of one address is that address.
 fn address(text: &str) -> Option<SmolStr> {
     let net = cidr::parse(text)?;
     Some(if cidr::is_range(text) {
@@ -135,7 +134,7 @@ fn address(text: &str) -> Option<SmolStr> {
     })
 }
 
-/// The addresses allocated to the host: those written into the status, or, where that is turned off, computed ones.
+/// Returns the addresses allocated to the host: those in the status, or computed ones if that is disabled.
 fn auto_addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<ServiceEntry>) -> (SmolStr, SmolStr) {
     if !mesh.installation.features.pilot_enable_ip_autoallocate {
         let computed = mesh
@@ -170,7 +169,7 @@ fn auto_addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config
     found
 }
 
-/// The labels of the service; on demand those of mesh-external ones name a canonical service.
+/// Returns the labels of the service; with the feature enabled, mesh-external ones get a canonical name.
 fn labels(mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Labels {
     let mut labels = entry.meta.labels.clone();
     let features = &mesh.installation.features;

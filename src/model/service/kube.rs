@@ -1,4 +1,4 @@
-//! Services from Kubernetes Services of one name in any number of clusters.
+//! Services of Kubernetes Services with one name in any number of clusters.
 
 use smol_str::SmolStr;
 
@@ -10,11 +10,11 @@ use crate::{
     table::Cx,
 };
 
-/// Limits the nodes whose addresses stand for a NodePort service, as JSON labels.
+/// Annotation that restricts the nodes whose addresses represent a NodePort service, as JSON labels.
 const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
 
-/// The service that the Kubernetes Services of this name make together. The first cluster decides everything but the
-/// addresses and accounts, which are collected from all.
+/// Merges the Kubernetes Services of this name. The first cluster decides everything except addresses and accounts,
+/// which are collected from all.
 pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
     match object_name(&mesh.installation.domain, key) {
         Some(name) => merged(cx, mesh, key, &name),
@@ -22,8 +22,8 @@ pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<
     }
 }
 
-/// The service by the host that clusters import it by: wherever the Service itself is, with the addresses of the
-/// imports. The first cluster that imports it decides its main address.
+/// Returns the service by its imported host, from the Service in any cluster and the addresses of the imports. The
+/// first cluster that imports it decides its main address.
 fn imported(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
     if !mcs::has_hosts(&mesh.installation.features) {
         return None;
@@ -63,7 +63,7 @@ fn merged(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, name: &SmolStr) -> Opt
     Some(merged)
 }
 
-/// The name of the Kubernetes Service that has this host name in a domain; `None` if it is no such name.
+/// Returns the name of the Kubernetes Service with this host name in a domain; `None` for other hosts.
 fn object_name(domain: &str, key: &ServiceKey) -> Option<SmolStr> {
     let rest = key.hostname.strip_suffix(domain)?;
     let rest = rest.strip_suffix(".svc.")?.strip_suffix(key.namespace.as_str())?;
@@ -71,7 +71,7 @@ fn object_name(domain: &str, key: &ServiceKey) -> Option<SmolStr> {
     (!name.is_empty() && !name.contains('.')).then(|| SmolStr::new(name))
 }
 
-/// The Services of one name over clusters: the config cluster first, then by cluster id.
+/// Returns the Services of one name in all clusters: the config cluster first, then by cluster id.
 pub(in crate::model) fn objects<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
@@ -84,7 +84,7 @@ pub(in crate::model) fn objects<'a>(
     objects
 }
 
-/// The service that one object makes in its cluster.
+/// Converts one object of a cluster to a service.
 fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Service) -> Service {
     let meta = &object.meta;
     let external_name = if object.is_external_name() {
@@ -150,7 +150,7 @@ fn port(port: &kube::service::Port) -> ServicePort {
     }
 }
 
-/// Accounts that annotations add to those of the endpoints.
+/// Returns accounts that annotations add to those of the endpoints.
 fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec<SmolStr> {
     let list = |name: &str| {
         let text = object.meta.annotations.get(name).map_or("", SmolStr::as_str);
@@ -170,7 +170,7 @@ fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec
 pub(in crate::model) type Addresses = Option<Vec<SmolStr>>;
 pub(in crate::model) type NodePorts = Option<std::collections::BTreeMap<u32, u32>>;
 
-/// Where the service is reached from outside its cluster, and by which node ports.
+/// Returns external addresses of the service in its cluster, and node ports.
 pub(in crate::model) fn external_addresses(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -186,7 +186,7 @@ pub(in crate::model) fn external_addresses(
         return ((!addresses.is_empty()).then_some(addresses), None);
     };
     if addresses.is_empty() {
-        // A selector that cannot be read selects every node, as an empty one does.
+        // An invalid selector selects every node, as an empty one does.
         let selector: Labels = serde_json::from_str(selector).unwrap_or_default();
         let nodes = mesh.nodes.iter(cx).filter(|(key, node)| {
             key.cluster == *object.meta.cluster() && select::subset(&selector, &node.meta.labels)

@@ -1,4 +1,4 @@
-//! Application protocols of ports, and how a Kubernetes port declares one.
+//! Application protocols of ports, and their declaration by Kubernetes ports.
 
 use crate::api::kube::service::Port;
 
@@ -34,7 +34,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// HTTP, HTTP/2, gRPC and their kin.
+    /// Returns true for HTTP, HTTP/2, gRPC and variants.
     pub fn is_http(self) -> bool {
         matches!(
             self,
@@ -42,17 +42,17 @@ impl Protocol {
         )
     }
 
-    /// HTTP/2 on the wire.
+    /// Returns true for HTTP/2 on the wire.
     pub fn is_http2(self) -> bool {
         matches!(self, Self::Http2 | Self::Grpc | Self::GrpcWeb)
     }
 
-    /// HTTPS or TLS: routed by SNI.
+    /// Returns true for HTTPS and TLS, routed by SNI.
     pub fn is_tls(self) -> bool {
         matches!(self, Self::Https | Self::Tls)
     }
 
-    /// TCP-like: bytes are passed on, TLS included.
+    /// Returns true for TCP-like protocols, including TLS, whose bytes are passed through.
     pub fn is_tcp(self) -> bool {
         matches!(
             self,
@@ -60,12 +60,13 @@ impl Protocol {
         )
     }
 
-    /// Not declared: the proxy must sniff.
+    /// Returns true for undeclared protocols, which the proxy must sniff.
     pub fn is_unsupported(self) -> bool {
         self == Self::Unsupported
     }
 
-    /// Parses a protocol name (`http`, `GRPC`, `grpc-web`, …), in any case; unknown ones are [`Protocol::Unsupported`].
+    /// Parses a protocol name (`http`, `GRPC`, `grpc-web`, …), ignoring case; unknown names are
+    /// [`Protocol::Unsupported`].
     pub fn parse(name: &str) -> Self {
         match name.to_ascii_lowercase().as_str() {
             "tcp" => Self::Tcp,
@@ -84,8 +85,8 @@ impl Protocol {
         }
     }
 
-    /// What a port of a Kubernetes Service declares: UDP first, then `appProtocol`, then the port's name up to the
-    /// first `-`. Well-known ports whose protocol lets the server speak first are TCP when nothing is declared.
+    /// Returns the protocol of a Kubernetes port: UDP first, then `appProtocol`, then the port's name up to the first
+    /// `-`. Undeclared well-known ports of protocols in which the server speaks first are TCP.
     #[doc(alias = "ConvertProtocol")]
     pub fn of_kube_port(port: &Port) -> Self {
         if port.protocol == "UDP" {

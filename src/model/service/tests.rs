@@ -308,7 +308,7 @@ fn the_fields_of_a_kubernetes_service() {
     let bare = service_of(&world(vec![kube("Kubernetes", "a", &json!({}), &json!({}))]), A);
     assert_eq!(bare.default_address, UNSPECIFIED_IP);
     assert_eq!(bare.cluster_vips[&ClusterId::new("Kubernetes")], [UNSPECIFIED_IP]);
-    // Without a name there is nothing that it stands for.
+    // Without a name there is no target.
     let nameless = json!({"type": "ExternalName", "clusterIP": "10.0.0.1"});
     let nameless = service_of(&world(vec![kube("Kubernetes", "a", &nameless, &json!({}))]), A);
     assert_eq!(
@@ -338,7 +338,7 @@ fn traffic_distribution_of_service_and_namespace() {
     assert_eq!(of(field("PreferSameNode"), json!({}), json!({})), node);
     assert_eq!(of(field("Unknown"), annotated("prefersamenode"), json!({})), node);
     assert_eq!(of(json!({}), json!({}), annotated("PreferSameNode")), node);
-    // A value that nobody knows takes back what the namespace says.
+    // An unknown value overrides the namespace's.
     assert_eq!(
         of(json!({}), annotated("x"), annotated("PreferSameNode")),
         TrafficDistribution::Any
@@ -370,7 +370,7 @@ fn entries_of_one_host_merge_and_the_oldest_decides() {
     };
     let ports = |service: &Service| service.ports.iter().map(|port| port.number).collect::<Vec<_>>();
     assert_eq!(ports(&with("STATIC")), [81, 80]);
-    // Entries that disagree have their ports to themselves.
+    // Entries that disagree keep their ports separate.
     let service = with("DNS");
     assert_eq!(
         (service.name.as_str(), service.resolution),
@@ -415,7 +415,7 @@ fn computed_addresses_follow_the_set_of_hosts() {
         &spec("auto1.example.com"),
         Value::Null,
     ))]);
-    // Observed: these two hosts have these addresses in any mesh without collisions.
+    // Observed in Istio: these hosts have these addresses in any mesh without collisions.
     assert_eq!(service_of(&world, "auto1.example.com").auto_ipv4, "240.240.80.153");
     world.commit(vec![Change::Upsert(entry(
         "g",

@@ -1,4 +1,4 @@
-//! The union of what listeners and VirtualServices bring into a scope: one service for each host.
+//! Union of the services of listeners and VirtualServices in a scope: one service per host.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{
     table::Cx,
 };
 
-/// The services so far, in order of arrival.
+/// Services so far, in order of insertion.
 #[derive(Default)]
 pub(super) struct Collector<'m> {
     entries: Vec<Entry<'m>>,
@@ -23,13 +23,13 @@ pub(super) struct Collector<'m> {
 struct Entry<'m> {
     key: &'m ServiceKey,
     registry: Registry,
-    /// `None`: all.
+    /// Visible ports; `None` for all.
     ports: Option<BTreeSet<u32>>,
 }
 
 impl<'m> Collector<'m> {
-    /// Adds a service, or some ports of it. The first service of a host stays, but for Kubernetes ones, which outrank
-    /// ServiceEntries; the same service again brings its ports.
+    /// Adds a service, or some of its ports. The first service of a host stays, except that Kubernetes services replace
+    /// ServiceEntries; adding the same service again adds its ports.
     pub(super) fn add(&mut self, key: &'m ServiceKey, visibility: &'m Visibility, ports: Option<&[u32]>) {
         let entry = Entry {
             key,
@@ -55,8 +55,8 @@ impl<'m> Collector<'m> {
         }
     }
 
-    /// Adds the services that a VirtualService leads clients of a namespace to: the one of that namespace, whoever may see
-    /// it, else the best of those that may be seen.
+    /// Adds the destination services of a VirtualService for clients of a namespace: that namespace's own service
+    /// whatever its visibility, or else the best visible one.
     pub(super) fn add_destinations(
         &mut self,
         cx: &Cx,
@@ -101,7 +101,7 @@ impl<'m> Collector<'m> {
         }
     }
 
-    /// Puts the services into a scope.
+    /// Sets the services of a scope.
     pub(super) fn finish(self, scope: SidecarScope) -> SidecarScope {
         let mut trims = BTreeMap::new();
         for entry in &self.entries {
@@ -131,7 +131,7 @@ impl<'m> Collector<'m> {
     }
 }
 
-/// The service that a host means for clients of a namespace that did not import any.
+/// Returns the service of a host for clients of a namespace that has not imported any.
 fn best_service<'m>(
     cx: &Cx,
     mesh: &'m MeshSnapshot,

@@ -1,4 +1,4 @@
-//! The `hosts` of an egress listener, and what they select.
+//! Imports of an egress listener, from its `hosts`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ struct Hosts<'a> {
     wildcards: Vec<&'a str>,
 }
 
-/// A service that a listener reaches.
+/// An imported service.
 pub(super) struct Import<'a> {
     pub(super) key: &'a ServiceKey,
     pub(super) visibility: &'a Visibility,
@@ -36,7 +36,7 @@ pub(super) struct Import<'a> {
 }
 
 impl<'a> Imports<'a> {
-    /// Reads hosts of the form `namespace/host`; others are passed over.
+    /// Parses hosts of the form `namespace/host`; others are ignored.
     pub(super) fn of(written: &'a [String], own: &'a Namespace) -> Self {
         let mut imports = Self::default();
         for entry in written {
@@ -54,20 +54,20 @@ impl<'a> Imports<'a> {
         imports
     }
 
-    /// The namespaces that are imported from; `None` if from any.
+    /// Returns the namespaces that are imported from; `None` for any.
     fn namespaces(&self) -> Option<Vec<Namespace>> {
         let all = self.by_namespace.contains_key(ANY_NAMESPACE);
         (!all).then(|| self.by_namespace.keys().map(Namespace::new).collect())
     }
 
-    /// The hosts that may be imported from a namespace: those that name it, then those for any.
+    /// Returns the hosts imported from a namespace: those that name it, then those for any namespace.
     fn for_namespace(&self, namespace: &str) -> impl Iterator<Item = &Hosts<'a>> {
         let named = self.by_namespace.get(namespace);
         named.into_iter().chain(self.by_namespace.get(ANY_NAMESPACE))
     }
 
-    /// The services that are seen from `own` and imported, one namespace for each host; with a port, only services that
-    /// have it, and that port of them.
+    /// Returns the imported services that `own` sees, from one namespace per host. With a port, only services with that
+    /// port, restricted to it.
     pub(super) fn services<'m>(
         &self,
         cx: &Cx,
@@ -124,7 +124,7 @@ impl<'a> Imports<'a> {
         })
     }
 
-    /// The VirtualServices of gateway `mesh` that are seen from `own` and have an imported host.
+    /// Returns the VirtualServices of gateway `mesh` that `own` sees and that have an imported host.
     pub(super) fn virtual_services<'m>(
         &self,
         cx: &Cx,
@@ -141,12 +141,12 @@ impl<'a> Imports<'a> {
 }
 
 impl Hosts<'_> {
-    /// True if every name of the host is imported.
+    /// Returns true if every name of the host is imported.
     fn cover(&self, host: &str) -> bool {
         self.exact.contains(host) || self.wildcards.iter().any(|wildcard| host::subset_of(host, wildcard))
     }
 
-    /// True if a host of a VirtualService is imported, be it in part; for the Gateway API in whole.
+    /// Returns true if a host of a VirtualService is imported, possibly in part; for the Gateway API as a whole.
     fn meet(&self, host: &str, semantics: Semantics) -> bool {
         if semantics == Semantics::Gateway {
             return self.cover(host);
@@ -157,8 +157,8 @@ impl Hosts<'_> {
     }
 }
 
-/// Whether another namespace's service of the same host takes the place of the current one: the own namespace's does, and
-/// otherwise a Kubernetes service that of a ServiceEntry; the older one stays.
+/// Returns true if another namespace's service of the same host replaces the current one: the own namespace's does, and
+/// a Kubernetes service replaces a ServiceEntry; otherwise the older one stays.
 fn is_preferred(
     (namespace, registry): (&Namespace, Registry),
     (current_namespace, current_registry): (&Namespace, Registry),
@@ -169,8 +169,8 @@ fn is_preferred(
     namespace == own || (unified && outranks && current_namespace != own)
 }
 
-/// The services that a namespace may see, of all namespaces or of some: those shown to it alone first, then public ones,
-/// by age, name and namespace.
+/// Returns the services that a namespace sees, of all namespaces or of some: those exported to it alone, then public
+/// ones, by age, name and namespace.
 pub(super) fn visible_services<'m>(
     cx: &Cx,
     mesh: &'m MeshSnapshot,
@@ -196,7 +196,7 @@ pub(super) fn visible_services<'m>(
     rows
 }
 
-/// The trims of imports that are not shown whole.
+/// Returns the restrictions of partly visible imports.
 pub(super) fn trims(imports: &[Import]) -> Trims {
     let trimmed = imports.iter().filter(|import| import.trim != Trim::default());
     let map: BTreeMap<ServiceKey, Trim> = trimmed

@@ -1,13 +1,13 @@
-//! Delegation: a route of a root VirtualService that hands over to the routes of another.
+//! Delegation: a route of a root VirtualService that refers to the routes of another.
 //!
-//! A delegate's route survives only if its matches can be narrower than the root's; what it leaves unset it takes from
-//! the root's route.
+//! A delegate's route is kept only if its matches can be narrower than the root's; fields that it does not set come
+//! from the root's route.
 
 use std::collections::BTreeMap;
 
 use crate::proto::istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute, StringMatch, string_match::MatchType};
 
-/// The delegate's routes as they apply below one route of the root.
+/// Returns the delegate's routes as they apply below one route of the root.
 pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl Iterator<Item = HttpRoute> + use<'a> {
     delegate.iter().filter_map(|route| merged_route(root, route))
 }
@@ -45,7 +45,7 @@ fn joined_name(root: &str, delegate: &str) -> String {
     }
 }
 
-/// Every match of the delegate with every match of the root that it agrees with; `None` if one agrees with none.
+/// Combines every match of the delegate with every compatible match of the root; `None` if one is compatible with none.
 fn merged_matches(root: &[HttpMatchRequest], delegate: &[HttpMatchRequest]) -> Option<Vec<HttpMatchRequest>> {
     if root.is_empty() || delegate.is_empty() {
         return Some([root, delegate].concat());
@@ -94,7 +94,7 @@ fn add_missing<T: Clone>(own: &mut BTreeMap<String, T>, root: &BTreeMap<String, 
     }
 }
 
-/// True if the delegate's match may be narrower than the root's.
+/// Returns true if the delegate's match may be narrower than the root's.
 fn agree(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> bool {
     let texts = [
         (&root.uri, &delegate.uri),
@@ -108,7 +108,7 @@ fn agree(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> bool {
         (&root.query_params, &delegate.query_params),
     ];
     let ports_differ = root.port > 0 && delegate.port > 0 && root.port != delegate.port;
-    // A root that names a source namespace wants the delegate to name the same one.
+    // A root with a source namespace requires the delegate to name the same one.
     let sources_differ = !root.source_namespace.is_empty() && root.source_namespace != delegate.source_namespace;
     let mut labels = delegate.source_labels.iter();
     let labels_agree = labels.all(|(key, value)| root.source_labels.get(key).is_none_or(|wanted| wanted == value));
@@ -132,7 +132,7 @@ fn gateways_agree(root: &[String], delegate: &[String]) -> bool {
         || (root.len() >= delegate.len() && delegate.iter().all(|gateway| root.contains(gateway)))
 }
 
-/// Regular expressions agree with nothing but absence; an exact text must be the same; a prefix must be continued.
+/// Regular expressions are compatible only with absence; an exact text must be equal; a prefix must be extended.
 fn text_agrees(root: Option<&StringMatch>, delegate: Option<&StringMatch>) -> bool {
     let (Some(root), Some(delegate)) = (root, delegate) else {
         return true;
@@ -146,7 +146,7 @@ fn text_agrees(root: Option<&StringMatch>, delegate: Option<&StringMatch>) -> bo
     }
 }
 
-/// An empty text counts as not given.
+/// An empty text counts as unset.
 fn given(text: &StringMatch) -> Option<&MatchType> {
     text.match_type.as_ref().filter(|kind| match kind {
         MatchType::Exact(text) | MatchType::Prefix(text) | MatchType::Regex(text) => !text.is_empty(),

@@ -5,7 +5,7 @@ use crate::model::{
     fixture::{self, folder, key},
 };
 
-/// A mesh where waypoints count.
+/// Returns an installation with waypoints enabled.
 fn installation() -> Installation {
     Installation {
         features: Features {
@@ -65,7 +65,7 @@ metadata: {name: own, namespace: shop, labels: {gateway.istio.io/managed: istio.
 spec: {clusterIP: 10.0.0.9, ports: [{port: 15008, name: mesh}]}
 ";
 
-/// A Service with an address that ends in this number.
+/// Returns a Service with an address that ends in this number.
 fn service(name: &str, namespace: &str, labels: &str, number: u8) -> String {
     format!(
         "\n---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}\n\
@@ -78,7 +78,7 @@ fn snapshot(services: &[String]) -> std::sync::Arc<MeshSnapshot> {
     fixture::folder_world(installation(), &[("kube.yaml", &text)]).snapshot()
 }
 
-/// The names of the services that go through a waypoint.
+/// Returns the names of the services that use a waypoint.
 fn through(mesh: &MeshSnapshot, waypoint: &str) -> Vec<String> {
     let rows = served(&Cx::untracked(), mesh, &[key(waypoint)]);
     rows.iter()
@@ -102,7 +102,7 @@ fn a_label_of_the_service_counts_before_that_of_its_namespace() {
         service("unsuited", "shop", "istio.io/use-waypoint: workloads", 6),
         service("bare", "bare", "", 7),
     ]);
-    // The waypoint's own Service goes through none.
+    // The waypoint's own Service uses none.
     assert_eq!(through(&mesh, "shop/own"), ["shop/plain"]);
     assert_eq!(through(&mesh, "infra/shared"), ["shop/other"]);
     assert!(through(&mesh, "shop/pending").is_empty());
@@ -134,7 +134,7 @@ fn a_waypoint_is_who_serves_its_address() {
         at(&cx, &mesh, &Namespace::new(namespace), &fixture::CLUSTER, services)
     };
     assert_eq!(at("shop", std::slice::from_ref(&own)), [key("shop/own")]);
-    // A host means something within the namespace alone.
+    // A host is unique only within its namespace.
     assert!(at("bare", &[own]).is_empty());
     assert!(at("shop", &[]).is_empty());
 }
