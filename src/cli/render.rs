@@ -214,7 +214,7 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
                 .collect()
         };
         for (_, body) in &documents {
-            mention(body, &mut named);
+            references(body, &mut named);
         }
         if !documents.is_empty() {
             counts.insert(*resource_type, documents.len());
@@ -236,7 +236,7 @@ fn document(resource: &EncodedResource) -> (SmolStr, Value) {
 }
 
 /// Notes the names that a resource mentions.
-fn mention(value: &Value, named: &mut BTreeMap<ResourceType, BTreeSet<String>>) {
+fn references(value: &Value, named: &mut BTreeMap<ResourceType, BTreeSet<String>>) {
     let mut note = |resource_type, name: &str| {
         named.entry(resource_type).or_default().insert(name.to_owned());
     };
@@ -263,9 +263,9 @@ fn mention(value: &Value, named: &mut BTreeMap<ResourceType, BTreeSet<String>>) 
             {
                 note(ResourceType::Secret, name);
             }
-            map.values().for_each(|value| mention(value, named));
+            map.values().for_each(|value| references(value, named));
         }
-        Value::Array(values) => values.iter().for_each(|value| mention(value, named)),
+        Value::Array(values) => values.iter().for_each(|value| references(value, named)),
         _ => {}
     }
 }

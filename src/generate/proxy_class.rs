@@ -15,7 +15,7 @@ use crate::{
     base::{Hashed, Labels, Shared},
     model::{
         ServiceKey,
-        individual::{IndividualNeeds, REPLICA_LABELS},
+        per_replica::{PerReplicaInputs, REPLICA_LABELS},
         service::Resolution,
     },
     proto::istio::mesh::v1alpha1::mesh_config::extension_provider::{
@@ -82,7 +82,7 @@ impl ProxyClass {
         let pod = workload::pod(ctx, proxy);
         let found = targets::targets(ctx, proxy, pod);
         let (labels, locality) = workload::labels_and_locality(ctx, proxy, pod, found.entry_labels);
-        let needs = ctx.mesh.individual_needs.get(ctx.cx, &());
+        let needs = ctx.mesh.per_replica_inputs.get(ctx.cx, &());
         let needs = needs.map(|needs| &**needs);
         let where_needed = |needed: bool, text: &SmolStr| if needed { text.clone() } else { SmolStr::default() };
         Self {
@@ -102,7 +102,7 @@ impl ProxyClass {
 }
 
 /// The labels without those of single replicas, unless something asks for these.
-fn of_all_replicas(mut labels: Labels, needs: Option<&IndividualNeeds>) -> Labels {
+fn of_all_replicas(mut labels: Labels, needs: Option<&PerReplicaInputs>) -> Labels {
     let is_asked = |label: &str| needs.is_some_and(|needs| needs.labels.contains(label));
     let own = REPLICA_LABELS.into_iter().filter(|label| !is_asked(label));
     let own: Vec<&str> = own.filter(|label| labels.contains_key(*label)).collect();
@@ -115,13 +115,13 @@ fn of_all_replicas(mut labels: Labels, needs: Option<&IndividualNeeds>) -> Label
     labels
 }
 
-fn metadata(needs: &IndividualNeeds, proxy: &Proxy) -> Labels {
+fn metadata(needs: &PerReplicaInputs, proxy: &Proxy) -> Labels {
     let text = |key: &SmolStr| Some((key.clone(), proxy.metadata.get(key.as_str())?.as_str()?.into()));
     needs.metadata.iter().filter_map(text).collect()
 }
 
 /// The addresses of a sidecar that takes HBONE, or whose Sidecar may have listeners.
-fn addresses(ctx: &BuildContext, needs: Option<&IndividualNeeds>, proxy: &Proxy) -> Shared<[SmolStr]> {
+fn addresses(ctx: &BuildContext, needs: Option<&PerReplicaInputs>, proxy: &Proxy) -> Shared<[SmolStr]> {
     let features = &ctx.mesh.installation.features;
     let in_tunnels = features.pilot_enable_sidecar_listening_hbone && proxy.has(MetadataKey::EnableHbone);
     let in_listeners = needs.is_some_and(|needs| needs.addresses(&proxy.namespace));

@@ -147,7 +147,7 @@ pub struct ProxyLocation {
 impl ProxyLocation {
     /// Returns the location of a proxy, if anything depends on it.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
-        let needs = ctx.mesh.place_needs.get(ctx.cx, &())?;
+        let needs = ctx.mesh.locality_dependencies.get(ctx.cx, &())?;
         let labels = needs.labels.iter().filter_map(|key| selected.labels.get_key_value(key));
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };

@@ -7,7 +7,7 @@ use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::{
         Service, ServiceKey,
-        virtual_service::{self, MESH_GATEWAY, Reach},
+        virtual_service::{self, MESH_GATEWAY, VirtualServiceSummary},
         waypoint,
     },
 };
@@ -53,7 +53,7 @@ impl<'a> Served<'a> {
 
     /// The VirtualService by which requests to one of the services are routed: the first for its host of the waypoint's or
     /// the service's own namespace.
-    pub fn routes(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a Reach)> {
+    pub fn routes(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a VirtualServiceSummary)> {
         self.routing.first_for(service)
     }
 }
@@ -62,7 +62,7 @@ impl<'a> Served<'a> {
 struct Routing<'a> {
     namespace: Namespace,
     /// In order of precedence.
-    all: Vec<(&'a ObjectKey, &'a Shared<Reach>)>,
+    all: Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)>,
     /// Places in that order.
     by_host: BTreeMap<&'a Hostname, Vec<usize>>,
     wildcards: Vec<(&'a Hostname, usize)>,
@@ -90,7 +90,7 @@ impl<'a> Routing<'a> {
         }
     }
 
-    fn first_for(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a Reach)> {
+    fn first_for(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a VirtualServiceSummary)> {
         let exact = self.by_host.get(&service.hostname).into_iter().flatten().copied();
         let matching = self
             .wildcards

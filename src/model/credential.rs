@@ -4,8 +4,8 @@
 //! looked up in a Secret of their own (`NAME-cacert`), and then in `NAME`. A Secret of their own without them is an
 //! error, not a reason to look further.
 
-pub mod mention;
 pub mod pem;
+pub mod references;
 #[cfg(test)]
 mod tests;
 

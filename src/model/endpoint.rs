@@ -50,7 +50,7 @@ pub struct Endpoint {
     /// Health.
     pub health: Health,
     /// Whether only clients of the same cluster may use it, because its cluster does not export the service.
-    pub confined: bool,
+    pub cluster_local: bool,
     /// Workload.
     pub origin: Shared<Origin>,
 }
@@ -232,7 +232,7 @@ impl Endpoint {
             service_port: 0,
             port,
             health,
-            confined: false,
+            cluster_local: false,
             origin: origin.clone(),
         }
     }

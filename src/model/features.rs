@@ -426,7 +426,7 @@ features! {
         // Security.
         /// `fips-140-2`, `pqc` or empty.
         COMPLIANCE_POLICY compliance_policy: SmolStr = text("");
-        /// Accepted audiences of tokens.
+        /// Accepted export_namespaces of tokens.
         TOKEN_AUDIENCES token_audiences: Vec<SmolStr> = vec![text("istio-ca")];
         /// Sends trust bundles with several roots to proxies.
         ISTIO_MULTIROOT_MESH istio_multiroot_mesh: bool = false;

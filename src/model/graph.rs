@@ -6,22 +6,22 @@ use smol_str::SmolStr;
 
 use super::{
     cluster_local::{self, ClusterLocalHosts},
-    credential::mention,
+    credential::references,
     destination_rule::{self, HostRules, RuleKey},
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
     gateway::{self, DeclaredGateway},
-    individual::{self, IndividualNeeds},
     inputs::{InputTables, Inputs},
+    locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
-    place::{self, PlaceNeeds},
+    per_replica::{self, PerReplicaInputs},
     service::{
         self, Service, ServiceKey, Visibility,
         auto_allocation::{self, AutoAddresses, AutoAllocation},
     },
     snapshot::MeshSnapshot,
-    virtual_service::{self, Audience, Reach, VirtualService},
+    virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary},
     wants::{self, Wants},
     waypoint::{self, ServiceWaypoint, Waypoint},
     workload::{self, Workload, WorkloadKey},
@@ -141,7 +141,7 @@ graph! {
         /// Gateways by namespace.
         gateways_by_namespace: (Namespace, ObjectKey, Config<networking::Gateway>) = by_namespace!();
         /// DestinationRules with credentials, by the proxies that they apply to.
-        credential_rules: (mention::Clients, ObjectKey, Config<networking::DestinationRule>) = mention::clients;
+        credential_rules: (references::CredentialUsers, ObjectKey, Config<networking::DestinationRule>) = references::clients;
         /// ReferenceGrants by namespace.
         reference_grants_by_namespace: (Namespace, ObjectKey, Config<api::gateway_api::ReferenceGrant>) = by_namespace!();
         /// Pods by (cluster, address).
@@ -166,7 +166,7 @@ graph! {
         /// Services by host over namespaces.
         services_by_host: (crate::base::Hostname, ServiceKey, Visibility) = |key, _, emit| emit(key.hostname.clone());
         /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
-        services_by_audience: ((Audience, Option<Namespace>), ServiceKey, Visibility) = service::audience_keys;
+        services_by_export: ((ExportNamespace, Option<Namespace>), ServiceKey, Visibility) = service::export_keys;
         /// Waypoints by address: a host or an IP address.
         waypoints_by_address: (SmolStr, ObjectKey, Waypoint) = |_, waypoint, emit| emit(waypoint.address.clone());
         /// Services by their waypoint.
@@ -176,7 +176,7 @@ graph! {
         /// Services by the address of an endpoint.
         services_by_endpoint_address: (SmolStr, ServiceKey, ServiceEndpoints) = endpoint::addresses;
         /// VirtualServices by the namespace that sees them, and gateway.
-        virtual_services_by_gateway: ((Audience, SmolStr), ObjectKey, Reach) = virtual_service::audience_keys;
+        virtual_services_by_gateway: ((ExportNamespace, SmolStr), ObjectKey, VirtualServiceSummary) = virtual_service::export_keys;
         /// VirtualServices with TCP or TLS routes by host.
         tcp_virtual_services_by_host: (crate::base::Hostname, ObjectKey, VirtualService) = virtual_service::tcp_hosts;
         /// DestinationRules by namespace and host as written.
@@ -188,35 +188,35 @@ graph! {
         /// Merged rules by namespace and the client labels in their selectors.
         rules_by_selector_label: ((Namespace, SmolStr), RuleKey, HostRules) = destination_rule::selector_labels;
         /// Services whose endpoints depend on the client's location.
-        placed_services: ((), ServiceKey, Service) = place::service_entry;
+        locality_services: ((), ServiceKey, Service) = locality_dependencies::service_entry;
         /// Rules by which endpoints may depend on the client's location.
-        placed_rules: ((), RuleKey, HostRules) = place::rule_entry;
+        locality_rules: ((), RuleKey, HostRules) = locality_dependencies::rule_entry;
         /// Sidecars by namespace.
         sidecars_by_namespace: (Namespace, ObjectKey, Config<networking::Sidecar>) = by_namespace!();
         /// Sidecars by the per-replica labels that they select.
-        sidecars_by_label: (SmolStr, ObjectKey, Config<networking::Sidecar>) = individual::label_entries;
+        sidecars_by_label: (SmolStr, ObjectKey, Config<networking::Sidecar>) = per_replica::label_entries;
         /// EnvoyFilters by the per-replica labels that they select.
-        envoy_filters_by_label: (SmolStr, ObjectKey, Config<networking::EnvoyFilter>) = individual::label_entries;
+        envoy_filters_by_label: (SmolStr, ObjectKey, Config<networking::EnvoyFilter>) = per_replica::label_entries;
         /// DestinationRules by the per-replica labels that they select.
-        raw_rules_by_label: (SmolStr, ObjectKey, Config<networking::DestinationRule>) = individual::label_entries;
+        raw_rules_by_label: (SmolStr, ObjectKey, Config<networking::DestinationRule>) = per_replica::label_entries;
         /// Gateways by the per-replica labels that they select.
-        gateways_by_label: (SmolStr, ObjectKey, Config<networking::Gateway>) = individual::label_entries;
+        gateways_by_label: (SmolStr, ObjectKey, Config<networking::Gateway>) = per_replica::label_entries;
         /// AuthorizationPolicies by the per-replica labels that they select.
-        authorization_policies_by_label: (SmolStr, ObjectKey, Config<security::AuthorizationPolicy>) = individual::label_entries;
+        authorization_policies_by_label: (SmolStr, ObjectKey, Config<security::AuthorizationPolicy>) = per_replica::label_entries;
         /// PeerAuthentications by the per-replica labels that they select.
-        peer_authentications_by_label: (SmolStr, ObjectKey, Config<security::PeerAuthentication>) = individual::label_entries;
+        peer_authentications_by_label: (SmolStr, ObjectKey, Config<security::PeerAuthentication>) = per_replica::label_entries;
         /// RequestAuthentications by the per-replica labels that they select.
-        request_authentications_by_label: (SmolStr, ObjectKey, Config<security::RequestAuthentication>) = individual::label_entries;
+        request_authentications_by_label: (SmolStr, ObjectKey, Config<security::RequestAuthentication>) = per_replica::label_entries;
         /// Telemetries by the per-replica labels that they select.
-        telemetries_by_label: (SmolStr, ObjectKey, Config<telemetry::Telemetry>) = individual::label_entries;
+        telemetries_by_label: (SmolStr, ObjectKey, Config<telemetry::Telemetry>) = per_replica::label_entries;
         /// WasmPlugins by the per-replica labels that they select.
-        wasm_plugins_by_label: (SmolStr, ObjectKey, Config<extensions::WasmPlugin>) = individual::label_entries;
+        wasm_plugins_by_label: (SmolStr, ObjectKey, Config<extensions::WasmPlugin>) = per_replica::label_entries;
         /// TrafficExtensions by the per-replica labels that they select.
-        traffic_extensions_by_label: (SmolStr, ObjectKey, Config<extensions::TrafficExtension>) = individual::label_entries;
+        traffic_extensions_by_label: (SmolStr, ObjectKey, Config<extensions::TrafficExtension>) = per_replica::label_entries;
         /// Sidecars with listeners.
-        listening_sidecars: ((), ObjectKey, Config<networking::Sidecar>) = individual::sidecar_entry;
+        listening_sidecars: ((), ObjectKey, Config<networking::Sidecar>) = per_replica::sidecar_entry;
         /// EnvoyFilters that match node metadata.
-        filters_by_metadata: ((), ObjectKey, CompiledFilter) = individual::filter_entry;
+        filters_by_metadata: ((), ObjectKey, CompiledFilter) = per_replica::filter_entry;
         /// EnvoyFilters by namespace.
         envoy_filters_by_namespace: (Namespace, ObjectKey, Config<networking::EnvoyFilter>) = by_namespace!();
         /// ProxyConfigs by namespace.
@@ -262,11 +262,11 @@ graph! {
         /// Resolved VirtualServices.
         virtual_services: (ObjectKey, VirtualService);
         /// Visibility and destinations of VirtualServices.
-        virtual_service_reach: (ObjectKey, Reach);
+        virtual_service_summaries: (ObjectKey, VirtualServiceSummary);
         /// DestinationRules merged by host.
         destination_rules: (RuleKey, HostRules);
         /// Location attributes that endpoints depend on.
-        place_needs: ((), PlaceNeeds);
+        locality_dependencies: ((), LocalityDependencies);
         /// Gateways prepared for merging.
         declared_gateways: (ObjectKey, DeclaredGateway);
         /// Credentials in EnvoyFilters; no row without any.
@@ -274,7 +274,7 @@ graph! {
         /// Compiled EnvoyFilters.
         envoy_filter_patches: (ObjectKey, CompiledFilter);
         /// Per-replica attributes that the mesh uses.
-        individual_needs: ((), IndividualNeeds);
+        per_replica_inputs: ((), PerReplicaInputs);
         /// Positions of the filters of WasmPlugins and TrafficExtensions.
         extension_filters: (ExtensionId, ExtensionFilter);
     }
@@ -367,7 +367,7 @@ impl Graph {
         derive!(self, tx, mesh: visibility <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
             service::visibility);
         index_derived!(self, tx, mesh: services_by_namespace <- services, services_by_host <- visibility,
-            services_by_audience <- visibility);
+            services_by_export <- visibility);
         derive!(self, tx, mesh: waypoints <- inputs.kube_gateways.changes().iter().map(|(key, ..)| key.clone()).collect(),
             waypoint::waypoint);
         derive!(self, tx, mesh: service_waypoints <- self.services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
@@ -383,31 +383,31 @@ impl Graph {
             endpoint::traits);
         derive!(self, tx, mesh: virtual_services <- inputs.raw_virtual_services.changes().iter().map(|(key, ..)| key.clone()).collect(),
             virtual_service::virtual_service);
-        derive!(self, tx, mesh: virtual_service_reach <- self.virtual_services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
-            virtual_service::reach);
-        index_derived!(self, tx, mesh: virtual_services_by_gateway <- virtual_service_reach,
+        derive!(self, tx, mesh: virtual_service_summaries <- self.virtual_services.writer().changes().iter().map(|(key, ..)| key.clone()).collect(),
+            virtual_service::summary);
+        index_derived!(self, tx, mesh: virtual_services_by_gateway <- virtual_service_summaries,
             virtual_services_by_source_label <- virtual_services, tcp_virtual_services_by_host <- virtual_services);
         derive!(self, tx, mesh: destination_rules <- destination_rule::candidates(&installation, inputs),
             destination_rule::host_rules);
         index_derived!(self, tx, mesh: wildcard_rules_by_namespace <- destination_rules,
             rules_by_selector_label <- destination_rules,
-            placed_rules <- destination_rules,
-            placed_services <- services);
+            locality_rules <- destination_rules,
+            locality_services <- services);
         // Later evaluations follow from its recorded reads.
-        let first = if self.place_needs.table().is_empty() {
+        let first = if self.locality_dependencies.table().is_empty() {
             vec![()]
         } else {
             Vec::new()
         };
-        derive!(self, tx, mesh: place_needs <- first.clone(), place::needs);
+        derive!(self, tx, mesh: locality_dependencies <- first.clone(), locality_dependencies::dependencies);
         derive!(self, tx, mesh: declared_gateways <- inputs.gateways.changes().iter().map(|(key, ..)| key.clone()).collect(),
             gateway::declared);
         derive!(self, tx, mesh: filter_credentials <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
-            mention::of_filter);
+            references::of_filter);
         derive!(self, tx, mesh: envoy_filter_patches <- inputs.envoy_filters.changes().iter().map(|(key, ..)| key.clone()).collect(),
             envoy_filter::compiled);
         index_derived!(self, tx, mesh: filters_by_metadata <- envoy_filter_patches);
-        derive!(self, tx, mesh: individual_needs <- first, individual::needs);
+        derive!(self, tx, mesh: per_replica_inputs <- first, per_replica::inputs);
         derive!(self, tx, mesh: extension_filters <- extension::candidates(inputs), extension::filter);
     }
 }

@@ -54,7 +54,7 @@ pub fn is_known(cx: &Cx, mesh: &MeshSnapshot, service: &Service, cluster: &Clust
 }
 
 /// Returns true if the endpoints of a service in a cluster are cluster-local.
-pub fn is_confined(cx: &Cx, mesh: &MeshSnapshot, service: &Service, cluster: &ClusterId) -> bool {
+pub fn is_cluster_local_in(cx: &Cx, mesh: &MeshSnapshot, service: &Service, cluster: &ClusterId) -> bool {
     let features = &mesh.installation.features;
     if !features.enable_mcs_service_discovery {
         return false;

@@ -273,7 +273,7 @@ pub struct Visibility {
 }
 
 /// Emits the index keys of a service: the namespaces that see it, for all and for its own declaring namespace.
-pub fn audience_keys(
+pub fn export_keys(
     key: &ServiceKey,
     visibility: &Visibility,
     emit: &mut dyn FnMut((Option<Namespace>, Option<Namespace>)),

@@ -1,7 +1,7 @@
 //! Services and VirtualServices visible to a namespace or to the workloads of a Sidecar.
 //!
 //! Note: a scope may show only a part of a service. An egress listener with a port shows that port. A service that is
-//! visible only because a VirtualService refers to it shows the ports of these references ([`Trim`]).
+//! visible only because a VirtualService refers to it shows the ports of these references ([`PortFilter`]).
 
 mod collect;
 mod imports;
@@ -59,7 +59,7 @@ impl ScopeKey {
 
 /// Part of a service that a scope shows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Trim {
+pub struct PortFilter {
     /// Visible ports, sorted; `None` for all.
     pub ports: Option<Vec<u32>>,
     /// Visible aliases; `None` for all.
@@ -67,7 +67,7 @@ pub struct Trim {
 }
 
 /// Services of a scope or listener that are only partly visible.
-pub type Trims = Shared<BTreeMap<ServiceKey, Trim>>;
+pub type PortFilters = Shared<BTreeMap<ServiceKey, PortFilter>>;
 
 /// One egress listener of a scope. Holds keys, not rows: a scope changes only with its members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -84,7 +84,7 @@ pub struct EgressListener {
     /// name and namespace).
     pub services: Shared<[ServiceKey]>,
     /// Restrictions of partly visible services.
-    pub trims: Trims,
+    pub port_filters: PortFilters,
     /// The VirtualServices that apply (gateway `mesh`), in order of precedence.
     pub virtual_services: Shared<[ObjectKey]>,
 }
@@ -92,12 +92,12 @@ pub struct EgressListener {
 impl EgressListener {
     /// Returns true if the listener shows this port of one of its services.
     pub fn shows_port(&self, service: &ServiceKey, port: u32) -> bool {
-        shows_port(&self.trims, service, port)
+        shows_port(&self.port_filters, service, port)
     }
 
     /// Returns the visible aliases of a service.
     pub fn aliases<'a>(&'a self, service: &'a Service) -> &'a [ServiceKey] {
-        let trim = self.trims.get(&service.key);
+        let trim = self.port_filters.get(&service.key);
         trim.and_then(|trim| trim.aliases.as_deref())
             .unwrap_or(&service.aliases)
     }
@@ -124,7 +124,7 @@ pub struct SidecarScope {
     /// All services with clusters: the union over listeners and the destinations of VirtualServices.
     pub services: Shared<[ServiceKey]>,
     /// Restrictions of partly visible services.
-    pub trims: Trims,
+    pub port_filters: PortFilters,
     /// All VirtualServices of the listeners, without duplicates (gateway scope: those of gateway `mesh`, for waypoints;
     /// routers use [`virtual_service::for_gateway`]).
     pub virtual_services: Shared<[ObjectKey]>,
@@ -143,7 +143,7 @@ impl SidecarScope {
             key,
             egress: Vec::new(),
             services: Shared::from(Vec::new()),
-            trims: Shared::default(),
+            port_filters: Shared::default(),
             virtual_services: Shared::from(Vec::new()),
             by_host: Shared::default(),
             registry_only: false,
@@ -178,12 +178,12 @@ impl SidecarScope {
 
     /// Returns true if the scope shows this port of one of its services.
     pub fn shows_port(&self, service: &ServiceKey, port: u32) -> bool {
-        shows_port(&self.trims, service, port)
+        shows_port(&self.port_filters, service, port)
     }
 }
 
-fn shows_port(trims: &Trims, service: &ServiceKey, port: u32) -> bool {
-    let ports = trims.get(service).and_then(|trim| trim.ports.as_ref());
+fn shows_port(port_filters: &PortFilters, service: &ServiceKey, port: u32) -> bool {
+    let ports = port_filters.get(service).and_then(|trim| trim.ports.as_ref());
     ports.is_none_or(|ports| ports.contains(&port))
 }
 
@@ -238,8 +238,8 @@ fn sidecar_scope(
         for import in &selected {
             collector.add(import.key, import.visibility, import.trim.ports.as_deref());
         }
-        for (_, reach) in &reaches {
-            collector.add_destinations(cx, mesh, namespace, reach, port_wanted);
+        for (_, summary) in &reaches {
+            collector.add_destinations(cx, mesh, namespace, summary, port_wanted);
         }
         for (vs, _) in &reaches {
             if !virtual_services.contains(vs) {
@@ -260,7 +260,7 @@ fn sidecar_scope(
                 .map(|import| import.key.clone())
                 .collect::<Vec<_>>()
                 .into(),
-            trims: imports::trims(&selected),
+            port_filters: imports::port_filters(&selected),
             virtual_services: reaches.into_iter().map(|(vs, _)| vs.clone()).collect::<Vec<_>>().into(),
         });
     }

@@ -55,7 +55,7 @@ pub struct VirtualService {
 
 /// Visibility, precedence and destinations of a VirtualService; they change far less often than weights and matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct VirtualServiceSummary {
     /// Metadata: age, name, namespace.
     pub meta: Shared<Meta>,
     /// Visibility.
@@ -81,12 +81,12 @@ pub struct Reach {
     pub unconditional: bool,
 }
 
-impl Reach {
+impl VirtualServiceSummary {
     /// Emits the namespaces that see it on a gateway.
-    fn audiences(&self, gateway: &str, emit: &mut dyn FnMut(Audience)) {
+    fn export_namespaces(&self, gateway: &str, emit: &mut dyn FnMut(ExportNamespace)) {
         let own = self.meta.namespace();
         if gateway != MESH_GATEWAY || !self.only_own_clients {
-            audiences(&self.export_to, emit);
+            export_namespaces(&self.export_to, emit);
         } else if self.export_to.visible_to(own) {
             emit(Some(own.clone()));
         }
@@ -105,12 +105,12 @@ pub struct Destination {
 }
 
 /// A namespace that an object is exported to; `None` for all.
-pub type Audience = Option<Namespace>;
+pub type ExportNamespace = Option<Namespace>;
 
 /// Emits the index keys of a VirtualService: exported namespace and gateway.
-pub fn audience_keys(_: &ObjectKey, reach: &Reach, emit: &mut dyn FnMut((Audience, SmolStr))) {
-    for gateway in reach.gateways.iter().collect::<BTreeSet<_>>() {
-        reach.audiences(gateway, &mut |audience| emit((audience, gateway.clone())));
+pub fn export_keys(_: &ObjectKey, summary: &VirtualServiceSummary, emit: &mut dyn FnMut((ExportNamespace, SmolStr))) {
+    for gateway in summary.gateways.iter().collect::<BTreeSet<_>>() {
+        summary.export_namespaces(gateway, &mut |audience| emit((audience, gateway.clone())));
     }
 }
 
@@ -144,7 +144,7 @@ pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(S
 }
 
 /// Emits the namespaces that an object is exported to.
-pub(super) fn audiences(export_to: &ExportTo, emit: &mut dyn FnMut(Audience)) {
+pub(super) fn export_namespaces(export_to: &ExportTo, emit: &mut dyn FnMut(ExportNamespace)) {
     match export_to {
         ExportTo::Public => emit(None),
         ExportTo::Nobody => {}
@@ -160,7 +160,7 @@ pub fn for_gateway<'a>(
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
     gateway: &str,
-) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
+) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
     ordered(cx, mesh, namespace, gateway, true, false)
 }
 
@@ -170,7 +170,7 @@ pub(super) fn for_sidecars<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
-) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
+) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
     let unified = mesh.installation.features.pilot_unified_sidecar_scope;
     ordered(cx, mesh, namespace, MESH_GATEWAY, unified, unified)
 }
@@ -182,19 +182,19 @@ fn ordered<'a>(
     gateway: &str,
     public_override: bool,
     private_override: bool,
-) -> Vec<(&'a ObjectKey, &'a Shared<Reach>)> {
+) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
     let index = &mesh.virtual_services_by_gateway;
-    let of = |audience: Audience| index.get(cx, &(audience, SmolStr::new(gateway)));
+    let of = |audience: ExportNamespace| index.get(cx, &(audience, SmolStr::new(gateway)));
     let mut rows: Vec<_> = of(Some(namespace.clone())).chain(of(None)).collect();
-    rows.sort_by_key(|(_, reach)| {
-        let own = reach.meta.namespace() == namespace;
-        let (class, may_override) = match &reach.export_to {
+    rows.sort_by_key(|(_, summary)| {
+        let own = summary.meta.namespace() == namespace;
+        let (class, may_override) = match &summary.export_to {
             ExportTo::Namespaces(_) if own => (0, private_override),
             ExportTo::Namespaces(_) => (1, false),
             _ => (2, public_override),
         };
-        let overrides = own && may_override && reach.semantics == Semantics::Gateway;
-        (class, !overrides, reach.meta.age_order())
+        let overrides = own && may_override && summary.semantics == Semantics::Gateway;
+        (class, !overrides, summary.meta.age_order())
     });
     rows
 }
@@ -228,9 +228,9 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<
 }
 
 /// Derives visibility and destinations of one VirtualService.
-pub fn reach(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Reach> {
+pub fn summary(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualServiceSummary> {
     let row = mesh.virtual_services.get(cx, key)?;
-    Some(Reach {
+    Some(VirtualServiceSummary {
         meta: row.meta.clone(),
         export_to: row.export_to.clone(),
         hosts: row.hosts.clone(),

@@ -42,12 +42,12 @@ pub struct Waypoint {
     /// Service with that address, if known.
     pub service: Option<ServiceKey>,
     /// Namespaces whose services may use it.
-    pub admits: Admits,
+    pub allowed_namespaces: AllowedNamespaces,
 }
 
 /// Namespaces whose services may use a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Admits {
+pub enum AllowedNamespaces {
     /// Its own namespace.
     Same,
     /// All namespaces.
@@ -85,7 +85,7 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
     Some(Waypoint {
         service: service_at(cx, mesh, &key.namespace, &address),
         address,
-        admits: admits(&gateway.spec),
+        allowed_namespaces: allowed_namespaces(&gateway.spec),
     })
 }
 
@@ -119,16 +119,16 @@ fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &Smo
 }
 
 /// Returns the allowed namespaces of the listener for tunnels.
-fn admits(gateway: &gateway_api::Gateway) -> Admits {
+fn allowed_namespaces(gateway: &gateway_api::Gateway) -> AllowedNamespaces {
     let listener = gateway.listeners.iter().find(|listener| listener.protocol == HBONE);
     let namespaces = listener
         .and_then(|listener| listener.allowed_routes.as_ref())
         .and_then(|allowed| allowed.namespaces.as_ref());
     match namespaces.map(|namespaces| (namespaces.from.as_deref(), &namespaces.selector)) {
-        None | Some((None | Some("Same"), _)) => Admits::Same,
-        Some((Some("All"), _)) => Admits::All,
-        Some((Some("Selector"), Some(selector))) => Admits::Selected(selector.clone()),
-        Some(_) => Admits::Nobody,
+        None | Some((None | Some("Same"), _)) => AllowedNamespaces::Same,
+        Some((Some("All"), _)) => AllowedNamespaces::All,
+        Some((Some("Selector"), Some(selector))) => AllowedNamespaces::Selected(selector.clone()),
+        Some(_) => AllowedNamespaces::Nobody,
     }
 }
 
@@ -148,14 +148,14 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     };
     let gateway = ObjectKey::new(&mesh.installation.cluster, namespace, name);
     let waypoint = mesh.waypoints.get(cx, &gateway)?;
-    let admitted = match &waypoint.admits {
-        Admits::Same => gateway.namespace == key.namespace,
-        Admits::All => true,
-        Admits::Selected(selector) => {
+    let admitted = match &waypoint.allowed_namespaces {
+        AllowedNamespaces::Same => gateway.namespace == key.namespace,
+        AllowedNamespaces::All => true,
+        AllowedNamespaces::Selected(selector) => {
             let labels = namespace_labels(cx, mesh, &key.namespace);
             labels.is_some_and(|labels| selector.matches(labels))
         }
-        Admits::Nobody => false,
+        AllowedNamespaces::Nobody => false,
     };
     admitted.then_some(ServiceWaypoint { gateway })
 }

@@ -211,8 +211,8 @@ pub(super) fn mcs(mesh: &MeshSnapshot) -> Value {
                 let namespace = key.namespace.clone();
                 let service = mesh.services.get(&cx, &ServiceKey { hostname, namespace })?;
                 let known = mcs::is_known(&cx, mesh, service, &key.cluster);
-                let confined = mcs::is_confined(&cx, mesh, service, &key.cluster);
-                let policy = if confined {
+                let cluster_local = mcs::is_cluster_local_in(&cx, mesh, service, &key.cluster);
+                let policy = if cluster_local {
                     "DiscoverableFromSameCluster"
                 } else {
                     "AlwaysDiscoverable"

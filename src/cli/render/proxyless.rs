@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use super::{document, mention};
+use super::{document, references};
 use crate::{
     base::Shared,
     generate::{
@@ -64,7 +64,7 @@ fn follow(snapshot: &ResourceSnapshot, wanted: &mut Wanted) {
     for resource_type in ON_DEMAND {
         for resource in snapshot.resources(resource_type).iter() {
             let (_, body) = document(resource);
-            mention(&body, &mut named);
+            references(&body, &mut named);
             let clusters = named.entry(ResourceType::Cluster).or_default();
             clusters.extend(clusters_of(&body).map(str::to_owned));
         }

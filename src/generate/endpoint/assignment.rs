@@ -140,7 +140,7 @@ impl Target<'_> {
     ) -> Vec<LocalityEndpoints> {
         let mut peers = MtlsChecker::new(self);
         let mut by_locality: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
-        for endpoint in endpoints.filter(|endpoint| self.admits(ctx, client, endpoint)) {
+        for endpoint in endpoints.filter(|endpoint| self.allowed_namespaces(ctx, client, endpoint)) {
             let mtls = peers.use_mtls(ctx, endpoint);
             let tunnelled = self.waypoint_target.is_some() || !client.no_tunnels && is_tunnelled(ctx, endpoint);
             let member = member(ctx, self, endpoint, mtls, tunnelled);
@@ -174,7 +174,7 @@ impl Target<'_> {
         groups
     }
 
-    fn admits(&self, ctx: &BuildContext, client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
+    fn allowed_namespaces(&self, ctx: &BuildContext, client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
         self.selects(endpoint)
             && client
                 .node
@@ -215,7 +215,7 @@ impl Target<'_> {
 /// Returns true if proxies of this cluster may use the endpoint. A proxy without a cluster name may be of any cluster.
 fn is_for_cluster(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
     client.cluster.as_ref().is_none_or(|cluster| {
-        *cluster == endpoint.origin.cluster || !client.cluster_only && (!endpoint.confined || cluster.is_empty())
+        *cluster == endpoint.origin.cluster || !client.cluster_only && (!endpoint.cluster_local || cluster.is_empty())
     })
 }
 

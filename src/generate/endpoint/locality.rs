@@ -13,7 +13,7 @@ use crate::{
     generate::BuildContext,
     model::{
         Service,
-        place::{NODE_LABELS, ZONE_LABELS},
+        locality_dependencies::{NODE_LABELS, ZONE_LABELS},
         service::TrafficDistribution,
     },
     proto::istio::networking::v1alpha3::{

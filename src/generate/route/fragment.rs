@@ -15,7 +15,7 @@ use crate::{
     model::{
         ServiceKey,
         destination_rule::{self, RuleRef},
-        virtual_service::Reach,
+        virtual_service::VirtualServiceSummary,
     },
     table::{Cx, Table},
 };
@@ -55,12 +55,12 @@ pub(super) struct Server {
 impl Server {
     /// Removes the attributes that make no difference to the routes of a VirtualService, so that many servers share
     /// them. `sole_port` returns true for services with a single port.
-    pub(super) fn reduced(mut self, reach: &Reach, sole_port: impl Fn(&Hostname) -> bool) -> Self {
-        if !reach.by_gateway {
+    pub(super) fn reduced(mut self, summary: &VirtualServiceSummary, sole_port: impl Fn(&Hostname) -> bool) -> Self {
+        if !summary.by_gateway {
             self.gateway = SmolStr::default();
         }
-        let mut inferred = reach.destinations.iter().filter(|destination| destination.port == 0);
-        if !self.http3 && !reach.by_port && inferred.all(|destination| sole_port(&destination.host)) {
+        let mut inferred = summary.destinations.iter().filter(|destination| destination.port == 0);
+        if !self.http3 && !summary.by_port && inferred.all(|destination| sole_port(&destination.host)) {
             self.port = 0;
             self.tls = false;
         }

@@ -29,7 +29,7 @@ use crate::{
     model::{
         ScopeKey, ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway},
-        virtual_service::{self, Reach},
+        virtual_service::{self, VirtualServiceSummary},
     },
     proto::{
         Any,
@@ -118,7 +118,7 @@ struct GatewayVirtualServices<'a> {
 /// A VirtualService of a Gateway.
 struct GatewayVirtualService<'a> {
     key: &'a ObjectKey,
-    reach: &'a Reach,
+    summary: &'a VirtualServiceSummary,
     /// Destinations.
     targets: Vec<Target>,
     /// Routes by the server attributes that they depend on; most servers share them.
@@ -132,8 +132,9 @@ impl<'a> GatewayVirtualServices<'a> {
         let declared = self.by_gateway.entry(gateway.clone()).or_insert_with(|| {
             let client = &part.client.routes.namespace;
             let declared = virtual_service::for_gateway(ctx.cx, ctx.mesh, client, &gateway);
-            let declaration =
-                |(key, reach): (_, &'a Shared<Reach>)| GatewayVirtualService::of(part, ctx, scope, key, reach);
+            let declaration = |(key, summary): (_, &'a Shared<VirtualServiceSummary>)| {
+                GatewayVirtualService::of(part, ctx, scope, key, summary)
+            };
             declared.into_iter().map(declaration).collect()
         });
         let at = Server {
@@ -143,8 +144,8 @@ impl<'a> GatewayVirtualServices<'a> {
             http3,
         };
         let bindings = declared.iter_mut().filter_map(|declaration| {
-            let offered = server.hosts_for(declaration.reach.meta.namespace());
-            let hosts = intersection(&offered, &declaration.reach.hosts);
+            let offered = server.hosts_for(declaration.summary.meta.namespace());
+            let hosts = intersection(&offered, &declaration.summary.hosts);
             if hosts.is_empty() {
                 return None;
             }
@@ -170,14 +171,20 @@ impl<'a> GatewayVirtualServices<'a> {
 }
 
 impl<'a> GatewayVirtualService<'a> {
-    fn of(part: &GatewayPart, ctx: &BuildContext, scope: &SidecarScope, key: &'a ObjectKey, reach: &'a Reach) -> Self {
-        let destinations: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
+    fn of(
+        part: &GatewayPart,
+        ctx: &BuildContext,
+        scope: &SidecarScope,
+        key: &'a ObjectKey,
+        summary: &'a VirtualServiceSummary,
+    ) -> Self {
+        let destinations: BTreeSet<&Hostname> = summary.destinations.iter().map(|one| &one.host).collect();
         let targets = destinations
             .into_iter()
-            .map(|host| part.target(ctx, scope, host, reach));
+            .map(|host| part.target(ctx, scope, host, summary));
         Self {
             key,
-            reach,
+            summary,
             targets: targets.collect(),
             routes: Vec::new(),
         }
@@ -190,7 +197,7 @@ impl<'a> GatewayVirtualService<'a> {
             let row = service.and_then(|key| ctx.mesh.visibility.get(ctx.cx, key));
             row.is_some_and(|row| row.ports.len() == 1)
         };
-        let server = at.clone().reduced(self.reach, sole_port);
+        let server = at.clone().reduced(self.summary, sole_port);
         if let Some((_, known)) = self.routes.iter().find(|(known, _)| *known == server) {
             return known.clone();
         }
@@ -198,7 +205,7 @@ impl<'a> GatewayVirtualService<'a> {
             virtual_service: self.key,
             origin: TrafficOrigin::Server(server.clone()),
             targets: self.targets.clone(),
-            by_source: self.reach.by_source,
+            by_source: self.summary.by_source,
         };
         let routes = Fragment::declared(ctx, declared, &part.client.routes);
         self.routes.push((server, routes.clone()));
@@ -218,10 +225,16 @@ impl<'a> GatewayVirtualService<'a> {
 
 impl GatewayPart {
     /// Resolves a host. A service of the VirtualService's own namespace is preferred if the gateway may see it.
-    fn target(&self, ctx: &BuildContext, scope: &SidecarScope, host: &Hostname, reach: &Reach) -> Target {
+    fn target(
+        &self,
+        ctx: &BuildContext,
+        scope: &SidecarScope,
+        host: &Hostname,
+        summary: &VirtualServiceSummary,
+    ) -> Target {
         let own = ServiceKey {
             hostname: host.clone(),
-            namespace: reach.meta.namespace().clone(),
+            namespace: summary.meta.namespace().clone(),
         };
         let visibility = ctx.mesh.visibility.get(ctx.cx, &own);
         let is_visible = visibility.is_some_and(|row| row.export_to.visible_to(&self.client.routes.namespace));

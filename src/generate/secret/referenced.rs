@@ -16,7 +16,7 @@ use crate::{
     model::{
         credential::{
             AUTHORITY_SUFFIX, CONFIG_MAP, is_served,
-            mention::{Clients, client_credentials},
+            references::{CredentialUsers, client_credentials},
             resource_name,
         },
         export,
@@ -35,12 +35,16 @@ pub(super) fn names(ctx: &BuildContext, selected: &Selected) -> BTreeSet<SmolStr
     match selected.proxy.proxy_type {
         ProxyType::Router | ProxyType::Waypoint => {
             names.of_gateways(ctx, selected);
-            names.of_rules(ctx, selected, &Clients::Gateways);
+            names.of_rules(ctx, selected, &CredentialUsers::Gateways);
         }
         _ => {
             names.of_sidecar(ctx, selected);
-            names.of_rules(ctx, selected, &Clients::Selected(selected.proxy.namespace.clone()));
-            names.of_rules(ctx, selected, &Clients::Everyone);
+            names.of_rules(
+                ctx,
+                selected,
+                &CredentialUsers::Selected(selected.proxy.namespace.clone()),
+            );
+            names.of_rules(ctx, selected, &CredentialUsers::Everyone);
         }
     }
     names.of_filters(ctx, selected);
@@ -115,21 +119,21 @@ impl Names {
         }
     }
 
-    fn of_rules(&mut self, ctx: &BuildContext, selected: &Selected, clients: &Clients) {
+    fn of_rules(&mut self, ctx: &BuildContext, selected: &Selected, clients: &CredentialUsers) {
         let default = &ctx.mesh_config().default_destination_rule_export_to;
         let namespace = &selected.proxy.namespace;
         for (_, rule) in ctx.mesh.credential_rules.get(ctx.cx, clients) {
             if !export::read(&rule.spec.export_to, default, rule.meta.namespace()).visible_to(namespace) {
                 continue;
             }
-            if let (Clients::Selected(_), Some(selector)) = (clients, &rule.spec.workload_selector) {
+            if let (CredentialUsers::Selected(_), Some(selector)) = (clients, &rule.spec.workload_selector) {
                 let pairs = selector.match_labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
                 if !select::matches(pairs, &selected.labels) {
                     continue;
                 }
             }
             for tls in client_credentials(&rule.spec) {
-                if *clients == Clients::Everyone && !tls.credential_name.starts_with(CONFIG_MAP) {
+                if *clients == CredentialUsers::Everyone && !tls.credential_name.starts_with(CONFIG_MAP) {
                     continue;
                 }
                 if tls.mode() == ClientMode::Mutual {

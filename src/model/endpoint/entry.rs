@@ -157,7 +157,7 @@ fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePo
             port.number
         },
         health: Health::Unknown,
-        confined: false,
+        cluster_local: false,
         origin: Shared::new(Origin {
             cluster: config.meta.cluster().clone(),
             tls_mode: SmolStr::new_static("disabled"),

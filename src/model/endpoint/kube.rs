@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// A service in one cluster.
-struct Here<'a> {
+struct ServiceInCluster<'a> {
     cluster: &'a ClusterId,
     /// Service, unless the cluster has only its slices.
     object: Option<&'a Shared<kube::Service>>,
     /// Labels that decide the treatment of terminating endpoints; `None` if the cluster does not know the service.
     labels: Option<&'a Labels>,
     /// Whether the endpoints are cluster-local.
-    confined: bool,
+    cluster_local: bool,
 }
 
 /// Returns the endpoints in all clusters that have the Service or slices of it, in the order of cluster ids, and the
@@ -49,14 +49,14 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
         } else {
             object.map(|object| &object.meta.labels)
         };
-        let here = Here {
+        let in_cluster = ServiceInCluster {
             cluster,
             object,
             labels,
-            confined: mcs::is_confined(cx, mesh, service, cluster),
+            cluster_local: mcs::is_cluster_local_in(cx, mesh, service, cluster),
         };
         let slices = slices.get(cluster).map_or(&[][..], Vec::as_slice);
-        endpoints.extend(of_slices(cx, mesh, &here, slices, &mut pending));
+        endpoints.extend(of_slices(cx, mesh, &in_cluster, slices, &mut pending));
         if let Some(object) = object {
             endpoints.extend(of_entries(cx, mesh, service, object));
         }
@@ -68,7 +68,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
 fn of_slices(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    here: &Here<'_>,
+    in_cluster: &ServiceInCluster<'_>,
     slices: &[&Shared<EndpointSlice>],
     pending: &mut usize,
 ) -> Vec<Endpoint> {
@@ -76,7 +76,7 @@ fn of_slices(
     let mut endpoints = Vec::new();
     // Slices of host names are not supported.
     for slice in slices.iter().filter(|slice| slice.address_type != "FQDN") {
-        for endpoint in of_slice(cx, mesh, here, slice, pending) {
+        for endpoint in of_slice(cx, mesh, in_cluster, slice, pending) {
             if known.insert((endpoint.address.clone(), endpoint.port_name.clone())) {
                 endpoints.push(endpoint);
             }
@@ -88,14 +88,14 @@ fn of_slices(
 fn of_slice(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    here: &Here<'_>,
+    in_cluster: &ServiceInCluster<'_>,
     slice: &EndpointSlice,
     pending: &mut usize,
 ) -> Vec<Endpoint> {
     let (mut endpoints, mut last) = (Vec::new(), None);
-    let has_both_families = here.object.is_some_and(|object| object.cluster_ips.len() > 1);
+    let has_both_families = in_cluster.object.is_some_and(|object| object.cluster_ips.len() > 1);
     for listed in &slice.endpoints {
-        let health = health(mesh, here, listed);
+        let health = health(mesh, in_cluster, listed);
         for address in &listed.addresses {
             let workload = workload_of(cx, mesh, slice, listed, address);
             // The pod is not known yet: without its labels and account the endpoint would be wrong.
@@ -114,12 +114,12 @@ fn of_slice(
             }
             let origin = match workload {
                 Some(workload) => workload.origin.clone(),
-                None => origin_without_pod(cx, mesh, here.cluster, address, &mut last),
+                None => origin_without_pod(cx, mesh, in_cluster.cluster, address, &mut last),
             };
             for (port_name, port) in &slice.ports {
                 let endpoint = Endpoint::new(address, (port_name, *port), health, &origin);
                 let mut endpoint = Endpoint {
-                    confined: here.confined,
+                    cluster_local: in_cluster.cluster_local,
                     ..endpoint
                 };
                 if dual {
@@ -181,14 +181,15 @@ fn origin_without_pod(
 
 /// Returns the health by the conditions of the slice; an absent condition counts as true. A cluster that does not know
 /// the service cannot distinguish terminating endpoints.
-fn health(mesh: &MeshSnapshot, here: &Here<'_>, listed: &SliceEndpoint) -> Health {
+fn health(mesh: &MeshSnapshot, in_cluster: &ServiceInCluster<'_>, listed: &SliceEndpoint) -> Health {
     let features = &mesh.installation.features;
     let labels = [
         &features.pilot_persistent_session_label,
         &features.pilot_persistent_session_header_label,
     ];
     let keeps_draining = labels.into_iter().any(|label| {
-        here.labels
+        in_cluster
+            .labels
             .is_some_and(|labels| labels.get(label).is_some_and(|value| !value.is_empty()))
     });
     let holds = |condition: Option<bool>| condition.unwrap_or(true);
@@ -196,7 +197,7 @@ fn health(mesh: &MeshSnapshot, here: &Here<'_>, listed: &SliceEndpoint) -> Healt
         Health::Healthy
     } else if keeps_draining && holds(listed.serving) && holds(listed.terminating) {
         Health::Draining
-    } else if here.labels.is_some() && holds(listed.terminating) {
+    } else if in_cluster.labels.is_some() && holds(listed.terminating) {
         Health::Terminating
     } else {
         Health::Unhealthy

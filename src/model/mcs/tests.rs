@@ -67,8 +67,13 @@ fn endpoints(world: &World, host: &str) -> Vec<(String, bool, Health)> {
     let mesh = world.snapshot();
     let row = mesh.endpoints.get(&Cx::untracked(), &key(host)).cloned();
     let endpoints = row.map_or(Vec::new(), |row| row.endpoints.to_vec());
-    let of =
-        |endpoint: &crate::model::Endpoint| (endpoint.origin.cluster.to_string(), endpoint.confined, endpoint.health);
+    let of = |endpoint: &crate::model::Endpoint| {
+        (
+            endpoint.origin.cluster.to_string(),
+            endpoint.cluster_local,
+            endpoint.health,
+        )
+    };
     endpoints.iter().map(of).collect()
 }
 
@@ -111,18 +116,18 @@ fn endpoints_are_confined_unless_they_are_exported() {
         ("kube-c2.yaml", &[SERVICE, SLICE, IMPORT]),
         ("kube-c3.yaml", &[SERVICE, SLICE, EXPORT]),
     ];
-    let confined = |features: &[&str], host: &str| -> Vec<bool> {
+    let cluster_local = |features: &[&str], host: &str| -> Vec<bool> {
         let found = endpoints(&world(features, files), host);
-        found.into_iter().map(|(_, confined, _)| confined).collect()
+        found.into_iter().map(|(_, cluster_local, _)| cluster_local).collect()
     };
-    assert_eq!(confined(&[], LOCAL), [false; 3]);
-    assert_eq!(confined(&["discovery"], LOCAL), [false, true, false]);
-    assert_eq!(confined(&["discovery", "host"], LOCAL), [false, true, false]);
+    assert_eq!(cluster_local(&[], LOCAL), [false; 3]);
+    assert_eq!(cluster_local(&["discovery"], LOCAL), [false, true, false]);
+    assert_eq!(cluster_local(&["discovery", "host"], LOCAL), [false, true, false]);
     // A cluster that does not import the service does not have the host.
-    assert_eq!(confined(&["discovery", "host"], SET), [false, true, true]);
-    assert_eq!(confined(&["discovery", "host", "local"], LOCAL), [true; 3]);
-    assert_eq!(confined(&["discovery", "host", "local"], SET), [false, true, true]);
-    assert_eq!(confined(&["discovery", "local"], LOCAL), [false, true, false]);
+    assert_eq!(cluster_local(&["discovery", "host"], SET), [false, true, true]);
+    assert_eq!(cluster_local(&["discovery", "host", "local"], LOCAL), [true; 3]);
+    assert_eq!(cluster_local(&["discovery", "host", "local"], SET), [false, true, true]);
+    assert_eq!(cluster_local(&["discovery", "local"], LOCAL), [false, true, false]);
 }
 
 #[test]
@@ -140,6 +145,6 @@ fn slices_without_their_service() {
         ("c4".to_owned(), false, Health::Terminating),
     ];
     assert_eq!(endpoints(&world(&[], files), LOCAL), want);
-    let confined = endpoints(&world(&["discovery"], files), LOCAL);
-    assert!(confined.iter().all(|(_, confined, _)| *confined));
+    let cluster_local = endpoints(&world(&["discovery"], files), LOCAL);
+    assert!(cluster_local.iter().all(|(_, cluster_local, _)| *cluster_local));
 }

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{SidecarScope, Trim};
+use super::{PortFilter, SidecarScope};
 use crate::{
     base::{Hostname, Namespace, Shared},
     model::{
         MeshSnapshot,
         service::{Registry, ServiceKey, Visibility},
-        virtual_service::Reach,
+        virtual_service::VirtualServiceSummary,
     },
     table::Cx,
 };
@@ -62,11 +62,11 @@ impl<'m> Collector<'m> {
         cx: &Cx,
         mesh: &'m MeshSnapshot,
         own: &Namespace,
-        reach: &Reach,
+        summary: &VirtualServiceSummary,
         listener_port: Option<u32>,
     ) {
         let mut ports_by_host: BTreeMap<&Hostname, BTreeSet<u32>> = BTreeMap::new();
-        for destination in &reach.destinations {
+        for destination in &summary.destinations {
             if destination.sources.is_empty() || destination.sources.contains(own) {
                 ports_by_host
                     .entry(&destination.host)
@@ -103,14 +103,14 @@ impl<'m> Collector<'m> {
 
     /// Sets the services of a scope.
     pub(super) fn finish(self, scope: SidecarScope) -> SidecarScope {
-        let mut trims = BTreeMap::new();
+        let mut port_filters = BTreeMap::new();
         for entry in &self.entries {
             if let Some(ports) = &entry.ports {
-                let trim = Trim {
+                let trim = PortFilter {
                     ports: Some(ports.iter().copied().collect()),
                     aliases: None,
                 };
-                trims.insert(entry.key.clone(), trim);
+                port_filters.insert(entry.key.clone(), trim);
             }
         }
         let by_host = self
@@ -119,7 +119,7 @@ impl<'m> Collector<'m> {
             .map(|entry| (entry.key.hostname.clone(), entry.key.clone()));
         SidecarScope {
             by_host: Shared::new(by_host.collect()),
-            trims: Shared::new(trims),
+            port_filters: Shared::new(port_filters),
             services: self
                 .entries
                 .iter()

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Trim, Trims};
+use super::{PortFilter, PortFilters};
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::{
         MeshSnapshot,
         service::{ExportTo, Registry, ServiceKey, Visibility},
-        virtual_service::{self, Reach, Semantics},
+        virtual_service::{self, Semantics, VirtualServiceSummary},
     },
     table::Cx,
 };
@@ -32,7 +32,7 @@ struct Hosts<'a> {
 pub(super) struct Import<'a> {
     pub(super) key: &'a ServiceKey,
     pub(super) visibility: &'a Visibility,
-    pub(super) trim: Trim,
+    pub(super) trim: PortFilter,
 }
 
 impl<'a> Imports<'a> {
@@ -117,7 +117,7 @@ impl<'a> Imports<'a> {
         Some(Import {
             key,
             visibility,
-            trim: Trim {
+            trim: PortFilter {
                 ports,
                 aliases: (aliases.len() != visibility.aliases.len()).then_some(aliases),
             },
@@ -130,11 +130,11 @@ impl<'a> Imports<'a> {
         cx: &Cx,
         mesh: &'m MeshSnapshot,
         own: &Namespace,
-    ) -> Vec<(&'m ObjectKey, &'m Shared<Reach>)> {
+    ) -> Vec<(&'m ObjectKey, &'m Shared<VirtualServiceSummary>)> {
         let mut rows = virtual_service::for_sidecars(cx, mesh, own);
-        rows.retain(|(key, reach)| {
+        rows.retain(|(key, summary)| {
             let mut hosts = self.for_namespace(&key.namespace);
-            hosts.any(|hosts| reach.hosts.iter().any(|host| hosts.meet(host, reach.semantics)))
+            hosts.any(|hosts| summary.hosts.iter().any(|host| hosts.meet(host, summary.semantics)))
         });
         rows
     }
@@ -184,7 +184,7 @@ pub(super) fn visible_services<'m>(
     let mut rows: Vec<(&ServiceKey, &Visibility)> = Vec::new();
     for audience in [Some(own.clone()), None] {
         for namespace in &from {
-            let index = &mesh.services_by_audience;
+            let index = &mesh.services_by_export;
             let found = index.get(cx, &(audience.clone(), namespace.clone()));
             rows.extend(found.map(|(key, row)| (key, &**row)));
         }
@@ -197,9 +197,9 @@ pub(super) fn visible_services<'m>(
 }
 
 /// Returns the restrictions of partly visible imports.
-pub(super) fn trims(imports: &[Import]) -> Trims {
-    let trimmed = imports.iter().filter(|import| import.trim != Trim::default());
-    let map: BTreeMap<ServiceKey, Trim> = trimmed
+pub(super) fn port_filters(imports: &[Import]) -> PortFilters {
+    let trimmed = imports.iter().filter(|import| import.trim != PortFilter::default());
+    let map: BTreeMap<ServiceKey, PortFilter> = trimmed
         .map(|import| (import.key.clone(), import.trim.clone()))
         .collect();
     Shared::new(map)

@@ -5,7 +5,7 @@ use super::*;
 
 const NETWORKS: &str = "
 networks:
-  here: {endpoints: [{fromRegistry: Kubernetes}]}
+  in_cluster: {endpoints: [{fromRegistry: Kubernetes}]}
   there: {gateways: [{address: '2001:db8::1', port: 15443}]}
 ";
 
@@ -16,7 +16,7 @@ fn endpoints_behind_gateways_of_the_other_address_family_are_left_out() {
         "metadata: {name: a-0, labels: {topology.istio.io/network: there, ",
     );
     let addresses = |ips: &str| {
-        let more = json!({"NETWORK": "here", "INSTANCE_IPS": ips});
+        let more = json!({"NETWORK": "in_cluster", "INSTANCE_IPS": ips});
         let proxy = client_with("b", "n1", &more, Extensions::default());
         let bed = Bed::new(&[("a.yaml", &service), ("meshnetworks.yaml", NETWORKS)], vec![proxy]);
         let groups = bed.endpoints(0, HTTP);

@@ -10,7 +10,7 @@ use crate::{
         ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
         service::Protocol,
-        virtual_service::{self, Reach},
+        virtual_service::{self, VirtualServiceSummary},
     },
     proto::istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
 };
@@ -115,7 +115,7 @@ impl GatewayPart {
         let gateway = &server.gateway;
         let namespace = &self.client.filters.namespace;
         let rows = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, gateway);
-        let serves = |reach: &Reach| {
+        let serves = |reach: &VirtualServiceSummary| {
             let offered = server.hosts_for(reach.meta.namespace());
             let wanted = |offered: &&str| reach.hosts.iter().any(|wanted| host::overlaps(offered, wanted));
             offered.iter().any(wanted)
@@ -143,7 +143,7 @@ fn https_chain(server: &GatewayServer) -> ServerChain {
     }
 }
 
-fn targets(scope: &SidecarScope, reach: &Reach) -> Vec<Target> {
+fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
     let hosts: BTreeSet<&Hostname> = reach.destinations.iter().map(|one| &one.host).collect();
     let target = |host: &Hostname| {
         let service = scope.by_host.get(host).cloned();

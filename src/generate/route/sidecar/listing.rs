@@ -29,7 +29,7 @@ use crate::{
         destination_rule::RuleRef,
         service::{Protocol, Resolution, ServicePort, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
-        virtual_service::{Reach, Semantics},
+        virtual_service::{Semantics, VirtualServiceSummary},
     },
 };
 
@@ -301,7 +301,7 @@ impl<'a> OmittedServices<'a> {
 /// A VirtualService with the relations of its hosts to the services.
 struct VisibleVirtualService<'a> {
     key: &'a ObjectKey,
-    reach: &'a Shared<Reach>,
+    summary: &'a Shared<VirtualServiceSummary>,
     /// Hosts in lower case.
     hosts: Vec<Hostname>,
     /// Positions of the services that each host overlaps.
@@ -333,9 +333,9 @@ impl<'a> EgressView<'a> {
             .filter(|(name, _)| host::is_wildcard(name))
             .map(|(_, index)| *index)
             .collect();
-        let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_reach.get(ctx.cx, key)?)));
+        let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?)));
         let virtual_services: Vec<_> = rows
-            .map(|(key, reach)| VisibleVirtualService::of(key, reach, &services, &by_host, &wildcards))
+            .map(|(key, summary)| VisibleVirtualService::of(key, summary, &services, &by_host, &wildcards))
             .collect();
         let mut by_port: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
         let mut by_service = vec![Vec::new(); services.len()];
@@ -482,7 +482,7 @@ impl<'a> EgressView<'a> {
 
     /// Records the services that the VirtualService takes for every proxy.
     fn take(&self, position: usize, services: &[usize], taken: &mut BTreeSet<usize>) {
-        if self.virtual_services[position].reach.unconditional {
+        if self.virtual_services[position].summary.unconditional {
             taken.extend(services);
         }
     }
@@ -500,7 +500,7 @@ impl<'a> EgressView<'a> {
             virtual_service: declared.key,
             origin: TrafficOrigin::Mesh(port),
             targets: self.targets(declared, port),
-            by_source: declared.reach.by_source,
+            by_source: declared.summary.by_source,
         };
         Binding {
             routes: Fragment::declared(&self.ctx, routes, client),
@@ -534,13 +534,13 @@ impl<'a> EgressView<'a> {
                 .filter(|index| self.has_port(**index, port))
                 .peekable();
             let elsewhere = || self.others.as_ref().is_some_and(|others| others.overlaps(name, port));
-            if declared.reach.semantics == Semantics::Gateway || on_port.peek().is_none() && !elsewhere() {
+            if declared.summary.semantics == Semantics::Gateway || on_port.peek().is_none() && !elsewhere() {
                 hosts.push(name.clone());
                 continue;
             }
             services.extend(on_port.filter(|index| self.most_specific[**index] == Some(position)));
         }
-        if declared.reach.semantics == Semantics::Gateway && !self.is_allowed(declared, &services, client) {
+        if declared.summary.semantics == Semantics::Gateway && !self.is_allowed(declared, &services, client) {
             return None;
         }
         services.retain(|index| self.is_routed(*index, port));
@@ -554,14 +554,14 @@ impl<'a> EgressView<'a> {
 
     /// Gateway API routes must come from the namespace of the proxy or of the service.
     fn is_allowed(&self, declared: &VisibleVirtualService, services: &[usize], client: &str) -> bool {
-        let namespace = declared.reach.meta.namespace();
+        let namespace = declared.summary.meta.namespace();
         services
             .iter()
             .any(|index| self.services[*index].key.namespace == *namespace || *namespace == client)
     }
 
     fn targets(&self, declared: &VisibleVirtualService, port: u32) -> Vec<Target> {
-        let hosts: BTreeSet<&Hostname> = declared.reach.destinations.iter().map(|one| &one.host).collect();
+        let hosts: BTreeSet<&Hostname> = declared.summary.destinations.iter().map(|one| &one.host).collect();
         hosts
             .into_iter()
             .map(|host| {
@@ -585,12 +585,12 @@ impl<'a> EgressView<'a> {
 impl<'a> VisibleVirtualService<'a> {
     fn of(
         key: &'a ObjectKey,
-        reach: &'a Shared<Reach>,
+        summary: &'a Shared<VirtualServiceSummary>,
         services: &[&Shared<Service>],
         by_host: &BTreeMap<SmolStr, usize>,
         wildcards: &[usize],
     ) -> Self {
-        let hosts: Vec<Hostname> = reach
+        let hosts: Vec<Hostname> = summary
             .hosts
             .iter()
             .map(|host| Hostname::from(lower_case(host)))
@@ -610,7 +610,7 @@ impl<'a> VisibleVirtualService<'a> {
             .collect();
         Self {
             key,
-            reach,
+            summary,
             hosts,
             overlapping,
         }

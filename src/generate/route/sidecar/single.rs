@@ -114,8 +114,8 @@ impl<'a> HostIndex<'a> {
         let services = egress.services.iter();
         let by_host = services.map(|key| (key.hostname.to_ascii_lowercase(), key)).collect();
         let hosts_of = |key: &ObjectKey| {
-            let reach = ctx.mesh.virtual_service_reach.get(ctx.cx, key);
-            let hosts = reach.iter().flat_map(|reach| &reach.hosts);
+            let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key);
+            let hosts = summary.iter().flat_map(|summary| &summary.hosts);
             hosts.map(|host| host.to_ascii_lowercase()).collect()
         };
         let route_hosts: Vec<Vec<String>> = egress.virtual_services.iter().map(hosts_of).collect();

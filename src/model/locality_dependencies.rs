@@ -27,7 +27,7 @@ pub const NODE_LABELS: &[&str] = &["topology.istio.io/subzone", "kubernetes.io/h
 /// Location attributes that endpoints depend on. A superset: a client's location is part of its keys only for services
 /// that need it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct PlaceNeeds {
+pub struct LocalityDependencies {
     /// Whether some service is node-local.
     pub node: bool,
     /// Whether some service may have locality load balancing.
@@ -51,10 +51,10 @@ pub fn rule_entry(_key: &RuleKey, row: &HostRules, emit: &mut dyn FnMut(())) {
 }
 
 /// Derives the location attributes that the mesh uses.
-pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PlaceNeeds> {
-    let mut needs = PlaceNeeds::default();
+pub fn dependencies(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<LocalityDependencies> {
+    let mut needs = LocalityDependencies::default();
     let mesh_setting = mesh.mesh_config(cx).locality_lb_setting.as_ref();
-    for (_, service) in mesh.placed_services.get(cx, &()) {
+    for (_, service) in mesh.locality_services.get(cx, &()) {
         needs.node |= service.node_local;
         let labels: &[&[&str]] = match service.traffic_distribution {
             TrafficDistribution::Any => &[],
@@ -65,7 +65,7 @@ pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PlaceNeeds> {
             .labels
             .extend(labels.iter().copied().flatten().copied().map(SmolStr::new));
     }
-    for (_, row) in mesh.placed_rules.get(cx, &()) {
+    for (_, row) in mesh.locality_rules.get(cx, &()) {
         needs.locality = true;
         policies(row)
             .filter_map(|part| part.setting())
@@ -79,7 +79,7 @@ pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PlaceNeeds> {
     Some(needs)
 }
 
-impl PlaceNeeds {
+impl LocalityDependencies {
     fn add(&mut self, setting: &LocalityLoadBalancerSetting) {
         let keys = setting
             .failover_priority

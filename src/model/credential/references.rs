@@ -15,7 +15,7 @@ use crate::{
 
 /// Proxies that a DestinationRule may refer to a credential.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Clients {
+pub enum CredentialUsers {
     /// Gateways, by every rule.
     Gateways,
     /// Sidecars of the rule's namespace, by rules that select them.
@@ -25,16 +25,16 @@ pub enum Clients {
 }
 
 /// Emits the index keys of a DestinationRule with credentials.
-pub fn clients(key: &ObjectKey, rule: &Config<DestinationRule>, emit: &mut dyn FnMut(Clients)) {
+pub fn clients(key: &ObjectKey, rule: &Config<DestinationRule>, emit: &mut dyn FnMut(CredentialUsers)) {
     if client_credentials(&rule.spec).next().is_none() {
         return;
     }
-    emit(Clients::Gateways);
+    emit(CredentialUsers::Gateways);
     if rule.spec.workload_selector.is_some() {
-        emit(Clients::Selected(key.namespace.clone()));
+        emit(CredentialUsers::Selected(key.namespace.clone()));
     }
     if client_credentials(&rule.spec).any(|tls| tls.credential_name.starts_with(CONFIG_MAP)) {
-        emit(Clients::Everyone);
+        emit(CredentialUsers::Everyone);
     }
 }
 

@@ -28,7 +28,7 @@ pub const REPLICA_LABELS: [&str; 3] = [
 /// Per-replica attributes that something in the mesh uses. A superset: an attribute is part of a proxy's keys only
 /// where it matters.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct IndividualNeeds {
+pub struct PerReplicaInputs {
     /// Whether the node matters.
     pub node: bool,
     /// Whether the locality matters.
@@ -43,7 +43,7 @@ pub struct IndividualNeeds {
     listeners_everywhere: bool,
 }
 
-impl IndividualNeeds {
+impl PerReplicaInputs {
     /// Returns true if addresses may affect a sidecar of this namespace.
     pub fn addresses(&self, namespace: &Namespace) -> bool {
         self.listeners_everywhere || self.namespaces_with_listeners.contains(namespace)
@@ -108,8 +108,8 @@ pub fn filter_entry(_key: &ObjectKey, row: &CompiledFilter, emit: &mut dyn FnMut
 }
 
 /// Derives the per-replica attributes that the mesh uses.
-pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<IndividualNeeds> {
-    let place = mesh.place_needs.get(cx, &());
+pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInputs> {
+    let place = mesh.locality_dependencies.get(cx, &());
     let root = policy::root_namespace(cx, mesh);
     let sidecars = mesh.listening_sidecars.get(cx, &());
     let namespaces: BTreeSet<Namespace> = sidecars.map(|(key, _)| key.namespace.clone()).collect();
@@ -120,7 +120,7 @@ pub fn needs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<IndividualNeeds>
         place.is_some_and(|place| place.labels.contains(*label))
             || is_selected_by(cx, mesh, &SmolStr::new_static(label))
     });
-    Some(IndividualNeeds {
+    Some(PerReplicaInputs {
         labels: asked.collect(),
         node: place.is_some_and(|place| place.node),
         locality: place.is_some_and(|place| place.locality),
