@@ -1,4 +1,4 @@
-//! Builds every part, hands each its inputs, runs until shutdown. Nothing imports this but `cli`.
+//! Composition root: starts every part with its inputs and runs until shutdown. Only `cli` imports it.
 
 mod clients;
 pub mod controllers;
@@ -13,66 +13,80 @@ mod wants;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
+use ::kube::Client;
 use futures::{FutureExt, future::BoxFuture};
 use tokio::{
     runtime::Handle,
     signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
 };
 
 use self::{folder::Folder, identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError};
 use crate::{
     admin::{debug, metrics::PushMetrics},
+    auth::tls::Acceptor,
     base::{ClusterId, Namespace},
+    ca::TrustBundle,
     environment::{self, Environment},
-    ingest::{access, file::FileError, findings, resolve},
+    ingest::{
+        access,
+        diagnostics::{self, Report},
+        file::FileError,
+        jwks::KeyReports,
+        resolve,
+    },
     kube::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
     },
     model::{Installation, World, features::Features, wants::Wants},
     push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
+    rpc::Router,
     settings::Settings,
-    xds::server::{Server, ServerOptions},
+    xds::{
+        events::Event,
+        server::{Server, ServerOptions},
+    },
 };
 
-/// Why the control plane could not start.
+/// A failure to start or to keep running.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
     /// The folder of `--configDir` cannot be read.
     #[error(transparent)]
     Folder(#[from] FileError),
-    /// An address is taken or not ours.
+    /// An address is in use or not local.
     #[error("cannot listen on {address} ({flag}): {source}; hint: is another istiod running?")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// The flag that gives it.
+        /// The flag that sets it.
         flag: &'static str,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The system refuses threads, timers or signals.
+    /// The system provides no threads, timers or signal handlers.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
-    /// A range of addresses that nothing is to be fetched from cannot be read; it would be no protection.
-    #[error("BLOCKED_CIDRS_IN_JWKS_URIS: {0:?} is no range of addresses; hint: write 10.0.0.0/8 or fd00::/8")]
+    /// An invalid range of blocked addresses. Ignoring it would drop a protection.
+    #[error("BLOCKED_CIDRS_IN_JWKS_URIS: {0:?} is not a CIDR range; hint: want a range such as 10.0.0.0/8 or fd00::/8")]
     BlockedRange(String),
-    /// Two metrics have one name; a defect.
+    /// Two metrics share a name; a defect.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The thread that owns the model is gone: whoever started the process should start it again.
-    #[error("the model's thread ended unexpectedly; this is a defect of istiod")]
+    /// The thread that owns the model ended. The process must be restarted.
+    #[error("the model thread ended unexpectedly; this is a defect of istiod")]
     WorldEnded,
-    /// The task that reads the config cluster is gone: as above.
-    #[error("the config cluster is read no longer; this is a defect of istiod")]
+    /// The task that reads the config cluster ended. The process must be restarted.
+    #[error("the config cluster watch ended unexpectedly; this is a defect of istiod")]
     SourceEnded,
-    /// There is no access to the config cluster.
+    /// The config cluster is not accessible.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Remote clusters cannot be followed.
+    /// Remote clusters cannot be watched.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// There is no CA, or no certificate of ours.
+    /// The CA or the serving certificate is not available.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
@@ -81,9 +95,9 @@ pub enum AppError {
 pub fn run(settings: Settings) -> Result<(), AppError> {
     install_cryptography();
     process::allow_many_files();
-    // Certificates are signed on threads of their own, so that they do not wait behind pushes. Ends after the other runtime,
-    // to which some of its connections move.
-    let lane = tokio::runtime::Builder::new_multi_thread()
+    // Certificates are signed on separate threads, so that they do not wait for pushes. This runtime outlives the other one,
+    // because connections move from it to the other.
+    let ca_runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name("certificates")
         .enable_all()
         .build()?;
@@ -91,121 +105,228 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
         .on_thread_start(process::give_way)
         .enable_all()
         .build()?;
-    // Generation in parallel. If a test has made the pool already, so be it.
+    // Parallel generation. The call fails if a test has already created the pool, which is harmless.
     let _ = rayon::ThreadPoolBuilder::new()
         .start_handler(|_| process::give_way())
         .build_global();
     let shutdown = settings.flags.shutdown_duration;
     let environment = Arc::new(Environment::new(settings));
-    let ended = runtime.block_on(serve(&environment, lane.handle()));
+    let ended = runtime.block_on(serve(&environment, ca_runtime.handle()));
     runtime.block_on(async {
         if !environment.tasks.end(shutdown).await {
-            tracing::warn!("some streams did not end by themselves and were cut");
+            tracing::warn!("shutdown timed out, closing remaining streams");
         }
     });
     ended
 }
 
-async fn serve(environment: &Arc<Environment>, lane: &Handle) -> Result<(), AppError> {
-    let settings = &environment.settings;
-    let mut installation = installation(settings);
-    let report = findings::counting(&environment.registry)?;
-    let folder = Folder::open(settings, &installation, report.clone())?;
-    let variables = folder.as_ref().map(Folder::env);
-    installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
-    let features = installation.features.clone();
-    let client = kubernetes::client(settings).await?;
-    installation.reviews_access = client.is_some();
-    let (push, run) = PushHandle::new(
-        World::new(installation.clone()),
-        push_options(&features),
-        environment::now,
-    );
-    start_push_loop(run, PushMetrics::new(&environment.registry)?)?;
-    let events = client.is_some().then(|| controllers::events(&features)).flatten();
-    let (events, told) = events.unzip();
-    let options = server_options(settings, &features);
-    let xds = Server::new(environment, push.groups.clone(), options, events)?;
-    let watches = WatchMetrics::new(&environment.registry)?;
-    let wants = wants::follow(environment, push.mesh.clone());
-    let mut kubernetes = match client {
-        Some(client) => {
-            let (watches, wants) = (watches.clone(), wants.clone());
-            let report = report.clone();
-            let start = Kubernetes::start(environment, &installation, client, &push, report, watches, wants);
-            Some(start.await?)
-        }
-        None => None,
-    };
-    let clients = kubernetes
-        .as_ref()
-        .map(|kubernetes| kubernetes.clients(environment, &installation));
-    if let Some(clients) = clients.clone() {
-        access::start(environment, clients, push.subjects.clone(), push.changes.clone())?;
-    }
-    let fetcher = keys::fetcher(&features)?;
-    let identity = identity::start(identity::Parts {
-        environment,
-        installation: &installation,
-        client: kubernetes.as_ref().map(Kubernetes::client),
-        clients,
-        watches: watches.clone(),
-        mesh: push.mesh.clone(),
-        fetcher: fetcher.clone(),
-    });
-    let identity = identity.await?;
-    let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
-    let (grpc, secure) = identity.routers(xds);
-    let keys = keys::start(environment, &installation, fetcher, wants.clone(), &push, report)?;
-    let sources = debug::Sources {
-        mesh: push.mesh.clone(),
-        inspect: push.inspect.clone(),
-        connections: grpc.streams().registry().clone(),
-        remote: kubernetes.as_ref().map(Kubernetes::remote),
-        watches,
-        keys: keys.clone(),
-    };
-    listen::pages(environment, sources, &grpc, authenticators)?;
-    resolve::start(environment, installation.cluster.clone(), wants, push.changes.clone());
-    let ended: BoxFuture<'_, ()> = match &kubernetes {
-        Some(kubernetes) => kubernetes.ended().boxed(),
-        None => std::future::pending().boxed(),
-    };
-    let serving = async {
-        if let Some(folder) = folder {
-            folder.start(environment, push.changes.clone()).await;
-        }
-        if let Some(kubernetes) = &mut kubernetes
-            && !kubernetes.synced().await
-        {
-            return Err(AppError::SourceEnded);
-        }
-        // What was sent is in the snapshot, or the process ends. What the snapshot asks for should be there when proxies ask.
-        if push.flush().await {
-            let wants = Wants::of(&push.mesh.borrow());
-            keys.answered(&wants, keys::PATIENCE).await;
-        }
-        if push.flush().await {
-            listen::xds(environment, &grpc)?;
-            if let Some((secure, acceptor)) = secure {
-                listen::secure(environment, &secure, acceptor, lane).await?;
-            }
-            tracing::info!("ready");
-            environment.ready.send_replace(true);
-        }
-        if let Some(kubernetes) = &kubernetes {
-            kubernetes.start_controllers(environment, &installation, push.mesh.clone(), trust, told)?;
-        }
+/// Runs the control plane until a signal arrives or a vital task ends.
+///
+/// The order of the steps matters:
+/// 1. [`prepare`] reads `--configDir`: its `env.yaml` sets feature flags, which every later step reads. The API server client
+///    comes before the model, which must know whether access reviews are possible.
+/// 2. [`start_push`] starts the push loop, because every source sends its changes to it.
+/// 3. [`Parts::start`] starts the sources and servers, but opens only the HTTP ports: `/ready` answers 503 and debug pages
+///    work while sources sync.
+/// 4. [`Parts::sync`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that connected
+///    earlier would receive an incomplete configuration.
+/// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
+async fn serve(environment: &Arc<Environment>, ca_runtime: &Handle) -> Result<(), AppError> {
+    let Prepared {
+        installation,
+        report,
+        folder,
+        client,
+    } = prepare(environment).await?;
+    let push = start_push(environment, &installation)?;
+    let mut parts = Parts::start(environment, installation, client, push, report).await?;
+    let model = parts.push.inspect.clone();
+    let source_ended = parts.source_ended();
+    let serving = async move {
+        parts.sync(folder).await?;
+        parts.open(ca_runtime).await?;
+        parts.start_controllers()?;
         std::future::pending::<Result<(), AppError>>().await
     };
     tokio::select! {
         signal = until_signal() => signal?,
         failed = serving => return failed,
-        () = push.inspect.closed() => return Err(AppError::WorldEnded),
-        () = ended => return Err(AppError::SourceEnded),
+        () = model.closed() => return Err(AppError::WorldEnded),
+        () = source_ended => return Err(AppError::SourceEnded),
     }
-    tracing::info!("ending");
+    tracing::info!("shutting down");
     Ok(())
+}
+
+/// The inputs of all later steps.
+struct Prepared {
+    installation: Installation,
+    report: Report,
+    folder: Option<Folder>,
+    /// The config cluster; none if everything comes from a folder.
+    client: Option<Client>,
+}
+
+/// Reads the settings of the installation and connects to the config cluster.
+async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
+    let settings = &environment.settings;
+    let mut installation = installation(settings);
+    let report = diagnostics::counting_report(&environment.registry)?;
+    let folder = Folder::open(settings, &installation, report.clone())?;
+    let variables = folder.as_ref().map(Folder::env);
+    installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
+    let client = kubernetes::client(settings).await?;
+    installation.reviews_access = client.is_some();
+    Ok(Prepared {
+        installation,
+        report,
+        folder,
+        client,
+    })
+}
+
+/// Starts the push loop.
+fn start_push(environment: &Environment, installation: &Installation) -> Result<PushHandle, AppError> {
+    let (push, run) = PushHandle::new(
+        World::new(installation.clone()),
+        push_options(&installation.features),
+        environment::now,
+    );
+    start_push_loop(run, PushMetrics::new(&environment.registry)?)?;
+    Ok(push)
+}
+
+/// The running sources and servers.
+struct Parts<'a> {
+    environment: &'a Arc<Environment>,
+    installation: Installation,
+    push: PushHandle,
+    kubernetes: Option<Kubernetes>,
+    keys: KeyReports,
+    grpc: Router<Server>,
+    secure: Option<(Router<Server>, Acceptor)>,
+    trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    /// Connection events of workloads that register themselves.
+    events: Option<mpsc::Receiver<Event>>,
+}
+
+impl<'a> Parts<'a> {
+    /// Starts the sources and servers, and opens the HTTP ports.
+    async fn start(
+        environment: &'a Arc<Environment>,
+        installation: Installation,
+        client: Option<Client>,
+        push: PushHandle,
+        report: Report,
+    ) -> Result<Self, AppError> {
+        let features = &installation.features;
+        let events = client.is_some().then(|| controllers::events(features)).flatten();
+        let (event_sender, events) = events.unzip();
+        let options = server_options(&environment.settings, features);
+        let xds = Server::new(environment, push.groups.clone(), options, event_sender)?;
+        let watches = WatchMetrics::new(&environment.registry)?;
+        let wants = wants::follow(environment, push.mesh.clone());
+        let kubernetes = match client {
+            Some(client) => {
+                let (watches, wants) = (watches.clone(), wants.clone());
+                let report = report.clone();
+                let start = Kubernetes::start(environment, &installation, client, &push, report, watches, wants);
+                Some(start.await?)
+            }
+            None => None,
+        };
+        let clients = kubernetes
+            .as_ref()
+            .map(|kubernetes| kubernetes.clients(environment, &installation));
+        if let Some(clients) = clients.clone() {
+            access::start(environment, clients, push.subjects.clone(), push.changes.clone())?;
+        }
+        let fetcher = keys::fetcher(features)?;
+        let identity = identity::start(identity::Parts {
+            environment,
+            installation: &installation,
+            client: kubernetes.as_ref().map(Kubernetes::client),
+            clients,
+            watches: watches.clone(),
+            mesh: push.mesh.clone(),
+            fetcher: fetcher.clone(),
+        });
+        let identity = identity.await?;
+        let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
+        let (grpc, secure) = identity.routers(xds);
+        let keys = keys::start(environment, &installation, fetcher, wants.clone(), &push, report)?;
+        let sources = debug::Sources {
+            mesh: push.mesh.clone(),
+            inspect: push.inspect.clone(),
+            connections: grpc.streams().registry().clone(),
+            remote: kubernetes.as_ref().map(Kubernetes::remote),
+            watches,
+            keys: keys.clone(),
+        };
+        listen::pages(environment, sources, &grpc, authenticators)?;
+        resolve::start(environment, installation.cluster.clone(), wants, push.changes.clone());
+        Ok(Self {
+            environment,
+            installation,
+            push,
+            kubernetes,
+            keys,
+            grpc,
+            secure,
+            trust,
+            events,
+        })
+    }
+
+    /// Completes when the config cluster is no longer read.
+    fn source_ended(&self) -> BoxFuture<'static, ()> {
+        match &self.kubernetes {
+            Some(kubernetes) => kubernetes.ended().boxed(),
+            None => std::future::pending().boxed(),
+        }
+    }
+
+    /// Waits until every source is synced.
+    async fn sync(&mut self, folder: Option<Folder>) -> Result<(), AppError> {
+        if let Some(folder) = folder {
+            folder.start(self.environment, self.push.changes.clone()).await;
+        }
+        if let Some(kubernetes) = &mut self.kubernetes
+            && !kubernetes.synced().await
+        {
+            return Err(AppError::SourceEnded);
+        }
+        Ok(())
+    }
+
+    /// Opens the xDS ports once the snapshot contains what the sources sent, and marks the process as ready.
+    ///
+    /// Both flushes fail only if the push loop has ended, and then the process ends.
+    async fn open(&mut self, ca_runtime: &Handle) -> Result<(), AppError> {
+        if self.push.flush().await {
+            // The first proxies should find the keys that the snapshot refers to.
+            let wants = Wants::of(&self.push.mesh.borrow());
+            self.keys.answered(&wants, keys::JWKS_TIMEOUT).await;
+        }
+        if self.push.flush().await {
+            listen::xds(self.environment, &self.grpc)?;
+            if let Some((secure, acceptor)) = self.secure.take() {
+                listen::secure(self.environment, &secure, acceptor, ca_runtime).await?;
+            }
+            tracing::info!("ready");
+            self.environment.ready.send_replace(true);
+        }
+        Ok(())
+    }
+
+    /// Starts the controllers, which write into clusters.
+    fn start_controllers(&mut self) -> Result<(), AppError> {
+        let Some(kubernetes) = &self.kubernetes else {
+            return Ok(());
+        };
+        let (mesh, trust) = (self.push.mesh.clone(), self.trust.clone());
+        kubernetes.start_controllers(self.environment, &self.installation, mesh, trust, self.events.take())
+    }
 }
 
 fn push_options(features: &Features) -> PushOptions {
@@ -235,7 +356,7 @@ fn installation(settings: &Settings) -> Installation {
     }
 }
 
-/// Variables of the process stand over those of `env.yaml`.
+/// Parses the feature flags. Process variables override those of `env.yaml`.
 fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
     let mut variables = file.clone();
     variables.extend(
@@ -251,7 +372,7 @@ fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
     features
 }
 
-/// The world has a thread of its own: its work is synchronous and may take long.
+/// Runs the push loop on a thread of its own, because its work is synchronous and may take long.
 fn start_push_loop(run: PushLoop, metrics: PushMetrics) -> Result<(), AppError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name("world".into()).spawn(move || {

@@ -1,4 +1,4 @@
-//! `Environment`: what all IO parts share, in one `Arc`. Pure layers never see it.
+//! The dependencies shared by all I/O modules. Pure layers do not import it.
 
 use std::time::{Instant, SystemTime};
 
@@ -7,22 +7,22 @@ use tokio::sync::watch;
 
 use crate::{settings::Settings, task::Tasks};
 
-/// See the module's text.
+/// The shared dependencies: settings, tasks, metrics, readiness and start time.
 pub struct Environment {
     /// Flags and variables.
     pub settings: Settings,
-    /// Where tasks are started.
+    /// The task tracker.
     pub tasks: Tasks,
-    /// Where metrics are registered.
+    /// The metrics registry.
     pub registry: Registry,
-    /// True once every source is synced and the first snapshot stands.
+    /// True once every source is synced and the first snapshot exists.
     pub ready: watch::Sender<bool>,
     /// When the process started.
     pub started: Instant,
 }
 
 impl Environment {
-    /// A new environment: nothing runs yet.
+    /// Creates an environment without tasks.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -34,7 +34,7 @@ impl Environment {
     }
 }
 
-/// The clock of the process.
+/// Returns the monotonic time.
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the clock that everything else is handed"
@@ -43,7 +43,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// The calendar of the process, for what people read and what other processes compare.
+/// Returns the wall clock time, for output and for comparison with other processes.
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the clock that everything else is handed"

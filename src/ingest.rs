@@ -1,12 +1,13 @@
-//! The outside world to `Change`s.
+//! Configuration sources: each turns external state into model `Change`s.
 
 pub mod access;
-mod asking;
 pub mod cluster;
+pub mod context;
 pub mod crd;
+pub mod diagnostics;
+pub mod discovery_filter;
 pub mod file;
-pub mod findings;
-pub mod gate;
+mod in_flight;
 pub mod jwks;
 pub mod kinds;
 pub mod mesh;

@@ -22,8 +22,8 @@ pub mod table;
 pub mod task;
 pub mod xds;
 
-/// What is freed goes back to the system soon (`.cargo/config.toml`). The C library's allocator keeps what the worst moment
-/// took: three times as much after waves of connections. Fuzzers have an allocator that looks for errors.
+/// The global allocator. It returns freed memory to the system soon (options in `.cargo/config.toml`). The allocator of the C
+/// library keeps its peak: three times as much after bursts of connections. Fuzzers use an allocator that detects errors.
 #[cfg(not(fuzzing))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -10,8 +10,8 @@ use crate::base::duration;
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "camelCase")]
 pub struct DiscoveryFlags {
-    /// Service registries, separated by commas: Kubernetes, Mock.
-    #[arg(long, value_delimiter = ',')]
+    /// Service registries, separated by commas. Only Kubernetes is supported.
+    #[arg(long, value_delimiter = ',', value_parser = registry)]
     pub registries: Option<Vec<String>>,
     /// Namespace of the remote-cluster Secrets (default: the own namespace).
     #[arg(long)]
@@ -185,6 +185,16 @@ fn connection_age(text: &str) -> Result<ConnectionAge, String> {
     }
 }
 
+/// Parity (pilot/pkg/bootstrap/servicecontroller.go): a registry other than Kubernetes is an error.
+fn registry(text: &str) -> Result<String, String> {
+    match text {
+        "" | "Kubernetes" => Ok(text.to_owned()),
+        _ => Err(format!(
+            "service registry {text} is not supported; hint: want Kubernetes"
+        )),
+    }
+}
+
 fn alias(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((alias, cluster)) if !alias.is_empty() && !cluster.is_empty() => Ok((alias.into(), cluster.into())),
@@ -203,7 +213,7 @@ fn address(text: &str) -> Result<Address, String> {
     };
     full.parse()
         .map(|address| Address(Some(address)))
-        .map_err(|_| format!("{text:?} is no address, want host:port or :port"))
+        .map_err(|_| format!("{text:?} is not an address; hint: want host:port or :port"))
 }
 
 /// Takes out flags that no version of ours knows, as Istio does: an unknown `--x` swallows the next word unless that
@@ -296,6 +306,7 @@ mod tests {
         assert!(parse(&["--httpAddr", "nonsense"]).is_err());
         assert!(parse(&["--tls-min-version", "TLS9"]).is_err());
         assert!(parse(&["--shutdownDuration", "soon"]).is_err());
+        assert!(parse(&["--registries=Mock"]).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Named tasks, joined at shutdown. The only caller of `tokio::spawn`, so that nothing outlives the process's end.
+//! Named tasks, joined at shutdown. The only caller of `tokio::spawn`, so that shutdown waits for every task.
 
 use std::{future::Future, time::Duration};
 
@@ -23,7 +23,7 @@ impl Tasks {
         self.tracker.spawn_on(guarded(name, task), runtime);
     }
 
-    /// Starts a task that ends at shutdown, wherever it is.
+    /// Starts a task that is cancelled at shutdown.
     pub fn spawn_until_shutdown(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let shutdown = self.shutdown.clone();
         self.spawn(name, async move {
@@ -39,17 +39,17 @@ impl Tasks {
         &self.shutdown
     }
 
-    /// Cancels the token and waits for all tasks, at most this long. True if all ended.
-    pub async fn end(&self, patience: Duration) -> bool {
+    /// Cancels the token and waits for all tasks until the timeout. Returns true if all ended.
+    pub async fn end(&self, timeout: Duration) -> bool {
         self.shutdown.cancel();
         self.tracker.close();
-        tokio::time::timeout(patience, self.tracker.wait()).await.is_ok()
+        tokio::time::timeout(timeout, self.tracker.wait()).await.is_ok()
     }
 }
 
 async fn guarded(name: &'static str, task: impl Future<Output = ()>) {
     let guarded = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(task));
     if guarded.await.is_err() {
-        tracing::error!(task = name, "a task panicked; this is a defect of istiod");
+        tracing::error!(task = name, "task panicked");
     }
 }

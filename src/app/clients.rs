@@ -1,4 +1,4 @@
-//! The clients of all clusters that are served, as they come and go.
+//! The API server clients of all clusters that are served.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,8 +8,20 @@ use crate::{
     base::ClusterId,
     environment::Environment,
     ingest::remote::RemoteClusters,
-    kube::clients::{ClientMap, Clients},
+    kube::{
+        client::Rate,
+        clients::{ClientMap, Clients},
+    },
+    settings::Settings,
 };
+
+/// Returns the rate limit of each API server client.
+pub(super) fn rate(settings: &Settings) -> Rate {
+    Rate {
+        per_second: settings.flags.kubernetes_api_qps,
+        burst: settings.flags.kubernetes_api_burst,
+    }
+}
 
 /// Follows the remote clusters; `own` is the config cluster with its client.
 pub(super) fn follow(
@@ -23,28 +35,28 @@ pub(super) fn follow(
     let aliases = aliases.map(|(alias, cluster)| (ClusterId::from(alias.as_str()), ClusterId::from(cluster.as_str())));
     environment
         .tasks
-        .spawn_until_shutdown("clients of clusters", tell(own, remote, out));
+        .spawn_until_shutdown("clients of clusters", publish(own, remote, out));
     Clients::new(cluster, aliases.collect(), map)
 }
 
-/// Tells of clusters that come, go, or are read anew with another client; how far each is read does not matter here.
-async fn tell(
+/// Publishes the clients whenever a cluster is added, removed or read with another client, synced or not.
+async fn publish(
     (own, client): (ClusterId, ::kube::Client),
     mut remote: watch::Receiver<Arc<RemoteClusters>>,
     out: watch::Sender<Arc<ClientMap>>,
 ) {
-    let mut told: BTreeMap<ClusterId, u64> = BTreeMap::new();
+    let mut published: BTreeMap<ClusterId, u64> = BTreeMap::new();
     loop {
         let now = remote.borrow_and_update().clone();
         let reached = now.clusters.iter().filter(|(_, cluster)| cluster.client.is_some());
         let sources: BTreeMap<ClusterId, u64> = reached.map(|(id, cluster)| (id.clone(), cluster.source)).collect();
-        if sources != told {
+        if sources != published {
             let clients = now.clusters.iter();
             let clients = clients.filter_map(|(id, cluster)| Some((id.clone(), cluster.client.clone()?)));
-            // The config cluster's own client counts, whatever a Secret says of a cluster of its name.
+            // The config cluster keeps its own client, even if a Secret declares a cluster of its name.
             let all: ClientMap = clients.chain([(own.clone(), client.clone())]).collect();
             out.send_replace(Arc::new(all));
-            told = sources;
+            published = sources;
         }
         if remote.changed().await.is_err() {
             return;

@@ -1,4 +1,4 @@
-//! Starts what writes into clusters.
+//! Starts the controllers, which write into clusters.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -29,20 +29,20 @@ use crate::{
 /// Where plugged-in CA certificates are mounted (`ROOT_CA_DIR`).
 const ROOT_CA_DIR: &str = "./etc/cacerts";
 
-/// A cluster that is written into.
+/// A cluster that controllers write into.
 #[derive(Clone)]
 pub struct Cluster {
     /// Its id.
     pub id: ClusterId,
     /// Its client.
     pub client: ::kube::Client,
-    /// Where watches are counted.
+    /// Watch metrics.
     pub metrics: WatchMetrics,
     /// The control plane runs elsewhere.
     pub remote: bool,
-    /// Its root certificates are ours to distribute.
+    /// This control plane distributes its root certificates there.
     pub led: bool,
-    /// Ends what is done in it.
+    /// Stops its controllers.
     pub until: CancellationToken,
 }
 
@@ -56,7 +56,7 @@ impl Cluster {
     }
 }
 
-/// What controllers of all clusters share. Cheap to clone.
+/// Dependencies shared by the controllers of all clusters. Cheap to clone.
 #[derive(Clone)]
 pub struct Controllers {
     environment: Arc<Environment>,
@@ -65,8 +65,8 @@ pub struct Controllers {
     texts: root_cert::Texts,
 }
 
-/// Tells the roots of what is trusted, and what was revoked.
-async fn tell(
+/// Publishes the root certificates and the revocation lists of the trust bundle.
+async fn publish_trust(
     mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
     roots: watch::Sender<Option<Bytes>>,
     revoked: watch::Sender<Option<Bytes>>,
@@ -90,7 +90,7 @@ async fn tell(
     }
 }
 
-/// The queue by which streams tell of machines, if anybody is to know.
+/// Creates the queue of workload connection events, if a feature needs them.
 pub fn events(features: &Features) -> Option<(Events, mpsc::Receiver<Event>)> {
     let options = EventOptions {
         registration: features.pilot_enable_workload_entry_autoregistration,
@@ -120,8 +120,8 @@ impl Controllers {
         match trust {
             Some(trust) => environment
                 .tasks
-                .spawn_until_shutdown("root certificates", tell(trust, sender, revoked_sender)),
-            // Somebody else is the CA, and may have left its root where ours would be.
+                .spawn_until_shutdown("root certificates", publish_trust(trust, sender, revoked_sender)),
+            // An external CA may have mounted its root where the local one would be.
             None => {
                 let source = RootSource {
                     folder: PathBuf::from(environment.settings.variable("ROOT_CA_DIR").unwrap_or(ROOT_CA_DIR)),
@@ -146,8 +146,7 @@ impl Controllers {
         Ok(controllers)
     }
 
-    /// True if something may have to be done in remote clusters: they may be ours (`EXTERNAL_ISTIOD`), or Services are
-    /// exported.
+    /// Returns true if remote clusters need controllers: for root certificates (`EXTERNAL_ISTIOD`) or service export.
     pub fn concern_remote_clusters(&self) -> bool {
         self.is_external() || self.exports_services()
     }
@@ -162,7 +161,7 @@ impl Controllers {
         is_external(&self.environment.settings)
     }
 
-    /// Starts what is done in every cluster that this control plane serves, and gives the election of that cluster.
+    /// Starts the controllers of one cluster and returns its leader election.
     pub fn start_in(&self, cluster: &Cluster) -> Election {
         let features = &self.installation.features;
         let election = self.election(cluster);
@@ -179,7 +178,7 @@ impl Controllers {
             let (election, watches) = (election.clone(), watches.clone());
             let (texts, mesh) = (self.texts.clone(), self.mesh.clone());
             let one_object = features.enable_cluster_trust_bundle_api;
-            // Not until shutdown: the lock is given back.
+            // Not cancelled at shutdown: the task must release its lock first.
             tasks.spawn("root certificate distribution", async move {
                 if one_object {
                     cluster_trust_bundle::run(&election, watches, texts.roots).await;
@@ -236,7 +235,7 @@ impl Controllers {
         let (Some(ipv4), Some(ipv6)) = (cidr::parse(prefixes.0), cidr::parse(prefixes.1)) else {
             tracing::error!(
                 ?prefixes,
-                "these are no address ranges; ServiceEntries are given no addresses"
+                "invalid address ranges, ServiceEntry address allocation disabled"
             );
             return;
         };
@@ -262,7 +261,7 @@ impl Controllers {
     fn register(&self, config: &Cluster, events: mpsc::Receiver<Event>) -> Result<(), prometheus::Error> {
         let features = &self.installation.features;
         let age = match self.environment.settings.flags.keepalive_max_server_connection_age {
-            // Half as much again: connections are not closed at the very moment.
+            // Half as much again, because connections do not close exactly on time.
             Some(ConnectionAge::AtMost(age)) => age.checked_add(age / 2),
             Some(ConnectionAge::Infinite) | None => None,
         };
@@ -295,7 +294,7 @@ pub fn is_external(settings: &Settings) -> bool {
     )
 }
 
-/// What this instance is called in locks and on WorkloadEntries: the pod's name.
+/// Returns the identity of this replica in locks and WorkloadEntries: the pod name.
 fn identity(settings: &Settings) -> SmolStr {
     if let Some(name) = settings.variable("POD_NAME") {
         return name.into();

@@ -1,4 +1,4 @@
-//! `--configDir`: a folder as the whole mesh, or as the config beside the services of a cluster.
+//! `--configDir`: a folder as the whole mesh, or as the configuration for the services of a cluster.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,20 +7,20 @@ use tokio::sync::mpsc;
 use crate::{
     environment::Environment,
     ingest::{
+        diagnostics::Report,
         file::{FileError, FileSettings, FileSource, Objects},
-        findings::Report,
     },
     model::{Change, Installation},
     settings::Settings,
 };
 
-/// An open folder and what it holds.
+/// An open folder and its first state.
 pub(super) struct Folder {
     source: FileSource,
     first: Vec<Change>,
 }
 
-/// True if the folder, or files that are named beside it, give mesh config and networks.
+/// Returns true if the folder or file flags provide mesh config and networks.
 pub(super) fn gives_mesh_config(settings: &Settings) -> bool {
     let flags = &settings.flags;
     let holds = |name: &str| {
@@ -64,9 +64,9 @@ impl Folder {
         self.source.env()
     }
 
-    /// Hands over the first state, then follows the folder.
+    /// Sends the first state, then watches the folder.
     pub(super) async fn start(self, environment: &Arc<Environment>, changes: mpsc::Sender<Vec<Change>>) {
-        // An error says that the world is gone, and then the process ends.
+        // An error means that the push loop ended, and then the process ends.
         if changes.send(self.first).await.is_ok() {
             let following = self.source.run(changes);
             environment.tasks.spawn_until_shutdown("folder", following);

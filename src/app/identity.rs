@@ -53,7 +53,7 @@ pub enum IdentityError {
     #[error(transparent)]
     Options(#[from] TlsOptionsError),
     /// What TLS flags leave over.
-    #[error("TLS cannot be served: {0}")]
+    #[error("invalid TLS configuration: {0}")]
     Tls(#[from] rustls::Error),
     /// The name of a metric is taken.
     #[error(transparent)]
@@ -218,14 +218,14 @@ async fn authority(
     Ok(local::start(parts.environment, options, secrets, organization.boxed()).await?)
 }
 
-/// Signs nothing: somebody else is the CA (`ENABLE_CA_SERVER`).
+/// A signer that refuses all requests: this control plane is not the CA (`ENABLE_CA_SERVER=false`).
 struct DisabledSigner;
 
 impl Signer for DisabledSigner {
     fn sign(&self, _: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
         let error = SignError {
             kind: SignErrorKind::NotReady,
-            text: "this control plane is no CA".into(),
+            text: "the CA server is disabled (ENABLE_CA_SERVER)".into(),
         };
         async { Err(error) }.boxed()
     }
@@ -250,7 +250,9 @@ fn may_impersonate(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains
     let accounts = &parts.installation.features.ca_trusted_node_accounts;
     let (authorizer, wrong) = NodeAuthorizer::new(accounts, domains.clone(), parts.mesh.clone());
     for account in wrong {
-        tracing::error!("CA_TRUSTED_NODE_ACCOUNTS: {account:?} is no account, want namespace/name; it has no effect");
+        tracing::error!(
+            "CA_TRUSTED_NODE_ACCOUNTS: {account:?} is not a service account, ignoring it; hint: want namespace/name"
+        );
     }
     Box::new(move |caller, identity| {
         authorizer

@@ -1,4 +1,4 @@
-//! Fetching what users name by URL: the settings of the process.
+//! Setup of the HTTP fetcher and of JWKS fetching.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -12,20 +12,20 @@ use crate::{
     environment::Environment,
     fetch::{FetchOptions, Fetcher},
     ingest::{
-        findings::Report,
+        diagnostics::Report,
         jwks::{self, KeyReports},
     },
     model::{Installation, features::Features, wants::Wants},
     push::PushHandle,
 };
 
-/// Where operators put roots that servers of keys may have besides those of the system.
+/// Additional root certificates for JWKS servers.
 const EXTRA_ROOTS: &str = "/cacerts/extra.pem";
 
-/// How long the start waits for keys that exist.
-pub(super) const PATIENCE: Duration = Duration::from_secs(6);
+/// The longest wait for JWKS at startup.
+pub(super) const JWKS_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Starts to fetch the keys that tokens are checked with.
+/// Starts fetching JWKS.
 pub(super) fn start(
     environment: &Environment,
     installation: &Installation,
@@ -47,7 +47,7 @@ pub(super) fn start(
     Ok(reports)
 }
 
-/// Fetches from servers that users name, but not from those that the operator excludes.
+/// Creates the fetcher of user-provided URLs, without the address ranges that the operator blocks.
 pub(super) fn fetcher(features: &Features) -> Result<Fetcher, AppError> {
     let ranges = features.blocked_cidrs_in_jwks_uris.iter().map(|text| text.trim());
     let blocked: Result<Vec<IpNet>, AppError> = ranges

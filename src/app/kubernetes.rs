@@ -1,4 +1,4 @@
-//! Kubernetes as a source: the config cluster, the mesh config in it, and the clusters that its Secrets name.
+//! Kubernetes sources: the config cluster, its mesh config and the remote clusters declared by its Secrets.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,16 +16,17 @@ use crate::{
     ca::TrustBundle,
     environment::Environment,
     ingest::{
-        cluster::{self, ClusterHandle, ClusterSettings, Shared, SyncState},
-        findings::Report,
-        gate::Filters,
+        cluster::{self, ClusterHandle, ClusterSettings, SyncState},
+        context::IngestContext,
+        diagnostics::Report,
+        discovery_filter::Filters,
         kinds::{Role, Rules},
         mesh::{self, MeshSettings},
         remote::RemoteClusters,
         tag,
     },
     kube::{
-        client::{self, Access, ClientError, Rate},
+        client::{self, Access, ClientError},
         clients::Clients,
         health::WatchMetrics,
     },
@@ -49,15 +50,7 @@ pub(super) async fn client(settings: &Settings) -> Result<Option<Client>, Client
         Some(path) => Access::Kubeconfig(path.clone()),
         None => Access::InCluster,
     };
-    client::client(&access, rate(settings)).await.map(Some)
-}
-
-/// How fast every client of ours may ask.
-pub(super) fn rate(settings: &Settings) -> Rate {
-    Rate {
-        per_second: settings.flags.kubernetes_api_qps,
-        burst: settings.flags.kubernetes_api_burst,
-    }
+    client::client(&access, clients::rate(settings)).await.map(Some)
 }
 
 /// The running sources.
@@ -69,7 +62,7 @@ pub(super) struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// Begins to read everything.
+    /// Starts all sources.
     pub(super) async fn start(
         environment: &Arc<Environment>,
         installation: &Installation,
@@ -80,7 +73,7 @@ impl Kubernetes {
         wants: watch::Receiver<Option<Arc<Wants>>>,
     ) -> Result<Self, AppError> {
         let rules = rules(&environment.settings, installation);
-        let shared = Arc::new(Shared::new(environment, rules, report, watches.clone())?);
+        let shared = Arc::new(IngestContext::new(environment, rules, report, watches.clone())?);
         let tasks = &environment.tasks;
         if !folder::gives_mesh_config(&environment.settings) {
             let settings = mesh_settings(&environment.settings, installation);
@@ -136,20 +129,20 @@ impl Kubernetes {
         clients::follow(environment, own, self.remote())
     }
 
-    /// Completes when nothing comes of the config cluster any more.
+    /// Completes when the config cluster is no longer read.
     pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         self.config.ended()
     }
 
-    /// Waits until the config cluster is known, and each remote cluster is or has taken too long. False: that will never
-    /// be, because a task is gone.
+    /// Waits until the config cluster is synced and each remote cluster is synced or timed out. Returns false if a source
+    /// ended.
     pub(super) async fn synced(&mut self) -> bool {
         let state = &mut self.config.state;
         state.wait_for(|state| *state == SyncState::Synced).await.is_ok()
             && self.remote.wait_for(|remote| remote.ready).await.is_ok()
     }
 
-    /// Starts what writes into the config cluster.
+    /// Starts the controllers.
     pub(super) fn start_controllers(
         &self,
         environment: &Arc<Environment>,
@@ -209,7 +202,7 @@ fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettin
     }
 }
 
-/// What decides which objects count: the mesh config, once there is one, and the tags, once they are known.
+/// Publishes the inputs of the discovery filter once the mesh config and the revision tags are known.
 async fn follow_filters(
     mut wants: watch::Receiver<Option<Arc<Wants>>>,
     mut tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,

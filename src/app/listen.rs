@@ -67,7 +67,7 @@ pub(super) fn pages(
     Ok(())
 }
 
-/// Opens the port of xDS: what is not known yet is not empty, so nobody is answered before it is.
+/// Opens the plaintext xDS port. Call it only once the sources are synced: a partial mesh must not reach proxies.
 pub(super) fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) -> Result<(), AppError> {
     if let Address(Some(address)) = environment.settings.flags.grpc_addr {
         let listener = bind("--grpcAddr", address)?;
@@ -79,13 +79,13 @@ pub(super) fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) ->
     Ok(())
 }
 
-/// Opens the port of xDS and the CA over TLS, once there is a certificate to present. Connections begin on the threads of
-/// `lane`, where nobody waits for pushes.
+/// Opens the TLS port of xDS and the CA once a serving certificate exists. Connections start on `ca_runtime`, which pushes
+/// do not block.
 pub(super) async fn secure(
     environment: &Arc<Environment>,
     grpc: &rpc::Router<Server>,
     mut acceptor: Acceptor,
-    lane: &Handle,
+    ca_runtime: &Handle,
 ) -> Result<(), AppError> {
     let Address(Some(address)) = environment.settings.flags.secure_grpc_addr else {
         return Ok(());
@@ -99,13 +99,13 @@ pub(super) async fn secure(
         let acceptor = acceptor.clone();
         async move { acceptor.accept(stream).await.map_err(io::Error::other) }
     };
-    environment.tasks.spawn_on(lane, "secure xds", async move {
+    environment.tasks.spawn_on(ca_runtime, "secure xds", async move {
         connections.serve_tls(listener, handshake).await;
     });
     Ok(())
 }
 
-/// xDS beside other pages: whatever is gRPC goes to the xDS server, once there is something to serve.
+/// Routes gRPC requests on an HTTP port to the xDS server, once the process is ready.
 fn with_grpc(router: Router, grpc: &rpc::Router<Server>, ready: watch::Receiver<bool>) -> Router {
     let grpc = grpc.clone();
     router.fallback(move |mut request: Request| {
@@ -134,8 +134,8 @@ fn connections(environment: &Environment, grpc: &rpc::Router<Server>) -> Connect
     Connections::new(grpc.clone(), options, environment.tasks.clone())
 }
 
-/// Connections that wait to be accepted: as many as the system allows (`net.core.somaxconn`). Thousands of proxies come at
-/// once when an instance is lost, and who finds no place is reset.
+/// The accept backlog, capped by `net.core.somaxconn`. Thousands of proxies reconnect at once when a replica is lost, and
+/// connections beyond the backlog are reset.
 const BACKLOG: u32 = 1 << 16;
 
 fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
@@ -150,7 +150,7 @@ fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     } else {
         TcpSocket::new_v6()?
     };
-    // A daemon that starts again finds its port, whatever became of the connections of the last one.
+    // Allows a restart while connections of the previous process are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

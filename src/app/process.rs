@@ -1,12 +1,12 @@
-//! What the process asks of the system: open files, and whose threads give way to whose.
+//! Process limits and thread priorities.
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
-/// How much the threads that make and send configuration give way to those that sign certificates: a push takes all cores
-/// for a while, and nobody is to wait for its end to get a certificate.
+/// The nice value of threads that build and send configuration. A push uses all cores for a while and must not delay the
+/// threads that sign certificates.
 const GIVES_WAY: i32 = 5;
 
-/// As many files may be open as the system lets the process have: each connection is one.
+/// Raises the soft limit of open files to the hard limit. Each connection needs one.
 pub(super) fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -17,13 +17,13 @@ pub(super) fn allow_many_files() {
         maximum: limit.maximum,
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, current = ?limit.current, "the limit of open files cannot be raised");
+        tracing::warn!(%error, current = ?limit.current, "failed to raise the open file limit");
     }
 }
 
-/// This thread, and those that it starts, give way to others of the process.
+/// Lowers the priority of this thread and of threads that it starts.
 pub(super) fn give_way() {
     if let Err(error) = nice(GIVES_WAY) {
-        tracing::debug!(%error, "a thread cannot give way to others");
+        tracing::debug!(%error, "failed to lower thread priority");
     }
 }

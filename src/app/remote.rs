@@ -8,15 +8,16 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::DropGuard;
 
 use super::{
+    clients,
     controllers::{self, Controllers},
-    kubernetes,
 };
 use crate::{
     base::{ClusterId, Namespace},
     environment::Environment,
     ingest::{
-        cluster::{self, ClusterSettings, Shared},
-        gate::Filters,
+        cluster::{self, ClusterSettings},
+        context::IngestContext,
+        discovery_filter::Filters,
         kinds::{Role, resource},
         remote::{Declarations, Remote, RemoteClusters, RemoteSettings, RunningCluster, SECRET_SELECTOR, Start},
     },
@@ -37,7 +38,7 @@ pub struct Parts<'a> {
     pub installation: &'a Installation,
     /// The API server of the config cluster.
     pub client: ::kube::Client,
-    pub shared: &'a Arc<Shared>,
+    pub shared: &'a Arc<IngestContext>,
     /// What decides which objects count.
     pub filters: watch::Receiver<Option<Filters>>,
     pub changes: mpsc::Sender<Vec<Change>>,
@@ -47,7 +48,7 @@ pub struct Parts<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// `LOCAL_CLUSTER_SECRET_WATCHER` asks for the cluster that istiod runs in, which cannot be reached.
-    #[error("Secrets of remote clusters are in the cluster that istiod runs in (LOCAL_CLUSTER_SECRET_WATCHER): {0}")]
+    #[error("cannot watch remote cluster Secrets (LOCAL_CLUSTER_SECRET_WATCHER): {0}")]
     Local(#[from] ClientError),
     /// Two metrics have one name; a defect.
     #[error("cannot register metrics: {0}")]
@@ -65,7 +66,7 @@ pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteCluster
         timeout: features.pilot_remote_cluster_timeout,
         allowed: allowed.map(ToString::to_string).collect(),
     };
-    let rate = kubernetes::rate(&environment.settings);
+    let rate = clients::rate(&environment.settings);
     let report = parts.shared.report.clone();
     let start = starting(parts.shared.clone(), parts.filters.clone(), rate);
     let (remote, shown) = Remote::new(&environment.registry, settings, start, report)?;
@@ -76,7 +77,7 @@ pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteCluster
 }
 
 /// Makes the client of a cluster and reads it.
-fn starting(shared: Arc<Shared>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
+fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
     Arc::new(move |start| {
         let (shared, filters) = (shared.clone(), filters.clone());
         Box::pin(async move {
@@ -180,7 +181,7 @@ pub async fn control(
     }
 }
 
-/// Whether the cluster says that its control plane is the one of our config cluster.
+/// Returns true if the cluster names this control plane in its annotation.
 async fn is_led(cluster: &controllers::Cluster, installation: &Installation) -> bool {
     let namespaces: Api<Namespaces> = Api::all(cluster.client.clone());
     loop {
@@ -194,7 +195,7 @@ async fn is_led(cluster: &controllers::Cluster, installation: &Installation) -> 
                 return leaders.split(',').map(str::trim).any(is_own);
             }
             Err(error) => {
-                tracing::warn!(cluster = %cluster.id, %error, "whether the cluster is ours to lead cannot be read");
+                tracing::warn!(cluster = %cluster.id, %error, "failed to read the control plane clusters of a remote cluster");
                 tokio::time::sleep(RETRY).await;
             }
         }

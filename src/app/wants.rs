@@ -1,4 +1,4 @@
-//! What the mesh wants of ingestion, taken out of its snapshots: ingestion sees nothing else of them.
+//! The external data that the mesh depends on, derived from its snapshots. Sources see nothing else of a snapshot.
 
 use std::sync::Arc;
 
@@ -10,8 +10,7 @@ use crate::{
     table::Cx,
 };
 
-/// Follows the wants of the mesh; tells only what differs. `None` until the mesh config is known: before that nobody knows
-/// what it asks for.
+/// Publishes the external dependencies of the mesh when they change. `None` until the mesh config is known.
 pub(super) fn follow(
     environment: &Environment,
     mut mesh: watch::Receiver<Arc<MeshSnapshot>>,

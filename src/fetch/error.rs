@@ -19,7 +19,7 @@ pub enum FetchError {
         reason: String,
     },
     /// Every address of the host is one that must not be connected to.
-    #[error("{host} has the address {address}, which is blocked ({range})")]
+    #[error("{host} resolves to blocked address {address} ({range})")]
     Blocked {
         /// The host as the URL names it.
         host: String,
@@ -45,18 +45,18 @@ pub enum FetchError {
         reason: String,
     },
     /// The server does not speak HTTP, or stopped in the middle.
-    #[error("broken answer: {0}")]
+    #[error("invalid HTTP response: {0}")]
     Http(String),
     /// The server answered, but not with the document.
-    #[error("the server answered with status {0}")]
+    #[error("server returned status {0}")]
     Status(u16),
     /// A redirect that is not followed.
     #[error("refused to follow a redirect: {0}")]
     Redirect(String),
     /// The body is larger than it may be, in bytes.
-    #[error("the document is larger than {0} bytes")]
+    #[error("document exceeds {0} bytes")]
     TooLarge(usize),
     /// It took longer than it may.
-    #[error("no answer within {0:?}")]
+    #[error("no response within {0:?}")]
     Timeout(Duration),
 }

@@ -37,18 +37,18 @@ fn roots(extra: &[u8]) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     for error in &system.errors {
-        tracing::warn!(%error, "cannot read some of the system's root certificates");
+        tracing::warn!(%error, "failed to load some system root certificates");
     }
     let (taken, _) = roots.add_parsable_certificates(system.certs);
     let mut added = 0;
     for certificate in CertificateDer::pem_slice_iter(extra) {
         match certificate {
             Ok(certificate) => added += roots.add_parsable_certificates([certificate]).0,
-            Err(error) => tracing::warn!(%error, "cannot read some of the additional root certificates"),
+            Err(error) => tracing::warn!(%error, "failed to load some additional root certificates"),
         }
     }
     if taken + added == 0 {
-        tracing::warn!("there are no root certificates: nothing can be fetched from https URLs");
+        tracing::warn!("no root certificates found, https fetches will fail");
     }
     roots
 }

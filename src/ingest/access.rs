@@ -20,7 +20,7 @@ use rustc_hash::FxHasher;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
-use super::asking::Asking;
+use super::in_flight::InFlight;
 use crate::{
     api::access_review::{Access, AccessReview, Subject},
     base::ClusterId,
@@ -118,7 +118,7 @@ struct Reviewer<R> {
     counts: Counts,
     readers: BTreeMap<Subject, Reader>,
     /// The next answer about each: a wait, then a question.
-    asking: Asking<Subject, Result<Access, ReviewError>>,
+    in_flight: InFlight<Subject, Result<Access, ReviewError>>,
 }
 
 /// One who reads.
@@ -138,7 +138,7 @@ impl<R: Review> Reviewer<R> {
             changes,
             counts,
             readers: BTreeMap::new(),
-            asking: Asking::default(),
+            in_flight: InFlight::default(),
         }
     }
 
@@ -159,7 +159,7 @@ impl<R: Review> Reviewer<R> {
                         self.ask_all();
                         continue;
                     }
-                    answered = self.asking.next() => answered,
+                    answered = self.in_flight.next() => answered,
                 };
                 if !self.learn(subject, answer).await {
                     return;
@@ -181,7 +181,7 @@ impl<R: Review> Reviewer<R> {
         self.readers.retain(|subject, reader| {
             let keep = subjects.contains(subject);
             if !keep {
-                self.asking.forget(subject);
+                self.in_flight.cancel(subject);
             }
             if !keep && reader.told.is_some() {
                 let key = AccessReview::key(config_cluster, subject);
@@ -202,7 +202,7 @@ impl<R: Review> Reviewer<R> {
 
     fn ask(&mut self, subject: Subject, wait: Duration) {
         let answer = self.review.clone().ask(subject.clone(), wait);
-        self.asking.ask(subject, answer);
+        self.in_flight.insert(subject, answer);
     }
 
     /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
@@ -217,7 +217,7 @@ impl<R: Review> Reviewer<R> {
             Err(ReviewError::UnknownCluster(reason)) => Access::Denied(reason),
             Err(ReviewError::Failed(reason)) => {
                 if !std::mem::replace(&mut reader.failing, true) {
-                    tracing::warn!(%subject, %reason, stays = ?reader.told, "cannot ask who may read Secrets, the last answer stays");
+                    tracing::warn!(%subject, %reason, kept = ?reader.told, "access review failed, keeping last result");
                 }
                 match &reader.told {
                     Some(Access::Allowed | Access::Denied(_)) => return true,
@@ -231,7 +231,7 @@ impl<R: Review> Reviewer<R> {
         if reader.told.as_ref() == Some(&access) {
             return true;
         }
-        tracing::info!(%subject, ?access, before = ?reader.told, "whether Secrets may be read");
+        tracing::info!(%subject, ?access, before = ?reader.told, "access to Secrets reviewed");
         reader.told = Some(access.clone());
         let key = AccessReview::key(&self.config_cluster, &subject);
         let change = Change::Upsert(AccessReview { key, access }.into());

@@ -1,9 +1,8 @@
-//! One cluster: all its watches, what they tell, and what of it counts.
+//! One cluster: all its watches and its discovery filter.
 //!
-//! Each watch parses objects in its own task and drops them; one task for the cluster keeps the rows behind a gate and
-//! passes on what changes. Nothing is passed on before everything is known once: every kind's first list, which custom
-//! kinds there are, and the filters. Then it is one batch. So a cluster that is half read looks like a cluster that is
-//! not read at all, never like one with half of its services.
+//! Each watch parses objects in its own task and drops them. One task for the cluster keeps the rows in a discovery filter and
+//! sends changes of visible objects. It sends nothing until every input is known: the first list of every kind, the served
+//! custom kinds and the filters. All of that is one batch, so a partially read cluster is never visible.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,64 +21,31 @@ use tokio_stream::{StreamMap, wrappers::ReceiverStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    crd::{self, Served, Wanted},
-    findings::{Report, Standing},
-    gate::{Filters, Gate, Item, Passed},
+    context::IngestContext,
+    crd::{self, CustomKind, Served},
+    diagnostics::ActiveDiagnostics,
+    discovery_filter::{DiscoveryFilter, FilterOutput, Filters, WatchedObject},
     kinds::{Role, Rules},
-    metrics::EventMetrics,
 };
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity, document::parse_object},
     base::{ClusterId, ObjectKey, SmolStr},
-    environment::Environment,
     kube::{
         Object,
-        health::{WatchHealth, WatchMetrics},
+        health::WatchHealth,
         watch::{WatchEvent, watch_as},
     },
     model::change::Change,
 };
 
-/// Events of one watch that wait at most.
+/// The queue length of one watch, in events.
 const EVENTS: usize = 64;
-/// Events that are taken together at most.
+/// The largest number of events handled as one batch.
 const TOGETHER: usize = 1_000;
-/// How long it takes until it is told what the first batch waits for; twice as long each further time.
-const TOLD: Duration = Duration::from_secs(10);
-/// The longest such time: a cluster that cannot be reached is old news.
-const LATEST_TOLD: Duration = Duration::from_mins(10);
-
-/// What all clusters share.
-pub struct Shared {
-    /// Tasks and shutdown.
-    pub environment: Arc<Environment>,
-    /// What is read.
-    pub rules: Rules,
-    /// Told of what is wrong with objects.
-    pub report: Report,
-    /// Counts what happens to objects.
-    pub event_metrics: EventMetrics,
-    /// Counts what happens to watches.
-    pub watch_metrics: WatchMetrics,
-}
-
-impl Shared {
-    /// Registers the metrics of events.
-    pub fn new(
-        environment: &Arc<Environment>,
-        rules: Rules,
-        report: Report,
-        watch_metrics: WatchMetrics,
-    ) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            event_metrics: EventMetrics::new(&environment.registry)?,
-            watch_metrics,
-            environment: environment.clone(),
-            rules,
-            report,
-        })
-    }
-}
+/// The delay of the first warning about missing inputs; it doubles with each warning.
+const SYNC_WARNING_DELAY: Duration = Duration::from_secs(10);
+/// The longest delay between two such warnings.
+const MAX_SYNC_WARNING_DELAY: Duration = Duration::from_mins(10);
 
 /// A cluster to read.
 pub struct ClusterSettings {
@@ -98,10 +64,10 @@ pub struct ClusterSettings {
 /// How far a cluster is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncState {
-    /// Nothing has been passed on.
+    /// Nothing has been sent.
     #[default]
     Syncing,
-    /// Everything has been passed on once; changes follow.
+    /// Everything has been sent once; changes follow.
     Synced,
 }
 
@@ -123,7 +89,7 @@ impl ClusterHandle {
         }
     }
 
-    /// Ends the reading, and waits until nothing more can come of it. What was passed on stays.
+    /// Ends the reading, and waits until nothing more can come of it. What it sent stays.
     pub async fn end(self) {
         let ended = self.ended();
         drop(self.end);
@@ -132,7 +98,7 @@ impl ClusterHandle {
 }
 
 /// Begins to read a cluster.
-pub fn start(settings: ClusterSettings, shared: &Arc<Shared>) -> ClusterHandle {
+pub fn start(settings: ClusterSettings, shared: &Arc<IngestContext>) -> ClusterHandle {
     let (state_out, state) = watch::channel(SyncState::Syncing);
     let (done_out, done) = watch::channel(false);
     let token = CancellationToken::new();
@@ -160,24 +126,24 @@ struct Watching {
 
 struct Cluster {
     settings: ClusterSettings,
-    shared: Arc<Shared>,
+    shared: Arc<IngestContext>,
     state: watch::Sender<SyncState>,
-    /// Every kind that may be passed on.
+    /// Every kind that may be sent.
     kinds: BTreeSet<Kind>,
-    gate: Gate,
-    standing: Standing<(Kind, ObjectKey)>,
+    filter: DiscoveryFilter,
+    diagnostics: ActiveDiagnostics<(Kind, ObjectKey)>,
     watching: BTreeMap<Kind, Watching>,
-    events: StreamMap<Kind, ReceiverStream<WatchEvent<Item>>>,
+    events: StreamMap<Kind, ReceiverStream<WatchEvent<WatchedObject>>>,
     served: watch::Receiver<Option<Served>>,
     /// Where there are no custom kinds to follow, what is served never changes.
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
     has_filters: bool,
     synced: bool,
-    told_after: Duration,
+    sync_warning_delay: Duration,
 }
 
 enum Step {
-    Events(Vec<(Kind, WatchEvent<Item>)>),
+    Events(Vec<(Kind, WatchEvent<WatchedObject>)>),
     Served,
     Filters,
     Late,
@@ -185,30 +151,30 @@ enum Step {
 }
 
 impl Cluster {
-    fn new(settings: ClusterSettings, shared: Arc<Shared>, state: watch::Sender<SyncState>) -> Self {
+    fn new(settings: ClusterSettings, shared: Arc<IngestContext>, state: watch::Sender<SyncState>) -> Self {
         let kinds = shared.rules.kinds(settings.role);
-        let wanted: Vec<Wanted> = kinds
+        let custom_kinds: Vec<CustomKind> = kinds
             .iter()
             .filter(|kind| kind.is_custom())
-            .map(|kind| wanted(&shared.rules, *kind))
+            .map(|kind| custom_kind(&shared.rules, *kind))
             .collect();
-        let (served_out, served) = watch::channel(wanted.is_empty().then(Served::new));
+        let (served_out, served) = watch::channel(custom_kinds.is_empty().then(Served::new));
         let mut served_for_ever = None;
-        if wanted.is_empty() {
+        if custom_kinds.is_empty() {
             served_for_ever = Some(served_out);
         } else {
             let (id, client) = (settings.id.clone(), settings.client.clone());
-            let following = crd::follow(id, client, wanted, shared.clone(), served_out);
+            let following = crd::follow(id, client, custom_kinds, shared.clone(), served_out);
             shared.environment.tasks.spawn_until_shutdown("definitions", following);
         }
         Self {
-            gate: Gate::new(settings.id.clone(), shared.rules.revision.clone()),
-            standing: Standing::new(shared.report.clone()),
+            filter: DiscoveryFilter::new(settings.id.clone(), shared.rules.revision.clone()),
+            diagnostics: ActiveDiagnostics::new(shared.report.clone()),
             watching: BTreeMap::new(),
             events: StreamMap::new(),
             has_filters: false,
             synced: false,
-            told_after: TOLD,
+            sync_warning_delay: SYNC_WARNING_DELAY,
             served,
             _served_for_ever: served_for_ever,
             kinds,
@@ -224,37 +190,37 @@ impl Cluster {
                 self.watch(kind, self.shared.rules.resource(kind));
             }
         }
-        self.take_filters(&mut Passed::default());
-        self.take_served(&mut Passed::default());
+        self.take_filters(&mut FilterOutput::default());
+        self.take_served(&mut FilterOutput::default());
         loop {
-            let mut passed = Passed::default();
-            self.revive();
+            let mut output = FilterOutput::default();
+            self.restart_ended_watches();
             match self.next().await {
                 Step::Events(events) => {
                     for (kind, event) in events {
-                        self.take(kind, event, &mut passed);
+                        self.take(kind, event, &mut output);
                     }
                 }
-                Step::Served => self.take_served(&mut passed),
-                Step::Filters => self.take_filters(&mut passed),
-                Step::Late => self.tell_what_is_missing(),
+                Step::Served => self.take_served(&mut output),
+                Step::Filters => self.take_filters(&mut output),
+                Step::Late => self.warn_missing_inputs(),
                 Step::Nothing => return,
             }
             if !self.synced {
                 if !self.is_complete() {
                     continue;
                 }
-                passed = self.gate.everything(self.kinds.iter().copied());
+                output = self.filter.everything(self.kinds.iter().copied());
             }
-            for (kind, key, findings) in passed.findings {
-                self.standing.set((kind, key), findings);
+            for (kind, key, findings) in output.findings {
+                self.diagnostics.set((kind, key), findings);
             }
-            if !passed.changes.is_empty() && self.settings.changes.send(passed.changes).await.is_err() {
+            if !output.changes.is_empty() && self.settings.changes.send(output.changes).await.is_err() {
                 return;
             }
             if !self.synced {
                 self.synced = true;
-                tracing::info!(cluster = %self.settings.id, "the cluster is synced");
+                tracing::info!(cluster = %self.settings.id, "cluster synced");
                 self.state.send_replace(SyncState::Synced);
             }
         }
@@ -262,7 +228,7 @@ impl Cluster {
 
     async fn next(&mut self) -> Step {
         tokio::select! {
-            () = sleep(self.told_after), if !self.synced => Step::Late,
+            () = sleep(self.sync_warning_delay), if !self.synced => Step::Late,
             changed = self.served.changed() => if changed.is_ok() { Step::Served } else { Step::Nothing },
             changed = self.settings.filters.changed() => if changed.is_ok() { Step::Filters } else { Step::Nothing },
             Some(first) = self.events.next() => {
@@ -277,14 +243,14 @@ impl Cluster {
         }
     }
 
-    /// True when nothing is unknown.
+    /// Returns true if every input is known.
     fn is_complete(&self) -> bool {
         let custom = self.served.borrow().is_some();
         self.has_filters && custom && self.watching.values().all(|watching| watching.listed)
     }
 
-    /// A watch ends only by a panic, which its task has told. It begins anew, so that its kind does not stand still.
-    fn revive(&mut self) {
+    /// Restarts watches that ended. A watch ends only by a panic, which its task has logged.
+    fn restart_ended_watches(&mut self) {
         let dead = self.watching.iter().filter(|(kind, _)| !self.events.contains_key(kind));
         let dead: Vec<_> = dead
             .map(|(kind, watching)| (*kind, watching.resource.clone()))
@@ -294,14 +260,14 @@ impl Cluster {
         }
     }
 
-    fn tell_what_is_missing(&mut self) {
-        self.told_after = (self.told_after * 2).min(LATEST_TOLD);
+    fn warn_missing_inputs(&mut self) {
+        self.sync_warning_delay = (self.sync_warning_delay * 2).min(MAX_SYNC_WARNING_DELAY);
         let mut missing = Vec::new();
         missing.extend((!self.has_filters).then_some("mesh config and revision tags"));
         missing.extend(self.served.borrow().is_none().then_some("CustomResourceDefinitions"));
         let unlisted = self.watching.iter().filter(|(_, watching)| !watching.listed);
         missing.extend(unlisted.map(|(kind, _)| kind.plural()));
-        tracing::warn!(cluster = %self.settings.id, "the cluster is not synced yet, missing: {}", missing.join(", "));
+        tracing::warn!(cluster = %self.settings.id, missing = missing.join(", "), "cluster not synced yet");
     }
 
     fn watch(&mut self, kind: Kind, resource: ApiResource) {
@@ -321,30 +287,30 @@ impl Cluster {
         self.watching.insert(kind, watching);
     }
 
-    fn take(&mut self, kind: Kind, event: WatchEvent<Item>, passed: &mut Passed) {
-        let effects = match event {
+    fn take(&mut self, kind: Kind, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {
+        let events = match event {
             WatchEvent::Restarted(items) => {
                 if let Some(watching) = self.watching.get_mut(&kind) {
                     watching.listed = true;
                 }
-                self.gate.replace(kind, items, passed)
+                self.filter.replace(kind, items, output)
             }
-            WatchEvent::Applied(item) => vec![self.gate.apply(item, passed)],
-            WatchEvent::Deleted(item) => self.gate.delete(kind, &item.key, passed).into_iter().collect(),
+            WatchEvent::Applied(item) => vec![self.filter.apply(item, output)],
+            WatchEvent::Deleted(item) => self.filter.delete(kind, &item.key, output).into_iter().collect(),
         };
-        self.shared.event_metrics.count(kind, &effects);
+        self.shared.event_metrics.count(kind, &events);
     }
 
-    fn take_filters(&mut self, passed: &mut Passed) {
+    fn take_filters(&mut self, output: &mut FilterOutput) {
         let filters = self.settings.filters.borrow_and_update().clone();
         if let Some(filters) = filters {
             self.has_filters = true;
-            self.gate.set_filters(filters, passed);
+            self.filter.set_filters(filters, output);
         }
     }
 
-    /// Begins the watches of kinds that appeared, and ends those of kinds that are gone, with all that they had.
-    fn take_served(&mut self, passed: &mut Passed) {
+    /// Starts the watches of newly served kinds. Ends those of kinds that are no longer served and removes their objects.
+    fn take_served(&mut self, output: &mut FilterOutput) {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;
         };
@@ -354,11 +320,11 @@ impl Cluster {
             .copied()
             .filter(|kind| kind.is_custom() && !served.contains_key(kind));
         for kind in gone.collect::<Vec<_>>() {
-            tracing::info!(cluster = %self.settings.id, kind = kind.name(), "the kind is not served any longer");
+            tracing::info!(cluster = %self.settings.id, kind = kind.name(), "kind no longer served");
             self.watching.remove(&kind);
             self.events.remove(&kind);
-            let effects = self.gate.replace(kind, Vec::new(), passed);
-            self.shared.event_metrics.count(kind, &effects);
+            let events = self.filter.replace(kind, Vec::new(), output);
+            self.shared.event_metrics.count(kind, &events);
         }
         for (kind, resource) in served {
             if self
@@ -372,16 +338,16 @@ impl Cluster {
     }
 }
 
-fn wanted(rules: &Rules, kind: Kind) -> Wanted {
+fn custom_kind(rules: &Rules, kind: Kind) -> CustomKind {
     let (group, versions) = rules.group_and_versions(kind);
-    Wanted { kind, group, versions }
+    CustomKind { kind, group, versions }
 }
 
 /// What `kubectl apply` keeps in an object for itself.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Makes a row of an object.
-fn item(kind: Kind, cluster: &ClusterId, object: Object) -> Item {
+fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
     let metadata = &object.metadata;
     let labels = metadata.labels.as_ref();
     let namespace = if kind.is_cluster_scoped() {
@@ -421,7 +387,7 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> Item {
             )
         }
     };
-    Item {
+    WatchedObject {
         kind,
         key,
         revision,

@@ -15,7 +15,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{cluster::Shared, kinds::resource};
+use super::{context::IngestContext, kinds::resource};
 use crate::{
     api::Kind,
     base::{ClusterId, SmolStr},
@@ -36,7 +36,7 @@ pub type Served = BTreeMap<Kind, ApiResource>;
 
 /// A kind that may be served.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct CustomKind {
     /// The kind.
     pub kind: Kind,
     /// Its group.
@@ -45,7 +45,7 @@ pub struct Wanted {
     pub versions: Vec<SmolStr>,
 }
 
-impl Wanted {
+impl CustomKind {
     fn definition(&self) -> SmolStr {
         SmolStr::from(format!("{}.{}", self.kind.plural(), self.group))
     }
@@ -53,7 +53,7 @@ impl Wanted {
 
 /// What is known of the definitions of the kinds that are wanted.
 struct Definitions {
-    wanted: BTreeMap<SmolStr, Wanted>,
+    wanted: BTreeMap<SmolStr, CustomKind>,
     /// The definitions that are there.
     present: BTreeSet<SmolStr>,
     /// Those of them that are to be looked up.
@@ -66,8 +66,8 @@ struct Definitions {
 pub async fn follow(
     cluster: ClusterId,
     client: Client,
-    wanted: Vec<Wanted>,
-    shared: Arc<Shared>,
+    wanted: Vec<CustomKind>,
+    shared: Arc<IngestContext>,
     out: watch::Sender<Option<Served>>,
 ) {
     let target = WatchTarget {
@@ -102,8 +102,7 @@ pub async fn follow(
             () = sleep(wait), if waiting => {
                 if wait < LONGEST_WAIT && wait * 2 >= LONGEST_WAIT {
                     let names: Vec<&str> = definitions.unresolved.iter().map(SmolStr::as_str).collect();
-                    tracing::warn!(%cluster, "CustomResourceDefinitions are there, but not served in a version that is read: {}",
-                        names.join(" "));
+                    tracing::warn!(%cluster, names = names.join(" "), "CustomResourceDefinitions not served in a supported version");
                 }
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
@@ -121,7 +120,7 @@ pub async fn follow(
 }
 
 impl Definitions {
-    fn new(wanted: Vec<Wanted>) -> Self {
+    fn new(wanted: Vec<CustomKind>) -> Self {
         Self {
             wanted: wanted.into_iter().map(|wanted| (wanted.definition(), wanted)).collect(),
             present: BTreeSet::new(),
@@ -207,8 +206,8 @@ async fn plurals(client: &Client, group_version: &str) -> Option<BTreeSet<String
         Err(::kube::Error::Api(status)) if status.code == 404 => Some(BTreeSet::new()),
         Err(error) => {
             tracing::warn!(
-                group_version,
-                "the API server does not tell which resources it serves: {error}"
+                group_version, %error,
+                "failed to list API resources"
             );
             None
         }
@@ -220,7 +219,7 @@ mod tests {
     use super::*;
 
     fn definitions() -> Definitions {
-        let wanted = |kind: Kind| Wanted {
+        let wanted = |kind: Kind| CustomKind {
             kind,
             group: kind.group().into(),
             versions: vec!["v1".into()],

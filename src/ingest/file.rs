@@ -21,8 +21,8 @@ use self::{
     disk::{Entry, Fingerprint},
     watch::{Noticed, Watch},
 };
-pub use super::findings::Report;
-use super::findings::Standing;
+use super::diagnostics::ActiveDiagnostics;
+pub use super::diagnostics::Report;
 use crate::{
     api::{
         Diagnostic, Kind, Row, Severity,
@@ -72,7 +72,7 @@ pub struct FileSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The folder cannot be listed.
-    #[error("cannot read the folder {folder}: {error} (it is named by --configDir)")]
+    #[error("cannot read folder {folder} (--configDir): {error}")]
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -84,7 +84,7 @@ pub enum FileError {
 /// A watched folder.
 pub struct FileSource {
     settings: FileSettings,
-    standing: Standing<()>,
+    standing: ActiveDiagnostics<()>,
     watch: Watch,
     files: BTreeMap<String, File>,
     rows: Rows,
@@ -111,7 +111,7 @@ impl FileSource {
         let mut source = Self {
             watch: Watch::new(),
             settings,
-            standing: Standing::new(report),
+            standing: ActiveDiagnostics::new(report),
             files: BTreeMap::new(),
             rows: Rows::default(),
             twice: BTreeMap::new(),
@@ -153,7 +153,7 @@ impl FileSource {
             (self, found) = match read.await {
                 Ok(result) => result,
                 Err(error) => {
-                    tracing::error!(%error, "reading the folder failed; it is followed no longer");
+                    tracing::error!(%error, "failed to read config folder, no longer watching it");
                     return;
                 }
             };
@@ -278,7 +278,7 @@ impl FileSource {
                 let mut restart = Diagnostic::of_document(
                     "env.yaml",
                     "NeedsRestart",
-                    "the feature variables were edited; istiod needs a restart for the new values to count",
+                    "feature variables changed; restart istiod to apply the new values",
                 );
                 restart.severity = Severity::Warning;
                 standing.insert(restart);

@@ -22,8 +22,8 @@ use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    asking::Asking,
-    findings::{Report, Standing},
+    diagnostics::{ActiveDiagnostics, Report},
+    in_flight::InFlight,
 };
 use crate::{
     api::{
@@ -87,9 +87,9 @@ struct Resolver<F> {
     fetch: Arc<F>,
     refresh: Duration,
     changes: mpsc::Sender<Vec<Change>>,
-    findings: Standing<KeySource>,
+    findings: ActiveDiagnostics<KeySource>,
     sources: BTreeMap<KeySource, Source>,
-    asking: Asking<KeySource, Result<KeySet, FetchFailure>>,
+    in_flight: InFlight<KeySource, Result<KeySet, FetchFailure>>,
     reports: watch::Sender<BTreeMap<KeySource, KeysReport>>,
 }
 
@@ -117,9 +117,9 @@ impl<F: Fetch> Resolver<F> {
             fetch,
             refresh,
             changes,
-            findings: Standing::new(report),
+            findings: ActiveDiagnostics::new(report),
             sources: BTreeMap::new(),
-            asking: Asking::default(),
+            in_flight: InFlight::default(),
             reports: watch::Sender::default(),
         }
     }
@@ -142,7 +142,7 @@ impl<F: Fetch> Resolver<F> {
                         goes_on = changed.is_ok();
                         break;
                     }
-                    (source, answer) = self.asking.next() => goes_on = self.learn(source, answer).await,
+                    (source, answer) = self.in_flight.next() => goes_on = self.learn(source, answer).await,
                 }
             }
         }
@@ -175,7 +175,7 @@ impl<F: Fetch> Resolver<F> {
             let Some(entry) = self.sources.remove(&source) else {
                 continue;
             };
-            self.asking.forget(&source);
+            self.in_flight.cancel(&source);
             if entry.told.is_some() {
                 removed.push(Change::Remove(
                     FetchedKeys::KIND,
@@ -191,7 +191,7 @@ impl<F: Fetch> Resolver<F> {
 
     fn ask(&mut self, source: &KeySource, timeout: Duration, wait: Duration) {
         let answer = self.fetch.clone().fetch(source.clone(), timeout, wait);
-        self.asking.ask(source.clone(), answer);
+        self.in_flight.insert(source.clone(), answer);
     }
 
     /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
@@ -218,14 +218,14 @@ impl<F: Fetch> Resolver<F> {
         self.findings.set(source.clone(), findings);
         let sent = match change {
             Some(News::Keys(keys)) => {
-                tracing::info!(%source, again = ?wait, "fetched keys that tokens are checked with");
+                tracing::info!(%source, next_fetch = ?wait, "JWKS fetched");
                 let key = FetchedKeys::key(&self.cluster, &source);
                 self.changes
                     .send(vec![Change::Upsert(FetchedKeys { key, keys }.into())])
                     .await
             }
             Some(News::TooOld) => {
-                tracing::error!(%source, "keys are forgotten: they could not be fetched again for {OLDEST:?}");
+                tracing::error!(%source, max_age = ?OLDEST, "JWKS expired, removing its keys");
                 let key = FetchedKeys::key(&self.cluster, &source);
                 self.changes.send(vec![Change::Remove(FetchedKeys::KIND, key)]).await
             }

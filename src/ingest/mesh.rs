@@ -19,9 +19,9 @@ use tokio::{
 };
 
 use super::{
-    cluster::Shared,
+    context::IngestContext,
+    diagnostics::ActiveDiagnostics,
     file::{MESH_QUIET, POLL, Report, disk, watch::Watch},
-    findings::Standing,
     kinds::resource,
 };
 use crate::{
@@ -91,7 +91,12 @@ enum Text {
 }
 
 /// Follows mesh config and networks and tells them; the first time when both are known.
-pub async fn follow(settings: MeshSettings, client: Client, shared: Arc<Shared>, changes: mpsc::Sender<Vec<Change>>) {
+pub async fn follow(
+    settings: MeshSettings,
+    client: Client,
+    shared: Arc<IngestContext>,
+    changes: mpsc::Sender<Vec<Change>>,
+) {
     let (out, mut news) = mpsc::channel(16);
     let mut reader = Reader::new(&settings, shared.report.clone());
     let mut texts = BTreeMap::new();
@@ -124,7 +129,7 @@ pub async fn follow(settings: MeshSettings, client: Client, shared: Arc<Shared>,
 fn begin(
     settings: &MeshSettings,
     client: &Client,
-    shared: &Arc<Shared>,
+    shared: &Arc<IngestContext>,
     reader: &mut Reader,
     out: &mpsc::Sender<(Part, Text)>,
 ) -> usize {
@@ -134,7 +139,7 @@ fn begin(
         (Part::Networks, &settings.networks_file),
     ] {
         if path.exists() {
-            tracing::info!(file = %path.display(), "the file stands in place of the ConfigMap's key {}", part.key());
+            tracing::info!(file = %path.display(), key = part.key(), "file replaces ConfigMap key");
             reader.places.insert(part, SmolStr::from(path.display().to_string()));
             files.push((part, path.clone()));
         } else {
@@ -233,7 +238,7 @@ struct Reader {
     cluster: ClusterId,
     key: ObjectKey,
     places: BTreeMap<Part, SmolStr>,
-    standing: Standing<Kind>,
+    standing: ActiveDiagnostics<Kind>,
     /// What was told last, by kind.
     told: BTreeMap<Kind, Vec<Row>>,
 }
@@ -247,7 +252,7 @@ impl Reader {
             cluster: settings.cluster.clone(),
             key: settings.mesh_key.clone(),
             places: BTreeMap::new(),
-            standing: Standing::new(report),
+            standing: ActiveDiagnostics::new(report),
             told: BTreeMap::new(),
         }
     }

@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounterVec, Opts, Registry};
 
-use super::gate::Effect;
+use super::discovery_filter::ObjectEvent;
 use crate::api::Kind;
 
 /// `pilot_k8s_reg_events` and `pilot_k8s_cfg_events`.
@@ -27,7 +27,7 @@ impl EventMetrics {
     }
 
     /// Counts what happened to objects of a kind.
-    pub fn count(&self, kind: Kind, effects: &[Effect]) {
+    pub fn count(&self, kind: Kind, events: &[ObjectEvent]) {
         let (counter, name) = match kind {
             Kind::Namespace => (&self.registry, "Namespaces"),
             Kind::Node => (&self.registry, "Nodes"),
@@ -36,12 +36,12 @@ impl EventMetrics {
             Kind::EndpointSlice => (&self.registry, "EndpointSlice"),
             kind => (&self.config, kind.name()),
         };
-        for effect in effects {
-            let event = match effect {
-                Effect::Added => "add",
-                Effect::Updated => "update",
-                Effect::Same => "updatesame",
-                Effect::Deleted => "delete",
+        for event in events {
+            let event = match event {
+                ObjectEvent::Added => "add",
+                ObjectEvent::Updated => "update",
+                ObjectEvent::Same => "updatesame",
+                ObjectEvent::Deleted => "delete",
             };
             counter.with_label_values(&[name, event]).inc();
         }

@@ -316,7 +316,7 @@ impl Remote {
                     }
                 }
                 Action::Stop => {
-                    tracing::info!(%cluster, %origin, "the remote cluster is removed");
+                    tracing::info!(%cluster, %origin, "remote cluster removed");
                     self.metrics.gone(&cluster);
                     if let Some(slot) = self.slots.remove(&cluster) {
                         self.drop_source(&cluster, slot.serving);
@@ -348,7 +348,7 @@ impl Remote {
             status: SyncStatus::Syncing,
             deadline: (!self.settings.timeout.is_zero()).then(|| Instant::now() + self.settings.timeout),
         };
-        tracing::info!(%cluster, %origin, "the remote cluster is being read");
+        tracing::info!(%cluster, %origin, "reading remote cluster");
         let slot = self.slots.entry(cluster.clone()).or_insert_with(|| Slot {
             origin: origin.clone(),
             serving: None,
@@ -414,7 +414,7 @@ impl Remote {
             slot.kinds.clear();
             self.is_changed = true;
             former = std::mem::replace(&mut slot.serving, synced);
-            tracing::info!(%cluster, origin = %slot.origin, "the remote cluster is synced");
+            tracing::info!(%cluster, origin = %slot.origin, "remote cluster synced");
         }
         slot.kinds.extend(told);
         self.drop_source(cluster, former);
@@ -436,7 +436,7 @@ impl Remote {
                 self.metrics.timed_out(cluster);
                 tracing::error!(
                     %cluster, origin = %slot.origin, timeout = ?self.settings.timeout,
-                    "the remote cluster did not sync in time; it joins when it does"
+                    "remote cluster sync timed out, adding it once synced"
                 );
             }
         }

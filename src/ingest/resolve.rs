@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
-use super::asking::Asking;
+use super::in_flight::InFlight;
 use crate::{
     api::resolved_host::ResolvedHost,
     base::ClusterId,
@@ -62,7 +62,7 @@ struct Resolver<L> {
     changes: mpsc::Sender<Vec<Change>>,
     hosts: BTreeMap<SmolStr, Host>,
     /// The next answer about each: a wait, then a lookup.
-    asking: Asking<SmolStr, Result<Answer, LookupError>>,
+    in_flight: InFlight<SmolStr, Result<Answer, LookupError>>,
 }
 
 /// One host.
@@ -81,7 +81,7 @@ impl<L: Lookup> Resolver<L> {
             lookup,
             changes,
             hosts: BTreeMap::new(),
-            asking: Asking::default(),
+            in_flight: InFlight::default(),
         }
     }
 
@@ -98,7 +98,7 @@ impl<L: Lookup> Resolver<L> {
                         Ok(()) => break,
                         Err(_) => return,
                     },
-                    answered = self.asking.next() => answered,
+                    answered = self.in_flight.next() => answered,
                 };
                 if !self.learn(host, answer).await {
                     return;
@@ -119,7 +119,7 @@ impl<L: Lookup> Resolver<L> {
         self.hosts.retain(|host, entry| {
             let keep = wants.hosts.contains(host);
             if !keep {
-                self.asking.forget(host);
+                self.in_flight.cancel(host);
             }
             if !keep && entry.told.is_some() {
                 gone.push(Change::Remove(
@@ -133,8 +133,8 @@ impl<L: Lookup> Resolver<L> {
     }
 
     fn ask(&mut self, host: &SmolStr, wait: Duration) {
-        self.asking
-            .ask(host.clone(), self.lookup.clone().ask(host.clone(), wait));
+        self.in_flight
+            .insert(host.clone(), self.lookup.clone().ask(host.clone(), wait));
     }
 
     /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
@@ -152,7 +152,7 @@ impl<L: Lookup> Resolver<L> {
             Err(error) => {
                 if !std::mem::replace(&mut entry.failing, true) {
                     let kept = entry.told.as_deref().unwrap_or_default();
-                    tracing::warn!(%host, %error, ?kept, "cannot resolve a network gateway, the last addresses stay");
+                    tracing::warn!(%host, %error, ?kept, "failed to resolve network gateway, keeping last addresses");
                 }
                 return true;
             }
@@ -163,7 +163,7 @@ impl<L: Lookup> Resolver<L> {
         if entry.told.as_ref() == Some(&addresses) {
             return true;
         }
-        tracing::info!(%host, ?addresses, before = ?entry.told, again = ?wait, "resolved a network gateway");
+        tracing::info!(%host, ?addresses, before = ?entry.told, next_lookup = ?wait, "network gateway resolved");
         entry.told = Some(addresses.clone());
         let key = ResolvedHost::key(&self.cluster, &host);
         let change = Change::Upsert(ResolvedHost { key, addresses }.into());

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::{mpsc, watch};
 
-use super::{cluster::Shared, kinds::resource};
+use super::{context::IngestContext, kinds::resource};
 use crate::{
     base::{ClusterId, Namespace, SmolStr},
     kube::{
@@ -31,7 +31,7 @@ pub async fn follow(
     cluster: ClusterId,
     client: ::kube::Client,
     (system_namespace, revision): (Namespace, SmolStr),
-    shared: Arc<Shared>,
+    shared: Arc<IngestContext>,
     out: watch::Sender<Option<BTreeSet<SmolStr>>>,
 ) {
     let webhooks = resource(

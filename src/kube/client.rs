@@ -44,7 +44,7 @@ pub struct Rate {
 pub enum ClientError {
     /// We are in no pod, or its service account is not mounted.
     #[error(
-        "no access to the cluster that istiod runs in: {0}; hint: outside of a cluster give --kubeconfig or --configDir"
+        "cannot access the cluster that istiod runs in: {0}; hint: outside a cluster set --kubeconfig or --configDir"
     )]
     InCluster(#[from] InClusterError),
     /// The file cannot be used.
@@ -56,7 +56,7 @@ pub enum ClientError {
         error: Box<KubeconfigError>,
     },
     /// Certificates or credentials that cannot be used.
-    #[error("cannot make a client of the API server: {0}")]
+    #[error("cannot create API server client: {0}")]
     Client(#[from] Box<::kube::Error>),
 }
 

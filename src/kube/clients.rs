@@ -20,7 +20,7 @@ pub struct Clients {
 
 /// No cluster of this name is served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cluster {cluster} is not known; known are {known}")]
+#[error("unknown cluster {cluster}; hint: known clusters are {known}")]
 pub struct UnknownCluster {
     /// What was asked for.
     pub cluster: ClusterId,

@@ -229,7 +229,7 @@ impl WatchHealth {
             facts.state = WatchState::Watching;
         }
         if std::mem::take(&mut facts.failures) > 1 {
-            tracing::info!(cluster = %self.cluster, resource = %self.resource, "the watch works again");
+            tracing::info!(cluster = %self.cluster, resource = %self.resource, "watch recovered");
         }
     }
 
@@ -243,9 +243,9 @@ impl WatchHealth {
         let (cluster, resource) = (&self.cluster, &self.resource);
         // One failure is a restart of the API server or a definition that it has not taken in yet; most heal at once.
         if failures == 2 || failures > 2 && !known {
-            tracing::warn!(%cluster, %resource, "the watch fails and is tried again: {error}");
+            tracing::warn!(%cluster, %resource, failures, error, "watch failed, retrying");
         } else {
-            tracing::debug!(%cluster, %resource, failures, "the watch fails: {error}");
+            tracing::debug!(%cluster, %resource, failures, error, "watch failed, retrying");
         }
     }
 
@@ -256,13 +256,13 @@ impl WatchHealth {
         facts.silences += 1;
         drop(facts);
         tracing::warn!(cluster = %self.cluster, resource = %self.resource,
-            "the watch showed no sign of life and is resumed");
+            "watch idle for too long, resuming");
     }
 
     pub(super) fn undecodable(&self, error: &str) {
         self.undecodable.inc();
         self.facts().undecodable += 1;
-        tracing::error!(cluster = %self.cluster, resource = %self.resource,
-            "the API server sent an object that cannot be read, it is passed over: {error}");
+        tracing::error!(cluster = %self.cluster, resource = %self.resource, error,
+            "failed to decode object, skipping it");
     }
 }

@@ -20,10 +20,10 @@ pub struct Object {
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
     /// The value is no JSON object, or has no metadata.
-    #[error("it is no JSON object with metadata")]
+    #[error("not a JSON object with metadata")]
     NoObject,
     /// The metadata is not as Kubernetes writes it.
-    #[error("its metadata cannot be read: {0}")]
+    #[error("invalid metadata: {0}")]
     Metadata(#[from] serde_json::Error),
 }
 

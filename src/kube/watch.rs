@@ -153,7 +153,7 @@ pub enum WatchEvent<T = Object> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Failure {
     /// The server does not know the version, or the page, any longer.
-    #[error("the version is gone: {0}")]
+    #[error("resource version expired: {0}")]
     Gone(String),
     /// The server says no.
     #[error("{code} {message}{hint}")]
@@ -169,10 +169,10 @@ enum Failure {
     #[error("{0}")]
     Unreachable(String),
     /// The connection broke while changes came.
-    #[error("the connection broke: {0}")]
+    #[error("connection lost: {0}")]
     Dropped(String),
     /// Neither an event nor a bookmark.
-    #[error("no sign of life")]
+    #[error("no event within the idle timeout")]
     Silent,
 }
 
@@ -290,7 +290,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         };
         let page = match page::page(&bytes, &mut object) {
             Ok(page) => page,
-            Err(error) => return Ok(Err(Failure::Unreachable(format!("the list cannot be read: {error}")))),
+            Err(error) => return Ok(Err(Failure::Unreachable(format!("cannot read list: {error}")))),
         };
         drop(bytes);
         let version = page.version.clone();
@@ -338,7 +338,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                 heard = Instant::now();
             }
             if text.len() + rest.len() > MAX_LINE_BYTES {
-                let message = format!("an event has more than {MAX_LINE_BYTES} bytes");
+                let message = format!("event exceeds {MAX_LINE_BYTES} bytes");
                 return Ok(Err(Failure::Dropped(message)));
             }
             text.extend_from_slice(rest);
@@ -444,7 +444,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         let group = if group.is_empty() { "core" } else { group };
         match StatusCode::from_u16(code) {
             Ok(StatusCode::FORBIDDEN) => {
-                format!("; hint: the own ClusterRole must allow list and watch of {plural} in the group {group}")
+                format!("; hint: the ClusterRole of istiod must allow list and watch of {plural} in group {group}")
             }
             Ok(StatusCode::UNAUTHORIZED) => {
                 "; hint: the API server does not accept the token or certificate; has it expired?".to_owned()

@@ -9,7 +9,12 @@ use serde_json::{Value, json};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
-use crate::settings::{DiscoveryFlags, Settings};
+use crate::{
+    environment::Environment,
+    ingest::diagnostics::Report,
+    kube::health::WatchMetrics,
+    settings::{DiscoveryFlags, Settings},
+};
 
 /// A small API server: lists that can be set, watches to which lines can be sent. A list that is not set is not answered.
 #[derive(Clone, Default)]
@@ -130,7 +135,7 @@ impl Bed {
         let report: Report =
             Arc::new(move |diagnostic: &Diagnostic| reports.lock().unwrap().push(diagnostic.to_string()));
         let metrics = WatchMetrics::new(&environment.registry).unwrap();
-        let shared = Arc::new(Shared::new(&environment, rules, report, metrics).unwrap());
+        let shared = Arc::new(IngestContext::new(&environment, rules, report, metrics).unwrap());
         let server = Server::default();
         let (filters, filters_in) = watch::channel(None);
         let (changes_out, changes) = mpsc::channel(8);

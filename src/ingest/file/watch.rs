@@ -118,7 +118,7 @@ impl Watch {
         let tell = move |event: notify::Result<notify::Event>| told.add(&event);
         let watcher = RecommendedWatcher::new(tell, Config::default());
         let watcher = watcher.inspect_err(|error| {
-            tracing::warn!(%error, "changes of files cannot be watched; they are looked for every few seconds");
+            tracing::warn!(%error, "file watch unavailable, polling instead");
         });
         Self {
             watcher: watcher.ok(),
@@ -144,7 +144,7 @@ impl Watch {
                 Ok(()) => {
                     self.watched.insert(folder, identity);
                 }
-                Err(error) => tracing::warn!(folder = %folder.display(), %error, "the folder cannot be watched"),
+                Err(error) => tracing::warn!(folder = %folder.display(), %error, "failed to watch folder"),
             }
         }
     }

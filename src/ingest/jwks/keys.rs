@@ -18,7 +18,7 @@ pub struct KeySet {
 
 /// The document is no key set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the document is no key set; want {{\"keys\": [...]}}")]
+#[error("the document is not a JWKS; hint: want {{\"keys\": [...]}}")]
 pub struct NoKeySet;
 
 impl KeySet {

@@ -28,10 +28,10 @@ pub enum FetchFailure {
     #[error(transparent)]
     NoKeySet(#[from] NoKeySet),
     /// The issuer's description names no URL of keys.
-    #[error("the issuer's description has no jwks_uri")]
+    #[error("the OpenID discovery document has no jwks_uri")]
     NoKeysUrl,
     /// The issuer's description is there, but its keys are not.
-    #[error("{url}, which the issuer's description names: {error}")]
+    #[error("jwks_uri {url} of the OpenID discovery document: {error}")]
     Described {
         /// The URL of the keys.
         url: String,

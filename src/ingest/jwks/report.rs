@@ -93,7 +93,7 @@ impl KeyReports {
         let mut reports = self.0.clone();
         let all = reports.wait_for(|reports| wants.keys.keys().all(|source| reports.contains_key(source)));
         if tokio::time::timeout(patience, all).await.is_err() {
-            tracing::warn!("some keys that tokens are checked with are not there yet; their tokens are refused");
+            tracing::warn!("JWKS not fetched yet, rejecting tokens of its issuers");
         }
     }
 }

@@ -182,7 +182,7 @@ async fn the_last_good_keys_stay_while_their_server_fails() {
     let report = &bed.reports.all()[0];
     assert_eq!(report.key_ids.as_deref(), Some(&["1".into()][..]));
     assert_eq!(report.wanted_by, ["ns/policy"]);
-    assert_eq!(report.last_error, "the server answered with status 500");
+    assert_eq!(report.last_error, "server returned status 500");
     bed.servers.set("http://a", "2");
     let (words, waited) = bed.next().await;
     assert_eq!(words, "http://a 2");

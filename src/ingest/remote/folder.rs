@@ -62,7 +62,7 @@ impl Folder {
             (self, folders) = match looked.await {
                 Ok(looked) => looked,
                 Err(error) => {
-                    tracing::error!(%error, "reading the folder of kubeconfigs failed; it is followed no longer");
+                    tracing::error!(%error, "failed to read kubeconfig folder, no longer watching it");
                     return;
                 }
             };
@@ -93,7 +93,7 @@ impl Folder {
                 self.path.display()
             );
             if self.problem.as_ref() != Some(&problem) {
-                tracing::error!("{problem}; what it declared stays");
+                tracing::error!("{problem}; keeping its last clusters");
                 self.problem = Some(problem);
             }
             return vec![self.path.clone()];

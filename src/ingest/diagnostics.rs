@@ -13,7 +13,7 @@ use crate::api::{Diagnostic, Kind, Severity};
 pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
 
 /// The report that counts errors in `pilot_total_rejected_configs`.
-pub fn counting(registry: &Registry) -> Result<Report, prometheus::Error> {
+pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error> {
     let counter = IntCounterVec::new(
         Opts::new(
             "pilot_total_rejected_configs",
@@ -31,12 +31,12 @@ pub fn counting(registry: &Registry) -> Result<Report, prometheus::Error> {
 }
 
 /// The findings that stand, by whatever they are about.
-pub struct Standing<K> {
+pub struct ActiveDiagnostics<K> {
     report: Report,
     findings: BTreeMap<K, BTreeSet<Diagnostic>>,
 }
 
-impl<K: Ord> Standing<K> {
+impl<K: Ord> ActiveDiagnostics<K> {
     /// Nothing stands yet.
     pub fn new(report: Report) -> Self {
         Self {

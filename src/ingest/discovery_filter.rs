@@ -1,8 +1,7 @@
-//! Which objects of a cluster count, and what changes when that does.
+//! A filter of a cluster's objects by namespace (`discoverySelectors`) and revision.
 //!
-//! The gate holds every row of the cluster, as pointers, also those that do not count: so a label of a namespace, the
-//! selectors of the mesh config and the tags of revisions may change at any time and in any order, and what was let
-//! through is always what a gate that had known the final state from the beginning would let through.
+//! The filter keeps a pointer to every row, including those it hides. Namespace labels, the selectors of the mesh config and
+//! revision tags may therefore change at any time and in any order: the visible objects depend on the final state only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,80 +11,81 @@ use crate::{
     model::change::{Change, SourceId},
 };
 
-/// An object as a watch hands it over.
+/// An object received from a watch.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Item {
+pub struct WatchedObject {
     /// The kind.
     pub kind: Kind,
     /// The name.
     pub key: ObjectKey,
     /// Its label `istio.io/rev`.
     pub revision: Option<SmolStr>,
-    /// What it says; none if it is invalid, then what it said before stays.
+    /// The parsed object; none if it is invalid, and then the last valid row stays.
     pub row: Option<Row>,
-    /// What is wrong with it.
+    /// Its diagnostics.
     pub findings: Vec<Diagnostic>,
 }
 
-/// What decides which objects count; it changes at run time.
+/// The inputs of the filter. They change at run time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filters {
-    /// `discoverySelectors`: a namespace counts if one of them matches; all count when there is none.
+    /// `discoverySelectors`: a namespace is visible if one matches or if there are none.
     pub selectors: Vec<LabelSelector>,
-    /// The tags that point to the own revision.
+    /// The revision tags that point to this revision.
     pub tags: BTreeSet<SmolStr>,
 }
 
-/// What came of a step.
+/// The result of an update.
 #[derive(Debug, Default)]
-pub struct Passed {
-    /// Changes of what counts.
+pub struct FilterOutput {
+    /// Changes of visible objects.
     pub changes: Vec<Change>,
-    /// What stands about objects whose findings changed; nothing stands about objects that do not count.
+    /// The active diagnostics of objects whose diagnostics changed. Hidden objects have none.
     pub findings: Vec<(Kind, ObjectKey, BTreeSet<Diagnostic>)>,
 }
 
-/// What happened to the objects that the gate holds, for metrics.
+/// An object event, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// It is new.
+pub enum ObjectEvent {
+    /// A new object.
     Added,
-    /// It is different.
+    /// A changed object.
     Updated,
-    /// It is as it was.
+    /// An unchanged object.
     Same,
-    /// It is gone.
+    /// A deleted object.
     Deleted,
 }
 
-/// See the module's text.
-pub struct Gate {
+/// A filter of a cluster's objects by namespace and revision.
+#[doc(alias = "DiscoveryNamespacesFilter")]
+pub struct DiscoveryFilter {
     cluster: ClusterId,
     revision: SmolStr,
     filters: Filters,
-    objects: BTreeMap<Kind, BTreeMap<ObjectKey, Held>>,
+    objects: BTreeMap<Kind, BTreeMap<ObjectKey, KnownObject>>,
 }
 
-struct Held {
+struct KnownObject {
     revision: Option<SmolStr>,
     row: Option<Row>,
     findings: Vec<Diagnostic>,
-    counts: bool,
+    is_visible: bool,
 }
 
-impl Held {
+impl KnownObject {
     fn visible(&self) -> Option<&Row> {
-        self.row.as_ref().filter(|_| self.counts)
+        self.row.as_ref().filter(|_| self.is_visible)
     }
 
-    fn standing(&self) -> BTreeSet<Diagnostic> {
-        let findings = self.findings.iter().filter(|_| self.counts);
+    fn active_diagnostics(&self) -> BTreeSet<Diagnostic> {
+        let findings = self.findings.iter().filter(|_| self.is_visible);
         findings.cloned().collect()
     }
 }
 
-impl Gate {
-    /// A gate that holds nothing.
+impl DiscoveryFilter {
+    /// Creates an empty filter.
     pub fn new(cluster: ClusterId, revision: SmolStr) -> Self {
         Self {
             cluster,
@@ -95,44 +95,44 @@ impl Gate {
         }
     }
 
-    /// An object is there, with this content.
-    pub fn apply(&mut self, item: Item, passed: &mut Passed) -> Effect {
+    /// Adds or updates an object.
+    pub fn apply(&mut self, item: WatchedObject, output: &mut FilterOutput) -> ObjectEvent {
         let (kind, key) = (item.kind, item.key.clone());
         let selected_before = self.selects_named(kind, &key);
         let counts = self.counts(kind, &key, item.revision.as_ref());
         let objects = self.objects.entry(kind).or_default();
         let before = objects.remove(&key);
-        let mut after = Held {
+        let mut after = KnownObject {
             revision: item.revision,
             row: item.row,
             findings: item.findings,
-            counts,
+            is_visible: counts,
         };
         if after.row.is_none() {
             after.row = before.as_ref().and_then(|before| before.row.clone());
         }
-        let effect = match &before {
-            None => Effect::Added,
-            Some(before) if before.row == after.row => Effect::Same,
-            Some(_) => Effect::Updated,
+        let event = match &before {
+            None => ObjectEvent::Added,
+            Some(before) if before.row == after.row => ObjectEvent::Same,
+            Some(_) => ObjectEvent::Updated,
         };
-        tell(kind, &key, before.as_ref(), Some(&after), passed);
+        record_difference(kind, &key, before.as_ref(), Some(&after), output);
         objects.insert(key.clone(), after);
-        self.namespace_may_differ(kind, &key, selected_before, passed);
-        effect
+        self.update_namespace(kind, &key, selected_before, output);
+        event
     }
 
-    /// An object is gone.
-    pub fn delete(&mut self, kind: Kind, key: &ObjectKey, passed: &mut Passed) -> Option<Effect> {
+    /// Removes an object.
+    pub fn delete(&mut self, kind: Kind, key: &ObjectKey, output: &mut FilterOutput) -> Option<ObjectEvent> {
         let selected_before = self.selects_named(kind, key);
         let before = self.objects.get_mut(&kind)?.remove(key)?;
-        tell(kind, key, Some(&before), None, passed);
-        self.namespace_may_differ(kind, key, selected_before, passed);
-        Some(Effect::Deleted)
+        record_difference(kind, key, Some(&before), None, output);
+        self.update_namespace(kind, key, selected_before, output);
+        Some(ObjectEvent::Deleted)
     }
 
-    /// Exactly these objects of a kind are there. Tells the effects, by their number.
-    pub fn replace(&mut self, kind: Kind, items: Vec<Item>, passed: &mut Passed) -> Vec<Effect> {
+    /// Replaces all objects of a kind. Returns one event for each object.
+    pub fn replace(&mut self, kind: Kind, items: Vec<WatchedObject>, output: &mut FilterOutput) -> Vec<ObjectEvent> {
         let mut gone: BTreeSet<ObjectKey> = self
             .objects
             .get(&kind)
@@ -140,49 +140,49 @@ impl Gate {
             .flatten()
             .map(|(key, _)| key.clone())
             .collect();
-        let mut effects = Vec::with_capacity(items.len());
+        let mut events = Vec::with_capacity(items.len());
         for item in items {
             gone.remove(&item.key);
-            effects.push(self.apply(item, passed));
+            events.push(self.apply(item, output));
         }
         for key in gone {
-            effects.extend(self.delete(kind, &key, passed));
+            events.extend(self.delete(kind, &key, output));
         }
-        effects
+        events
     }
 
-    /// What counts is decided differently from now on.
-    pub fn set_filters(&mut self, filters: Filters, passed: &mut Passed) {
+    /// Changes the inputs of the filter.
+    pub fn set_filters(&mut self, filters: Filters, output: &mut FilterOutput) {
         if self.filters == filters {
             return;
         }
         self.filters = filters;
         for (kind, key) in self.all() {
-            self.reconsider(kind, &key, passed);
+            self.update_visibility(kind, &key, output);
         }
     }
 
-    /// Everything that counts, as replacements of whole kinds, and all that stands about it.
-    pub fn everything(&self, kinds: impl IntoIterator<Item = Kind>) -> Passed {
-        let mut passed = Passed::default();
+    /// Returns all visible objects, as replacements of whole kinds, and their active diagnostics.
+    pub fn everything(&self, kinds: impl IntoIterator<Item = Kind>) -> FilterOutput {
+        let mut output = FilterOutput::default();
         for kind in kinds {
             let objects = self.objects.get(&kind).into_iter().flatten();
             let mut rows = Vec::new();
             for (key, held) in objects {
                 rows.extend(held.visible().cloned());
-                let standing = held.standing();
+                let standing = held.active_diagnostics();
                 if !standing.is_empty() {
-                    passed.findings.push((kind, key.clone(), standing));
+                    output.findings.push((kind, key.clone(), standing));
                 }
             }
             let cluster = self.cluster.clone();
-            passed.changes.push(Change::Replace(SourceId { cluster, kind }, rows));
+            output.changes.push(Change::Replace(SourceId { cluster, kind }, rows));
         }
-        passed
+        output
     }
 
     fn all(&self) -> Vec<(Kind, ObjectKey)> {
-        let keys = |(kind, objects): (&Kind, &BTreeMap<ObjectKey, Held>)| {
+        let keys = |(kind, objects): (&Kind, &BTreeMap<ObjectKey, KnownObject>)| {
             let kind = *kind;
             objects.keys().map(move |key| (kind, key.clone())).collect::<Vec<_>>()
         };
@@ -196,7 +196,7 @@ impl Gate {
         (of_revision || !has_revision) && (kind.is_cluster_scoped() || self.selects(&key.namespace))
     }
 
-    /// True if objects of the namespace count. A namespace that nobody has seen yet has no labels.
+    /// Returns true if the namespace is visible. A namespace that is not known yet has no labels.
     fn selects(&self, namespace: &Namespace) -> bool {
         if self.filters.selectors.is_empty() {
             return true;
@@ -214,8 +214,8 @@ impl Gate {
         kind == Kind::Namespace && self.selects(&Namespace::new(&key.name))
     }
 
-    /// After a change of a Namespace: its objects may count now, or no longer.
-    fn namespace_may_differ(&mut self, kind: Kind, key: &ObjectKey, before: bool, passed: &mut Passed) {
+    /// Updates the objects of a namespace after a change of its labels.
+    fn update_namespace(&mut self, kind: Kind, key: &ObjectKey, before: bool, output: &mut FilterOutput) {
         if kind != Kind::Namespace || self.selects_named(kind, key) == before {
             return;
         }
@@ -231,14 +231,14 @@ impl Gate {
             inside.extend(keys.map(|key| (*kind, key.clone())));
         }
         for (kind, key) in inside {
-            self.reconsider(kind, &key, passed);
+            self.update_visibility(kind, &key, output);
         }
     }
 
-    fn reconsider(&mut self, kind: Kind, key: &ObjectKey, passed: &mut Passed) {
-        let find = |objects: &BTreeMap<Kind, BTreeMap<ObjectKey, Held>>| {
+    fn update_visibility(&mut self, kind: Kind, key: &ObjectKey, output: &mut FilterOutput) {
+        let find = |objects: &BTreeMap<Kind, BTreeMap<ObjectKey, KnownObject>>| {
             let held = objects.get(&kind)?.get(key)?;
-            Some((held.counts, held.revision.clone()))
+            Some((held.is_visible, held.revision.clone()))
         };
         let Some((before, revision)) = find(&self.objects) else {
             return;
@@ -248,31 +248,37 @@ impl Gate {
         let Some(held) = held.filter(|_| counts != before) else {
             return;
         };
-        held.counts = counts;
+        held.is_visible = counts;
         let change = match (counts, &held.row) {
             (true, Some(row)) => Some(Change::Upsert(row.clone())),
             (false, Some(_)) => Some(Change::Remove(kind, key.clone())),
             (_, None) => None,
         };
-        passed.changes.extend(change);
+        output.changes.extend(change);
         if !held.findings.is_empty() {
-            passed.findings.push((kind, key.clone(), held.standing()));
+            output.findings.push((kind, key.clone(), held.active_diagnostics()));
         }
     }
 }
 
-/// Tells the difference between two states of one object.
-fn tell(kind: Kind, key: &ObjectKey, before: Option<&Held>, after: Option<&Held>, passed: &mut Passed) {
-    let visible_before = before.and_then(Held::visible);
-    match after.and_then(Held::visible) {
-        Some(row) if visible_before != Some(row) => passed.changes.push(Change::Upsert(row.clone())),
-        None if visible_before.is_some() => passed.changes.push(Change::Remove(kind, key.clone())),
+/// Records the difference between two states of an object.
+fn record_difference(
+    kind: Kind,
+    key: &ObjectKey,
+    before: Option<&KnownObject>,
+    after: Option<&KnownObject>,
+    output: &mut FilterOutput,
+) {
+    let visible_before = before.and_then(KnownObject::visible);
+    match after.and_then(KnownObject::visible) {
+        Some(row) if visible_before != Some(row) => output.changes.push(Change::Upsert(row.clone())),
+        None if visible_before.is_some() => output.changes.push(Change::Remove(kind, key.clone())),
         _ => {}
     }
-    let standing = |held: Option<&Held>| held.map(Held::standing).unwrap_or_default();
+    let standing = |held: Option<&KnownObject>| held.map(KnownObject::active_diagnostics).unwrap_or_default();
     let (stood, stands) = (standing(before), standing(after));
     if stood != stands {
-        passed.findings.push((kind, key.clone(), stands));
+        output.findings.push((kind, key.clone(), stands));
     }
 }
 

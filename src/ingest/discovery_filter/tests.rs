@@ -8,10 +8,10 @@ fn cluster() -> ClusterId {
     ClusterId::new_static("c")
 }
 
-fn item(kind: Kind, value: &Value) -> Item {
+fn item(kind: Kind, value: &Value) -> WatchedObject {
     let parsed = parse_object(&cluster(), kind, value);
     let text = |name: &str| value["metadata"][name].as_str().unwrap_or_default();
-    Item {
+    WatchedObject {
         kind,
         key: ObjectKey::new(&cluster(), text("namespace"), text("name")),
         revision: value["metadata"]["labels"]["istio.io/rev"].as_str().map(SmolStr::new),
@@ -20,14 +20,14 @@ fn item(kind: Kind, value: &Value) -> Item {
     }
 }
 
-fn namespace(name: &str, team: &str) -> Item {
+fn namespace(name: &str, team: &str) -> WatchedObject {
     item(
         Kind::Namespace,
         &json!({"metadata": {"name": name, "labels": {"team": team}}}),
     )
 }
 
-fn sidecar(namespace: &str, name: &str, revision: Option<&str>, hosts: &Value) -> Item {
+fn sidecar(namespace: &str, name: &str, revision: Option<&str>, hosts: &Value) -> WatchedObject {
     let mut value = json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"egress": [{"hosts": hosts}]}});
     if let Some(revision) = revision {
         value["metadata"]["labels"] = json!({"istio.io/rev": revision});
@@ -58,104 +58,104 @@ fn follow(have: &mut BTreeMap<(Kind, ObjectKey), Row>, changes: &[Change]) {
     }
 }
 
-fn told(passed: &Passed) -> Vec<String> {
+fn told(output: &FilterOutput) -> Vec<String> {
     let one = |change: &Change| match change {
         Change::Upsert(row) => format!("+{}", row.key()),
         Change::Remove(_, key) => format!("-{key}"),
         other => format!("{other:?}"),
     };
-    passed.changes.iter().map(one).collect()
+    output.changes.iter().map(one).collect()
 }
 
 #[test]
 fn a_namespace_comes_and_goes_with_its_labels() {
-    let mut gate = Gate::new(cluster(), "default".into());
-    let mut passed = Passed::default();
-    gate.set_filters(
+    let mut filter = DiscoveryFilter::new(cluster(), "default".into());
+    let mut output = FilterOutput::default();
+    filter.set_filters(
         Filters {
             selectors: teams(&["red", "blue"]),
             ..Filters::default()
         },
-        &mut passed,
+        &mut output,
     );
-    gate.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut passed);
+    filter.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut output);
     assert_eq!(
-        told(&passed),
+        told(&output),
         [] as [&str; 0],
         "a namespace that is not known has no labels"
     );
-    gate.apply(namespace("a", "blue"), &mut passed);
-    gate.apply(namespace("b", "green"), &mut passed);
+    filter.apply(namespace("a", "blue"), &mut output);
+    filter.apply(namespace("b", "green"), &mut output);
     assert_eq!(
-        told(&passed),
+        told(&output),
         ["+a", "+a/s", "+b"],
         "namespaces themselves always count"
     );
-    let mut passed = Passed::default();
-    gate.apply(namespace("a", "green"), &mut passed);
-    gate.set_filters(Filters::default(), &mut passed);
-    gate.delete(Kind::Namespace, &ObjectKey::new(&cluster(), "", "a"), &mut passed);
-    assert_eq!(told(&passed), ["+a", "-a/s", "+a/s", "-a"]);
+    let mut output = FilterOutput::default();
+    filter.apply(namespace("a", "green"), &mut output);
+    filter.set_filters(Filters::default(), &mut output);
+    filter.delete(Kind::Namespace, &ObjectKey::new(&cluster(), "", "a"), &mut output);
+    assert_eq!(told(&output), ["+a", "-a/s", "+a/s", "-a"]);
 }
 
 #[test]
 fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
-    let mut gate = Gate::new(cluster(), "v2".into());
-    let mut passed = Passed::default();
+    let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
+    let mut output = FilterOutput::default();
     for (name, revision) in [
         ("none", None),
         ("own", Some("v2")),
         ("other", Some("v1")),
         ("tag", Some("prod")),
     ] {
-        gate.apply(sidecar("a", name, revision, &json!(["*/*"])), &mut passed);
+        filter.apply(sidecar("a", name, revision, &json!(["*/*"])), &mut output);
     }
-    assert_eq!(told(&passed), ["+a/none", "+a/own"]);
-    let mut passed = Passed::default();
+    assert_eq!(told(&output), ["+a/none", "+a/own"]);
+    let mut output = FilterOutput::default();
     let tags = Filters {
         tags: ["prod".into()].into(),
         ..Filters::default()
     };
-    gate.set_filters(tags, &mut passed);
-    gate.set_filters(Filters::default(), &mut passed);
-    assert_eq!(told(&passed), ["+a/tag", "-a/tag"]);
+    filter.set_filters(tags, &mut output);
+    filter.set_filters(Filters::default(), &mut output);
+    assert_eq!(told(&output), ["+a/tag", "-a/tag"]);
     let service = json!({"metadata": {"name": "s", "namespace": "a", "labels": {"istio.io/rev": "v1"}}, "spec": {}});
-    let mut passed = Passed::default();
-    gate.apply(item(Kind::Service, &service), &mut passed);
-    assert_eq!(told(&passed), ["+a/s"], "services have no revision");
+    let mut output = FilterOutput::default();
+    filter.apply(item(Kind::Service, &service), &mut output);
+    assert_eq!(told(&output), ["+a/s"], "services have no revision");
 }
 
 #[test]
 fn what_is_invalid_keeps_its_last_good_form_and_is_told_while_it_counts() {
-    let mut gate = Gate::new(cluster(), "v2".into());
-    let mut passed = Passed::default();
+    let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
+    let mut output = FilterOutput::default();
     assert_eq!(
-        gate.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut passed),
-        Effect::Added
+        filter.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut output),
+        ObjectEvent::Added
     );
     assert_eq!(
-        gate.apply(sidecar("a", "s", None, &json!(7)), &mut passed),
-        Effect::Same
+        filter.apply(sidecar("a", "s", None, &json!(7)), &mut output),
+        ObjectEvent::Same
     );
-    assert_eq!(told(&passed), ["+a/s"]);
-    assert_eq!((passed.findings.len(), passed.findings[0].2.len()), (1, 1));
-    let mut passed = Passed::default();
-    gate.apply(sidecar("a", "s", Some("v1"), &json!(7)), &mut passed);
-    assert_eq!(told(&passed), ["-a/s"]);
-    assert!(passed.findings[0].2.is_empty(), "it is of no concern any more");
-    let Passed { changes, findings } = gate.everything([Kind::Sidecar]);
+    assert_eq!(told(&output), ["+a/s"]);
+    assert_eq!((output.findings.len(), output.findings[0].2.len()), (1, 1));
+    let mut output = FilterOutput::default();
+    filter.apply(sidecar("a", "s", Some("v1"), &json!(7)), &mut output);
+    assert_eq!(told(&output), ["-a/s"]);
+    assert!(output.findings[0].2.is_empty(), "it is of no concern any more");
+    let FilterOutput { changes, findings } = filter.everything([Kind::Sidecar]);
     assert!(matches!(&changes[..], [Change::Replace(_, rows)] if rows.is_empty()) && findings.is_empty());
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Apply(Item),
+    Apply(WatchedObject),
     Delete(Kind, ObjectKey),
-    Replace(Kind, Vec<Item>),
+    Replace(Kind, Vec<WatchedObject>),
     Filter(Filters),
 }
 
-fn items() -> impl Strategy<Value = Item> {
+fn items() -> impl Strategy<Value = WatchedObject> {
     let names = || prop::sample::select(vec!["a", "b"]);
     let team = prop::sample::select(vec!["red", "blue"]);
     let revision = prop::sample::select(vec![None, Some("v1"), Some("v2"), Some("tag")]);
@@ -196,47 +196,47 @@ proptest! {
     #[test]
     fn what_passed_is_the_filter_of_the_final_state(steps in prop::collection::vec(steps(), 0..40)) {
         let kinds = [Kind::Namespace, Kind::Sidecar];
-        let mut gate = Gate::new(cluster(), "v2".into());
+        let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
         let (mut have, mut good, mut filters) = (BTreeMap::new(), BTreeMap::new(), Filters::default());
         for step in steps {
-            let mut passed = Passed::default();
+            let mut output = FilterOutput::default();
             // What a reader of the same events would know, last good forms included.
-            let mut note = |item: &Item| {
+            let mut note = |item: &WatchedObject| {
                 let place = (item.kind, item.key.clone());
-                let row = item.row.clone().or_else(|| good.get(&place).and_then(|item: &Item| item.row.clone()));
-                good.insert(place, Item { row, ..item.clone() });
+                let row = item.row.clone().or_else(|| good.get(&place).and_then(|item: &WatchedObject| item.row.clone()));
+                good.insert(place, WatchedObject { row, ..item.clone() });
             };
             match step {
                 Step::Apply(item) => {
                     note(&item);
-                    gate.apply(item, &mut passed);
+                    filter.apply(item, &mut output);
                 }
                 Step::Delete(kind, key) => {
                     good.remove(&(kind, key.clone()));
-                    gate.delete(kind, &key, &mut passed);
+                    filter.delete(kind, &key, &mut output);
                 }
                 Step::Replace(kind, items) => {
                     items.iter().for_each(&mut note);
                     good.retain(|(held, key), _| *held != kind || items.iter().any(|item| item.key == *key));
-                    gate.replace(kind, items, &mut passed);
+                    filter.replace(kind, items, &mut output);
                 }
                 Step::Filter(new) => {
                     filters = new.clone();
-                    gate.set_filters(new, &mut passed);
+                    filter.set_filters(new, &mut output);
                 }
             }
-            follow(&mut have, &passed.changes);
+            follow(&mut have, &output.changes);
         }
-        let mut fresh = Gate::new(cluster(), "v2".into());
-        fresh.set_filters(filters, &mut Passed::default());
+        let mut fresh = DiscoveryFilter::new(cluster(), "v2".into());
+        fresh.set_filters(filters, &mut FilterOutput::default());
         for item in good.into_values().rev() {
-            fresh.apply(item, &mut Passed::default());
+            fresh.apply(item, &mut FilterOutput::default());
         }
         let mut want = BTreeMap::new();
         follow(&mut want, &fresh.everything(kinds).changes);
         prop_assert_eq!(&have, &want);
         let mut again = BTreeMap::new();
-        follow(&mut again, &gate.everything(kinds).changes);
+        follow(&mut again, &filter.everything(kinds).changes);
         prop_assert_eq!(&again, &want);
     }
 }
