@@ -28,7 +28,7 @@ FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
-.PHONY: build test lab soak bench bench-soak fuzz audit run tools clean help
+.PHONY: build test graph lab soak bench bench-soak fuzz audit run tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --profile dist --locked --bin istiod --target $(HOST)
@@ -52,6 +52,9 @@ test: ## format check, lints, unit and integration tests; prints the time of eac
 	$(call step,compile,cargo test --workspace --locked --no-run)
 	$(call step,tests,cargo test --workspace --locked)
 	@printf '\n'; awk '{ print; total += $$(NF - 1) } END { printf "%-8s %-6s %5d s\n", "total", "", total }' $(STEPS)
+
+graph: ## prints the import graph of the modules, bottom up by level, with cycles if there are any
+	@cargo test --quiet --locked --test integration -- --graph
 
 lab: tools ## as root: two clusters on two networks with real API servers and Envoys; prints each step
 	LAB=show cargo test --quiet --locked --test integration -- lab::mesh:: --skip lab::mesh::soak --test-threads 1

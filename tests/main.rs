@@ -23,6 +23,11 @@ mod tidy;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // `make graph`
+    if std::env::args().any(|argument| argument == "--graph") {
+        tidy::print_graph();
+        return ExitCode::SUCCESS;
+    }
     let mut arguments = libtest_mimic::Arguments::from_args();
     // Most tests wait for other processes most of the time.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,23 +1,34 @@
-//! Rules about the sources themselves that neither the compiler nor clippy checks: who may import whom, what pure code
-//! may not touch, what has to be documented, and that the Dockerfile names only what exists.
+//! Rules about the sources that neither the compiler nor clippy checks: imports and layers, purity, documentation and
+//! wording, and references from the Dockerfile.
 
 mod dockerfile;
 mod documentation;
+mod graph;
 mod imports;
+mod language;
+mod layers;
 mod purity;
 mod source;
 
 use libtest_mimic::Trial;
 
+pub(crate) use graph::print as print_graph;
+
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = imports::trials();
-    trials.extend(purity::trials());
-    trials.extend(documentation::trials());
-    trials.extend(dockerfile::trials());
-    trials
+    [
+        imports::trials(),
+        layers::trials(),
+        purity::trials(),
+        documentation::trials(),
+        language::trials(),
+        dockerfile::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
-/// What a rule found: nothing, or one line for each breach.
+/// The outcome of a rule: an error with one line for each breach.
 fn verdict(rule: &str, breaches: Vec<String>) -> Result<(), libtest_mimic::Failed> {
     if breaches.is_empty() {
         return Ok(());

@@ -60,7 +60,7 @@ pub struct EndpointProxyView {
     pub network: Option<NetworkProxyView>,
     /// Cluster of the proxy, for services with cluster-local endpoints.
     pub cluster: Option<ClusterId>,
-    /// Whether all endpoints of the service are cluster-local, not only those that declare it.
+    /// True if all endpoints of the service are cluster-local, not only those that declare it.
     pub cluster_only: bool,
     /// Node of the proxy, for node-local services.
     pub node: Option<SmolStr>,
@@ -70,7 +70,7 @@ pub struct EndpointProxyView {
     pub labels: Option<Labels>,
     /// Service address that the waypoint needs, if the proxy reaches the service through its waypoint.
     pub through_waypoint: Option<SmolStr>,
-    /// Whether the proxy never sends HBONE, even to endpoints that request it.
+    /// True if the proxy never sends HBONE, even to endpoints that request it.
     pub no_tunnels: bool,
 }
 

@@ -74,7 +74,7 @@ struct Server {
     targets: Shared<[ServiceTarget]>,
     /// PeerAuthentication of its peers.
     peers: PeerPolicy,
-    /// Whether the label `security.istio.io/tlsMode` announces mutual TLS.
+    /// True if the label `security.istio.io/tlsMode` announces mutual TLS.
     announces_mtls: bool,
     /// AuthorizationPolicies that apply, in order.
     authorization: Shared<[ObjectKey]>,

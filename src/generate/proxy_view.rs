@@ -16,21 +16,21 @@ use crate::base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr:
 /// Attributes that sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SocketProxyView {
-    /// Whether the proxy is a gateway, where headless services use EDS and undeclared protocols are not followed.
+    /// True if the proxy is a gateway, where headless services use EDS and undeclared protocols are not followed.
     pub is_router: bool,
-    /// Whether it runs the TCP metadata exchange, and so offers its ALPN.
+    /// True if it runs the TCP metadata exchange, and so offers its ALPN.
     pub metadata_exchange: bool,
-    /// Whether it runs the HTTP filter that sets the ALPN of each request; otherwise the TLS context sets it.
+    /// True if it runs the HTTP filter that sets the ALPN of each request; otherwise the TLS context sets it.
     pub alpn_filter: bool,
     /// Certificates in files that replace the workload's own.
     pub certificates: Option<ClientCertificates>,
-    /// Whether it has the socket of its own SDS provider.
+    /// True if it has the socket of its own SDS provider.
     pub credential_socket: bool,
-    /// Whether another server than its agent serves secrets from files.
+    /// True if another server than its agent serves secrets from files.
     pub file_socket: bool,
-    /// Whether HTTP/1.1 header names keep their case.
+    /// True if HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
-    /// Whether it uses tunnels to endpoints that accept them.
+    /// True if it uses tunnels to endpoints that accept them.
     pub sends_tunnels: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct OutboundProxyView {
     pub cluster: ClusterId,
     /// Labels that DestinationRules of the namespace select clients by.
     pub rule_labels: Labels,
-    /// Whether it never sends HBONE: `DISABLE_HBONE_SEND` of the node.
+    /// True if it never sends HBONE: `DISABLE_HBONE_SEND` of the node.
     pub no_tunnels: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,

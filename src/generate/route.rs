@@ -59,7 +59,7 @@ pub struct RouteConfigProxyView {
     dns_domain: SmolStr,
     /// Visibility of service addresses.
     vip: VipView,
-    /// Whether upstream requests carry the attempt count.
+    /// True if upstream requests carry the attempt count.
     include_attempt_count: bool,
 }
 
@@ -70,9 +70,9 @@ pub struct RouteProxyView {
     namespace: Namespace,
     /// Labels of the proxy that some rule selects by.
     labels: Shared<Labels>,
-    /// Whether a rewritten host is kept in `x-forwarded-host`.
+    /// True if a rewritten host is kept in `x-forwarded-host`.
     append_forwarded_host: bool,
-    /// Whether it is a proxyless gRPC client, which distinguishes ports in `Host` and has another field for timeouts.
+    /// True if it is a proxyless gRPC client, which distinguishes ports in `Host` and has another field for timeouts.
     proxyless: bool,
 }
 

@@ -46,7 +46,7 @@ pub struct SecretKey {
     name: SmolStr,
     /// Reader; `None` for content that every proxy may read.
     reader: Option<Shared<Subject>>,
-    /// Whether a Gateway of the reader refers to it and is allowed to.
+    /// True if a Gateway of the reader refers to it and is allowed to.
     is_verified: bool,
     /// Provider that performs private key operations in Envoy's place, if there is one.
     provider: Option<MessageKey<PrivateKeyProvider>>,

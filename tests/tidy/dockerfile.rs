@@ -1,12 +1,12 @@
-//! The Dockerfile names only what exists: build contexts, make targets, stages, and the binary that it starts. No
-//! container engine is needed to know that.
+//! References of the Dockerfile: copied paths, make targets, stages and the entry point exist. Needs no container
+//! engine.
 
 use libtest_mimic::{Failed, Trial};
 
 use super::verdict;
 use crate::support::project;
 
-/// Where the build stage has the project.
+/// The project folder in the build stage.
 const BUILD_FOLDER: &str = "/src/";
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -19,7 +19,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// The instructions of the Dockerfile: first word, and the words after it.
+/// Returns the instructions of the Dockerfile: the first word, and the words after it.
 fn instructions() -> Vec<(String, Vec<String>)> {
     let text = read("Dockerfile").replace("\\\n", " ");
     let lines = text
@@ -46,7 +46,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The recipe lines of a make target, or nothing where there is no such target.
+/// Returns the recipe lines of a make target; `None` if it does not exist.
 fn recipe(target: &str) -> Option<String> {
     let makefile = read("Makefile");
     let mut lines = makefile
@@ -75,13 +75,13 @@ fn copied_paths_exist() -> Result<(), Failed> {
         if let Some(from) = from.first() {
             let stage = from.trim_start_matches("--from=");
             if !stages.iter().any(|known| known == stage) {
-                breaches.push(format!("stage {stage} is not there"));
+                breaches.push(format!("stage {stage} does not exist"));
             }
             let built = recipe("build").unwrap_or_default();
             let ours = sources.iter().filter_map(|source| source.strip_prefix(BUILD_FOLDER));
             breaches.extend(
                 ours.filter(|path| !built.contains(path.trim_end_matches('/')))
-                    .map(|path| format!("make build does not make {path}")),
+                    .map(|path| format!("`make build` does not create {path}")),
             );
         } else {
             let absent = |path: &str| !project().join(path).exists() || ignored.lines().any(|line| line == path);
@@ -89,11 +89,11 @@ fn copied_paths_exist() -> Result<(), Failed> {
                 sources
                     .iter()
                     .filter(|path| absent(path))
-                    .map(|path| format!("{path} is not there")),
+                    .map(|path| format!("{path} does not exist")),
             );
         }
     }
-    verdict("what the Dockerfile copies exists", breaches)
+    verdict("paths that the Dockerfile copies must exist", breaches)
 }
 
 fn make_targets_exist() -> Result<(), Failed> {
@@ -110,10 +110,10 @@ fn make_targets_exist() -> Result<(), Failed> {
         .collect();
     assert!(
         targets.iter().any(|target| target == "build"),
-        "the image is made by `make build`"
+        "the image must be built by `make build`"
     );
     let absent = targets.iter().filter(|target| recipe(target).is_none());
-    verdict("the make targets of the Dockerfile exist", absent.cloned().collect())
+    verdict("make targets of the Dockerfile must exist", absent.cloned().collect())
 }
 
 fn entrypoint_is_built() -> Result<(), Failed> {
@@ -128,13 +128,13 @@ fn entrypoint_is_built() -> Result<(), Failed> {
     if copied && recipe("build").is_some_and(|recipe| recipe.contains(&format!("out/{name}"))) {
         return Ok(());
     }
-    Err(format!("make build leaves no out/{name} for {entrypoint}").into())
+    Err(format!("`make build` creates no out/{name} for {entrypoint}").into())
 }
 
 fn runs_without_privileges() -> Result<(), Failed> {
     match words_of("USER").concat().as_slice() {
         [user] if user == "1337:1337" => Ok(()),
-        other => Err(format!("USER is {other:?}, and charts promise 1337:1337").into()),
+        other => Err(format!("USER is {other:?}, but the charts require 1337:1337").into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Public items of the layers that everything rests on say what they are.
+//! Doc comments of the public items of the lowest layers.
 
 use libtest_mimic::{Failed, Trial};
 
@@ -7,7 +7,7 @@ use super::verdict;
 
 const DOCUMENTED: &[&str] = &["base", "table", "model"];
 
-/// What a public item begins with. `pub mod` is left out: a module says what it is in its own file.
+/// The beginnings of public items. `pub mod` is excluded: a module is documented in its own file.
 const ITEMS: &[&str] = &[
     "pub fn ",
     "pub const ",
@@ -45,7 +45,7 @@ fn undocumented(source: &Source) -> Vec<String> {
         .collect()
 }
 
-/// Whether the lines before an item end in a doc comment, attributes aside.
+/// Returns true if the lines before an item end in a doc comment, except for attributes.
 fn documented(before: &[&str]) -> bool {
     for line in before.iter().rev().map(|line| line.trim()) {
         if line.starts_with("///") || line.starts_with("#[doc") || line.starts_with("$(#[") || line.ends_with("*/") {

@@ -1,18 +1,18 @@
-//! Who may import whom. The table below is the architecture: it is acyclic, and data flows down it.
+//! Imports between top-level modules. The table below is the architecture: it is acyclic, and data flows down it.
 
 use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
 
-use super::source::{Source, sources};
+use super::source::sources;
 use super::verdict;
 
-/// What one top-level module may name of the others.
+/// The imports of one top-level module.
 struct Rule {
     module: &'static str,
-    /// Modules, or parts of modules, that may be imported.
+    /// Permitted modules, or parts of modules.
     may: &'static [&'static str],
-    /// Parts of these that may not.
+    /// Forbidden parts of permitted modules.
     not: &'static [&'static str],
 }
 
@@ -20,7 +20,7 @@ const fn rule(module: &'static str, may: &'static [&'static str]) -> Rule {
     Rule { module, may, not: &[] }
 }
 
-/// Every top-level module, each after all that it may import.
+/// Every top-level module, each below the modules that it may import.
 const TABLE: &[Rule] = &[
     rule("proto", &[]),
     rule("base", &[]),
@@ -33,7 +33,6 @@ const TABLE: &[Rule] = &[
         may: &["base", "proto", "api", "table", "model"],
         not: &["model::world"],
     },
-    rule("template", &["base"]),
     rule("settings", &["base"]),
     rule("task", &[]),
     rule(
@@ -116,20 +115,6 @@ const TABLE: &[Rule] = &[
         ],
     ),
     rule(
-        "inject",
-        &[
-            "base",
-            "proto",
-            "api",
-            "settings",
-            "task",
-            "environment",
-            "kube",
-            "template",
-            "model::snapshot",
-        ],
-    ),
-    rule(
         "status",
         &[
             "base",
@@ -139,7 +124,6 @@ const TABLE: &[Rule] = &[
             "task",
             "environment",
             "kube",
-            "template",
             "model::snapshot",
             "table::Cx",
             "xds::events",
@@ -154,7 +138,6 @@ const TABLE: &[Rule] = &[
             "api",
             "model",
             "generate",
-            "template",
             "settings",
             "task",
             "environment",
@@ -164,7 +147,6 @@ const TABLE: &[Rule] = &[
             "auth",
             "xds",
             "ca",
-            "inject",
             "status",
         ],
     ),
@@ -198,18 +180,12 @@ fn table_is_acyclic() -> Result<(), Failed> {
         for named in rule.may.iter().filter(|named| **named != "*") {
             let module = named.split("::").next().unwrap_or(named);
             if !above.contains(module) {
-                breaches.push(format!(
-                    "{} may import {named}, which does not stand above it",
-                    rule.module
-                ));
+                breaches.push(format!("{} may import {named}, which is not above it", rule.module));
             }
         }
         above.insert(rule.module);
     }
-    verdict(
-        "each module may import only what stands above it in the table",
-        breaches,
-    )
+    verdict("each module may import only modules above it in the table", breaches)
 }
 
 fn sources_keep_to_the_table() -> Result<(), Failed> {
@@ -223,7 +199,7 @@ fn sources_keep_to_the_table() -> Result<(), Failed> {
             ));
             continue;
         };
-        for (position, path) in imports(&source) {
+        for (position, path) in source.imports() {
             if path[0] != layer && !rule.allows(&path) {
                 breaches.push(format!(
                     "{}: {layer} may not import {}",
@@ -247,85 +223,9 @@ fn no_mod_rs() -> Result<(), Failed> {
 impl Rule {
     fn allows(&self, path: &[String]) -> bool {
         let covers = |named: &&&str| **named == "*" || named.split("::").zip(path).all(|(want, have)| want == have);
-        // `use crate::model;` alone would open all of it, so a part that may be named has to be named.
+        // `use crate::model;` alone would permit all of it, so an import must name a permitted part.
         let names_it = |named: &&&str| **named == "*" || named.split("::").count() <= path.len();
         self.may.iter().filter(names_it).any(|named| covers(&named))
             && !self.not.iter().filter(names_it).any(|named| covers(&named))
     }
-}
-
-/// The paths from the crate's root that a file names, at most two segments of each, with their positions.
-fn imports(source: &Source) -> Vec<(usize, Vec<String>)> {
-    let mut found = Vec::new();
-    for position in source.words("crate") {
-        if let Some(rest) = source.code[position + "crate".len()..].trim_start().strip_prefix("::") {
-            found.extend(paths(rest).into_iter().map(|path| (position, path)));
-        }
-    }
-    for position in source.words("istiod_proto").filter(|_| source.layer() != Some("proto")) {
-        found.push((position, vec!["proto".to_owned()]));
-    }
-    for position in source.words("super") {
-        let mut rest = &source.code[position..];
-        let mut climbed = 0;
-        while let Some(next) = rest
-            .trim_start()
-            .strip_prefix("super")
-            .and_then(|rest| rest.trim_start().strip_prefix("::"))
-        {
-            climbed += 1;
-            rest = next;
-        }
-        if climbed >= source.module.len() {
-            found.extend(paths(rest).into_iter().map(|path| (position, path)));
-        }
-    }
-    found
-}
-
-/// Reads `a::b::c` or `{a::b, c::{d, e}}` and gives the first two segments of each path.
-fn paths(code: &str) -> Vec<Vec<String>> {
-    let code = code.trim_start();
-    if let Some(group) = code.strip_prefix('{') {
-        return members(group).into_iter().flat_map(paths).collect();
-    }
-    let name: String = code
-        .chars()
-        .take_while(|character| character.is_alphanumeric() || *character == '_')
-        .collect();
-    if name.is_empty() {
-        return Vec::new();
-    }
-    let Some(rest) = code[name.len()..].trim_start().strip_prefix("::") else {
-        return vec![vec![name]];
-    };
-    let inner = paths(rest);
-    if inner.is_empty() {
-        return vec![vec![name]];
-    }
-    let seconds: BTreeSet<String> = inner.into_iter().filter_map(|path| path.into_iter().next()).collect();
-    seconds.into_iter().map(|second| vec![name.clone(), second]).collect()
-}
-
-/// The members of a `{...}` group whose opening brace has been read.
-fn members(group: &str) -> Vec<&str> {
-    let mut depth = 0_usize;
-    let mut begin = 0;
-    let mut members = Vec::new();
-    for (position, byte) in group.bytes().enumerate() {
-        match byte {
-            b'{' => depth += 1,
-            b'}' if depth == 0 => {
-                members.push(&group[begin..position]);
-                break;
-            }
-            b'}' => depth -= 1,
-            b',' if depth == 0 => {
-                members.push(&group[begin..position]);
-                begin = position + 1;
-            }
-            _ => {}
-        }
-    }
-    members
 }

@@ -1,14 +1,14 @@
-//! What the pure layers may not touch. Purity is what lets a result be shared between proxies, be made again from
-//! scratch and compared, and be tested without a clock.
+//! Purity of the lower layers: no runtime, clock, environment, files or randomness. Results of pure code can be shared
+//! between proxies, recomputed for comparison and tested without a clock.
 
 use libtest_mimic::{Failed, Trial};
 
 use super::source::sources;
 use super::verdict;
 
-const PURE: &[&str] = &["proto", "base", "api", "table", "model", "generate", "template"];
+const PURE: &[&str] = &["proto", "base", "api", "table", "model", "generate"];
 
-/// Names that pure code may not contain, and what they stand for.
+/// Names that pure code must not contain, with what they give access to.
 const IMPURE: &[(&str, &str)] = &[
     ("tokio", "the runtime"),
     ("kube_runtime", "Kubernetes' API"),
@@ -35,10 +35,10 @@ const IMPURE: &[(&str, &str)] = &[
     ("error!", "logging"),
 ];
 
-/// Collections whose order is not that of their keys: one step from reaching the wire.
+/// Collections without an order of keys, which could make output differ between replicas.
 const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
 
-/// What remembers in generation is looked up by key and never walked in order; what leaves it is ordered.
+/// Files of generation whose unordered maps are only looked up by key, or sorted before use.
 const MEMOS: [&str; 6] = [
     "src/generate/route/gateway.rs",
     "src/generate/route/sidecar/listing.rs",
@@ -51,14 +51,14 @@ const MEMOS: [&str; 6] = [
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         Trial::test(
-            "tidy::purity::pure_layers_touch_nothing_outside",
-            pure_layers_touch_nothing_outside,
+            "tidy::purity::pure_layers_have_no_side_effects",
+            pure_layers_have_no_side_effects,
         ),
         Trial::test("tidy::purity::generation_is_ordered", generation_is_ordered),
     ]
 }
 
-fn pure_layers_touch_nothing_outside() -> Result<(), Failed> {
+fn pure_layers_have_no_side_effects() -> Result<(), Failed> {
     let mut breaches = Vec::new();
     for source in sources()
         .iter()
@@ -72,7 +72,7 @@ fn pure_layers_touch_nothing_outside() -> Result<(), Failed> {
             );
         }
     }
-    verdict("pure layers take what they need as parameters", breaches)
+    verdict("pure layers get their inputs as parameters", breaches)
 }
 
 fn generation_is_ordered() -> Result<(), Failed> {

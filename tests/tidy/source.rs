@@ -1,34 +1,37 @@
-//! The sources as the rules read them: code only, with comments, literals and test modules blanked out. Line breaks
-//! stay, so a position still tells its line.
+//! Source files without comments, literals and test modules, and the paths that they import. Blanked text keeps its
+//! line breaks, so that positions give line numbers.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use crate::support::project;
 
 /// One file below `src/`.
 pub(super) struct Source {
-    /// Path relative to the project, as it is reported.
+    /// Path relative to the project.
     pub(super) path: String,
     /// `["model", "service"]` for `src/model/service.rs`; empty for `lib.rs`.
     pub(super) module: Vec<String>,
-    /// The file as it stands.
+    /// The whole file.
     pub(super) text: String,
-    /// The file's code, of the same length.
+    /// The file with comments, literals and test modules blanked, of the same length.
     pub(super) code: String,
 }
 
 impl Source {
-    /// The top-level module that the file belongs to; `None` for `lib.rs`.
+    /// Returns the top-level module that contains the file; `None` for `lib.rs`.
     pub(super) fn layer(&self) -> Option<&str> {
         self.module.first().map(String::as_str)
     }
 
-    /// `path:line` of a position in `code`.
+    /// Returns `path:line` of a position in `code`.
     pub(super) fn place(&self, position: usize) -> String {
         format!("{}:{}", self.path, self.code[..position].matches('\n').count() + 1)
     }
 
-    /// Positions at which `word` stands in the code and is not part of a longer name.
+    /// Returns the positions of `word` in the code, except inside longer names.
     pub(super) fn words<'a>(&'a self, word: &'a str) -> impl Iterator<Item = usize> + 'a {
         let is_name = |character: char| character.is_alphanumeric() || character == '_';
         self.code
@@ -40,7 +43,139 @@ impl Source {
     }
 }
 
-/// All Rust files below `src/` that are not tests.
+/// The module path of an item in the crate, such as `["model", "service", "Service"]`.
+pub(super) type ItemPath = Vec<String>;
+
+impl Source {
+    /// Returns the paths in the crate that the file names by `crate`, `super` or `self`, with their positions.
+    pub(super) fn imports(&self) -> Vec<(usize, ItemPath)> {
+        let mut found = Vec::new();
+        for position in self.words("crate") {
+            if let Some(rest) = after_separator(&self.code[position + "crate".len()..]) {
+                found.extend(paths(rest).into_iter().map(|path| (position, path)));
+            }
+        }
+        for position in self.words("istiod_proto").filter(|_| self.layer() != Some("proto")) {
+            found.push((position, vec!["proto".to_owned()]));
+        }
+        for position in self.words("super").chain(self.words("self")) {
+            // The second and later `super` of a path, and `self` at the end of one.
+            if self.code[..position].trim_end().ends_with("::") || self.is_alone(position) {
+                continue;
+            }
+            let mut parent = self.module_at(position);
+            let mut rest = &self.code[position..];
+            if let Some(inner) = rest.strip_prefix("self").and_then(after_separator) {
+                rest = inner;
+            }
+            while let Some(inner) = rest.trim_start().strip_prefix("super").and_then(after_separator) {
+                parent.pop();
+                rest = inner;
+            }
+            let absolute = |path: ItemPath| (position, parent.iter().cloned().chain(path).collect());
+            found.extend(paths(rest).into_iter().map(absolute));
+        }
+        found
+    }
+
+    /// True for `self` as a receiver or in a list of imports.
+    fn is_alone(&self, position: usize) -> bool {
+        let rest = &self.code[position..];
+        let word = rest.strip_prefix("super").or_else(|| rest.strip_prefix("self"));
+        word.and_then(after_separator).is_none()
+    }
+
+    /// Returns the module at a position, which may be an inline module.
+    fn module_at(&self, position: usize) -> Vec<String> {
+        let mut module = self.module.clone();
+        for begin in self.words("mod").filter(|begin| *begin < position) {
+            let rest = self.code[begin + "mod".len()..].trim_start();
+            let name = name_at(rest);
+            if !rest[name.len()..].trim_start().starts_with('{') {
+                continue;
+            }
+            let open = begin + self.code[begin..].find('{').expect("because a brace follows the name");
+            if position < open + braces(&self.code[open..]) {
+                module.push(name.to_owned());
+            }
+        }
+        module
+    }
+
+    /// Returns the names that the file re-exports from its own modules, each with the module.
+    pub(super) fn reexports(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for position in self.words("use") {
+            let before = self.code[..position].trim_end();
+            if !before.ends_with("pub") && !before.ends_with(')') {
+                continue;
+            }
+            let statement = self.code[position + "use".len()..]
+                .split(';')
+                .next()
+                .unwrap_or_default();
+            for path in paths(statement) {
+                let own: Vec<String> = path.into_iter().filter(|segment| segment != "self").collect();
+                if let [module, .., item] = own.as_slice() {
+                    found.insert(item.clone(), module.clone());
+                }
+            }
+        }
+        found
+    }
+}
+
+fn after_separator(code: &str) -> Option<&str> {
+    code.trim_start().strip_prefix("::")
+}
+
+fn name_at(code: &str) -> &str {
+    let is_name = |character: char| character.is_alphanumeric() || character == '_';
+    &code[..code.find(|character| !is_name(character)).unwrap_or(code.len())]
+}
+
+/// Reads `a::b::c` or `{a::b, c::{d, e}}` and returns all paths. A trailing `as name` is ignored.
+fn paths(code: &str) -> Vec<ItemPath> {
+    let code = code.trim_start();
+    if let Some(group) = code.strip_prefix('{') {
+        return members(group).into_iter().flat_map(paths).collect();
+    }
+    let name = name_at(code);
+    if name.is_empty() {
+        return Vec::new();
+    }
+    let inner = after_separator(&code[name.len()..]).map(paths).unwrap_or_default();
+    if inner.is_empty() {
+        return vec![vec![name.to_owned()]];
+    }
+    let join = |path: ItemPath| std::iter::once(name.to_owned()).chain(path).collect();
+    inner.into_iter().map(join).collect()
+}
+
+/// Returns the members of a `{...}` group, which begins after its opening brace.
+fn members(group: &str) -> Vec<&str> {
+    let mut depth = 0_usize;
+    let mut begin = 0;
+    let mut members = Vec::new();
+    for (position, byte) in group.bytes().enumerate() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth == 0 => {
+                members.push(&group[begin..position]);
+                break;
+            }
+            b'}' => depth -= 1,
+            b',' if depth == 0 => {
+                members.push(&group[begin..position]);
+                begin = position + 1;
+            }
+            _ => {}
+        }
+    }
+    members
+}
+
+/// Reads all Rust files below `src/` except tests.
 pub(super) fn sources() -> Vec<Source> {
     let root = project().join("src");
     let mut files = Vec::new();
@@ -65,8 +200,11 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 }
 
 fn is_test(path: &Path) -> bool {
-    path.iter()
-        .any(|part| part == "tests" || part == "tests.rs" || part == "testing.rs")
+    path.iter().any(|part| {
+        ["tests", "tests.rs", "testing.rs", "fixture.rs"]
+            .iter()
+            .any(|test| part == *test)
+    })
 }
 
 fn read(root: &Path, path: &Path) -> Source {
@@ -88,8 +226,8 @@ fn read(root: &Path, path: &Path) -> Source {
     }
 }
 
-/// Blanks comments and the content of string and character literals.
-fn code_only(text: &str) -> String {
+/// Blanks comments and literals.
+pub(super) fn code_only(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
@@ -105,7 +243,7 @@ fn code_only(text: &str) -> String {
     code
 }
 
-/// The length of the comment, literal or single character that `rest` begins with, and whether it is code.
+/// Returns the length of the comment, literal or character at the start of `rest`, and true if it is code.
 fn token(rest: &str, first: char, before: &str) -> (usize, bool) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), false);
@@ -130,7 +268,7 @@ fn token(rest: &str, first: char, before: &str) -> (usize, bool) {
             );
         }
     }
-    // A quote begins a character literal when another quote follows one character (or an escape); else it is a lifetime.
+    // A quote begins a character literal if another quote follows one character or an escape. Otherwise it is a lifetime.
     if first == '\'' && (rest[1..].starts_with('\\') || rest.chars().nth(2) == Some('\'')) {
         return (quoted(rest, '\''), false);
     }
@@ -170,12 +308,12 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Spaces instead of `text`, byte for byte, line breaks kept.
+/// Appends a space for each byte of `text`, and its line breaks.
 fn blank(text: &str, into: &mut String) {
     into.extend(text.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
 }
 
-/// Blanks what `#[cfg(test)]` stands before: tests may reach for more than the code they test.
+/// Blanks items after `#[cfg(test)]`: tests may import more than the code under test.
 fn without_test_modules(code: String) -> String {
     const MARK: &str = "#[cfg(test)]";
     let mut result = String::with_capacity(code.len());
@@ -196,7 +334,7 @@ fn without_test_modules(code: String) -> String {
     result
 }
 
-/// The length of the block that `code` begins with.
+/// Returns the length of the block at the start of `code`.
 fn braces(code: &str) -> usize {
     let mut depth = 0_usize;
     for (position, byte) in code.bytes().enumerate() {

@@ -19,7 +19,7 @@ use crate::{
 pub(super) struct DiscoveryTypes {
     /// Type by the service's resolution.
     declared: DiscoveryType,
-    /// Whether the load balancing policy is ignored.
+    /// True if the load balancing policy is ignored.
     fixed_policy: bool,
     port: u32,
 }

@@ -54,13 +54,13 @@ pub struct InboundPart {
     pub sidecar: Option<ObjectKey>,
     /// Address families.
     pub ip_mode: IpMode,
-    /// Whether ports are bound instead of intercepted, so that only those of the Sidecar are served.
+    /// True if ports are bound instead of intercepted, so that only those of the Sidecar are served.
     pub bound_ports: bool,
     /// First IPv4 address of the instance; empty unless the Sidecar sends traffic there.
     pub instance_v4: SmolStr,
     /// First IPv6 address of the instance; empty unless the Sidecar sends traffic there.
     pub instance_v6: SmolStr,
-    /// Whether HTTP/1.1 header names keep their case.
+    /// True if HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
@@ -78,13 +78,13 @@ pub struct InboundKey {
     pub services: Shared<[(ServiceKey, u32)]>,
     /// Sidecar, for its connection pools.
     pub sidecar: Option<ObjectKey>,
-    /// Whether the cluster belongs to a listener of the Sidecar.
+    /// True if the cluster belongs to a listener of the Sidecar.
     pub is_listener: bool,
     /// Rule of the first service.
     pub rule: Option<RuleRef>,
     /// Address families, for the source address.
     pub ip_mode: IpMode,
-    /// Whether HTTP/1.1 header names keep their case.
+    /// True if HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
     /// EnvoyFilter patches that apply, in order.
     pub patches: Shared<[PatchRef]>,

@@ -63,16 +63,16 @@ pub enum StaticCluster {
     BlackHole,
     /// [`PASSTHROUGH`], with metadata exchange or without.
     Passthrough {
-        /// Whether the proxy runs the TCP metadata exchange.
+        /// True if the proxy runs the TCP metadata exchange.
         metadata_exchange: bool,
-        /// Whether HTTP/1.1 header names keep their case.
+        /// True if HTTP/1.1 header names keep their case.
         keeps_header_case: bool,
     },
     /// [`INBOUND_PASSTHROUGH`].
     InboundPassthrough {
         /// Address families.
         ip_mode: IpMode,
-        /// Whether HTTP/1.1 header names keep their case.
+        /// True if HTTP/1.1 header names keep their case.
         keeps_header_case: bool,
     },
     /// SDS provider next to the proxy.

@@ -58,21 +58,21 @@ pub(super) struct TlsInputs<'a> {
     pub client: &'a SocketProxyView,
     /// Registry of the service.
     pub registry: Registry,
-    /// Whether the service is outside the mesh.
+    /// True if the service is outside the mesh.
     pub mesh_external: bool,
-    /// Whether a rule for services outside the mesh takes precedence over certificates in files.
+    /// True if a rule for services outside the mesh takes precedence over certificates in files.
     pub prefer_rule: bool,
-    /// Whether auto mTLS applies: it is enabled, and the servers do not disable mTLS.
+    /// True if auto mTLS applies: it is enabled, and the servers do not disable mTLS.
     pub auto_mtls: bool,
     /// Identities of the servers.
     pub identities: Vec<String>,
     /// Default SNI of mutual TLS.
     pub default_sni: String,
-    /// Whether the rule selects its clients, which can then be expected to have access to its credentials.
+    /// True if the rule selects its clients, which can then be expected to have access to its credentials.
     pub rule_selects: bool,
-    /// Whether peers negotiate the TCP metadata exchange by ALPN.
+    /// True if peers negotiate the TCP metadata exchange by ALPN.
     pub exchange_alpn: bool,
-    /// Whether the port is declared to be HTTP.
+    /// True if the port is declared to be HTTP.
     pub is_http: bool,
     /// `tlsDefaults` of the mesh.
     pub defaults: Option<&'a TlsConfig>,
@@ -83,7 +83,7 @@ pub(super) struct TlsInputs<'a> {
 /// Settings that apply in the end.
 struct EffectiveTls {
     settings: ClientTlsSettings,
-    /// Whether they follow from auto mTLS, so that endpoints without mutual TLS must be reached too.
+    /// True if they follow from auto mTLS, so that endpoints without mutual TLS must be reached too.
     automatic: bool,
 }
 

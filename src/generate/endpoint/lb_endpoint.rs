@@ -49,13 +49,13 @@ pub(super) struct LbEndpoint {
     pub weight: u32,
     /// Labels that failover compares.
     pub labels: Shared<Labels>,
-    /// Whether it is reached by mutual TLS.
+    /// True if it is reached by mutual TLS.
     pub mtls: bool,
     /// Network.
     pub network: NetworkId,
     /// Cluster.
     pub cluster: crate::base::ClusterId,
-    /// Whether it has an address; otherwise it can be reached only through a gateway.
+    /// True if it has an address; otherwise it can be reached only through a gateway.
     pub has_address: bool,
 }
 

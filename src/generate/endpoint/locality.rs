@@ -25,7 +25,7 @@ use crate::{
 /// Locality setting of a service.
 pub struct LocalityLb<'a> {
     setting: Cow<'a, LocalityLoadBalancerSetting>,
-    /// Whether failover is enabled. It needs outlier detection, without which Envoy never leaves the first priority;
+    /// True if failover is enabled. It needs outlier detection, without which Envoy never leaves the first priority;
     /// traffic distribution of a service does not.
     failover: bool,
 }

@@ -39,7 +39,7 @@ pub(crate) mod field {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkFilters {
     fields: Vec<u8>,
-    /// Whether one of them resolves the server name.
+    /// True if one of them resolves the server name.
     pub resolves_sni: bool,
 }
 

@@ -82,17 +82,17 @@ pub struct HttpConnection {
     pub routes: HttpRoutes,
     /// Protocol of the port.
     pub protocol: Protocol,
-    /// Whether the client address is that of the connection.
+    /// True if the client address is that of the connection.
     pub use_remote_address: bool,
     /// Port that extensions match: of the listener, or inbound of the workload.
     pub port: u32,
-    /// Whether the traffic comes out of an HBONE tunnel.
+    /// True if the traffic comes out of an HBONE tunnel.
     pub tunneled: bool,
-    /// Whether metadata is not sent to services outside the mesh.
+    /// True if metadata is not sent to services outside the mesh.
     pub mesh_only_exchange: bool,
     /// Wildcard host that is resolved per request.
     pub dynamic_dns: Option<Hostname>,
-    /// Whether it is HTTP/3 over QUIC.
+    /// True if it is HTTP/3 over QUIC.
     pub http3: bool,
 }
 

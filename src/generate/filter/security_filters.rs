@@ -17,7 +17,7 @@ pub struct SecurityFilters<F> {
     pub(super) custom: Vec<F>,
     pub(super) authentication: Vec<F>,
     pub(super) authorization: Vec<F>,
-    /// Whether the proxy lacks a filter that its policies need. The chain must then deny all traffic: it ends in
+    /// True if the proxy lacks a filter that its policies need. The chain must then deny all traffic: it ends in
     /// [`denied_routes`] or a TCP proxy to no cluster, and no filter is built.
     pub denied: bool,
 }

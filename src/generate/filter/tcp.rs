@@ -74,7 +74,7 @@ pub struct TcpUpstream<'r> {
     pub subset: &'r str,
     /// DestinationRule of the (first) destination.
     pub rule: Option<&'r DestinationRule>,
-    /// Whether tunnel settings of the rule apply.
+    /// True if tunnel settings of the rule apply.
     pub may_tunnel: bool,
     /// Wildcard host whose upstream is resolved from the SNI.
     pub dynamic_dns: Option<Hostname>,
@@ -119,11 +119,11 @@ impl TcpClusters {
 pub struct TcpChain {
     /// Port that extensions match.
     pub port: u32,
-    /// Whether peers exchange metadata.
+    /// True if peers exchange metadata.
     pub exchanges_metadata: bool,
-    /// Whether the traffic comes out of an HBONE tunnel.
+    /// True if the traffic comes out of an HBONE tunnel.
     pub tunneled: bool,
-    /// Whether only the destination authorises its clients.
+    /// True if only the destination authorises its clients.
     pub authorized_by_destination: bool,
 }
 

@@ -30,7 +30,7 @@ pub struct Telemetries<'a> {
 pub struct Logging<'a> {
     /// Provider.
     pub provider: &'a ExtensionProvider,
-    /// Whether it is enabled. If it is named but disabled, the mesh config's own log is disabled too.
+    /// True if it is enabled. If it is named but disabled, the mesh config's own log is disabled too.
     pub enabled: bool,
     /// CEL expression that selects logged requests.
     pub filter: Option<&'a access_logging::Filter>,
@@ -49,7 +49,7 @@ pub struct MetricsConfig<'a> {
 /// Override of one metric.
 #[derive(Clone, Default)]
 pub struct MetricOverride {
-    /// Whether the metric is disabled.
+    /// True if the metric is disabled.
     pub disabled: bool,
     /// Tags that are set (to an expression) or removed.
     pub tags: BTreeMap<String, Option<String>>,
@@ -197,7 +197,7 @@ fn names(providers: &[ProviderRef]) -> impl Iterator<Item = &str> {
     providers.iter().map(|provider| provider.name.as_str())
 }
 
-/// Whether a provider logs, and the filter of logged requests.
+/// True if a provider logs, and the filter of logged requests.
 type LogState<'a> = (bool, Option<&'a access_logging::Filter>);
 
 fn merge_logs<'a>(

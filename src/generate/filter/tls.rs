@@ -57,7 +57,7 @@ pub struct ServerCertificates {
     pub key: SmolStr,
     /// `TLS_SERVER_ROOT_CERT`.
     pub root: SmolStr,
-    /// Whether another server than the agent serves secrets from files.
+    /// True if another server than the agent serves secrets from files.
     pub own_server: bool,
 }
 

@@ -66,7 +66,7 @@ const CUSTOM_TAGS: u32 = 8;
 pub struct HttpTracing {
     /// Encoded `tracing` field.
     pub tracing: Option<Vec<u8>>,
-    /// Whether the request id carries the sampling decision.
+    /// True if the request id carries the sampling decision.
     pub use_request_id: bool,
 }
 
@@ -75,7 +75,7 @@ struct Tracer {
     name: &'static str,
     config: Any,
     max_tag_length: u32,
-    /// Whether the tracer receives every span and samples itself.
+    /// True if the tracer receives every span and samples itself.
     samples: bool,
 }
 

@@ -67,7 +67,7 @@ pub struct InboundKey {
     service: ServiceKey,
     /// Visibility of service addresses.
     vip: VipView,
-    /// Whether it accepts only mutual TLS; otherwise only plaintext.
+    /// True if it accepts only mutual TLS; otherwise only plaintext.
     mtls: bool,
     /// AuthorizationPolicies that apply, in order.
     authorization: Shared<[ObjectKey]>,
@@ -79,7 +79,7 @@ struct RequestedHost {
     hosts: BTreeSet<SmolStr>,
     /// Ports as written.
     ports: BTreeSet<SmolStr>,
-    /// Whether a name without a port, which means all ports, was requested.
+    /// True if a name without a port, which means all ports, was requested.
     all_ports: bool,
 }
 

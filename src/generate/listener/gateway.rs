@@ -76,15 +76,15 @@ pub struct GatewayProxyView {
     labels: Shared<Labels>,
     /// Address families.
     ip_mode: IpMode,
-    /// Whether it cannot bind ports below 1024.
+    /// True if it cannot bind ports below 1024.
     unprivileged: bool,
-    /// Whether connections are balanced exactly over worker threads.
+    /// True if connections are balanced exactly over worker threads.
     exact_balance: bool,
     /// Proxies in front of the gateway (`gatewayTopology`).
     topology: MessageKey<Topology>,
     /// Certificate of its own in files.
     certificates: ServerCertificates,
-    /// Whether it has the socket of its own SDS provider.
+    /// True if it has the socket of its own SDS provider.
     external_socket: bool,
 }
 
@@ -206,7 +206,7 @@ impl GatewayKey {
 #[derive(Default)]
 struct Chains {
     listener: WrittenListener,
-    /// Whether some chain matches the client hello.
+    /// True if some chain matches the client hello.
     needs_hello: bool,
 }
 

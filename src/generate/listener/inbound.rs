@@ -80,7 +80,7 @@ pub struct InboundProxyView {
     pub own_address: Option<SmolStr>,
     /// Interception mode.
     pub interception: InterceptionMode,
-    /// Whether it cannot bind ports below 1024.
+    /// True if it cannot bind ports below 1024.
     pub unprivileged: bool,
     /// Ports that Envoy itself serves.
     pub own_ports: [u32; 2],
@@ -88,7 +88,7 @@ pub struct InboundProxyView {
     pub exact_balance: bool,
     /// Certificates of its own in files.
     pub certificates: ServerCertificates,
-    /// Whether it has the socket of its own SDS provider.
+    /// True if it has the socket of its own SDS provider.
     pub external_socket: bool,
 }
 

@@ -50,7 +50,7 @@ struct Entry {
     port: u32,
     protocol: Protocol,
     locked: bool,
-    /// Whether its TCP chains depend on attributes of the proxy other than its extensions.
+    /// True if its TCP chains depend on attributes of the proxy other than its extensions.
     depends_on_proxy: bool,
     services: Vec<ListenerService>,
 }

@@ -65,7 +65,7 @@ pub(super) enum Transport {
 pub(super) struct Context<'a> {
     /// Proxy's own certificates, for mutual TLS within the mesh.
     pub(super) certificates: &'a ServerCertificates,
-    /// Whether the proxy has the socket of its own SDS provider.
+    /// True if the proxy has the socket of its own SDS provider.
     pub(super) external_socket: bool,
     /// Mesh and features.
     pub(super) stack: &'a FilterStack<'a>,

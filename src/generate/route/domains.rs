@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Whether domains are repeated with the port.
+/// True if domains are repeated with the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortForms {
     /// The route configuration ignores ports.
@@ -42,7 +42,7 @@ impl Domains {
 pub(crate) struct NameSpace<'a> {
     /// DNS domain of the client, `<namespace>.svc.<suffix>` in Kubernetes.
     pub(crate) dns_domain: &'a str,
-    /// Whether names with a trailing dot are served too.
+    /// True if names with a trailing dot are served too.
     pub(crate) absolute: bool,
 }
 

@@ -46,9 +46,9 @@ pub(super) struct Server {
     pub(super) gateway: SmolStr,
     /// Declared port; 0 if the routes do not depend on it.
     pub(super) port: u32,
-    /// Whether the server has TLS settings; false if the routes depend on it only through the port.
+    /// True if the server has TLS settings; false if the routes depend on it only through the port.
     pub(super) tls: bool,
-    /// Whether responses advertise HTTP/3.
+    /// True if responses advertise HTTP/3.
     pub(super) http3: bool,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct DeclaredRoutes<'a> {
     pub(super) origin: TrafficOrigin,
     /// Destinations.
     pub(super) targets: Vec<Target>,
-    /// Whether a match depends on the proxy's labels or namespace.
+    /// True if a match depends on the proxy's labels or namespace.
     pub(super) by_source: bool,
 }
 

@@ -19,7 +19,7 @@ const DEFAULT_ATTEMPTS: u32 = 2;
 const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes";
 const RETRIABLE_STATUS_CODES: &str = "retriable-status-codes";
 
-/// Whether the destination's load balancing pins a request to a host.
+/// True if the destination's load balancing pins a request to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Balancing {
     /// Any host is suitable, so a retry goes to another one.

@@ -46,9 +46,9 @@ pub struct SidecarPart {
     scope: ScopeKey,
     /// Attributes of the proxy.
     client: Hashed<RouteConfigProxyView>,
-    /// Whether its own metadata enables an HTTP proxy listener (`HTTP_PROXY_PORT`).
+    /// True if its own metadata enables an HTTP proxy listener (`HTTP_PROXY_PORT`).
     http_proxy: bool,
-    /// Whether its listeners bind their own sockets because connections are not intercepted.
+    /// True if its listeners bind their own sockets because connections are not intercepted.
     own_sockets: bool,
     /// EnvoyFilter patches of routes that apply, in order.
     patches: Shared<[PatchRef]>,

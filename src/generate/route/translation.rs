@@ -16,9 +16,9 @@ pub(crate) struct Translation<'a> {
     pub(crate) gateway: &'a str,
     /// Port of the listener, or of the server on gateways; 0 for route configurations of all ports.
     pub(crate) port: u32,
-    /// Whether the server terminates TLS.
+    /// True if the server terminates TLS.
     pub(crate) tls: bool,
-    /// Whether responses advertise HTTP/3.
+    /// True if responses advertise HTTP/3.
     pub(crate) advertise_http3: bool,
     /// Port of destinations that have none.
     pub(crate) inference: PortInference,

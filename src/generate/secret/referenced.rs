@@ -52,7 +52,7 @@ pub(super) fn names(ctx: &BuildContext, selected: &Selected) -> BTreeSet<SmolStr
 }
 
 struct Names {
-    /// Whether the proxy requests credentials of a provider from a socket of its own.
+    /// True if the proxy requests credentials of a provider from a socket of its own.
     has_socket: bool,
     names: BTreeSet<SmolStr>,
 }

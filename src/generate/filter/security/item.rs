@@ -10,7 +10,7 @@ use crate::base::Namespace;
 pub(crate) struct FieldPath<'a> {
     /// Traffic of the chain.
     pub(crate) traffic: Traffic,
-    /// Whether the peer is known from an HBONE tunnel, not from TLS.
+    /// True if the peer is known from an HBONE tunnel, not from TLS.
     pub(crate) tunneled: bool,
     /// Namespace of the policy.
     pub(crate) namespace: &'a Namespace,
@@ -45,7 +45,7 @@ pub(crate) trait Expression: Sized {
 pub(crate) struct Rendered<E> {
     /// Condition, if any value could be expressed.
     pub(crate) expression: Option<E>,
-    /// Whether all values could be expressed.
+    /// True if all values could be expressed.
     pub(crate) complete: bool,
 }
 

@@ -183,7 +183,7 @@ pub(crate) struct Translation<'a> {
     pub(crate) domains: TrustDomains<'a>,
     /// Traffic of the chain.
     pub(crate) traffic: Traffic,
-    /// Whether the peer is known from an HBONE tunnel.
+    /// True if the peer is known from an HBONE tunnel.
     pub(crate) tunneled: bool,
 }
 

@@ -28,9 +28,9 @@ pub struct ChainForm {
     pub alpns: &'static [&'static str],
     /// Transport protocol that it matches.
     pub transport: &'static str,
-    /// Whether it has a connection manager; otherwise a TCP proxy.
+    /// True if it has a connection manager; otherwise a TCP proxy.
     pub http: bool,
-    /// Whether it terminates TLS.
+    /// True if it terminates TLS.
     pub terminates: bool,
 }
 

@@ -52,15 +52,15 @@ pub(crate) struct InboundPort {
     pub(crate) bind: SmolStr,
     /// Additional addresses.
     pub(crate) further_binds: Vec<SmolStr>,
-    /// Whether it binds a socket of its own.
+    /// True if it binds a socket of its own.
     pub(crate) bind_to_port: bool,
     /// Host of the service, or a name for the Sidecar.
     pub(crate) hostname: String,
     /// Service.
     pub(crate) service: Option<Shared<Service>>,
-    /// Whether it represents all undeclared ports.
+    /// True if it represents all undeclared ports.
     pub(crate) passthrough: bool,
-    /// Whether the traffic comes out of an HBONE tunnel.
+    /// True if the traffic comes out of an HBONE tunnel.
     pub(crate) tunneled: bool,
     /// TLS that an ingress listener terminates.
     pub(crate) tls: Option<ServerTlsSettings>,

@@ -43,7 +43,7 @@ pub struct OutboundKey {
     pub client: Hashed<OutboundProxyView>,
     /// Addresses, the main one first.
     pub binds: Vec<SmolStr>,
-    /// Whether it binds a socket of its own; otherwise it gets intercepted connections.
+    /// True if it binds a socket of its own; otherwise it gets intercepted connections.
     pub bind_to_port: bool,
     /// Port; 0 for a Unix socket.
     pub port: u32,
@@ -73,7 +73,7 @@ pub struct ListenerService {
     pub port: ListenPort,
     /// Kind of its chains.
     pub kind: ChainKind,
-    /// Whether its HTTP chain matches only detected HTTP.
+    /// True if its HTTP chain matches only detected HTTP.
     pub sniffs: bool,
     /// Ranges that represent the service's address.
     pub ranges: Vec<SmolStr>,
@@ -272,7 +272,7 @@ pub fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<Additi
         .collect()
 }
 
-/// Whether connections are balanced exactly over worker threads.
+/// True if connections are balanced exactly over worker threads.
 pub(crate) fn exact_balance() -> ConnectionBalanceConfig {
     ConnectionBalanceConfig {
         balance_type: Some(connection_balance_config::BalanceType::ExactBalance(

@@ -31,11 +31,11 @@ pub struct OutboundProxyView {
     pub own_address: Option<SmolStr>,
     /// Interception mode.
     pub interception: InterceptionMode,
-    /// Whether it cannot bind ports below 1024.
+    /// True if it cannot bind ports below 1024.
     pub unprivileged: bool,
     /// Ports that Envoy itself serves, status and Prometheus; 0 means none.
     pub own_ports: [u32; 2],
-    /// Whether connections are balanced exactly over worker threads.
+    /// True if connections are balanced exactly over worker threads.
     pub exact_balance: bool,
     /// Port of the HTTP proxy listener, if the node sets one.
     pub http_proxy_port: Option<u32>,
