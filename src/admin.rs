@@ -1,4 +1,4 @@
-//! What operators ask: readiness, metrics, version, debug pages.
+//! Pages for operators: readiness, metrics, version, debug pages.
 
 pub mod access;
 pub mod debug;

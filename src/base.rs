@@ -1,4 +1,4 @@
-//! Things that know nothing of Istio: identifiers, shared rows, versions, matching and Go-compatible parsing.
+//! Basics without knowledge of Istio: identifiers, shared rows, versions, matching and Go-compatible parsing.
 
 pub mod cidr;
 pub mod duration;

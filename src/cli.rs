@@ -1,4 +1,4 @@
-//! The subcommands, one file each.
+//! Subcommands, one file each.
 
 pub mod crds;
 pub mod create_remote_secret;
@@ -23,27 +23,27 @@ struct Line {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs the control plane.
+    /// Run the control plane.
     Discovery(Box<DiscoveryFlags>),
-    /// Prints the version.
+    /// Print the version.
     Version(version::VersionFlags),
-    /// Asks the running istiod on this machine: metrics and debug pages.
+    /// Query the running istiod on this machine: metrics and debug pages.
     Request(request::RequestFlags),
-    /// Prints the CustomResourceDefinitions of Istio's kinds as YAML.
+    /// Print the CustomResourceDefinitions of Istio's kinds as YAML.
     Crds,
-    /// Prints a Secret by which a control plane in another cluster may read this one.
+    /// Print a Secret with which a control plane in another cluster can read this one.
     CreateRemoteSecret(Box<create_remote_secret::CreateRemoteSecretFlags>),
-    /// Writes what each proxy of a mesh folder would be sent, without serving.
+    /// Write the configuration of each proxy of a mesh folder, without serving.
     Render {
-        /// The mesh folder.
+        /// Mesh folder.
         folder: PathBuf,
-        /// Where the files go: OUT/<proxy>/<type>.json.
+        /// Output folder: OUT/<proxy>/<type>.json.
         #[arg(long)]
         out: PathBuf,
     },
 }
 
-/// Runs the command line; gives the exit code.
+/// Runs the command line and returns the exit code.
 pub fn run(mut words: Vec<String>) -> ExitCode {
     let mut unknown = Vec::new();
     if let Some(index) = words.iter().position(|word| word == "discovery") {

@@ -1,6 +1,5 @@
-//! What the control plane writes into Kubernetes: locks of leaders, root certificates, addresses, WorkloadEntries,
-//! statuses. Decisions are pure functions beside each writer; what is written comes back as an event of a watch and
-//! never otherwise.
+//! Writes into Kubernetes: leader locks, root certificates, addresses, WorkloadEntries, statuses. Decisions are pure
+//! functions next to each writer. Results come back as watch events and in no other way.
 
 pub mod analysis;
 pub mod auto_allocation;

@@ -1,9 +1,9 @@
 //! The engine: persistent tables, indexes, and derived tables with recorded dependencies and equality cut-off.
 //!
-//! Everything is written by one thread inside a [`Transaction`]; what readers hold ([`Table`], [`Index`]) are
-//! persistent maps that are cloned in constant time. A read goes through a [`Cx`], which records it, so that a derived
-//! row is evaluated again exactly when something it read has changed. What one would get wrong: recorded reads are
-//! 64-bit hashes, so a collision causes one evaluation too many, never one too few.
+//! One thread writes inside a [`Transaction`]. Readers hold persistent maps ([`Table`], [`Index`]) that are cloned in
+//! constant time. A read goes through a [`Cx`], which records it, so that a derived row is evaluated again exactly when
+//! something that it read has changed. Note: recorded reads are 64-bit hashes, so a collision causes an unnecessary
+//! evaluation but never misses one.
 
 mod derive;
 mod index;
@@ -29,11 +29,11 @@ use imbl::OrdMap;
 
 use crate::base::Shared;
 
-/// What can be the key of a table.
+/// A key of a table.
 pub trait Key: Ord + Clone + Hash + Debug + Send + Sync + 'static {}
 impl<T: Ord + Clone + Hash + Debug + Send + Sync + 'static> Key for T {}
 
-/// Names a table or an index among all of a world; part of every recorded read.
+/// Identity of a table or index in a world; part of every recorded read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RelationId(pub u32);
 
@@ -42,7 +42,7 @@ pub struct RelationId(pub u32);
 pub struct ReadKey(u64);
 
 impl ReadKey {
-    /// A read of one key, present or not.
+    /// Returns a read of one key, present or not.
     pub fn of<K: Hash>(relation: RelationId, key: &K) -> Self {
         let mut hasher = rustc_hash::FxHasher::default();
         relation.hash(&mut hasher);
@@ -50,7 +50,7 @@ impl ReadKey {
         Self(hasher.finish())
     }
 
-    /// A read of the whole relation.
+    /// Returns a read of the whole relation.
     pub fn whole(relation: RelationId) -> Self {
         let mut hasher = rustc_hash::FxHasher::default();
         (relation, "whole relation").hash(&mut hasher);
@@ -59,25 +59,25 @@ impl ReadKey {
 }
 
 thread_local! {
-    /// Room for the reads of one evaluation; empty between two uses.
+    /// Scratch buffer for the reads of one evaluation; empty between two uses.
     static ROOM: Cell<Vec<ReadKey>> = const { Cell::new(Vec::new()) };
 }
 
-/// The reading context: records what is read. One per evaluation; it is not shared between threads.
+/// Read context that records reads. One per evaluation; not shared between threads.
 #[derive(Debug, Default)]
 pub struct Cx {
     reads: Option<RefCell<Vec<ReadKey>>>,
 }
 
 impl Cx {
-    /// A context that records.
+    /// Returns a context that records.
     pub fn recording() -> Self {
         Self {
             reads: Some(RefCell::new(ROOM.take())),
         }
     }
 
-    /// A context that records nothing, for dumps and tests.
+    /// Returns a context that records nothing, for dumps and tests.
     pub fn untracked() -> Self {
         Self { reads: None }
     }
@@ -85,21 +85,21 @@ impl Cx {
     fn record(&self, read: ReadKey) {
         if let Some(reads) = &self.reads {
             let mut reads = reads.borrow_mut();
-            // What is read again is mostly read again soon.
+            // Repeated reads mostly follow each other, so comparing with the last four avoids most duplicates.
             if !reads.iter().rev().take(4).any(|last| *last == read) {
                 reads.push(read);
             }
         }
     }
 
-    /// Records what somebody else read in this one's place.
+    /// Records the reads of another evaluation.
     pub fn record_all(&self, read: &[ReadKey]) {
         if let Some(reads) = &self.reads {
             reads.borrow_mut().extend_from_slice(read);
         }
     }
 
-    /// The recorded reads, sorted and without repetition.
+    /// Returns the recorded reads, sorted and without duplicates.
     pub fn into_reads(self) -> Box<[ReadKey]> {
         let mut reads = self.reads.map(RefCell::into_inner).unwrap_or_default();
         reads.sort_unstable();
@@ -127,7 +127,7 @@ impl<K, V> Clone for Table<K, V> {
 }
 
 impl<K: Key, V> Table<K, V> {
-    /// An empty table with an identity.
+    /// Returns an empty table with an identity.
     pub fn new(id: RelationId) -> Self {
         Self {
             id,
@@ -135,19 +135,19 @@ impl<K: Key, V> Table<K, V> {
         }
     }
 
-    /// The row of a key.
+    /// Returns the row of a key.
     pub fn get(&self, cx: &Cx, key: &K) -> Option<&Shared<V>> {
         cx.record(ReadKey::of(self.id, key));
         self.rows.get(key)
     }
 
-    /// The row of a key, with the key as the table holds it.
+    /// Returns the row of a key, with the key as stored in the table.
     pub fn get_key_value(&self, cx: &Cx, key: &K) -> Option<(&K, &Shared<V>)> {
         cx.record(ReadKey::of(self.id, key));
         self.rows.get_key_value(key)
     }
 
-    /// The row of a key, looked up once for many readers.
+    /// Looks up the row of a key once for many readers.
     pub fn held(&self, key: &K) -> Held<V> {
         Held {
             read: ReadKey::of(self.id, key),
@@ -155,30 +155,30 @@ impl<K: Key, V> Table<K, V> {
         }
     }
 
-    /// All rows in key order. The reader depends on the table as a whole.
+    /// Iterates over all rows in key order. The reader depends on the table as a whole.
     pub fn iter(&self, cx: &Cx) -> impl Iterator<Item = (&K, &Shared<V>)> {
         cx.record(ReadKey::whole(self.id));
         self.rows.iter()
     }
 
-    /// The persistent map itself; the reader depends on the table as a whole.
+    /// Returns the persistent map; the reader depends on the table as a whole.
     pub fn rows(&self, cx: &Cx) -> &OrdMap<K, Shared<V>> {
         cx.record(ReadKey::whole(self.id));
         &self.rows
     }
 
-    /// How many rows there are, untracked: for metrics and dumps.
+    /// Returns the number of rows, untracked: for metrics and dumps.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// True if there is no row, untracked.
+    /// Returns true without rows, untracked.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// A row that was looked up beforehand, or its absence; who reads it depends on the row all the same.
+/// A row that was looked up beforehand, or its absence. A reader depends on the row all the same.
 pub struct Held<V> {
     read: ReadKey,
     row: Option<Shared<V>>,
@@ -194,24 +194,24 @@ impl<V> Clone for Held<V> {
 }
 
 impl<V> Held<V> {
-    /// The row.
+    /// Returns the row.
     pub fn get(&self, cx: &Cx) -> Option<&Shared<V>> {
         cx.record(self.read);
         self.row.as_ref()
     }
 }
 
-/// One change of a row: the key, the row before, the row after.
+/// A change of a row: the key, the previous row, the new row.
 pub type RowChange<K, V> = (K, Option<Shared<V>>, Option<Shared<V>>);
 
-/// The write side of a table, with the row changes of the current transaction.
+/// Write side of a table, with the row changes of the current transaction.
 pub struct TableWriter<K, V> {
     table: Table<K, V>,
     changes: Vec<RowChange<K, V>>,
 }
 
 impl<K: Key, V: PartialEq> TableWriter<K, V> {
-    /// An empty table with an identity.
+    /// Returns an empty table with an identity.
     pub fn new(id: RelationId) -> Self {
         Self {
             table: Table::new(id),
@@ -219,17 +219,17 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
         }
     }
 
-    /// The table as it stands.
+    /// Returns the present table.
     pub fn table(&self) -> &Table<K, V> {
         &self.table
     }
 
-    /// The row changes of this transaction, in the order of writing.
+    /// Returns the row changes of this transaction, in the order of writing.
     pub fn changes(&self) -> &[RowChange<K, V>] {
         &self.changes
     }
 
-    /// Puts a row, unless an equal one is there (which then keeps its allocation). True if something changed.
+    /// Puts a row, unless an equal one exists, which keeps its allocation. Returns true on a change.
     pub fn put(&mut self, tx: &mut Transaction, key: K, row: Shared<V>) -> bool {
         let old = self.table.rows.get(&key);
         if old.is_some_and(|old| *old == row) {
@@ -241,7 +241,7 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
         true
     }
 
-    /// Removes a row. True if there was one.
+    /// Removes a row. Returns true if it existed.
     pub fn remove(&mut self, tx: &mut Transaction, key: &K) -> bool {
         let Some(old) = self.table.rows.remove(key) else {
             return false;
@@ -251,7 +251,7 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
         true
     }
 
-    /// Forgets the row changes: a transaction begins.
+    /// Clears the row changes at the start of a transaction.
     pub fn begin(&mut self) {
         self.changes.clear();
     }

@@ -1,7 +1,7 @@
-//! Who may read debug pages, over HTTP and over xDS: one rule for both.
+//! Access to debug pages, by one rule for HTTP and xDS.
 //!
-//! Callers from this machine may read all of them, and those of the control plane's namespace. All others may ask for the
-//! configuration of proxies of their own namespace, and for nothing else.
+//! Callers on this machine and callers of the control plane's namespace may read all pages. All others may read only
+//! the configuration of proxies of their own namespace.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -22,28 +22,28 @@ use crate::{
     table::Cx,
 };
 
-/// Where the pages are.
+/// Path prefix of the pages.
 pub(super) const PREFIX: &str = "/debug/";
 
-/// The pages that tell of one proxy, which those of its namespace may read.
-const OF_A_PROXY: [&str; 3] = ["config_dump", "edsz", "ndsz"];
+/// Pages about one proxy, which callers of its namespace may read.
+const PROXY_PAGES: [&str; 3] = ["config_dump", "edsz", "ndsz"];
 
-/// How much a caller may see.
+/// Scope of a caller's access.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
-    /// Everything.
+pub(super) enum DebugScope {
+    /// All pages and proxies.
     All,
     /// Proxies of this namespace.
     Namespace(Namespace),
 }
 
-impl Sight {
-    /// Whether a page, named as in `/debug/list`, may be read at all.
+impl DebugScope {
+    /// Returns true if the page, named as in `/debug/list`, may be read.
     pub(super) fn permits(&self, page: &str) -> bool {
-        *self == Self::All || OF_A_PROXY.contains(&page)
+        *self == Self::All || PROXY_PAGES.contains(&page)
     }
 
-    /// Whether a proxy of this namespace may be seen.
+    /// Returns true if proxies of this namespace are visible.
     pub(super) fn sees(&self, namespace: &Namespace) -> bool {
         match self {
             Self::All => true,
@@ -52,7 +52,7 @@ impl Sight {
     }
 }
 
-/// What decides who may read what. Cheap to clone.
+/// Access rules. Cheap to clone.
 #[derive(Clone)]
 pub struct Access {
     authenticators: Authenticators,
@@ -60,32 +60,32 @@ pub struct Access {
 }
 
 impl Access {
-    /// Callers are known by these authenticators; the mesh says which namespaces and trust domains are its own.
+    /// Returns rules that use these authenticators; the mesh defines its namespaces and trust domains.
     pub fn new(authenticators: Authenticators, mesh: watch::Receiver<Arc<MeshSnapshot>>) -> Self {
         Self { authenticators, mesh }
     }
 
-    /// What somebody with these identities may see; `None`: nothing.
-    pub(super) fn sight(&self, identities: &[SmolStr]) -> Option<Sight> {
+    /// Returns the scope of a caller with these identities; `None` for no access.
+    pub(super) fn scope(&self, identities: &[SmolStr]) -> Option<DebugScope> {
         let mesh = self.mesh.borrow().clone();
-        sight(&mesh, identities)
+        scope(&mesh, identities)
     }
 
-    /// True if callers are told apart by their namespaces, and nobody reads without being known.
+    /// Returns true if access depends on the caller's identity.
     pub(super) fn is_enforced(&self) -> bool {
         self.mesh.borrow().installation.features.enable_debug_endpoint_auth
     }
 
-    /// Pages for callers who may read them. What each may see is an extension of its request.
+    /// Guards pages by these rules. The scope of each caller is an extension of its request.
     pub fn guard(&self, pages: Router) -> Router {
         pages.layer(middleware::from_fn_with_state(self.clone(), guard))
     }
 
-    async fn sight_of(&self, request: &Parts) -> Result<Sight, Response> {
+    async fn scope_of(&self, request: &Parts) -> Result<DebugScope, Response> {
         let peer = request.extensions.get::<ConnectInfo<SocketAddr>>();
         let address = peer.map(|ConnectInfo(address)| *address);
         if address.is_some_and(|address| address.ip().to_canonical().is_loopback()) {
-            return Ok(Sight::All);
+            return Ok(DebugScope::All);
         }
         let credentials = Credentials {
             address,
@@ -95,46 +95,51 @@ impl Access {
         };
         let path = request.uri.path();
         let caller = self.authenticators.authenticate(credentials).await.map_err(|refused| {
-            tracing::warn!(path, ?address, %refused, "a caller of a debug page is not known");
+            tracing::warn!(path, ?address, %refused, "debug page authentication failed");
             let try_again = refused
                 .0
                 .iter()
                 .any(|(_, refusal)| matches!(refusal, AuthenticationError::Unavailable(_)));
             if try_again {
-                return (StatusCode::SERVICE_UNAVAILABLE, "who calls cannot be found out now\n").into_response();
+                return (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "authentication is unavailable; retry later\n",
+                )
+                    .into_response();
             }
-            let hint = "who calls is not known; hint: a bearer token of the mesh's audience, or kubectl port-forward\n";
+            let hint =
+                "authentication failed; hint: use a bearer token with the mesh's audience, or kubectl port-forward\n";
             (StatusCode::UNAUTHORIZED, hint).into_response()
         })?;
         if !self.is_enforced() {
-            return Ok(Sight::All);
+            return Ok(DebugScope::All);
         }
         let page = path.strip_prefix(PREFIX).unwrap_or_default();
-        let sight = self.sight(&caller.identities).filter(|sight| sight.permits(page));
-        sight.ok_or_else(|| {
-            tracing::warn!(path, ?address, identities = ?caller.identities, "a caller may not read a debug page");
-            (StatusCode::FORBIDDEN, "not for this caller\n").into_response()
+        let scope = self.scope(&caller.identities).filter(|scope| scope.permits(page));
+        scope.ok_or_else(|| {
+            tracing::warn!(path, ?address, identities = ?caller.identities, "debug page access denied");
+            (StatusCode::FORBIDDEN, "access denied\n").into_response()
         })
     }
 }
 
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    match access.sight_of(&parts).await {
-        Ok(sight) => {
-            parts.extensions.insert(sight);
+    match access.scope_of(&parts).await {
+        Ok(scope) => {
+            parts.extensions.insert(scope);
             next.run(Request::from_parts(parts, body)).await
         }
         Err(refusal) => refusal,
     }
 }
 
-/// What somebody with these identities may see. The first that is an account counts; one of a foreign trust domain is
-/// nobody here, whatever namespace it names.
-fn sight(mesh: &MeshSnapshot, identities: &[SmolStr]) -> Option<Sight> {
+/// Returns the scope of a caller. The first identity that is a service account counts; one of a foreign trust domain
+/// has no access, whatever its namespace.
+fn scope(mesh: &MeshSnapshot, identities: &[SmolStr]) -> Option<DebugScope> {
     let features = &mesh.installation.features;
     if !features.enable_debug_endpoint_auth {
-        return Some(Sight::All);
+        return Some(DebugScope::All);
     }
     let id = identities.iter().find_map(|id| id.parse::<SpiffeId>().ok())?;
     let cx = Cx::untracked();
@@ -149,9 +154,9 @@ fn sight(mesh: &MeshSnapshot, identities: &[SmolStr]) -> Option<Sight> {
             .iter()
             .any(|namespace| !namespace.is_empty() && id.namespace == **namespace);
     Some(if is_system {
-        Sight::All
+        DebugScope::All
     } else {
-        Sight::Namespace(id.namespace)
+        DebugScope::Namespace(id.namespace)
     })
 }
 

@@ -1,6 +1,6 @@
-//! Debug pages, in the forms of Istio's. They read the latest snapshot and ask the pump's thread; they change nothing.
+//! Debug pages, in Istio's forms. They read the latest snapshot and query the push loop's thread; they change nothing.
 //!
-//! What each caller may see is a [`Sight`] in the extensions of its request; a request without one is an error.
+//! The scope of each caller is a [`DebugScope`] in the extensions of its request; a request without one is an error.
 
 mod forms;
 mod redact;
@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::access::Sight;
+use super::access::DebugScope;
 use crate::{
     generate::{ResourceSnapshot, ResourceType, patch::set, store::ConfigStore},
     ingest::{
@@ -35,19 +35,19 @@ use crate::{
     xds::registry::Registry,
 };
 
-/// Where the pages get what they show.
+/// Data of the pages.
 pub struct Sources {
-    /// The latest snapshot.
+    /// Latest snapshot.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    /// The thread that owns the store.
+    /// Thread that owns the store.
     pub inspect: mpsc::Sender<Inspect>,
-    /// The live connections.
+    /// Live connections.
     pub connections: Arc<Registry>,
-    /// The clusters beside the config cluster, where Kubernetes is a source.
+    /// Remote clusters, if Kubernetes is a source.
     pub remote: Option<watch::Receiver<Arc<RemoteClusters>>>,
-    /// The watches of all clusters.
+    /// Watches of all clusters.
     pub watches: WatchMetrics,
-    /// The keys that tokens are checked with.
+    /// Keys that validate tokens.
     pub keys: KeyReports,
 }
 
@@ -140,7 +140,7 @@ async fn index() -> Html<String> {
     ))
 }
 
-/// A page that is a function of the snapshot.
+/// Returns a page that is a function of the snapshot.
 fn of_mesh(
     form: fn(&MeshSnapshot) -> Value,
 ) -> impl Fn(Shown, Query<Parameters>) -> std::future::Ready<Response> + Clone + Send + 'static {
@@ -185,7 +185,7 @@ async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
     reply(&parameters, Value::Array(rows))
 }
 
-/// The config cluster, then the remote ones.
+/// Lists the config cluster, then the remote ones.
 async fn clusterz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
     let (cluster, is_synced) = {
         let mesh = sources.mesh.borrow();
@@ -202,10 +202,10 @@ async fn clusterz(State(sources): Shown, Query(parameters): Query<Parameters>) -
     reply(&parameters, Value::Array(rows))
 }
 
-/// The resources of the first connection whose id contains `proxyID`, among those that the caller sees.
+/// Returns the resources of the first connection visible to the caller whose id contains `proxyID`.
 async fn resources_of(
     sources: &Sources,
-    sight: &Sight,
+    scope: &DebugScope,
     parameters: &Parameters,
 ) -> Result<Arc<ResourceSnapshot>, Response> {
     if parameters.proxy_id.is_empty() {
@@ -215,15 +215,15 @@ async fn resources_of(
         )
             .into_response());
     }
-    let resources = sources.resources_of(sight, &parameters.proxy_id).await;
+    let resources = sources.resources_of(scope, &parameters.proxy_id).await;
     resources.ok_or_else(|| (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response())
 }
 
 impl Sources {
-    /// See [`resources_of`]; `None` if there is no such connection, for this caller.
-    async fn resources_of(&self, sight: &Sight, proxy_id: &str) -> Option<Arc<ResourceSnapshot>> {
+    /// Returns the resources like [`resources_of`]; `None` if no visible connection matches.
+    async fn resources_of(&self, scope: &DebugScope, proxy_id: &str) -> Option<Arc<ResourceSnapshot>> {
         let connections = self.connections.connections();
-        let mut seen = connections.iter().filter(|c| sight.sees(&c.proxy.namespace));
+        let mut seen = connections.iter().filter(|c| scope.sees(&c.proxy.namespace));
         let member = seen.find(|c| c.id.contains(proxy_id))?.subscription;
         let snapshot = PushHandle::ask(&self.inspect, move |_, store| {
             store.group_of(member).and_then(|key| store.snapshot(key)).cloned()
@@ -232,14 +232,14 @@ impl Sources {
     }
 }
 
-/// A page of what a proxy is sent of one type.
+/// Returns a page with a proxy's resources of one type.
 fn of_type(
     resource_type: ResourceType,
-) -> impl Fn(Shown, Extension<Sight>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static
+) -> impl Fn(Shown, Extension<DebugScope>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static
 {
-    move |State(sources), Extension(sight), Query(parameters)| {
+    move |State(sources), Extension(scope), Query(parameters)| {
         let page = async move {
-            match resources_of(&sources, &sight, &parameters).await {
+            match resources_of(&sources, &scope, &parameters).await {
                 Ok(resources) => {
                     let configs = forms::bodies(&resources, resource_type);
                     reply(&parameters, json!({ "configs": configs }))
@@ -253,11 +253,11 @@ fn of_type(
 
 async fn config_dump(
     State(sources): Shown,
-    Extension(sight): Extension<Sight>,
+    Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
     let types: Vec<&str> = parameters.types.split(',').filter(|name| !name.is_empty()).collect();
-    match resources_of(&sources, &sight, &parameters).await {
+    match resources_of(&sources, &scope, &parameters).await {
         Ok(resources) => {
             let configs = if types.is_empty() {
                 forms::config_dump(&resources, parameters.include_eds.is_some())
@@ -270,7 +270,7 @@ async fn config_dump(
     }
 }
 
-/// What was noticed while generating: conflicts, filters left out, missing references, patches without effect.
+/// Lists the notes of generation: conflicts, omitted filters, missing references, patches without effect.
 async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
     let noted = |world: &World, store: &ConfigStore| {
         let mut notes = store.notes();
@@ -287,12 +287,12 @@ async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
     reply(&parameters, Value::Array(rows))
 }
 
-/// How every watch of every cluster is doing.
+/// Lists the state of every watch of every cluster.
 async fn watchz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
     reply(&parameters, json!(sources.watches.reports()))
 }
 
-/// How fetching the keys of issuers is doing.
+/// Lists the state of fetching JWT keys.
 async fn jwksz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
     reply(&parameters, json!(sources.keys.all()))
 }

@@ -1,5 +1,5 @@
-//! The connections of pages. Whoever reaches a port may open many of them and say nothing, or say it slowly; so time, heads
-//! and windows are bounded, and what does not ask for anything is ended.
+//! Connections of the HTTP servers. Any client that reaches the port may open many connections and send nothing, or
+//! slowly. So times, headers and windows are bounded, and idle connections are closed.
 
 use std::{
     net::SocketAddr,
@@ -26,21 +26,21 @@ use tower::ServiceExt;
 
 use crate::task::Tasks;
 
-/// How long the head of a request may take, also that of the next one on a connection.
-const HEAD_PATIENCE: Duration = Duration::from_secs(10);
-/// How long what is being answered may take at shutdown.
-const LAST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long accepting rests after an error such as "too many open files".
-const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// The largest head of a request, in bytes.
+/// Timeout for the header of a request, including later requests of a connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for running responses at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Delay of accepting after an error such as "too many open files".
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Largest header of a request, in bytes.
 const HEAD_BYTES: u32 = 16 << 10;
-/// What is held of a connection that was not read yet, in bytes.
+/// Read buffer of a connection, in bytes.
 const BUFFER_BYTES: usize = 32 << 10;
-/// What a client of HTTP/2 may send before it is read, in bytes.
+/// HTTP/2 window, in bytes.
 const WINDOW_BYTES: u32 = 64 << 10;
-/// Streams of a connection of HTTP/2.
+/// Concurrent streams of an HTTP/2 connection.
 const STREAMS: u32 = 128;
-/// Connections at once of one port. Those that ask for nothing leave within [`HEAD_PATIENCE`], so the next ones get in.
+/// Concurrent connections of one port. Idle ones are closed within [`HEADER_TIMEOUT`], which makes room for others.
 const CONNECTIONS: usize = 8192;
 
 /// Serves pages until shutdown.
@@ -65,8 +65,8 @@ pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted; hint: the limit of open files may be too low");
-                tokio::time::sleep(ACCEPT_REST).await;
+                tracing::warn!(%error, "cannot accept connection; hint: check the limit of open files");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -84,21 +84,21 @@ async fn connection(stream: TcpStream, address: SocketAddr, router: Router, task
     let builder = builder();
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let silent = async {
-        tokio::time::sleep(HEAD_PATIENCE).await;
+        tokio::time::sleep(HEADER_TIMEOUT).await;
         if asked.load(Ordering::Acquire) {
             std::future::pending::<()>().await;
         }
     };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = silent => return tracing::debug!(%address, "a connection asked for nothing"),
+        () = silent => return tracing::debug!(%address, "idle connection closed"),
         () = tasks.shutdown().cancelled() => {
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(LAST_PATIENCE, connection).await.unwrap_or(Ok(()))
+            tokio::time::timeout(SHUTDOWN_TIMEOUT, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%address, %error, "a connection broke");
+        tracing::debug!(%address, %error, "connection failed");
     }
 }
 
@@ -107,13 +107,13 @@ fn builder() -> Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_PATIENCE)
+        .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(BUFFER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(HEAD_PATIENCE)
-        .keep_alive_timeout(HEAD_PATIENCE)
+        .keep_alive_interval(HEADER_TIMEOUT)
+        .keep_alive_timeout(HEADER_TIMEOUT)
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(HEAD_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)

@@ -16,7 +16,7 @@ use crate::{
     table::Cx,
 };
 
-/// The release of Istio whose behaviour is served; `/version` and `istio_build` tell it.
+/// Release of Istio whose behaviour is served, in `/version` and `istio_build`.
 pub const ISTIO_VERSION: &str = "1.30.3";
 
 /// Metrics of the push path.
@@ -33,9 +33,9 @@ pub struct PushMetrics {
     without_effect: IntGaugeVec,
     missing: IntGauge,
     pending: IntGauge,
-    held: HeldMetrics,
-    /// Missing references that were told. Only the world's thread locks it; the lock makes the observer shareable.
-    told: Mutex<BTreeSet<Diagnostic>>,
+    held: SizeMetrics,
+    /// Missing references that were logged. Only the world's thread locks it; the lock makes the observer shareable.
+    logged: Mutex<BTreeSet<Diagnostic>>,
 }
 
 fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
@@ -49,15 +49,15 @@ impl PushMetrics {
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let services = IntGauge::new("pilot_services", "Services known to the control plane.")?;
         let virtual_services = IntGauge::new("pilot_virt_services", "VirtualServices known to the control plane.")?;
-        let built = prometheus::IntCounter::new("istiod_resources_built_total", "Resources that were generated.")?;
+        let built = prometheus::IntCounter::new("istiod_resources_built_total", "Resources generated.")?;
         let panics = prometheus::IntCounter::new(
             "istiod_generation_panics_total",
-            "Generators that panicked; what they generated before stays. Always a defect.",
+            "Generators that panicked; the previous resource stays. Always a bug.",
         )?;
         let groups = IntCounterVec::new(
             Opts::new(
                 "istiod_groups_published_total",
-                "Groups of proxies that were given a new snapshot.",
+                "Snapshots published to groups of proxies.",
             ),
             &["cause"],
         )?;
@@ -75,13 +75,13 @@ impl PushMetrics {
         let without_effect = IntGaugeVec::new(
             Opts::new(
                 "istiod_objects_without_effect",
-                "Objects that are read but that this build does not apply.",
+                "Objects that are read but not applied by this build.",
             ),
             &["kind"],
         )?;
         let missing = IntGauge::new(
             "istiod_missing_references",
-            "References of VirtualServices that lead nowhere.",
+            "References of VirtualServices to objects that do not exist.",
         )?;
         let pending = IntGauge::new(
             "pilot_k8s_endpoints_pending_pod",
@@ -102,13 +102,13 @@ impl PushMetrics {
             debounce_time: histogram(
                 registry,
                 "pilot_debounce_time",
-                "How long changes waited to be merged, seconds.",
+                "Seconds from the first merged change to its push.",
                 &debounce,
             )?,
             init_seconds: histogram(
                 registry,
                 "pilot_pushcontext_init_seconds",
-                "How long commit and generation of a push took, seconds.",
+                "Seconds of commit and generation of a push.",
                 &[0.01, 0.1, 0.5, 1.0, 3.0, 5.0],
             )?,
             services,
@@ -121,15 +121,15 @@ impl PushMetrics {
             without_effect,
             missing,
             pending,
-            held: HeldMetrics::new(registry)?,
-            told: Mutex::default(),
+            held: SizeMetrics::new(registry)?,
+            logged: Mutex::default(),
         })
     }
 }
 
 impl PushMetrics {
-    /// Tells references that lead nowhere, each once while it does. Endpoints cannot change that.
-    fn tell_missing(&self, push: &PushReport) {
+    /// Logs dangling references, once while each exists. Endpoints cannot change them.
+    fn log_missing(&self, push: &PushReport) {
         if push
             .kinds
             .keys()
@@ -139,11 +139,11 @@ impl PushMetrics {
         }
         let found = reference::missing(&Cx::untracked(), &push.mesh);
         self.missing.set(found.len() as i64);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        for finding in found.difference(&told) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        for finding in found.difference(&logged) {
             tracing::error!(code = %finding.code, "{finding}");
         }
-        *told = found;
+        *logged = found;
     }
 }
 
@@ -153,19 +153,19 @@ impl Observer for PushMetrics {
         self.panics.inc_by(push.panics.len() as u64);
         self.held.set(&push.held, push.model_reads);
         for panic in &push.panics {
-            tracing::error!(resource = %panic, "a generator panicked, the last good resource stays; this is a defect of istiod");
+            tracing::error!(resource = %panic, "generator panicked, previous resource kept; this is a bug of istiod");
         }
         let cause = if push.events == 0 { "proxy" } else { "config" };
         self.groups.with_label_values(&[cause]).inc_by(push.groups as u64);
         if push.events == 0 {
-            tracing::debug!(revision = push.mesh.revision.0, proxies = push.first, built = push.built, groups = push.groups, worked = ?push.worked, "first configurations");
+            tracing::debug!(revision = push.mesh.revision.0, proxies = push.first, built = push.built, groups = push.groups, worked = ?push.worked, "first configurations generated");
             return;
         }
         for (kind, number) in &push.kinds {
             self.triggers.with_label_values(&[trigger(*kind)]).inc();
             self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
         }
-        self.tell_missing(push);
+        self.log_missing(push);
         let awaiting = push.mesh.services_awaiting_pods.get(&Cx::untracked(), &());
         let pending: usize = awaiting.map(|(_, endpoints)| endpoints.pending).sum();
         self.pending.set(pending as i64);
@@ -173,11 +173,7 @@ impl Observer for PushMetrics {
             let gauge = self.without_effect.with_label_values(&[kind.name()]);
             if gauge.get() != count as i64 {
                 gauge.set(count as i64);
-                tracing::warn!(
-                    kind = kind.name(),
-                    count,
-                    "objects of this kind are read but not applied by this build"
-                );
+                tracing::warn!(kind = kind.name(), count, "objects have no effect in this build");
             }
         }
         self.debounce_time.observe(push.waited.as_secs_f64());
@@ -196,8 +192,8 @@ impl Observer for PushMetrics {
     }
 }
 
-/// How much is held for the proxies that are connected, as of the last push. It is what memory follows.
-struct HeldMetrics {
+/// Sizes of the data for connected proxies, as of the last push, which memory follows.
+struct SizeMetrics {
     proxies: IntGauge,
     groups: IntGauge,
     parts: IntGauge,
@@ -207,7 +203,7 @@ struct HeldMetrics {
     dependencies: IntGaugeVec,
 }
 
-impl HeldMetrics {
+impl SizeMetrics {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
             let gauge = IntGauge::new(name, help)?;
@@ -217,19 +213,19 @@ impl HeldMetrics {
         let dependencies = IntGaugeVec::new(
             Opts::new(
                 "istiod_dependencies",
-                "Recorded reads, by who reads: the tables of the model, or the generation of what proxies are sent.",
+                "Recorded reads of the model's tables and of generation.",
             ),
             &["reader"],
         )?;
         registry.register(Box::new(dependencies.clone()))?;
         Ok(Self {
-            proxies: gauge("istiod_proxies", "Proxies that configuration is generated for.")?,
+            proxies: gauge("istiod_proxies", "Connected proxies.")?,
             groups: gauge(
                 "istiod_groups",
-                "Groups of proxies; those of a group are sent the same.",
+                "Groups of proxies that receive identical configuration.",
             )?,
-            parts: gauge("istiod_parts", "Distinct parts that groups are made of.")?,
-            lists: gauge("istiod_lists", "Distinct lists of resources that parts have.")?,
+            parts: gauge("istiod_parts", "Distinct parts that groups consist of.")?,
+            lists: gauge("istiod_lists", "Distinct resource lists of parts.")?,
             resources: gauge(
                 "istiod_resources",
                 "Distinct resources, each held once for all proxies.",
@@ -252,7 +248,7 @@ impl HeldMetrics {
     }
 }
 
-/// Istio's reason of a push for a change of this kind.
+/// Returns Istio's push reason for a change of this kind.
 fn trigger(kind: Kind) -> &'static str {
     match kind {
         Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "endpoint",
@@ -265,7 +261,7 @@ fn trigger(kind: Kind) -> &'static str {
     }
 }
 
-/// Istio's class of an update of this kind.
+/// Returns Istio's update class for a change of this kind.
 fn update(kind: Kind) -> &'static str {
     match kind {
         Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "eds",
@@ -274,17 +270,17 @@ fn update(kind: Kind) -> &'static str {
     }
 }
 
-/// What generation noticed, as Istio's push-status gauges: how many objects each remark is about.
+/// Gauges of the notes of generation, as Istio's push status: the number of objects per code.
 pub struct NoteMetrics {
     gauges: Vec<(&'static str, IntGauge)>,
     patches: IntGaugeVec,
     certificate_errors: IntCounter,
-    /// The remarks about certificates that were there when last looked.
+    /// Notes about certificates at the last collection.
     wrong_certificates: Mutex<BTreeSet<Note>>,
 }
 
-/// The remarks that have a metric of their own in Istio.
-const NOTED: [&str; 3] = [
+/// Codes with an Istio metric of their own.
+const CODES_WITH_METRIC: [&str; 3] = [
     "pilot_dns_cluster_without_endpoints",
     "pilot_vservice_dup_domain",
     "pilot_duplicate_envoy_clusters",
@@ -294,31 +290,22 @@ impl NoteMetrics {
     /// Registers the gauges.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let mut gauges = Vec::new();
-        for code in NOTED {
-            let gauge = IntGauge::new(
-                code,
-                "Noticed while generating what proxies hold now; see /debug/notez.",
-            )?;
+        for code in CODES_WITH_METRIC {
+            let gauge = IntGauge::new(code, "Notes of generation with this code; see /debug/notez.")?;
             registry.register(Box::new(gauge.clone()))?;
             gauges.push((code, gauge));
         }
-        let others = IntGauge::new(
-            "istiod_notes",
-            "All that was noticed while generating; see /debug/notez.",
-        )?;
+        let others = IntGauge::new("istiod_notes", "Notes of generation; see /debug/notez.")?;
         registry.register(Box::new(others.clone()))?;
         gauges.push(("", others));
         let patches = IntGaugeVec::new(
-            Opts::new(
-                set::STATUS,
-                "Whether patches of EnvoyFilters had an effect: 1 for each result that there is.",
-            ),
+            Opts::new(set::STATUS, "EnvoyFilter patches by result, 1 each."),
             &["name", "patch", "result"],
         )?;
         registry.register(Box::new(patches.clone()))?;
         let certificate_errors = IntCounter::new(
             secret::CERTIFICATE_ERROR,
-            "Certificates asked for that are missing, not permitted, or cannot be read; see /debug/notez.",
+            "Requested certificates that are missing, denied or malformed; see /debug/notez.",
         )?;
         registry.register(Box::new(certificate_errors.clone()))?;
         Ok(Self {
@@ -329,7 +316,7 @@ impl NoteMetrics {
         })
     }
 
-    /// Sets the gauges from what is noticed now; with `PILOT_ENVOY_FILTER_STATS` those of patches too.
+    /// Sets the gauges from the present notes; those of patches with `PILOT_ENVOY_FILTER_STATS`.
     pub fn set(&self, notes: &BTreeSet<Note>, of_patches: bool) {
         let wrong = notes.iter().filter(|note| note.code == secret::CERTIFICATE_ERROR);
         let wrong: BTreeSet<Note> = wrong.cloned().collect();
@@ -351,7 +338,7 @@ impl NoteMetrics {
     }
 }
 
-/// Registers what tells about the process as a whole.
+/// Registers the metrics of the process.
 pub fn register_process(registry: &Registry) -> Result<Gauge, prometheus::Error> {
     let build = IntGaugeVec::new(
         Opts::new("istio_build", "Istio component build info"),

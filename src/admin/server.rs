@@ -1,4 +1,4 @@
-//! The HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
+//! HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     push::push_loop::{Inspect, PushHandle},
 };
 
-/// What the pages are made from.
+/// Data of the pages.
 struct Pages {
     environment: Arc<Environment>,
     uptime: Gauge,
@@ -29,7 +29,7 @@ struct Pages {
     inspect: mpsc::Sender<Inspect>,
 }
 
-/// Readiness: 200 when every source is synced and the first snapshot stands, else 503.
+/// Returns the readiness page: 200 once every source is synced and the first snapshot exists, otherwise 503.
 pub fn readiness(environment: &Arc<Environment>) -> Router {
     let ready = environment.ready.subscribe();
     let page = move || async move {
@@ -42,7 +42,7 @@ pub fn readiness(environment: &Arc<Environment>) -> Router {
     Router::new().route("/ready", get(page))
 }
 
-/// `/metrics` and `/version`.
+/// Returns `/metrics` and `/version`.
 pub fn monitoring(environment: &Arc<Environment>, inspect: mpsc::Sender<Inspect>) -> Result<Router, prometheus::Error> {
     let uptime = metrics::register_process(&environment.registry)?;
     let notes = NoteMetrics::new(&environment.registry)?;

@@ -62,7 +62,7 @@ pub struct Controllers {
     environment: Arc<Environment>,
     installation: Installation,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    texts: root_cert::Texts,
+    texts: root_cert::DistributedTexts,
 }
 
 /// Publishes the root certificates and the revocation lists of the trust bundle.
@@ -115,7 +115,7 @@ impl Controllers {
             environment: environment.clone(),
             installation: installation.clone(),
             mesh,
-            texts: root_cert::Texts { roots, revoked },
+            texts: root_cert::DistributedTexts { roots, revoked },
         };
         match trust {
             Some(trust) => environment
@@ -168,7 +168,7 @@ impl Controllers {
         let watches = cluster.watches();
         let tasks = &self.environment.tasks;
         if cluster.led {
-            let rules = root_cert::Rules {
+            let rules = root_cert::RootCertOptions {
                 config_map: features.pilot_ca_cert_configmap.clone(),
                 revoked: features
                     .pilot_enable_ca_crl
@@ -265,7 +265,7 @@ impl Controllers {
             Some(ConnectionAge::AtMost(age)) => age.checked_add(age / 2),
             Some(ConnectionAge::Infinite) | None => None,
         };
-        let rules = auto_registration::Rules {
+        let rules = auto_registration::Options {
             instance: identity(&self.environment.settings),
             validate_identity: features.istio_workload_entry_validate_identity,
             limits: Limits {

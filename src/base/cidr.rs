@@ -18,15 +18,15 @@ pub fn parse(text: &str) -> Option<IpNet> {
     }
 }
 
-/// True if the text is a range of more than one address.
+/// Returns true for a range of more than one address.
 pub fn is_range(text: &str) -> bool {
     text.contains('/') && parse(text).is_some_and(|net| net.prefix_len() != net.max_prefix_len())
 }
 
-/// The families that a set of addresses covers.
+/// Families of a set of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum IpMode {
-    /// Only IPv4 (also taken when no address is known).
+    /// Only IPv4 (also if no address is known).
     #[default]
     V4,
     /// Only IPv6.
@@ -36,7 +36,7 @@ pub enum IpMode {
 }
 
 impl IpMode {
-    /// The mode of some addresses; texts that are no addresses are passed over.
+    /// Returns the mode of addresses; invalid ones are ignored.
     pub fn of<'a>(addresses: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut v4, mut v6) = (false, false);
         for ip in addresses.into_iter().filter_map(parse_ip) {
@@ -52,7 +52,7 @@ impl IpMode {
         }
     }
 
-    /// True if the family of the address is served in this mode.
+    /// Returns true if this mode includes the family of the address.
     pub fn serves(self, ip: &IpAddr) -> bool {
         match self {
             Self::V4 => ip.is_ipv4(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Why a text is not a duration.
+/// Reason why a text is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid duration {0:?}, want a Go duration such as 100ms, 1.5s or 1h30m")]
 pub struct DurationError(String);
@@ -71,7 +71,7 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
         .map_err(|_| DurationError(text.to_owned()))
 }
 
-/// Whole seconds as Go prints them: `2160h0m0s`, `1m30s`, `0s`. What is less than a second is left out.
+/// Formats whole seconds as Go does: `2160h0m0s`, `1m30s`, `0s`. Fractions are dropped.
 pub fn format_seconds(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -23,11 +23,12 @@ impl<T: hash::Hash> Hashed<T> {
 }
 
 thread_local! {
-    /// Room for what is to be hashed; empty between two uses.
+    /// Scratch buffer for hashing; empty between two uses.
     static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Collects what a value writes: keys write many small pieces, and one pass over all of them is cheaper than one each.
+/// Collects the pieces that a value writes: keys write many small ones, and one hash of all of them is cheaper than one
+/// each.
 struct Pieces(Vec<u8>);
 
 impl hash::Hasher for Pieces {
@@ -50,12 +51,12 @@ fn digest(value: &impl hash::Hash) -> u128 {
 }
 
 impl<T> Hashed<T> {
-    /// True if both are the same allocation.
+    /// Returns true if both are the same allocation.
     pub fn same(&self, other: &Self) -> bool {
         self.value.same(&other.value)
     }
 
-    /// True if somebody else holds it too.
+    /// Returns true if there is another reference.
     pub fn is_shared(&self) -> bool {
         self.value.is_shared()
     }

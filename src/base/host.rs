@@ -2,12 +2,12 @@
 
 use std::cmp::Ordering;
 
-/// True if the host begins with `*`.
+/// Returns true if the host begins with `*`.
 pub fn is_wildcard(host: &str) -> bool {
     host.starts_with('*')
 }
 
-/// True if the two hosts have any name in common (either may be a wildcard).
+/// Returns true if the two hosts have a name in common (either may be a wildcard).
 pub fn overlaps(a: &str, b: &str) -> bool {
     match (a.strip_prefix('*'), b.strip_prefix('*')) {
         (Some(a), Some(b)) => a.ends_with(b) || b.ends_with(a),
@@ -17,7 +17,7 @@ pub fn overlaps(a: &str, b: &str) -> bool {
     }
 }
 
-/// True if every name that `host` stands for is also meant by `pattern`.
+/// Returns true if `pattern` matches every name that `host` matches.
 pub fn subset_of(host: &str, pattern: &str) -> bool {
     match (host.strip_prefix('*'), pattern.strip_prefix('*')) {
         (Some(host), Some(pattern)) => host.len() >= pattern.len() && host.ends_with(pattern),
@@ -27,7 +27,7 @@ pub fn subset_of(host: &str, pattern: &str) -> bool {
     }
 }
 
-/// Most specific first: exact names before wildcards, longer before shorter, then alphabetical.
+/// Orders the most specific first: exact names before wildcards, longer before shorter, then alphabetical.
 pub fn more_specific(a: &str, b: &str) -> Ordering {
     is_wildcard(a)
         .cmp(&is_wildcard(b))

@@ -1,4 +1,4 @@
-//! Names as types. All are cheap strings: up to 23 bytes are stored inline, longer ones are shared.
+//! Names as types. All are cheap strings: up to 23 bytes are inline, longer ones are shared.
 
 use std::{cmp::Ordering, fmt};
 
@@ -11,27 +11,27 @@ macro_rules! name_type {
         pub struct $name(SmolStr);
 
         impl $name {
-            /// Makes the name from text, without any check.
+            /// Returns the name without any check.
             pub fn new(text: impl AsRef<str>) -> Self {
                 Self(SmolStr::new(text))
             }
 
-            /// Makes the name from static text, without allocation.
+            /// Returns the name from static text, without allocation.
             pub const fn new_static(text: &'static str) -> Self {
                 Self(SmolStr::new_static(text))
             }
 
-            /// The text of the name.
+            /// Returns the text.
             pub fn as_str(&self) -> &str {
                 self.0.as_str()
             }
 
-            /// The name as a cheap string.
+            /// Returns the name as a cheap string.
             pub fn text(&self) -> &SmolStr {
                 &self.0
             }
 
-            /// True if the name has no characters.
+            /// Returns true for an empty name.
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
             }
@@ -94,8 +94,7 @@ macro_rules! name_type {
     };
 }
 
-/// The order of names that are nearly always equal where they are compared: that short ones are equal is told without a
-/// call.
+/// Order for names that are nearly always equal when compared: equal short ones are detected without a call.
 macro_rules! order_of_equals {
     ($name:ident) => {
         impl Ord for $name {
@@ -137,19 +136,19 @@ name_type! {
     NetworkId
 }
 
-/// Names one object of a kind in one cluster. Ordered by namespace, name, then cluster.
+/// Key of one object of a kind in one cluster. Ordered by namespace, name, then cluster.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct ObjectKey {
     /// The namespace, empty for cluster-scoped kinds.
     pub namespace: Namespace,
     /// `metadata.name`.
     pub name: SmolStr,
-    /// The cluster that holds the object.
+    /// Cluster of the object.
     pub cluster: ClusterId,
 }
 
 impl ObjectKey {
-    /// Makes a key.
+    /// Returns a key.
     pub fn new(cluster: &ClusterId, namespace: impl Into<Namespace>, name: impl Into<SmolStr>) -> Self {
         Self {
             namespace: namespace.into(),

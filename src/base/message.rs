@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::Shared;
 
-/// A message with its encoding, which stands for it in comparisons. Maps are ordered, so equal messages have equal bytes.
+/// A message with its encoding, which is used for comparisons. Maps are ordered, so equal messages have equal bytes.
 pub struct MessageKey<M> {
     bytes: Bytes,
     message: Shared<M>,

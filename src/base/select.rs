@@ -5,14 +5,14 @@ use smol_str::SmolStr;
 
 use super::Labels;
 
-/// True if every pair of `selector` stands in `labels`; an empty selector matches everything.
+/// Returns true if `labels` contains every pair of `selector`; an empty selector matches everything.
 pub fn matches<'a>(selector: impl IntoIterator<Item = (&'a str, &'a str)>, labels: &Labels) -> bool {
     selector
         .into_iter()
         .all(|(key, value)| labels.get(key).is_some_and(|have| have == value))
 }
 
-/// As [`matches`], for a whole label map.
+/// Matches like [`matches`], with a whole label map.
 pub fn subset(selector: &Labels, labels: &Labels) -> bool {
     matches(selector.iter().map(|(k, v)| (k.as_str(), v.as_str())), labels)
 }
@@ -40,7 +40,7 @@ pub struct Requirement {
 }
 
 impl LabelSelector {
-    /// True if the labels satisfy the selector. An unknown operator never holds, as in Kubernetes.
+    /// Returns true if the labels satisfy the selector. An unknown operator never holds, as in Kubernetes.
     pub fn matches(&self, labels: &Labels) -> bool {
         subset(&self.match_labels, labels) && self.match_expressions.iter().all(|r| r.holds(labels))
     }

@@ -1,4 +1,4 @@
-//! Bytes that must not show anywhere but where they are meant for.
+//! Bytes that must not appear in logs or dumps.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ impl Sensitive {
         Self(bytes)
     }
 
-    /// The bytes, for whoever hands them to their owner.
+    /// Returns the bytes, for the one place that sends them to their owner.
     pub fn reveal(&self) -> &Bytes {
         &self.0
     }
 
-    /// True if there are none.
+    /// Returns true without bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,24 +1,24 @@
-//! `Shared<T>`: an `Arc` whose `==` tries the pointer first, so that comparing unchanged rows costs nothing.
+//! `Shared<T>`: an `Arc` whose `==` compares pointers first, so that comparing unchanged rows costs nothing.
 
 use std::{fmt, hash, ops, sync::Arc};
 
-/// A shared immutable value. Equality and order are those of the value, with a short cut for the same allocation.
+/// A shared immutable value. Equality and order are those of the value, with a shortcut for the same allocation.
 pub struct Shared<T: ?Sized>(Arc<T>);
 
 impl<T> Shared<T> {
-    /// Puts a value behind a shared pointer.
+    /// Shares a value.
     pub fn new(value: T) -> Self {
         Self(Arc::new(value))
     }
 }
 
 impl<T: ?Sized> Shared<T> {
-    /// True if both are the same allocation.
+    /// Returns true if both are the same allocation.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// True if somebody else holds it too.
+    /// Returns true if there is another reference.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -53,7 +53,7 @@ impl<T> From<Vec<T>> for Shared<[T]> {
 }
 
 impl<T> Default for Shared<[T]> {
-    /// No values; nothing is allocated for them.
+    /// Returns an empty slice without an allocation.
     fn default() -> Self {
         Self(Arc::default())
     }

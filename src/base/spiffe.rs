@@ -6,13 +6,13 @@ use smol_str::SmolStr;
 
 use super::Namespace;
 
-/// What every id begins with.
+/// Prefix of every id.
 pub const SCHEME: &str = "spiffe://";
 
 /// The id of a service account.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpiffeId {
-    /// The trust domain, as it stands in ids: `@` of the mesh config's domain is written `.`.
+    /// Trust domain as in ids: `@` of the mesh config's domain becomes `.`.
     pub trust_domain: SmolStr,
     /// The namespace.
     pub namespace: Namespace,
@@ -20,13 +20,13 @@ pub struct SpiffeId {
     pub service_account: SmolStr,
 }
 
-/// Why a text is no id.
+/// Reason why a text is not an id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no id of a service account, want spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT")]
 pub struct SpiffeError(pub String);
 
 impl SpiffeId {
-    /// The id of an account in a trust domain as the mesh config has it.
+    /// Returns the id of an account in a trust domain of the mesh config.
     pub fn new(trust_domain: &str, namespace: Namespace, service_account: SmolStr) -> Self {
         Self {
             trust_domain: trust_domain.replace('@', ".").into(),
@@ -63,7 +63,7 @@ impl fmt::Display for SpiffeId {
     }
 }
 
-/// The trust domain of any SPIFFE id, also of one that names no service account.
+/// Returns the trust domain of any SPIFFE id, even one without a service account.
 pub fn trust_domain(id: &str) -> Option<&str> {
     id.strip_prefix(SCHEME)?
         .split('/')

@@ -1,20 +1,20 @@
-//! URLs read and written as Go does it, for values whose exact text shows on the wire.
+//! URLs parsed and written as in Go, for values whose exact text is sent.
 //!
-//! What one would get wrong: without a scheme everything is a path, so `registry/image` is fine and `1.2.3.4:5000/image`
-//! is not, while `localhost:5000/image` has the scheme `localhost`.
+//! Note: without a scheme everything is a path, so `registry/image` is valid and `1.2.3.4:5000/image` is not, while
+//! `localhost:5000/image` has the scheme `localhost`.
 
 use std::fmt::{self, Write};
 
-/// A URL in its parts.
+/// A parsed URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// The scheme in lower case; may be empty.
+    /// Scheme in lower case; may be empty.
     pub scheme: String,
-    /// What follows a scheme without a slash.
+    /// Text after a scheme without a slash.
     opaque: String,
     /// User and host as written, after two slashes.
     authority: String,
-    /// A rooted path follows the scheme directly.
+    /// Whether a rooted path follows the scheme directly.
     without_authority: bool,
     /// The path as written.
     path: String,
@@ -25,7 +25,7 @@ pub struct Url {
 }
 
 impl Url {
-    /// Reads a URL; `None` if it is none.
+    /// Parses a URL; `None` if it is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         if text.bytes().any(|byte| byte < b' ' || byte == 0x7f) {
             return None;
@@ -83,12 +83,12 @@ impl fmt::Display for Url {
     }
 }
 
-/// The text before a character, and from it on.
+/// Splits the text before a character.
 fn split_before(text: &str, at: char) -> (&str, &str) {
     text.split_at(text.find(at).unwrap_or(text.len()))
 }
 
-/// The scheme (empty: none) and what follows it.
+/// Splits the scheme (empty for none) from the rest.
 fn scheme(text: &str) -> Option<(&str, &str)> {
     for (index, byte) in text.bytes().enumerate() {
         match byte {
@@ -102,7 +102,7 @@ fn scheme(text: &str) -> Option<(&str, &str)> {
     Some(("", text))
 }
 
-/// True if every percent sign begins an escaped byte.
+/// Returns true if every percent sign begins an escaped byte.
 fn is_escaped_well(text: &str) -> bool {
     let mut pieces = text.split('%');
     pieces.next();
@@ -128,7 +128,7 @@ fn is_authority(authority: &str) -> bool {
     is_port && host.bytes().all(is_host)
 }
 
-/// A path as it is written: as it was, unless a character in it needs to be escaped.
+/// Returns a path as written, or escaped if a character needs it.
 fn escaped(path: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@".contains(&byte);
     if path.bytes().all(|byte| is_plain(byte) || b"!'()*[]%".contains(&byte)) {
@@ -153,7 +153,7 @@ fn escaped(path: &str) -> String {
     text
 }
 
-/// The host and port of an HTTP URL; `None` if it is none.
+/// Returns host and port of an HTTP URL; `None` if it is invalid.
 pub fn authority(uri: &str) -> Option<(&str, u32)> {
     let (default_port, rest) = match uri.split_once("://")? {
         ("http", rest) => (80, rest),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A 128-bit content hash (xxh3). Not cryptographic: it tells versions of trusted content apart.
+/// A 128-bit content hash (xxh3). Not cryptographic: it distinguishes versions of trusted content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version(u128);
 
@@ -10,12 +10,12 @@ impl Version {
     /// The length of the text form.
     pub const TEXT_LEN: usize = 32;
 
-    /// The version of some bytes.
+    /// Returns the version of bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxhash_rust::xxh3::xxh3_128(bytes))
     }
 
-    /// Reads the text form that `Display` writes; `None` if it is not one of ours.
+    /// Parses the text of `Display`; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         if text.len() != Self::TEXT_LEN {
             return None;
@@ -23,7 +23,7 @@ impl Version {
         u128::from_str_radix(text, 16).ok().map(Self)
     }
 
-    /// The text form, as `Display` writes it.
+    /// Returns the text, as `Display` writes it.
     pub fn text(self) -> [u8; Self::TEXT_LEN] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; Self::TEXT_LEN];
@@ -34,7 +34,7 @@ impl Version {
         text
     }
 
-    /// The hash itself.
+    /// Returns the hash.
     pub fn value(self) -> u128 {
         self.0
     }

@@ -9,7 +9,7 @@ use crate::api::crd;
 
 /// Prints the CustomResourceDefinitions of Istio's kinds, as the base chart installs them.
 pub fn run() -> ExitCode {
-    // Whoever reads may stop early (`istiod crds | head`); that is no failure worth a word.
+    // The reader may stop early (`istiod crds | head`), which is not an error.
     match stdout().lock().write_all(crd::text().as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

@@ -1,8 +1,8 @@
-//! `istiod create-remote-secret`: a Secret by which a control plane elsewhere may read the cluster of the current context.
-//! Flags, names and output are those of `istioctl create-remote-secret`.
+//! `istiod create-remote-secret`: prints a Secret with which a control plane in another cluster can read the cluster of
+//! the current context. Flags, names and output are those of `istioctl create-remote-secret`.
 //!
-//! What a reader would get wrong: nothing is written but the account and its token, and both in the cluster that is to be
-//! read. The Secret itself is printed; whoever runs the command applies it to the other cluster.
+//! Note: only the account and its token are written, both in the cluster to be read. The Secret itself is printed, to
+//! be applied to the other cluster.
 
 mod account;
 mod output;
@@ -31,7 +31,8 @@ pub struct CreateRemoteSecretFlags {
     /// Id of the cluster (default: the UID of its namespace kube-system).
     #[arg(long)]
     name: Option<String>,
-    /// remote: for a control plane that also reads this cluster; config: for one that has its configuration here.
+    /// remote: for a control plane that also reads this cluster; config: for one whose configuration is in this
+    /// cluster.
     #[arg(long = "type", value_enum, default_value_t = SecretType::Remote)]
     secret_type: SecretType,
     /// How the control plane authenticates itself.
@@ -40,22 +41,22 @@ pub struct CreateRemoteSecretFlags {
     /// Name of the auth provider, with --auth-type=plugin.
     #[arg(long, default_value = "")]
     auth_plugin_name: String,
-    /// Its settings, as key=value separated by commas.
+    /// Settings of the auth provider, as key=value separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = setting)]
     auth_plugin_config: Vec<(String, String)>,
-    /// Address of the API server as the control plane reaches it (default: that of the current context).
+    /// Address of the API server for the control plane (default: that of the current context).
     #[arg(long)]
     server: Option<String>,
-    /// Name that the API server's certificate has to have (default: the host of its address).
+    /// Name in the API server's certificate (default: the host of its address).
     #[arg(long)]
     tls_server_name: Option<String>,
-    /// Whose token is handed out (default: istio-reader-service-account; istiod with --type=config).
+    /// Service account of the token (default: istio-reader-service-account; istiod with --type=config).
     #[arg(long)]
     service_account: Option<String>,
-    /// Create the service account, with the right to read, if it is not there.
+    /// Create the service account with its read permissions if it does not exist.
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     create_service_account: bool,
-    /// A certain token Secret of the service account.
+    /// Token Secret of the service account to use.
     #[arg(long)]
     secret_name: Option<String>,
     /// Namespace of the service account, and of the Secret (default: --istioNamespace).
@@ -64,13 +65,13 @@ pub struct CreateRemoteSecretFlags {
     /// Namespace of the control plane.
     #[arg(short = 'i', long = "istioNamespace", default_value = "istio-system")]
     istio_namespace: String,
-    /// Kubeconfig of the cluster that is to be read (default: KUBECONFIG, then ~/.kube/config).
+    /// Kubeconfig of the cluster to be read (default: KUBECONFIG, then ~/.kube/config).
     #[arg(short = 'c', long)]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig (default: its current one).
     #[arg(long)]
     context: Option<String>,
-    /// How the Secret is printed.
+    /// Output format of the Secret.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml)]
     output: Format,
 }
@@ -93,7 +94,7 @@ enum Format {
     Json,
 }
 
-/// Why there is no Secret to print.
+/// Reason why there is no Secret to print.
 #[derive(Debug, thiserror::Error)]
 enum CreateError {
     #[error("{0} is not a valid DNS 1123 label")]
@@ -133,7 +134,7 @@ enum CreateError {
 }
 
 impl CreateError {
-    /// A request that failed, by what was wanted of it.
+    /// Wraps a failed request with its purpose.
     fn request(wanted: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let wanted = wanted.into();
         move |error| {
@@ -181,7 +182,7 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         None => cluster_uid(client.clone()).await?,
     };
     let namespace = flags.namespace.as_ref().unwrap_or(&flags.istio_namespace).clone();
-    let wanted = account::Wanted {
+    let wanted = account::AccountRequest {
         name: service_account(flags).to_owned(),
         secret: flags.secret_name.clone(),
         create: flags.create_service_account && flags.secret_type == SecretType::Remote,

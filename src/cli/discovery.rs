@@ -19,7 +19,7 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
         builder.with_ansi(false).init();
     }
     if !unknown.is_empty() {
-        tracing::warn!("unknown flags are ignored: {}", unknown.join(" "));
+        tracing::warn!("unknown flags ignored: {}", unknown.join(" "));
     }
     match app::run(Settings::from_process(flags)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,7 +30,7 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
     }
 }
 
-/// Istio's `scope:level` pairs as a filter; its scopes are our modules where they mean the same.
+/// Converts Istio's `scope:level` pairs to a filter; scopes map to modules with the same meaning.
 fn filter(levels: &str) -> EnvFilter {
     let directives: Vec<String> = levels
         .split(',')
@@ -57,7 +57,7 @@ fn filter(levels: &str) -> EnvFilter {
     } else {
         directives.join(",")
     };
-    // Every failed request is an error to the client's library; watches and writers tell what of it matters.
+    // The client library logs every failed request as an error; watches and writers log those that matter.
     filter.push_str(",kube_client=off");
     EnvFilter::new(filter)
 }

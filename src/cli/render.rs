@@ -1,8 +1,8 @@
-//! `istiod render FOLDER --out DIR`: writes what each proxy of a mesh folder would be sent, without serving.
+//! `istiod render FOLDER --out DIR`: writes the configuration of each proxy of a mesh folder, without serving.
 //!
-//! It goes through the same commit, selection and encoding as serving does; only the subscriptions are played: every
-//! cluster and listener, the endpoints of EDS clusters, the routes and extensions that listeners name; proxyless gRPC
-//! clients ask for the listeners in `grpcTargets` and what follows from these.
+//! It uses the same commit, selection and encoding as serving. Only the subscriptions are simulated: every cluster and
+//! listener, the endpoints of EDS clusters, and the routes and extensions that listeners refer to. Proxyless gRPC
+//! clients subscribe to the listeners in `grpcTargets` and follow their references.
 
 mod proxyless;
 
@@ -35,15 +35,15 @@ use crate::{
     table::Cx,
 };
 
-/// Why a folder could not be rendered. Invalid objects are no error: they are in the report.
+/// Reason why a folder cannot be rendered. Invalid objects are not errors: they are in the report.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
     /// A file or folder could not be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// The file or folder.
+        /// File or folder.
         path: PathBuf,
-        /// What the system says.
+        /// System error.
         source: std::io::Error,
     },
     /// An entry of `proxies.yaml` is not a proxy.
@@ -51,21 +51,21 @@ pub enum RenderError {
     Proxy {
         /// Its `name`.
         name: String,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
 }
 
-/// What was rendered.
+/// Result of a rendering.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Resources written, by proxy and type.
+    /// Number of resources written, by proxy and type.
     pub written: BTreeMap<String, BTreeMap<ResourceType, usize>>,
-    /// What is wrong in the folder.
+    /// Diagnostics of the folder.
     pub diagnostics: Vec<Diagnostic>,
-    /// Generators that panicked, described.
+    /// Descriptions of generators that panicked.
     pub panics: Vec<String>,
-    /// Objects that are read but not applied, by kind.
+    /// Number of objects that are read but not applied, by kind.
     pub without_effect: Vec<(Kind, usize)>,
     /// Patches of EnvoyFilters that change nothing or could not be applied.
     pub patches: Vec<Note>,
@@ -178,7 +178,8 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
         .collect()
 }
 
-/// Who the proxy is: the SPIFFE id `identity` of the entry, else what namespace and service account of its node say.
+/// Returns the proxy's identity: the SPIFFE id `identity` of the entry, or else the namespace and service account of
+/// its node.
 fn identity(entry: &Value, proxy: &Proxy) -> Result<Option<Identity>, String> {
     let Some(id) = entry.get("identity") else {
         return Ok(Some(Identity {
@@ -192,11 +193,11 @@ fn identity(entry: &Value, proxy: &Proxy) -> Result<Option<Identity>, String> {
     identity.map(Some)
 }
 
-/// The types that are asked for as a whole, or by the names that other types mention.
+/// Writes the types that are requested as a whole, and those requested by names in other types.
 fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<ResourceType, usize>, RenderError> {
     let mut counts = BTreeMap::new();
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
-    // Secrets are mentioned by all others, which are pushed after them in part.
+    // All other types refer to secrets, and some are pushed after them.
     let types = ResourceType::ALL.iter().filter(|it| **it != ResourceType::Secret);
     for resource_type in types.chain([&ResourceType::Secret]) {
         let on_demand = snapshot.requested.is_some() && ON_DEMAND.contains(resource_type);
@@ -235,7 +236,7 @@ fn document(resource: &EncodedResource) -> (SmolStr, Value) {
     (resource.name.clone(), json::any_to_json(&resource.any()))
 }
 
-/// Notes the names that a resource mentions.
+/// Collects the names that a resource refers to.
 fn references(value: &Value, named: &mut BTreeMap<ResourceType, BTreeSet<String>>) {
     let mut note = |resource_type, name: &str| {
         named.entry(resource_type).or_default().insert(name.to_owned());
@@ -287,7 +288,7 @@ fn write(folder: &Path, resource_type: ResourceType, mut documents: Vec<(SmolStr
     fs::write(&path, text + "\n").map_err(io)
 }
 
-/// The subcommand: renders, prints a table, tells what is wrong.
+/// Runs the subcommand: renders, prints a table and diagnostics.
 pub fn run(folder: &Path, out: &Path) -> ExitCode {
     let report = match render(folder, out) {
         Ok(report) => report,

@@ -1,4 +1,4 @@
-//! `istiod request METHOD PATH [BODY]`: asks the running istiod on this machine.
+//! `istiod request METHOD PATH [BODY]`: queries the running istiod on this machine.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -10,38 +10,38 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 /// Arguments of `request`.
 #[derive(Args)]
 pub struct RequestFlags {
-    /// GET, POST, ….
+    /// HTTP method, such as GET.
     method: String,
-    /// The path, such as /debug/syncz.
+    /// Path, such as /debug/syncz.
     path: String,
-    /// The body.
+    /// Request body.
     body: Option<String>,
     /// Port of the monitoring address.
     #[arg(long, default_value_t = 15014)]
     port: u16,
 }
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Why there is no answer to print.
+/// Reason why there is no response to print.
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
-    #[error("{0:?} is no method or path: {1}")]
+    #[error("invalid method or path {0:?}: {1}")]
     Invalid(String, http::Error),
-    #[error("no answer from {0}: {1}; hint: is istiod running here?")]
+    #[error("no response from {0}: {1}; hint: check that istiod runs on this machine")]
     Unreachable(String, String),
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+    #[error("no response within {} s", TIMEOUT.as_secs())]
     Timeout,
     #[error("received unsuccessful status code {0}: {1}")]
     Status(u16, String),
 }
 
-/// Sends the request and prints the answer.
+/// Sends the request and prints the response.
 pub fn run(flags: &RequestFlags) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let answer = match runtime {
         Ok(runtime) => runtime.block_on(async {
-            tokio::time::timeout(PATIENCE, send(flags))
+            tokio::time::timeout(TIMEOUT, send(flags))
                 .await
                 .unwrap_or(Err(RequestError::Timeout))
         }),
@@ -81,7 +81,7 @@ async fn send(flags: &RequestFlags) -> Result<String, RequestError> {
         .await
         .map_err(|error| RequestError::Unreachable(uri, error.to_string()))?;
     let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-    // Parity: a page that does not exist is printed, not an error.
+    // Parity (pilot/cmd/pilot-agent/app/request.go): the response for a missing page is printed, not an error.
     if status > 399 && status != 404 {
         Err(RequestError::Status(status, text))
     } else {

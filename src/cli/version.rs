@@ -10,10 +10,10 @@ use crate::admin::metrics::ISTIO_VERSION;
 /// Flags of `version`.
 #[derive(Args)]
 pub struct VersionFlags {
-    /// Print the version number alone.
+    /// Print only the version number.
     #[arg(short, long)]
     short: bool,
-    /// Print as yaml or json.
+    /// Output format.
     #[arg(short, long, value_enum)]
     output: Option<Format>,
 }
@@ -24,7 +24,7 @@ enum Format {
     Json,
 }
 
-/// Prints what this build is.
+/// Prints the version of this build.
 pub fn run(flags: &VersionFlags) -> ExitCode {
     let own = env!("CARGO_PKG_VERSION");
     if flags.short {

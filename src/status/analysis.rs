@@ -1,5 +1,5 @@
-//! Tells in the status of an object what its references lead to nothing (`PILOT_ENABLE_ANALYSIS`), in the form that
-//! `istioctl analyze` and Istio's own analysis use: `status.validationMessages`.
+//! Writes dangling references of an object into its status (`PILOT_ENABLE_ANALYSIS`), in the form of `istioctl analyze`
+//! and Istio's own analysis: `status.validationMessages`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,15 +22,15 @@ use crate::{
     table::Cx,
 };
 
-/// Istio's codes for findings of ours.
+/// Istio's codes of our diagnostics.
 const CODES: [(&str, &str); 1] = [("ReferencedResourceNotFound", "IST0101")];
-/// How often a status is read and written again because somebody else wrote in between.
+/// Attempts to read and write a status after conflicts.
 const ATTEMPTS: u32 = 5;
 
-/// An object by kind and key.
-type About = (Kind, ObjectKey);
+/// Kind and key of an object.
+type ObjectId = (Kind, ObjectKey);
 
-/// Analyses while this instance leads, at most once in an interval (`PILOT_ANALYSIS_INTERVAL`).
+/// Runs analyses while this replica leads, at most once per interval (`PILOT_ANALYSIS_INTERVAL`).
 pub async fn run(election: &Election, mesh: watch::Receiver<Arc<MeshSnapshot>>, interval: Duration) {
     election
         .run(Lock::ANALYSIS, |token| {
@@ -45,7 +45,7 @@ async fn analyse(
     interval: Duration,
     token: CancellationToken,
 ) {
-    let mut told = BTreeMap::<About, Vec<Value>>::new();
+    let mut published = BTreeMap::<ObjectId, Vec<Value>>::new();
     mesh.mark_changed();
     loop {
         tokio::select! {
@@ -54,22 +54,22 @@ async fn analyse(
         }
         let snapshot = mesh.borrow_and_update().clone();
         let found = messages(&snapshot.missing_references(&Cx::untracked()));
-        for about in changes(&told, &found) {
+        for about in changes(&published, &found) {
             let messages = found.get(&about).cloned().unwrap_or_default();
             let (kind, key) = &about;
             let store = Store::new(client.clone(), kind.group(), kind.version(), kind.name(), kind.plural());
             match write(&store, key, &messages).await {
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::warn!(kind = kind.name(), object = %key, %error, "findings could not be written");
-                    // What could not be written is tried again by the next analysis.
+                    tracing::warn!(kind = kind.name(), object = %key, %error, "cannot write validation messages");
+                    // The next analysis retries failed writes.
                     continue;
                 }
             }
             if messages.is_empty() {
-                told.remove(&about);
+                published.remove(&about);
             } else {
-                told.insert(about, messages);
+                published.insert(about, messages);
             }
         }
         tokio::select! {
@@ -79,12 +79,12 @@ async fn analyse(
     }
 }
 
-/// The messages of each object, in order.
-fn messages(findings: &BTreeSet<Diagnostic>) -> BTreeMap<About, Vec<Value>> {
-    let mut messages = BTreeMap::<About, Vec<Value>>::new();
+/// Returns the messages of each object, in order.
+fn messages(findings: &BTreeSet<Diagnostic>) -> BTreeMap<ObjectId, Vec<Value>> {
+    let mut messages = BTreeMap::<ObjectId, Vec<Value>>::new();
     for finding in findings {
         let Some(kind) = finding.kind else { continue };
-        // Statuses are written to Istio's own kinds only.
+        // Only Istio's own kinds have this status.
         if kind.group().ends_with("istio.io") && kind.is_object() {
             messages
                 .entry((kind, finding.key.clone()))
@@ -116,11 +116,11 @@ fn message(finding: &Diagnostic) -> Value {
     message
 }
 
-/// Objects of which something else is to be told than was.
-fn changes(told: &BTreeMap<About, Vec<Value>>, found: &BTreeMap<About, Vec<Value>>) -> BTreeSet<About> {
-    let all: BTreeSet<&About> = told.keys().chain(found.keys()).collect();
+/// Returns the objects whose messages changed.
+fn changes(published: &BTreeMap<ObjectId, Vec<Value>>, found: &BTreeMap<ObjectId, Vec<Value>>) -> BTreeSet<ObjectId> {
+    let all: BTreeSet<&ObjectId> = published.keys().chain(found.keys()).collect();
     all.into_iter()
-        .filter(|about| told.get(*about) != found.get(*about))
+        .filter(|about| published.get(*about) != found.get(*about))
         .cloned()
         .collect()
 }
@@ -143,7 +143,7 @@ async fn write(store: &Store, key: &ObjectKey, messages: &[Value]) -> Result<(),
     Err(last)
 }
 
-/// Puts messages into an object's status; false if they are there.
+/// Sets the messages in an object's status; returns false if they are there already.
 fn put(object: &mut Value, messages: &[Value]) -> bool {
     let known = object["status"]["validationMessages"].as_array();
     if known.map_or(messages.is_empty(), |known| known == messages) {
@@ -185,7 +185,7 @@ mod tests {
             finding("b", "x"),
         ]));
         let other = messages(&BTreeSet::from([finding("a", "x"), finding("b", "x")]));
-        let names = |changes: BTreeSet<About>| -> Vec<String> {
+        let names = |changes: BTreeSet<ObjectId>| -> Vec<String> {
             changes.into_iter().map(|(_, key)| key.name.to_string()).collect()
         };
         assert_eq!(names(changes(&BTreeMap::new(), &one)), ["a", "b"]);

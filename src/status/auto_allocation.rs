@@ -1,8 +1,7 @@
-//! Writes addresses into the status of ServiceEntries that have none, so that every replica and every proxy sees the
-//! same ones.
+//! Writes addresses into the status of ServiceEntries without one, so that all replicas and proxies use the same.
 //!
-//! What a reader would get wrong: it reads the ServiceEntries by a watch of its own and not from the snapshot, which lacks
-//! those of other revisions. One lock serves all revisions, and an address is taken whoever reads its ServiceEntry.
+//! Note: it watches ServiceEntries itself, because the snapshot lacks those of other revisions. One lock serves all
+//! revisions, and an address is in use whatever the revision of its ServiceEntry.
 
 pub mod allocator;
 
@@ -36,14 +35,14 @@ use crate::{
     table::Cx,
 };
 
-/// With the value `false` on a ServiceEntry: it is given no addresses.
+/// Label of a ServiceEntry; with the value `false` it gets no addresses.
 const OPT_OUT: &str = "networking.istio.io/enable-autoallocate-ip";
-/// Patches under way at once.
-const AT_ONCE: usize = 8;
-/// How long what could not be written rests.
+/// Concurrent patches.
+const MAX_CONCURRENT: usize = 8;
+/// Delay before a failed write is retried.
 const REST: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// The ranges that addresses come from.
+/// Ranges of allocated addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Ranges {
     /// `PILOT_IP_AUTOALLOCATE_IPV4_PREFIX`.
@@ -52,7 +51,7 @@ pub struct Ranges {
     pub ipv6: IpNet,
 }
 
-/// Allocates while this instance leads.
+/// Allocates addresses while this replica leads.
 pub async fn run(election: &Election, watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>, ranges: Ranges) {
     let store = Store::new(
         election.client.clone(),
@@ -79,11 +78,11 @@ async fn allocate(
     store: Store,
     mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
     ranges: Ranges,
-    mut events: mpsc::Receiver<WatchEvent<Known>>,
+    mut events: mpsc::Receiver<WatchEvent<EntryRow>>,
 ) {
     let mut allocator = Allocator::new(ranges.ipv4, ranges.ipv6);
     let mut entries = Entries::default();
-    // Before the list is there, every address would seem to be free.
+    // Before the first list, every address would seem to be free.
     let Some(first) = events.recv().await else { return };
     entries.take(first);
     mesh.mark_changed();
@@ -106,7 +105,7 @@ async fn allocate(
         }
         let snapshot = mesh.borrow_and_update().clone();
         due |= entries.select(&snapshot) | retry;
-        // Before the first commit nobody knows which namespaces count.
+        // Before the first commit, the discovery selectors are unknown.
         if snapshot.revision.0 == 0 || !due {
             continue;
         }
@@ -115,11 +114,11 @@ async fn allocate(
     }
 }
 
-/// Writes what is due; true if something has to be tried again.
+/// Writes what is due; returns true if something must be retried.
 async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<EntryKey, Entry>) -> bool {
     let written: Vec<(Patch, Result<Value, WriteError>)> = stream::iter(allocator.plan(entries))
         .map(|patch| write(store, patch))
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT)
         .collect()
         .await;
     let mut retry = false;
@@ -127,11 +126,11 @@ async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<
         let (namespace, name) = &patch.key;
         match written {
             Ok(_) => {
-                tracing::info!(%namespace, %name, reason = patch.reason, "addresses of a ServiceEntry written");
+                tracing::info!(%namespace, %name, reason = patch.reason, "ServiceEntry addresses allocated");
             }
             Err(WriteError::NotFound(_)) => allocator.failed(&patch),
             Err(error) => {
-                tracing::warn!(%namespace, %name, %error, "addresses of a ServiceEntry could not be written");
+                tracing::warn!(%namespace, %name, %error, "cannot write ServiceEntry addresses");
                 allocator.failed(&patch);
                 retry = true;
             }
@@ -146,19 +145,19 @@ async fn write(store: &Store, patch: Patch) -> (Patch, Result<Value, WriteError>
     (patch, written)
 }
 
-/// A ServiceEntry as the watch hands it over.
-type Known = (EntryKey, Entry);
+/// A ServiceEntry from the watch.
+type EntryRow = (EntryKey, Entry);
 
-/// All ServiceEntries of the cluster, of whatever revision.
+/// All ServiceEntries of the cluster, of every revision.
 #[derive(Default)]
 struct Entries {
     entries: BTreeMap<EntryKey, Entry>,
-    /// Namespaces with entries that the discovery selectors leave out.
-    left_out: BTreeSet<SmolStr>,
+    /// Namespaces with entries that the discovery selectors exclude.
+    excluded: BTreeSet<SmolStr>,
 }
 
 impl Entries {
-    fn take(&mut self, event: WatchEvent<Known>) {
+    fn take(&mut self, event: WatchEvent<EntryRow>) {
         match event {
             WatchEvent::Restarted(all) => {
                 self.entries.clear();
@@ -173,16 +172,16 @@ impl Entries {
         }
     }
 
-    fn put(&mut self, (key, mut entry): Known) {
-        entry.selected = !self.left_out.contains(&key.0);
+    fn put(&mut self, (key, mut entry): EntryRow) {
+        entry.selected = !self.excluded.contains(&key.0);
         self.entries.insert(key, entry);
     }
 
-    /// Takes over which namespaces count; true if that is news.
+    /// Updates the selected namespaces; returns true on a change.
     fn select(&mut self, mesh: &MeshSnapshot) -> bool {
         let cx = Cx::untracked();
         let selectors = mesh.wants.get(&cx, &()).map(|wants| &wants.discovery_selectors);
-        let Some(selectors) = selectors.filter(|selectors| !selectors.is_empty() || !self.left_out.is_empty()) else {
+        let Some(selectors) = selectors.filter(|selectors| !selectors.is_empty() || !self.excluded.is_empty()) else {
             return false;
         };
         let is_left_out = |namespace: &SmolStr| {
@@ -192,21 +191,21 @@ impl Entries {
             !selectors.is_empty() && !selected
         };
         let namespaces: BTreeSet<&SmolStr> = self.entries.keys().map(|(namespace, _)| namespace).collect();
-        let left_out = namespaces.into_iter().filter(|namespace| is_left_out(namespace));
-        let left_out: BTreeSet<SmolStr> = left_out.cloned().collect();
+        let excluded = namespaces.into_iter().filter(|namespace| is_left_out(namespace));
+        let excluded: BTreeSet<SmolStr> = excluded.cloned().collect();
         let mut changed = false;
         for ((namespace, _), entry) in &mut self.entries {
-            let selected = !left_out.contains(namespace);
+            let selected = !excluded.contains(namespace);
             changed |= entry.selected != selected;
             entry.selected = selected;
         }
-        self.left_out = left_out;
+        self.excluded = excluded;
         changed
     }
 }
 
-/// What matters of an object. One that is invalid is given nothing, but what it was given is taken.
-fn known(object: Object) -> Known {
+/// Converts an object. An invalid one gets no addresses but keeps those that it has.
+fn known(object: Object) -> EntryRow {
     let key: EntryKey = (object.namespace().into(), object.name().into());
     let row = parse_object(&ClusterId::default(), Kind::ServiceEntry, &object.value)
         .rows
@@ -229,7 +228,7 @@ fn entry(config: &Config<ServiceEntry>) -> Entry {
         .is_some_and(|value| value.eq_ignore_ascii_case("false"));
     let dynamic = spec.resolution == Resolution::DynamicDns as i32;
     let own = spec.addresses.iter().filter_map(|text| cidr::parse_ip(text));
-    // A wildcard has no name that a client could resolve, unless the proxy resolves what it is asked for.
+    // Clients cannot resolve a wildcard, unless the proxy resolves each request's host.
     let hosts = spec.hosts.iter().filter(|host| dynamic || !host.starts_with('*'));
     Entry {
         creation: config.meta.creation,

@@ -1,11 +1,11 @@
-//! WorkloadEntries of machines that connect: made, marked with who is connected to whom, cleaned up when a machine stays
-//! away, and told its health. Every instance does this for the machines that are connected to it; nobody leads.
+//! WorkloadEntries of connected virtual machines: creates them, records connection and health, and cleans up after a
+//! machine's absence. Every replica does this for its own connections, without a leader.
 //!
-//! One entry is worked on by one operation at a time, each of which reads the object from the API server, decides by the
-//! functions of [`entry`] and writes with the resource version that it read.
+//! Operations on one entry are serial. Each reads the object from the API server, decides by the functions of
+//! [`entry`], and writes with the resource version that it read.
 
 pub mod entry;
-mod lanes;
+mod work_queue;
 mod writer;
 
 use std::{
@@ -24,8 +24,8 @@ use tokio::{
 };
 
 use self::{
-    entry::{Limits, Traces},
-    lanes::{Lanes, Operation},
+    entry::{Limits, OwnershipRecord},
+    work_queue::{KeyedWorkQueue, Operation},
     writer::{Outcome, Writer},
 };
 use crate::{
@@ -36,28 +36,28 @@ use crate::{
     xds::events::{Binding, Event, Machine, Rejection},
 };
 
-/// Clean-ups a second.
+/// Pause between clean-ups.
 const CLEAN_UP_PAUSE: Duration = Duration::from_millis(50);
-/// The sweep comes round after so many times the grace period.
+/// Interval of sweeps, in grace periods.
 const SWEEP: u32 = 10;
-/// The first wait before a failed operation is tried again; each next one is twice as long.
+/// First retry delay of a failed operation; doubled each time.
 const RETRY: Duration = Duration::from_millis(100);
-/// The longest such wait.
+/// Longest retry delay.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-/// How often health is tried to be told; its next change will be told anyway.
+/// Attempts to write health; the next change is written anyway.
 const HEALTH_ATTEMPTS: u32 = 5;
 
 /// Namespace and name.
 type EntryKey = (SmolStr, SmolStr);
 
-/// How machines are kept.
+/// Options of auto-registration.
 #[derive(Clone, Debug)]
-pub struct Rules {
-    /// This instance of the control plane: the pod's name.
+pub struct Options {
+    /// Pod name of this replica.
     pub instance: SmolStr,
     /// `ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY`.
     pub validate_identity: bool,
-    /// When an entry counts as left behind.
+    /// Limits after which an entry is orphaned.
     pub limits: Limits,
 }
 
@@ -72,7 +72,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the counters. An error means that a name is taken.
+    /// Registers the counters; fails if a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name: &str, help: &str| {
             let counter = IntCounter::new(format!("auto_registration_{name}_total"), help)?;
@@ -92,20 +92,20 @@ impl Metrics {
     }
 }
 
-/// Keeps WorkloadEntries until streams are told of no longer.
+/// Maintains WorkloadEntries until the event queue is closed.
 pub async fn run(
     client: ::kube::Client,
-    rules: Rules,
+    rules: Options,
     metrics: Metrics,
     events: mpsc::Receiver<Event>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
     let sweep = rules.limits.grace * SWEEP;
-    let keeper = Keeper {
+    let keeper = AutoRegistrationController {
         writer: Writer::new(client, rules, metrics),
         connections: BTreeMap::new(),
         groups: BTreeMap::new(),
-        lanes: Lanes::default(),
+        work_queue: KeyedWorkQueue::default(),
         working: FuturesUnordered::new(),
         leaving: FuturesUnordered::new(),
         timers: FuturesUnordered::new(),
@@ -115,39 +115,39 @@ pub async fn run(
     keeper.run(events, sweep).await;
 }
 
-/// One stream of a machine.
+/// A stream of a machine.
 struct Connection {
     machine: Arc<Machine>,
     at: std::time::SystemTime,
     key: EntryKey,
-    /// The entry is this machine's; false where it was found that nothing is to be kept.
+    /// Whether the entry belongs to this machine; false if there is no entry to maintain.
     bound: bool,
 }
 
-/// What is due after a while.
-enum Due {
+/// Delayed actions.
+enum Timer {
     CleanUp(EntryKey),
     Retry(EntryKey, Operation),
 }
 
-/// The state of the task. Only the task touches it.
-struct Keeper {
+/// State of the task, used by the task alone.
+struct AutoRegistrationController {
     writer: Writer,
     connections: BTreeMap<u64, Connection>,
-    /// Groups of live connections, with the version that the snapshot had last.
+    /// Groups of live connections, with their version in the previous snapshot.
     groups: BTreeMap<ObjectKey, Option<SmolStr>>,
-    lanes: Lanes,
+    work_queue: KeyedWorkQueue,
     working: FuturesUnordered<BoxFuture<'static, (EntryKey, Outcome)>>,
     leaving: FuturesUnordered<BoxFuture<'static, u64>>,
-    timers: FuturesUnordered<BoxFuture<'static, Due>>,
-    /// Entries to be cleaned up, one after the other.
+    timers: FuturesUnordered<BoxFuture<'static, Timer>>,
+    /// Entries to clean up, one after the other.
     clean_ups: VecDeque<EntryKey>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 }
 
-impl Keeper {
+impl AutoRegistrationController {
     async fn run(mut self, mut events: mpsc::Receiver<Event>, sweep: Duration) {
-        // Sets that are empty say so; they are not to be asked.
+        // An empty `FuturesUnordered` completes at once; a pending future keeps its `select!` arm idle.
         self.working.push(pending().boxed());
         self.leaving.push(pending().boxed());
         self.timers.push(pending().boxed());
@@ -162,8 +162,8 @@ impl Keeper {
                 Some((key, outcome)) = self.working.next() => self.on_outcome(key, outcome),
                 Some(connection) = self.leaving.next() => self.on_gone(connection),
                 Some(due) = self.timers.next() => match due {
-                    Due::CleanUp(key) => self.clean_ups.push_back(key),
-                    Due::Retry(key, operation) => self.enqueue(key, operation),
+                    Timer::CleanUp(key) => self.clean_ups.push_back(key),
+                    Timer::Retry(key, operation) => self.enqueue(key, operation),
                 },
                 changed = self.mesh.changed() => {
                     if changed.is_err() {
@@ -214,7 +214,7 @@ impl Keeper {
         let key: EntryKey = (machine.namespace.as_str().into(), entry::name(&machine).into());
         self.leaving.push(
             async move {
-                // The sender is dropped, never used.
+                // The sender is dropped without sending.
                 let _ = gone.await;
                 connection
             }
@@ -255,7 +255,7 @@ impl Keeper {
                 self.groups.remove(&self.group_key(&gone.machine, group));
             }
         }
-        // A machine may have several streams; it is gone when the last one is.
+        // A machine may have several streams; it is disconnected with the last one.
         let others = self.connections.values().any(|other| other.key == gone.key);
         if gone.bound && !others {
             let disconnect = Operation::Disconnect {
@@ -269,13 +269,13 @@ impl Keeper {
     }
 
     fn enqueue(&mut self, key: EntryKey, operation: Operation) {
-        self.lanes.push(key.clone(), operation);
+        self.work_queue.push(key.clone(), operation);
         self.proceed(key);
     }
 
-    /// Starts the next operation of an entry, unless one is under way.
+    /// Starts the next operation of an entry, unless one is running.
     fn proceed(&mut self, key: EntryKey) {
-        if let Some(operation) = self.lanes.start(&key) {
+        if let Some(operation) = self.work_queue.start(&key) {
             let writer = self.writer.clone();
             self.working.push(
                 async move {
@@ -288,7 +288,7 @@ impl Keeper {
     }
 
     fn on_outcome(&mut self, key: EntryKey, outcome: Outcome) {
-        self.lanes.end(&key);
+        self.work_queue.end(&key);
         match outcome {
             Outcome::Done => {}
             Outcome::Unbound(connection) => {
@@ -299,13 +299,13 @@ impl Keeper {
             Outcome::Away => {
                 let grace = self.writer.rules().limits.grace;
                 let due = key.clone();
-                self.timers.push(sleep(grace).map(|()| Due::CleanUp(due)).boxed());
+                self.timers.push(sleep(grace).map(|()| Timer::CleanUp(due)).boxed());
             }
             Outcome::Failed(operation) => {
                 if let Some((wait, operation)) = again(operation) {
                     let due = key.clone();
                     self.timers
-                        .push(sleep(wait).map(|()| Due::Retry(due, operation)).boxed());
+                        .push(sleep(wait).map(|()| Timer::Retry(due, operation)).boxed());
                 }
             }
         }
@@ -317,8 +317,8 @@ impl Keeper {
         ObjectKey::new(&cluster, machine.namespace.clone(), group.clone())
     }
 
-    /// Machines whose group was deleted and made again lost their entries with it: they are registered again. A group
-    /// that was only changed is taken for one that was made again, which costs a look at the entries.
+    /// Registers machines again whose group was deleted and recreated, because their entries were deleted with it. A
+    /// changed group is treated like a recreated one, which costs a read of the entries.
     fn on_snapshot(&mut self) {
         let mesh = self.mesh.borrow_and_update().clone();
         let mut again = BTreeSet::new();
@@ -356,7 +356,7 @@ impl Keeper {
         }
     }
 
-    /// Finds what everybody left behind, this instance or others.
+    /// Finds orphaned entries of all replicas.
     fn sweep(&mut self) {
         let mesh = self.mesh.borrow().clone();
         let now = environment::wall_clock();
@@ -365,7 +365,7 @@ impl Keeper {
         let queued: BTreeSet<EntryKey> = self.clean_ups.iter().cloned().collect();
         let rows = mesh.workload_entries.iter(&cx);
         for (key, row) in rows.filter(|(key, _)| key.cluster == mesh.installation.cluster) {
-            let traces = Traces::of_row(&row.meta.annotations, row.status.as_deref());
+            let traces = OwnershipRecord::of_row(&row.meta.annotations, row.status.as_deref());
             let key = (key.namespace.as_str().into(), key.name.clone());
             if traces.clean_up(now, limits).is_some() && !queued.contains(&key) {
                 self.clean_ups.push_back(key);
@@ -374,13 +374,13 @@ impl Keeper {
     }
 }
 
-/// The version of a WorkloadGroup, if it is there.
+/// Returns the version of a WorkloadGroup, if it exists.
 fn version_of(mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SmolStr> {
     let group = mesh.workload_groups.get(&Cx::untracked(), key)?;
     Some(group.meta.resource_version.clone())
 }
 
-/// A failed operation and when to try it again; none if it is given up.
+/// Returns a failed operation with its retry delay; `None` if it is abandoned.
 fn again(operation: Operation) -> Option<(Duration, Operation)> {
     let wait = |attempt: u32| (RETRY * 2_u32.saturating_pow(attempt.min(16))).min(LONGEST_RETRY);
     match operation {
@@ -405,7 +405,7 @@ fn again(operation: Operation) -> Option<(Duration, Operation)> {
             };
             Some((wait(attempt), next))
         }
-        // The stream of a machine that could not be registered was ended, and the sweep finds what was left behind.
+        // The stream of a machine without registration was ended, and the sweep finds its leftovers.
         Operation::Health { .. } | Operation::Connect { .. } | Operation::CleanUp => None,
     }
 }

@@ -1,5 +1,5 @@
-//! The mesh's root certificates in a ClusterTrustBundle, where pods can mount them (`ENABLE_CLUSTER_TRUST_BUNDLE_API`): one
-//! object for the cluster in place of a ConfigMap in every namespace. Whoever changes or deletes it, it is written again.
+//! Root certificates of the mesh in a ClusterTrustBundle, which pods can mount (`ENABLE_CLUSTER_TRUST_BUNDLE_API`): one
+//! object per cluster instead of a ConfigMap in every namespace. Changes and deletions by others are reverted.
 
 use std::{fmt::Write, time::Duration};
 
@@ -23,20 +23,21 @@ use crate::kube::{
     watch::{WatchEvent, WatchTarget},
 };
 
-/// The name of the object. Its first part is the signer, with `:` for `/`.
+/// Name of the object. Its first part is the signer, with `:` for `/`.
 const NAME: &str = "istio.io:istiod-ca:root-cert";
-/// Who signs for the bundle. Whoever writes it has to be allowed to attest for this signer.
+/// Signer of the bundle. Writing it needs the right to attest for this signer.
 const SIGNER: &str = "istio.io/istiod-ca";
 const API: (&str, &str) = ("certificates.k8s.io", "v1beta1");
-/// The first wait before a failed write is tried again; each next one is twice as long.
+/// First retry delay of a failed write; doubled each time.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_AT_MOST: Duration = Duration::from_mins(1);
-/// The longest line of PEM.
+/// Longest line of PEM.
 const LINE: usize = 64;
 
-/// Writes in one cluster while this instance leads there. `roots` is PEM; `None` while there is nothing to distribute.
+/// Writes in one cluster while this replica leads there. `roots` is PEM; `None` while there is nothing to distribute.
 pub async fn run(election: &Election, watches: Watches, roots: watch::Receiver<Option<Bytes>>) {
-    // Parity: the lock is that of the ConfigMaps, so that old and new instances do not write both.
+    // Parity (pilot/pkg/bootstrap/configcontroller.go): the lock is that of the ConfigMaps, so that old and new
+    // replicas do not write both.
     election
         .run(Lock::NAMESPACES, |token| {
             let (group, version) = API;
@@ -89,7 +90,7 @@ async fn follow(
                     (present, failures) = (Some(wanted), 0);
                 }
                 Err(error) => {
-                    tracing::warn!(name = NAME, %error, "the ClusterTrustBundle could not be written");
+                    tracing::warn!(name = NAME, %error, "cannot write ClusterTrustBundle");
                     let wait = (RETRY * 2_u32.saturating_pow(failures)).min(RETRY_AT_MOST);
                     again = Some(Instant::now() + wait);
                     failures += 1;
@@ -113,7 +114,7 @@ async fn follow(
     }
 }
 
-/// What stands in the object after an event; `None` if it is not there.
+/// Returns the content of the object after an event; `None` if it does not exist.
 fn after(event: WatchEvent<String>) -> Option<String> {
     match event {
         WatchEvent::Restarted(all) => all.into_iter().next(),
@@ -140,7 +141,8 @@ async fn put(store: &Store, wanted: &str) -> Result<(), WriteError> {
     store.replace("", NAME, &found).await.map(|_| ())
 }
 
-/// The certificates as the API wants them: blocks alone, without text between them, none twice. `None` if there are none.
+/// Normalises certificates for the API: PEM blocks without text between them and without duplicates. `None` without
+/// any.
 fn normal(roots: &[u8]) -> Option<String> {
     let mut certificates: Vec<CertificateDer<'_>> = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(roots) {
@@ -148,7 +150,7 @@ fn normal(roots: &[u8]) -> Option<String> {
             Ok(certificate) if !certificates.contains(&certificate) => certificates.push(certificate),
             Ok(_) => {}
             Err(error) => {
-                tracing::error!(%error, "the root certificates cannot be read and are not distributed");
+                tracing::error!(%error, "cannot parse root certificates, distribution stopped");
                 return None;
             }
         }

@@ -1,8 +1,8 @@
-//! Leader election on Istio's locks, so that this control plane and Istio's own can share a cluster: whatever is written
-//! by one instance only is written by the holder of a lock.
+//! Leader election on Istio's locks, so that this control plane and Istio's can share a cluster. The holder of a lock
+//! performs the writes that only one replica may do.
 //!
-//! The lock is a courtesy, not a fence: a leader that hangs for longer than its lease may write beside the next one.
-//! Whatever runs under it therefore writes with resource versions or tests.
+//! The lock is a courtesy, not a fence: a leader that hangs for longer than its lease may write at the same time as the
+//! next one. So all work under a lock writes with resource versions or tests.
 
 pub mod elector;
 pub mod record;
@@ -30,34 +30,34 @@ use crate::{
     },
 };
 
-/// How long what ran under a lost lock may take to end by itself.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// How long giving a lock back may take.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(3);
+/// Time for work under a lost lock to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of releasing a lock.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A lock of Istio's.
+/// One of Istio's locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lock {
     /// Name of its object in the control plane's namespace.
     pub name: SmolStr,
-    /// What it is kept in.
+    /// Kind of its object.
     pub form: LockForm,
-    /// All revisions compete for it, the default one first; else it belongs to one revision.
+    /// Whether all revisions compete for it, with priority for the default one; otherwise it belongs to one revision.
     pub prioritised: bool,
 }
 
 impl Lock {
     /// Ingress statuses.
     pub const INGRESS: Self = Self::shared("istio-leader", LockForm::ConfigMap);
-    /// Root certificates in namespaces; one in each cluster.
+    /// Root certificates in namespaces, per cluster.
     pub const NAMESPACES: Self = Self::shared("istio-namespace-controller-election", LockForm::ConfigMap);
-    /// ServiceExports made for Services; one in each cluster.
+    /// ServiceExports of Services, per cluster.
     pub const SERVICE_EXPORT: Self = Self::shared("istio-serviceexport-controller-election", LockForm::ConfigMap);
-    /// Findings in statuses.
+    /// Analysis messages in statuses.
     pub const ANALYSIS: Self = Self::shared("istio-analyze-leader", LockForm::ConfigMap);
     /// Addresses of ServiceEntries.
     pub const AUTO_ALLOCATION: Self = Self::shared("istio-ip-autoallocate", LockForm::ConfigMap);
-    /// Removal of taints.
+    /// Removal of node taints.
     pub const UNTAINT: Self = Self::shared("istio-node-untaint", LockForm::ConfigMap);
     /// Ambient statuses.
     pub const STATUS: Self = Self::shared("istio-status-leader", LockForm::Lease);
@@ -70,7 +70,7 @@ impl Lock {
         }
     }
 
-    /// A lock for which only instances of one revision stand: `istio-gateway-deployment`, `istio-gateway-status-leader`.
+    /// Returns a lock of one revision: `istio-gateway-deployment`, `istio-gateway-status-leader`.
     pub fn of_revision(name: &str, revision: &str) -> Self {
         Self {
             name: format_smolstr!("{name}-{revision}"),
@@ -80,14 +80,14 @@ impl Lock {
     }
 }
 
-/// How long things take; Istio's values by default.
+/// Durations; Istio's by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How long a lock is held without being renewed.
+    /// Time for which a lock is held without renewal.
     pub lease: Duration,
-    /// How long renewing may fail before the leader stops.
+    /// Time for which renewal may fail before the leader stops.
     pub renew_deadline: Duration,
-    /// Between attempts.
+    /// Interval of attempts.
     pub retry: Duration,
 }
 
@@ -101,50 +101,50 @@ impl Default for Timing {
     }
 }
 
-/// An instance of the control plane, standing for election in one cluster. Cheap to clone.
+/// A replica that takes part in elections of one cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Election {
-    /// Client of the cluster that the locks are in.
+    /// Client of the cluster with the locks.
     pub client: ::kube::Client,
-    /// The control plane's namespace.
+    /// Namespace of the control plane.
     pub namespace: SmolStr,
-    /// The pod's name.
+    /// Name of the pod.
     pub identity: SmolStr,
-    /// The revision; `default` where none is set.
+    /// Revision; `default` if unset.
     pub revision: SmolStr,
-    /// The cluster is not the one that this control plane runs in.
+    /// Whether the cluster is not the one of this control plane.
     pub remote: bool,
-    /// `ENABLE_LEADER_ELECTION`; false: every instance leads.
+    /// `ENABLE_LEADER_ELECTION`; if false, every replica leads.
     pub enabled: bool,
-    /// The default revision of the cluster, empty while there is none.
+    /// Default revision of the cluster, empty if there is none.
     pub default_revision: watch::Receiver<SmolStr>,
-    /// Ends elections, and gives their locks back.
+    /// Ends elections, and releases their locks.
     pub shutdown: CancellationToken,
-    /// How long things take.
+    /// Durations.
     pub timing: Timing,
 }
 
-/// Why an attempt failed. Every one is tried again.
+/// Reason of a failed attempt. All are retried.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
     Record(#[from] RecordError),
-    #[error("no answer in time")]
+    #[error("request to the API server timed out")]
     Slow,
 }
 
 impl Election {
-    /// Runs `work` whenever this instance leads, until shutdown. Its token is cancelled when the lead is lost; then it is
-    /// dropped soon. Work that ends by itself is started again.
+    /// Runs `work` whenever this replica leads, until shutdown. Its token is cancelled when the lead is lost, and it is
+    /// dropped soon after. Work that ends is restarted.
     pub async fn run<F, W>(&self, lock: Lock, work: F)
     where
         F: Fn(CancellationToken) -> W,
         W: Future<Output = ()>,
     {
         if !self.enabled {
-            tracing::info!(lock = %lock.name, "there is no election: every instance leads");
+            tracing::info!(lock = %lock.name, "leader election disabled");
             return self.keep_working(&work, self.shutdown.child_token()).await;
         }
         let store = self.store(&lock);
@@ -153,7 +153,7 @@ impl Election {
             if !self.acquire(&lock, &store, &mut elector).await {
                 return;
             }
-            tracing::info!(lock = %lock.name, "leading");
+            tracing::info!(lock = %lock.name, "became leader");
             let token = self.shutdown.child_token();
             {
                 let mut working = pin!(self.keep_working(&work, token.clone()));
@@ -162,11 +162,11 @@ impl Election {
                     () = working.as_mut() => true,
                 };
                 token.cancel();
-                if !ended && tokio::time::timeout(FAREWELL, working).await.is_err() {
-                    tracing::debug!(lock = %lock.name, "work was cut off");
+                if !ended && tokio::time::timeout(SHUTDOWN_TIMEOUT, working).await.is_err() {
+                    tracing::debug!(lock = %lock.name, "work cancelled after lost lead");
                 }
             }
-            tracing::info!(lock = %lock.name, "leading no more");
+            tracing::info!(lock = %lock.name, "lost leader election");
             self.release(&lock, &store, &elector).await;
         }
     }
@@ -200,7 +200,7 @@ impl Election {
         Store::new(self.client.clone(), group, version, kind, plural)
     }
 
-    /// Tries until the lock is won; false at shutdown.
+    /// Tries until the lock is acquired; returns false on shutdown.
     async fn acquire(&self, lock: &Lock, store: &Store, elector: &mut Elector) -> bool {
         let mut told = None;
         loop {
@@ -211,7 +211,7 @@ impl Election {
             match attempt {
                 Ok(true) => return true,
                 Ok(false) => told = None,
-                Err(error) => tell_once(&mut told, lock, &error),
+                Err(error) => log_once(&mut told, lock, &error),
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => return false,
@@ -220,7 +220,7 @@ impl Election {
         }
     }
 
-    /// Renews until that fails for too long, somebody else holds the lock, or shutdown.
+    /// Renews until that fails for too long, another replica holds the lock, or shutdown.
     async fn renew(&self, lock: &Lock, store: &Store, elector: &mut Elector) {
         let mut renewed = tokio::time::Instant::now();
         let mut told = None;
@@ -244,12 +244,12 @@ impl Election {
                     told = None;
                 }
                 Ok(false) => return,
-                Err(error) => tell_once(&mut told, lock, &error),
+                Err(error) => log_once(&mut told, lock, &error),
             }
         }
     }
 
-    /// One attempt to win or to renew. True: this instance leads.
+    /// Makes one attempt to acquire or renew. Returns true if this replica leads.
     async fn attempt(
         &self,
         lock: &Lock,
@@ -284,7 +284,7 @@ impl Election {
         Ok(true)
     }
 
-    /// Gives the lock back, so that others need not wait for the lease to end.
+    /// Releases the lock, so that others need not wait for the end of the lease.
     async fn release(&self, lock: &Lock, store: &Store, elector: &Elector) {
         let releasing = async {
             let Some(mut object) = store.get(&self.namespace, &lock.name).await? else {
@@ -297,18 +297,18 @@ impl Election {
             }
             Ok::<(), AttemptError>(())
         };
-        match tokio::time::timeout(RELEASE_PATIENCE, releasing).await {
+        match tokio::time::timeout(RELEASE_TIMEOUT, releasing).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(lock = %lock.name, %error, "the lock could not be given back"),
-            Err(_) => tracing::warn!(lock = %lock.name, "the lock could not be given back in time"),
+            Ok(Err(error)) => tracing::warn!(lock = %lock.name, %error, "cannot release lock"),
+            Err(_) => tracing::warn!(lock = %lock.name, "lock release timed out"),
         }
     }
 }
 
-/// The webhook configuration whose label names the default revision.
+/// Webhook configuration whose label names the default revision.
 const DEFAULT_TAG: &str = "istio-revision-tag-default";
 
-/// Follows which revision is the default one in a cluster; empty: none.
+/// Watches the default revision of a cluster; empty means none.
 pub async fn default_revision(watches: Watches, revision: watch::Sender<SmolStr>) {
     let webhooks = store::resource(
         "admissionregistration.k8s.io",
@@ -343,11 +343,11 @@ fn revision_of(webhook: Object) -> SmolStr {
     labels.get("istio.io/rev").map(SmolStr::new).unwrap_or_default()
 }
 
-/// Tells an error that differs from the last one.
-fn tell_once(told: &mut Option<String>, lock: &Lock, error: &AttemptError) {
+/// Logs an error that differs from the previous one.
+fn log_once(told: &mut Option<String>, lock: &Lock, error: &AttemptError) {
     let text = error.to_string();
     if told.as_ref() != Some(&text) {
-        tracing::warn!(lock = %lock.name, error = text, "the lock cannot be had");
+        tracing::warn!(lock = %lock.name, error = text, "cannot acquire lock");
         *told = Some(text);
     }
 }

@@ -1,5 +1,5 @@
-//! Exports every Service of a cluster that is not cluster-local, by a ServiceExport that the Service owns
-//! (`ENABLE_MCS_AUTO_EXPORT`). Only the arrival of a Service matters: what a ServiceExport says cannot change.
+//! Exports every Service of a cluster that is not cluster-local, by a ServiceExport owned by the Service
+//! (`ENABLE_MCS_AUTO_EXPORT`). Only new Services matter, because a ServiceExport has no content.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -22,15 +22,15 @@ use crate::{
     table::Cx,
 };
 
-/// How often one ServiceExport is tried to be made.
+/// Attempts to create one ServiceExport.
 const ATTEMPTS: u32 = 5;
-/// The first wait before it is tried again.
+/// First retry delay.
 const RETRY: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Namespace, name and uid of a Service.
 type Service = (SmolStr, SmolStr, SmolStr);
 
-/// Exports in one cluster while this instance leads there. `group` and `version` are those of `MCS_API_GROUP` and
+/// Exports in one cluster while this replica leads there. `group` and `version` are `MCS_API_GROUP` and
 /// `MCS_API_VERSION`.
 pub async fn run(
     election: &Election,
@@ -119,7 +119,7 @@ async fn follow(
                 }
                 Err(error) => {
                     let (namespace, name, _) = &service;
-                    tracing::warn!(%namespace, %name, %error, "a Service could not be exported");
+                    tracing::warn!(%namespace, %name, %error, "cannot export Service");
                 }
             }
         }
@@ -133,13 +133,13 @@ async fn create(exports: &Store, (namespace, name, uid): &Service) -> Result<(),
         "metadata": {
             "name": name,
             "namespace": namespace,
-            // It goes with its Service.
+            // It is deleted with its Service.
             "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": name, "uid": uid}],
         },
     });
     for attempt in 0.. {
         match exports.create(namespace, &object).await {
-            // There is one already.
+            // It exists already.
             Ok(_) | Err(WriteError::Conflict(_)) => return Ok(()),
             Err(WriteError::Failed(_)) if attempt + 1 < ATTEMPTS => {
                 tokio::time::sleep(RETRY * 2_u32.pow(attempt)).await;

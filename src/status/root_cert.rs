@@ -1,6 +1,6 @@
-//! The namespace controller: the mesh's root certificates in a ConfigMap of every namespace, where proxies find them
-//! before they know anybody, and in another one what was revoked, if anything says so. Whatever changes or deletes one, it is
-//! written again.
+//! Namespace controller: a ConfigMap with the mesh's root certificates in every namespace, where proxies find them
+//! before they trust anything, and another one with the revocation list, if there is one. Changes and deletions by
+//! others are reverted.
 
 pub mod plan;
 
@@ -38,45 +38,45 @@ use crate::{
     table::Cx,
 };
 
-/// The key of the certificates.
+/// Key of the certificates.
 const ROOTS: &str = "root-cert.pem";
-/// The key of what was revoked.
+/// Key of the revocation list.
 const REVOKED: &str = "ca-crl.pem";
-/// The label of all such ConfigMaps.
+/// Label of all these ConfigMaps.
 const LABEL: &str = "istio.io/config";
-/// Writes under way at once.
-const AT_ONCE: usize = 16;
-/// How often a write is tried; then the next event of the namespace has to come.
+/// Concurrent writes.
+const MAX_CONCURRENT: usize = 16;
+/// Attempts of a write; then the next event of the namespace triggers it.
 const ATTEMPTS: u32 = 5;
-/// The first wait before a failed write is tried again; each next one is twice as long.
+/// First retry delay of a failed write; doubled each time.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How root certificates are distributed.
+/// Options of the distribution.
 #[derive(Clone, Debug)]
-pub struct Rules {
-    /// `PILOT_CA_CERT_CONFIGMAP`: the name of the ConfigMaps.
+pub struct RootCertOptions {
+    /// `PILOT_CA_CERT_CONFIGMAP`: name of the ConfigMaps.
     pub config_map: SmolStr,
-    /// `PILOT_CRL_CONFIGMAP`: the name of those that say what was revoked; none without `PILOT_ENABLE_CA_CRL`.
+    /// `PILOT_CRL_CONFIGMAP`: name of the ConfigMaps with the revocation list; `None` without `PILOT_ENABLE_CA_CRL`.
     pub revoked: Option<SmolStr>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty: all.
+    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
     pub only: SmolStr,
 }
 
-/// What is distributed: PEM each; `None` while there is nothing.
+/// Distributed texts, PEM each; `None` while there is nothing.
 #[derive(Clone, Debug)]
-pub struct Texts {
-    /// The root certificates.
+pub struct DistributedTexts {
+    /// Root certificates.
     pub roots: watch::Receiver<Option<Bytes>>,
-    /// What was revoked.
+    /// Revocation list.
     pub revoked: watch::Receiver<Option<Bytes>>,
 }
 
-/// Distributes in one cluster while this instance leads there.
+/// Distributes in one cluster while this replica leads there.
 pub async fn run(
     election: &Election,
     watches: Watches,
-    rules: Rules,
-    texts: Texts,
+    rules: RootCertOptions,
+    texts: DistributedTexts,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
     election
@@ -106,7 +106,7 @@ pub async fn run(
         .await;
 }
 
-/// Most meshes revoke nothing: nothing is watched until there is something to say.
+/// Distributes the revocation list. Most meshes have none, so nothing is watched before there is one.
 async fn distribute_revoked(distribution: Option<Distribution>, watches: Watches, token: CancellationToken) {
     let Some(distribution) = distribution else { return };
     let mut text = distribution.roots.clone();
@@ -116,7 +116,7 @@ async fn distribute_revoked(distribution: Option<Distribution>, watches: Watches
     }
 }
 
-/// What a ConfigMap is for.
+/// Content of a ConfigMap.
 #[derive(Clone, Copy)]
 enum Key {
     Roots,
@@ -141,7 +141,7 @@ impl Key {
 
 struct Distribution {
     store: Store,
-    /// Of the ConfigMaps.
+    /// Name of the ConfigMaps.
     name: SmolStr,
     key: Key,
     roots: watch::Receiver<Option<Bytes>>,
@@ -155,7 +155,7 @@ struct Distribution {
     resting: FuturesUnordered<BoxFuture<'static, SmolStr>>,
 }
 
-/// A namespace: its name, and its labels if it is not going away.
+/// Name of a namespace, and its labels unless it is terminating.
 type NamespaceFacts = (SmolStr, Option<Labels>);
 
 impl Distribution {
@@ -189,7 +189,7 @@ impl Distribution {
     ) {
         self.writing.push(pending().boxed());
         self.resting.push(pending().boxed());
-        // Without both lists every ConfigMap would seem to be missing.
+        // Before both lists, every ConfigMap would seem to be missing.
         let (Some(first_namespaces), Some(first_config_maps)) = tokio::join!(namespaces.recv(), config_maps.recv())
         else {
             return;
@@ -214,7 +214,7 @@ impl Distribution {
                     }
                     let hash = self.roots.borrow_and_update().as_ref().map(|roots| xxh3_64(roots));
                     if self.plan.want(hash) {
-                        self.waiting.extend(self.plan.needy());
+                        self.waiting.extend(self.plan.pending());
                     }
                 }
                 changed = self.mesh.changed() => {
@@ -223,11 +223,11 @@ impl Distribution {
                     }
                     let mesh = self.mesh.borrow_and_update().clone();
                     let wants = mesh.wants.get(&Cx::untracked(), &());
-                    // Before the mesh config is known, every namespace would seem to count.
+                    // Before the mesh config is known, every namespace would seem to be selected.
                     if let Some(wants) = wants.filter(|_| mesh.revision.0 > 0)
                         && self.plan.select(wants.discovery_selectors.clone())
                     {
-                        self.waiting.extend(self.plan.needy());
+                        self.waiting.extend(self.plan.pending());
                     }
                 }
                 Some((namespace, written)) = self.writing.next() => self.on_written(namespace, written),
@@ -244,7 +244,7 @@ impl Distribution {
             WatchEvent::Restarted(all) => {
                 let active = all.into_iter().filter_map(|(name, labels)| Some((name, labels?)));
                 self.plan.namespaces(active);
-                self.waiting.extend(self.plan.needy());
+                self.waiting.extend(self.plan.pending());
             }
             WatchEvent::Applied((name, labels)) => {
                 self.plan.namespace(name.clone(), labels);
@@ -258,7 +258,7 @@ impl Distribution {
         match event {
             WatchEvent::Restarted(all) => {
                 self.plan.contents(all);
-                self.waiting.extend(self.plan.needy());
+                self.waiting.extend(self.plan.pending());
             }
             WatchEvent::Applied((namespace, content)) => {
                 self.plan.content(namespace.clone(), Some(content));
@@ -271,9 +271,9 @@ impl Distribution {
         }
     }
 
-    /// Starts writes, as many as may be under way. One of them never ends and does not count.
+    /// Starts pending writes, up to the limit. One pending future never ends and does not count.
     fn write(&mut self) {
-        while self.writing.len() <= AT_ONCE {
+        while self.writing.len() <= MAX_CONCURRENT {
             let Some(namespace) = self.waiting.pop_first() else {
                 return;
             };
@@ -299,10 +299,10 @@ impl Distribution {
             Ok(wrote) => {
                 self.attempts.remove(&namespace);
                 if wrote {
-                    tracing::debug!(%namespace, "root certificates written");
+                    tracing::debug!(%namespace, "root certificate ConfigMap written");
                 }
             }
-            // The namespace is going away.
+            // The namespace is terminating.
             Err(WriteError::NotFound(_)) => {}
             Err(error) => {
                 let attempts = self.attempts.entry(namespace.clone()).or_default();
@@ -312,14 +312,14 @@ impl Distribution {
                     self.resting.push(sleep(wait).map(|()| namespace).boxed());
                 } else {
                     self.attempts.remove(&namespace);
-                    tracing::warn!(%namespace, %error, "root certificates could not be written");
+                    tracing::warn!(%namespace, %error, "cannot write root certificate ConfigMap");
                 }
             }
         }
     }
 }
 
-/// Writes one ConfigMap; what else stands in it stays. False if it was right already.
+/// Writes one key of a ConfigMap and keeps the others; returns false if it was right already.
 async fn put(store: &Store, namespace: &str, name: &str, key: &str, text: &str) -> Result<bool, WriteError> {
     let Some(mut found) = store.get(namespace, name).await? else {
         let new = json!({

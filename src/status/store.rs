@@ -1,4 +1,4 @@
-//! Reads and writes whole objects of one resource as JSON, so that nothing is lost of fields that nobody here knows.
+//! Reads and writes whole objects of one resource as JSON, so that unknown fields are kept.
 
 use ::kube::{
     Client, Error, Resource,
@@ -14,19 +14,19 @@ pub struct Store {
     resource: ApiResource,
 }
 
-/// Why something was not written.
+/// Reason of a failed write.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Somebody else was faster: read again, decide again.
-    #[error("it changed meanwhile: {0}")]
+    /// Another writer was faster: read and decide again.
+    #[error("conflict: {0}")]
     Conflict(String),
-    /// The object, its namespace or its kind is not there. Retrying helps only once it is.
+    /// The object, its namespace or its kind does not exist. A retry helps only once it does.
     #[error("not found: {0}")]
     NotFound(String),
-    /// Refused for good: rights, an invalid object, or a namespace that is going away.
-    #[error("refused: {0}; hint: are the ClusterRole and the CRDs those of this release?")]
+    /// Refused permanently: permissions, an invalid object, or a terminating namespace.
+    #[error("refused by the API server: {0}; hint: check that ClusterRole and CRDs are of this release")]
     Refused(String),
-    /// The API server could not be asked, or was not able to answer. Retryable.
+    /// The API server was unreachable or failed. Retryable.
     #[error(transparent)]
     Failed(Box<Error>),
 }
@@ -46,7 +46,7 @@ impl From<Error> for WriteError {
     }
 }
 
-/// A resource by its group (empty for core), version, kind and plural.
+/// Returns a resource by group (empty for core), version, kind and plural.
 pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource {
     let api_version = if group.is_empty() {
         version.to_owned()
@@ -63,13 +63,13 @@ pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiReso
 }
 
 impl Store {
-    /// A resource by its group, version, kind and plural.
+    /// Returns the store of a resource by group, version, kind and plural.
     pub fn new(client: Client, group: &str, version: &str, kind: &str, plural: &str) -> Self {
         let resource = resource(group, version, kind, plural);
         Self { client, resource }
     }
 
-    /// What the store reads and writes.
+    /// Returns the resource.
     pub fn resource(&self) -> &ApiResource {
         &self.resource
     }
@@ -87,7 +87,7 @@ impl Store {
         Ok(self.client.request::<Value>(request).await?)
     }
 
-    /// An object as it stands; `None` if it is not there.
+    /// Returns an object; `None` if it does not exist.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<Value>, WriteError> {
         match self
             .send(self.request(namespace).get(name, &GetParams::default()))
@@ -99,21 +99,21 @@ impl Store {
         }
     }
 
-    /// Creates an object; a conflict means that there is one of this name.
+    /// Creates an object; a conflict means that the name is in use.
     pub async fn create(&self, namespace: &str, object: &Value) -> Result<Value, WriteError> {
         let body = object.to_string().into_bytes();
         self.send(self.request(namespace).create(&PostParams::default(), body))
             .await
     }
 
-    /// Replaces an object, if its resource version is still the one that the new content has.
+    /// Replaces an object if its resource version is still that of the new content.
     pub async fn replace(&self, namespace: &str, name: &str, object: &Value) -> Result<Value, WriteError> {
         let body = object.to_string().into_bytes();
         let request = self.request(namespace).replace(name, &PostParams::default(), body);
         self.send(request).await
     }
 
-    /// Replaces the status of an object, if its resource version is still the one that the new content has.
+    /// Replaces the status of an object if its resource version is still that of the new content.
     pub async fn replace_status(&self, namespace: &str, name: &str, object: &Value) -> Result<Value, WriteError> {
         let body = object.to_string().into_bytes();
         let request = self.request(namespace);
@@ -132,7 +132,7 @@ impl Store {
             .await
     }
 
-    /// Deletes an object, if its resource version is still this one.
+    /// Deletes an object if its resource version is still this one.
     pub async fn delete(&self, namespace: &str, name: &str, resource_version: &str) -> Result<(), WriteError> {
         let parameters = DeleteParams {
             preconditions: Some(Preconditions {

@@ -1,4 +1,4 @@
-//! Watches of what writers must read back: they live as long as the work that reads them.
+//! Watches for writers, which live as long as the work that reads them.
 
 use std::future::Future;
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Events that wait to be taken.
+/// Capacity of the event queue.
 const QUEUE: usize = 64;
 
 /// Opens watches in one cluster. Cheap to clone.
@@ -21,7 +21,7 @@ const QUEUE: usize = 64;
 pub struct Watches {
     /// Client of the cluster.
     pub client: ::kube::Client,
-    /// The cluster, for metrics.
+    /// Cluster, for metrics.
     pub cluster: ClusterId,
     /// Where watches are counted.
     pub metrics: WatchMetrics,

@@ -7,31 +7,31 @@ use crate::base::Shared;
 
 /// A table whose rows are a pure function of other tables.
 ///
-/// The three steps are apart so that the middle one may run on many threads: [`Derived::dirty`] tells the keys to
+/// The three steps are separate, so that the second one may run on many threads: [`Derived::dirty`] returns the keys to
 /// evaluate, [`Evaluated::guarded`] evaluates one, [`Derived::apply`] writes the results.
 pub struct Derived<K, V> {
     rows: TableWriter<K, V>,
     reads: Reads<K>,
 }
 
-/// The outcome of one evaluation.
+/// Result of one evaluation with its key and reads.
 pub struct Evaluated<K, V> {
     pub(super) key: K,
     pub(super) outcome: Outcome<V>,
     pub(super) reads: Box<[ReadKey]>,
 }
 
-/// What an evaluation came to.
+/// Result of an evaluation.
 pub enum Outcome<V> {
-    /// A row, or that there is none.
+    /// A row, or its absence.
     Row(Option<V>),
-    /// Nothing: what was there before holds.
+    /// A panic: the previous row stays.
     Panicked,
 }
 
 impl<K: Key, V> Evaluated<K, V> {
-    /// Evaluates one key, recording what is read. A panic of the function keeps the row that was there before; it is
-    /// evaluated again when anything changes that it read until then.
+    /// Evaluates one key and records its reads. If the function panics, the previous row stays; it is evaluated again
+    /// when one of the reads until then changes.
     pub fn guarded(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
         let cx = Cx::recording();
         let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| function(&cx, &key)));
@@ -43,12 +43,12 @@ impl<K: Key, V> Evaluated<K, V> {
         }
     }
 
-    /// True if the function panicked.
+    /// Returns true if the function panicked.
     pub fn panicked(&self) -> bool {
         matches!(self.outcome, Outcome::Panicked)
     }
 
-    /// The row, if there is one.
+    /// Returns the row, if there is one.
     pub fn row_mut(&mut self) -> Option<&mut V> {
         match &mut self.outcome {
             Outcome::Row(row) => row.as_mut(),
@@ -56,14 +56,14 @@ impl<K: Key, V> Evaluated<K, V> {
         }
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &K {
         &self.key
     }
 }
 
 impl<K: Key, V: PartialEq> Derived<K, V> {
-    /// An empty derived table with an identity.
+    /// Returns an empty derived table with an identity.
     pub fn new(id: RelationId) -> Self {
         Self {
             rows: TableWriter::new(id),
@@ -71,43 +71,43 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         }
     }
 
-    /// The table as it stands.
+    /// Returns the present table.
     pub fn table(&self) -> &Table<K, V> {
         self.rows.table()
     }
 
-    /// The table with the row changes of this transaction, as a source of indexes.
+    /// Returns the table with the row changes of this transaction, as a source of indexes.
     pub fn writer(&self) -> &TableWriter<K, V> {
         &self.rows
     }
 
-    /// How many dependencies are recorded in all; a running total.
+    /// Returns the total number of recorded dependencies, kept as they change.
     pub fn recorded_reads(&self) -> usize {
         self.reads.recorded()
     }
 
-    /// The same, counted.
+    /// Returns the total number of recorded dependencies, counted.
     #[cfg(test)]
     pub(super) fn counted_reads(&self) -> usize {
         self.reads.counted()
     }
 
-    /// The keys to evaluate: the candidates, and those that read something that has changed. In key order.
+    /// Returns the keys to evaluate, in key order: the candidates, and those that read something that has changed.
     pub fn dirty<'k>(&self, tx: &Transaction, candidates: impl IntoIterator<Item = &'k K>) -> Vec<K> {
         self.reads.dirty(tx, candidates)
     }
 
-    /// Makes room for so many new keys.
+    /// Reserves capacity for this number of new keys.
     pub fn reserve(&mut self, keys: usize) {
         self.reads.reserve(keys);
     }
 
-    /// Begins a transaction, or ends one: forgets the row changes of the last one.
+    /// Starts or ends a transaction: clears the row changes.
     pub fn begin(&mut self) {
         self.rows.begin();
     }
 
-    /// Writes one outcome. The reads of an absent row are kept too: it may come to be when they change.
+    /// Writes one result. The reads of an absent row are kept too, because it may appear when they change.
     pub fn apply(&mut self, tx: &mut Transaction, evaluated: Evaluated<K, V>) {
         let (key, outcome) = self.reads.apply(evaluated);
         match outcome {
@@ -117,7 +117,7 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         };
     }
 
-    /// Brings the table up to date on this thread. A panic of the function keeps the row that was there before.
+    /// Updates the table on this thread. If the function panics, the previous row stays.
     pub fn update<'k>(
         &mut self,
         tx: &mut Transaction,
@@ -134,7 +134,7 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         }
     }
 
-    /// Drops a key that nobody demands any more, without telling anyone.
+    /// Drops a key without dependents.
     pub fn forget(&mut self, tx: &mut Transaction, key: &K) {
         self.reads.forget(key);
         self.rows.remove(tx, key);

@@ -1,4 +1,4 @@
-//! Rows by another key.
+//! Rows by an extracted key.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use imbl::OrdMap;
 use super::{Cx, Key, ReadKey, RelationId, TableWriter, Transaction};
 use crate::base::Shared;
 
-/// Rows of a table by an extracted key; a row may stand under several keys.
+/// Rows of a table by an extracted key; a row may have several keys.
 pub struct Index<I, K, V> {
     id: RelationId,
     entries: OrdMap<I, Rows<K, V>>,
 }
 
-/// The rows under one key. Under most keys (an address, a host) stands one row, and a map of its own for each would take
-/// more memory than all rows together: a node of a persistent map has room for many entries.
+/// Rows of one key. Most keys (an address, a host) have one row. A map for each would take more memory than all rows
+/// together, because a node of a persistent map has capacity for many entries.
 enum Rows<K, V> {
     One(K, Shared<V>),
     Many(OrdMap<K, Shared<V>>),
@@ -51,7 +51,7 @@ impl<K: Key, V> Rows<K, V> {
         }
     }
 
-    /// Takes out the row; true if nothing is left.
+    /// Removes the row; returns true if none is left.
     fn remove(&mut self, key: &K) -> bool {
         match self {
             Self::One(own, _) => own == key,
@@ -78,7 +78,7 @@ impl<I, K, V> Clone for Index<I, K, V> {
 }
 
 impl<I: Key, K: Key, V> Index<I, K, V> {
-    /// An empty index with an identity.
+    /// Returns an empty index with an identity.
     pub fn new(id: RelationId) -> Self {
         Self {
             id,
@@ -86,29 +86,29 @@ impl<I: Key, K: Key, V> Index<I, K, V> {
         }
     }
 
-    /// The rows under a key, in order of their own keys.
+    /// Returns the rows of a key, in order of their own keys.
     pub fn get<'a>(&'a self, cx: &Cx, key: &I) -> impl Iterator<Item = (&'a K, &'a Shared<V>)> + use<'a, I, K, V> {
         cx.record(ReadKey::of(self.id, key));
         self.entries.get(key).into_iter().flat_map(Rows::iter)
     }
 
-    /// True if some row stands under the key.
+    /// Returns true if the key has a row.
     pub fn contains(&self, cx: &Cx, key: &I) -> bool {
         cx.record(ReadKey::of(self.id, key));
         self.entries.contains_key(key)
     }
 
-    /// All keys in order. The reader depends on the index as a whole.
+    /// Returns all keys in order. The reader depends on the index as a whole.
     pub fn keys(&self, cx: &Cx) -> impl Iterator<Item = &I> {
         cx.record(ReadKey::whole(self.id));
         self.entries.keys()
     }
 }
 
-/// How an index finds the keys of a row.
+/// Function that emits the index keys of a row.
 pub(super) type Extract<I, K, V> = fn(&K, &V, &mut dyn FnMut(I));
 
-/// The write side of an index.
+/// Write side of an index.
 pub struct IndexWriter<I, K, V> {
     index: Index<I, K, V>,
     extract: Extract<I, K, V>,
@@ -116,7 +116,7 @@ pub struct IndexWriter<I, K, V> {
 }
 
 impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
-    /// An empty index that extracts its keys by a function.
+    /// Returns an empty index that extracts its keys by a function.
     pub fn new(id: RelationId, extract: Extract<I, K, V>) -> Self {
         Self {
             index: Index::new(id),
@@ -125,17 +125,17 @@ impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
         }
     }
 
-    /// The index as it stands.
+    /// Returns the present index.
     pub fn index(&self) -> &Index<I, K, V> {
         &self.index
     }
 
-    /// The index keys whose rows changed in this transaction.
+    /// Returns the index keys whose rows changed in this transaction.
     pub fn changed(&self) -> &BTreeSet<I> {
         &self.changed
     }
 
-    /// Takes over the row changes of the table.
+    /// Applies the row changes of the table.
     pub fn update(&mut self, tx: &mut Transaction, source: &TableWriter<K, V>) {
         self.changed.clear();
         for (key, old, new) in source.changes() {

@@ -1,4 +1,4 @@
-//! Who read what: the keys of evaluations by what they have read, so that a change finds those that it concerns.
+//! Dependencies: evaluations by the keys that they have read, to find those that a change affects.
 
 use std::collections::hash_map;
 
@@ -6,13 +6,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Evaluated, Key, Outcome, ReadKey, Transaction};
 
-/// The recorded reads of evaluations. A key without reads is not known here.
+/// Recorded reads of evaluations. Keys without reads are not stored.
 pub struct Reads<K> {
     slots: FxHashMap<K, u32>,
     entries: Vec<Option<Entry<K>>>,
     free: Vec<u32>,
     readers: FxHashMap<ReadKey, Readers>,
-    /// The sum of the lengths of all entries' reads.
+    /// Sum of the lengths of all entries' reads.
     recorded: usize,
 }
 
@@ -21,16 +21,16 @@ struct Entry<K> {
     reads: Box<[ReadKey]>,
 }
 
-/// The slots that read a key; most keys have one reader, some (the mesh config) have all.
+/// Slots that read a key. Most keys have one reader; some (the mesh config) have all.
 enum Readers {
     One(u32),
     Many(Box<Many>),
 }
 
-/// Slots in the order in which they came.
+/// Slots in insertion order.
 struct Many {
     slots: Vec<u32>,
-    /// How many of them read the key no more: they are taken out when they are the most.
+    /// Number of slots that no longer read the key. They are removed when they are the majority.
     gone: usize,
 }
 
@@ -47,18 +47,18 @@ impl<K> Default for Reads<K> {
 }
 
 impl<K: Key> Reads<K> {
-    /// How many there are in all; a running total.
+    /// Returns the total number of reads, kept as they change.
     pub fn recorded(&self) -> usize {
         self.recorded
     }
 
-    /// The same, counted.
+    /// Returns the total number of reads, counted.
     #[cfg(test)]
     pub(super) fn counted(&self) -> usize {
         self.entries.iter().flatten().map(|entry| entry.reads.len()).sum()
     }
 
-    /// The keys to evaluate: the candidates, and those that read something that has changed. In key order.
+    /// Returns the keys to evaluate, in key order: the candidates, and those that read something that has changed.
     pub fn dirty<'k>(&self, tx: &Transaction, candidates: impl IntoIterator<Item = &'k K>) -> Vec<K> {
         let mut slots = FxHashSet::default();
         for read in tx.changed() {
@@ -83,14 +83,14 @@ impl<K: Key> Reads<K> {
         keys
     }
 
-    /// Makes room for so many new keys.
+    /// Reserves capacity for this number of new keys.
     pub fn reserve(&mut self, keys: usize) {
         self.slots.reserve(keys);
         self.readers.reserve(keys);
         self.entries.reserve(keys.saturating_sub(self.free.len()));
     }
 
-    /// Takes over what an evaluation has read; gives what it came to.
+    /// Records the reads of an evaluation and returns its result.
     pub fn apply<V>(&mut self, evaluated: Evaluated<K, V>) -> (K, Outcome<V>) {
         let Evaluated { key, outcome, reads } = evaluated;
         self.record(&key, reads);
@@ -160,7 +160,7 @@ fn add_reader(readers: &mut FxHashMap<ReadKey, Readers>, read: ReadKey, slot: u3
     }
 }
 
-/// Takes out a slot that reads the key no more.
+/// Removes a slot that no longer reads the key.
 fn remove_reader<K>(readers: &mut FxHashMap<ReadKey, Readers>, entries: &[Option<Entry<K>>], read: ReadKey, slot: u32) {
     match readers.get_mut(&read) {
         Some(Readers::One(one)) if *one == slot => {
@@ -172,7 +172,7 @@ fn remove_reader<K>(readers: &mut FxHashMap<ReadKey, Readers>, entries: &[Option
                 return;
             }
             many.slots.retain(|slot| reads(entries, *slot, read));
-            // One that came back stands there twice.
+            // A slot that was removed and added again occurs twice.
             many.slots.sort_unstable();
             many.slots.dedup();
             many.gone = 0;
@@ -184,7 +184,7 @@ fn remove_reader<K>(readers: &mut FxHashMap<ReadKey, Readers>, entries: &[Option
     }
 }
 
-/// True if the evaluation in that slot read the key.
+/// Returns true if the evaluation in that slot read the key.
 fn reads<K>(entries: &[Option<Entry<K>>], slot: u32, read: ReadKey) -> bool {
     let entry = entries[slot as usize].as_ref();
     entry.is_some_and(|entry| entry.reads.binary_search(&read).is_ok())

@@ -1,4 +1,4 @@
-//! The engine against its specification: incremental equals from scratch, equal rows stop the wave.
+//! The engine against its specification: incremental equals from scratch, equal rows stop the propagation.
 
 use std::{cell::Cell, collections::BTreeMap};
 

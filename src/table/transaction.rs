@@ -1,4 +1,4 @@
-//! What a transaction has changed so far, as read keys.
+//! Changes of a transaction, as read keys.
 
 use std::hash::Hash;
 
@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use super::{ReadKey, RelationId};
 
-/// Collects the keys that change while tables and derivations are brought up to date.
+/// Collects the keys that change while tables and derivations are updated.
 #[derive(Debug, Default)]
 pub struct Transaction {
     changed: FxHashSet<ReadKey>,
@@ -14,7 +14,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Begins with the changes of an earlier transaction on which this one builds.
+    /// Starts with the changes of an earlier transaction on which this one builds.
     pub fn after(changes: &ChangeSet) -> Self {
         Self {
             changed: changes.changed.clone(),
@@ -22,28 +22,28 @@ impl Transaction {
         }
     }
 
-    /// Notes that a key of a relation changed.
+    /// Records that a key of a relation changed.
     pub fn mark<K: Hash>(&mut self, relation: RelationId, key: &K) {
         self.changed.insert(ReadKey::of(relation, key));
         self.changed.insert(ReadKey::whole(relation));
     }
 
-    /// The changes so far.
+    /// Returns the changes so far.
     pub fn changed(&self) -> impl Iterator<Item = ReadKey> + '_ {
         self.changed.iter().copied()
     }
 
-    /// True if nothing has changed so far.
+    /// Returns true without changes.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty()
     }
 
-    /// Notes that an evaluation panicked and kept what was there before.
+    /// Records that an evaluation panicked and kept its previous row.
     pub(super) fn note_panic(&mut self, description: String) {
         self.panics.push(description);
     }
 
-    /// The evaluations that panicked, described; each is told once.
+    /// Returns the descriptions of evaluations that panicked, each once.
     pub fn take_panics(&mut self) -> Vec<String> {
         std::mem::take(&mut self.panics)
     }
@@ -54,19 +54,19 @@ impl Transaction {
     }
 }
 
-/// The keys that differ between two revisions; computed, never declared.
+/// Keys that differ between two revisions; computed, never declared.
 #[derive(Clone, Debug, Default)]
 pub struct ChangeSet {
     changed: FxHashSet<ReadKey>,
 }
 
 impl ChangeSet {
-    /// True if nothing changed.
+    /// Returns true if nothing changed.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty()
     }
 
-    /// True if any of the reads would give something else now.
+    /// Returns true if any of the reads would have another result now.
     pub fn touches(&self, reads: &[ReadKey]) -> bool {
         if self.changed.len() < reads.len() {
             self.changed.iter().any(|read| reads.binary_search(read).is_ok())

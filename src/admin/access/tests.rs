@@ -9,7 +9,7 @@ use crate::{
     model::{Installation, fixture},
 };
 
-/// Takes the bearer token for the identity.
+/// Accepts the bearer token as the identity.
 struct TakenAtItsWord;
 
 impl Authenticator for TakenAtItsWord {
@@ -48,7 +48,7 @@ impl Bed {
         let world = fixture::folder_world(installation, &[("mesh.yaml", mesh)]);
         let (sender, mesh) = watch::channel(world.snapshot());
         let access = Access::new(Authenticators::new(vec![Box::new(TakenAtItsWord)]), mesh);
-        let page = async |axum::Extension(sight): axum::Extension<Sight>| format!("{sight:?}");
+        let page = async |axum::Extension(scope): axum::Extension<DebugScope>| format!("{scope:?}");
         let pages = Router::new()
             .route("/debug/syncz", get(page))
             .route("/debug/config_dump", get(page))
@@ -59,7 +59,7 @@ impl Bed {
         }
     }
 
-    /// The status of a page, and what is seen of it.
+    /// Returns the status of a page, and the caller's scope.
     async fn get(&self, page: &str, address: &str, token: Option<&str>) -> (u16, String) {
         let mut request = axum::http::Request::get(page);
         if let Some(token) = token {
@@ -91,7 +91,7 @@ async fn r5_pages_are_for_callers_who_are_known() {
         assert_eq!(bed.get(page, FAR, None).await.0, 401, "{page}");
         assert_eq!(bed.get(page, FAR, Some("away")).await.0, 503, "{page}");
     }
-    // What says so of itself is not from this machine.
+    // A header does not make a caller local.
     assert_eq!(bed.get(SYNCZ, "127.0.0.1:4000", None).await, (200, "All".to_owned()));
     assert_eq!(bed.get(SYNCZ, "[::ffff:127.0.0.1]:1", None).await.0, 200);
     assert_eq!(bed.get(SYNCZ, "[::1]:1", None).await.0, 200);

@@ -1,4 +1,4 @@
-//! The JSON forms of debug pages, as Istio's clients read them.
+//! JSON forms of debug pages, as Istio's clients read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ fn moment(time: time::OffsetDateTime) -> Value {
         .map_or(Value::Null, Value::String)
 }
 
-/// `model.Service` of every service.
+/// Returns `model.Service` of every service.
 pub(super) fn registry(mesh: &MeshSnapshot) -> Value {
     mesh.services
         .iter(&Cx::untracked())
@@ -87,7 +87,7 @@ fn registry_name(registry: Registry) -> &'static str {
     }
 }
 
-/// Host → namespace → shards by cluster and provider.
+/// Returns shards by cluster and provider, by host and namespace.
 pub(super) fn endpoint_shards(mesh: &MeshSnapshot) -> Value {
     let cx = Cx::untracked();
     let mut hosts: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
@@ -167,7 +167,7 @@ fn objects<M: prost::Message + prost::Name>(table: &Table<ObjectKey, Config<M>>,
     }));
 }
 
-/// The network gateways, by address and port.
+/// Returns the network gateways, by address and port.
 pub(super) fn networks(mesh: &MeshSnapshot) -> Value {
     let networks = mesh.networks.get(&Cx::untracked(), &());
     let gateways = networks
@@ -189,7 +189,7 @@ pub(super) fn networks(mesh: &MeshSnapshot) -> Value {
     rows.collect()
 }
 
-/// Exports and imports of services by cluster.
+/// Returns exports and imports of services by cluster.
 pub(super) fn mcs(mesh: &MeshSnapshot) -> Value {
     let (cx, features) = (Cx::untracked(), &mesh.installation.features);
     let mut keys: BTreeSet<&ObjectKey> = BTreeSet::new();
@@ -233,7 +233,7 @@ pub(super) fn mcs(mesh: &MeshSnapshot) -> Value {
     keys.into_iter().map(row).collect()
 }
 
-/// A client of `connections`.
+/// Returns a client of `connections`.
 pub(super) fn connection(connection: &LiveConnection) -> Value {
     json!({
         "connectionId": connection.id,
@@ -242,7 +242,7 @@ pub(super) fn connection(connection: &LiveConnection) -> Value {
     })
 }
 
-/// A client of `adsz`.
+/// Returns a client of `adsz`.
 pub(super) fn client(live: &LiveConnection) -> Value {
     let mut client = connection(live);
     let watches: Map<String, Value> = live
@@ -257,7 +257,7 @@ pub(super) fn client(live: &LiveConnection) -> Value {
     client
 }
 
-/// A row of `syncz`: nonces, those that are empty left out.
+/// Returns a row of `syncz` with nonces; empty ones are omitted.
 pub(super) fn sync(live: &LiveConnection) -> Value {
     let proxy = &live.proxy;
     let types = live.types();
@@ -311,7 +311,7 @@ fn type_status(status: &TypeStatus) -> Value {
     entry
 }
 
-/// The resources of a type as JSON with their types, without private keys.
+/// Returns the resources of a type as JSON with their types, without private keys.
 pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) -> Vec<Value> {
     resources
         .resources(resource_type)
@@ -320,7 +320,7 @@ pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) 
         .collect()
 }
 
-/// The resources of these types, named as in metrics (`cds`) or by their URLs.
+/// Returns the resources of these types, named as in metrics (`cds`) or by URL.
 pub(super) fn of_types(resources: &ResourceSnapshot, types: &[&str]) -> Vec<Value> {
     let is_wanted = |resource_type: &ResourceType| {
         let short = resource_type.short_name();
@@ -336,7 +336,7 @@ pub(super) fn of_types(resources: &ResourceSnapshot, types: &[&str]) -> Vec<Valu
         .collect()
 }
 
-/// `configs` of Envoy's `admin.v3.ConfigDump`, as the control plane would have the proxy show it.
+/// Returns `configs` of Envoy's `admin.v3.ConfigDump`, as the proxy would show it.
 pub(super) fn config_dump(resources: &ResourceSnapshot, include_endpoints: bool) -> Vec<Value> {
     let wrap = |resource_type, field: &str| -> Vec<Value> {
         let bodies = bodies(resources, resource_type).into_iter();

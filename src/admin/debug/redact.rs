@@ -1,14 +1,14 @@
-//! What must not be shown: private keys, and credentials of image registries.
+//! Redaction of private keys and image registry credentials.
 
 use serde_json::Value;
 
-/// Fields whose content, at whatever depth, is secret.
+/// Fields whose content is secret, at any depth.
 const SECRET_FIELDS: [&str; 2] = ["privateKey", "ISTIO_META_WASM_IMAGE_PULL_SECRET"];
 const REDACTED: &str = "redacted";
-/// The same as a field of bytes has it.
+/// Redaction of a bytes field.
 const REDACTED_BYTES: &str = "cmVkYWN0ZWQ=";
 
-/// A resource in JSON without what is secret.
+/// Returns a resource in JSON without secrets.
 pub(super) fn redacted(mut resource: Value) -> Value {
     search(&mut resource);
     resource
@@ -30,7 +30,7 @@ fn search(value: &mut Value) {
     }
 }
 
-/// Replaces all texts; `with` stands for the innermost.
+/// Replaces all texts; `with` replaces the innermost.
 fn blot(value: &mut Value, with: &str) {
     match value {
         Value::String(text) => with.clone_into(text),

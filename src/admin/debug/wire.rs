@@ -1,4 +1,4 @@
-//! The same information over xDS: what `istioctl proxy-status`, `version` and `x internal-debug` read.
+//! Debug pages over xDS, for `istioctl proxy-status`, `version` and `x internal-debug`.
 
 use std::{
     sync::Arc,
@@ -19,7 +19,7 @@ use tower::ServiceExt;
 use super::{Sources, forms};
 use crate::{
     admin::{
-        access::{Access, PREFIX, Sight},
+        access::{Access, DebugScope, PREFIX},
         metrics::ISTIO_VERSION,
     },
     generate::{EncodedResource, ProxyType},
@@ -37,21 +37,21 @@ use crate::{
     },
 };
 
-/// What is told of a page that there is not; clients look for this text.
+/// Response for an unknown page; clients match this text.
 const NOT_FOUND: &str = "404 page not found\n";
 
-/// Answers questions about the control plane that come over xDS.
+/// Handler of debug requests over xDS.
 pub struct Wire {
     sources: Arc<Sources>,
     access: Access,
-    /// The pages; who asks for them was decided before.
+    /// Pages; access is decided before.
     pages: Router,
-    /// Who answers, as `istioctl` tells control planes apart.
+    /// Name of this control plane, as `istioctl` distinguishes them.
     control_plane: String,
 }
 
 impl Wire {
-    /// Answers from `sources` to those who may know. `instance` is the name of our pod.
+    /// Returns a handler for `sources` with these access rules. `instance` is the name of the pod.
     pub fn new(sources: Arc<Sources>, access: Access, instance: &str) -> Self {
         let info = json!({ "version": ISTIO_VERSION, "revision": env!("CARGO_PKG_VERSION"), "golang_version": "",
             "status": "Clean", "tag": ISTIO_VERSION });
@@ -63,27 +63,27 @@ impl Wire {
         }
     }
 
-    /// What the caller may see of clients. Where callers are not told apart, nobody has to be known.
-    fn sight_of_clients(&self, question: &DebugRequest) -> Result<Sight, DebugError> {
+    /// Returns the caller's scope for clients. Without enforcement, callers need not be authenticated.
+    fn client_scope(&self, question: &DebugRequest) -> Result<DebugScope, DebugError> {
         if !self.access.is_enforced() {
-            return Ok(Sight::All);
+            return Ok(DebugScope::All);
         }
-        self.sight(question)
+        self.scope(question)
     }
 
-    fn sight(&self, question: &DebugRequest) -> Result<Sight, DebugError> {
+    fn scope(&self, question: &DebugRequest) -> Result<DebugScope, DebugError> {
         let caller = question.caller.as_ref().ok_or(DebugError::Unauthenticated)?;
-        let sight = self.access.sight(&caller.identities);
-        sight.ok_or_else(|| DebugError::Forbidden(caller.identities.clone()))
+        let scope = self.access.scope(&caller.identities);
+        scope.ok_or_else(|| DebugError::Forbidden(caller.identities.clone()))
     }
 
     async fn told(&self, question: DebugRequest) -> Result<DebugResponse, DebugError> {
         let resources = match question.type_url.as_str() {
             PAGE => vec![self.page(&question).await?],
-            SYNC_STATUS => self.sync_status(&self.sight_of_clients(&question)?),
-            CONFIG_DUMP => self.config_dump(&self.sight_of_clients(&question)?, &question).await,
-            // As the types that there are: not for everybody to find out.
-            _ => self.sight_of_clients(&question).map(|_| Vec::new())?,
+            SYNC_STATUS => self.sync_status(&self.client_scope(&question)?),
+            CONFIG_DUMP => self.config_dump(&self.client_scope(&question)?, &question).await,
+            // The set of types is not public either.
+            _ => self.client_scope(&question).map(|_| Vec::new())?,
         };
         Ok(DebugResponse {
             control_plane: (question.type_url == SYNC_STATUS).then(|| self.control_plane.clone()),
@@ -92,21 +92,21 @@ impl Wire {
         })
     }
 
-    /// A debug page, named as its address goes on behind `/debug/`.
+    /// Returns a debug page, named by its path after `/debug/`.
     async fn page(&self, question: &DebugRequest) -> Result<Arc<EncodedResource>, DebugError> {
-        let sight = self.sight(question)?;
+        let scope = self.scope(question)?;
         let [name] = question.names.as_slice() else {
             return Err(DebugError::Malformed("exactly one debug request is required"));
         };
         let request = Request::get(format!("{PREFIX}{name}")).body(Body::empty());
         let mut request = request.map_err(|_| DebugError::Malformed("the name is no address of a debug page"))?;
-        // What is asked for is what is looked up: both see one and the same path.
+        // Access check and lookup use the same path.
         let page = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
-        if !sight.permits(page) {
+        if !scope.permits(page) {
             let identities = question.caller.as_ref().map(|caller| caller.identities.clone());
             return Err(DebugError::Forbidden(identities.unwrap_or_default()));
         }
-        request.extensions_mut().insert(sight);
+        request.extensions_mut().insert(scope);
         let response = self.pages.clone().oneshot(request).await;
         let body = match response {
             Ok(response) => response
@@ -120,20 +120,20 @@ impl Wire {
         Ok(Arc::new(EncodedResource::from_bytes(name.clone(), PAGE, &body)))
     }
 
-    /// What each proxy has acknowledged. Clients that are no proxies say nothing of their configuration.
-    fn sync_status(&self, sight: &Sight) -> Vec<Arc<EncodedResource>> {
+    /// Returns the acknowledged state of each proxy. Clients that are not proxies have none.
+    fn sync_status(&self, scope: &DebugScope) -> Vec<Arc<EncodedResource>> {
         let connections = self.sources.connections.connections();
         let is_proxy =
             |live: &LiveConnection| live.proxy.proxy_config.is_some() || live.proxy.proxy_type == ProxyType::Ztunnel;
         let seen = connections
             .iter()
-            .filter(|live| is_proxy(live) && sight.sees(&live.proxy.namespace));
+            .filter(|live| is_proxy(live) && scope.sees(&live.proxy.namespace));
         let statuses = seen.map(|live| Arc::new(EncodedResource::new(live.proxy.id.clone(), &client(live))));
         statuses.collect()
     }
 
-    /// The configuration of the client that is named: nothing if it is not here, or not to be seen.
-    async fn config_dump(&self, sight: &Sight, question: &DebugRequest) -> Vec<Arc<EncodedResource>> {
+    /// Returns the configuration of the named client; nothing if it is not connected or not visible.
+    async fn config_dump(&self, scope: &DebugScope, question: &DebugRequest) -> Vec<Arc<EncodedResource>> {
         let [name] = question.names.as_slice() else {
             tracing::info!(
                 names = question.names.len(),
@@ -141,7 +141,7 @@ impl Wire {
             );
             return Vec::new();
         };
-        let Some(resources) = self.sources.resources_of(sight, name).await else {
+        let Some(resources) = self.sources.resources_of(scope, name).await else {
             return Vec::new();
         };
         let configs = forms::config_dump(&resources, false);
@@ -161,7 +161,7 @@ impl DebugHandler for Wire {
             let (url, caller) = (question.type_url.clone(), question.caller.clone());
             let told = wire.told(question).await;
             if let Err(denial) = &told {
-                tracing::warn!(r#type = url, ?caller, %denial, "a question about the control plane is refused");
+                tracing::warn!(r#type = url, ?caller, %denial, "debug request denied");
             }
             told
         }
@@ -177,7 +177,7 @@ fn encoded(section: &Value) -> Option<Arc<EncodedResource>> {
             &any.value,
         ))),
         Err(error) => {
-            tracing::error!(%error, "a dump cannot be encoded; this is a defect of istiod");
+            tracing::error!(%error, "cannot encode config dump; this is a bug of istiod");
             None
         }
     }

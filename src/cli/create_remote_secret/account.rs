@@ -1,4 +1,4 @@
-//! The service account whose token is handed out.
+//! Service account of the token.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,39 +14,39 @@ use serde_json::{Value, json};
 
 use super::CreateError;
 
-/// The account of the charts for control planes of other clusters.
+/// Account of the charts for control planes of other clusters.
 pub(super) const READER: &str = "istio-reader-service-account";
 
-/// The type of Secrets that Kubernetes fills with a token.
+/// Type of Secrets that Kubernetes fills with a token.
 const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
-/// The annotation that names the account of such a Secret.
+/// Annotation with the account of such a Secret.
 const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
-/// How often a token Secret is looked at again, and how long is waited in between.
+/// Attempts to read a token Secret, and the delay between them.
 const RETRIES: usize = 5;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What is asked for.
-pub(super) struct Wanted {
-    /// The service account.
+/// Requested account.
+pub(super) struct AccountRequest {
+    /// Service account.
     pub(super) name: String,
-    /// Its namespace.
+    /// Namespace.
     pub(super) namespace: String,
-    /// A certain token Secret of it.
+    /// Token Secret to use.
     pub(super) secret: Option<String>,
-    /// Create it if it is not there.
+    /// Whether to create it if it does not exist.
     pub(super) create: bool,
 }
 
-/// What a token Secret holds.
+/// Content of a token Secret.
 pub(super) struct Token {
-    /// `ca.crt`: what the API server's certificate is signed by, as PEM.
+    /// `ca.crt`: CA certificates of the API server, as PEM.
     pub(super) authority: Vec<u8>,
     /// `token`.
     pub(super) token: String,
 }
 
-/// The token of a service account; both are created if need be.
-pub(super) async fn token(client: Client, wanted: &Wanted) -> Result<Token, CreateError> {
+/// Returns the token of a service account; creates both if needed.
+pub(super) async fn token(client: Client, wanted: &AccountRequest) -> Result<Token, CreateError> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &wanted.namespace);
     if let Err(error) = accounts.get(&wanted.name).await {
         if !wanted.create {
@@ -74,7 +74,7 @@ pub(super) async fn token(client: Client, wanted: &Wanted) -> Result<Token, Crea
     content(&secret, wanted)
 }
 
-async fn token_secret(secrets: &Api<Secret>, wanted: &Wanted) -> Result<Secret, CreateError> {
+async fn token_secret(secrets: &Api<Secret>, wanted: &AccountRequest) -> Result<Secret, CreateError> {
     let namespace = &wanted.namespace;
     if let Some(name) = wanted.secret.as_ref().filter(|name| !name.is_empty()) {
         let secret = secrets.get(name).await;
@@ -113,7 +113,7 @@ fn is_of(secret: &Secret, account: &str) -> bool {
     secret.type_.as_deref() == Some(TOKEN_TYPE) && named.is_some_and(|name| name == account)
 }
 
-fn content(secret: &Secret, wanted: &Wanted) -> Result<Token, CreateError> {
+fn content(secret: &Secret, wanted: &AccountRequest) -> Result<Token, CreateError> {
     let field = |key: &'static str| {
         let data = secret.data.as_ref().and_then(|data| data.get(key));
         data.map(|data| data.0.clone()).ok_or_else(|| CreateError::NotFilled {
@@ -129,9 +129,9 @@ fn content(secret: &Secret, wanted: &Wanted) -> Result<Token, CreateError> {
     })
 }
 
-/// Creates the account, its namespace, and the right to read what a control plane elsewhere needs.
-async fn create(client: &Client, wanted: &Wanted) -> Result<(), CreateError> {
-    let Wanted { name, namespace, .. } = wanted;
+/// Creates the account, its namespace, and its permissions.
+async fn create(client: &Client, wanted: &AccountRequest) -> Result<(), CreateError> {
+    let AccountRequest { name, namespace, .. } = wanted;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let found = namespaces.get_opt(namespace).await;
     if found
@@ -173,7 +173,7 @@ async fn create(client: &Client, wanted: &Wanted) -> Result<(), CreateError> {
     Ok(())
 }
 
-/// What may be read, and asked about callers: as in the chart istiod, for the default group of the multi-cluster services API.
+/// Returns the permissions: reads and reviews, as in the chart istiod for the default group of the MCS API.
 fn rules() -> Value {
     let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] });
     let question =

@@ -1,5 +1,5 @@
-//! Plays gRPC clients without a proxy, which ask for one thing after the other: the listeners of their targets, the
-//! routes that these name, the clusters of the routes, their endpoints.
+//! Simulates proxyless gRPC clients, which subscribe in steps: listeners of their targets, the routes of these, the
+//! clusters of the routes, their endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,23 +18,23 @@ use crate::{
     table::ChangeSet,
 };
 
-/// The names that a client asks for, by type.
-type Wanted = BTreeMap<ResourceType, BTreeSet<SmolStr>>;
+/// Requested names by type.
+type RequestedNames = BTreeMap<ResourceType, BTreeSet<SmolStr>>;
 
-/// The listeners that an entry of `proxies.yaml` asks for.
+/// Returns the listeners that an entry of `proxies.yaml` requests.
 pub(super) fn targets(entry: &Value) -> BTreeSet<SmolStr> {
     let targets = entry.get("grpcTargets").and_then(Value::as_array);
     let names = targets.into_iter().flatten().filter_map(Value::as_str);
     names.map(SmolStr::new).collect()
 }
 
-/// Lets clients ask until nothing is left to ask for; gives the generators that panicked, described.
+/// Subscribes until nothing new is requested; returns descriptions of generators that panicked.
 pub(super) fn ask(
     store: &mut ConfigStore,
     mesh: &MeshSnapshot,
     targets: impl Iterator<Item = (ConnectionId, BTreeSet<SmolStr>)>,
 ) -> Vec<String> {
-    let mut clients: Vec<(ConnectionId, Wanted)> = targets
+    let mut clients: Vec<(ConnectionId, RequestedNames)> = targets
         .filter(|(_, targets)| !targets.is_empty())
         .map(|(member, targets)| (member, [(ResourceType::Listener, targets)].into()))
         .collect();
@@ -58,8 +58,8 @@ pub(super) fn ask(
     panics
 }
 
-/// Adds what the answers name.
-fn follow(snapshot: &ResourceSnapshot, wanted: &mut Wanted) {
+/// Adds the names in the responses.
+fn follow(snapshot: &ResourceSnapshot, wanted: &mut RequestedNames) {
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
     for resource_type in ON_DEMAND {
         for resource in snapshot.resources(resource_type).iter() {
@@ -76,7 +76,7 @@ fn follow(snapshot: &ResourceSnapshot, wanted: &mut Wanted) {
     }
 }
 
-/// The clusters that the routes of a route configuration lead to.
+/// Returns the clusters of a route configuration.
 fn clusters_of(configuration: &Value) -> impl Iterator<Item = &str> {
     let hosts = array(configuration, "virtualHosts");
     let actions = hosts

@@ -1,5 +1,5 @@
-//! Which addresses ServiceEntries get: rows in, patches out. An address that a row shows is taken; the position in the
-//! range goes on, so that an address that became free is not given away at once.
+//! Allocates addresses to ServiceEntries: rows in, patches out. An address in a row is in use. The position in the
+//! range advances, so that a freed address is not reused at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,47 +13,47 @@ use smol_str::SmolStr;
 /// Namespace and name.
 pub type EntryKey = (SmolStr, SmolStr);
 
-/// What matters of a ServiceEntry.
+/// Attributes of a ServiceEntry.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Entry {
-    /// When it was created, in seconds since 1970. Of two with one address the older keeps it.
+    /// Creation time, in seconds since 1970. Of two with the same address, the older keeps it.
     pub creation: i64,
-    /// Its version, to tell a row that shows what was written from one that does not yet.
+    /// Resource version, to distinguish rows with a written patch from older ones.
     pub resource_version: SmolStr,
-    /// It can be understood, and so be decided on.
+    /// Whether it is valid, and so can be decided about.
     pub is_valid: bool,
-    /// Its namespace counts. What others have was given by others, and is not for us to change.
+    /// Whether its namespace is selected. Addresses in other namespaces were written by others and stay.
     pub selected: bool,
-    /// It is to have addresses: none of its own, a resolution that uses them, and nobody opted out.
+    /// Whether it needs addresses: it has none, its resolution uses them, and it did not opt out.
     pub wanted: bool,
-    /// Hosts that can have addresses, in the order in which they are declared.
+    /// Hosts that can have addresses, in declared order.
     pub hosts: Vec<SmolStr>,
-    /// Single addresses that its owner wrote; nobody else may be given them.
+    /// Single addresses that its owner declared; no other entry may get them.
     pub own: Vec<IpAddr>,
-    /// Its status as it stands; `Null` without one.
+    /// Present status; `Null` without one.
     pub status: Value,
 }
 
-/// What is to be written to the status of one ServiceEntry.
+/// Patch of a ServiceEntry's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// Which.
+    /// ServiceEntry.
     pub key: EntryKey,
-    /// JSON patch operations, the first of which tests that the status is still what the decision was made on.
+    /// JSON patch operations; the first one tests that the status is still the one decided about.
     pub operations: Value,
-    /// Why, for the log.
+    /// Reason, for the log.
     pub reason: &'static str,
     new: Vec<IpAddr>,
 }
 
-/// The addresses of one family.
+/// Addresses of one family.
 #[derive(Clone, Debug)]
 struct Range {
     net: IpNet,
     next: u128,
 }
 
-/// What was given, and the row for which it was.
+/// Allocated addresses, and the row they were allocated for.
 #[derive(Clone, Debug)]
 struct Pending {
     resource_version: SmolStr,
@@ -61,16 +61,16 @@ struct Pending {
     addresses: Vec<IpAddr>,
 }
 
-/// See the module's text.
+/// Allocator, see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: [Range; 2],
-    /// Written, and not seen in a row yet.
+    /// Written patches that no row shows yet.
     pending: BTreeMap<EntryKey, Pending>,
 }
 
 impl Entry {
-    /// Hosts with addresses as the status tells them.
+    /// Returns the hosts with addresses in the status.
     fn assigned(&self) -> BTreeMap<SmolStr, Vec<IpAddr>> {
         let mut assigned = BTreeMap::<_, Vec<IpAddr>>::new();
         for address in self.status["addresses"].as_array().into_iter().flatten() {
@@ -89,7 +89,7 @@ impl Entry {
 }
 
 impl Allocator {
-    /// An allocator of these ranges, from which nothing was given yet.
+    /// Returns an allocator of these ranges.
     pub fn new(ipv4: IpNet, ipv6: IpNet) -> Self {
         Self {
             ranges: [Range::new(ipv4), Range::new(ipv6)],
@@ -97,8 +97,8 @@ impl Allocator {
         }
     }
 
-    /// What has to be written, given all ServiceEntries. Whoever writes says how it went by [`Self::failed`], or the
-    /// next row of the entry shows it.
+    /// Returns the patches to write, given all ServiceEntries. The caller reports failures by [`Self::failed`]; success
+    /// shows in the entry's next row.
     pub fn plan(&mut self, entries: &BTreeMap<EntryKey, Entry>) -> Vec<Patch> {
         self.pending.retain(|key, pending| {
             let entry = entries.get(key);
@@ -137,7 +137,7 @@ impl Allocator {
         patches
     }
 
-    /// A patch was not written: what it gave is free, and the entry is looked at again by the next plan.
+    /// Reports a failed patch: its addresses are free again, and the next plan reconsiders the entry.
     pub fn failed(&mut self, patch: &Patch) {
         self.pending.remove(&patch.key);
         for address in &patch.new {
@@ -147,7 +147,7 @@ impl Allocator {
         }
     }
 
-    /// Entries that have an address which somebody with a better claim has too: an entry whose owner wrote it, or an
+    /// Returns the entries with an address that another entry has a better claim to: one whose owner declared it, or an
     /// older one.
     fn conflicts<'a>(&self, entries: &'a BTreeMap<EntryKey, Entry>) -> BTreeSet<&'a EntryKey> {
         let mut claims = BTreeMap::<IpAddr, Vec<(bool, i64, &EntryKey)>>::new();
@@ -218,7 +218,7 @@ impl Allocator {
     }
 }
 
-/// Operations that hold only while the status is this one.
+/// Returns operations that apply only while the status is this one.
 fn operations(status: &Value, addresses: Value) -> Value {
     if status.is_null() {
         return json!([
@@ -241,11 +241,11 @@ impl Range {
         }
     }
 
-    /// The next free address, starting again at the end; `None` if all are taken.
+    /// Returns the next free address, wrapping around; `None` if all are in use.
     fn take(&mut self, used: &mut BTreeSet<IpAddr>) -> Option<IpAddr> {
         let first = number(self.net.network()) + 1;
         let last = number(self.net.broadcast());
-        // At most one more than there are taken ones has to be tried.
+        // There are at most as many misses as used addresses.
         for _ in 0..=used.len() {
             if !(first..=last).contains(&self.next) {
                 self.next = first;

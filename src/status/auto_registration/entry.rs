@@ -1,6 +1,5 @@
-//! What happens to the WorkloadEntry of a machine: objects in, objects out. Several instances of the control plane work
-//! on one entry; whoever the machine connected to last keeps it, and every decision compares times that stand on the
-//! entry itself.
+//! Changes of a machine's WorkloadEntry: objects in, objects out. Several replicas work on one entry. The replica of
+//! the latest connection owns it, and every decision compares times recorded on the entry itself.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,27 +11,27 @@ use crate::{
     xds::events::{Binding, Health, Machine, Rejection},
 };
 
-/// The WorkloadGroup that an entry was made from.
+/// Annotation with the WorkloadGroup of an entry.
 pub const GROUP: &str = "istio.io/autoRegistrationGroup";
-/// The instance that the machine is connected to.
+/// Annotation with the replica that the machine is connected to.
 pub const CONTROLLER: &str = "istio.io/workloadController";
-/// When the machine connected.
+/// Annotation with the time of connection.
 pub const CONNECTED_AT: &str = "istio.io/connectedAt";
-/// When it went away.
+/// Annotation with the time of disconnection.
 pub const DISCONNECTED_AT: &str = "istio.io/disconnectedAt";
-/// The health that its agent tells is written to the entry (and counts, if the value is `true`).
+/// Annotation that enables health checks (if the value is `true`).
 pub const HEALTH_CHECKED: &str = "proxy.istio.io/health-checks-enabled";
 
-/// The label of workloads that take HBONE.
+/// Label of workloads that accept HBONE.
 const TUNNEL: &str = "networking.istio.io/tunnel";
-/// The label that stands for a locality on a node; its value would be no label of Kubernetes'.
+/// Label of a locality on a node; its value is not a valid Kubernetes label.
 const LOCALITY: &str = "istio-locality";
-/// The type of the condition that tells health.
+/// Type of the health condition.
 const HEALTHY: &str = "Healthy";
-/// The longest name of an object.
+/// Longest name of an object.
 const MAX_NAME: usize = 253;
 
-/// The name of a machine's entry.
+/// Returns the name of a machine's entry.
 pub fn name(machine: &Machine) -> String {
     let group = match &machine.binding {
         Binding::Entry(name) => return name.to_string(),
@@ -42,7 +41,7 @@ pub fn name(machine: &Machine) -> String {
     if !machine.network.is_empty() {
         name = format!("{name}-{}", machine.network);
     }
-    // The end tells machines apart, the beginning does not.
+    // The end of the name distinguishes machines, the beginning does not.
     let begin = name.len().saturating_sub(MAX_NAME);
     let begin = (begin..=name.len())
         .find(|at| name.is_char_boundary(*at))
@@ -50,7 +49,7 @@ pub fn name(machine: &Machine) -> String {
     name.split_off(begin)
 }
 
-/// Whether the machine may have this entry, which may be one that is about to be made.
+/// Checks whether the machine may have this entry, which may be about to be created.
 pub fn permit(validate: bool, machine: &Machine, entry: &Value) -> Result<(), Rejection> {
     if !validate {
         return Ok(());
@@ -79,8 +78,8 @@ pub fn permit(validate: bool, machine: &Machine, entry: &Value) -> Result<(), Re
     Ok(())
 }
 
-/// A new entry from the template of its group. The labels of the machine stand over those of the group's metadata, and
-/// these over the template's.
+/// Returns a new entry from the template of its group. Labels of the machine override those of the group's metadata,
+/// which override those of the template.
 pub fn of_group(name: &str, machine: &Machine, group: &Value, instance: &str, at: SystemTime) -> Value {
     let metadata = &group["spec"]["metadata"];
     let mut spec = group["spec"]["template"].as_object().cloned().unwrap_or_default();
@@ -135,7 +134,7 @@ fn mark_connected(entry: &mut Value, instance: &str, at: SystemTime) {
     annotate(entry, DISCONNECTED_AT, None);
 }
 
-/// The entry of a machine that connected to this instance; `None` if it says so already, or says something newer.
+/// Returns the entry of a machine connected to this replica; `None` if it is recorded already, or something newer is.
 pub fn connected(entry: &Value, instance: &str, at: SystemTime) -> Option<Value> {
     let later = |key: &str| annotation_time(entry, key).is_some_and(|time| time > at);
     if later(DISCONNECTED_AT) || later(CONNECTED_AT) {
@@ -149,7 +148,7 @@ pub fn connected(entry: &Value, instance: &str, at: SystemTime) -> Option<Value>
     Some(entry)
 }
 
-/// The entry of a machine that went away from this instance; `None` if it has come back since, here or elsewhere.
+/// Returns the entry of a machine disconnected from this replica; `None` if it reconnected since, to any replica.
 pub fn disconnected(entry: &Value, instance: &str, connected_at: SystemTime, at: SystemTime) -> Option<Value> {
     let connected = annotation_time(entry, CONNECTED_AT);
     let came_back = connected.is_some_and(|time| time > connected_at || time > at);
@@ -162,12 +161,12 @@ pub fn disconnected(entry: &Value, instance: &str, connected_at: SystemTime, at:
     Some(entry)
 }
 
-/// True if health that agents tell is written to the entry.
+/// Returns true if health checks are enabled.
 pub fn takes_health(entry: &Value) -> bool {
     entry["metadata"]["annotations"].get(HEALTH_CHECKED).is_some()
 }
 
-/// The entry with this health in its status; `None` if it is somebody else's now, or knows something newer.
+/// Returns the entry with this health in its status; `None` if another replica owns it, or a newer report is recorded.
 pub fn with_health(entry: &Value, instance: &str, health: &Health) -> Option<Value> {
     if annotation(entry, CONTROLLER) != instance {
         return None;
@@ -180,7 +179,7 @@ pub fn with_health(entry: &Value, instance: &str, health: &Health) -> Option<Val
             return None;
         }
     }
-    // Agents tell health only when it changes, so both times are that of the report.
+    // Agents report health only on changes, so both times are that of the report.
     let at = time_text(health.at);
     let mut condition = json!({
         "type": HEALTHY,
@@ -200,7 +199,7 @@ pub fn with_health(entry: &Value, instance: &str, health: &Health) -> Option<Val
     Some(entry)
 }
 
-/// The entry without any health in its status.
+/// Returns the entry without health in its status.
 pub fn without_health(entry: &Value) -> Value {
     let mut entry = entry.clone();
     if let Some(conditions) = entry["status"]["conditions"].as_array_mut() {
@@ -209,38 +208,38 @@ pub fn without_health(entry: &Value) -> Value {
     entry
 }
 
-/// What tells whether an entry is left behind.
+/// Attributes that show whether an entry is orphaned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Traces<'a> {
+pub struct OwnershipRecord<'a> {
     annotations: [&'a str; 4],
     has_health: bool,
 }
 
-/// What is to be done with an entry that is left behind.
+/// Treatment of an orphaned entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanUp {
-    /// It was made for the machine: delete it.
+    /// It was created for the machine: delete it.
     Delete,
-    /// It was there before: forget what the machine's agent told.
+    /// It existed before: remove the health of the machine's agent.
     ForgetHealth,
 }
 
-/// When an entry counts as left behind.
+/// Limits after which an entry is orphaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a machine may be away (`PILOT_WORKLOAD_ENTRY_GRACE_PERIOD`).
+    /// Longest absence of a machine (`PILOT_WORKLOAD_ENTRY_GRACE_PERIOD`).
     pub grace: Duration,
-    /// How long a machine that connected can be taken for connected: longer than a connection may live; `None`: for ever.
+    /// Longest time that a recorded connection counts as alive, longer than connections live; `None` for no limit.
     pub connection: Option<Duration>,
 }
 
-impl<'a> Traces<'a> {
-    /// The traces of an object.
+impl<'a> OwnershipRecord<'a> {
+    /// Reads the attributes of an object.
     pub fn of_object(entry: &'a Value) -> Self {
         Self::new(|key| annotation(entry, key), &entry["status"])
     }
 
-    /// The traces of a row.
+    /// Reads the attributes of a row.
     pub fn of_row(annotations: &'a Labels, status: Option<&Value>) -> Self {
         let annotation = |key: &str| annotations.get(key).map_or("", |value| value.as_str());
         Self::new(annotation, status.unwrap_or(&Value::Null))
@@ -254,7 +253,7 @@ impl<'a> Traces<'a> {
         }
     }
 
-    /// What is to be done now.
+    /// Returns the treatment at this time.
     pub fn clean_up(&self, now: SystemTime, limits: Limits) -> Option<CleanUp> {
         let [group, controller, connected_at, disconnected_at] = self.annotations;
         let clean_up = match (group.is_empty(), controller.is_empty()) {
@@ -264,7 +263,7 @@ impl<'a> Traces<'a> {
         };
         let since = |text: &str| parse_time(text).map(|time| now.duration_since(time).unwrap_or_default());
         let left_behind = if !connected_at.is_empty() {
-            // Machine and control plane ended together, and nobody wrote down when.
+            // Machine and replica ended together, without recording the time.
             let age = since(connected_at);
             age.is_some_and(|age| limits.connection.is_some_and(|limit| age > limit))
         } else if !disconnected_at.is_empty() {
@@ -276,7 +275,7 @@ impl<'a> Traces<'a> {
     }
 }
 
-/// The object's resource version.
+/// Returns the object's resource version.
 pub fn resource_version(entry: &Value) -> &str {
     text(&entry["metadata"]["resourceVersion"])
 }
@@ -319,7 +318,7 @@ fn parse_time(text: &str) -> Option<SystemTime> {
     OffsetDateTime::parse(text, &Rfc3339).ok().map(SystemTime::from)
 }
 
-/// A time as Go's `RFC3339Nano` has it: as many digits as it takes.
+/// Formats a time like Go's `RFC3339Nano`, without trailing zeros.
 fn time_text(time: SystemTime) -> String {
     OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Performs operations on entries: reads the object, lets [`entry`](super::entry) decide, writes.
+//! Performs operations on entries: reads the object, decides by [`entry`](super::entry), writes.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -6,9 +6,9 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::{
-    EntryKey, Metrics, Rules,
-    entry::{self, CleanUp, Traces},
-    lanes::Operation,
+    EntryKey, Metrics, Options,
+    entry::{self, CleanUp, OwnershipRecord},
+    work_queue::Operation,
 };
 use crate::{
     environment,
@@ -16,21 +16,21 @@ use crate::{
     xds::events::{Binding, Health, Machine, Rejection},
 };
 
-/// Operations under way at once.
-const AT_ONCE: usize = 32;
-/// How often an operation reads and decides again because somebody else wrote in between.
+/// Concurrent operations.
+const MAX_CONCURRENT: usize = 32;
+/// Attempts of an operation after conflicts.
 const ATTEMPTS: u32 = 5;
 
-/// How an operation ended.
+/// Result of an operation.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// There is nothing more to do.
+    /// Nothing remains to do.
     Done,
-    /// The machine of this stream has no entry that is kept.
+    /// The machine of this stream has no entry to maintain.
     Unbound(u64),
-    /// The machine is marked as away: the entry may have to be cleaned up.
+    /// The machine is recorded as disconnected: the entry may need a clean-up.
     Away,
-    /// It could not be done now.
+    /// It failed for now.
     Failed(Operation),
 }
 
@@ -43,27 +43,27 @@ pub(super) struct Writer {
 struct Shared {
     entries: Store,
     groups: Store,
-    rules: Rules,
+    options: Options,
     metrics: Metrics,
     places: Semaphore,
 }
 
 impl Writer {
-    pub(super) fn new(client: ::kube::Client, rules: Rules, metrics: Metrics) -> Self {
+    pub(super) fn new(client: ::kube::Client, options: Options, metrics: Metrics) -> Self {
         let store = |kind: &str, plural: &str| Store::new(client.clone(), "networking.istio.io", "v1", kind, plural);
         Self {
             shared: Arc::new(Shared {
                 entries: store("WorkloadEntry", "workloadentries"),
                 groups: store("WorkloadGroup", "workloadgroups"),
-                rules,
+                options,
                 metrics,
-                places: Semaphore::new(AT_ONCE),
+                places: Semaphore::new(MAX_CONCURRENT),
             }),
         }
     }
 
-    pub(super) fn rules(&self) -> &Rules {
-        &self.shared.rules
+    pub(super) fn options(&self) -> &Options {
+        &self.shared.options
     }
 
     pub(super) async fn perform(&self, key: &EntryKey, operation: Operation) -> Outcome {
@@ -86,10 +86,10 @@ impl Shared {
                 let connected = self.connect(key, &machine, at).await;
                 let bound = matches!(connected, Ok(true));
                 if let Err(rejection) = &connected {
-                    tracing::debug!(namespace = %key.0, entry = %key.1, %rejection, "a machine has no WorkloadEntry");
+                    tracing::debug!(namespace = %key.0, entry = %key.1, %rejection, "WorkloadEntry registration rejected");
                 }
                 if let Some(answer) = answer {
-                    // If the stream is gone, its end is told on its own.
+                    // A closed stream reports its end separately.
                     let _ = answer.send(connected.map(|_| ()));
                 }
                 if bound {
@@ -108,7 +108,7 @@ impl Shared {
                     if registered {
                         self.metrics.unregister.inc();
                     }
-                    tracing::info!(namespace = %key.0, entry = %key.1, "the machine of a WorkloadEntry is gone");
+                    tracing::info!(namespace = %key.0, entry = %key.1, "WorkloadEntry disconnected");
                     Outcome::Away
                 }
                 Ok(false) => Outcome::Done,
@@ -140,10 +140,10 @@ impl Shared {
 
     fn told(&self, key: &EntryKey, error: &WriteError, what: &str) {
         self.metrics.errors.inc();
-        tracing::warn!(namespace = %key.0, entry = %key.1, %error, what, "a WorkloadEntry could not be written");
+        tracing::warn!(namespace = %key.0, entry = %key.1, %error, what, "cannot write WorkloadEntry");
     }
 
-    /// True if the entry is the machine's now; false if nothing is to be kept of it.
+    /// Returns true if the entry belongs to the machine; false if there is no entry to maintain.
     async fn connect(&self, key: &EntryKey, machine: &Machine, at: SystemTime) -> Result<bool, Rejection> {
         for _ in 0..ATTEMPTS {
             let found = self
@@ -161,8 +161,8 @@ impl Shared {
                 (Binding::Entry(_), Some(found)) if !entry::takes_health(&found) => return Ok(false),
                 (Binding::Group(group), None) => self.register(key, machine, group, at).await?,
                 (_, Some(found)) => {
-                    entry::permit(self.rules.validate_identity, machine, &found)?;
-                    let Some(new) = entry::connected(&found, &self.rules.instance, at) else {
+                    entry::permit(self.options.validate_identity, machine, &found)?;
+                    let Some(new) = entry::connected(&found, &self.options.instance, at) else {
                         return Ok(true);
                     };
                     let replaced = self.entries.replace(&key.0, &key.1, &new).await;
@@ -174,7 +174,7 @@ impl Shared {
             };
             match written {
                 Ok(_) => {
-                    tracing::info!(namespace = %key.0, entry = %key.1, proxy = %machine.proxy, "a machine has its WorkloadEntry");
+                    tracing::info!(namespace = %key.0, entry = %key.1, proxy = %machine.proxy, "WorkloadEntry connected");
                     return Ok(true);
                 }
                 Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => {}
@@ -188,7 +188,7 @@ impl Shared {
         )))
     }
 
-    /// Makes the entry. The outer error is about the machine, the inner one about writing.
+    /// Creates the entry. The outer error concerns the machine, the inner one the write.
     async fn register(
         &self,
         key: &EntryKey,
@@ -208,8 +208,8 @@ impl Shared {
                 machine.proxy, key.0
             )));
         };
-        let new = entry::of_group(&key.1, machine, &found, &self.rules.instance, at);
-        entry::permit(self.rules.validate_identity, machine, &new)?;
+        let new = entry::of_group(&key.1, machine, &found, &self.options.instance, at);
+        entry::permit(self.options.validate_identity, machine, &new)?;
         let created = self.entries.create(&key.0, &new).await;
         if created.is_ok() {
             self.metrics.success.inc();
@@ -225,16 +225,16 @@ impl Shared {
         ))
     }
 
-    /// True if the entry says now that its machine is away.
+    /// Returns true if the entry now records that its machine is disconnected.
     async fn disconnect(&self, key: &EntryKey, connected_at: SystemTime, at: SystemTime) -> Result<bool, WriteError> {
-        let decide = |found: &Value| entry::disconnected(found, &self.rules.instance, connected_at, at);
-        let replaced = self.change(key, decide, Place::Object).await?;
+        let decide = |found: &Value| entry::disconnected(found, &self.options.instance, connected_at, at);
+        let replaced = self.change(key, decide, WriteTarget::Object).await?;
         Ok(replaced)
     }
 
     async fn health(&self, key: &EntryKey, health: &Health) -> Result<(), WriteError> {
-        let decide = |found: &Value| entry::with_health(found, &self.rules.instance, health);
-        self.change(key, decide, Place::Status).await?;
+        let decide = |found: &Value| entry::with_health(found, &self.options.instance, health);
+        self.change(key, decide, WriteTarget::Status).await?;
         Ok(())
     }
 
@@ -242,36 +242,36 @@ impl Shared {
         let Some(found) = self.entries.get(&key.0, &key.1).await? else {
             return Ok(());
         };
-        match Traces::of_object(&found).clean_up(environment::wall_clock(), self.rules.limits) {
+        match OwnershipRecord::of_object(&found).clean_up(environment::wall_clock(), self.options.limits) {
             None => return Ok(()),
             Some(CleanUp::Delete) => {
                 let version = entry::resource_version(&found);
                 match self.entries.delete(&key.0, &key.1, version).await {
                     Ok(()) => self.metrics.deletes.inc(),
-                    // It was changed, so its machine is back; or it is gone, as it should be.
+                    // It changed because its machine reconnected, or it no longer exists, as intended.
                     Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => return Ok(()),
                     Err(error) => return Err(error),
                 }
             }
             Some(CleanUp::ForgetHealth) => {
-                let limits = self.rules.limits;
+                let limits = self.options.limits;
                 let decide = |found: &Value| {
-                    let left = Traces::of_object(found).clean_up(environment::wall_clock(), limits);
+                    let left = OwnershipRecord::of_object(found).clean_up(environment::wall_clock(), limits);
                     (left == Some(CleanUp::ForgetHealth)).then(|| entry::without_health(found))
                 };
-                self.change(key, decide, Place::Status).await?;
+                self.change(key, decide, WriteTarget::Status).await?;
             }
         }
-        tracing::info!(namespace = %key.0, entry = %key.1, "a WorkloadEntry was left behind and is cleaned up");
+        tracing::info!(namespace = %key.0, entry = %key.1, "orphaned WorkloadEntry cleaned up");
         Ok(())
     }
 
-    /// Changes an entry as `decide` says; true if it was written.
+    /// Changes an entry as `decide` returns; true if it was written.
     async fn change(
         &self,
         key: &EntryKey,
         decide: impl Fn(&Value) -> Option<Value>,
-        place: Place,
+        place: WriteTarget,
     ) -> Result<bool, WriteError> {
         let mut last = WriteError::Conflict("nobody looked".into());
         for _ in 0..ATTEMPTS {
@@ -280,8 +280,8 @@ impl Shared {
             };
             let Some(new) = decide(&found) else { return Ok(false) };
             let written = match place {
-                Place::Object => self.entries.replace(&key.0, &key.1, &new).await,
-                Place::Status => self.entries.replace_status(&key.0, &key.1, &new).await,
+                WriteTarget::Object => self.entries.replace(&key.0, &key.1, &new).await,
+                WriteTarget::Status => self.entries.replace_status(&key.0, &key.1, &new).await,
             };
             match written {
                 Ok(_) => return Ok(true),
@@ -294,9 +294,9 @@ impl Shared {
     }
 }
 
-/// Which part of an object is written.
+/// Part of an object to write.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum WriteTarget {
     Object,
     Status,
 }

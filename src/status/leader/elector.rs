@@ -1,5 +1,5 @@
-//! What one candidate for a lock decides, without IO: a record comes in, a step comes out. A lock counts as held for a
-//! lease from the moment in which *this* candidate saw its record change; the times in the record are for people.
+//! Decisions of one candidate for a lock, without IO: a record comes in, a step comes out. A lock counts as held for
+//! one lease after *this* candidate saw its record change; the times in the record are informational.
 
 use std::time::{Duration, Instant};
 
@@ -8,36 +8,36 @@ use time::OffsetDateTime;
 
 use super::record::Record;
 
-/// Begins the key of a holder that is remote to the cluster.
+/// Prefix of the key of a remote holder.
 const REMOTE: char = '^';
 
-/// Who stands for election.
+/// A candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The pod's name.
+    /// Name of the pod.
     pub identity: SmolStr,
-    /// The control plane's revision.
+    /// Revision of the control plane.
     pub revision: SmolStr,
-    /// The control plane runs in another cluster than the lock.
+    /// Whether the control plane runs in another cluster than the lock.
     pub remote: bool,
-    /// Revisions compete for the lock, and better ones may evict others.
+    /// Whether revisions compete for the lock, so that better ones may evict others.
     pub prioritised: bool,
-    /// How long the lock is held without being renewed.
+    /// Time for which the lock is held without renewal.
     pub lease: Duration,
 }
 
-/// What is to be done now.
+/// Next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The lock does not exist: create it with this record.
+    /// Create the lock with this record.
     Create(Record),
-    /// Write this record over the one that was read.
+    /// Replace the record that was read by this one.
     Update(Record),
-    /// Somebody else holds it.
+    /// Another candidate holds it.
     Wait,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Elector {
     candidate: Candidate,
@@ -45,7 +45,7 @@ pub struct Elector {
 }
 
 impl Candidate {
-    /// The key that tells others how good this candidate is. Locks of one revision have none.
+    /// Returns the key that shows the candidate's priority. Locks of one revision have none.
     pub fn key(&self) -> String {
         match (self.prioritised, self.remote) {
             (false, _) => String::new(),
@@ -54,7 +54,7 @@ impl Candidate {
         }
     }
 
-    /// True if this candidate may take the lock from a live holder with this key.
+    /// Returns true if this candidate may evict a live holder with this key.
     fn outranks(&self, holder_key: &str, default_revision: &str) -> bool {
         let holder_revision = holder_key.strip_prefix(REMOTE);
         let holder_remote = holder_revision.is_some();
@@ -67,7 +67,7 @@ impl Candidate {
 }
 
 impl Elector {
-    /// A candidate that has seen nothing yet.
+    /// Returns the state of a candidate that has seen no record.
     pub fn new(candidate: Candidate) -> Self {
         Self {
             candidate,
@@ -75,13 +75,13 @@ impl Elector {
         }
     }
 
-    /// True if the last record that was read or written names this candidate.
+    /// Returns true if the last record read or written names this candidate.
     pub fn is_leader(&self) -> bool {
         let observed = self.observed.as_ref();
         observed.is_some_and(|(record, _)| record.holder_identity == self.candidate.identity.as_str())
     }
 
-    /// Decides on the record that was just read; `None`: there is no such object. `wall` goes into records only.
+    /// Decides about the record just read; `None` if the object does not exist. `wall` is used in records only.
     pub fn step(&mut self, found: Option<&Record>, now: Instant, wall: OffsetDateTime, default_revision: &str) -> Step {
         let mut record = Record {
             holder_identity: self.candidate.identity.to_string(),
@@ -114,17 +114,17 @@ impl Elector {
         Step::Update(record)
     }
 
-    /// The record was written.
+    /// Records a successful write.
     pub fn wrote(&mut self, record: Record, now: Instant) {
         self.observed = Some((record, now));
     }
 
-    /// The record that gives the lock back, over the one that was read; `None` if it is not ours.
+    /// Returns the record that releases the lock, from the one that was read; `None` if another candidate holds it.
     pub fn release(&self, found: &Record, wall: OffsetDateTime) -> Option<Record> {
         (found.holder_identity == self.candidate.identity.as_str()).then(|| Record {
             holder_identity: String::new(),
             holder_key: String::new(),
-            // As client-go does: nobody waits longer than this for a lock that was given back.
+            // As in client-go: candidates wait at most this long for a released lock.
             lease_duration_seconds: 1,
             acquire_time: Some(wall),
             renew_time: Some(wall),

@@ -1,41 +1,41 @@
-//! The record of a lock, in the two forms in which Istio and client-go keep it: an annotation of a ConfigMap, or the
-//! specification of a Lease.
+//! Record of a lock, in the two forms of Istio and client-go: an annotation of a ConfigMap, or the specification of a
+//! Lease.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, macros::format_description};
 
-/// Where the record stands on a ConfigMap.
+/// Annotation of a ConfigMap with the record.
 pub const RECORD_ANNOTATION: &str = "control-plane.alpha.kubernetes.io/leader";
-/// Where the holder's key stands on a Lease.
+/// Annotation of a Lease with the holder's key.
 pub const KEY_ANNOTATION: &str = "leader.istio.io/holder-key";
 
-/// Who holds a lock, since when, for how long. The order of fields is that of the text that is written.
+/// Holder of a lock. The order of fields is that of the written text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Record {
-    /// Name of the holder; empty: nobody holds it.
+    /// Name of the holder; empty if there is none.
     pub holder_identity: String,
-    /// The holder's revision, behind `^` if it is remote to this cluster. Decides who may evict it.
+    /// Revision of the holder, after `^` if it is remote to this cluster. Decides which candidates may evict it.
     pub holder_key: String,
-    /// How long the lock is held without being renewed.
+    /// Time for which the lock is held without renewal.
     pub lease_duration_seconds: i64,
-    /// When the holder won it.
+    /// Time of acquisition.
     #[serde(serialize_with = "seconds", deserialize_with = "optional_time")]
     pub acquire_time: Option<OffsetDateTime>,
-    /// When the holder last said that it lives.
+    /// Time of the last renewal.
     #[serde(serialize_with = "seconds", deserialize_with = "optional_time")]
     pub renew_time: Option<OffsetDateTime>,
-    /// How often the lock went to somebody else.
+    /// Number of changes of the holder.
     pub leader_transitions: i64,
 }
 
-/// Why an object is no lock that can be understood. It stays as it is until somebody repairs or deletes it.
+/// Malformed lock. It stays until it is repaired or deleted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the record of the lock cannot be read: {0}; hint: delete the object, it is made anew")]
+#[error("malformed lock record: {0}; hint: delete the object, it is created again")]
 pub struct RecordError(String);
 
-/// What a lock is kept in.
+/// Kind of a lock's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockForm {
     /// An annotation of a ConfigMap.
@@ -45,7 +45,7 @@ pub enum LockForm {
 }
 
 impl LockForm {
-    /// Group, version, kind and plural.
+    /// Returns group, version, kind and plural.
     pub fn resource(self) -> (&'static str, &'static str, &'static str, &'static str) {
         match self {
             Self::ConfigMap => ("", "v1", "ConfigMap", "configmaps"),
@@ -53,7 +53,7 @@ impl LockForm {
         }
     }
 
-    /// A new object that holds the record.
+    /// Returns a new object with the record.
     pub fn object(self, namespace: &str, name: &str, record: &Record) -> Value {
         let (group, version, kind, _) = self.resource();
         let api_version = if group.is_empty() {
@@ -70,7 +70,7 @@ impl LockForm {
         object
     }
 
-    /// The record of an object; one without any is a lock that nobody holds.
+    /// Returns the record of an object; without one, the lock has no holder.
     pub fn read(self, object: &Value) -> Result<Record, RecordError> {
         let annotations = &object["metadata"]["annotations"];
         match self {
@@ -92,7 +92,7 @@ impl LockForm {
         }
     }
 
-    /// Puts a record into an object; the rest of the object stays.
+    /// Sets the record in an object; the rest of the object stays.
     pub fn write(self, object: &mut Value, record: &Record) {
         match self {
             Self::ConfigMap => {

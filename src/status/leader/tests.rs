@@ -1,4 +1,4 @@
-//! The core with a model clock, and the bytes of records.
+//! Elections with a model clock, and the bytes of records.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn candidate(identity: &str, revision: &str) -> Candidate {
     }
 }
 
-/// One lock object, a clock, and nothing else.
+/// One lock object and a clock.
 struct World {
     record: Option<Record>,
     start: Instant,
@@ -47,7 +47,7 @@ impl World {
         self.start + Duration::from_secs(self.seconds)
     }
 
-    /// One attempt; true if the elector leads after it.
+    /// Makes one attempt; returns true if the elector leads after it.
     fn attempt(&mut self, elector: &mut Elector) -> bool {
         let now = self.now();
         let wall = WALL + Duration::from_secs(self.seconds);
@@ -144,7 +144,7 @@ fn a_lock_is_held_for_a_lease_after_it_was_seen() {
     let mut first = Elector::new(candidate("a", "default"));
     let mut second = Elector::new(candidate("b", "default"));
     assert!(world.attempt(&mut first));
-    // The first is silent from now on. What counts is when the second saw it, not what the record says.
+    // The first candidate stops renewing. The second one's observation counts, not the time in the record.
     world.seconds = 3600;
     assert!(!world.attempt(&mut second));
     world.seconds += 29;
@@ -217,12 +217,12 @@ fn a_local_instance_evicts_a_remote_one_of_its_revision() {
 }
 
 proptest! {
-    /// Attempts in any order, at any time: nobody takes a lock from a holder that renews within its lease.
+    /// Attempts in any order, at any time: no candidate takes a lock from a holder that renews within its lease.
     #[test]
     fn there_is_one_leader_at_a_time(steps in prop::collection::vec((0_usize..3, 0_u64..20), 1..200)) {
         let mut world = World::new();
         let mut electors: Vec<Elector> = ["a", "b", "c"].map(|name| Elector::new(candidate(name, "default"))).into();
-        // When each last wrote; it believes to lead until half a lease after that.
+        // Time of each one's last write; a candidate assumes that it leads until half a lease after that.
         let mut wrote = [None::<u64>; 3];
         for (who, wait) in steps {
             world.seconds += wait;

@@ -1,4 +1,4 @@
-//! Which namespaces need their ConfigMap written. Facts of watches in, names of namespaces out.
+//! Decides which namespaces need their ConfigMap written: watch events in, names of namespaces out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,36 +6,37 @@ use smol_str::SmolStr;
 
 use crate::base::{Labels, select::LabelSelector};
 
-/// Namespaces that are not served. `kube-system` is: ztunnel may run there.
+/// Excluded namespaces. `kube-system` is not, because ztunnel may run there.
 const EXCLUDED: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 
-/// What a ConfigMap says, shortened.
+/// Content of a ConfigMap, hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
     /// Hash of the root certificates; 0 without any.
     pub hash: u64,
-    /// It has the label that it should have.
+    /// Whether it has the required label.
     pub labelled: bool,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Active namespaces with their labels.
     namespaces: BTreeMap<SmolStr, Labels>,
     contents: BTreeMap<SmolStr, Content>,
-    /// The discovery selectors; `None`: they are not known yet, so nobody is served. Others may serve who is not ours.
+    /// Discovery selectors. `None` while they are unknown: then no namespace is written, because it may belong to
+    /// another control plane.
     selectors: Option<Vec<LabelSelector>>,
-    /// The control plane's own namespace is served whatever the selectors say.
+    /// Namespace of the control plane, which is always selected.
     own: SmolStr,
-    /// `ISTIO_WATCH_NAMESPACE`; empty: all.
+    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
     only: SmolStr,
-    /// Hash of what is to be distributed; `None`: nothing is known yet, so nothing is done.
+    /// Hash of the distributed text. `None` while it is unknown: then nothing is written.
     wanted: Option<u64>,
 }
 
 impl Plan {
-    /// A plan without facts.
+    /// Returns an empty plan.
     pub fn new(own: SmolStr, only: SmolStr) -> Self {
         Self {
             own,
@@ -44,12 +45,12 @@ impl Plan {
         }
     }
 
-    /// The root certificates to be distributed, by their hash. True if that is news.
+    /// Sets the hash of the distributed text; returns true on a change.
     pub fn want(&mut self, wanted: Option<u64>) -> bool {
         std::mem::replace(&mut self.wanted, wanted) != wanted
     }
 
-    /// The discovery selectors. True if that is news.
+    /// Sets the discovery selectors; returns true on a change.
     pub fn select(&mut self, selectors: Vec<LabelSelector>) -> bool {
         let selectors = Some(selectors);
         let news = self.selectors != selectors;
@@ -57,7 +58,7 @@ impl Plan {
         news
     }
 
-    /// A namespace is there (with its labels), or is not or no longer active.
+    /// Adds a namespace with its labels, or removes one that is gone or terminating.
     pub fn namespace(&mut self, name: SmolStr, labels: Option<Labels>) {
         match labels {
             Some(labels) => self.namespaces.insert(name, labels),
@@ -65,12 +66,12 @@ impl Plan {
         };
     }
 
-    /// These are all namespaces.
+    /// Sets all namespaces.
     pub fn namespaces(&mut self, all: impl IntoIterator<Item = (SmolStr, Labels)>) {
         self.namespaces = all.into_iter().collect();
     }
 
-    /// The ConfigMap of a namespace, if there is one.
+    /// Sets the ConfigMap of a namespace, if there is one.
     pub fn content(&mut self, namespace: SmolStr, content: Option<Content>) {
         match content {
             Some(content) => self.contents.insert(namespace, content),
@@ -78,20 +79,20 @@ impl Plan {
         };
     }
 
-    /// These are all ConfigMaps.
+    /// Sets all ConfigMaps.
     pub fn contents(&mut self, all: impl IntoIterator<Item = (SmolStr, Content)>) {
         self.contents = all.into_iter().collect();
     }
 
-    /// True if the ConfigMap of this namespace is to be written.
+    /// Returns true if the ConfigMap of this namespace must be written.
     pub fn needs(&self, namespace: &SmolStr) -> bool {
         let Some(hash) = self.wanted else { return false };
         let wanted = Content { hash, labelled: true };
         self.serves(namespace) && self.contents.get(namespace) != Some(&wanted)
     }
 
-    /// All namespaces whose ConfigMap is to be written.
-    pub fn needy(&self) -> BTreeSet<SmolStr> {
+    /// Returns all namespaces whose ConfigMap must be written.
+    pub fn pending(&self) -> BTreeSet<SmolStr> {
         self.namespaces
             .keys()
             .filter(|name| self.needs(name))
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     fn names(plan: &Plan) -> Vec<String> {
-        plan.needy().iter().map(ToString::to_string).collect()
+        plan.pending().iter().map(ToString::to_string).collect()
     }
 
     fn plan() -> Plan {
@@ -136,7 +137,7 @@ mod tests {
         let mut plan = Plan::new("istio-system".into(), SmolStr::default());
         plan.namespaces([("a".into(), Labels::default())]);
         plan.want(Some(7));
-        assert!(plan.needy().is_empty());
+        assert!(plan.pending().is_empty());
         assert!(plan.select(Vec::new()));
         assert_eq!(names(&plan), ["a"]);
     }
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn nothing_is_written_before_there_is_something() {
         let mut plan = plan();
-        assert!(plan.needy().is_empty());
+        assert!(plan.pending().is_empty());
         assert!(plan.want(Some(7)) && !plan.want(Some(7)));
         assert_eq!(names(&plan), ["a", "istio-system", "kube-system"]);
     }

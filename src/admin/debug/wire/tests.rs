@@ -52,7 +52,7 @@ impl Bed {
         self.wire.answer(question).await
     }
 
-    /// The text of a page, as the control plane's own account sees it.
+    /// Returns the text of a page for the control plane's own account.
     async fn page(&self, name: &str) -> String {
         let answer = self.ask(PAGE, &[name], Some(SYSTEM)).await.unwrap();
         let any = answer.resources[0].any();
@@ -126,7 +126,7 @@ async fn r5_status_is_for_callers_who_are_known() {
             DebugError::Unauthenticated,
             "{url}"
         );
-        // A proxy that is not here and one that may not be seen look alike.
+        // An absent proxy and an invisible one are indistinguishable.
         assert!(
             bed.ask(url, &["a"], Some(SHOP)).await.unwrap().resources.is_empty(),
             "{url}"
@@ -134,7 +134,7 @@ async fn r5_status_is_for_callers_who_are_known() {
     }
     let open = Bed::new(|installation| installation.features.enable_debug_endpoint_auth = false);
     assert!(open.ask(SYNC_STATUS, &[], None).await.is_ok());
-    // Pages are never for everybody.
+    // Pages always require access.
     assert_eq!(
         open.ask(PAGE, &["list"], None).await.unwrap_err(),
         DebugError::Unauthenticated

@@ -1,4 +1,4 @@
-//! Addresses are given once, kept, and given to the same hosts whatever the order in which rows come.
+//! Addresses are allocated once, kept, and independent of the order of rows.
 
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn entry(creation: i64, hosts: &[&str]) -> Entry {
     }
 }
 
-/// What the API server does with a patch, if its test holds.
+/// Applies a patch like the API server, if its test holds.
 fn apply(entries: &mut BTreeMap<EntryKey, Entry>, patch: &Patch) -> bool {
     let entry = entries.get_mut(&patch.key).expect("patches are for entries");
     let (test, add) = (&patch.operations[0], &patch.operations[1]);
@@ -178,7 +178,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    /// Whatever happens, no address has two owners, every host has its two, and what an entry has it keeps.
+    /// In every history, no address has two owners, every host has two addresses, and entries keep theirs.
     #[test]
     fn addresses_are_unique_and_stay(events in events()) {
         let mut allocator = allocator("240.240.0.0/16");
@@ -221,7 +221,7 @@ proptest! {
         }
     }
 
-    /// Entries that are there when the leader begins get the same addresses, whatever their names' order of arrival.
+    /// Existing entries get the same addresses, whatever the order of arrival.
     #[test]
     fn the_first_plan_depends_on_age_only(mut ages in prop::collection::vec(0_i64..1000, 1..20)) {
         ages.sort_unstable();

@@ -1,4 +1,4 @@
-//! Entries are made as Istio makes them, and pass from instance to instance by the times that stand on them.
+//! Entries equal Istio's, and move between replicas by the times recorded on them.
 
 use super::*;
 use crate::xds::events::Identity;
@@ -168,7 +168,7 @@ fn what_is_left_behind_goes_after_its_time() {
         grace: Duration::from_secs(10),
         connection: Some(Duration::from_secs(100)),
     };
-    let clean = |entry: &Value, seconds: u64| Traces::of_object(entry).clean_up(at(seconds), limits);
+    let clean = |entry: &Value, seconds: u64| OwnershipRecord::of_object(entry).clean_up(at(seconds), limits);
     let entry = entry();
     assert_eq!(clean(&entry, 100), None);
     assert_eq!(

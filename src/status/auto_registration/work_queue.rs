@@ -1,4 +1,4 @@
-//! What is to be done with each entry, in order, one at a time.
+//! Queued operations of each entry, in order, one at a time.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,38 +12,38 @@ use tokio::sync::oneshot;
 use super::EntryKey;
 use crate::xds::events::{Health, Machine, Rejection};
 
-/// Something to be done with one entry.
+/// An operation on one entry.
 pub(super) enum Operation {
     /// The machine connected.
     Connect {
-        /// On this stream.
+        /// Stream.
         connection: u64,
-        /// Who came.
+        /// Machine.
         machine: Arc<Machine>,
-        /// When.
+        /// Time of connection.
         at: SystemTime,
-        /// Where the stream waits, if it does.
+        /// Receiver of the result, if the stream waits for it.
         answer: Option<oneshot::Sender<Result<(), Rejection>>>,
     },
-    /// The machine's last stream ended.
+    /// The last stream of the machine ended.
     Disconnect {
-        /// When it had begun.
+        /// Time of connection.
         connected_at: SystemTime,
-        /// When it ended.
+        /// Time of disconnection.
         at: SystemTime,
-        /// The entry was made for the machine.
+        /// Whether the entry was created for the machine.
         registered: bool,
-        /// How often this was tried before.
+        /// Number of previous attempts.
         attempt: u32,
     },
-    /// The agent told the workload's health.
+    /// The agent reported the workload's health.
     Health {
-        /// What it told.
+        /// Report.
         health: Health,
-        /// How often this was tried before.
+        /// Number of previous attempts.
         attempt: u32,
     },
-    /// The entry may be left behind.
+    /// The entry may be orphaned.
     CleanUp,
 }
 
@@ -58,18 +58,18 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct Lanes(BTreeMap<EntryKey, Lane>);
+pub(super) struct KeyedWorkQueue(BTreeMap<EntryKey, KeyQueue>);
 
 #[derive(Debug, Default)]
-struct Lane {
+struct KeyQueue {
     busy: bool,
     waiting: VecDeque<Operation>,
 }
 
-impl Lanes {
-    /// Adds an operation. Of several reports of health that wait only the last counts.
+impl KeyedWorkQueue {
+    /// Adds an operation. Of several pending health reports only the last counts.
     pub(super) fn push(&mut self, key: EntryKey, operation: Operation) {
         let waiting = &mut self.0.entry(key).or_default().waiting;
         if let (Operation::Health { health: new, .. }, Some(Operation::Health { health: last, .. })) =
@@ -83,22 +83,22 @@ impl Lanes {
         waiting.push_back(operation);
     }
 
-    /// The next operation of the entry, if none is under way.
+    /// Returns the next operation of the entry, if none is running.
     pub(super) fn start(&mut self, key: &EntryKey) -> Option<Operation> {
-        let lane = self.0.get_mut(key)?;
-        if lane.busy {
+        let queue = self.0.get_mut(key)?;
+        if queue.busy {
             return None;
         }
-        let next = lane.waiting.pop_front();
-        lane.busy = next.is_some();
+        let next = queue.waiting.pop_front();
+        queue.busy = next.is_some();
         next
     }
 
-    /// The operation under way has ended.
+    /// Records that the running operation ended.
     pub(super) fn end(&mut self, key: &EntryKey) {
-        if let Some(lane) = self.0.get_mut(key) {
-            lane.busy = false;
-            if lane.waiting.is_empty() {
+        if let Some(queue) = self.0.get_mut(key) {
+            queue.busy = false;
+            if queue.waiting.is_empty() {
                 self.0.remove(key);
             }
         }
@@ -120,20 +120,20 @@ mod tests {
 
     #[test]
     fn operations_of_an_entry_come_one_by_one() {
-        let mut lanes = Lanes::default();
+        let mut work_queue = KeyedWorkQueue::default();
         let key: EntryKey = ("a".into(), "b".into());
-        lanes.push(key.clone(), Operation::CleanUp);
+        work_queue.push(key.clone(), Operation::CleanUp);
         for seconds in [1, 3, 2] {
-            lanes.push(key.clone(), health(seconds));
+            work_queue.push(key.clone(), health(seconds));
         }
-        assert!(matches!(lanes.start(&key), Some(Operation::CleanUp)));
-        assert!(lanes.start(&key).is_none(), "one is under way");
-        lanes.end(&key);
-        let Some(Operation::Health { health, .. }) = lanes.start(&key) else {
+        assert!(matches!(work_queue.start(&key), Some(Operation::CleanUp)));
+        assert!(work_queue.start(&key).is_none(), "one is under way");
+        work_queue.end(&key);
+        let Some(Operation::Health { health, .. }) = work_queue.start(&key) else {
             panic!("health comes next");
         };
         assert_eq!(health.at, SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(3));
-        lanes.end(&key);
-        assert!(lanes.0.is_empty(), "nothing is kept of entries without work");
+        work_queue.end(&key);
+        assert!(work_queue.0.is_empty(), "nothing is kept of entries without work");
     }
 }
