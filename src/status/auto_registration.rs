@@ -95,14 +95,14 @@ impl Metrics {
 /// Maintains WorkloadEntries until the event queue is closed.
 pub async fn run(
     client: ::kube::Client,
-    rules: Options,
+    options: Options,
     metrics: Metrics,
     events: mpsc::Receiver<Event>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
-    let sweep = rules.limits.grace * SWEEP;
+    let sweep = options.limits.grace * SWEEP;
     let keeper = AutoRegistrationController {
-        writer: Writer::new(client, rules, metrics),
+        writer: Writer::new(client, options, metrics),
         connections: BTreeMap::new(),
         groups: BTreeMap::new(),
         work_queue: KeyedWorkQueue::default(),
@@ -297,7 +297,7 @@ impl AutoRegistrationController {
                 }
             }
             Outcome::Away => {
-                let grace = self.writer.rules().limits.grace;
+                let grace = self.writer.options().limits.grace;
                 let due = key.clone();
                 self.timers.push(sleep(grace).map(|()| Timer::CleanUp(due)).boxed());
             }
@@ -360,7 +360,7 @@ impl AutoRegistrationController {
     fn sweep(&mut self) {
         let mesh = self.mesh.borrow().clone();
         let now = environment::wall_clock();
-        let limits = self.writer.rules().limits;
+        let limits = self.writer.options().limits;
         let cx = Cx::untracked();
         let queued: BTreeSet<EntryKey> = self.clean_ups.iter().cloned().collect();
         let rows = mesh.workload_entries.iter(&cx);
