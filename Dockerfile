@@ -1,4 +1,4 @@
-# The image of the control plane: one static binary and the public roots of trust, nothing else.
+# The image of the control plane: one static binary and the public root certificates.
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
@@ -7,9 +7,9 @@ RUN make build
 
 FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-# istiod, and pilot-discovery as another name of it: the name that existing charts start.
+# istiod, and its link pilot-discovery, the name that Istio's charts start.
 COPY --from=build /src/out/ /usr/local/bin/
-# Relative paths of the defaults, such as ./etc/istio/config/mesh, start here.
+# Default paths such as ./etc/istio/config/mesh are relative to this folder.
 WORKDIR /
 USER 1337:1337
 EXPOSE 8080 15010 15012 15014 15017

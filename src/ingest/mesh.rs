@@ -1,7 +1,8 @@
-//! Mesh config and networks from Kubernetes: ConfigMap `istio`, or files that replace it.
+//! Mesh config and networks of a mesh whose config is in Kubernetes: ConfigMap `istio`, or files that stand in its place.
 //!
-//! Note: a missing ConfigMap means the defaults, but only once the API server has confirmed that it is missing. Until
-//! then the mesh config is unknown, and nothing is sent. An invalid text keeps the last valid one, as with files.
+//! What a reader would get wrong: a ConfigMap that is not there means the defaults, but only once the API server has said
+//! that it is not there. Until then the mesh config is unknown, and nothing is told. A text that cannot be read leaves the
+//! last good one standing, as with files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,38 +39,38 @@ use crate::{
     model::change::{Change, SourceId},
 };
 
-/// Locations of mesh config and networks.
+/// Where mesh config and networks are.
 #[derive(Clone, Debug)]
 pub struct MeshSettings {
-    /// Config cluster.
+    /// The config cluster.
     pub cluster: ClusterId,
-    /// Key of both in the model.
+    /// The key under which both stand in the model.
     pub mesh_key: ObjectKey,
-    /// Namespace of the ConfigMaps.
+    /// The namespace of the ConfigMaps.
     pub namespace: Namespace,
-    /// Revision, which is part of the ConfigMap's name.
+    /// The own revision, which is part of the ConfigMap's name.
     pub revision: SmolStr,
-    /// `SHARED_MESH_CONFIG`: ConfigMap whose mesh config is the base.
+    /// `SHARED_MESH_CONFIG`: a ConfigMap below the mesh config.
     pub shared_map: Option<SmolStr>,
-    /// `--meshConfig`, which replaces the ConfigMap's key `mesh` if it exists at the start.
+    /// `--meshConfig`, which stands in place of the ConfigMap's key `mesh` if it is there at the start.
     pub mesh_file: PathBuf,
-    /// `--networksConfig`, which replaces the key `meshNetworks`.
+    /// `--networksConfig`, the same for the key `meshNetworks`.
     pub networks_file: PathBuf,
 }
 
-/// A text of mesh config or networks.
+/// A text of which mesh config or networks are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
-    /// Base of the mesh config.
+    /// What lies below the mesh config.
     Shared,
-    /// Mesh config.
+    /// The mesh config.
     Mesh,
-    /// Networks.
+    /// The networks.
     Networks,
 }
 
 impl Part {
-    /// Returns its key in a ConfigMap.
+    /// The key of a ConfigMap that holds it.
     fn key(self) -> &'static str {
         match self {
             Self::Shared | Self::Mesh => "mesh",
@@ -78,18 +79,18 @@ impl Part {
     }
 }
 
-/// State of a text.
+/// What is known of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Text {
-    /// It does not exist.
+    /// It is not there.
     Absent,
-    /// Its content.
+    /// It is there.
     Is(String),
-    /// It exists, but cannot be read.
+    /// It is there, but cannot be had.
     Unreadable(String),
 }
 
-/// Watches mesh config and networks and sends changes, first when both are known.
+/// Follows mesh config and networks and tells them; the first time when both are known.
 pub async fn follow(
     settings: MeshSettings,
     client: Client,
@@ -105,7 +106,7 @@ pub async fn follow(
     while let Some((part, text)) = news.recv().await {
         texts.insert(part, text);
         if is_known {
-            // Continuous writes must not delay the reading forever.
+            // Whoever writes without end is read in between.
             let latest = Instant::now() + 10 * MESH_QUIET;
             while let Ok(Some((part, text))) =
                 time::timeout_at(latest.min(Instant::now() + MESH_QUIET), news.recv()).await
@@ -124,7 +125,7 @@ pub async fn follow(
     }
 }
 
-/// Starts watching every text. Returns their number.
+/// Starts to follow every text. Gives their number.
 fn begin(
     settings: &MeshSettings,
     client: &Client,
@@ -173,7 +174,7 @@ fn begin(
     wanted
 }
 
-/// Returns the name of the ConfigMap.
+/// The name of the ConfigMap.
 fn map_name(revision: &str) -> SmolStr {
     match revision {
         "" | "default" => SmolStr::new_static("istio"),
@@ -206,7 +207,7 @@ async fn follow_files(files: Vec<(Part, PathBuf)>, out: mpsc::Sender<(Part, Text
         .collect();
     let mut known = BTreeMap::new();
     loop {
-        // The watch starts before the first reading, so that no edit is missed.
+        // Watched before it is read, so that no edit falls in between.
         watch.follow(folders.clone());
         for (part, path) in &files {
             let text = text_of_file(path);
@@ -232,17 +233,17 @@ fn text_of_file(path: &Path) -> Text {
     }
 }
 
-/// Parses texts to rows and keeps the last valid ones.
+/// Makes rows of texts, and keeps the last good ones.
 struct Reader {
     cluster: ClusterId,
     key: ObjectKey,
     places: BTreeMap<Part, SmolStr>,
     standing: ActiveDiagnostics<Kind>,
-    /// Last rows sent, by kind.
+    /// What was told last, by kind.
     told: BTreeMap<Kind, Vec<Row>>,
 }
 
-/// Rows of a kind and diagnostics; `None` keeps the last rows.
+/// The rows that a kind has, and what is wrong; no rows: the last ones stay.
 type Read = (Option<Vec<Row>>, BTreeSet<Diagnostic>);
 
 impl Reader {
@@ -256,7 +257,7 @@ impl Reader {
         }
     }
 
-    /// Parses the texts and returns the changes.
+    /// Reads the texts and tells what became different.
     fn read(&mut self, texts: &BTreeMap<Part, Text>) -> Vec<Change> {
         let mut changes = Vec::new();
         for (kind, (rows, findings)) in [
@@ -267,7 +268,7 @@ impl Reader {
             let rows = match (rows, self.told.contains_key(&kind)) {
                 (Some(rows), _) => rows,
                 (None, true) => continue,
-                // Without a last valid one, the defaults apply.
+                // There is no last good one: what counts is what counts where nothing is written.
                 (None, false) if kind == Kind::MeshConfig => {
                     vec![mesh_row(kind, &self.key, mesh_config::defaults()).into()]
                 }
@@ -334,7 +335,7 @@ impl Reader {
     }
 }
 
-/// Returns the content of a text; empty if it does not exist.
+/// The content of a text; nothing for one that is not there.
 fn value(text: Option<&Text>) -> Result<Value, FieldError> {
     let error = |message: String| FieldError {
         field: String::new(),

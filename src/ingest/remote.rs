@@ -1,9 +1,9 @@
-//! Remote clusters: starts, replaces and stops sources of changes by Secrets or a folder of kubeconfigs.
+//! Remote clusters: from Secrets (or a folder of kubeconfigs) to sources of changes that come, are exchanged and go.
 //!
-//! One task owns all of it. Each source has its own channel, and this task alone forwards changes. So changes of a
-//! cluster never interleave with those of a replaced source, and none arrive after its removal. Note: a cluster whose
-//! kubeconfig changed, or whose API server is unreachable, keeps its rows. It loses rows only if its new source,
-//! completely listed, lacks them, or if no Secret names it any more.
+//! One task owns all of it. Each source has a channel of its own, and this task alone passes on what comes: so the changes
+//! of one cluster never interleave with those of the source that it replaces, and nothing of a cluster can arrive after its
+//! removal. What a reader would get wrong: a cluster whose kubeconfig changes, or whose API server is gone, keeps what it
+//! had. It loses rows only when its new source, completely listed, says so, or when nothing names it any more.
 
 mod folder;
 mod metrics;
@@ -39,24 +39,24 @@ use crate::{
     model::change::{Change, SourceId},
 };
 
-/// Label selector of remote-cluster Secrets.
+/// The label of remote-cluster Secrets, as a selector.
 pub const SECRET_SELECTOR: &str = "istio/multiCluster=true";
 
-/// Queue length of one cluster, in batches.
+/// How many batches of one cluster wait at most.
 const BATCHES: usize = 16;
 
-/// Settings of remote clusters.
+/// What is served, and how.
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// Config cluster, which no Secret may name.
+    /// The config cluster, which no Secret may name.
     pub own: ClusterId,
-    /// Time that the start of istiod waits for a cluster (`PILOT_REMOTE_CLUSTER_TIMEOUT`); zero for no limit.
+    /// How long the start of istiod waits for a cluster (`PILOT_REMOTE_CLUSTER_TIMEOUT`); zero: without limit.
     pub timeout: Duration,
-    /// Allowed unsafe kubeconfig options (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
+    /// What kubeconfigs are allowed beyond the rules (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
     pub allowed: BTreeSet<String>,
 }
 
-/// Origin of the declarations of clusters.
+/// Where clusters are declared.
 pub enum Declarations {
     /// A watch of Secrets that match [`SECRET_SELECTOR`].
     Secrets(mpsc::Receiver<WatchEvent>),
@@ -64,27 +64,27 @@ pub enum Declarations {
     Folder(PathBuf),
 }
 
-/// Starts the source of a cluster. Its first batch must be complete.
+/// Starts the source of a cluster. Its first batch is to be complete; it sends nothing before.
 pub type Start = Arc<dyn Fn(StartCluster) -> BoxFuture<'static, Result<RunningCluster, String>> + Send + Sync>;
 
-/// Inputs of a source.
+/// What a source needs to start.
 pub struct StartCluster {
-    /// Cluster.
+    /// The cluster.
     pub cluster: ClusterId,
-    /// Kubeconfig.
+    /// How to reach it.
     pub kubeconfig: Arc<CheckedKubeconfig>,
-    /// Receiver of its changes.
+    /// Where its changes go.
     pub changes: mpsc::Sender<Vec<Change>>,
 }
 
-/// A running source. Dropping it stops it.
+/// A started source. Dropping it ends it.
 pub struct RunningCluster {
     client: Option<::kube::Client>,
     end: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl RunningCluster {
-    /// Returns a source with its client, and the function that stops it.
+    /// A source with the client that it uses, and how it is ended.
     pub fn new(client: Option<::kube::Client>, end: impl FnOnce() + Send + 'static) -> Self {
         Self {
             client,
@@ -101,23 +101,23 @@ impl Drop for RunningCluster {
     }
 }
 
-/// Synchronisation state of a cluster, with Istio's names.
+/// How far a cluster is. The names are those that Istio shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncStatus {
-    /// Complete.
+    /// All of it is known.
     Synced,
-    /// Its first lists are being read.
+    /// Its lists are on the way.
     Syncing,
-    /// As before, but for longer than the start of istiod waits. It joins once it is complete.
+    /// As before, but longer than the start of istiod waits. It joins when it is synced.
     Timeout,
-    /// Its kubeconfig is refused, so it is not contacted.
+    /// Nothing is asked of it: its kubeconfig is refused.
     Closed,
 }
 
 impl SyncStatus {
     const ALL: [Self; 4] = [Self::Synced, Self::Syncing, Self::Timeout, Self::Closed];
 
-    /// Returns the name in metrics and debug pages.
+    /// The name that metrics and debug pages show.
     pub fn name(self) -> &'static str {
         match self {
             Self::Synced => "synced",
@@ -128,32 +128,32 @@ impl SyncStatus {
     }
 }
 
-/// State of a remote cluster.
+/// A remote cluster, as others see it.
 #[derive(Clone)]
 pub struct RemoteCluster {
-    /// Secret or file that names it.
+    /// The Secret or file that names it.
     pub origin: ObjectKey,
-    /// Synchronisation state.
+    /// How far it is.
     pub status: SyncStatus,
-    /// Problem of its present declaration; the previous one may still be in use.
+    /// What is wrong with what is declared about it; it may go on with what was declared before.
     pub problem: Option<String>,
-    /// Client of the serving source, if any.
+    /// The client of the source that serves, if any.
     pub client: Option<::kube::Client>,
-    /// Number of that source; another number means another client.
+    /// The number of that source: another number means another client.
     pub source: u64,
 }
 
 /// All remote clusters at one time.
 #[derive(Clone, Default)]
 pub struct RemoteClusters {
-    /// Whether every cluster declared at the start is complete, refused or timed out. Stays true.
+    /// Every cluster that was declared at the start is synced, refused, or took too long. Stays true.
     pub ready: bool,
-    /// Clusters.
+    /// The clusters.
     pub clusters: BTreeMap<ClusterId, RemoteCluster>,
 }
 
 impl RemoteClusters {
-    /// Returns the rows of `/debug/clusterz`, without the config cluster.
+    /// The rows of `/debug/clusterz`, without that of the config cluster.
     pub fn dump(&self) -> Vec<Value> {
         let rows = self.clusters.iter().map(|(id, cluster)| {
             let mut row = json!({
@@ -170,40 +170,40 @@ impl RemoteClusters {
     }
 }
 
-/// Declarations of an origin.
+/// What a source of declarations says.
 enum Declared {
     All(BTreeMap<ObjectKey, Origin>),
     Put(ObjectKey, Origin),
     Gone(ObjectKey),
 }
 
-/// Key of a source. Numbers distinguish the sources of one cluster.
+/// A source that was asked for. Numbers tell the sources of one cluster apart.
 type SourceKey = (ClusterId, u64);
 
 /// One source of a cluster.
 struct Source {
     number: u64,
-    /// `None` while it is starting.
+    /// None while it is being started.
     running: Option<RunningCluster>,
     status: SyncStatus,
-    /// Time at which it counts as timed out.
+    /// When it counts as timed out.
     deadline: Option<Instant>,
 }
 
-/// State of one cluster.
+/// What there is of one cluster.
 struct Slot {
     origin: ObjectKey,
-    /// Source whose changes are forwarded.
+    /// The source whose changes are passed on.
     serving: Option<Source>,
-    /// Source that replaces it once it is complete.
+    /// The source that takes its place once it is synced.
     coming: Option<Source>,
-    /// Kinds that were sent.
+    /// The kinds that were told of.
     kinds: BTreeSet<Kind>,
-    /// Reason why the last source could not start.
+    /// Why the last source could not be started.
     problem: Option<String>,
 }
 
-/// Controller of remote clusters, see the module's documentation.
+/// See the module's text.
 pub struct Remote {
     settings: RemoteSettings,
     start: Start,
@@ -216,13 +216,13 @@ pub struct Remote {
     number: u64,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
-    /// Whether the published state must be updated.
+    /// What is shown has to be shown anew.
     is_changed: bool,
     view: watch::Sender<Arc<RemoteClusters>>,
 }
 
 impl Remote {
-    /// Returns the controller. The receiver always has the present state.
+    /// Makes the controller. The receiver always holds the present state.
     pub fn new(
         registry: &Registry,
         settings: RemoteSettings,
@@ -248,7 +248,7 @@ impl Remote {
         Ok((remote, shown))
     }
 
-    /// Watches the declarations and forwards changes of clusters, until the receiver is closed.
+    /// Follows the declarations and passes on what the clusters say, until nobody takes it.
     pub async fn run(self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
         let (out, declared) = mpsc::channel(BATCHES);
         let (own, allowed) = (self.settings.own.clone(), Allowed::new(self.settings.allowed.clone()));
@@ -260,7 +260,7 @@ impl Remote {
         };
         tokio::select! {
             () = self.follow(declared, changes) => {}
-            // When the declarations end, the declared clusters stay.
+            // When the declarations end, what they declared stays.
             () = async { told.await; std::future::pending::<()>().await } => {}
         }
     }
@@ -285,14 +285,14 @@ impl Remote {
             if !out.is_empty() && changes.send(out).await.is_err() {
                 return;
             }
-            // Most batches do not change the published state.
+            // Most batches change nothing that is shown.
             if std::mem::take(&mut self.is_changed) {
                 self.show();
             }
         }
     }
 
-    /// Applies declarations; returns removals that follow at once.
+    /// Takes in what is declared; gives the removals that follow at once.
     fn declare(&mut self, declared: Declared) -> Vec<Change> {
         self.is_declared |= matches!(declared, Declared::All(_));
         self.is_changed = true;
@@ -329,7 +329,7 @@ impl Remote {
         removals
     }
 
-    /// Starts a source in addition to the serving one, if any.
+    /// Starts a source beside the one that serves, if any.
     fn begin(&mut self, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
         self.number += 1;
         let key: SourceKey = (cluster.clone(), self.number);
@@ -368,7 +368,7 @@ impl Remote {
         }
     }
 
-    /// Handles a source that started or failed to start.
+    /// A client was made, or cannot be made from what is declared.
     fn started(&mut self, (cluster, number): &SourceKey, started: Result<RunningCluster, String>) {
         let Some(slot) = self.slots.get_mut(cluster) else {
             return;
@@ -390,8 +390,7 @@ impl Remote {
         }
     }
 
-    /// Returns the changes to forward for a batch. The first batch of a new source replaces all rows of the previous
-    /// one.
+    /// What a batch of a source comes to. The first of a new source takes the place of all that the old one said.
     fn pass(&mut self, (cluster, number): &SourceKey, mut batch: Vec<Change>) -> Vec<Change> {
         let Some(slot) = self.slots.get_mut(cluster) else {
             return Vec::new();
@@ -443,7 +442,7 @@ impl Remote {
         }
     }
 
-    /// Logs new problems.
+    /// Tells problems that did not stand before.
     fn tell(&mut self, problems: BTreeMap<ProblemAt, Problem>) {
         for ((origin, cluster), problem) in &problems {
             let at = (origin.clone(), cluster.clone());
@@ -464,7 +463,7 @@ impl Remote {
         (self.report)(finding);
     }
 
-    /// Publishes a changed state.
+    /// Publishes what became different.
     fn show(&mut self) {
         let mut clusters = BTreeMap::new();
         for (cluster, slot) in &self.slots {
@@ -493,7 +492,7 @@ impl Remote {
                 client: None,
                 source: 0,
             });
-            // A duplicate is a problem of the other origin, not of the cluster.
+            // A duplicate is wrong with the other origin, not with the cluster.
             if shown.origin == *origin {
                 shown.problem = Some(problem.message.clone());
             }
@@ -511,7 +510,7 @@ impl Remote {
     }
 }
 
-/// Converts watch events to declarations.
+/// Turns events of the watch into declarations.
 async fn secrets(
     mut events: mpsc::Receiver<WatchEvent>,
     own: &ClusterId,

@@ -1,8 +1,7 @@
-//! Resolves host names of network gateways by DNS. The mesh declares the required ones; a result is a change like
-//! others.
+//! Host names of network gateways, asked of DNS. What is wanted comes from the mesh; an answer is a change like others.
 //!
-//! Each host is resolved again when its records expire. While DNS fails, the last addresses stay: a broken resolver
-//! must not separate networks.
+//! Each host is asked for again when its records expire. As long as DNS does not answer, the last addresses stay: a
+//! broken resolver is no reason to cut networks apart.
 
 mod dns;
 
@@ -20,32 +19,32 @@ use crate::{
     model::{change::Change, wants::Wants},
 };
 
-/// Shortest interval of lookups, and the interval after a failure or without records.
+/// The soonest that a host is asked for again, and the time after a failure or an answer without records.
 const SOONEST: Duration = Duration::from_secs(30);
-/// Longest interval of lookups.
+/// The latest that a host is asked for again.
 const LATEST: Duration = Duration::from_hours(1);
 
-/// Result of a lookup.
+/// What DNS says of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Answer {
-    /// Addresses of both families; empty without records.
+    /// The addresses of both families; none if the host has no records.
     pub addresses: Vec<IpAddr>,
-    /// Smallest TTL of the records; `None` without records.
+    /// The smallest time that one of the records holds; `None` without records.
     pub ttl: Option<Duration>,
 }
 
-/// Error of a lookup, for people.
+/// Why there is no answer; for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LookupError(String);
 
-/// Resolves hosts.
+/// Asks for hosts.
 pub trait Lookup: Send + Sync + 'static {
-    /// Resolves a fully qualified host name after a delay.
+    /// The addresses of a fully qualified host name, asked for after a wait.
     fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>>;
 }
 
-/// Starts resolving the required hosts by the servers of `/etc/resolv.conf`.
+/// Starts to resolve the hosts that are wanted, by the servers of `/etc/resolv.conf`.
 pub fn start(
     environment: &Environment,
     cluster: ClusterId,
@@ -56,22 +55,22 @@ pub fn start(
     environment.tasks.spawn_until_shutdown("resolver", resolver.run(wants));
 }
 
-/// Required hosts and their state.
+/// The hosts that are wanted, and what is known of them.
 struct Resolver<L> {
     cluster: ClusterId,
     lookup: Arc<L>,
     changes: mpsc::Sender<Vec<Change>>,
     hosts: BTreeMap<SmolStr, Host>,
-    /// Next result of each: a delay, then a lookup.
+    /// The next answer about each: a wait, then a lookup.
     in_flight: InFlight<SmolStr, Result<Answer, LookupError>>,
 }
 
 /// One host.
 #[derive(Default)]
 struct Host {
-    /// Published addresses, sorted; `None` before the first result.
+    /// The addresses that were told, sorted; `None` before the first answer.
     told: Option<Vec<IpAddr>>,
-    /// Whether the last lookup failed.
+    /// The last lookup failed.
     failing: bool,
 }
 
@@ -86,7 +85,7 @@ impl<L: Lookup> Resolver<L> {
         }
     }
 
-    /// Runs until an input or the receiver of changes is closed.
+    /// Runs until nobody tells wants or takes changes.
     async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
         loop {
             let wanted = wants.borrow_and_update().clone().unwrap_or_default();
@@ -108,7 +107,7 @@ impl<L: Lookup> Resolver<L> {
         }
     }
 
-    /// Updates the required hosts. Returns false if the receiver of changes is closed.
+    /// Takes over what is wanted now. False if nobody takes changes any more.
     async fn take(&mut self, wants: &Wants) -> bool {
         for host in &wants.hosts {
             if !self.hosts.contains_key(host) {
@@ -138,7 +137,7 @@ impl<L: Lookup> Resolver<L> {
             .insert(host.clone(), self.lookup.clone().ask(host.clone(), wait));
     }
 
-    /// Publishes a changed result and schedules the next lookup. Returns false if the receiver of changes is closed.
+    /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
     async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
         let wait = match &answer {
             Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),

@@ -1,5 +1,5 @@
-//! Tags of the own revision: webhook configurations with the label `istio.io/tag`, and Services of the control plane's
-//! namespace with that label. Their label `istio.io/rev` is the tag's revision.
+//! The tags that point to the own revision: webhook configurations labelled `istio.io/tag`, and Services of the control
+//! plane's namespace labelled so, each with `istio.io/rev` saying which revision the tag means.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,15 +18,15 @@ use crate::{
     },
 };
 
-/// Label with a tag.
+/// The label that names a tag.
 const TAG: &str = "istio.io/tag";
-/// Label with a revision.
+/// The label that names a revision.
 const REVISION: &str = "istio.io/rev";
 
-/// A tag object: its name, the tag, and its revision.
+/// A labelled object: its name, the tag, the revision that the tag means.
 type Pointer = (SmolStr, SmolStr, SmolStr);
 
-/// Watches the tags until the receiver is closed. `None` means unknown.
+/// Follows the tags until nobody listens. None: not known yet.
 pub async fn follow(
     cluster: ClusterId,
     client: ::kube::Client,

@@ -1,4 +1,4 @@
-//! Clients of all served clusters, updated as clusters appear and disappear.
+//! A client for each cluster that is served, live: clusters come and go.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -6,10 +6,10 @@ use tokio::sync::watch;
 
 use crate::base::ClusterId;
 
-/// Clients by cluster, including the config cluster.
+/// The clients, by cluster; the config cluster is among them.
 pub type ClientMap = BTreeMap<ClusterId, ::kube::Client>;
 
-/// Finds the client of a cluster by the name in a caller's credentials. Cheap to clone.
+/// Finds the client of a cluster by what callers say of where they are. Cheap to clone.
 #[derive(Clone)]
 pub struct Clients {
     own: ClusterId,
@@ -18,18 +18,18 @@ pub struct Clients {
     map: watch::Receiver<Arc<ClientMap>>,
 }
 
-/// The cluster is not served.
+/// No cluster of this name is served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown cluster {cluster}; hint: known clusters are {known}")]
 pub struct UnknownCluster {
-    /// Requested cluster.
+    /// What was asked for.
     pub cluster: ClusterId,
-    /// Known clusters, comma-separated.
+    /// The clusters that are known, separated by commas.
     pub known: String,
 }
 
 impl Clients {
-    /// Returns a view of `map`, which always has the present state.
+    /// The clients of `map`, which always holds the present state.
     pub fn new(own: ClusterId, aliases: BTreeMap<ClusterId, ClusterId>, map: watch::Receiver<Arc<ClientMap>>) -> Self {
         Self {
             own,
@@ -38,7 +38,7 @@ impl Clients {
         }
     }
 
-    /// Returns the cluster of a name, with its client. An empty name is the config cluster.
+    /// The cluster that a name stands for, with its client. No name stands for the config cluster.
     pub fn get(&self, name: &str) -> Result<(ClusterId, ::kube::Client), UnknownCluster> {
         let map = self.map.borrow().clone();
         let asked = if name.is_empty() {
@@ -56,12 +56,12 @@ impl Clients {
         })
     }
 
-    /// Returns the config cluster.
+    /// The config cluster.
     pub fn own(&self) -> &ClusterId {
         &self.own
     }
 
-    /// Completes after a change of the clusters; returns false if there will be none.
+    /// Completes when clusters came or went; false when that will never be.
     pub async fn changed(&mut self) -> bool {
         self.map.changed().await.is_ok()
     }

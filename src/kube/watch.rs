@@ -1,8 +1,8 @@
-//! List and watch of one resource: all objects, then every change, until the receiver is closed.
+//! List and watch of one resource: every object that there is, then every change, for as long as somebody listens.
 //!
-//! Note: a broken connection does not cause another list. The watch resumes after the last event or bookmark. Only a
-//! server that no longer knows that version (410) makes it start over, and then the receiver gets the complete list. So
-//! no change is missed or invented, whatever fails.
+//! What a reader would get wrong: a connection that breaks is no reason to read the list again. The watch resumes behind
+//! the last event or bookmark; only a server that no longer knows that version (410) makes it start over, and then the
+//! listener is given the complete list. So nothing is missed and nothing invented, whatever fails.
 
 mod machine;
 mod page;
@@ -32,39 +32,39 @@ use super::{
     object::Object,
 };
 
-/// Objects per page of a list.
+/// Objects in a page of a list.
 const PAGE: u32 = 500;
-/// Timeout of a page, in seconds.
+/// How many seconds a page may take to arrive.
 const PAGE_TIMEOUT: u32 = 60;
-/// Timeout for accepting a watch, in seconds.
+/// How many seconds a watch may take to be accepted.
 const ACCEPT_TIMEOUT: u32 = 30;
-/// Time without an event or bookmark after which a watch is dead, in seconds. API servers send bookmarks about once a
-/// minute.
+/// API servers send bookmarks about once a minute. A watch that shows neither an event nor a bookmark for so many seconds
+/// is not quiet, it is dead.
 const SILENCE: u32 = 180;
-/// Longest part of an error's text that is read.
+/// How much of an error's text is read.
 const ERROR_BYTES: usize = 64 * 1024;
-/// Largest event of a watch: API servers do not store objects of more than a few megabytes.
+/// The largest event of a watch: API servers do not store objects of more than a few megabytes.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// Largest page of a list, with a few hundred objects.
+/// The largest page of a list, of which each has a few hundred objects.
 const MAX_PAGE_BYTES: usize = 512 << 20;
 
-/// Target of a watch.
+/// What is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchTarget {
-    /// Kind.
+    /// The kind.
     pub resource: ApiResource,
-    /// Namespace; `None` for all.
+    /// One namespace; none: all of them.
     pub namespace: Option<String>,
-    /// Label selector.
+    /// A label selector.
     pub labels: Option<String>,
-    /// Field selector.
+    /// A field selector.
     pub fields: Option<String>,
-    /// Whether only `metadata` is requested.
+    /// Only `metadata` is wanted.
     pub metadata_only: bool,
 }
 
 impl WatchTarget {
-    /// Returns the target of all objects of a kind.
+    /// All objects of a kind.
     pub fn all(resource: ApiResource) -> Self {
         Self {
             resource,
@@ -75,7 +75,7 @@ impl WatchTarget {
         }
     }
 
-    /// Returns `plural.group`, with namespace and selectors: the name in pages and metrics.
+    /// `plural.group`, with namespace and selectors: the name in pages and metrics.
     pub fn name(&self) -> String {
         let ApiResource { plural, group, .. } = &self.resource;
         let mut name = plural.clone();
@@ -93,12 +93,12 @@ impl WatchTarget {
         name
     }
 
-    /// Returns a seed by target, so that watches that start together have different delays.
+    /// A number of the target's own: watches that begin together do not ask together again.
     fn seed(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(self.name().as_bytes())
     }
 
-    /// Returns the timeout of a watch: about five minutes, less than the 295 seconds that servers and clients agree on.
+    /// About five minutes; less than 295 seconds, which is what servers and clients agree on.
     fn timeout_seconds(&self) -> u32 {
         270 + (self.seed() % 25) as u32
     }
@@ -138,50 +138,51 @@ impl WatchTarget {
     }
 }
 
-/// Event of a watch.
+/// What a watch tells.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchEvent<T = Object> {
-    /// Exactly these objects exist.
+    /// Exactly these objects are there.
     Restarted(Vec<T>),
-    /// An object exists, with this content.
+    /// An object is there, with this content.
     Applied(T),
-    /// An object was deleted; this is its last content.
+    /// An object is gone; this is its last content.
     Deleted(T),
 }
 
-/// Failure of a request. All are retried.
+/// What goes wrong. Everything is tried again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Failure {
-    /// The server no longer knows the version, or the page.
+    /// The server does not know the version, or the page, any longer.
     #[error("resource version expired: {0}")]
     Gone(String),
-    /// The server refused the request.
+    /// The server says no.
     #[error("{code} {message}{hint}")]
     Refused {
-        /// HTTP status.
+        /// The HTTP status.
         code: u16,
-        /// Message of the server.
+        /// What the server says.
         message: String,
-        /// Hint.
+        /// What to do about it.
         hint: String,
     },
-    /// No response.
+    /// There is no answer.
     #[error("{0}")]
     Unreachable(String),
-    /// The connection broke during a watch.
+    /// The connection broke while changes came.
     #[error("connection lost: {0}")]
     Dropped(String),
-    /// No event and no bookmark.
+    /// Neither an event nor a bookmark.
     #[error("no event within the idle timeout")]
     Silent,
 }
 
-/// Watches until the receiver is closed. Waits if the receiver is slow.
+/// Watches until nobody listens any more. Waits when the listener is slow.
 pub async fn watch(client: Client, target: WatchTarget, health: Arc<WatchHealth>, out: mpsc::Sender<WatchEvent>) {
     watch_as(client, target, health, |object| object, out).await;
 }
 
-/// Watches and converts each object: a whole object is in memory only during its conversion.
+/// The same, for listeners that need something made of each object: a whole object is in memory no longer than it takes
+/// to convert it.
 pub async fn watch_as<T: Send + 'static>(
     client: Client,
     target: WatchTarget,
@@ -192,7 +193,7 @@ pub async fn watch_as<T: Send + 'static>(
     Watch::new(client, target, health, convert, out).until_closed().await;
 }
 
-/// The receiver is closed.
+/// Nobody listens any more.
 struct Closed;
 
 struct Watch<T, C> {
@@ -202,11 +203,11 @@ struct Watch<T, C> {
     health: Arc<WatchHealth>,
     convert: C,
     out: mpsc::Sender<WatchEvent<T>>,
-    /// Duration of a second; shorter in tests.
+    /// How long a second takes; tests have less time.
     second: Duration,
 }
 
-/// Result of one request, unless the receiver is closed.
+/// How one request ended, if listening goes on.
 type Ended = Result<(), Failure>;
 
 impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
@@ -300,7 +301,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         Ok(Ok(()))
     }
 
-    /// Reads changes until the stream ends.
+    /// Follows changes until the stream ends.
     async fn follow(&mut self, ask: &Ask) -> Result<Ended, Closed> {
         let response = match timeout(self.second * ACCEPT_TIMEOUT, self.send(ask)).await {
             Ok(Ok(response)) => response,
@@ -314,7 +315,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         self.health.enter(WatchState::Watching);
         let mut body = response.into_body();
         let mut text = Vec::new();
-        // Bytes alone are no sign of life: a complete line is.
+        // Bytes alone are no sign of life: it takes a line.
         let mut heard = Instant::now();
         loop {
             let bytes = match tokio::time::timeout_at(heard + self.second * SILENCE, body.frame()).await {
@@ -344,7 +345,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         }
     }
 
-    /// Parses a line of a watch.
+    /// Reads a line of a watch.
     fn line(&mut self, text: &[u8]) -> Result<Option<WatchEvent<T>>, Failure> {
         if text.trim_ascii().is_empty() {
             return Ok(None);
@@ -403,7 +404,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         Err(self.refused(status.as_u16(), &object))
     }
 
-    /// Returns the failure in a `Status`; its own code counts if the HTTP status has none.
+    /// The failure that a `Status` tells; its own code counts where the HTTP status tells none.
     fn refused(&self, code: u16, status: &Value) -> Failure {
         let code = if code == 0 {
             status["code"]
@@ -418,7 +419,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         if message.is_empty() {
             text("reason").clone_into(&mut message);
         }
-        // A version in the future remains after a server was restored from a backup.
+        // A version from the future is what is left of a server that was restored from a backup.
         let causes = status["details"]["causes"].as_array();
         let from_the_future = causes
             .into_iter()
@@ -461,7 +462,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
     }
 }
 
-/// Parses an object with a name.
+/// An object that has a name.
 fn named(value: Value) -> Result<Object, String> {
     let object = Object::from_value(value).map_err(|error| error.to_string())?;
     if object.name().is_empty() {
@@ -474,7 +475,7 @@ fn unreachable(error: &(dyn std::error::Error + 'static)) -> Failure {
     Failure::Unreachable(chain(error))
 }
 
-/// Formats an error with its causes, because the first one alone seldom explains the failure.
+/// An error with its causes: the first one alone seldom tells what is wrong.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

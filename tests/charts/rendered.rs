@@ -415,9 +415,12 @@ fn disruption_budget_follows_replicas() -> Result<(), Failed> {
 
 fn unsupported_values_are_refused() -> Result<(), Failed> {
     for (value, because) in [
-        ("profile=ambient", "\"ambient\" was asked for"),
-        ("compatibilityVersion=1.29", "\"1.29\" was asked for"),
-        ("istiodRemote.enabled=true", "which this chart does not install"),
+        ("profile=ambient", "\"ambient\" was requested"),
+        ("compatibilityVersion=1.29", "\"1.29\" was requested"),
+        (
+            "istiodRemote.enabled=true",
+            "this chart always installs a control plane",
+        ),
     ] {
         let refused = helm::objects("istiod", &[value]);
         assert!(refused.is_err_and(|error| error.contains(because)), "{value}");

@@ -1,20 +1,20 @@
 {{/*
-Puts what stands below `pilot` at the top of the values. Every template begins with it, since Helm renders them in an
-order of its own.
+Merges the values below `pilot` into the top level. Every template begins with it, as Helm chooses the order
+of templates.
 */}}
 {{- define "istiod.values" -}}
 {{- $_ := mustMergeOverwrite .Values (.Values.pilot | default dict) -}}
 {{- range list .Values.profile .Values.global.profile .Values.compatibilityVersion -}}
 {{- if . -}}
-{{- fail (printf "there are no profiles and no compatibility versions, but %q was asked for" .) -}}
+{{- fail (printf "profile and compatibilityVersion are not supported, but %q was requested" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if (.Values.istiodRemote).enabled -}}
-{{- fail "istiodRemote.enabled asks for a cluster without a control plane of its own, which this chart does not install" -}}
+{{- fail "istiodRemote.enabled is not supported: this chart always installs a control plane" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* -REVISION, or nothing. */}}
+{{/* -REVISION, or an empty string. */}}
 {{- define "istiod.suffix" -}}
 {{- with .Values.revision }}-{{ . }}{{ end -}}
 {{- end -}}
@@ -36,7 +36,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end -}}
 
-{{/* Labels of what belongs to no revision's pods: accounts and roles. */}}
+{{/* Labels of objects without a revision: service accounts and roles. */}}
 {{- define "istiod.labels" -}}
 app: istiod
 release: {{ .Release.Name }}
@@ -44,14 +44,14 @@ app.kubernetes.io/name: istiod
 {{ include "istiod.common" . }}
 {{- end -}}
 
-{{/* Labels of what belongs to a revision. */}}
+{{/* Labels of the objects of a revision. */}}
 {{- define "istiod.revisionLabels" -}}
 {{ include "istiod.labels" . }}
 istio.io/rev: {{ .Values.revision | default "default" | quote }}
 operator.istio.io/component: Pilot
 {{- end -}}
 
-{{/* Labels of the reader for other clusters. */}}
+{{/* Labels of the reader role for other clusters. */}}
 {{- define "istiod.readerLabels" -}}
 app: istio-reader
 release: {{ .Release.Name }}
@@ -59,7 +59,7 @@ app.kubernetes.io/name: istio-reader
 {{ include "istiod.common" . }}
 {{- end -}}
 
-{{/* What the Service selects: without a revision only pods without one, so that a canary gets no traffic of the default. */}}
+{{/* The selector of the Service. The default revision selects only its own pods, so that a canary gets no traffic. */}}
 {{- define "istiod.selector" -}}
 app: istiod
 {{- if .Values.revision }}
@@ -94,7 +94,7 @@ istio: pilot
   protocol: TCP
 {{- end -}}
 
-{{/* The group of ServiceExport and ServiceImport. */}}
+{{/* The API group of ServiceExport and ServiceImport. */}}
 {{- define "istiod.mcsGroup" -}}
 {{ .Values.env.MCS_API_GROUP | default "multicluster.x-k8s.io" }}
 {{- end -}}
@@ -109,12 +109,12 @@ istio: pilot
 {{ .Values.env.PILOT_CRL_CONFIGMAP | default .Values.crlConfigMapName | default "istio-ca-crl" }}
 {{- end -}}
 
-{{/* Whether certificates are signed by signers of Kubernetes: those of workloads, or istiod's own. */}}
+{{/* True if a Kubernetes signer signs certificates of workloads or of istiod. */}}
 {{- define "istiod.signsByKubernetes" -}}
 {{- if or .Values.env.EXTERNAL_CA (hasPrefix "k8s.io/" .Values.global.pilotCertProvider) }}true{{ end -}}
 {{- end -}}
 
-{{/* The mesh config: what follows from other values, and meshConfig laid over it. */}}
+{{/* MeshConfig: settings that follow from other values, with meshConfig merged over them. */}}
 {{- define "istiod.mesh" -}}
 {{- $name := printf "istiod%s" (include "istiod.suffix" .) -}}
 {{- $proxies := dict "discoveryAddress" (printf "%s.%s.svc:15012" $name .Release.Namespace) -}}

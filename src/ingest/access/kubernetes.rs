@@ -1,4 +1,4 @@
-//! Review by an API server: SubjectAccessReview, `list` of `secrets`.
+//! The question as an API server is asked it: SubjectAccessReview, `list` of `secrets`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,12 +13,12 @@ use crate::{
     kube::clients::Clients,
 };
 
-/// Timeout of an API server.
+/// How long an API server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest part of an API server's reason that is kept.
+/// What is kept of the reason of an API server.
 const REASON_BYTES: usize = 1 << 10;
 
-/// API servers of all clusters.
+/// The API servers of all clusters.
 pub(super) struct ApiServers(pub(super) Clients);
 
 impl Review for ApiServers {

@@ -1,4 +1,4 @@
-//! State of fetching, for the debug page and for waiting for the first results.
+//! How fetching is doing, for the debug page and for whoever waits for the first answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,27 +12,27 @@ use tokio::{sync::watch, time::Instant};
 use super::{FetchFailure, KeySet};
 use crate::{api::fetched_keys::KeySource, base::ObjectKey, model::wants::Wants};
 
-/// A source on the debug page.
+/// A source as the debug page shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeysReport {
-    /// URL.
+    /// What is fetched.
     pub url: SmolStr,
-    /// RequestAuthentications that refer to it, as `namespace/name`.
+    /// The RequestAuthentications that name it, as `namespace/name`.
     pub wanted_by: Vec<SmolStr>,
-    /// Ids of the present keys; `None` without keys.
+    /// The ids of the keys that serve; none if there are no keys.
     pub key_ids: Option<Vec<SmolStr>>,
-    /// Failures since the last success.
+    /// Failures since the last good answer.
     pub failures: u32,
-    /// Last error, empty after a success.
+    /// The last failure, empty if the last answer was good.
     pub last_error: String,
-    /// Seconds since the last success.
+    /// Seconds since the last good answer.
     pub fetched_seconds_ago: Option<u64>,
     #[serde(skip)]
     fetched: Option<Instant>,
 }
 
-/// Update of a report after a fetch.
+/// What an answer changes in a report.
 pub(super) struct Answered {
     key_ids: Option<Vec<SmolStr>>,
     failures: u32,
@@ -63,7 +63,7 @@ impl KeysReport {
     }
 }
 
-/// Reports of all sources that were fetched at least once. Cheap to clone.
+/// The reports of all sources that were asked at least once. Cheap to clone.
 #[derive(Clone)]
 pub struct KeyReports(watch::Receiver<BTreeMap<KeySource, KeysReport>>);
 
@@ -72,12 +72,12 @@ impl KeyReports {
         Self(reports)
     }
 
-    /// Returns reports that stay empty.
+    /// No source is wanted and none ever will be.
     pub fn none() -> Self {
         Self(watch::Sender::default().subscribe())
     }
 
-    /// Returns the present state of every source.
+    /// How every source is doing now.
     pub fn all(&self) -> Vec<KeysReport> {
         let reports = self.0.borrow();
         let with_age = |report: &KeysReport| KeysReport {
@@ -87,8 +87,8 @@ impl KeyReports {
         reports.values().map(with_age).collect()
     }
 
-    /// Waits until every required source was fetched, successfully or not, and its result was sent, up to a timeout.
-    /// Without this, a control plane that has just started would report missing keys to proxies.
+    /// Waits until every source that is wanted has been asked, well or not, and what it answered was sent; at most so
+    /// long. A control plane that has just started would else tell proxies that there are no keys, when there are.
     pub async fn answered(&self, wants: &Wants, patience: Duration) {
         let mut reports = self.0.clone();
         let all = reports.wait_for(|reports| wants.keys.keys().all(|source| reports.contains_key(source)));

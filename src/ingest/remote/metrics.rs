@@ -1,11 +1,11 @@
-//! Metrics of remote clusters, under Istio's names.
+//! Metrics about remote clusters, under Istio's names.
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{SyncStatus, reconcile::Event};
 use crate::base::ClusterId;
 
-/// Metrics of remote clusters.
+/// See the module's text.
 #[derive(Clone)]
 pub(super) struct RemoteMetrics {
     managed: IntGaugeVec,
@@ -81,10 +81,10 @@ impl RemoteMetrics {
         }
     }
 
-    /// Removes the series of a cluster.
+    /// A cluster that is gone leaves no series behind.
     pub(super) fn gone(&self, cluster: &ClusterId) {
         for status in SyncStatus::ALL {
-            // An error means that the series does not exist, as intended.
+            // An error says that there is no such series, which is what we want.
             let _ = self
                 .status
                 .remove_label_values(&[cluster.as_str(), "remote", status.name()]);

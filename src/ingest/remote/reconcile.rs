@@ -1,8 +1,9 @@
-//! Reconciles declared remote clusters with running ones: what to start, replace and stop.
+//! Which remote clusters there are to be: from all that is declared to what has to be started, replaced and stopped.
 //!
-//! Pure. The result depends on the present declarations and running clusters, never on the order of events. If several
-//! Secrets name one cluster, the oldest counts, as for all conflicting objects. Note: an invalid kubeconfig stops
-//! nothing. Its cluster keeps the last valid one while the same Secret or file names it.
+//! Pure. The outcome is a function of what is declared now and of what runs, never of the order of events: of several
+//! Secrets that name one cluster, the oldest counts, as between all objects that conflict. What a reader would get wrong:
+//! a kubeconfig that became bad stops nothing; its cluster goes on with the last good one as long as the same Secret or
+//! file names it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -19,18 +20,18 @@ use crate::{
 pub(super) struct Origin {
     /// `metadata.creationTimestamp`; empty for files.
     pub(super) created: SmolStr,
-    /// Clusters that it names.
+    /// The clusters it names.
     pub(super) claims: BTreeMap<ClusterId, Claim>,
-    /// Problem of the whole origin.
+    /// What is wrong with it as a whole.
     pub(super) problem: Option<String>,
 }
 
-/// Declaration of one cluster. Its content is never printed.
+/// What an origin says about one cluster. Its content never prints.
 #[derive(Clone)]
 pub(super) struct Claim {
-    /// Text of the kubeconfig. Equal texts are equivalent.
+    /// The text of the kubeconfig. Two of equal text are one.
     pub(super) content: Bytes,
-    /// Kubeconfig, or the reason why it is refused.
+    /// The kubeconfig, or why it is refused.
     pub(super) reading: Result<Arc<CheckedKubeconfig>, String>,
 }
 
@@ -52,32 +53,32 @@ impl PartialEq for Origin {
     }
 }
 
-/// Action for a cluster.
+/// What is to be done about a cluster.
 #[derive(Clone, Debug)]
 pub(super) enum Action {
     /// It is new.
     Start(Arc<CheckedKubeconfig>),
-    /// Its kubeconfig changed: the previous source stays until the new one is complete.
+    /// Its kubeconfig changed: the old source stays until the new one is synced.
     Replace(Arc<CheckedKubeconfig>),
-    /// Only its origin changed.
+    /// Nothing but its origin changed.
     Adopt,
-    /// No origin names it any more.
+    /// Nothing names it any more.
     Stop,
 }
 
-/// Reason why a declaration does not count.
+/// Why something that is declared does not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// Code of the diagnostic.
+    /// The code of the finding.
     pub(super) code: &'static str,
-    /// Message for people.
+    /// For people.
     pub(super) message: String,
 }
 
-/// Subject of a problem: an origin and, unless it concerns the whole, the cluster.
+/// Where a problem is: an origin and, unless it is about the whole of it, the cluster.
 pub(super) type ProblemAt = (ObjectKey, Option<ClusterId>);
 
-/// Event of an origin, as in `remote_cluster_secret_events_total`.
+/// What changed about an origin, as `remote_cluster_secret_events_total` counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Add,
@@ -91,12 +92,12 @@ struct Wanted {
     content: Bytes,
 }
 
-/// See the module's documentation.
+/// See the module's text.
 pub(super) struct Reconciler {
-    /// Config cluster, which no Secret may name.
+    /// The config cluster, which no Secret may name.
     own: ClusterId,
     origins: BTreeMap<ObjectKey, Origin>,
-    /// Last requested clusters.
+    /// What was last asked to run.
     wanted: BTreeMap<ClusterId, Wanted>,
 }
 
@@ -109,7 +110,7 @@ impl Reconciler {
         }
     }
 
-    /// Returns the origin of a cluster.
+    /// The origin that a cluster runs by.
     #[cfg(test)]
     pub(super) fn running(&self) -> BTreeMap<ClusterId, (ObjectKey, Bytes)> {
         let wanted = self.wanted.iter();
@@ -118,7 +119,7 @@ impl Reconciler {
             .collect()
     }
 
-    /// Sets an origin. Returns `None` if it is unchanged.
+    /// An origin is there, with this content. `None`: it was there, and the same.
     pub(super) fn put(&mut self, key: ObjectKey, origin: Origin) -> Option<Event> {
         match self.origins.get(&key) {
             Some(known) if *known == origin => None,
@@ -133,12 +134,12 @@ impl Reconciler {
         }
     }
 
-    /// Removes an origin. Returns `None` if it did not exist.
+    /// An origin is gone. `None`: it was not there.
     pub(super) fn remove(&mut self, key: &ObjectKey) -> Option<Event> {
         self.origins.remove(key).map(|_| Event::Delete)
     }
 
-    /// Sets all origins.
+    /// These origins are there, and no others.
     pub(super) fn replace(&mut self, origins: BTreeMap<ObjectKey, Origin>) -> Vec<Event> {
         let gone: Vec<_> = self
             .origins
@@ -151,7 +152,7 @@ impl Reconciler {
         events
     }
 
-    /// Returns the actions, one per cluster, and all active problems.
+    /// What has to be done now, once for each cluster, and all problems that stand.
     pub(super) fn reconcile(&mut self) -> (BTreeMap<ClusterId, (ObjectKey, Action)>, BTreeMap<ProblemAt, Problem>) {
         let mut problems = BTreeMap::new();
         let owners = self.owners(&mut problems);
@@ -200,7 +201,7 @@ impl Reconciler {
         (actions, problems)
     }
 
-    /// Returns the origin of each cluster: the oldest, and among equal ages the first by name.
+    /// For each cluster the oldest origin that names it; of equal age the first by name.
     fn owners(&self, problems: &mut BTreeMap<ProblemAt, Problem>) -> BTreeMap<ClusterId, (ObjectKey, Claim)> {
         let mut ordered: Vec<_> = self.origins.iter().collect();
         ordered.sort_by(|(left_key, left), (right_key, right)| {

@@ -1,4 +1,4 @@
-//! Lookups at the system's DNS servers.
+//! Lookups at the servers that the system is configured with.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 
 use super::{Answer, Lookup, LookupError};
 
-/// Servers of `/etc/resolv.conf`, read on first use.
+/// The servers of `/etc/resolv.conf`, read when they are first needed.
 #[derive(Default)]
 pub(super) struct SystemDns {
     resolver: OnceCell<TokioResolver>,
@@ -43,17 +43,17 @@ impl Lookup for SystemDns {
     }
 }
 
-/// Disables caches, hosts files and search lists: expiry is handled by the caller.
+/// Nothing between us and the servers: expiry is ours to count, and files and search lists are not theirs.
 pub(super) fn set_options(options: &mut ResolverOpts) {
     options.cache_size = 0;
     options.use_hosts_file = ResolveHosts::Never;
-    // Records of aliases expire too.
+    // The records of aliases expire too.
     options.preserve_intermediates = true;
 }
 
-/// Queries both families concurrently. A response for one of them is sufficient.
+/// Asks for both families at once. It counts as an answer if one of them is answered.
 pub(super) async fn answer(resolver: &TokioResolver, host: &str) -> Result<Answer, LookupError> {
-    // The trailing dot disables the system's search list.
+    // The dot at the end keeps the system's search list out.
     let name = format!("{}.", host.trim_end_matches('.'));
     let ask = |record_type| resolver.lookup(name.as_str(), record_type);
     let (v4, v6) = tokio::join!(ask(RecordType::A), ask(RecordType::AAAA));

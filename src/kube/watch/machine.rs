@@ -1,30 +1,30 @@
-//! State machine of a watch, without clock and sockets.
+//! What a watch does next, as a function of what happened: no clock, no sockets.
 
 use std::time::Duration;
 
 use super::Failure;
 use crate::base::SmolStr;
 
-/// First delay after a failure.
+/// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(800);
-/// Longest delay between attempts.
+/// The longest wait between two tries.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Lifetime after which the end of a stream is not a failure, even without events.
+/// A stream that lived as long was no failure, even if nothing came over it.
 const LIVED: Duration = Duration::from_secs(5);
 
-/// Next request.
+/// What to ask the API server for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// A page of the list, or all of it.
     List {
-        /// Continue token of the previous page.
+        /// Where the last page ended.
         token: Option<SmolStr>,
-        /// Whether the list is paged; false after pages expired before they were read.
+        /// False after a list whose pages expired before they were read.
         in_pages: bool,
     },
     /// Changes after a version.
     Watch {
-        /// Version.
+        /// The version.
         after: SmolStr,
     },
 }
@@ -32,15 +32,15 @@ pub(super) enum Ask {
 /// A page of a list.
 #[derive(Debug)]
 pub(super) struct Page<T> {
-    /// Objects.
+    /// The objects.
     pub(super) items: Vec<T>,
-    /// Version of the list.
+    /// The version of the list.
     pub(super) version: SmolStr,
-    /// Continue token; `None` on the last page.
+    /// Where the next page begins; none after the last.
     pub(super) token: Option<SmolStr>,
 }
 
-/// State of one watch.
+/// The state of one watch.
 pub(super) struct Machine<T> {
     state: State<T>,
     in_pages: bool,
@@ -61,7 +61,7 @@ impl<T> State<T> {
 }
 
 impl<T> Machine<T> {
-    /// Returns the initial state. The seed decides the jitter of its delays.
+    /// A watch that begins. The seed decides by how much its waits differ from those of others.
     pub(super) fn new(seed: u64) -> Self {
         Self {
             state: State::START,
@@ -71,7 +71,7 @@ impl<T> Machine<T> {
         }
     }
 
-    /// Returns the next request.
+    /// What to ask for.
     pub(super) fn ask(&self) -> Ask {
         match &self.state {
             State::Listing { token, .. } => Ask::List {
@@ -82,7 +82,7 @@ impl<T> Machine<T> {
         }
     }
 
-    /// Adds a page. Returns all objects after the last one.
+    /// A page came. After the last one: everything that there is.
     pub(super) fn page(&mut self, page: Page<T>) -> Option<Vec<T>> {
         let State::Listing { items, token } = &mut self.state else {
             return None;
@@ -98,7 +98,7 @@ impl<T> Machine<T> {
         Some(items)
     }
 
-    /// Records the version of an event or bookmark, after which the watch resumes.
+    /// An event or a bookmark came: the watch resumes behind it from now on.
     pub(super) fn progress(&mut self, seen: &str) {
         self.failures = 0;
         if let State::Watching { version } = &mut self.state
@@ -108,7 +108,7 @@ impl<T> Machine<T> {
         }
     }
 
-    /// Records the end of a stream after this lifetime. Returns the delay before it is resumed.
+    /// The stream of changes ended by itself after this time. How long to wait before it is resumed.
     pub(super) fn ended(&mut self, lived: Duration) -> Duration {
         if lived >= LIVED {
             self.failures = 0;
@@ -117,11 +117,11 @@ impl<T> Machine<T> {
         self.back_off(true)
     }
 
-    /// Records a failure. Returns the delay before the next attempt.
+    /// Something went wrong. How long to wait before the next try.
     pub(super) fn failed(&mut self, failure: &Failure) -> Duration {
         match failure {
             Failure::Gone(_) => {
-                // Pages that expire before they are read would do so again.
+                // Pages that expire before they are read would do so for ever.
                 if matches!(self.state, State::Listing { token: Some(_), .. }) {
                     self.in_pages = false;
                 }
@@ -129,13 +129,13 @@ impl<T> Machine<T> {
                 self.back_off(true)
             }
             Failure::Silent => Duration::ZERO,
-            // The connection worked until now, so the next attempt follows at once.
+            // The connection was fine until now: the next one may be at once.
             Failure::Dropped(_) => self.back_off(true),
             Failure::Refused { .. } | Failure::Unreachable(_) => self.back_off(false),
         }
     }
 
-    /// Returns the delay: doubled with each consecutive failure, plus a jitter of up to a quarter.
+    /// The wait doubles with each failure in a row, plus up to a quarter that differs by watch.
     fn back_off(&mut self, first_at_once: bool) -> Duration {
         let failures = self.failures;
         self.failures = failures.saturating_add(1);

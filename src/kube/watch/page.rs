@@ -1,5 +1,4 @@
-//! Parses responses of the API server. Lists are parsed object by object, so that one whole object at a time is in
-//! memory.
+//! Reads answers of the API server. Lists are read object by object, so that one whole object at a time is in memory.
 
 use std::{cell::RefCell, fmt};
 
@@ -18,7 +17,7 @@ pub(super) struct Line {
     /// `ADDED`, `MODIFIED`, `DELETED`, `BOOKMARK`, `ERROR`.
     #[serde(rename = "type")]
     pub(super) kind: SmolStr,
-    /// Object, or a `Status`.
+    /// The object, or a `Status`.
     #[serde(default)]
     pub(super) object: Value,
 }
@@ -31,7 +30,7 @@ struct ListMetadata {
     token: Option<SmolStr>,
 }
 
-/// Parses a page; `object` converts each object, `None` skips it.
+/// Reads a page; `object` takes each object, `None` for those to pass over.
 pub(super) fn page<T>(bytes: &[u8], object: &mut dyn FnMut(Value) -> Option<T>) -> Result<Page<T>, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let page = List(RefCell::new(object)).deserialize(&mut reader)?;
@@ -91,7 +90,7 @@ impl<'de, T> Visitor<'de> for Items<'_, '_, T> {
         f.write_str("items")
     }
 
-    /// Go encodes an empty list as `null`.
+    /// An empty list of Go may be `null`.
     fn visit_unit<E>(self) -> Result<Vec<T>, E> {
         Ok(Vec::new())
     }
